@@ -1,5 +1,5 @@
-//! Packs the problems under `data/packing`, jigsaw puzzles of known optimum, and problems of growing size, and prints tables
-//! for `benches/RESULTS.md`.
+//! Packs the problems under `data/packing`, jigsaw puzzles of known optimum, and problems of
+//! growing size, and prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
 //! cargo bench --bench packing -- [real|puzzles|scaling] [--only TEXT] [--time-limit SECONDS] [--threads N]
@@ -21,8 +21,15 @@ struct Args {
 }
 
 fn args() -> Result<Args, Box<dyn Error>> {
-    let threads = std::thread::available_parallelism().map_or(1, usize::from).min(2);
-    let mut args = Args { tables: Vec::new(), only: String::new(), limit: None, threads };
+    let threads = std::thread::available_parallelism()
+        .map_or(1, usize::from)
+        .min(2);
+    let mut args = Args {
+        tables: Vec::new(),
+        only: String::new(),
+        limit: None,
+        threads,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
@@ -63,9 +70,20 @@ fn timed(problem: &Problem, limits: &Limits) -> Result<(Packing, f64), Box<dyn E
 
 fn row(name: &str, items: usize, (packing, seconds): &(Packing, f64)) {
     let (height, bound) = (packing.height, packing.lower_bound);
-    let ratio = if bound == 0 { 1.0 } else { height as f64 / bound as f64 };
-    let proved = if packing.proof.is_some() { "optimal" } else { "" };
-    println!("| {name} | {items} | {bound} | {height} | {ratio:.8} | {seconds:.3} | {proved} | {} |", packing.method);
+    let ratio = if bound == 0 {
+        1.0
+    } else {
+        height as f64 / bound as f64
+    };
+    let proved = if packing.proof.is_some() {
+        "optimal"
+    } else {
+        ""
+    };
+    println!(
+        "| {name} | {items} | {bound} | {height} | {ratio:.8} | {seconds:.3} | {proved} | {} |",
+        packing.method
+    );
 }
 
 const HEAD: &str = "| problem | items | lower bound | height | ratio | seconds | proved | method |\n|---|---|---|---|---|---|---|---|";
@@ -73,19 +91,28 @@ const HEAD: &str = "| problem | items | lower bound | height | ratio | seconds |
 fn real(args: &Args) -> Result<(), Box<dyn Error>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/packing");
     for folder in ["minimalloc", "xla", "idealloc"] {
-        let mut files: Vec<PathBuf> =
-            std::fs::read_dir(root.join(folder))?.map(|entry| Ok(entry?.path())).collect::<Result<_, std::io::Error>>()?;
+        let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))?
+            .map(|entry| Ok(entry?.path()))
+            .collect::<Result<_, std::io::Error>>()?;
         files.sort();
         println!("\n{HEAD}");
         let mut total = 0.0;
         for file in files {
-            let name = file.file_name().unwrap_or_default().to_string_lossy().replace(".csv.gz", "");
+            let name = file
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .replace(".csv.gz", "");
             if !name.contains(&args.only) {
                 continue;
             }
             let problem = csv::read_file(&file)?.problem;
             // MiniMalloc's instances carry the capacity to meet in their names.
-            let capacity = name.split('.').nth(1).filter(|_| folder == "minimalloc").and_then(|text| text.parse().ok());
+            let capacity = name
+                .split('.')
+                .nth(1)
+                .filter(|_| folder == "minimalloc")
+                .and_then(|text| text.parse().ok());
             let limits = Limits {
                 capacity,
                 time: args.limit.or(Some(Duration::from_secs(5))),
@@ -118,7 +145,11 @@ fn puzzles(args: &Args) -> Result<(), Box<dyn Error>> {
                     threads: args.threads,
                     ..Limits::default()
                 };
-                row(&name, known.problem.items.len(), &timed(&known.problem, &limits)?);
+                row(
+                    &name,
+                    known.problem.items.len(),
+                    &timed(&known.problem, &limits)?,
+                );
             }
         }
     }
@@ -134,17 +165,26 @@ fn scaling(args: &Args) -> Result<(), Box<dyn Error>> {
         // Lives and sizes at random: the bound is out of reach, so every method runs.
         let mut state = 7u64;
         let mut random = |n: u64| {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % n
         };
         let span = items as u64;
         let uniform = (0..items).map(|_| {
             let start = random(span);
-            Item { life: Lifetime::new(start, start + 1 + random(1000)), size: 64 * (1 + random(4096)), align: 64 }
+            Item {
+                life: Lifetime::new(start, start + 1 + random(1000)),
+                size: 64 * (1 + random(4096)),
+                align: 64,
+            }
         });
         let uniform = Problem::new(uniform.collect());
         for (name, problem) in [("jigsaw with holes", holes), ("uniform", uniform)] {
-            let limits = Limits { threads: args.threads, ..Limits::default() };
+            let limits = Limits {
+                threads: args.threads,
+                ..Limits::default()
+            };
             row(name, problem.items.len(), &timed(&problem, &limits)?);
         }
     }

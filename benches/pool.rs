@@ -1,5 +1,5 @@
-//! The caching pool on the host's side: `cargo bench --bench pool`. The device is counted, not there, so that only the pool
-//! is measured; one item is an allocation or a free.
+//! The caching pool on the host's side: `cargo bench --bench pool`. The device is counted, not
+//! there, so that only the pool is measured; one item is an allocation or a free.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -11,15 +11,30 @@ fn main() {
 
 /// Blocks that are in use all the time.
 const LIVE: usize = 1000;
-const POLICIES: [Policy; 5] = [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Vmm];
+const POLICIES: [Policy; 5] = [
+    Policy::Tlsf,
+    Policy::Bfc,
+    Policy::Naive,
+    Policy::Round,
+    Policy::Vmm,
+];
 
 fn open(policy: Policy) -> (Pool, FakeDevice) {
-    let config = MemoryConfig { fraction: Some(1.0), ..MemoryConfig::with_policy(policy) };
-    let device = FakeDevice::new(64 << 30).with_pages(2 << 20).with_preallocation(false);
-    (Pool::new(&config).expect("settings that make sense"), device)
+    let config = MemoryConfig {
+        fraction: Some(1.0),
+        ..MemoryConfig::with_policy(policy)
+    };
+    let device = FakeDevice::new(64 << 30)
+        .with_pages(2 << 20)
+        .with_preallocation(false);
+    (
+        Pool::new(&config).expect("settings that make sense"),
+        device,
+    )
 }
 
-/// Sizes as tensors have them: from bytes to megabytes, the small ones more often. Each call is the next.
+/// Sizes as tensors have them: from bytes to megabytes, the small ones more often. Each call is the
+/// next.
 struct Sizes(u64);
 
 impl Sizes {
@@ -33,7 +48,8 @@ impl Sizes {
 }
 
 fn take(pool: &Pool, mut device: &FakeDevice, bytes: u64) -> Handle {
-    pool.allocate(&mut device, bytes, Stream(0), TagId::default()).expect("room")
+    pool.allocate(&mut device, bytes, Stream(0), TagId::default())
+        .expect("room")
 }
 
 fn give(pool: &Pool, mut device: &FakeDevice, handle: Handle) {
@@ -45,7 +61,9 @@ fn give(pool: &Pool, mut device: &FakeDevice, handle: Handle) {
 fn hit(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device) = open(policy);
     let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
-    let _live: Vec<Handle> = (0..LIVE).map(|_| take(&pool, &device, sizes.next())).collect();
+    let _live: Vec<Handle> = (0..LIVE)
+        .map(|_| take(&pool, &device, sizes.next()))
+        .collect();
     bencher.counter(ItemsCount::new(2u32)).bench_local(|| {
         let handle = take(&pool, &device, 100_000);
         give(&pool, &device, handle);
@@ -65,8 +83,12 @@ impl Drop for Held<'_> {
 fn warm(policy: Policy) -> (Pool, FakeDevice, Vec<Handle>) {
     let (pool, device) = open(policy);
     let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
-    let live = (0..LIVE).map(|_| take(&pool, &device, sizes.next())).collect();
-    let many: Vec<Handle> = (0..2 * LIVE).map(|_| take(&pool, &device, 100_000)).collect();
+    let live = (0..LIVE)
+        .map(|_| take(&pool, &device, sizes.next()))
+        .collect();
+    let many: Vec<Handle> = (0..2 * LIVE)
+        .map(|_| take(&pool, &device, 100_000))
+        .collect();
     many.into_iter().for_each(|one| give(&pool, &device, one));
     (pool, device, live)
 }
@@ -82,15 +104,20 @@ fn allocate(bencher: Bencher<'_, '_>, policy: Policy) {
 #[divan::bench(args = POLICIES, sample_size = 1000)]
 fn free(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device, _live) = warm(policy);
-    bencher.with_inputs(|| take(&pool, &device, 100_000)).bench_local_values(|one| give(&pool, &device, one));
+    bencher
+        .with_inputs(|| take(&pool, &device, 100_000))
+        .bench_local_values(|one| give(&pool, &device, one));
 }
 
-/// One block of a thousand is given back, another size taken: what a program without a pattern does.
+/// One block of a thousand is given back, another size taken: what a program without a pattern
+/// does.
 #[divan::bench(args = POLICIES)]
 fn mix(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device) = open(policy);
     let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
-    let mut live: Vec<Handle> = (0..LIVE).map(|_| take(&pool, &device, sizes.next())).collect();
+    let mut live: Vec<Handle> = (0..LIVE)
+        .map(|_| take(&pool, &device, sizes.next()))
+        .collect();
     let mut exchange = || {
         let bytes = sizes.next();
         let at = (bytes as usize).wrapping_mul(31) % LIVE;

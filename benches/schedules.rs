@@ -1,11 +1,12 @@
-//! Orders, recomputation and offload: graphs of a folder in the format `remat-graph-v1`, and the built-in models under budgets. Prints
-//! tables for `benches/RESULTS.md`.
+//! Orders, recomputation and offload: graphs of a folder in the format `remat-graph-v1`, and the
+//! built-in models under budgets. Prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
 //! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|combined|models] [--only TEXT] [--time-limit SECONDS]
 //! ```
 //!
-//! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The folder's files end in `.json` or `.json.gz`; without it only the models are measured.
+//! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The
+//! folder's files end in `.json` or `.json.gz`; without it only the models are measured.
 
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::{Budget, Device, Error, Params, Session};
@@ -36,7 +37,11 @@ impl Args {
 }
 
 fn args() -> Result<Args> {
-    let mut args = Args { tables: Vec::new(), only: String::new(), limit: None };
+    let mut args = Args {
+        tables: Vec::new(),
+        only: String::new(),
+        limit: None,
+    };
     let mut words = std::env::args().skip(1);
     while let Some(word) = words.next() {
         let mut value = || words.next().ok_or(format!("{word} needs a value"));
@@ -50,7 +55,9 @@ fn args() -> Result<Args> {
         }
     }
     if args.tables.is_empty() {
-        args.tables = ["order", "remat", "combined", "models"].map(String::from).into();
+        args.tables = ["order", "remat", "combined", "models"]
+            .map(String::from)
+            .into();
     }
     Ok(args)
 }
@@ -79,13 +86,26 @@ fn graphs(args: &Args) -> Result<Vec<(String, RematGraph)>> {
         return Ok(Vec::new());
     };
     let paths = std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
-    let mut files: Vec<PathBuf> = paths.map(|entry| Ok(entry?.path())).collect::<std::result::Result<_, std::io::Error>>()?;
+    let mut files: Vec<PathBuf> = paths
+        .map(|entry| Ok(entry?.path()))
+        .collect::<std::result::Result<_, std::io::Error>>()?;
     files.sort();
     let mut graphs = Vec::new();
     for file in files {
-        let name = file.file_name().unwrap_or_default().to_string_lossy().trim_end_matches(".gz").to_string();
-        let Some(name) = name.strip_suffix(".json").filter(|name| name.contains(&args.only)) else { continue };
-        let graph = RematGraph::read(&std::fs::read(&file)?).map_err(|e| format!("{}: {e}", file.display()))?;
+        let name = file
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .trim_end_matches(".gz")
+            .to_string();
+        let Some(name) = name
+            .strip_suffix(".json")
+            .filter(|name| name.contains(&args.only))
+        else {
+            continue;
+        };
+        let graph = RematGraph::read(&std::fs::read(&file)?)
+            .map_err(|e| format!("{}: {e}", file.display()))?;
         graphs.push((name.to_string(), graph));
     }
     Ok(graphs)
@@ -97,7 +117,9 @@ fn operations(graph: &RematGraph) -> usize {
 
 /// The smallest peaks without recomputation, nothing in place and with all of it.
 fn orders(graphs: &[(String, RematGraph)]) {
-    println!("\n| graph | operations | in place | peak | lower bound | gap % | seconds | made by |\n|---|---|---|---|---|---|---|---|");
+    println!(
+        "\n| graph | operations | in place | peak | lower bound | gap % | seconds | made by |\n|---|---|---|---|---|---|---|---|"
+    );
     for (name, graph) in graphs {
         for in_place in [false, true] {
             let begin = Instant::now();
@@ -118,16 +140,27 @@ fn orders(graphs: &[(String, RematGraph)]) {
 
 /// The cheapest schedules within budgets.
 fn budgets(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
-    println!("\n| graph | operations | budget | peak | floor | overhead % | at least % | seconds |\n|---|---|---|---|---|---|---|---|");
+    println!(
+        "\n| graph | operations | budget | peak | floor | overhead % | at least % | seconds |\n|---|---|---|---|---|---|---|---|"
+    );
     for (name, graph) in graphs {
         for fraction in FRACTIONS {
-            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit, seed: 0 };
+            let options = RematOptions {
+                budget: remat::Budget::Fraction(fraction),
+                link: None,
+                limit,
+                seed: 0,
+            };
             let begin = Instant::now();
             let found = remat(graph, &options)?;
             let seconds = begin.elapsed().as_secs_f64();
             let base = graph.base_cost().max(1) as f64;
             let over = |cost: u128| 100.0 * (cost as f64 / base - 1.0);
-            let overhead = if found.is_met() { format!("{:.3}", over(found.cost)) } else { "not met".into() };
+            let overhead = if found.is_met() {
+                format!("{:.3}", over(found.cost))
+            } else {
+                "not met".into()
+            };
             println!(
                 "| {name} | {} | {} | {} | {} | {overhead} | {:.3} | {seconds:.3} |",
                 operations(graph),
@@ -141,10 +174,12 @@ fn budgets(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     Ok(())
 }
 
-/// Times to copy a byte, in units of cost: 19.5 TFLOP/s against 25 GB/s, and a link 2.6 times faster.
+/// Times to copy a byte, in units of cost: 19.5 TFLOP/s against 25 GB/s, and a link 2.6 times
+/// faster.
 const LINKS: [f64; 2] = [780.0, 300.0];
 
-/// The fastest schedules within budgets with recomputation alone and with a link to the host besides.
+/// The fastest schedules within budgets with recomputation alone and with a link to the host
+/// besides.
 fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     println!(
         "\n| graph | budget | link | without link % | with link % | of that recomputed % | bytes sent | seconds |\n|---|---|---|---|---|---|---|---|"
@@ -152,7 +187,12 @@ fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     let mut worse = Vec::new();
     for (name, graph) in graphs {
         for fraction in FRACTIONS {
-            let options = RematOptions { budget: remat::Budget::Fraction(fraction), link: None, limit, seed: 0 };
+            let options = RematOptions {
+                budget: remat::Budget::Fraction(fraction),
+                link: None,
+                limit,
+                seed: 0,
+            };
             let alone = remat(graph, &options)?;
             let base = graph.base_cost().max(1) as f64;
             let over = |met: bool, time: u128| match met {
@@ -161,7 +201,13 @@ fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
             };
             for link in LINKS {
                 let begin = Instant::now();
-                let found = remat(graph, &RematOptions { link: Some(link), ..options })?;
+                let found = remat(
+                    graph,
+                    &RematOptions {
+                        link: Some(link),
+                        ..options
+                    },
+                )?;
                 let seconds = begin.elapsed().as_secs_f64();
                 println!(
                     "| {name} | {} | {link} | {} | {} | {:.3} | {} | {seconds:.3} |",
@@ -177,7 +223,14 @@ fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
             }
         }
     }
-    println!("\nWorse with a link than without: {}", if worse.is_empty() { "none".into() } else { worse.join(", ") });
+    println!(
+        "\nWorse with a link than without: {}",
+        if worse.is_empty() {
+            "none".into()
+        } else {
+            worse.join(", ")
+        }
+    );
     Ok(())
 }
 
@@ -186,12 +239,26 @@ fn models(args: &Args) -> Result<()> {
     println!(
         "\n| model | budget | slab | bound of the order | kernels again | overhead % | seconds to compile |\n|---|---|---|---|---|---|---|"
     );
-    for model in ["mlp", "cnn", "resnet20", "resnet18", "mobilenetv2", "unet", "gpt", "lstm"].iter().filter(|m| m.contains(&args.only)) {
+    for model in [
+        "mlp",
+        "cnn",
+        "resnet20",
+        "resnet18",
+        "mobilenetv2",
+        "unet",
+        "gpt",
+        "lstm",
+    ]
+    .iter()
+    .filter(|m| m.contains(&args.only))
+    {
         let model = Model::parse(model)?;
         for fraction in [1.0].into_iter().chain(FRACTIONS) {
             let params = Params::seeded(0);
             let network = model.build(&params);
-            let session = Session::new(Device::Cpu, params)?.with_threads(2).with_budget(Budget::Fraction(fraction));
+            let session = Session::new(Device::Cpu, params)?
+                .with_threads(2)
+                .with_budget(Budget::Fraction(fraction));
             let begin = Instant::now();
             let plan = network.plan_training(&session, 64u32, OptimizerKind::Sgd);
             let seconds = begin.elapsed().as_secs_f64();
@@ -204,7 +271,9 @@ fn models(args: &Args) -> Result<()> {
                     plan.again().tasks.len(),
                     100.0 * plan.again().overhead
                 ),
-                Err(Error::Budget { slab, .. }) => println!("{} | | | not met | {seconds:.3} |", slab.0),
+                Err(Error::Budget { slab, .. }) => {
+                    println!("{} | | | not met | {seconds:.3} |", slab.0)
+                }
                 Err(other) => return Err(other.into()),
             }
         }

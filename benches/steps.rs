@@ -15,11 +15,17 @@ fn train<const DYNAMIC: bool>(bencher: Bencher<'_, '_>, (name, batch): (&str, u3
     let params = Params::seeded(0);
     let network = model.build(&params);
     let mut session = Session::new(Device::Cpu, params).expect("the CPU is always there");
-    let program = network.training(&mut session, batch, model.optimizer()).expect("compiles");
+    let program = network
+        .training(&mut session, batch, model.optimizer())
+        .expect("compiles");
     let (images, labels) = model.batch(batch as usize, 1);
     bencher.bench_local(|| {
         let feed = (&images, &labels);
-        let outputs = if DYNAMIC { session.run_dynamic(&program, feed) } else { session.run(&program, feed) };
+        let outputs = if DYNAMIC {
+            session.run_dynamic(&program, feed)
+        } else {
+            session.run(&program, feed)
+        };
         outputs.map(|[loss]| loss.item()).expect("runs")
     });
 }
@@ -32,6 +38,10 @@ fn compile(bencher: Bencher<'_, '_>, name: &str) {
         let params = Params::seeded(0);
         let network = model.build(&params);
         let mut session = Session::new(Device::Cpu, params).expect("the CPU is always there");
-        network.training(&mut session, 64, OptimizerKind::Adam).expect("compiles").plan().slab_bytes()
+        network
+            .training(&mut session, 64, OptimizerKind::Adam)
+            .expect("compiles")
+            .plan()
+            .slab_bytes()
     });
 }

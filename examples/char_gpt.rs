@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example char_gpt -- --data FILE --sample 1000`
 //!
-//! Without `--data` it learns Shakespeare. The program that writes takes one character a call: it shares the weights of the one
-//! that learns, and keeps keys and values of the characters before as states of the session.
+//! Without `--data` it learns Shakespeare. The program that writes takes one character a call: it
+//! shares the weights of the one that learns, and keeps keys and values of the characters before as
+//! states of the session.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -74,16 +75,32 @@ fn main() -> ExitCode {
 }
 
 fn run(args: &Args) -> Result<()> {
-    let [length, width, heads, layers, batch] = [args.length, args.width, args.heads, args.layers, args.batch].map(|n| n as usize);
+    let [length, width, heads, layers, batch] =
+        [args.length, args.width, args.heads, args.layers, args.batch].map(|n| n as usize);
     if !(args.temperature.is_finite() && args.temperature > 0.0) {
-        return Err(slabwise::Error::Value(format!("--temperature {} is not a number above 0", args.temperature)));
+        return Err(slabwise::Error::Value(format!(
+            "--temperature {} is not a number above 0",
+            args.temperature
+        )));
     }
     if !width.is_multiple_of(heads) {
-        return Err(slabwise::Error::Value(format!("--width {width} does not divide into --heads {heads}")));
+        return Err(slabwise::Error::Value(format!(
+            "--width {width} does not divide into --heads {heads}"
+        )));
     }
     let text = Text::read(args.data.as_deref(), length)?;
-    println!("{} characters, {} different", text.tokens.len(), text.characters.len());
-    let sizes = Sizes { vocabulary: text.characters.len(), length, width, heads, layers };
+    println!(
+        "{} characters, {} different",
+        text.tokens.len(),
+        text.characters.len()
+    );
+    let sizes = Sizes {
+        vocabulary: text.characters.len(),
+        length,
+        width,
+        heads,
+        layers,
+    };
 
     let params = Params::seeded(args.run.seed);
     let model = Gpt::new(&params.root(), sizes);
@@ -91,9 +108,14 @@ fn run(args: &Args) -> Result<()> {
 
     let trace = Trace::training();
     let loss = loss(&trace, &model, sizes, args.batch);
-    let rate = Schedule::cosine(args.rate, args.steps + 1).warmup(args.steps.min(100)).floor(args.rate / 10.0);
+    let rate = Schedule::cosine(args.rate, args.steps + 1)
+        .warmup(args.steps.min(100))
+        .floor(args.rate / 10.0);
     // Norms and biases do not decay.
-    let optimizer = AdamW::new(rate).betas(0.9, 0.99).weight_decay(0.1).group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
+    let optimizer = AdamW::new(rate)
+        .betas(0.9, 0.99)
+        .weight_decay(0.1)
+        .group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
     trace.minimize(loss, optimizer.clip_norm(1.0));
     let train = session.compile(&trace, [loss])?;
 
@@ -102,19 +124,29 @@ fn run(args: &Args) -> Result<()> {
     let judge = session.compile(&trace, [judged])?;
 
     let trace = Trace::inference().named("write");
-    let logits = model.next(trace.input("token", I32, (1,)), trace.input("place", I32, (1,)));
+    let logits = model.next(
+        trace.input("token", I32, (1,)),
+        trace.input("place", I32, (1,)),
+    );
     let write = session.compile(&trace, [logits])?;
 
     let done = args.run.start(&mut session, &train)?.min(args.steps);
     // An epoch is the steps from one look to the next.
     let windows = |epoch: u32| {
         let steps = (args.steps - (epoch - 1) * LOOK).min(LOOK);
-        text.windows(length, batch, steps as usize, epoch_seed(args.run.seed, epoch.into()))
+        text.windows(
+            length,
+            batch,
+            steps as usize,
+            epoch_seed(args.run.seed, epoch.into()),
+        )
     };
     slabwise::Fit::new(&train)
         .from_epoch(done / LOOK + 1)
         .epochs(args.steps.div_ceil(LOOK))
-        .validate(&judge, Better::Lower, || text.validation(length, batch, WINDOWS))
+        .validate(&judge, Better::Lower, || {
+            text.validation(length, batch, WINDOWS)
+        })
         .on_epoch(|session, epoch| {
             let step = ((epoch.number - 1) * LOOK + epoch.steps as u32, args.steps);
             let judged = epoch.validation.unwrap_or(f64::NAN);
@@ -134,12 +166,22 @@ fn run(args: &Args) -> Result<()> {
 /// The mean cross-entropy of the next character, in nats.
 fn loss<'t>(trace: &'t Trace, model: &Gpt, sizes: Sizes, batch: u32) -> Tensor<'t> {
     let shape = (Dim::bounded("batch", batch), sizes.length);
-    let (tokens, next) = (trace.input("tokens", I32, shape), trace.input("next", I32, shape));
+    let (tokens, next) = (
+        trace.input("tokens", I32, shape),
+        trace.input("next", I32, shape),
+    );
     model.forward(tokens).cross_entropy(next.flatten(0))
 }
 
-/// Writes on from the prompt. Where the window is full, the last half of it is read anew from place 0.
-fn sample(session: &mut Session, write: &Program<1>, text: &Text, length: usize, args: &Args) -> Result<String> {
+/// Writes on from the prompt. Where the window is full, the last half of it is read anew from place
+/// 0.
+fn sample(
+    session: &mut Session,
+    write: &Program<1>,
+    text: &Text,
+    length: usize,
+    args: &Args,
+) -> Result<String> {
     let mut tokens = text.encode(&args.prompt);
     if tokens.is_empty() {
         tokens.push(0);
@@ -153,10 +195,16 @@ fn sample(session: &mut Session, write: &Program<1>, text: &Text, length: usize,
         let [logits] = session.run(write, (&arr1(&[tokens[fed]]), &arr1(&[place as i32])))?;
         (fed, place) = (fed + 1, place + 1);
         if fed == tokens.len() {
-            tokens.push(choose(logits.view::<f32>()?.iter().map(|x| x / args.temperature), draw()));
+            tokens.push(choose(
+                logits.view::<f32>()?.iter().map(|x| x / args.temperature),
+                draw(),
+            ));
         }
     }
-    Ok(tokens.iter().map(|&token| text.characters[token as usize]).collect())
+    Ok(tokens
+        .iter()
+        .map(|&token| text.characters[token as usize])
+        .collect())
 }
 
 /// A number drawn from the softmax of these logits by a uniform number in 0..1.

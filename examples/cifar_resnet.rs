@@ -2,8 +2,8 @@
 //!
 //! `cargo run --release --example cifar_resnet -- --data cifar-10-batches-bin --epochs 30`
 //!
-//! Without `--data` it learns the MNIST digits that come with the project, padded to 32×32 and grey in all three colours: above
-//! 99.2 % after three epochs.
+//! Without `--data` it learns the MNIST digits that come with the project, padded to 32×32 and grey
+//! in all three colours: above 99.2 % after three epochs.
 #![forbid(unsafe_code)]
 
 mod common;
@@ -57,13 +57,22 @@ fn run(args: &Args) -> Result<()> {
     let loss = images.apply(&model).cross_entropy(labels);
     let rate = Schedule::cosine(args.rate, args.epochs * steps + 1).warmup((steps / 2).max(1));
     // Norms and biases do not decay.
-    let optimizer = Sgd::new(rate).momentum(0.9).nesterov().weight_decay(5e-4).group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
+    let optimizer = Sgd::new(rate)
+        .momentum(0.9)
+        .nesterov()
+        .weight_decay(5e-4)
+        .group(|w| w.rank() < 2, Group::new().weight_decay(0.0));
     trace.minimize(loss, optimizer);
     let train = session.compile(&trace, [loss])?;
 
     let trace = Trace::inference();
     let (images, labels) = inputs(&trace, &test_images, args.batch);
-    let right = images.apply(&model).argmax(1).equal(labels).cast(F32).mean();
+    let right = images
+        .apply(&model)
+        .argmax(1)
+        .equal(labels)
+        .cast(F32)
+        .mean();
     let judge = session.compile(&trace, [right])?;
 
     let done = args.run.start(&mut session, &train)?;
@@ -90,7 +99,9 @@ fn images(args: &Args) -> Result<(Split, Split)> {
             (cifar.train, cifar.test)
         }
         None => {
-            println!("no --data with CIFAR-10: MNIST instead, padded to 32×32 and grey in all three colours");
+            println!(
+                "no --data with CIFAR-10: MNIST instead, padded to 32×32 and grey in all three colours"
+            );
             let mnist = Mnist::load(Mnist::default_dir())?;
             (mnist.train, mnist.test)
         }
@@ -99,13 +110,21 @@ fn images(args: &Args) -> Result<(Split, Split)> {
     Ok((train.first(most), test.first(most)))
 }
 
-/// Images `[batch, 3, 32, 32]` and labels. Grey and smaller ones are padded with black and repeated for each colour.
+/// Images `[batch, 3, 32, 32]` and labels. Grey and smaller ones are padded with black and repeated
+/// for each colour.
 fn inputs<'t>(trace: &'t Trace, split: &Split, batch: u32) -> (Tensor<'t>, Tensor<'t>) {
     let (batch, [height, width]) = (Dim::bounded("batch", batch), split.image_shape());
     let images = trace.input("images", F32, (batch, split.channels(), height, width));
-    let around = |n: usize| (32usize.saturating_sub(n) / 2, 32usize.saturating_sub(n).div_ceil(2));
+    let around = |n: usize| {
+        (
+            32usize.saturating_sub(n) / 2,
+            32usize.saturating_sub(n).div_ceil(2),
+        )
+    };
     let images = if split.channels() == 1 {
-        images.pad([(0, 0), (0, 0), around(height), around(width)], 0.0).expand((batch, 3, 32, 32))
+        images
+            .pad([(0, 0), (0, 0), around(height), around(width)], 0.0)
+            .expand((batch, 3, 32, 32))
     } else {
         images
     };

@@ -1,5 +1,6 @@
-//! Batches of a length that nobody knows beforehand, and a loss over as many places as a mask selects: planned for ranges of
-//! lengths, in bounded memory, and never planned again for a length that was seen.
+//! Batches of a length that nobody knows beforehand, and a loss over as many places as a mask
+//! selects: planned for ranges of lengths, in bounded memory, and never planned again for a length
+//! that was seen.
 //!
 //! `cargo run --release --example dynamic_shapes`
 #![forbid(unsafe_code)]
@@ -44,9 +45,19 @@ fn main() -> ExitCode {
 fn run(args: &Args) -> Result<()> {
     let params = Params::seeded(args.run.seed);
     let detector = Detector::new(&params.root(), args.width as usize);
-    let ranges = if args.exact { Ranges::Exact } else { Shapes::default().ranges };
-    let shapes = Shapes { ranges, ..Shapes::default() };
-    let mut session = args.run.session(params)?.with_options(CompileOptions { shapes, ..CompileOptions::default() });
+    let ranges = if args.exact {
+        Ranges::Exact
+    } else {
+        Shapes::default().ranges
+    };
+    let shapes = Shapes {
+        ranges,
+        ..Shapes::default()
+    };
+    let mut session = args.run.session(params)?.with_options(CompileOptions {
+        shapes,
+        ..CompileOptions::default()
+    });
     let trace = Trace::training();
     let loss = detector.selected(&trace, Dim::free("len"));
     trace.minimize(loss, Adam::new(3e-3));
@@ -54,11 +65,17 @@ fn run(args: &Args) -> Result<()> {
     let done = args.run.start(&mut session, &train)?;
     let (mut sum, mut steps, mut most) = (0.0, 0, RunStats::default());
     for step in done..args.steps {
-        let batch = Batch::new(args.run.seed ^ u64::from(step), length(u64::from(step), args.longest as usize));
+        let batch = Batch::new(
+            args.run.seed ^ u64::from(step),
+            length(u64::from(step), args.longest as usize),
+        );
         let [loss] = session.run(&train, (&batch.x, &batch.kind, &batch.is_known))?;
         (sum, steps) = (sum + f64::from(loss.item()), steps + 1);
         let now = session.last_run();
-        (most.lent_bytes, most.pool_bytes) = (most.lent_bytes.max(now.lent_bytes), most.pool_bytes.max(now.pool_bytes));
+        (most.lent_bytes, most.pool_bytes) = (
+            most.lent_bytes.max(now.lent_bytes),
+            most.pool_bytes.max(now.pool_bytes),
+        );
         if steps == LOOK || step + 1 == args.steps {
             let plans = train.plan_counts();
             println!(

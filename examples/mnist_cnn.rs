@@ -1,6 +1,7 @@
 //! A small convolutional network on MNIST, above 99 % after three epochs.
 //!
-//! `cargo run --release --example mnist_cnn -- --save mnist_cnn.safetensors --plan-svg mnist_cnn.plan.svg`
+//! `cargo run --release --example mnist_cnn -- --save mnist_cnn.safetensors --plan-svg
+//! mnist_cnn.plan.svg`
 #![forbid(unsafe_code)]
 
 mod common;
@@ -61,12 +62,24 @@ fn train(args: &common::Args) -> Result<()> {
 
     let trace = Trace::inference();
     let (images, labels) = inputs(&trace, args.batch);
-    let correct = model.forward(images).argmax(1).equal(labels).cast(F32).sum();
+    let correct = model
+        .forward(images)
+        .argmax(1)
+        .equal(labels)
+        .cast(F32)
+        .sum();
     let eval = session.compile(&trace, [correct])?; // same weights, same slab
 
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number, mnist.train.len());
-        for (images, labels) in mnist.train.shuffled(args.batch as usize, epoch_seed(args.run.seed, number.into())).prefetch(4) {
+        for (images, labels) in mnist
+            .train
+            .shuffled(
+                args.batch as usize,
+                epoch_seed(args.run.seed, number.into()),
+            )
+            .prefetch(4)
+        {
             let [loss] = session.run(&train, (&images, &labels))?;
             epoch.step(labels.len(), loss.item());
         }
@@ -84,5 +97,8 @@ fn train(args: &common::Args) -> Result<()> {
 /// Of the batch only the bound is known: the last, smaller batch of an epoch runs in the same plan.
 fn inputs(trace: &Trace, batch: u32) -> (Tensor<'_>, Tensor<'_>) {
     let batch = Dim::bounded("batch", batch);
-    (trace.input("images", F32, (batch, 1, 28, 28)), trace.input("labels", I32, (batch,)))
+    (
+        trace.input("images", F32, (batch, 1, 28, 28)),
+        trace.input("labels", I32, (batch,)),
+    )
 }

@@ -32,7 +32,12 @@ impl Mlp {
 impl Module for Mlp {
     /// `[batch, 784] → [batch, 10]`
     fn forward<'t>(&self, images: Tensor<'t>) -> Tensor<'t> {
-        images.apply(&self.hidden1).relu().apply(&self.hidden2).relu().apply(&self.head)
+        images
+            .apply(&self.hidden1)
+            .relu()
+            .apply(&self.hidden2)
+            .relu()
+            .apply(&self.head)
     }
 }
 
@@ -52,7 +57,12 @@ fn train(args: &common::Args) -> Result<()> {
 
     // Trace: the model runs once on symbols; of the batch only the bound is known.
     let batch = Dim::bounded("batch", args.batch);
-    let inputs = |trace| (Trace::input(trace, "images", F32, (batch, 784)), Trace::input(trace, "labels", I32, (batch,)));
+    let inputs = |trace| {
+        (
+            Trace::input(trace, "images", F32, (batch, 784)),
+            Trace::input(trace, "labels", I32, (batch,)),
+        )
+    };
 
     let trace = Trace::training();
     let (images, labels) = inputs(&trace);
@@ -63,14 +73,24 @@ fn train(args: &common::Args) -> Result<()> {
 
     let trace = Trace::inference();
     let (images, labels) = inputs(&trace);
-    let correct = model.forward(images).argmax(1).equal(labels).cast(F32).sum();
+    let correct = model
+        .forward(images)
+        .argmax(1)
+        .equal(labels)
+        .cast(F32)
+        .sum();
     let eval = session.compile(&trace, [correct])?; // same weights, same slab
 
     // Train: nothing is allocated in a step, and the last, smaller batch of an epoch runs as it is.
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number, mnist.train.len());
         let seed = epoch_seed(args.run.seed, number.into());
-        for (images, labels) in mnist.train.shuffled(args.batch as usize, seed).flat().prefetch(4) {
+        for (images, labels) in mnist
+            .train
+            .shuffled(args.batch as usize, seed)
+            .flat()
+            .prefetch(4)
+        {
             let [loss] = session.run(&train, (&images, &labels))?;
             epoch.step(labels.len(), loss.item());
         }

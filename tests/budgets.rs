@@ -1,4 +1,5 @@
-//! The budget is kept, whatever has to be computed again for it, and no bit of any result depends on it.
+//! The budget is kept, whatever has to be computed again for it, and no bit of any result depends
+//! on it.
 
 mod support;
 
@@ -12,14 +13,19 @@ use support::networks::{Trained, WIDTH, behind, learn, train};
 
 /// Layers with an activation and a mask each.
 fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
-    layers.iter().fold(x, |x, dense| x.apply(dense).tanh().dropout(0.2))
+    layers
+        .iter()
+        .fold(x, |x, dense| x.apply(dense).tanh().dropout(0.2))
 }
 
-/// Trains in parts of a batch, with a norm at first, one checkpointed segment, and a state that parts read and change.
+/// Trains in parts of a batch, with a norm at first, one checkpointed segment, and a state that
+/// parts read and change.
 fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
     let norm = BatchNorm1d::new(&params.root() / "norm", WIDTH);
-    let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let layers: Vec<Linear> = (0..12)
+        .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))
+        .collect();
     learn(
         |s| s.with_budget(budget),
         params,
@@ -30,7 +36,11 @@ fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) 
             trace.minimize_in_parts(parts, Adam::new(1e-2), |part| {
                 let mut h = x[part].apply(&norm) * scale.value();
                 for (i, pair) in layers.chunks(2).enumerate() {
-                    h = if i == 2 { h.checkpoint(|h| masked(h, pair)) } else { masked(h, pair) };
+                    h = if i == 2 {
+                        h.checkpoint(|h| masked(h, pair))
+                    } else {
+                        masked(h, pair)
+                    };
                 }
                 if part == 0 {
                     scale.set(scale.value() * 1.5);
@@ -43,31 +53,56 @@ fn train_in_parts(budget: impl Into<Budget>, [batch, parts, steps]: [usize; 3]) 
 
 #[test]
 fn half_of_the_slab_trains_to_the_same_weights() {
-    let train = |budget: Budget, steps| train(budget, [2048, 12, steps], None).unwrap_or_else(|e| panic!("{e}"));
+    let train = |budget: Budget, steps| {
+        train(budget, [2048, 12, steps], None).unwrap_or_else(|e| panic!("{e}"))
+    };
     let all = train(Budget::Unlimited, 3);
     let once = all.program.plan().slab_bytes();
-    assert!(all.program.plan().again().tasks.is_empty() && all.weights.len() > 70 && all.losses[0] != all.losses[2]);
+    assert!(
+        all.program.plan().again().tasks.is_empty()
+            && all.weights.len() > 70
+            && all.losses[0] != all.losses[2]
+    );
     let half = train(Budget::Fraction(0.5), 3);
     let plan = half.program.plan();
-    assert!(!plan.computed_again().is_empty() && plan.again().once == once, "{plan}");
-    assert!(plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2, "{plan}");
+    assert!(
+        !plan.computed_again().is_empty() && plan.again().once == once,
+        "{plan}"
+    );
+    assert!(
+        plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2,
+        "{plan}"
+    );
     assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
-    assert!(plan.to_string().contains("recompute") && plan.steps().any(|name| name.ends_with(" again")), "{plan}");
+    assert!(
+        plan.to_string().contains("recompute") && plan.steps().any(|name| name.ends_with(" again")),
+        "{plan}"
+    );
     assert_eq!(half.losses, all.losses);
     assert!(half.weights == all.weights, "weights differ");
     // The same budget in bytes.
     let bytes = Bytes(half.session.persistent_bytes() + once / 2);
-    assert_eq!(train(bytes.into(), 0).program.plan().slab_bytes(), plan.slab_bytes());
+    assert_eq!(
+        train(bytes.into(), 0).program.plan().slab_bytes(),
+        plan.slab_bytes()
+    );
 }
 
-/// What one part computes again may not take the state that the next has, nor what a checkpointed segment already dropped.
+/// What one part computes again may not take the state that the next has, nor what a checkpointed
+/// segment already dropped.
 #[test]
 fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
-    let (kept, runs) = same_within(&[90, 80, 70, 60], &|budget| train_in_parts(budget, [4096, 2, 3]));
-    assert!(kept >= 1 && runs >= 1, "{runs} kernels again in {kept} programs");
+    let (kept, runs) = same_within(&[90, 80, 70, 60], &|budget| {
+        train_in_parts(budget, [4096, 2, 3])
+    });
+    assert!(
+        kept >= 1 && runs >= 1,
+        "{runs} kernels again in {kept} programs"
+    );
 }
 
-/// Masks among what is computed again are the same masks, and nothing that changes weights or state runs twice.
+/// Masks among what is computed again are the same masks, and nothing that changes weights or state
+/// runs twice.
 #[test]
 fn random_networks_train_to_the_same_bits_within_any_budget() {
     let (mut runs, mut kept) = (0, 0);
@@ -77,37 +112,69 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
         for fraction in [0.8, 0.55] {
             let within = match train(Budget::Fraction(fraction), sizes, Some(seed)) {
                 Ok(within) => within,
-                Err(Error::Budget { budget, needed, floor, .. }) => {
-                    assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+                Err(Error::Budget {
+                    budget,
+                    needed,
+                    floor,
+                    ..
+                }) => {
+                    assert!(
+                        budget < needed && floor <= needed,
+                        "{budget} {floor} {needed}"
+                    );
                     continue;
                 }
                 Err(other) => panic!("{other}"),
             };
-            assert_eq!(within.losses, all.losses, "network {seed} within {fraction}");
-            assert!(within.weights == all.weights, "network {seed} within {fraction}: weights differ");
+            assert_eq!(
+                within.losses, all.losses,
+                "network {seed} within {fraction}"
+            );
+            assert!(
+                within.weights == all.weights,
+                "network {seed} within {fraction}: weights differ"
+            );
             kept += 1;
             runs += within.program.plan().again().tasks.len();
         }
     }
-    assert!(kept >= 3 && runs >= 10, "{runs} kernels again in {kept} programs");
+    assert!(
+        kept >= 3 && runs >= 10,
+        "{runs} kernels again in {kept} programs"
+    );
 }
 
-/// Trains residual blocks of dense layers with norms over the batch, whose running statistics move with every step.
-fn train_normed(budget: impl Into<Budget>, [batch, blocks, steps]: [usize; 3], seed: usize) -> Result<Trained> {
+/// Trains residual blocks of dense layers with norms over the batch, whose running statistics move
+/// with every step.
+fn train_normed(
+    budget: impl Into<Budget>,
+    [batch, blocks, steps]: [usize; 3],
+    seed: usize,
+) -> Result<Trained> {
     let params = Params::seeded(seed as u64);
     let at = |i: usize| &params.root() / format!("b{i}").as_str();
     let layers: Vec<[(Linear, BatchNorm1d); 2]> = (0..blocks)
-        .map(|i| ["x", "y"].map(|n| (Linear::new(&at(i) / n, WIDTH, WIDTH), BatchNorm1d::new(&at(i) / &format!("{n}norm"), WIDTH))))
+        .map(|i| {
+            ["x", "y"].map(|n| {
+                (
+                    Linear::new(&at(i) / n, WIDTH, WIDTH),
+                    BatchNorm1d::new(&at(i) / &format!("{n}norm"), WIDTH),
+                )
+            })
+        })
         .collect();
     learn(
         |s| s.with_budget(budget),
         params,
         [batch, steps],
         |trace, x, labels| {
-            let out = layers.iter().enumerate().fold(x, |x, (i, [first, second])| {
-                let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
-                (x + h.apply(&second.0).apply(&second.1)).relu()
-            });
+            let out = layers
+                .iter()
+                .enumerate()
+                .fold(x, |x, (i, [first, second])| {
+                    let h = behind(Some(seed), i, x, x.apply(&first.0).apply(&first.1));
+                    (x + h.apply(&second.0).apply(&second.1)).relu()
+                });
             let loss = out.cross_entropy(labels);
             trace.minimize(loss, Adam::new(1e-2));
             loss
@@ -115,10 +182,13 @@ fn train_normed(budget: impl Into<Budget>, [batch, blocks, steps]: [usize; 3], s
     )
 }
 
-/// Trains layers whose activations each move an average of them, which the kernel that makes the activation does.
+/// Trains layers whose activations each move an average of them, which the kernel that makes the
+/// activation does.
 fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
-    let layers: Vec<Linear> = (0..layers).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+    let layers: Vec<Linear> = (0..layers)
+        .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))
+        .collect();
     learn(
         |s| s.with_budget(budget),
         params,
@@ -126,7 +196,12 @@ fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) 
         |trace, x, labels| {
             let out = layers.iter().enumerate().fold(x, |x, (i, layer)| {
                 let h = x.apply(layer).tanh();
-                let seen = trace.state(&format!("seen{i}"), F32, (batch, WIDTH), Init::Constant(0.5));
+                let seen = trace.state(
+                    &format!("seen{i}"),
+                    F32,
+                    (batch, WIDTH),
+                    Init::Constant(0.5),
+                );
                 seen.set(seen.value() * 0.9 + h * 0.1);
                 h
             });
@@ -137,7 +212,8 @@ fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) 
     )
 }
 
-/// The budgets of `percents` that are kept, each with the same bits as without, and how many kernels run again for that.
+/// The budgets of `percents` that are kept, each with the same bits as without, and how many
+/// kernels run again for that.
 fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (usize, usize) {
     let all = train(Budget::Unlimited).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -146,8 +222,16 @@ fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (
     for &percent in percents {
         let within = match train(Budget::Fraction(percent as f64 / 100.0)) {
             Ok(within) => within,
-            Err(Error::Budget { budget, needed, floor, .. }) => {
-                assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+            Err(Error::Budget {
+                budget,
+                needed,
+                floor,
+                ..
+            }) => {
+                assert!(
+                    budget < needed && floor <= needed,
+                    "{budget} {floor} {needed}"
+                );
                 continue;
             }
             Err(other) => panic!("{other}"),
@@ -155,7 +239,10 @@ fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (
         let plan = within.program.plan();
         assert!(plan.slab_bytes() <= once * percent / 100, "{plan}");
         assert_eq!(within.losses, all.losses, "within {percent} %");
-        assert!(within.weights == all.weights, "within {percent} %: weights or state differ");
+        assert!(
+            within.weights == all.weights,
+            "within {percent} %: weights or state differ"
+        );
         kept += 1;
         runs += plan.again().tasks.len();
     }
@@ -166,16 +253,24 @@ fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (
 fn running_statistics_move_once_within_any_budget() {
     let (mut kept, mut runs) = (0, 0);
     for seed in 0..5 {
-        let found = same_within(&[85, 70, 55], &|budget| train_normed(budget, [1024, 3 + seed % 3, 3], seed));
+        let found = same_within(&[85, 70, 55], &|budget| {
+            train_normed(budget, [1024, 3 + seed % 3, 3], seed)
+        });
         (kept, runs) = (kept + found.0, runs + found.1);
     }
-    assert!(kept >= 8 && runs >= 20, "{runs} kernels again in {kept} programs");
+    assert!(
+        kept >= 8 && runs >= 20,
+        "{runs} kernels again in {kept} programs"
+    );
 }
 
 #[test]
 fn what_an_activation_assigns_it_assigns_once() {
     let (kept, runs) = same_within(&[80, 60], &|budget| train_watched(budget, [2048, 10, 3]));
-    assert!(kept >= 2 && runs >= 4, "{runs} kernels again in {kept} programs");
+    assert!(
+        kept >= 2 && runs >= 4,
+        "{runs} kernels again in {kept} programs"
+    );
 }
 
 /// Every second activation is kept, and so never made again, whatever the budget; the others are.
@@ -183,7 +278,9 @@ fn what_an_activation_assigns_it_assigns_once() {
 fn what_is_kept_no_budget_makes_again() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
-        let layers: Vec<Linear> = (0..12).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
+        let layers: Vec<Linear> = (0..12)
+            .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))
+            .collect();
         learn(
             |s| s.with_budget(budget),
             params,
@@ -202,8 +299,17 @@ fn what_is_kept_no_budget_makes_again() {
     assert!(same_within(&[75], &train).1 > 0);
     let within = train(Budget::Fraction(0.75)).expect("it fits");
     let dag = within.program.plan().dag();
-    let copies = |layer: usize| dag.buffers.iter().filter(|b| b.name.starts_with(&format!("l{layer}.tanh"))).count();
-    assert!((0..12).all(|layer| copies(layer) >= 1) && (0..12).step_by(2).all(|layer| copies(layer) == 1), "{dag}");
+    let copies = |layer: usize| {
+        dag.buffers
+            .iter()
+            .filter(|b| b.name.starts_with(&format!("l{layer}.tanh")))
+            .count()
+    };
+    assert!(
+        (0..12).all(|layer| copies(layer) >= 1)
+            && (0..12).step_by(2).all(|layer| copies(layer) == 1),
+        "{dag}"
+    );
     assert!((1..12).step_by(2).any(|layer| copies(layer) > 1), "{dag}");
 }
 
@@ -212,17 +318,24 @@ fn normed<'t>(x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)) -> Tensor<'t>
     x.apply(conv).apply(norm)
 }
 
-/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool` makes one of each image's points.
+/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool` makes
+/// one of each image's points.
 fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) -> Result<Trained> {
     const BATCH: usize = 256;
     const CHANNELS: usize = 8;
     let params = Params::seeded(5);
     let layer = |name: &str, inputs| {
         let at = &params.root() / name;
-        (Conv2d::new(&at / "conv", inputs, CHANNELS, 3).padding(1).without_bias(), BatchNorm2d::new(&at / "norm", CHANNELS))
+        (
+            Conv2d::new(&at / "conv", inputs, CHANNELS, 3)
+                .padding(1)
+                .without_bias(),
+            BatchNorm2d::new(&at / "norm", CHANNELS),
+        )
     };
     let stem = layer("stem", 1);
-    let blocks = ["a", "b", "c", "d"].map(|name| ["1", "2"].map(|n| layer(&format!("{name}{n}"), CHANNELS)));
+    let blocks =
+        ["a", "b", "c", "d"].map(|name| ["1", "2"].map(|n| layer(&format!("{name}{n}"), CHANNELS)));
     let head = Linear::new(&params.root() / "head", CHANNELS, WIDTH);
     learn(
         |s| s.with_budget(budget),
@@ -230,7 +343,9 @@ fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) ->
         [BATCH, 3],
         |trace, x, labels| {
             let x = normed(x.reshape((BATCH, 1, 8, 8)), &stem).relu();
-            let out = blocks.iter().fold(x, |x, [first, second]| (normed(normed(x, first).relu(), second) + x).relu());
+            let out = blocks.iter().fold(x, |x, [first, second]| {
+                (normed(normed(x, first).relu(), second) + x).relu()
+            });
             let loss = pool(out).apply(&head).cross_entropy(labels);
             trace.minimize(loss, Sgd::new(0.1).momentum(0.9));
             loss
@@ -238,22 +353,34 @@ fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) ->
     )
 }
 
-/// Kernels taken apart and joined with others make the same bits: the way back of a residual network makes activations of several
-/// layers in one kernel, and a convolution that runs again is followed by what was kept from it by a norm. Where the way back begins the
-/// gradient is one number for all of an image, if the images' means are taken: kernels that sum that are taken apart all the same.
+/// Kernels taken apart and joined with others make the same bits: the way back of a residual
+/// network makes activations of several layers in one kernel, and a convolution that runs again is
+/// followed by what was kept from it by a norm. Where the way back begins the gradient is one
+/// number for all of an image, if the images' means are taken: kernels that sum that are taken
+/// apart all the same.
 #[test]
 fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
-    let pools: [for<'t> fn(Tensor<'t>) -> Tensor<'t>; 2] = [|x| x.avg_pool2d(8).flatten(1), |x| x.global_avg_pool()];
+    let pools: [for<'t> fn(Tensor<'t>) -> Tensor<'t>; 2] =
+        [|x| x.avg_pool2d(8).flatten(1), |x| x.global_avg_pool()];
     for pool in pools {
         let train = |budget| train_residual(budget, pool);
         let (kept, runs) = same_within(&[80, 65, 50], &train);
-        assert!(kept == 3 && runs >= 12, "{runs} kernels again in {kept} programs");
+        assert!(
+            kept == 3 && runs >= 12,
+            "{runs} kernels again in {kept} programs"
+        );
         let half = train(Budget::Fraction(0.5)).expect("it fits");
         let (plan, dag) = (half.program.plan(), half.program.plan().dag());
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
         // A convolution with its norm and activation; and an activation has one name on both ways.
-        assert!(plan.steps().any(|name| name.contains("conv2d again & ")), "{dag}");
-        assert!(!dag.buffers.iter().any(|b| b.name.ends_with("relu.again")), "{dag}");
+        assert!(
+            plan.steps().any(|name| name.contains("conv2d again & ")),
+            "{dag}"
+        );
+        assert!(
+            !dag.buffers.iter().any(|b| b.name.ends_with("relu.again")),
+            "{dag}"
+        );
     }
 }
 
@@ -261,12 +388,20 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
 fn programs_share_what_the_first_one_leaves() {
     let params = Params::seeded(5);
     let network = Model::Mlp.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_budget(Budget::Fraction(1.0));
-    let train = network.training(&mut session, 64u32, OptimizerKind::Sgd).expect("it fits");
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_budget(Budget::Fraction(1.0));
+    let train = network
+        .training(&mut session, 64u32, OptimizerKind::Sgd)
+        .expect("it fits");
     let infer = network.inference(&mut session, 64u32).expect("it fits");
     assert!(infer.plan().slab_bytes() <= train.plan().slab_bytes());
     let images = ArrayD::<f32>::zeros(IxDyn(&[64, 784]));
     session.run(&infer, (&images,)).expect("a run");
-    let error = network.inference(&mut session, 4096u32).err().expect("too large").to_string();
+    let error = network
+        .inference(&mut session, 4096u32)
+        .err()
+        .expect("too large")
+        .to_string();
     assert!(error.contains("no plan needs less than"), "{error}");
 }

@@ -8,11 +8,16 @@ fn doubling(session: &mut Session) -> Program<1> {
     let trace = Trace::inference().named("double");
     let x = trace.input("x", F32, (2, 3));
     trace.donate(x, 0);
-    session.compile(&trace, [x * 2.0 + x.sum()]).expect("compiles")
+    session
+        .compile(&trace, [x * 2.0 + x.sum()])
+        .expect("compiles")
 }
 
 fn start() -> (Session, Array2<f32>) {
-    (Session::new(Device::Cpu, Params::seeded(0)).expect("a session"), arr2(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]))
+    (
+        Session::new(Device::Cpu, Params::seeded(0)).expect("a session"),
+        arr2(&[[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]),
+    )
 }
 
 #[test]
@@ -24,7 +29,10 @@ fn a_resident_buffer_is_read_where_it_is_and_stays() {
         let [y] = session.run(&program, (&buffer,)).expect("runs");
         assert_eq!(y.array::<f32>().expect("f32"), (&x * 2.0 + 21.0).into_dyn());
     }
-    assert_eq!(session.download::<f32>(&buffer).expect("is alive"), x.into_dyn());
+    assert_eq!(
+        session.download::<f32>(&buffer).expect("is alive"),
+        x.into_dyn()
+    );
 }
 
 #[test]
@@ -37,14 +45,28 @@ fn a_donated_buffer_becomes_the_output_and_is_dead() {
     let second = y.buffer().expect("the output took the buffer over");
     let want = (&x * 2.0 + 21.0).into_dyn();
     assert_eq!(session.download::<f32>(&second).expect("is alive"), want);
-    let error = session.run(&program, (&copy,)).err().expect("the buffer was donated");
-    assert!(matches!(&error, Error::Donated { name } if name == "x"), "{error}");
-    assert!(matches!(session.download::<f32>(&copy), Err(Error::Donated { .. })));
+    let error = session
+        .run(&program, (&copy,))
+        .err()
+        .expect("the buffer was donated");
+    assert!(
+        matches!(&error, Error::Donated { name } if name == "x"),
+        "{error}"
+    );
+    assert!(matches!(
+        session.download::<f32>(&copy),
+        Err(Error::Donated { .. })
+    ));
     // The new handle goes on, in dynamic mode too.
-    let [z] = session.run_dynamic(&program, (second.donate(),)).expect("runs");
+    let [z] = session
+        .run_dynamic(&program, (second.donate(),))
+        .expect("runs");
     let third = z.buffer().expect("the output took the buffer over");
     let sum: f32 = want.sum();
-    assert_eq!(session.download::<f32>(&third).expect("is alive"), want * 2.0 + sum);
+    assert_eq!(
+        session.download::<f32>(&third).expect("is alive"),
+        want * 2.0 + sum
+    );
 }
 
 #[test]
@@ -56,9 +78,21 @@ fn one_buffer_cannot_be_donated_and_used_in_one_run() {
     let program = session.compile(&trace, [a + b]).expect("compiles");
     let buffer = session.upload("x", &x).expect("uploads");
     let copy = buffer.clone();
-    let error = session.run(&program, (buffer.donate(), &copy)).err().expect("one buffer cannot be both").to_string();
-    assert!(error.starts_with("input \"b\": the buffer \"x\" is donated, and fed to another input too"), "{error}");
-    assert_eq!(session.download::<f32>(&copy).expect("nothing ran, nothing is lost"), x.into_dyn());
+    let error = session
+        .run(&program, (buffer.donate(), &copy))
+        .err()
+        .expect("one buffer cannot be both")
+        .to_string();
+    assert!(
+        error.starts_with("input \"b\": the buffer \"x\" is donated, and fed to another input too"),
+        "{error}"
+    );
+    assert_eq!(
+        session
+            .download::<f32>(&copy)
+            .expect("nothing ran, nothing is lost"),
+        x.into_dyn()
+    );
 }
 
 #[test]
@@ -68,14 +102,23 @@ fn freed_and_foreign_buffers_are_errors() {
     let buffer = session.upload("x", &x).expect("uploads");
     let (mut other, _) = start();
     let elsewhere = other.upload("y", &x).expect("uploads");
-    assert!(matches!(session.run(&program, (&elsewhere,)), Err(Error::Foreign(_))));
+    assert!(matches!(
+        session.run(&program, (&elsewhere,)),
+        Err(Error::Foreign(_))
+    ));
     session.free(buffer.clone()).expect("is alive");
     assert!(matches!(session.run(&program, (&buffer,)), Err(Error::Freed { name }) if name == "x"));
-    assert!(matches!(session.download::<f32>(&buffer), Err(Error::Freed { .. })));
+    assert!(matches!(
+        session.download::<f32>(&buffer),
+        Err(Error::Freed { .. })
+    ));
     // Another buffer has the slot now; the old handle is not one of it.
     let other = session.upload("z", &x).expect("uploads");
     assert!(matches!(session.free(buffer), Err(Error::Freed { .. })));
-    assert_eq!(session.download::<f32>(&other).expect("is alive"), x.into_dyn());
+    assert_eq!(
+        session.download::<f32>(&other).expect("is alive"),
+        x.into_dyn()
+    );
 }
 
 #[test]
@@ -88,12 +131,19 @@ fn a_donation_that_no_output_takes_is_refused_and_the_buffer_stays() {
     let copy = buffer.clone();
     let donated = buffer.donate();
     for dynamic in [false, true] {
-        let result = if dynamic { session.run_dynamic(&program, (&donated,)) } else { session.run(&program, (&donated,)) };
+        let result = if dynamic {
+            session.run_dynamic(&program, (&donated,))
+        } else {
+            session.run(&program, (&donated,))
+        };
         let error = result.err().expect("nothing takes the bytes").to_string();
         let said = "input \"x\": the buffer \"pixels\" is donated to it, but no output of \"sum\" takes its bytes";
         assert!(error.starts_with(said), "{error}");
     }
-    assert_eq!(session.download::<f32>(&copy).expect("is alive"), x.clone().into_dyn());
+    assert_eq!(
+        session.download::<f32>(&copy).expect("is alive"),
+        x.clone().into_dyn()
+    );
     assert_eq!(session.run(&program, &copy).expect("runs")[0].item(), 21.0);
 }
 
@@ -102,7 +152,9 @@ fn outputs_become_buffers_that_feed_other_programs() {
     let (mut session, x) = start();
     let trace = Trace::inference().named("double");
     let input = trace.input("x", F32, (2, 3));
-    let double = session.compile(&trace, [input * 2.0, input.sum()]).expect("compiles");
+    let double = session
+        .compile(&trace, [input * 2.0, input.sum()])
+        .expect("compiles");
     let trace = Trace::inference().named("add");
     let (a, b) = (trace.input("a", F32, (2, 3)), trace.input("b", F32, ()));
     let add = session.compile(&trace, [a + b]).expect("compiles");
@@ -124,14 +176,53 @@ fn one_input_is_a_feed_by_itself() {
     let program = doubling(&mut session);
     let want = (&x * 2.0 + 21.0).into_dyn();
     let flat: Vec<f32> = x.iter().copied().collect();
-    assert_eq!(session.run(&program, &x).expect("an array")[0].array::<f32>().expect("f32"), want);
-    assert_eq!(session.run(&program, x.view()).expect("a view")[0].array::<f32>().expect("f32"), want);
-    assert_eq!(session.run(&program, &flat).expect("a vector")[0].array::<f32>().expect("f32"), want);
-    assert_eq!(session.run(&program, &flat[..]).expect("a slice")[0].array::<f32>().expect("f32"), want);
-    assert_eq!(session.run(&program, [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0]).expect("numbers")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(
+        session.run(&program, &x).expect("an array")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
+    assert_eq!(
+        session.run(&program, x.view()).expect("a view")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
+    assert_eq!(
+        session.run(&program, &flat).expect("a vector")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
+    assert_eq!(
+        session.run(&program, &flat[..]).expect("a slice")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
+    assert_eq!(
+        session
+            .run(&program, [1.0f32, 2.0, 3.0, 4.0, 5.0, 6.0])
+            .expect("numbers")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
     let buffer = session.upload("x", &x).expect("uploads");
-    assert_eq!(session.run(&program, &buffer).expect("a buffer")[0].array::<f32>().expect("f32"), want);
-    assert_eq!(session.run(&program, buffer.donate()).expect("a donated one")[0].array::<f32>().expect("f32"), want);
+    assert_eq!(
+        session.run(&program, &buffer).expect("a buffer")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
+    assert_eq!(
+        session
+            .run(&program, buffer.donate())
+            .expect("a donated one")[0]
+            .array::<f32>()
+            .expect("f32"),
+        want
+    );
 }
 
 #[test]
@@ -143,12 +234,29 @@ fn donations_that_do_not_fit_are_mistakes() {
     let line = line!() - 1;
     trace.donate(x, 1);
     trace.donate(x + 1.0, 0);
-    let error = session.compile(&trace, [x.sum()]).err().expect("three mistakes").to_string();
-    assert!(error.contains(&format!("buffers.rs:{}", line + 2)), "{error}");
-    assert!(error.contains("donated a second time") && error.contains("only an input"), "{error}");
+    let error = session
+        .compile(&trace, [x.sum()])
+        .err()
+        .expect("three mistakes")
+        .to_string();
+    assert!(
+        error.contains(&format!("buffers.rs:{}", line + 2)),
+        "{error}"
+    );
+    assert!(
+        error.contains("donated a second time") && error.contains("only an input"),
+        "{error}"
+    );
     let trace = Trace::inference();
     let x = trace.input("x", F32, (2, 3));
     trace.donate(x, 0);
-    let error = session.compile(&trace, [x.sum()]).err().expect("another shape").to_string();
-    assert!(error.contains("input \"x\" is f32 [2, 3], output 0 is f32 []"), "{error}");
+    let error = session
+        .compile(&trace, [x.sum()])
+        .err()
+        .expect("another shape")
+        .to_string();
+    assert!(
+        error.contains("input \"x\" is f32 [2, 3], output 0 is f32 []"),
+        "{error}"
+    );
 }

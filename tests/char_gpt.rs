@@ -1,4 +1,5 @@
-//! The model of the example `char_gpt`: written token by token from a cache, it says what it says of a whole text; and its texts.
+//! The model of the example `char_gpt`: written token by token from a cache, it says what it says
+//! of a whole text; and its texts.
 
 #[path = "../examples/char_gpt/model.rs"]
 mod model;
@@ -15,7 +16,13 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use text::{BYTES_MAX, CHARACTERS_MAX, Text};
 
-const SIZES: Sizes = Sizes { vocabulary: 11, length: 12, width: 24, heads: 3, layers: 2 };
+const SIZES: Sizes = Sizes {
+    vocabulary: 11,
+    length: 12,
+    width: 24,
+    heads: 3,
+    layers: 2,
+};
 
 struct Programs {
     session: Session,
@@ -27,9 +34,14 @@ struct Programs {
 fn programs() -> Programs {
     let params = Params::seeded(5);
     let gpt = Gpt::new(&params.root(), SIZES);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
     let trace = Trace::training();
-    let (x, y) = (trace.input("tokens", I32, (4, SIZES.length)), trace.input("next", I32, (4, SIZES.length)));
+    let (x, y) = (
+        trace.input("tokens", I32, (4, SIZES.length)),
+        trace.input("next", I32, (4, SIZES.length)),
+    );
     let loss = gpt.forward(x).cross_entropy(y.flatten(0));
     trace.minimize(loss, Adam::new(3e-3));
     let train = session.compile(&trace, [loss]).expect("it compiles");
@@ -37,28 +49,48 @@ fn programs() -> Programs {
     let logits = gpt.forward(trace.input("tokens", I32, (Dim::bounded("batch", 4), SIZES.length)));
     let whole = session.compile(&trace, [logits]).expect("it compiles");
     let trace = Trace::inference().named("write");
-    let logits = gpt.next(trace.input("token", I32, (1,)), trace.input("place", I32, (1,)));
+    let logits = gpt.next(
+        trace.input("token", I32, (1,)),
+        trace.input("place", I32, (1,)),
+    );
     let next = session.compile(&trace, [logits]).expect("it compiles");
-    Programs { session, train, whole, next }
+    Programs {
+        session,
+        train,
+        whole,
+        next,
+    }
 }
 
 /// A text whose every token follows from the two before.
 fn tokens(seed: usize) -> (Array2<i32>, Array2<i32>) {
-    let token = |i: usize, j: usize| ((seed + i * 7 + j * (1 + (seed + i) % 3)) % SIZES.vocabulary) as i32;
-    let at = |offset: usize| Array2::from_shape_fn((4, SIZES.length), |(i, j)| token(i, j + offset));
+    let token =
+        |i: usize, j: usize| ((seed + i * 7 + j * (1 + (seed + i) % 3)) % SIZES.vocabulary) as i32;
+    let at =
+        |offset: usize| Array2::from_shape_fn((4, SIZES.length), |(i, j)| token(i, j + offset));
     (at(0), at(1))
 }
 
-/// The largest difference between the logits of a text read at once and those of its tokens one after the other.
+/// The largest difference between the logits of a text read at once and those of its tokens one
+/// after the other.
 fn difference(p: &mut Programs, text: &[i32]) -> f32 {
     let whole = Array2::from_shape_vec((1, SIZES.length), text.to_vec()).expect("a window");
-    let at_once = p.session.run(&p.whole, (&whole,)).expect("a run")[0].array::<f32>().expect("f32");
+    let at_once = p.session.run(&p.whole, (&whole,)).expect("a run")[0]
+        .array::<f32>()
+        .expect("f32");
     let mut most = 0.0f32;
     for (place, &token) in text.iter().enumerate() {
-        let [logits] = p.session.run(&p.next, (&arr1(&[token]), &arr1(&[place as i32]))).expect("a run");
+        let [logits] = p
+            .session
+            .run(&p.next, (&arr1(&[token]), &arr1(&[place as i32])))
+            .expect("a run");
         let logits = logits.view::<f32>().expect("f32");
         assert_eq!(logits.shape(), [1, SIZES.vocabulary]);
-        most = logits.iter().zip(at_once.outer_iter().nth(place).expect("as many")).map(|(a, b)| (a - b).abs()).fold(most, f32::max);
+        most = logits
+            .iter()
+            .zip(at_once.outer_iter().nth(place).expect("as many"))
+            .map(|(a, b)| (a - b).abs())
+            .fold(most, f32::max);
     }
     most
 }
@@ -77,37 +109,73 @@ fn one_token_at_a_time_says_what_the_whole_text_does() {
     // Logits are of the size of 1; a sum of 24 products rounds to about 1e-6.
     for text in [&text, &other, &text] {
         let most = difference(&mut p, text);
-        assert!(most < 5e-6, "what an earlier text left in the cache does not matter: {most}");
+        assert!(
+            most < 5e-6,
+            "what an earlier text left in the cache does not matter: {most}"
+        );
     }
     // The cache is read: another first token changes what is said of the last.
     let last = |p: &mut Programs| {
         let feed = (&arr1(&[text[11]]), &arr1(&[11]));
-        p.session.run(&p.next, feed).expect("a run")[0].array::<f32>().expect("f32")
+        p.session.run(&p.next, feed).expect("a run")[0]
+            .array::<f32>()
+            .expect("f32")
     };
     let before = last(&mut p);
-    p.session.run(&p.next, (&arr1(&[(text[0] + 1) % 11]), &arr1(&[0]))).expect("a run");
+    p.session
+        .run(&p.next, (&arr1(&[(text[0] + 1) % 11]), &arr1(&[0])))
+        .expect("a run");
     assert_ne!(before, last(&mut p));
 }
 
 #[test]
 fn the_cache_is_state_of_the_session_and_written_in_place() {
     let p = programs();
-    let cache: Vec<&str> = p.session.names().filter(|name| name.starts_with("cache.")).collect();
-    assert_eq!(cache, ["cache.0.keys", "cache.0.values", "cache.1.keys", "cache.1.values"]);
+    let cache: Vec<&str> = p
+        .session
+        .names()
+        .filter(|name| name.starts_with("cache."))
+        .collect();
+    assert_eq!(
+        cache,
+        [
+            "cache.0.keys",
+            "cache.0.values",
+            "cache.1.keys",
+            "cache.1.values"
+        ]
+    );
     let plan = p.next.plan();
-    assert_eq!(plan.persistent().state, 4 * (SIZES.length * SIZES.width * 4) as u64);
+    assert_eq!(
+        plan.persistent().state,
+        4 * (SIZES.length * SIZES.width * 4) as u64
+    );
     // Of a cache the slab has what a block reads of it, once, and nothing larger.
     let cache = (SIZES.length * SIZES.width * 4) as u64;
-    let large = plan.dag().buffers.iter().filter(|b| b.bytes >= cache).map(|b| b.bytes);
+    let large = plan
+        .dag()
+        .buffers
+        .iter()
+        .filter(|b| b.bytes >= cache)
+        .map(|b| b.bytes);
     assert!(large.clone().all(|bytes| bytes == cache) && large.count() <= 4);
-    assert!(plan.steps().all(|step| !step.starts_with("cache.") || !step.ends_with(".update")), "no copies at the end");
+    assert!(
+        plan.steps()
+            .all(|step| !step.starts_with("cache.") || !step.ends_with(".update")),
+        "no copies at the end"
+    );
 }
 
 #[test]
 fn a_place_or_token_beyond_the_model_is_an_error() {
     let mut p = programs();
     for (token, place) in [(0, 12), (11, 0), (-1, 0)] {
-        let said = p.session.run(&p.next, (&arr1(&[token]), &arr1(&[place]))).map(|_| ()).expect_err("out of range").to_string();
+        let said = p
+            .session
+            .run(&p.next, (&arr1(&[token]), &arr1(&[place])))
+            .map(|_| ())
+            .expect_err("out of range")
+            .to_string();
         assert!(said.contains("model.rs:"), "{said}");
     }
 }
@@ -128,21 +196,31 @@ fn texts_become_windows_of_numbers() {
     for (x, y) in text.windows(8, 3, 5, 7).chain(text.validation(8, 3, 2)) {
         assert_eq!((x.ncols(), y.dim()), (8, x.dim()));
         for (x, y) in x.rows().into_iter().zip(y.rows()) {
-            assert_eq!(x.as_slice().expect("a row")[1..], y.as_slice().expect("a row")[..7]);
+            assert_eq!(
+                x.as_slice().expect("a row")[1..],
+                y.as_slice().expect("a row")[..7]
+            );
             windows += 1;
         }
     }
     assert_eq!(windows, 5 * 3 + 2);
     let built_in = Text::read(None, 96).expect("the text is there");
-    assert_eq!((built_in.tokens.len(), built_in.characters.len()), (1_115_394, 65));
+    assert_eq!(
+        (built_in.tokens.len(), built_in.characters.len()),
+        (1_115_394, 65)
+    );
 }
 
 #[test]
 fn what_is_no_text_is_told_so() {
     let said = |bytes: &[u8]| read(bytes, 8).expect_err("a mistake").to_string();
     assert!(said(b"").contains("0 characters are too few for windows of 8: 90 are needed"));
-    assert!(said(&[b"abc".as_slice(), &[0xff], &[b'x'; 200]].concat()).contains("byte 3 is not UTF-8"));
-    let many: String = (0x4E00u32..0x4E00 + CHARACTERS_MAX as u32 + 1).filter_map(char::from_u32).collect();
+    assert!(
+        said(&[b"abc".as_slice(), &[0xff], &[b'x'; 200]].concat()).contains("byte 3 is not UTF-8")
+    );
+    let many: String = (0x4E00u32..0x4E00 + CHARACTERS_MAX as u32 + 1)
+        .filter_map(char::from_u32)
+        .collect();
     assert!(said(many.as_bytes()).contains("4097 different characters"));
     assert!(said(&[0x1f, 0x8b, 8, 0, 0, 0]).contains("the gzip data is damaged"));
     let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());

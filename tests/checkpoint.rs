@@ -19,7 +19,8 @@ fn bits(array: &ArrayD<f32>) -> Vec<u32> {
     array.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Blocks with all that could go wrong when done twice: products, a dropped mask, running statistics, a skip.
+/// Blocks with all that could go wrong when done twice: products, a dropped mask, running
+/// statistics, a skip.
 struct Blocks {
     layers: Vec<(BatchNorm1d, Linear, Dropout, Linear)>,
     checkpointed: bool,
@@ -30,18 +31,35 @@ impl Blocks {
         let block = |i: usize| {
             let at = at / &format!("block{i}");
             let wide = Linear::new(&at / "wide", WIDTH, 4 * WIDTH);
-            (BatchNorm1d::new(&at / "norm", WIDTH), wide, Dropout(0.25), Linear::new(&at / "narrow", 4 * WIDTH, WIDTH))
+            (
+                BatchNorm1d::new(&at / "norm", WIDTH),
+                wide,
+                Dropout(0.25),
+                Linear::new(&at / "narrow", 4 * WIDTH, WIDTH),
+            )
         };
-        Blocks { layers: (0..blocks).map(block).collect(), checkpointed }
+        Blocks {
+            layers: (0..blocks).map(block).collect(),
+            checkpointed,
+        }
     }
 }
 
 impl Module for Blocks {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        self.layers.iter().fold(x, |x, (norm, wide, dropout, narrow)| {
-            let block = |x: Tensor<'t>| x + x.apply(norm).apply(wide).tanh().apply(dropout).apply(narrow);
-            in_segment(self.checkpointed, x, block)
-        })
+        self.layers
+            .iter()
+            .fold(x, |x, (norm, wide, dropout, narrow)| {
+                let block = |x: Tensor<'t>| {
+                    x + x
+                        .apply(norm)
+                        .apply(wide)
+                        .tanh()
+                        .apply(dropout)
+                        .apply(narrow)
+                };
+                in_segment(self.checkpointed, x, block)
+            })
     }
 }
 
@@ -54,12 +72,23 @@ fn trained(checkpointed: bool, threads: usize) -> (u64, Vec<u32>, Vec<Vec<u32>>)
     let y = trace.input("y", F32, (BATCH, WIDTH));
     let loss = x.apply(&model).mse(y);
     trace.minimize(loss, Adam::new(1e-2));
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(threads);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(threads);
     let program = session.compile(&trace, [loss]).expect("it compiles");
     let rng = &mut Rng(4);
     let (x, y) = (random(rng, &[BATCH, WIDTH]), random(rng, &[BATCH, WIDTH]));
-    let losses = (0..5).map(|_| session.run(&program, (&x, &y)).expect("it runs")[0].item().to_bits()).collect();
-    let state = session.names().map(|name| bits(&session.value(name).expect("there"))).collect();
+    let losses = (0..5)
+        .map(|_| {
+            session.run(&program, (&x, &y)).expect("it runs")[0]
+                .item()
+                .to_bits()
+        })
+        .collect();
+    let state = session
+        .names()
+        .map(|name| bits(&session.value(name).expect("there")))
+        .collect();
     (program.plan().slab_bytes(), losses, state)
 }
 
@@ -72,12 +101,23 @@ fn segments_cost_no_bit_and_save_bytes() {
         let (again, same_losses, same_state) = trained(true, threads);
         assert_eq!(losses, same_losses);
         assert_eq!(state, same_state, "weights, moments and running statistics");
-        assert!(again * 3 < kept * 2, "{again} bytes with segments, {kept} without");
+        assert!(
+            again * 3 < kept * 2,
+            "{again} bytes with segments, {kept} without"
+        );
     }
 }
 
-fn in_segment<'t>(checkpointed: bool, x: Tensor<'t>, segment: impl FnOnce(Tensor<'t>) -> Tensor<'t>) -> Tensor<'t> {
-    if checkpointed { x.checkpoint(segment) } else { segment(x) }
+fn in_segment<'t>(
+    checkpointed: bool,
+    x: Tensor<'t>,
+    segment: impl FnOnce(Tensor<'t>) -> Tensor<'t>,
+) -> Tensor<'t> {
+    if checkpointed {
+        x.checkpoint(segment)
+    } else {
+        segment(x)
+    }
 }
 
 #[test]
@@ -95,51 +135,104 @@ fn what_leaves_a_segment_by_another_way_is_kept() {
         let loss = (y.sum() + aside.get().square().sum()) * 0.5;
         let [slope] = trace.gradients(loss, [x]);
         let mut session = Session::new(Device::Cpu, Params::seeded(1)).expect("a session");
-        let program = session.compile(&trace, [loss, slope, aside.get()]).expect("it compiles");
+        let program = session
+            .compile(&trace, [loss, slope, aside.get()])
+            .expect("it compiles");
         let x = random(&mut Rng(8), &[3, 4]);
         let outputs = session.run(&program, (&x,)).expect("it runs");
-        outputs.iter().map(|output| bits(&output.array().expect("f32"))).collect::<Vec<_>>()
+        outputs
+            .iter()
+            .map(|output| bits(&output.array().expect("f32")))
+            .collect::<Vec<_>>()
     };
     assert_eq!(gradient(true), gradient(false));
 }
 
-/// The step of a layer of attention: slab bytes, the largest buffer, and the loss and gradient of one run.
-fn attended(tiles: Tiles, queries: usize, keys: usize, causal: bool, mask: &str) -> (u64, u64, Vec<f32>) {
+/// The step of a layer of attention: slab bytes, the largest buffer, and the loss and gradient of
+/// one run.
+fn attended(
+    tiles: Tiles,
+    queries: usize,
+    keys: usize,
+    causal: bool,
+    mask: &str,
+) -> (u64, u64, Vec<f32>) {
     let trace = Trace::training();
     let (batch, heads, width) = (2, 3, 8);
     let params = Params::seeded(2);
-    let [q, k, v] = [("q", queries), ("k", keys), ("v", keys)].map(|(name, n)| trace.input(name, F32, (batch, heads, n, width)));
-    let weight = trace.param(&(params.root() / "mask").param("weight", (queries, keys), Init::Uniform { low: -1.0, high: 1.0 }));
+    let [q, k, v] = [("q", queries), ("k", keys), ("v", keys)]
+        .map(|(name, n)| trace.input(name, F32, (batch, heads, n, width)));
+    let weight = trace.param(&(params.root() / "mask").param(
+        "weight",
+        (queries, keys),
+        Init::Uniform {
+            low: -1.0,
+            high: 1.0,
+        },
+    ));
     let mask = match mask {
         "added" => Mask::Added(weight),
         // The first key is always seen: a query that sees nothing has no mean.
-        "seen" => Mask::Seen((weight + trace.arange(keys).cast(F32).lt(0.5).cast(F32) * 2.0).gt(0.0)),
+        "seen" => {
+            Mask::Seen((weight + trace.arange(keys).cast(F32).lt(0.5).cast(F32) * 2.0).gt(0.0))
+        }
         _ => Mask::None,
     };
     let normed = q.apply(&LayerNorm::new(params.root() / "norm", width));
-    let loss = normed.attention_in(tiles, k, v, causal, mask).square().sum();
+    let loss = normed
+        .attention_in(tiles, k, v, causal, mask)
+        .square()
+        .sum();
     let [dq, dk, dv] = trace.gradients(loss, [q, k, v]);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
-    let program = session.compile(&trace, [loss, dq, dk, dv]).expect("it compiles");
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let program = session
+        .compile(&trace, [loss, dq, dk, dv])
+        .expect("it compiles");
     let rng = &mut Rng(6);
     let [q, k, v] = [queries, keys, keys].map(|n| random(rng, &[batch, heads, n, width]));
     let outputs = session.run(&program, (&q, &k, &v)).expect("it runs");
-    let values = outputs.iter().flat_map(|output| output.array::<f32>().expect("f32").into_iter().collect::<Vec<_>>()).collect();
-    let largest = program.plan().dag().buffers.iter().map(|buffer| buffer.bytes).max().unwrap_or(0);
+    let values = outputs
+        .iter()
+        .flat_map(|output| {
+            output
+                .array::<f32>()
+                .expect("f32")
+                .into_iter()
+                .collect::<Vec<_>>()
+        })
+        .collect();
+    let largest = program
+        .plan()
+        .dag()
+        .buffers
+        .iter()
+        .map(|buffer| buffer.bytes)
+        .max()
+        .unwrap_or(0);
     (program.plan().slab_bytes(), largest, values)
 }
 
 #[test]
 fn attention_in_tiles_is_attention() {
-    for (queries, keys, causal, mask) in
-        [(7, 7, true, ""), (9, 5, true, "added"), (5, 9, true, "seen"), (8, 8, false, ""), (6, 11, false, "added"), (10, 4, false, "seen")]
-    {
+    for (queries, keys, causal, mask) in [
+        (7, 7, true, ""),
+        (9, 5, true, "added"),
+        (5, 9, true, "seen"),
+        (8, 8, false, ""),
+        (6, 11, false, "added"),
+        (10, 4, false, "seen"),
+    ] {
         let (.., whole) = attended(Tiles::Whole, queries, keys, causal, mask);
         for rows in [1, 3, 4, 100] {
             let (.., tiled) = attended(Tiles::Queries(rows), queries, keys, causal, mask);
             assert_eq!(whole.len(), tiled.len());
             for (i, (a, b)) in whole.iter().zip(&tiled).enumerate() {
-                assert!((a - b).abs() <= 2e-5 * (1.0 + a.abs()), "{i}: {b} in tiles of {rows}, {a} at once ({mask} {queries} {keys})");
+                assert!(
+                    (a - b).abs() <= 2e-5 * (1.0 + a.abs()),
+                    "{i}: {b} in tiles of {rows}, {a} at once ({mask} {queries} {keys})"
+                );
             }
         }
     }
@@ -151,11 +244,15 @@ fn tiles_never_hold_all_scores() {
     let (whole, largest, _) = attended(Tiles::Whole, n, n, true, "");
     assert!(whole > scores && largest >= scores);
     let (tiled, largest, _) = attended(Tiles::Queries(32), n, n, true, "");
-    assert!(largest <= scores / 8, "the largest buffer has {largest} of {scores} bytes");
+    assert!(
+        largest <= scores / 8,
+        "the largest buffer has {largest} of {scores} bytes"
+    );
     assert!(tiled < scores, "{tiled} bytes in tiles, {whole} at once");
 }
 
-/// A value that turns out to be a number, or a position, is there whenever it is needed; to keep it asks for nothing.
+/// A value that turns out to be a number, or a position, is there whenever it is needed; to keep it
+/// asks for nothing.
 #[test]
 fn what_turns_out_to_be_a_number_can_be_kept() {
     let trace = Trace::inference();
@@ -164,12 +261,46 @@ fn what_turns_out_to_be_a_number_can_be_kept() {
     let zeros = trace.zeros((3,)).exp().keep() * x;
     let places = trace.arange(3).keep().cast(F32) + x;
     let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
-    let kept = [number, zeros, places, x.argmax(0).keep(), x.keep(), trace.arange(3).keep()];
+    let kept = [
+        number,
+        zeros,
+        places,
+        x.argmax(0).keep(),
+        x.keep(),
+        trace.arange(3).keep(),
+    ];
     let program = session.compile(&trace, kept).expect("it compiles");
     let x = ndarray::arr2(&[[1.0f32, -2.0, 3.0]]);
     let outputs = session.run(&program, (&x,)).expect("it runs");
-    let of = |at: usize| outputs[at].array::<f32>().expect("f32").into_raw_vec_and_offset().0;
-    assert_eq!((of(0), of(1), of(2)), (vec![3.0, 0.0, 5.0], vec![1.0, -2.0, 3.0], vec![1.0, -1.0, 5.0]));
-    assert_eq!(outputs[3].array::<i32>().expect("i32").into_raw_vec_and_offset().0, [0, 0, 0]);
-    assert_eq!(outputs[5].array::<i32>().expect("i32").into_raw_vec_and_offset().0, [0, 1, 2]);
+    let of = |at: usize| {
+        outputs[at]
+            .array::<f32>()
+            .expect("f32")
+            .into_raw_vec_and_offset()
+            .0
+    };
+    assert_eq!(
+        (of(0), of(1), of(2)),
+        (
+            vec![3.0, 0.0, 5.0],
+            vec![1.0, -2.0, 3.0],
+            vec![1.0, -1.0, 5.0]
+        )
+    );
+    assert_eq!(
+        outputs[3]
+            .array::<i32>()
+            .expect("i32")
+            .into_raw_vec_and_offset()
+            .0,
+        [0, 0, 0]
+    );
+    assert_eq!(
+        outputs[5]
+            .array::<i32>()
+            .expect("i32")
+            .into_raw_vec_and_offset()
+            .0,
+        [0, 1, 2]
+    );
 }

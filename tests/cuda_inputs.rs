@@ -1,4 +1,5 @@
-//! Batches on their way to a CUDA device while steps before theirs are at work: the same results, in memory that is planned.
+//! Batches on their way to a CUDA device while steps before theirs are at work: the same results,
+//! in memory that is planned.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -22,21 +23,35 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
 
 /// A session whose memory is taken as it is needed.
 fn bare(params: Params) -> Session {
-    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
-    Session::new(Device::Cuda(0), params).expect("it is there").with_memory(&config).expect("settings that make sense")
+    let config = MemoryConfig {
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    };
+    Session::new(Device::Cuda(0), params)
+        .expect("it is there")
+        .with_memory(&config)
+        .expect("settings that make sense")
 }
 
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
 fn steps_with_batches_ahead_are_those_without() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("maps_pages", 0);
     let lengths = [BATCH, BATCH, 40, BATCH, BATCH, 7, BATCH, BATCH];
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let alone = program.plan().slab_bytes();
-    let expected: Vec<u32> =
-        batches(BATCH, &lengths).into_iter().map(|batch| session.run(&program, batch).expect("a step")[0].item().to_bits()).collect();
+    let expected: Vec<u32> = batches(BATCH, &lengths)
+        .into_iter()
+        .map(|batch| {
+            session.run(&program, batch).expect("a step")[0]
+                .item()
+                .to_bits()
+        })
+        .collect();
     let trained = weights(&session);
     drop((session, program));
     for (eager, slots) in [(0, 1), (0, 2), (1, 2), (0, 4), (1, 4)] {
@@ -44,18 +59,38 @@ fn steps_with_batches_ahead_are_those_without() {
         let [live, pinned] = ["live_bytes", "pinned_bytes"].map(|name| driver.get(name));
         let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
         let ahead = (slots as u64 - 1) * INPUTS;
-        assert_eq!((program.plan().slab_bytes(), program.plan().persistent().ahead), (alone + ahead, ahead), "{slots} slots");
-        let arenas = [session.persistent_bytes(), session.slab_bytes(), ahead].map(|bytes| bytes.next_multiple_of(256));
-        assert_eq!((driver.get("live_bytes") - live) as u64, arenas.iter().sum::<u64>() + 2 * 256, "{slots} slots");
-        // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the slots.
+        assert_eq!(
+            (
+                program.plan().slab_bytes(),
+                program.plan().persistent().ahead
+            ),
+            (alone + ahead, ahead),
+            "{slots} slots"
+        );
+        let arenas = [session.persistent_bytes(), session.slab_bytes(), ahead]
+            .map(|bytes| bytes.next_multiple_of(256));
+        assert_eq!(
+            (driver.get("live_bytes") - live) as u64,
+            arenas.iter().sum::<u64>() + 2 * 256,
+            "{slots} slots"
+        );
+        // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the
+        // slots.
         let staging = 2 * (INPUTS + 32) + 16;
-        assert_eq!((driver.get("pinned_bytes") - pinned) as u64, staging + ahead, "{slots} slots");
+        assert_eq!(
+            (driver.get("pinned_bytes") - pinned) as u64,
+            staging + ahead,
+            "{slots} slots"
+        );
         let mut data = batches(BATCH, &lengths).into_iter();
         // Half of the steps with nobody looking at what they give: only the last losses are read.
         let mut found = Vec::new();
         for step in 0..lengths.len() {
             let made = driver.get("allocations");
-            let [loss] = session.run_ahead(&program, &mut data).expect("a step").expect("a batch");
+            let [loss] = session
+                .run_ahead(&program, &mut data)
+                .expect("a step")
+                .expect("a batch");
             if step >= lengths.len() / 2 {
                 found.push(loss.item().to_bits());
             }
@@ -63,42 +98,91 @@ fn steps_with_batches_ahead_are_those_without() {
                 assert_eq!(driver.get("allocations"), made, "step {step}");
             }
         }
-        assert!(session.run_ahead(&program, &mut data).expect("no step").is_none());
-        assert_eq!(found, expected[lengths.len() / 2..], "eager {eager}, {slots} slots");
-        assert!(weights(&session) == trained, "eager {eager}, {slots} slots: weights differ");
-        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "{slots} slots");
+        assert!(
+            session
+                .run_ahead(&program, &mut data)
+                .expect("no step")
+                .is_none()
+        );
+        assert_eq!(
+            found,
+            expected[lengths.len() / 2..],
+            "eager {eager}, {slots} slots"
+        );
+        assert!(
+            weights(&session) == trained,
+            "eager {eager}, {slots} slots: weights differ"
+        );
+        assert_eq!(
+            session.last_run().peak_slab_bytes,
+            program.plan().slab_bytes(),
+            "{slots} slots"
+        );
     }
 }
 
 #[test]
 fn batches_may_be_given_by_hand_and_steps_run_between() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let all = batches(BATCH, &[BATCH, 9, BATCH, 30]);
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
     let mut expected = Vec::new();
     for batch in &all {
-        expected.push(plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0].item().to_bits());
+        expected.push(
+            plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0]
+                .item()
+                .to_bits(),
+        );
     }
     for eager in [0, 1] {
         driver.set("eager", eager);
         let recorded = driver.get("captures");
         let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
-        session.prefetch(&program, all[1].clone()).expect("a free slot");
-        session.prefetch(&program, all[3].clone()).expect("a free slot");
-        let full = session.prefetch(&program, all[0].clone()).expect_err("no free slot").to_string();
+        session
+            .prefetch(&program, all[1].clone())
+            .expect("a free slot");
+        session
+            .prefetch(&program, all[3].clone())
+            .expect("a free slot");
+        let full = session
+            .prefetch(&program, all[0].clone())
+            .expect_err("no free slot")
+            .to_string();
         assert!(full.contains("all slots"), "{full}");
         // Every other step is fed as usual.
         let mut found = Vec::new();
         for at in [0, 2] {
-            found.push(session.run(&program, (&all[at].0, &all[at].1)).expect("a step")[0].item().to_bits());
-            found.push(session.run_prefetched(&program).expect("a step")[0].item().to_bits());
+            found.push(
+                session
+                    .run(&program, (&all[at].0, &all[at].1))
+                    .expect("a step")[0]
+                    .item()
+                    .to_bits(),
+            );
+            found.push(
+                session.run_prefetched(&program).expect("a step")[0]
+                    .item()
+                    .to_bits(),
+            );
         }
         assert_eq!(found, expected, "eager {eager}");
-        assert_eq!(driver.get("captures") - recorded, 1, "one length came twice, however its batches came");
-        let none = session.run_prefetched(&program).err().expect("nothing there").to_string();
+        assert_eq!(
+            driver.get("captures") - recorded,
+            1,
+            "one length came twice, however its batches came"
+        );
+        let none = session
+            .run_prefetched(&program)
+            .err()
+            .expect("nothing there")
+            .to_string();
         assert!(none.contains("no batch was prefetched"), "{none}");
         // A session that is dropped waits for what is under way.
-        session.prefetch(&program, all[0].clone()).expect("a free slot");
+        session
+            .prefetch(&program, all[0].clone())
+            .expect("a free slot");
     }
     assert_eq!(weights(&plain).len(), 3 * 2 * 3 + 1);
 }
@@ -106,7 +190,9 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
 /// What is wrong with a batch is told in its turn, and changes nothing.
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let mut wrong = batches(BATCH, &[BATCH, 32, BATCH, BATCH, 16]);
     // One with a shape that does not fit, one with a label out of range.
     wrong[1].0 = Array2::zeros((32, WIDTH + 1));
@@ -115,9 +201,19 @@ fn a_wrong_batch_fails_in_its_turn() {
     let tell = |result: Result<u32>| result.map_err(|e| e.to_string());
     let mut expected = Vec::new();
     for batch in &wrong {
-        expected.push(tell(plain.run(&program, (&batch.0, &batch.1)).map(|[loss]| loss.item().to_bits())));
+        expected.push(tell(
+            plain
+                .run(&program, (&batch.0, &batch.1))
+                .map(|[loss]| loss.item().to_bits()),
+        ));
     }
-    assert!(expected[1].is_err() && expected[3].as_ref().is_err_and(|e| e.contains("no weight was changed")), "{expected:?}");
+    assert!(
+        expected[1].is_err()
+            && expected[3]
+                .as_ref()
+                .is_err_and(|e| e.contains("no weight was changed")),
+        "{expected:?}"
+    );
     for (eager, slots) in [(0, 2), (1, 3)] {
         driver.set("eager", eager);
         let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
@@ -131,7 +227,10 @@ fn a_wrong_batch_fails_in_its_turn() {
             }
         }
         assert_eq!(found, expected, "{slots} slots");
-        assert!(weights(&session) == weights(&plain), "{slots} slots: weights differ");
+        assert!(
+            weights(&session) == weights(&plain),
+            "{slots} slots: weights differ"
+        );
     }
 }
 
@@ -153,52 +252,107 @@ const LARGE: u64 = 1100 * 256 * 4;
 
 #[test]
 fn large_inputs_on_their_way_are_planned_bytes() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("maps_pages", 0);
     let before = driver.get("live_bytes");
     let held = |session: &Session, program: &Program<1>| {
-        let planned = [session.persistent_bytes(), program.plan().slab_bytes()].map(|bytes| bytes.next_multiple_of(256));
-        assert_eq!((driver.get("live_bytes") - before) as u64, planned[0] + planned[1] + 2 * 256, "{}", program.plan());
+        let planned = [session.persistent_bytes(), program.plan().slab_bytes()]
+            .map(|bytes| bytes.next_multiple_of(256));
+        assert_eq!(
+            (driver.get("live_bytes") - before) as u64,
+            planned[0] + planned[1] + 2 * 256,
+            "{}",
+            program.plan()
+        );
         session.persistent_bytes() + program.plan().slab_bytes()
     };
-    let feed = |rows: usize, add: f32| (Array2::from_elem((rows, 256), add), Array1::<f32>::from_elem(256, 0.5));
+    let feed = |rows: usize, add: f32| {
+        (
+            Array2::from_elem((rows, 256), add),
+            Array1::<f32>::from_elem(256, 0.5),
+        )
+    };
     for eager in [0, 1] {
         driver.set("eager", eager);
         let (mut session, program) = large(Budget::Unlimited);
         assert_eq!(program.plan().persistent().landing, LARGE);
-        assert!(program.plan().to_string().contains("on their way to the next run"), "{}", program.plan());
+        assert!(
+            program
+                .plan()
+                .to_string()
+                .contains("on their way to the next run"),
+            "{}",
+            program.plan()
+        );
         let whole = held(&session, &program);
         // Runs in flight see their own inputs, large or not.
-        for (rows, add) in [(1100, 1.0), (1100, 2.0), (1, 3.0), (1100, 4.0), (1100, 0.25)] {
+        for (rows, add) in [
+            (1100, 1.0),
+            (1100, 2.0),
+            (1, 3.0),
+            (1100, 4.0),
+            (1100, 0.25),
+        ] {
             session.run(&program, feed(rows, add)).expect("a run");
         }
-        assert_eq!(session.run(&program, feed(1100, 0.25)).expect("a run")[0].item(), 1100.0 * 256.0);
-        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "measured is planned");
+        assert_eq!(
+            session.run(&program, feed(1100, 0.25)).expect("a run")[0].item(),
+            1100.0 * 256.0
+        );
+        assert_eq!(
+            session.last_run().peak_slab_bytes,
+            program.plan().slab_bytes(),
+            "measured is planned"
+        );
         drop((session, program));
         // A budget counts them, and is kept without them first.
         let (session, program) = large(Bytes(whole).into());
-        assert_eq!((program.plan().persistent().landing, held(&session, &program)), (LARGE, whole));
+        assert_eq!(
+            (
+                program.plan().persistent().landing,
+                held(&session, &program)
+            ),
+            (LARGE, whole)
+        );
         drop((session, program));
         let (mut session, program) = large(Bytes(whole - 1).into());
-        assert_eq!((program.plan().persistent().landing, held(&session, &program)), (0, whole - LARGE));
+        assert_eq!(
+            (
+                program.plan().persistent().landing,
+                held(&session, &program)
+            ),
+            (0, whole - LARGE)
+        );
         for add in [1.0, 2.0] {
             session.run(&program, feed(1100, add)).expect("a run");
         }
-        assert_eq!(session.run(&program, feed(1100, 0.25)).expect("a run")[0].item(), 1100.0 * 256.0);
-        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes());
+        assert_eq!(
+            session.run(&program, feed(1100, 0.25)).expect("a run")[0].item(),
+            1100.0 * 256.0
+        );
+        assert_eq!(
+            session.last_run().peak_slab_bytes,
+            program.plan().slab_bytes()
+        );
     }
 }
 
-/// Programs of a session share the place where inputs wait; a later one that needs the room for its slab has it.
+/// Programs of a session share the place where inputs wait; a later one that needs the room for its
+/// slab has it.
 #[test]
 fn programs_keep_one_budget_together() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("maps_pages", 0);
     let before = driver.get("live_bytes");
     let (session, program) = large(Budget::Unlimited);
     let whole = session.persistent_bytes() + program.plan().slab_bytes();
     drop((session, program));
-    // Half of the inputs' bytes to spare: for a slab that is so much larger there is no room beside what waits.
+    // Half of the inputs' bytes to spare: for a slab that is so much larger there is no room beside
+    // what waits.
     let budget = whole + LARGE / 2;
     let (mut session, first) = large(Bytes(budget).into());
     assert_eq!(first.plan().persistent().landing, LARGE);
@@ -207,18 +361,42 @@ fn programs_keep_one_budget_together() {
     let second = session.compile(&trace, [x.exp().sum()]).expect("it fits");
     assert_eq!(second.plan().persistent().landing, 0);
     let bytes = session.persistent_bytes() + session.slab_bytes();
-    assert!(session.slab_bytes() > first.plan().slab_bytes() - LARGE && bytes + LARGE > budget && bytes <= budget);
-    let arenas = [session.persistent_bytes(), session.slab_bytes()].map(|bytes| bytes.next_multiple_of(256));
-    assert_eq!((driver.get("live_bytes") - before) as u64, arenas[0] + arenas[1] + 2 * 256);
+    assert!(
+        session.slab_bytes() > first.plan().slab_bytes() - LARGE
+            && bytes + LARGE > budget
+            && bytes <= budget
+    );
+    let arenas =
+        [session.persistent_bytes(), session.slab_bytes()].map(|bytes| bytes.next_multiple_of(256));
+    assert_eq!(
+        (driver.get("live_bytes") - before) as u64,
+        arenas[0] + arenas[1] + 2 * 256
+    );
     // Both run, though inputs wait nowhere now.
-    let [sum] = session.run(&first, (Array2::<f32>::from_elem((1100, 256), 0.25), Array1::<f32>::from_elem(256, 0.5))).expect("a run");
+    let [sum] = session
+        .run(
+            &first,
+            (
+                Array2::<f32>::from_elem((1100, 256), 0.25),
+                Array1::<f32>::from_elem(256, 0.5),
+            ),
+        )
+        .expect("a run");
     assert_eq!(sum.item(), 1100.0 * 256.0);
-    assert_eq!(session.run(&second, (Array2::<f32>::zeros((2000, 256)),)).expect("a run")[0].item(), 2000.0 * 256.0);
+    assert_eq!(
+        session
+            .run(&second, (Array2::<f32>::zeros((2000, 256)),))
+            .expect("a run")[0]
+            .item(),
+        2000.0 * 256.0
+    );
 }
 
 #[test]
 fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("maps_pages", 0);
     let (session, program) = large(Budget::Unlimited);
     let needed = session.persistent_bytes() + program.plan().slab_bytes();
@@ -228,7 +406,9 @@ fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
         driver.set("total", (room + 2048) as i64 * 4 / 3);
         let (mut session, program) = large(Budget::Unlimited);
         let rows = Array2::<f32>::from_elem((1100, 256), 0.5);
-        let [sum] = session.run(&program, (rows, Array1::<f32>::zeros(256))).expect("a run");
+        let [sum] = session
+            .run(&program, (rows, Array1::<f32>::zeros(256)))
+            .expect("a run");
         assert_eq!(sum.item(), 1100.0 * 256.0);
         assert!(session.device_bytes() <= room + 2048);
         assert!(session.last_run().peak_slab_bytes < needed);

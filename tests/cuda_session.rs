@@ -1,5 +1,5 @@
-//! Sessions on a CUDA device, over a driver without one: the same losses as on the CPU, every byte accounted for, nothing
-//! allocated by a step, and errors that say what to do.
+//! Sessions on a CUDA device, over a driver without one: the same losses as on the CPU, every byte
+//! accounted for, nothing allocated by a step, and errors that say what to do.
 #![cfg(feature = "cuda")]
 
 use ndarray::{ArrayD, arr1};
@@ -16,16 +16,29 @@ const ILLEGAL_ADDRESS: i32 = 700;
 
 /// A session that times no products: tests of that are in `cuda_tune`.
 fn session(device: Device, params: Params) -> Session {
-    let untuned = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
-    Session::new(device, params).expect("a session").with_threads(1).with_options(untuned)
+    let untuned = CompileOptions {
+        tuning: Tuning::Off,
+        ..CompileOptions::default()
+    };
+    Session::new(device, params)
+        .expect("a session")
+        .with_threads(1)
+        .with_options(untuned)
 }
 
 /// Losses of some steps of a model, and what its last run used.
-fn losses(device: Device, model: Model, optimizer: OptimizerKind, batches: &[usize]) -> (Vec<f32>, RunStats, u64) {
+fn losses(
+    device: Device,
+    model: Model,
+    optimizer: OptimizerKind,
+    batches: &[usize],
+) -> (Vec<f32>, RunStats, u64) {
     let params = Params::seeded(1);
     let network = model.build(&params);
     let mut session = session(device, params);
-    let train = network.training(&mut session, Dim::bounded("batch", 8), optimizer).expect("it compiles");
+    let train = network
+        .training(&mut session, Dim::bounded("batch", 8), optimizer)
+        .expect("it compiles");
     let mut losses = Vec::new();
     for (step, &batch) in batches.iter().enumerate() {
         let (images, labels) = model.batch(batch, step as u64);
@@ -37,13 +50,18 @@ fn losses(device: Device, model: Model, optimizer: OptimizerKind, batches: &[usi
 fn assert_close(got: &[f32], expected: &[f32]) {
     assert_eq!(got.len(), expected.len());
     for (step, (a, b)) in got.iter().zip(expected).enumerate() {
-        assert!((a - b).abs() <= 1e-4 * b.abs().max(1.0), "step {step}: {a} on the device, {b} on the CPU");
+        assert!(
+            (a - b).abs() <= 1e-4 * b.abs().max(1.0),
+            "step {step}: {a} on the device, {b} on the CPU"
+        );
     }
 }
 
 #[test]
 fn a_perceptron_trains_as_on_the_cpu() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     // Sizes change and come back: a graph is recorded for those that do.
     let batches = [8, 8, 3, 8, 3, 8, 5, 7];
     let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
@@ -51,69 +69,140 @@ fn a_perceptron_trains_as_on_the_cpu() {
     let (got, run, slab) = losses(Device::Cuda(0), Model::Mlp, OptimizerKind::Adam, &batches);
     assert_close(&got, &expected);
     assert_eq!(driver.get("captures") - recorded, 2);
-    assert_eq!(run.peak_slab_bytes, slab, "the planned peak is what kernels are given");
+    assert_eq!(
+        run.peak_slab_bytes, slab,
+        "the planned peak is what kernels are given"
+    );
 }
 
 #[test]
 fn mixed_precision_trains_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else { return };
-    for (model, batch) in [("mlp:inputs=64,hidden1=48,hidden2=32", 8), ("cnn:size=8,width=8,hidden=32", 4)] {
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
+    for (model, batch) in [
+        ("mlp:inputs=64,hidden1=48,hidden2=32", 8),
+        ("cnn:size=8,width=8,hidden=32", 4),
+    ] {
         let model = Model::parse(model).expect("a model");
         let train = |device: Device| {
             let params = Params::seeded(1);
             let network = model.build(&params).with_precision(Precision::Bf16);
             let mut session = session(device, params);
-            let program = network.training(&mut session, batch, OptimizerKind::Sgd).expect("it compiles");
+            let program = network
+                .training(&mut session, batch, OptimizerKind::Sgd)
+                .expect("it compiles");
             let losses = (0..3).map(|step| {
                 let (images, labels) = model.batch(batch, step);
                 session.run(&program, (&images, &labels)).expect("a step")[0].item()
             });
             let losses: Vec<f32> = losses.collect();
-            (losses, program.resources().into_iter().flatten().map(|used| used.function).collect::<Vec<String>>())
+            (
+                losses,
+                program
+                    .resources()
+                    .into_iter()
+                    .flatten()
+                    .map(|used| used.function)
+                    .collect::<Vec<String>>(),
+            )
         };
         let (expected, _) = train(Device::Cpu);
         let (got, functions) = train(Device::Cuda(0));
         // What is rounded to bf16 may fall to the other side where sums differ in their last bit.
         for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
-            assert!((a - b).abs() <= 1e-3 * b.abs(), "{model}, step {step}: {a} on the device, {b} on the CPU");
+            assert!(
+                (a - b).abs() <= 1e-3 * b.abs(),
+                "{model}, step {step}: {a} on the device, {b} on the CPU"
+            );
         }
-        let products: Vec<&String> = functions.iter().filter(|name| name.starts_with("gemm_") && !name.starts_with("gemm_parts")).collect();
-        assert!(!products.is_empty() && products.iter().all(|name| name.starts_with("gemm_bf16_")), "{model}: {functions:?}");
+        let products: Vec<&String> = functions
+            .iter()
+            .filter(|name| name.starts_with("gemm_") && !name.starts_with("gemm_parts"))
+            .collect();
+        assert!(
+            !products.is_empty() && products.iter().all(|name| name.starts_with("gemm_bf16_")),
+            "{model}: {functions:?}"
+        );
     }
 }
 
-/// Kernels take what the device's clock says, not what the host's does, and of that their share of the device's rates.
+/// Kernels take what the device's clock says, not what the host's does, and of that their share of
+/// the device's rates.
 #[test]
 fn profiles_are_by_the_clock_of_the_device() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.cost("", 3_000);
     driver.cost("gemm_", 40_000);
     let trace = Trace::inference();
-    let (a, b) = (trace.input("a", F32, (32, 48)), trace.input("b", F32, (48, 16)));
+    let (a, b) = (
+        trace.input("a", F32, (32, 48)),
+        trace.input("b", F32, (48, 16)),
+    );
     let (y, z) = (a.matmul(b), a.sum());
     let mut session = session(Device::Cuda(0), Params::seeded(0));
     let program = session.compile(&trace, [y, z]).expect("it compiles");
-    let (a, b) = (ArrayD::<f32>::ones(vec![32, 48]), ArrayD::<f32>::ones(vec![48, 16]));
+    let (a, b) = (
+        ArrayD::<f32>::ones(vec![32, 48]),
+        ArrayD::<f32>::ones(vec![48, 16]),
+    );
     let waits = driver.get("calls");
     let profile = session.profile(&program, (&a, &b), 3).expect("it runs");
     let calls = driver.get("calls") - waits;
-    let product = profile.iter().find(|kernel| kernel.name.contains("matmul")).expect("a product");
-    let sum = profile.iter().find(|kernel| kernel.name.contains("sum")).expect("a sum");
+    let product = profile
+        .iter()
+        .find(|kernel| kernel.name.contains("matmul"))
+        .expect("a product");
+    let sum = profile
+        .iter()
+        .find(|kernel| kernel.name.contains("sum"))
+        .expect("a sum");
     let is = |seconds: f64, nanoseconds: f64| (seconds * 1e9 - nanoseconds).abs() < 1.0;
     assert!(is(product.seconds, 40_000.0), "{product:?}");
-    assert!(is(sum.seconds, 3_000.0) || is(sum.seconds, 6_000.0), "{sum:?}");
-    assert_eq!((product.flops, product.bytes), (2 * 32 * 48 * 16, 4 * (32 * 48 + 48 * 16 + 32 * 16)));
-    // The device has 4 multiprocessors of 128 lanes at 1 GHz, and 1024 bits of memory at 1 GHz, twice in a cycle.
-    let (computing, moving) = (product.flops as f64 / (4.0 * 256e9), product.bytes as f64 / 256e9);
-    assert!((product.least_seconds.expect("it is known") - computing.max(moving)).abs() < 1e-15, "{product:?}");
+    assert!(
+        is(sum.seconds, 3_000.0) || is(sum.seconds, 6_000.0),
+        "{sum:?}"
+    );
+    assert_eq!(
+        (product.flops, product.bytes),
+        (2 * 32 * 48 * 16, 4 * (32 * 48 + 48 * 16 + 32 * 16))
+    );
+    // The device has 4 multiprocessors of 128 lanes at 1 GHz, and 1024 bits of memory at 1 GHz,
+    // twice in a cycle.
+    let (computing, moving) = (
+        product.flops as f64 / (4.0 * 256e9),
+        product.bytes as f64 / 256e9,
+    );
+    assert!(
+        (product.least_seconds.expect("it is known") - computing.max(moving)).abs() < 1e-15,
+        "{product:?}"
+    );
     let roofline = session.roofline().expect("the driver says its clocks");
-    assert!(roofline.source.starts_with("by the device's attributes: 4 multiprocessors at 1.00 GHz, "), "{roofline:?}");
-    assert!(Session::new(Device::Cpu, Params::seeded(0)).expect("a session").roofline().is_none());
+    assert!(
+        roofline
+            .source
+            .starts_with("by the device's attributes: 4 multiprocessors at 1.00 GHz, "),
+        "{roofline:?}"
+    );
+    assert!(
+        Session::new(Device::Cpu, Params::seeded(0))
+            .expect("a session")
+            .roofline()
+            .is_none()
+    );
     // A recorded run has the same clock: steps follow each other and overlap nowhere.
     let run = session.record(&program, (&a, &b)).expect("it runs");
     let took: Vec<u64> = run.steps.iter().map(|step| step.ns).collect();
     assert!(took.iter().any(|&ns| ns.abs_diff(40_000) <= 1), "{took:?}");
-    assert!(run.steps.windows(2).all(|pair| pair[0].start_ns + pair[0].ns <= pair[1].start_ns + 1), "{:?}", run.steps);
+    assert!(
+        run.steps
+            .windows(2)
+            .all(|pair| pair[0].start_ns + pair[0].ns <= pair[1].start_ns + 1),
+        "{:?}",
+        run.steps
+    );
     // No step is waited for by itself.
     assert!(calls < 200, "{calls} calls");
 }
@@ -121,57 +210,122 @@ fn profiles_are_by_the_clock_of_the_device() {
 #[cfg(feature = "cli")]
 #[test]
 fn kernels_are_written_where_a_variable_says() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
     let folder = tempfile::tempdir().expect("a folder");
     let plan = |dump: &std::path::Path| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command.args("plan mlp:inputs=64,hidden1=48,hidden2=32 --batch 4 --device cuda:0 --kernels".split(' '));
-        command.env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions).env("SLABWISE_PREALLOCATE", "0");
-        command.env("SLABWISE_AUTOTUNE", "0").env("SLABWISE_DUMP_CUDA", dump).output().expect("it starts")
+        command.args(
+            "plan mlp:inputs=64,hidden1=48,hidden2=32 --batch 4 --device cuda:0 --kernels"
+                .split(' '),
+        );
+        command
+            .env("SLABWISE_LIBCUDA", &driver)
+            .env("SLABWISE_EMULATED", &functions)
+            .env("SLABWISE_PREALLOCATE", "0");
+        command
+            .env("SLABWISE_AUTOTUNE", "0")
+            .env("SLABWISE_DUMP_CUDA", dump)
+            .output()
+            .expect("it starts")
     };
     let output = plan(folder.path());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
     let own = folder.path().join("000-train");
     let text = std::fs::read_to_string(own.join("steps.json")).expect("it was written");
     let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
     let steps = report["steps"].as_array().expect("steps");
-    let product = steps.iter().find(|step| step["name"].as_str().is_some_and(|name| name.contains("matmul"))).expect("a product");
+    let product = steps
+        .iter()
+        .find(|step| {
+            step["name"]
+                .as_str()
+                .is_some_and(|name| name.contains("matmul"))
+        })
+        .expect("a product");
     let flops = product["flops"].as_u64().expect("a number");
-    assert!(flops >= 2 * 4 * 64 * 48 && product["bytes"].as_u64().expect("a number") >= 4 * (4 * 64 + 64 * 48), "{product}");
+    assert!(
+        flops >= 2 * 4 * 64 * 48
+            && product["bytes"].as_u64().expect("a number") >= 4 * (4 * 64 + 64 * 48),
+        "{product}"
+    );
     let mut launched = 0;
     let together = report["together"].as_array().expect("groups");
-    for launch in steps.iter().chain(together).flat_map(|step| step["launches"].as_array().expect("a list")) {
+    for launch in steps
+        .iter()
+        .chain(together)
+        .flat_map(|step| step["launches"].as_array().expect("a list"))
+    {
         let name = launch["function"].as_str().expect("a name");
         let source = std::fs::read_to_string(own.join(format!("{name}.cu"))).expect("its source");
-        assert!(source.starts_with("#include \"prelude.cuh\"") && source.contains(name), "{name}");
-        assert!(std::fs::read(own.join(format!("{name}.cubin"))).expect("its code").starts_with(b"\x7fELF"), "{name}");
-        assert!(launch["registers"].as_u64().is_some_and(|n| (1..=255).contains(&n)), "{launch}");
-        assert!(["grid", "block"].iter().all(|of| launch[of].as_array().is_some_and(|list| list.len() == 3)), "{launch}");
-        assert!(["spill_bytes", "static_shared_bytes", "dynamic_shared_bytes"].iter().all(|of| launch[of].is_u64()), "{launch}");
+        assert!(
+            source.starts_with("#include \"prelude.cuh\"") && source.contains(name),
+            "{name}"
+        );
+        assert!(
+            std::fs::read(own.join(format!("{name}.cubin")))
+                .expect("its code")
+                .starts_with(b"\x7fELF"),
+            "{name}"
+        );
+        assert!(
+            launch["registers"]
+                .as_u64()
+                .is_some_and(|n| (1..=255).contains(&n)),
+            "{launch}"
+        );
+        assert!(
+            ["grid", "block"]
+                .iter()
+                .all(|of| launch[of].as_array().is_some_and(|list| list.len() == 3)),
+            "{launch}"
+        );
+        assert!(
+            ["spill_bytes", "static_shared_bytes", "dynamic_shared_bytes"]
+                .iter()
+                .all(|of| launch[of].is_u64()),
+            "{launch}"
+        );
         launched += 1;
     }
     assert!(launched >= steps.len() && own.join("prelude.cuh").exists());
     // A file stands where the folder should be.
     let output = plan(&own.join("steps.json"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(!output.status.success() && told.contains("steps.json"), "{told}");
+    assert!(
+        !output.status.success() && told.contains("steps.json"),
+        "{told}"
+    );
 }
 
 #[test]
 fn lengths_that_never_come_again_are_not_recorded() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("rows", 40), 3));
     let mut session = session(Device::Cuda(0), Params::seeded(0));
     let program = session.compile(&trace, [x * 2.0]).expect("it compiles");
     let mut run = |rows: usize| {
-        let [y] = session.run(&program, (&ArrayD::<f32>::ones(vec![rows, 3]),)).expect("a run");
-        assert!(y.shape() == [rows, 3] && y.view::<f32>().expect("f32").iter().all(|y| *y == 2.0), "{rows} rows");
+        let [y] = session
+            .run(&program, (&ArrayD::<f32>::ones(vec![rows, 3]),))
+            .expect("a run");
+        assert!(
+            y.shape() == [rows, 3] && y.view::<f32>().expect("f32").iter().all(|y| *y == 2.0),
+            "{rows} rows"
+        );
     };
     let counts = || (driver.get("captures"), driver.get("replays"));
     let (captures, replays) = counts();
-    // More lengths than are remembered, round and round: the first is known from then on, which is that of no rows.
+    // More lengths than are remembered, round and round: the first is known from then on, which is
+    // that of no rows.
     (0..3).for_each(|_| (0..12).for_each(&mut run));
     assert_eq!(counts(), (captures + 1, replays + 3));
     (0..4).for_each(|_| run(40));
@@ -180,7 +334,9 @@ fn lengths_that_never_come_again_are_not_recorded() {
 
 #[test]
 fn a_convolution_network_trains_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let batches = [4, 4, 2];
     let (expected, ..) = losses(Device::Cpu, Model::Cnn, OptimizerKind::Adam, &batches);
     let (got, run, slab) = losses(Device::Cuda(0), Model::Cnn, OptimizerKind::Adam, &batches);
@@ -188,33 +344,70 @@ fn a_convolution_network_trains_as_on_the_cpu() {
     assert_eq!(run.peak_slab_bytes, slab);
 }
 
-/// Products of halves: on the device as they are, on the CPU widened first. Gradients are products of halves as well.
+/// Products of halves: on the device as they are, on the CPU widened first. Gradients are products
+/// of halves as well.
 #[test]
 fn products_of_halves_train_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     for dtype in [F16, BF16] {
         let train = |device: Device| {
             let params = Params::seeded(3);
-            let first = params.root().param("first", (32, 48), Init::Normal { mean: 0.0, std: 0.2 });
-            let second = params.root().param("second", (48, 16), Init::Normal { mean: 0.0, std: 0.2 });
+            let first = params.root().param(
+                "first",
+                (32, 48),
+                Init::Normal {
+                    mean: 0.0,
+                    std: 0.2,
+                },
+            );
+            let second = params.root().param(
+                "second",
+                (48, 16),
+                Init::Normal {
+                    mean: 0.0,
+                    std: 0.2,
+                },
+            );
             let mut session = session(device, params);
             let trace = Trace::training();
-            let (x, labels) = (trace.input("x", F32, (16, 32)), trace.input("labels", I32, (16,)));
+            let (x, labels) = (
+                trace.input("x", F32, (16, 32)),
+                trace.input("labels", I32, (16,)),
+            );
             let hidden = x.cast(dtype).matmul(trace.param(&first).cast(dtype)).relu();
-            let loss = hidden.cast(dtype).matmul(trace.param(&second).cast(dtype)).cross_entropy(labels);
+            let loss = hidden
+                .cast(dtype)
+                .matmul(trace.param(&second).cast(dtype))
+                .cross_entropy(labels);
             trace.minimize(loss, Sgd::new(0.1));
             let program = session.compile(&trace, [loss]).expect("it compiles");
-            let x = ArrayD::from_shape_fn(vec![16, 32], |at| ((at[0] * 31 + at[1] * 17) as f32 * 0.618).sin());
+            let x = ArrayD::from_shape_fn(vec![16, 32], |at| {
+                ((at[0] * 31 + at[1] * 17) as f32 * 0.618).sin()
+            });
             let labels: Vec<i32> = (0..16).collect();
-            let losses = [0; 4].map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item());
-            (losses, program.plan().slab_bytes(), program.plan().to_string())
+            let losses =
+                [0; 4].map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item());
+            (
+                losses,
+                program.plan().slab_bytes(),
+                program.plan().to_string(),
+            )
         };
-        let ((expected, wide, _), (got, narrow, plan)) = (train(Device::Cpu), train(Device::Cuda(0)));
+        let ((expected, wide, _), (got, narrow, plan)) =
+            (train(Device::Cpu), train(Device::Cuda(0)));
         for (step, (a, b)) in got.iter().zip(expected).enumerate() {
-            assert!((a - b).abs() <= 1e-2 * b.abs(), "{dtype}, step {step}: {a} on the device, {b} on the CPU");
+            assert!(
+                (a - b).abs() <= 1e-2 * b.abs(),
+                "{dtype}, step {step}: {a} on the device, {b} on the CPU"
+            );
         }
         assert!(got[3] < got[0], "{dtype}: {got:?}");
-        assert!(narrow < wide, "{dtype}: operands are halves on the device: {narrow} bytes, {wide} on the CPU\n{plan}");
+        assert!(
+            narrow < wide,
+            "{dtype}: operands are halves on the device: {narrow} bytes, {wide} on the CPU\n{plan}"
+        );
     }
 }
 
@@ -223,7 +416,10 @@ fn classifier(session: &mut Session, params: &Params) -> (Program<1>, u32) {
     let layer = Linear::new(&params.root() / "head", 4, 3);
     let trace = Trace::training();
     let batch = Dim::bounded("batch", 8);
-    let (x, labels) = (trace.input("x", F32, (batch, 4)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, 4)),
+        trace.input("labels", I32, (batch,)),
+    );
     let (loss, line) = (x.apply(&layer).cross_entropy(labels), line!());
     trace.minimize(loss, Adam::new(0.1));
     (session.compile(&trace, [loss]).expect("it compiles"), line)
@@ -231,24 +427,43 @@ fn classifier(session: &mut Session, params: &Params) -> (Program<1>, u32) {
 
 fn examples(n: usize) -> (ArrayD<f32>, Vec<i32>) {
     let x = (0..4 * n).map(|i| (i % 7) as f32 * 0.25 - 0.5).collect();
-    (ArrayD::from_shape_vec(vec![n, 4], x).expect("as many"), (0..n).map(|i| (i % 3) as i32).collect())
+    (
+        ArrayD::from_shape_vec(vec![n, 4], x).expect("as many"),
+        (0..n).map(|i| (i % 3) as i32).collect(),
+    )
 }
 
 fn values(session: &Session) -> Vec<ArrayD<f32>> {
-    session.names().map(|name| session.value(name).expect("it is there")).collect()
+    session
+        .names()
+        .map(|name| session.value(name).expect("it is there"))
+        .collect()
 }
 
 #[test]
 fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("maps_pages", 0);
     let before = driver.get("live_bytes");
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
-    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
-    let mut session = session(Device::Cuda(0), params).with_memory(&config).expect("it makes sense");
-    assert_eq!(driver.get("live_bytes"), before, "a session alone takes nothing");
-    let train = network.training(&mut session, 8u32, OptimizerKind::Sgd).expect("it compiles");
+    let config = MemoryConfig {
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    };
+    let mut session = session(Device::Cuda(0), params)
+        .with_memory(&config)
+        .expect("it makes sense");
+    assert_eq!(
+        driver.get("live_bytes"),
+        before,
+        "a session alone takes nothing"
+    );
+    let train = network
+        .training(&mut session, 8u32, OptimizerKind::Sgd)
+        .expect("it compiles");
     let (images, labels) = Model::Mlp.batch(8, 0);
     let mut last = 0.0;
     for step in 0..6 {
@@ -264,7 +479,8 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
     }
     assert!(last.is_finite() && last > 0.0);
     drop(train);
-    let planned = session.persistent_bytes().next_multiple_of(256) + session.slab_bytes().next_multiple_of(256);
+    let planned = session.persistent_bytes().next_multiple_of(256)
+        + session.slab_bytes().next_multiple_of(256);
     // Beside what was planned: the sizes of a run and the record of faults.
     assert_eq!(driver.get("live_bytes") - before, planned as i64 + 2 * 256);
     drop(session);
@@ -273,17 +489,24 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
 
 #[test]
 fn preallocation_takes_the_fraction_at_the_first_use() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let before = driver.get("live_bytes");
     let params = Params::seeded(1);
     let mut session = session(Device::Cuda(0), params.clone());
     classifier(&mut session, &params);
-    assert_eq!(driver.get("live_bytes") - before, driver.get("total") / 4 * 3);
+    assert_eq!(
+        driver.get("live_bytes") - before,
+        driver.get("total") / 4 * 3
+    );
 }
 
 #[test]
 fn labels_out_of_range_fail_the_run_and_change_no_weight() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let params = Params::seeded(1);
     let mut session = session(Device::Cuda(0), params.clone());
     let (train, line) = classifier(&mut session, &params);
@@ -293,37 +516,77 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
     let mut wrong = labels.clone();
     wrong[5] = 3;
     // From the host: the run itself fails.
-    let error = session.run(&train, (&x, &wrong)).map(|_| ()).expect_err("3 is no class").to_string();
-    for part in [&format!("{}:{line}", file!()), "index 3 at position 5 is outside 0..3", "no weight was changed"] {
+    let error = session
+        .run(&train, (&x, &wrong))
+        .map(|_| ())
+        .expect_err("3 is no class")
+        .to_string();
+    for part in [
+        &format!("{}:{line}", file!()),
+        "index 3 at position 5 is outside 0..3",
+        "no weight was changed",
+    ] {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     assert_eq!(values(&session), kept);
     // From the device: whoever looks next is told, and what runs in between does nothing.
-    let resident = session.upload("labels", &arr1(&wrong)).expect("there is room");
-    let [loss] = session.run(&train, (&x, &resident)).expect("nobody knows yet");
-    let error = loss.array::<f32>().expect_err("the look finds out").to_string();
-    assert!(error.contains("index 3 at position 5 is outside 0..3") && error.contains(&format!("{}:{line}", file!())), "{error}");
+    let resident = session
+        .upload("labels", &arr1(&wrong))
+        .expect("there is room");
+    let [loss] = session
+        .run(&train, (&x, &resident))
+        .expect("nobody knows yet");
+    let error = loss
+        .array::<f32>()
+        .expect_err("the look finds out")
+        .to_string();
+    assert!(
+        error.contains("index 3 at position 5 is outside 0..3")
+            && error.contains(&format!("{}:{line}", file!())),
+        "{error}"
+    );
     assert_eq!(values(&session), kept);
-    session.run(&train, (&x, &resident)).expect("nobody knows yet");
-    let [loss] = session.run(&train, (&x, &labels)).expect("nobody knows yet");
+    session
+        .run(&train, (&x, &resident))
+        .expect("nobody knows yet");
+    let [loss] = session
+        .run(&train, (&x, &labels))
+        .expect("nobody knows yet");
     assert!(loss.item().is_nan(), "a number cannot say why");
-    let told = session.run(&train, (&x, &labels)).map(|_| ()).expect_err("the next run does");
+    let told = session
+        .run(&train, (&x, &labels))
+        .map(|_| ())
+        .expect_err("the next run does");
     assert!(matches!(told, Error::Data { .. }), "{told}");
-    session.run(&train, (&x, &labels)).expect("it is forgotten then");
+    session
+        .run(&train, (&x, &labels))
+        .expect("it is forgotten then");
     assert_ne!(values(&session), kept);
 }
 
 #[test]
 fn what_does_not_fit_is_refused_with_the_bill() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("total", 1 << 20);
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
     let mut session = session(Device::Cuda(0), params);
-    let error = network.training(&mut session, 8u32, OptimizerKind::Adam).map(|_| ()).expect_err("it is too large");
+    let error = network
+        .training(&mut session, 8u32, OptimizerKind::Adam)
+        .map(|_| ())
+        .expect_err("it is too large");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    for part in ["weights and state needs", "on cuda:0: of its 1.0 MiB", "SLABWISE_MEM_FRACTION"] {
-        assert!(error.to_string().contains(part), "{part:?} is not in: {error}");
+    for part in [
+        "weights and state needs",
+        "on cuda:0: of its 1.0 MiB",
+        "SLABWISE_MEM_FRACTION",
+    ] {
+        assert!(
+            error.to_string().contains(part),
+            "{part:?} is not in: {error}"
+        );
     }
     drop(session);
     // The driver refuses, where the limit does not.
@@ -333,14 +596,21 @@ fn what_does_not_fit_is_refused_with_the_bill() {
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
     let mut session = self::session(Device::Cuda(0), params);
-    let error = network.training(&mut session, 8u32, OptimizerKind::Adam).map(|_| ()).expect_err("it was told to fail");
+    let error = network
+        .training(&mut session, 8u32, OptimizerKind::Adam)
+        .map(|_| ())
+        .expect_err("it was told to fail");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
-    network.training(&mut session, 8u32, OptimizerKind::Adam).expect("the session is usable");
+    network
+        .training(&mut session, 8u32, OptimizerKind::Adam)
+        .expect("the session is usable");
 }
 
 #[test]
 fn a_lost_session_says_so_and_how_to_go_on() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let folder = tempfile::tempdir().expect("a folder");
     let file = folder.path().join("last.safetensors");
     let params = Params::seeded(1);
@@ -352,8 +622,17 @@ fn a_lost_session_says_so_and_how_to_go_on() {
     let kept = values(&session);
     driver.fail("cuGraphLaunch", 0, ILLEGAL_ADDRESS);
     for _ in 0..2 {
-        let error = session.run(&train, (&x, &labels)).map(|_| ()).expect_err("the device is lost").to_string();
-        for part in ["cuda:0 is lost", "CUDA_ERROR_ILLEGAL_ADDRESS", "Session::load", "last.safetensors"] {
+        let error = session
+            .run(&train, (&x, &labels))
+            .map(|_| ())
+            .expect_err("the device is lost")
+            .to_string();
+        for part in [
+            "cuda:0 is lost",
+            "CUDA_ERROR_ILLEGAL_ADDRESS",
+            "Session::load",
+            "last.safetensors",
+        ] {
             assert!(error.contains(part), "{part:?} is not in: {error}");
         }
     }
@@ -369,7 +648,9 @@ fn a_lost_session_says_so_and_how_to_go_on() {
 
 #[test]
 fn buffers_values_and_the_dynamic_mode_work_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let run = |device: Device| {
         let params = Params::seeded(3);
         let mut session = session(device, params.clone());
@@ -383,10 +664,16 @@ fn buffers_values_and_the_dynamic_mode_work_as_on_the_cpu() {
         let (x, _) = examples(8);
         let resident = session.upload("x", &x).expect("there is room");
         assert_eq!(session.download::<f32>(&resident).expect("it is read"), x);
-        session.set_value("head.bias", &arr1(&[0.25, 0.5, 0.75])).expect("three numbers");
+        session
+            .set_value("head.bias", &arr1(&[0.25, 0.5, 0.75]))
+            .expect("three numbers");
         let mut seen = Vec::new();
         for dynamic in [false, true, false] {
-            let outputs = if dynamic { session.run_dynamic(&program, (&resident,)) } else { session.run(&program, (&resident,)) };
+            let outputs = if dynamic {
+                session.run_dynamic(&program, (&resident,))
+            } else {
+                session.run(&program, (&resident,))
+            };
             let [loss, y] = outputs.expect("a run");
             seen.push(loss.item());
             seen.extend(y.view::<f32>().expect("f32"));
@@ -403,11 +690,14 @@ fn buffers_values_and_the_dynamic_mode_work_as_on_the_cpu() {
 
 #[test]
 fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let run = |device: Device| {
         let params = Params::seeded(3);
         let mut session = session(device, params.clone());
-        let [online, _target] = ["online", "target"].map(|name| Linear::new(&params.root() / name, 4, 3));
+        let [online, _target] =
+            ["online", "target"].map(|name| Linear::new(&params.root() / name, 4, 3));
         let trace = Trace::training();
         let x = trace.input("x", F32, (8, 4));
         let y = (x * trace.constant(&[1.0f32, 2.0, 0.5, 4.0])).apply(&online);
@@ -415,7 +705,9 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
         trace.minimize(loss, Sgd::new(0.5));
         let program = session.compile(&trace, [loss, y]).expect("it compiles");
         let trace = Trace::inference().named("sum");
-        let sum = session.compile(&trace, [trace.input("y", F32, (8, 3)).sum()]).expect("it compiles");
+        let sum = session
+            .compile(&trace, [trace.input("y", F32, (8, 3)).sum()])
+            .expect("it compiles");
         let (x, _) = examples(8);
         let mut seen = Vec::new();
         for _ in 0..2 {
@@ -425,11 +717,23 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
             session.free(y).expect("it is there");
         }
         let before = values(&session);
-        let error = session.run(&program, &(x * f32::NAN)).and_then(|[loss, _]| loss.bytes().map(|_| ())).expect_err("NaN").to_string();
+        let error = session
+            .run(&program, &(x * f32::NAN))
+            .and_then(|[loss, _]| loss.bytes().map(|_| ()))
+            .expect_err("NaN")
+            .to_string();
         assert!(error.contains("require_finite: the element at position 0 is NaN (in \"online\"); no weight was changed"), "{error}");
         assert_eq!(values(&session), before);
-        assert_eq!(session.copy_values("online", "target").expect("they are alike"), 2);
-        assert_eq!(session.value("online.weight").expect("it is there"), session.value("target.weight").expect("it is there"));
+        assert_eq!(
+            session
+                .copy_values("online", "target")
+                .expect("they are alike"),
+            2
+        );
+        assert_eq!(
+            session.value("online.weight").expect("it is there"),
+            session.value("target.weight").expect("it is there")
+        );
         seen.extend(session.value("target.weight").expect("it is there"));
         seen
     };
@@ -438,36 +742,64 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
 
 #[test]
 fn devices_that_are_not_there_say_why() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     assert_eq!(Device::auto(), Device::Cuda(0));
     assert_eq!(Device::cuda(0).expect("it is there"), Device::Cuda(0));
     let error = Device::cuda(3).expect_err("there is one").to_string();
     assert_eq!(error, "device cuda:3: there is one CUDA device, cuda:0");
     driver.set("devices", 0);
     assert_eq!(Device::auto(), Device::Cpu);
-    let error = Session::new(Device::Cuda(0), Params::seeded(0)).map(|_| ()).expect_err("there is none").to_string();
+    let error = Session::new(Device::Cuda(0), Params::seeded(0))
+        .map(|_| ())
+        .expect_err("there is none")
+        .to_string();
     assert_eq!(error, "device cuda:0: there is no CUDA device");
 }
 
 #[cfg(feature = "cli")]
 #[test]
 fn the_command_line_runs_on_the_device_of_the_driver_that_a_variable_names() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
     let said = |words: &str| {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command.args(words.split(' ')).env("SLABWISE_LIBCUDA", &driver).env("SLABWISE_EMULATED", &functions);
-        let output = command.env("SLABWISE_PREALLOCATE", "0").output().expect("it starts");
-        let [text, errors] = [&output.stdout, &output.stderr].map(|bytes| String::from_utf8_lossy(bytes).into_owned());
+        command
+            .args(words.split(' '))
+            .env("SLABWISE_LIBCUDA", &driver)
+            .env("SLABWISE_EMULATED", &functions);
+        let output = command
+            .env("SLABWISE_PREALLOCATE", "0")
+            .output()
+            .expect("it starts");
+        let [text, errors] = [&output.stdout, &output.stderr]
+            .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
         assert!(output.status.success(), "{words}: {errors}");
         text
     };
     let info = said("info");
-    for part in ["cuda:0", "no device (emulated), sm_90", "libcuda-", "named by a variable"] {
+    for part in [
+        "cuda:0",
+        "no device (emulated), sm_90",
+        "libcuda-",
+        "named by a variable",
+    ] {
         assert!(info.contains(part), "{part:?} is not in: {info}");
     }
-    let bench: serde_json::Value = serde_json::from_str(&said("bench mlp --batch 4 --steps 2 --device cuda:0 --json")).expect("JSON");
-    assert_eq!((bench["device"].as_str(), &bench["peak_measured_bytes"]), (Some("cuda:0"), &bench["slab_bytes"]));
+    let bench: serde_json::Value = serde_json::from_str(&said(
+        "bench mlp --batch 4 --steps 2 --device cuda:0 --json",
+    ))
+    .expect("JSON");
+    assert_eq!(
+        (bench["device"].as_str(), &bench["peak_measured_bytes"]),
+        (Some("cuda:0"), &bench["slab_bytes"])
+    );
     let kernels = said("plan mlp --batch 4 --device cuda:0 --kernels");
-    assert!(kernels.contains(" registers, 0 bytes spilled, "), "{kernels}");
+    assert!(
+        kernels.contains(" registers, 0 bytes spilled, "),
+        "{kernels}"
+    );
 }

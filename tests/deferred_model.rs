@@ -1,9 +1,11 @@
-//! A model check of the queue of deferred frees: every interleaving of its threads, as far as the memory model allows them.
+//! A model check of the queue of deferred frees: every interleaving of its threads, as far as the
+//! memory model allows them.
 //!
 //! The queue's source is compiled here a second time, over the locks and atomics of `loom`.
 
-/// Every interleaving in which threads are interrupted at most so often: what goes wrong with more goes wrong with fewer, as
-/// far as anybody has seen (Musuvathi and Qadeer, "Iterative context bounding", 2007).
+/// Every interleaving in which threads are interrupted at most so often: what goes wrong with more
+/// goes wrong with fewer, as far as anybody has seen (Musuvathi and Qadeer, "Iterative context
+/// bounding", 2007).
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
@@ -40,7 +42,11 @@ fn nothing_is_lost_or_seen_twice() {
         }
         queue.drain(&mut seen);
         let of_one: Vec<u32> = seen.iter().copied().filter(|item| *item < 2).collect();
-        assert_eq!(of_one, [0, 1], "in the order of the thread that dropped them");
+        assert_eq!(
+            of_one,
+            [0, 1],
+            "in the order of the thread that dropped them"
+        );
         seen.sort_unstable();
         assert_eq!(seen, [0, 1, 2]);
     });

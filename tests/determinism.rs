@@ -1,4 +1,5 @@
-//! The same seed gives the same bits: on any number of threads, planned or dynamic, run again, or resumed from a file.
+//! The same seed gives the same bits: on any number of threads, planned or dynamic, run again, or
+//! resumed from a file.
 
 use ndarray::{Array2, ArrayD};
 use slabwise::models::{Model, OptimizerKind};
@@ -26,18 +27,30 @@ impl Fixture {
             .then(Linear::new(&at / "middle", 33, 17))
             .then(Dropout(0.2))
             .then(Linear::new(&at / "head", 17, 5));
-        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(threads);
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(threads);
         let batch = Dim::bounded("batch", BATCH as u32);
         let trace = Trace::training();
-        let (x, labels) = (trace.input("x", F32, (batch, 20)), trace.input("labels", I32, (batch,)));
+        let (x, labels) = (
+            trace.input("x", F32, (batch, 20)),
+            trace.input("labels", I32, (batch,)),
+        );
         let loss = x.apply(&model).cross_entropy(labels);
         let mask = trace.ones((6, 50)).dropout(0.5);
-        trace.minimize(loss, Adam::new(Schedule::cosine(0.02, 35).warmup(5)).clip_norm(0.5));
+        trace.minimize(
+            loss,
+            Adam::new(Schedule::cosine(0.02, 35).warmup(5)).clip_norm(0.5),
+        );
         let train = session.compile(&trace, [loss, mask]).expect("it compiles");
         let trace = Trace::inference();
         let logits = trace.input("x", F32, (batch, 20)).apply(&model);
         let infer = session.compile(&trace, [logits]).expect("it compiles");
-        Fixture { session, train, infer }
+        Fixture {
+            session,
+            train,
+            infer,
+        }
     }
 
     fn steps(&mut self, steps: std::ops::Range<u64>, dynamic: bool) -> Vec<Vec<u32>> {
@@ -72,7 +85,10 @@ fn bits(array: &ArrayD<f32>) -> Vec<u32> {
 }
 
 fn state(session: &Session) -> Vec<(String, Vec<u32>)> {
-    session.names().map(|n| (n.to_string(), bits(&session.value(n).expect("it is there")))).collect()
+    session
+        .names()
+        .map(|n| (n.to_string(), bits(&session.value(n).expect("it is there"))))
+        .collect()
 }
 
 #[test]
@@ -82,15 +98,24 @@ fn threads_modes_and_reruns_change_no_bit() {
     for (threads, dynamic) in [(1, false), (2, false), (3, false), (1, true), (3, true)] {
         let mut other = Fixture::new(5, threads);
         let got = (other.steps(0..12, dynamic), other.state());
-        assert!(got == expected, "{threads} threads, dynamic {dynamic}: other bits");
+        assert!(
+            got == expected,
+            "{threads} threads, dynamic {dynamic}: other bits"
+        );
     }
     let mut mixed = Fixture::new(5, 2);
     let mut seen = mixed.steps(0..5, true);
     seen.extend(mixed.steps(5..12, false));
-    assert!((seen, mixed.state()) == expected, "modes mixed in one session: other bits");
+    assert!(
+        (seen, mixed.state()) == expected,
+        "modes mixed in one session: other bits"
+    );
     // The test can tell.
     let mut other = Fixture::new(6, 1);
-    assert!(other.steps(0..12, false) != expected.0, "another seed gives other bits");
+    assert!(
+        other.steps(0..12, false) != expected.0,
+        "another seed gives other bits"
+    );
 }
 
 #[test]
@@ -105,10 +130,17 @@ fn dropout_masks_move_on_with_the_step_and_repeat_with_the_seed() {
     for (i, mask) in first.iter().enumerate() {
         let kept = mask.iter().filter(|&&v| v == 2.0f32.to_bits()).count();
         let dropped = mask.iter().filter(|&&v| v == 0).count();
-        assert_eq!((mask.len(), kept + dropped), (300, 300), "step {i}: what is kept is doubled, the rest is 0");
+        assert_eq!(
+            (mask.len(), kept + dropped),
+            (300, 300),
+            "step {i}: what is kept is doubled, the rest is 0"
+        );
         // 300 throws: further from 150 than 70 is eight standard deviations.
         assert!((80..220).contains(&kept), "step {i}: {kept} of 300 kept");
-        assert!(first[..i].iter().all(|earlier| earlier != mask), "step {i} repeats an earlier mask");
+        assert!(
+            first[..i].iter().all(|earlier| earlier != mask),
+            "step {i} repeats an earlier mask"
+        );
     }
     assert_eq!(first, masks(1));
     assert_ne!(first, masks(2));
@@ -133,14 +165,33 @@ fn a_resumed_run_continues_as_if_uninterrupted() {
     got.extend(second.steps(20..40, false));
     assert_eq!(got.len(), expected.len());
     for (at, (g, e)) in got.drain(..).zip(expected.drain(..)).enumerate() {
-        assert!(g == e, "result {at} differs; the run was resumed at {after_first_half}");
+        assert!(
+            g == e,
+            "result {at} differs; the run was resumed at {after_first_half}"
+        );
     }
     let names: Vec<&str> = second.session.names().collect();
-    for name in ["hidden.weight", "adam.m.head.bias", "adam.v.middle.weight", "optim.step", "random"] {
+    for name in [
+        "hidden.weight",
+        "adam.m.head.bias",
+        "adam.v.middle.weight",
+        "optim.step",
+        "random",
+    ] {
         assert!(names.contains(&name), "{name} in {names:?}");
     }
-    assert!(second.state() == whole.state(), "weights and state after 40 steps differ");
-    assert_eq!(second.session.value("optim.step").expect("it is there").sum(), 40.0);
+    assert!(
+        second.state() == whole.state(),
+        "weights and state after 40 steps differ"
+    );
+    assert_eq!(
+        second
+            .session
+            .value("optim.step")
+            .expect("it is there")
+            .sum(),
+        40.0
+    );
 
     // Weights alone: the optimizer's state stays.
     let mut third = Fixture::new(77, 1);
@@ -148,8 +199,12 @@ fn a_resumed_run_continues_as_if_uninterrupted() {
     third.session.load_weights(&path).expect("it loads");
     let file = Fixture::new(5, 1).steps_state(20);
     for (((name, now), (_, before)), (_, saved)) in third.state().into_iter().zip(fresh).zip(file) {
-        let is_weight = name.starts_with("hidden") || name.starts_with("middle") || name.starts_with("head");
-        assert!(now == if is_weight { saved } else { before }, "{name} after loading weights alone");
+        let is_weight =
+            name.starts_with("hidden") || name.starts_with("middle") || name.starts_with("head");
+        assert!(
+            now == if is_weight { saved } else { before },
+            "{name} after loading weights alone"
+        );
     }
 }
 
@@ -166,8 +221,12 @@ fn a_convolution_network_trains_to_the_same_bits() {
     let train = |threads: usize, dynamic: bool| {
         let params = Params::seeded(2);
         let network = Model::Cnn.build(&params);
-        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(threads);
-        let program = network.training(&mut session, 6u32, OptimizerKind::Sgd).expect("it compiles");
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(threads);
+        let program = network
+            .training(&mut session, 6u32, OptimizerKind::Sgd)
+            .expect("it compiles");
         let mut losses = Vec::new();
         for step in 0..3 {
             let (images, labels) = Model::Cnn.batch(6, step);
@@ -181,6 +240,9 @@ fn a_convolution_network_trains_to_the_same_bits() {
     };
     let expected = train(1, false);
     for (threads, dynamic) in [(2, false), (3, false), (2, true)] {
-        assert!(train(threads, dynamic) == expected, "{threads} threads, dynamic {dynamic}: other bits");
+        assert!(
+            train(threads, dynamic) == expected,
+            "{threads} threads, dynamic {dynamic}: other bits"
+        );
     }
 }

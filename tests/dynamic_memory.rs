@@ -1,4 +1,5 @@
-//! Programs whose buffers lie in the pool: the same results under every policy, and a bill when memory is short.
+//! Programs whose buffers lie in the pool: the same results under every policy, and a bill when
+//! memory is short.
 
 use ndarray::{Array1, Array2};
 use slabwise::memory::{MemoryConfig, Policy};
@@ -15,15 +16,22 @@ fn program(session: &mut Session) -> Program<1> {
     let a = x.matmul(x);
     let b = a.matmul(x);
     let c = b.matmul(a);
-    session.compile(&trace, [(a + b * c).sum()]).expect("compiles")
+    session
+        .compile(&trace, [(a + b * c).sum()])
+        .expect("compiles")
 }
 
 fn session(config: &MemoryConfig) -> Session {
-    Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_memory(config).expect("settings that make sense")
+    Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_memory(config)
+        .expect("settings that make sense")
 }
 
 fn input() -> Array2<f32> {
-    Array1::linspace(-0.1, 0.1, ROWS * ROWS).into_shape_with_order((ROWS, ROWS)).expect("as many numbers")
+    Array1::linspace(-0.1, 0.1, ROWS * ROWS)
+        .into_shape_with_order((ROWS, ROWS))
+        .expect("as many numbers")
 }
 
 fn loss(session: &mut Session, program: &Program<1>, x: &Array2<f32>) -> Result<u32> {
@@ -44,43 +52,97 @@ fn results_are_the_same_under_every_policy() {
         let mut session = session(&MemoryConfig::with_policy(policy));
         let program = program(&mut session);
         for _ in 0..3 {
-            assert_eq!(loss(&mut session, &program, &x).expect("runs"), planned, "{policy}");
+            assert_eq!(
+                loss(&mut session, &program, &x).expect("runs"),
+                planned,
+                "{policy}"
+            );
         }
         assert_eq!(session.pool_policy(), policy);
         session.reset_pool();
-        assert_eq!((session.pool_statistics().bytes_in_use, session.pool_statistics().pool_bytes), (0, 0), "{policy}");
+        assert_eq!(
+            (
+                session.pool_statistics().bytes_in_use,
+                session.pool_statistics().pool_bytes
+            ),
+            (0, 0),
+            "{policy}"
+        );
     }
 }
 
 #[test]
 fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
     let x = input();
-    let small = MemoryConfig { limit: Some(MIB / 2), ..MemoryConfig::with_policy(Policy::Tlsf) };
+    let small = MemoryConfig {
+        limit: Some(MIB / 2),
+        ..MemoryConfig::with_policy(Policy::Tlsf)
+    };
     let mut session = session(&small);
     let program = program(&mut session);
-    let Err(Error::Memory { program: name, bill }) = loss(&mut session, &program, &x) else {
+    let Err(Error::Memory {
+        program: name,
+        bill,
+    }) = loss(&mut session, &program, &x)
+    else {
         panic!("half a MiB is the input and one result; a product needs workspace as well")
     };
-    assert_eq!((&*name, bill.capacity, bill.in_use), ("products", MIB / 2, 2 * 4 * (ROWS * ROWS) as u64));
+    assert_eq!(
+        (&*name, bill.capacity, bill.in_use),
+        ("products", MIB / 2, 2 * 4 * (ROWS * ROWS) as u64)
+    );
     assert!(bill.in_use + bill.requested > bill.capacity);
     let holder = bill.holders.first().expect("something is in use");
-    assert!(holder.tag.location.is_some_and(|at| at.file().ends_with("dynamic_memory.rs")));
-    assert!(bill.holders.iter().any(|h| h.next_use.as_deref().is_some_and(|next| next.starts_with("step "))), "{bill}");
+    assert!(
+        holder
+            .tag
+            .location
+            .is_some_and(|at| at.file().ends_with("dynamic_memory.rs"))
+    );
+    assert!(
+        bill.holders.iter().any(|h| h
+            .next_use
+            .as_deref()
+            .is_some_and(|next| next.starts_with("step "))),
+        "{bill}"
+    );
     let text = bill.to_string();
-    assert!(text.contains("512.0 KiB") && text.contains("dynamic_memory.rs:") && text.contains("what would help: a limit"), "{text}");
+    assert!(
+        text.contains("512.0 KiB")
+            && text.contains("dynamic_memory.rs:")
+            && text.contains("what would help: a limit"),
+        "{text}"
+    );
     // Nothing is held by the run that failed; the planned run, and a larger pool, work.
     assert_eq!(session.pool_statistics().bytes_in_use, 0);
     let [planned] = session.run(&program, (&x,)).expect("the slab has room");
     let planned = planned.item().to_bits();
-    let mut session = session.with_memory(&MemoryConfig { limit: Some(4 * MIB), ..small }).expect("settings that make sense");
+    let mut session = session
+        .with_memory(&MemoryConfig {
+            limit: Some(4 * MIB),
+            ..small
+        })
+        .expect("settings that make sense");
     assert_eq!(loss(&mut session, &program, &x).expect("room"), planned);
     let live = session.pool().live_buffers();
-    assert!(live.iter().all(|holder| &*holder.tag.name != "(no name)"), "tags outlive a change of pools: {live:?}");
+    assert!(
+        live.iter().all(|holder| &*holder.tag.name != "(no name)"),
+        "tags outlive a change of pools: {live:?}"
+    );
 }
 
 #[test]
 fn settings_that_make_no_sense_are_named() {
     let session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
-    let error = session.with_memory(&MemoryConfig { fraction: Some(2.0), ..MemoryConfig::default() }).err().expect("nonsense");
-    assert!(error.to_string().contains("SLABWISE_MEM_FRACTION"), "{error}");
+    let error = session
+        .with_memory(&MemoryConfig {
+            fraction: Some(2.0),
+            ..MemoryConfig::default()
+        })
+        .err()
+        .expect("nonsense");
+    assert!(
+        error.to_string().contains("SLABWISE_MEM_FRACTION"),
+        "{error}"
+    );
 }

@@ -1,9 +1,9 @@
-//! Random graphs: the compiled program gives what the reference evaluator gives, and the same with every optimisation on
-//! or off, planned or dynamic, on one thread or several.
+//! Random graphs: the compiled program gives what the reference evaluator gives, and the same with
+//! every optimisation on or off, planned or dynamic, on one thread or several.
 //!
-//! Bit-equal: planned and dynamic mode, thread counts, memory checks, every fusion and every planner option. Within rounding
-//! (of sums, and of functions such as exp): against the reference evaluator, and where simplification changes what is
-//! computed.
+//! Bit-equal: planned and dynamic mode, thread counts, memory checks, every fusion and every
+//! planner option. Within rounding (of sums, and of functions such as exp): against the reference
+//! evaluator, and where simplification changes what is computed.
 
 mod support;
 
@@ -25,14 +25,28 @@ enum Mode {
     Dynamic,
 }
 
-fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, threads: usize, mode: Mode) -> Results {
+fn run<const N: usize>(
+    case: &RandomGraph,
+    env: &Env,
+    options: CompileOptions,
+    threads: usize,
+    mode: Mode,
+) -> Results {
     let (inputs, variables) = case.arguments(env);
-    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(threads).with_options(options);
-    let program = session.compile_graph::<N>("random", &case.graph).unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_threads(threads)
+        .with_options(options);
+    let program = session
+        .compile_graph::<N>("random", &case.graph)
+        .unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
     for (info, array) in case.graph.variables.iter().zip(&variables) {
         let values = array.values.iter().map(|&v| v as f32).collect();
-        let values = ArrayD::from_shape_vec(IxDyn(&array.dims), values).expect("the array has its shape's elements");
-        session.set_value(&info.name, &values).expect("the variable exists");
+        let values = ArrayD::from_shape_vec(IxDyn(&array.dims), values)
+            .expect("the array has its shape's elements");
+        session
+            .set_value(&info.name, &values)
+            .expect("the variable exists");
     }
     let owned: Vec<Box<dyn Input>> = inputs.iter().map(host).collect();
     let feed: Vec<&dyn Input> = owned.iter().map(|b| &**b).collect();
@@ -43,16 +57,34 @@ fn run<const N: usize>(case: &RandomGraph, env: &Env, options: CompileOptions, t
     let outputs = outputs.unwrap_or_else(|e| panic!("{e}\n{}", case.graph));
     let mut results: Results = outputs.iter().map(numbers).collect();
     for info in &case.graph.variables {
-        results.push(session.value(&info.name).expect("the variable exists").iter().map(|&v| f64::from(v)).collect());
+        results.push(
+            session
+                .value(&info.name)
+                .expect("the variable exists")
+                .iter()
+                .map(|&v| f64::from(v))
+                .collect(),
+        );
     }
     if mode == Mode::Planned && case.graph.symbols.free().next().is_none() {
-        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "measured is planned\n{}", program.plan());
+        assert_eq!(
+            session.last_run().peak_slab_bytes,
+            program.plan().slab_bytes(),
+            "measured is planned\n{}",
+            program.plan()
+        );
     }
     results
 }
 
 /// [`run`] for as many outputs as the graph has.
-fn run_any(case: &RandomGraph, env: &Env, options: CompileOptions, threads: usize, mode: Mode) -> Results {
+fn run_any(
+    case: &RandomGraph,
+    env: &Env,
+    options: CompileOptions,
+    threads: usize,
+    mode: Mode,
+) -> Results {
     macro_rules! by_count {
         ($($n:literal)*) => { match case.graph.outputs.len() { $($n => run::<$n>(case, env, options, threads, mode),)* n => panic!("{n} outputs") } };
     }
@@ -64,15 +96,24 @@ fn compare(seed: u64, what: &str, a: &Results, b: &Results, exact: bool, case: &
     for (at, (x, y)) in a.iter().zip(b).enumerate() {
         assert_eq!(x.len(), y.len(), "seed {seed}, {what}, result {at}");
         for (i, (&p, &q)) in x.iter().zip(y).enumerate() {
-            let same = if exact { p.to_bits() == q.to_bits() || (p.is_nan() && q.is_nan()) } else { close(p, q) };
-            assert!(same, "seed {seed}, {what}, result {at}, element {i}: {p} and {q}\n{}", case.graph);
+            let same = if exact {
+                p.to_bits() == q.to_bits() || (p.is_nan() && q.is_nan())
+            } else {
+                close(p, q)
+            };
+            assert!(
+                same,
+                "seed {seed}, {what}, result {at}, element {i}: {p} and {q}\n{}",
+                case.graph
+            );
         }
     }
 }
 
 fn expected(case: &RandomGraph, env: &Env) -> Results {
     let (inputs, variables) = case.arguments(env);
-    let result = evaluate(&case.graph, env, &inputs, &variables, Precision::Single).expect("the graph evaluates");
+    let result = evaluate(&case.graph, env, &inputs, &variables, Precision::Single)
+        .expect("the graph evaluates");
     let mut all: Results = result.outputs.into_iter().map(|o| o.values).collect();
     for (new, old) in result.assigned.into_iter().zip(&variables) {
         all.push(new.unwrap_or_else(|| old.clone()).values);
@@ -87,7 +128,14 @@ fn programs_agree_with_the_reference_evaluator() {
         for batch in [BATCH, 1] {
             let env = case.env(batch);
             let want = expected(&case, &env);
-            compare(seed, "planned", &run_any(&case, &env, CompileOptions::default(), 2, Mode::Planned), &want, false, &case);
+            compare(
+                seed,
+                "planned",
+                &run_any(&case, &env, CompileOptions::default(), 2, Mode::Planned),
+                &want,
+                false,
+                &case,
+            );
         }
     }
 }
@@ -99,11 +147,42 @@ fn neither_mode_nor_threads_change_a_bit() {
         let env = case.env(BATCH - 1);
         let options = CompileOptions::default();
         let base = run_any(&case, &env, options, 1, Mode::Planned);
-        compare(seed, "two threads", &run_any(&case, &env, options, 2, Mode::Planned), &base, true, &case);
-        compare(seed, "three threads", &run_any(&case, &env, options, 3, Mode::Planned), &base, true, &case);
-        compare(seed, "dynamic", &run_any(&case, &env, options, 2, Mode::Dynamic), &base, true, &case);
-        let checked = CompileOptions { check_memory: true, ..options };
-        compare(seed, "memory checks", &run_any(&case, &env, checked, 2, Mode::Planned), &base, true, &case);
+        compare(
+            seed,
+            "two threads",
+            &run_any(&case, &env, options, 2, Mode::Planned),
+            &base,
+            true,
+            &case,
+        );
+        compare(
+            seed,
+            "three threads",
+            &run_any(&case, &env, options, 3, Mode::Planned),
+            &base,
+            true,
+            &case,
+        );
+        compare(
+            seed,
+            "dynamic",
+            &run_any(&case, &env, options, 2, Mode::Dynamic),
+            &base,
+            true,
+            &case,
+        );
+        let checked = CompileOptions {
+            check_memory: true,
+            ..options
+        };
+        compare(
+            seed,
+            "memory checks",
+            &run_any(&case, &env, checked, 2, Mode::Planned),
+            &base,
+            true,
+            &case,
+        );
     }
 }
 
@@ -117,42 +196,178 @@ fn optimisations_can_be_switched_off() {
         let base = run_any(&case, &env, on, 2, Mode::Planned);
         for (what, fuse) in [
             ("no fusion", Fuse::none()),
-            ("no elementwise fusion", Fuse { elementwise: false, ..Fuse::default() }),
-            ("no reduction fusion", Fuse { reductions: false, ..Fuse::default() }),
-            ("no rows", Fuse { rows: false, ..Fuse::default() }),
-            ("no epilogues", Fuse { epilogues: false, ..Fuse::default() }),
-            ("no siblings", Fuse { siblings: false, ..Fuse::default() }),
-            ("nothing stored for others", Fuse { stored: false, ..Fuse::default() }),
-            ("nothing computed twice", Fuse { recompute: false, ..Fuse::default() }),
+            (
+                "no elementwise fusion",
+                Fuse {
+                    elementwise: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "no reduction fusion",
+                Fuse {
+                    reductions: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "no rows",
+                Fuse {
+                    rows: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "no epilogues",
+                Fuse {
+                    epilogues: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "no siblings",
+                Fuse {
+                    siblings: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "nothing stored for others",
+                Fuse {
+                    stored: false,
+                    ..Fuse::default()
+                },
+            ),
+            (
+                "nothing computed twice",
+                Fuse {
+                    recompute: false,
+                    ..Fuse::default()
+                },
+            ),
         ] {
             // A reduction may sum in another order inside another kernel.
-            compare(seed, what, &run_any(&case, &env, CompileOptions { fuse, ..on }, 2, Mode::Planned), &base, false, &case);
+            compare(
+                seed,
+                what,
+                &run_any(&case, &env, CompileOptions { fuse, ..on }, 2, Mode::Planned),
+                &base,
+                false,
+                &case,
+            );
         }
         for (what, planner) in [
-            ("not in place", slabwise_planner::Options { in_place: false, ..planner }),
-            ("no reuse", slabwise_planner::Options { reuse: false, ..planner }),
-            ("program order", slabwise_planner::Options { order: slabwise_planner::OrderPolicy::Program, ..planner }),
+            (
+                "not in place",
+                slabwise_planner::Options {
+                    in_place: false,
+                    ..planner
+                },
+            ),
+            (
+                "no reuse",
+                slabwise_planner::Options {
+                    reuse: false,
+                    ..planner
+                },
+            ),
+            (
+                "program order",
+                slabwise_planner::Options {
+                    order: slabwise_planner::OrderPolicy::Program,
+                    ..planner
+                },
+            ),
         ] {
-            compare(seed, what, &run_any(&case, &env, CompileOptions { planner, ..on }, 2, Mode::Planned), &base, true, &case);
+            compare(
+                seed,
+                what,
+                &run_any(
+                    &case,
+                    &env,
+                    CompileOptions { planner, ..on },
+                    2,
+                    Mode::Planned,
+                ),
+                &base,
+                true,
+                &case,
+            );
         }
-        let kept = CompileOptions { shapes: Shapes { lend: false, ..Shapes::default() }, ..on };
-        compare(seed, "no holes lent", &run_any(&case, &env, kept, 2, Mode::Planned), &base, true, &case);
+        let kept = CompileOptions {
+            shapes: Shapes {
+                lend: false,
+                ..Shapes::default()
+            },
+            ..on
+        };
+        compare(
+            seed,
+            "no holes lent",
+            &run_any(&case, &env, kept, 2, Mode::Planned),
+            &base,
+            true,
+            &case,
+        );
         for (what, simplify) in [
-            ("no simplification", Simplify { cse: false, fold: false, algebra: false }),
-            ("no common subexpressions", Simplify { cse: false, ..Simplify::default() }),
-            ("no folding", Simplify { fold: false, ..Simplify::default() }),
-            ("no algebra", Simplify { algebra: false, ..Simplify::default() }),
+            (
+                "no simplification",
+                Simplify {
+                    cse: false,
+                    fold: false,
+                    algebra: false,
+                },
+            ),
+            (
+                "no common subexpressions",
+                Simplify {
+                    cse: false,
+                    ..Simplify::default()
+                },
+            ),
+            (
+                "no folding",
+                Simplify {
+                    fold: false,
+                    ..Simplify::default()
+                },
+            ),
+            (
+                "no algebra",
+                Simplify {
+                    algebra: false,
+                    ..Simplify::default()
+                },
+            ),
         ] {
-            compare(seed, what, &run_any(&case, &env, CompileOptions { simplify, ..on }, 2, Mode::Planned), &base, false, &case);
+            compare(
+                seed,
+                what,
+                &run_any(
+                    &case,
+                    &env,
+                    CompileOptions { simplify, ..on },
+                    2,
+                    Mode::Planned,
+                ),
+                &base,
+                false,
+                &case,
+            );
         }
     }
 }
 
-/// Lengths of 0 and 1 everywhere, and batches of no examples: planned, dynamic, within budgets and without optimisations.
+/// Lengths of 0 and 1 everywhere, and batches of no examples: planned, dynamic, within budgets and
+/// without optimisations.
 #[test]
 fn what_has_no_elements_agrees_with_the_reference_evaluator() {
     let on = CompileOptions::default();
-    let simplify = Simplify { cse: false, fold: false, algebra: false };
+    let simplify = Simplify {
+        cse: false,
+        fold: false,
+        algebra: false,
+    };
     for seed in 400..440 {
         let case = RandomGraph::short(seed, 14);
         for batch in [BATCH, 1, 0] {
@@ -160,29 +375,74 @@ fn what_has_no_elements_agrees_with_the_reference_evaluator() {
             let want = expected(&case, &env);
             let base = run_any(&case, &env, on, 2, Mode::Planned);
             compare(seed, "planned", &base, &want, false, &case);
-            compare(seed, "dynamic", &run_any(&case, &env, on, 3, Mode::Dynamic), &base, true, &case);
-            let checked = CompileOptions { check_memory: true, ..on };
-            compare(seed, "memory checks", &run_any(&case, &env, checked, 1, Mode::Planned), &base, true, &case);
-            let alone = CompileOptions { fuse: Fuse::none(), ..on };
-            compare(seed, "no fusion", &run_any(&case, &env, alone, 2, Mode::Planned), &base, false, &case);
+            compare(
+                seed,
+                "dynamic",
+                &run_any(&case, &env, on, 3, Mode::Dynamic),
+                &base,
+                true,
+                &case,
+            );
+            let checked = CompileOptions {
+                check_memory: true,
+                ..on
+            };
+            compare(
+                seed,
+                "memory checks",
+                &run_any(&case, &env, checked, 1, Mode::Planned),
+                &base,
+                true,
+                &case,
+            );
+            let alone = CompileOptions {
+                fuse: Fuse::none(),
+                ..on
+            };
+            compare(
+                seed,
+                "no fusion",
+                &run_any(&case, &env, alone, 2, Mode::Planned),
+                &base,
+                false,
+                &case,
+            );
             let plain = CompileOptions { simplify, ..on };
-            compare(seed, "no simplification", &run_any(&case, &env, plain, 2, Mode::Planned), &base, false, &case);
+            compare(
+                seed,
+                "no simplification",
+                &run_any(&case, &env, plain, 2, Mode::Planned),
+                &base,
+                false,
+                &case,
+            );
         }
     }
 }
 
-/// A plan for a range of lengths gives what one for a length gives, whatever else there is in a graph.
+/// A plan for a range of lengths gives what one for a length gives, whatever else there is in a
+/// graph.
 #[test]
 fn free_dimensions_agree_with_the_reference_evaluator() {
     for seed in 300..310 {
-        let mut case = if seed % 2 == 0 { RandomGraph::new(seed, 12) } else { RandomGraph::short(seed, 12) };
+        let mut case = if seed % 2 == 0 {
+            RandomGraph::new(seed, 12)
+        } else {
+            RandomGraph::short(seed, 12)
+        };
         case.free_batch();
         for batch in [BATCH, 1, 0] {
             let env = case.env(batch);
             let want = expected(&case, &env);
             for ranges in [Ranges::Exact, Ranges::Growth(100)] {
-                let shapes = Shapes { ranges, ..Shapes::default() };
-                let options = CompileOptions { shapes, ..CompileOptions::default() };
+                let shapes = Shapes {
+                    ranges,
+                    ..Shapes::default()
+                };
+                let options = CompileOptions {
+                    shapes,
+                    ..CompileOptions::default()
+                };
                 let found = run_any(&case, &env, options, 2, Mode::Planned);
                 compare(seed, "planned for a range", &found, &want, false, &case);
                 let other = run_any(&case, &env, options, 3, Mode::Dynamic);

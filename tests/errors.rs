@@ -1,4 +1,5 @@
-//! Every mistake of a user is an error that names the place and the numbers, and leaves the session usable.
+//! Every mistake of a user is an error that names the place and the numbers, and leaves the session
+//! usable.
 
 use std::process::Command;
 
@@ -10,7 +11,9 @@ use slabwise::optim::{Adam, AdamW, Schedule, Sgd};
 use slabwise::prelude::*;
 
 fn session(params: Params) -> Session {
-    Session::new(Device::Cpu, params).expect("a session").with_threads(2)
+    Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2)
 }
 
 /// The text of an error.
@@ -39,20 +42,29 @@ fn classifier(params: &Params, session: &mut Session) -> (Program<1>, u32) {
     let layer = Linear::new(&params.root() / "head", 4, 3);
     let trace = Trace::training();
     let batch = Dim::bounded("batch", 8);
-    let (x, labels) = (trace.input("x", F32, (batch, 4)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, 4)),
+        trace.input("labels", I32, (batch,)),
+    );
     let (loss, line) = (x.apply(&layer).cross_entropy(labels), line!());
     trace.minimize(loss, Sgd::new(0.1).momentum(0.9));
     (session.compile(&trace, [loss]).expect("it compiles"), line)
 }
 
 fn values(session: &Session) -> Vec<(String, ndarray::ArrayD<f32>)> {
-    session.names().map(|n| (n.to_string(), session.value(n).expect("it is there"))).collect()
+    session
+        .names()
+        .map(|n| (n.to_string(), session.value(n).expect("it is there")))
+        .collect()
 }
 
 #[test]
 fn mismatched_shapes_are_all_reported_with_their_lines() {
     let params = Params::seeded(0);
-    let (hidden, head) = (Linear::new(&params.root() / "hidden", 784, 512), Linear::new(&params.root() / "head", 256, 10));
+    let (hidden, head) = (
+        Linear::new(&params.root() / "hidden", 784, 512),
+        Linear::new(&params.root() / "head", 256, 10),
+    );
     let trace = Trace::training();
     let x = trace.input("x", F32, (Dim::bounded("batch", 128), 784));
     let first = line!() + 1;
@@ -64,10 +76,16 @@ fn mismatched_shapes_are_all_reported_with_their_lines() {
     let said = text(session(params).compile(&trace, [loss]));
     let lines: Vec<&str> = said.lines().collect();
     assert_eq!(lines.len(), 4, "{said}");
-    assert_eq!(lines[0], place(first) + "matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")");
-    for (line, (at, parts)) in
-        lines[1..].iter().zip((first + 1..).zip([["[3, 4]", "[4, 3]"], ["[3, 4]", "[5, 2]"], ["[2, 3, 8, 8]", "[4, 5, 3, 3]"]]))
-    {
+    assert_eq!(
+        lines[0],
+        place(first)
+            + "matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")"
+    );
+    for (line, (at, parts)) in lines[1..].iter().zip((first + 1..).zip([
+        ["[3, 4]", "[4, 3]"],
+        ["[3, 4]", "[5, 2]"],
+        ["[2, 3, 8, 8]", "[4, 5, 3, 3]"],
+    ])) {
         assert!(line.starts_with(&place(at)), "{line}");
         assert_has(line, &parts);
     }
@@ -82,13 +100,25 @@ fn a_label_out_of_range_changes_nothing() {
     let good = arr1(&[0, 1, 2, 1, 0]);
     session.run(&program, (&x, &good)).expect("good labels");
     let before = values(&session);
-    for (labels, position, value) in [([0, 1, 2, 3, 7], 3, 3), ([-1, 0, 0, 0, 0], 0, -1), ([0, 0, 0, 0, i32::MIN], 4, i32::MIN)] {
+    for (labels, position, value) in [
+        ([0, 1, 2, 3, 7], 3, 3),
+        ([-1, 0, 0, 0, 0], 0, -1),
+        ([0, 0, 0, 0, i32::MIN], 4, i32::MIN),
+    ] {
         for dynamic in [false, true] {
             let feed = (&x, &arr1(&labels));
-            let said = if dynamic { text(session.run_dynamic(&program, feed)) } else { text(session.run(&program, feed)) };
+            let said = if dynamic {
+                text(session.run_dynamic(&program, feed))
+            } else {
+                text(session.run(&program, feed))
+            };
             let expected = format!("index {value} at position {position} is outside 0..3");
             assert_has(&said, &[&place(line), &expected, "no weight was changed"]);
-            assert_eq!(values(&session), before, "weights and state are as they were");
+            assert_eq!(
+                values(&session),
+                before,
+                "weights and state are as they were"
+            );
         }
     }
     // What follows is as if nothing had been.
@@ -96,7 +126,14 @@ fn a_label_out_of_range_changes_nothing() {
     let (same, _) = classifier(&params, &mut other);
     other.run(&same, (&x, &good)).expect("good labels");
     let expected = other.run(&same, (&x, &good)).expect("good labels")[0].item();
-    assert_eq!(session.run(&program, (&x, &good)).expect("the session is usable")[0].item().to_bits(), expected.to_bits());
+    assert_eq!(
+        session
+            .run(&program, (&x, &good))
+            .expect("the session is usable")[0]
+            .item()
+            .to_bits(),
+        expected.to_bits()
+    );
     assert_eq!(values(&session), values(&other));
 }
 
@@ -112,17 +149,35 @@ fn numbers_of_optimizers_are_checked() {
         (text(session(params).compile(&trace, [loss])), line)
     }
     for ((said, line), parts) in [
-        (refused(Adam::new(f64::NAN)), ["minimize: adam", "learning rate is NaN"]),
-        (refused(Sgd::new(f32::INFINITY)), ["minimize: sgd", "learning rate is inf"]),
+        (
+            refused(Adam::new(f64::NAN)),
+            ["minimize: adam", "learning rate is NaN"],
+        ),
+        (
+            refused(Sgd::new(f32::INFINITY)),
+            ["minimize: sgd", "learning rate is inf"],
+        ),
         (refused(Sgd::new(-0.5)), ["sgd", "learning rate is -0.5"]),
-        (refused(Sgd::new(0.1).momentum(f64::NAN)), ["momentum", "NaN"]),
-        (refused(Sgd::new(0.1).weight_decay(-1.0)), ["weight decay", "-1"]),
+        (
+            refused(Sgd::new(0.1).momentum(f64::NAN)),
+            ["momentum", "NaN"],
+        ),
+        (
+            refused(Sgd::new(0.1).weight_decay(-1.0)),
+            ["weight decay", "-1"],
+        ),
         (refused(Sgd::new(0.1).nesterov()), ["Nesterov", "momentum"]),
         (refused(Adam::new(0.1).betas(0.9, 1.0)), ["β₂", "1"]),
         (refused(AdamW::new(0.1).eps(f64::NAN)), ["ε", "NaN"]),
         (refused(Sgd::new(0.1).clip_norm(0.0)), ["clip_norm", "0"]),
-        (refused(Sgd::new(Schedule::cosine(0.1, 5).warmup(5))), ["cosine over 5", "5 steps"]),
-        (refused(Sgd::new(Schedule::step(0.1, 0, 0.5))), ["learning rate", "every 0 steps"]),
+        (
+            refused(Sgd::new(Schedule::cosine(0.1, 5).warmup(5))),
+            ["cosine over 5", "5 steps"],
+        ),
+        (
+            refused(Sgd::new(Schedule::step(0.1, 0, 0.5))),
+            ["learning rate", "every 0 steps"],
+        ),
     ] {
         assert!(said.starts_with(&place(line)), "{said}");
         assert_has(&said, &parts);
@@ -133,11 +188,27 @@ fn numbers_of_optimizers_are_checked() {
 fn data_files_missing_and_cut_short() {
     let folder = tempfile::tempdir().expect("a folder");
     let said = text(Mnist::load(folder.path()));
-    assert_has(&said, &["no training images in", &folder.path().display().to_string(), "train-images-idx3-ubyte.gz"]);
+    assert_has(
+        &said,
+        &[
+            "no training images in",
+            &folder.path().display().to_string(),
+            "train-images-idx3-ubyte.gz",
+        ],
+    );
     // Two images of 2 × 2 are declared, one and a half are there.
-    let images = [&[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2][..], &[9; 6]].concat();
-    std::fs::write(folder.path().join("train-images-idx3-ubyte"), images).expect("it can be written");
-    std::fs::write(folder.path().join("train-labels-idx1-ubyte"), [0, 0, 8, 1, 0, 0, 0, 2, 1, 2]).expect("it can be written");
+    let images = [
+        &[0, 0, 8, 3, 0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 2][..],
+        &[9; 6],
+    ]
+    .concat();
+    std::fs::write(folder.path().join("train-images-idx3-ubyte"), images)
+        .expect("it can be written");
+    std::fs::write(
+        folder.path().join("train-labels-idx1-ubyte"),
+        [0, 0, 8, 1, 0, 0, 0, 2, 1, 2],
+    )
+    .expect("it can be written");
     let said = text(Mnist::load(folder.path()));
     assert_has(&said, &["train-images-idx3-ubyte", "6 of 8 bytes"]);
 }
@@ -179,10 +250,22 @@ fn weight_files_that_do_not_fit_name_every_difference() {
     assert_eq!(values(&other), before, "nothing was loaded");
     let bytes = std::fs::read(&path).expect("it is there");
     std::fs::write(&path, &bytes[..bytes.len() - 7]).expect("it can be written");
-    assert_has(&text(other.load(&path)), &[&path.display().to_string(), "not a complete safetensors file"]);
+    assert_has(
+        &text(other.load(&path)),
+        &[
+            &path.display().to_string(),
+            "not a complete safetensors file",
+        ],
+    );
     let nowhere = folder.path().join("none/w.safetensors");
-    assert_has(&text(other.load(&nowhere)), &["cannot read", &nowhere.display().to_string()]);
-    assert_has(&text(other.save(&nowhere)), &["cannot save", &nowhere.display().to_string()]);
+    assert_has(
+        &text(other.load(&nowhere)),
+        &["cannot read", &nowhere.display().to_string()],
+    );
+    assert_has(
+        &text(other.save(&nowhere)),
+        &["cannot save", &nowhere.display().to_string()],
+    );
     assert_eq!(values(&other), before);
 }
 
@@ -195,26 +278,67 @@ fn inputs_that_do_not_fit_are_named() {
     let x = |n, m| Array2::<f32>::zeros((n, m));
     let labels = Array1::<i32>::zeros;
     for (said, parts) in [
-        (text(session.run(&program, (&x(9, 4), &labels(9)))), vec!["input \"x\"", "[9, 4]", "\"batch\" is 9", "bound 8"]),
-        (text(session.run(&program, (&x(5, 4), &labels(6)))), vec!["input \"labels\"", "[6]", "\"batch\" is 6", "5 in another"]),
-        (text(session.run(&program, (&x(5, 3), &labels(5)))), vec!["input \"x\"", "[5, 3]", "[batch, 4]"]),
-        (text(session.run(&program, (&labels(5), &labels(5)))), vec!["input \"x\"", "i32", "f32 is expected"]),
-        (text(session.run(&program, (&x(5, 4), &arr1(&[0u8; 5])))), vec!["input \"labels\"", "u8", "i32 is expected"]),
-        (text(session.run(&program, (&x(5, 4),))), vec!["\"train\" takes 2 inputs, \"x\" and \"labels\"; 1 was given"]),
-        (text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))), vec!["takes 2 inputs", "3 were given"]),
-        (text(session.run(&program, ())), vec!["takes 2 inputs", "0 were given"]),
         (
-            text(session.run(&program, (&x(5, 4).into_shape_with_order((5, 2, 2)).expect("same"), &labels(5)))),
+            text(session.run(&program, (&x(9, 4), &labels(9)))),
+            vec!["input \"x\"", "[9, 4]", "\"batch\" is 9", "bound 8"],
+        ),
+        (
+            text(session.run(&program, (&x(5, 4), &labels(6)))),
+            vec!["input \"labels\"", "[6]", "\"batch\" is 6", "5 in another"],
+        ),
+        (
+            text(session.run(&program, (&x(5, 3), &labels(5)))),
+            vec!["input \"x\"", "[5, 3]", "[batch, 4]"],
+        ),
+        (
+            text(session.run(&program, (&labels(5), &labels(5)))),
+            vec!["input \"x\"", "i32", "f32 is expected"],
+        ),
+        (
+            text(session.run(&program, (&x(5, 4), &arr1(&[0u8; 5])))),
+            vec!["input \"labels\"", "u8", "i32 is expected"],
+        ),
+        (
+            text(session.run(&program, (&x(5, 4),))),
+            vec!["\"train\" takes 2 inputs, \"x\" and \"labels\"; 1 was given"],
+        ),
+        (
+            text(session.run(&program, (&x(5, 4), &labels(5), &labels(5)))),
+            vec!["takes 2 inputs", "3 were given"],
+        ),
+        (
+            text(session.run(&program, ())),
+            vec!["takes 2 inputs", "0 were given"],
+        ),
+        (
+            text(session.run(
+                &program,
+                (
+                    &x(5, 4).into_shape_with_order((5, 2, 2)).expect("same"),
+                    &labels(5),
+                ),
+            )),
             vec!["[5, 2, 2]", "[batch, 4]"],
         ),
-        (text(session.run(&program, ([0.0f32; 7], &labels(5)))), vec!["input \"x\"", "7 elements", "[batch, 4]"]),
-        (text(session.run(&program, ([0.0f32; 36], &labels(9)))), vec!["input \"x\"", "\"batch\" is 9", "bound 8"]),
-        (text(session.run_dynamic(&program, (&x(9, 4), &labels(9)))), vec!["input \"x\"", "\"batch\" is 9", "bound 8"]),
+        (
+            text(session.run(&program, ([0.0f32; 7], &labels(5)))),
+            vec!["input \"x\"", "7 elements", "[batch, 4]"],
+        ),
+        (
+            text(session.run(&program, ([0.0f32; 36], &labels(9)))),
+            vec!["input \"x\"", "\"batch\" is 9", "bound 8"],
+        ),
+        (
+            text(session.run_dynamic(&program, (&x(9, 4), &labels(9)))),
+            vec!["input \"x\"", "\"batch\" is 9", "bound 8"],
+        ),
     ] {
         assert_has(&said, &parts);
     }
     assert_eq!(values(&session), before);
-    session.run(&program, (&x(8, 4), &labels(8))).expect("the session is usable");
+    session
+        .run(&program, (&x(8, 4), &labels(8)))
+        .expect("the session is usable");
 }
 
 #[test]
@@ -225,18 +349,29 @@ fn a_batch_of_no_rows_is_no_panic() {
     let mut session = session(Params::seeded(0));
     let program = session.compile(&trace, [rows, total]).expect("it compiles");
     let none = Array2::<f32>::zeros((0, 4));
-    let [rows, total] = session.run(&program, (&none,)).expect("no rows are a batch too");
+    let [rows, total] = session
+        .run(&program, (&none,))
+        .expect("no rows are a batch too");
     assert_eq!((rows.shape(), total.item()), (&[0, 4][..], 0.0));
     assert!(rows.view::<f32>().expect("f32").is_empty() && rows.item().is_nan());
-    session.run_dynamic(&program, (&none,)).expect("no rows are a batch too");
+    session
+        .run_dynamic(&program, (&none,))
+        .expect("no rows are a batch too");
 
-    // In training the mean over nothing would be NaN, and so would the weights: such a step is refused.
+    // In training the mean over nothing would be NaN, and so would the weights: such a step is
+    // refused.
     let params = Params::seeded(0);
     let mut session = self::session(params.clone());
     let (program, line) = classifier(&params, &mut session);
     let before = values(&session);
     let error = text(session.run(&program, (&none, &Array1::<i32>::zeros(0))));
-    assert_has(&error, &[&place(line), "cross_entropy: axis 0 of [batch, 1] has no elements"]);
+    assert_has(
+        &error,
+        &[
+            &place(line),
+            "cross_entropy: axis 0 of [batch, 1] has no elements",
+        ],
+    );
     assert_eq!(values(&session), before);
 }
 
@@ -249,17 +384,46 @@ fn a_budget_below_the_floor_comes_with_the_bill() {
     let weights = 4 * (1_000_000u64 + 1000);
     let mut tight = session(params.clone()).with_budget(Bytes(weights + 100_000));
     let error = tight.compile(&trace, [y]).err().expect("too small");
-    assert_has(&error.to_string(), &["\"forward\"", "needs", "no plan needs less than", "largest at the peak", "x 250", "KiB"]);
-    let Error::Budget { budget, needed, persistent, slab, floor, .. } = error else { panic!("{error}") };
-    assert_eq!((budget, needed), (Bytes(weights + 100_000), Bytes(persistent.0 + slab.0)));
-    assert!(floor <= needed && floor > budget && slab.0 >= 4 * 64 * 1000, "{floor} {needed} {slab}");
+    assert_has(
+        &error.to_string(),
+        &[
+            "\"forward\"",
+            "needs",
+            "no plan needs less than",
+            "largest at the peak",
+            "x 250",
+            "KiB",
+        ],
+    );
+    let Error::Budget {
+        budget,
+        needed,
+        persistent,
+        slab,
+        floor,
+        ..
+    } = error
+    else {
+        panic!("{error}")
+    };
+    assert_eq!(
+        (budget, needed),
+        (Bytes(weights + 100_000), Bytes(persistent.0 + slab.0))
+    );
+    assert!(
+        floor <= needed && floor > budget && slab.0 >= 4 * 64 * 1000,
+        "{floor} {needed} {slab}"
+    );
     // The bias's 4000 bytes are rounded up to whole cache lines.
     assert_eq!(persistent, Bytes(4_000_000 + 4032));
     // What is needed suffices.
     let mut enough = session(params.clone()).with_budget(needed);
     enough.compile(&trace, [y]).expect("it fits exactly");
     let mut weights_alone = session(params).with_budget(Bytes(1000));
-    assert_has(&text(weights_alone.compile(&trace, [y])), &["1000 B", "weights and state"]);
+    assert_has(
+        &text(weights_alone.compile(&trace, [y])),
+        &["1000 B", "weights and state"],
+    );
 }
 
 #[test]
@@ -271,9 +435,17 @@ fn sizes_beyond_any_memory_are_refused() {
     let line = line!() + 1;
     let y = trace.input("x", F32, (1, huge)).apply(&layer);
     let said = text(session(params).compile(&trace, [y]));
-    assert_has(&said, &[&place(line), "[4294967295, 4294967295]", "overflows"]);
+    assert_has(
+        &said,
+        &[&place(line), "[4294967295, 4294967295]", "overflows"],
+    );
 
-    for dims in [(1i64 << 40, 1i64 << 40), (1 << 31, 1 << 31), (i64::MAX, 1), (1 << 48, 1 << 2)] {
+    for dims in [
+        (1i64 << 40, 1i64 << 40),
+        (1 << 31, 1 << 31),
+        (i64::MAX, 1),
+        (1 << 48, 1 << 2),
+    ] {
         let trace = Trace::inference();
         let line = line!() + 1;
         let x = trace.input("x", F32, dims);
@@ -284,17 +456,26 @@ fn sizes_beyond_any_memory_are_refused() {
     let trace = Trace::inference();
     let line = line!() + 1;
     let x = trace.input("x", F32, (-1, 3));
-    assert_has(&text(session(Params::seeded(0)).compile(&trace, [x])), &[&place(line), "\"x\"", "-1"]);
+    assert_has(
+        &text(session(Params::seeded(0)).compile(&trace, [x])),
+        &[&place(line), "\"x\"", "-1"],
+    );
     // Plausible by its count, beyond this machine: an error, no abort.
     let trace = Trace::inference();
     let y = trace.full(1.0, F32, (1i64 << 47,)) * trace.input("x", F32, ());
-    assert_has(&text(session(Params::seeded(0)).compile(&trace, [y])), &["TiB"]);
+    assert_has(
+        &text(session(Params::seeded(0)).compile(&trace, [y])),
+        &["TiB"],
+    );
     // Weights that no session has room for, though no program reads them.
     let params = Params::seeded(0);
     Linear::without_bias(&params.root() / "b", huge, huge);
     let trace = Trace::inference();
     let one = trace.ones(());
-    assert_has(&text(session(params).compile(&trace, [one])), &["\"b.weight\"", "4294967295"]);
+    assert_has(
+        &text(session(params).compile(&trace, [one])),
+        &["\"b.weight\"", "4294967295"],
+    );
 }
 
 /// Linux would promise it, and end the process when it is touched.
@@ -303,17 +484,29 @@ fn sizes_beyond_any_memory_are_refused() {
 fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
     let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux says what it has");
     let kib = |key: &str| -> i64 {
-        let line = text_of.lines().find_map(|line| line.strip_prefix(key)).unwrap_or(":0 kB");
-        line.trim_matches(|c: char| !c.is_ascii_digit()).parse().expect("a number")
+        let line = text_of
+            .lines()
+            .find_map(|line| line.strip_prefix(key))
+            .unwrap_or(":0 kB");
+        line.trim_matches(|c: char| !c.is_ascii_digit())
+            .parse()
+            .expect("a number")
     };
     let bytes = (kib("MemAvailable") + kib("SwapFree")) * 1024 + (1 << 30);
     let trace = Trace::inference().named("large");
     let y = trace.full(1.0, F32, (bytes / 4,)) * trace.input("x", F32, ());
-    let error = session(Params::seeded(0)).compile(&trace, [y]).err().expect("there is no such memory");
+    let error = session(Params::seeded(0))
+        .compile(&trace, [y])
+        .err()
+        .expect("there is no such memory");
     assert!(matches!(error, Error::OutOfMemory { .. }), "{error}");
     assert_has(
         &error.to_string(),
-        &["the slab of \"large\"", "are free, swap and the limit of the control group counted", "a smaller batch"],
+        &[
+            "the slab of \"large\"",
+            "are free, swap and the limit of the control group counted",
+            "a smaller batch",
+        ],
     );
 }
 
@@ -345,12 +538,27 @@ fn nonsense_in_the_environment_is_an_error() {
     }
     let said = |threads: &str| {
         let mut child = Command::new(std::env::current_exe().expect("this program"));
-        child.args(["--exact", "nonsense_in_the_environment_is_an_error", "--nocapture"]).env(CHILD, "1");
-        let output = child.env("SLABWISE_THREADS", threads).output().expect("it runs");
+        child
+            .args([
+                "--exact",
+                "nonsense_in_the_environment_is_an_error",
+                "--nocapture",
+            ])
+            .env(CHILD, "1");
+        let output = child
+            .env("SLABWISE_THREADS", threads)
+            .output()
+            .expect("it runs");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     for nonsense in ["many", "0", "-2", "1.5", "99999999999999999999", "100000"] {
-        assert_has(&said(nonsense), &[&format!("error: SLABWISE_THREADS is {nonsense:?}"), "from 1 to 1024"]);
+        assert_has(
+            &said(nonsense),
+            &[
+                &format!("error: SLABWISE_THREADS is {nonsense:?}"),
+                "from 1 to 1024",
+            ],
+        );
     }
     assert_has(&said(" 3 "), &["threads: 3"]);
     // What is empty counts as not set.
@@ -363,22 +571,40 @@ fn what_belongs_to_another_session_is_refused() {
     let (mut here, mut there) = (session(params.clone()), session(params.clone()));
     let (program, _) = classifier(&params, &mut there);
     let (x, labels) = (Array2::<f32>::zeros((2, 4)), Array1::<i32>::zeros(2));
-    assert_has(&text(here.run(&program, (&x, &labels))), &["\"train\"", "another session"]);
-    assert_has(&text(here.run_dynamic(&program, (&x, &labels))), &["\"train\"", "another session"]);
+    assert_has(
+        &text(here.run(&program, (&x, &labels))),
+        &["\"train\"", "another session"],
+    );
+    assert_has(
+        &text(here.run_dynamic(&program, (&x, &labels))),
+        &["\"train\"", "another session"],
+    );
     let buffer = here.upload("pixels", &x).expect("room");
-    assert_has(&text(there.run(&program, (&buffer, &labels))), &["\"pixels\"", "another session"]);
-    assert_has(&text(there.download::<f32>(&buffer)), &["\"pixels\"", "another session"]);
+    assert_has(
+        &text(there.run(&program, (&buffer, &labels))),
+        &["\"pixels\"", "another session"],
+    );
+    assert_has(
+        &text(there.download::<f32>(&buffer)),
+        &["\"pixels\"", "another session"],
+    );
     assert_has(&text(here.download::<i32>(&buffer)), &["f32", "i32"]);
     there.run(&program, (&x, &labels)).expect("at home it runs");
 
     let foreign = Linear::new(&Params::seeded(1).root() / "other", 4, 3);
     let trace = Trace::inference().named("stray");
     let y = trace.ones((1, 4)).apply(&foreign);
-    assert_has(&text(here.compile(&trace, [y])), &["\"stray\"", "other Params"]);
+    assert_has(
+        &text(here.compile(&trace, [y])),
+        &["\"stray\"", "other Params"],
+    );
     let (one, two) = (Trace::inference(), Trace::inference());
     let mixed = one.ones((2,)) + two.ones((2,));
     let line = line!() - 1;
-    assert_has(&text(here.compile(&one, [mixed])), &[&place(line), "two traces"]);
+    assert_has(
+        &text(here.compile(&one, [mixed])),
+        &[&place(line), "two traces"],
+    );
 }
 
 #[test]
@@ -388,10 +614,16 @@ fn donated_and_freed_buffers_are_dead() {
     trace.donate(x, 0);
     let mut session = session(Params::seeded(0));
     let program = session.compile(&trace, [x + 1.0]).expect("it compiles");
-    let buffer = session.upload("pixels", &arr2(&[[1.0f32, 2.0], [3.0, 4.0]])).expect("room");
+    let buffer = session
+        .upload("pixels", &arr2(&[[1.0f32, 2.0], [3.0, 4.0]]))
+        .expect("room");
     let copy = buffer.clone();
     session.run(&program, (buffer.donate(),)).expect("it runs");
-    for said in [text(session.run(&program, (&copy,))), text(session.run_dynamic(&program, (&copy,))), text(session.free(copy.clone()))] {
+    for said in [
+        text(session.run(&program, (&copy,))),
+        text(session.run_dynamic(&program, (&copy,))),
+        text(session.free(copy.clone())),
+    ] {
         assert_has(&said, &["\"pixels\"", "was donated"]);
     }
 }
@@ -408,19 +640,33 @@ fn values_set_by_hand_are_checked() {
     assert_has(&said, &["\"head.wieght\"", "head.weight"]);
     assert_has(&text(session.value("nothing")), &["\"nothing\""]);
     assert_eq!(values(&session), before);
-    session.set_value("head.weight", &Array2::ones((3, 4))).expect("it fits");
-    assert_eq!(session.value("head.weight").expect("it is there"), Array2::<f32>::ones((3, 4)).into_dyn());
+    session
+        .set_value("head.weight", &Array2::ones((3, 4)))
+        .expect("it fits");
+    assert_eq!(
+        session.value("head.weight").expect("it is there"),
+        Array2::<f32>::ones((3, 4)).into_dyn()
+    );
 }
 
 #[test]
 fn a_program_does_not_run_on_more_threads_than_it_was_compiled_for() {
-    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(1);
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_threads(1);
     let trace = Trace::inference().named("sum");
     let x = trace.input("x", F32, (4,));
     let program = session.compile(&trace, [x.sum()]).expect("compiles");
     let mut session = session.with_threads(2);
-    let error = session.run(&program, (&[1.0f32; 4],)).err().expect("its workspaces have no room").to_string();
-    assert!(error.contains("\"sum\" was compiled for 1 thread and the session now has 2"), "{error}");
+    let error = session
+        .run(&program, (&[1.0f32; 4],))
+        .err()
+        .expect("its workspaces have no room")
+        .to_string();
+    assert!(
+        error.contains("\"sum\" was compiled for 1 thread and the session now has 2"),
+        "{error}"
+    );
     let mut session = session.with_threads(1);
     let [sum] = session.run(&program, (&[1.0f32; 4],)).expect("runs");
     assert_eq!(sum.item(), 4.0);

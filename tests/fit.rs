@@ -17,15 +17,27 @@ struct One {
 fn one(rate: f64) -> One {
     let params = Params::seeded(1);
     let w = params.root().param("w", (), Init::Constant(0.0));
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-    let loss = |trace| (Trace::input(trace, "x", F32, (Dim::bounded("batch", 8),)) - Trace::param(trace, &w)).square().mean();
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
+    let loss = |trace| {
+        (Trace::input(trace, "x", F32, (Dim::bounded("batch", 8),)) - Trace::param(trace, &w))
+            .square()
+            .mean()
+    };
     let trace = Trace::training();
     let error = loss(&trace);
     trace.minimize(error, Sgd::new(Schedule::manual(rate)));
     let train = session.compile(&trace, [error]).expect("it compiles");
     let trace = Trace::inference();
-    let judge = session.compile(&trace, [loss(&trace)]).expect("it compiles");
-    One { session, train, judge }
+    let judge = session
+        .compile(&trace, [loss(&trace)])
+        .expect("it compiles");
+    One {
+        session,
+        train,
+        judge,
+    }
 }
 
 fn weight(session: &Session) -> f32 {
@@ -34,12 +46,19 @@ fn weight(session: &Session) -> f32 {
 
 /// Batches of these lengths, all of one number.
 fn batches(lengths: &[usize], value: f32) -> Vec<(Array1<f32>,)> {
-    lengths.iter().map(|&n| (Array1::from_elem(n, value),)).collect()
+    lengths
+        .iter()
+        .map(|&n| (Array1::from_elem(n, value),))
+        .collect()
 }
 
 #[test]
 fn epochs_steps_and_means() {
-    let One { mut session, train, judge } = one(0.25);
+    let One {
+        mut session,
+        train,
+        judge,
+    } = one(0.25);
     let (mut w, mut expected) = (0.0f64, Vec::new());
     for _ in 0..3 {
         let (mut sum, mut n) = (0.0, 0.0);
@@ -55,12 +74,23 @@ fn epochs_steps_and_means() {
         .epochs(3)
         .validate(&judge, Better::Lower, || batches(&[2, 2], 1.0))
         .on_step(|_, step| {
-            seen.borrow_mut().push((step.epoch, step.number, step.examples));
+            seen.borrow_mut()
+                .push((step.epoch, step.number, step.examples));
             Ok(())
         })
         .run(&mut session, |_| batches(&[8, 3], 1.0))
         .expect("it learns");
-    assert_eq!(seen.into_inner(), [(1, 1, 8), (1, 2, 3), (2, 1, 8), (2, 2, 3), (3, 1, 8), (3, 2, 3)]);
+    assert_eq!(
+        seen.into_inner(),
+        [
+            (1, 1, 8),
+            (1, 2, 3),
+            (2, 1, 8),
+            (2, 2, 3),
+            (3, 1, 8),
+            (3, 2, 3)
+        ]
+    );
     assert_eq!((fitted.end, fitted.epochs.len()), (End::Epochs, 3));
     for (epoch, (loss, judged)) in fitted.epochs.iter().zip(expected) {
         assert!((epoch.loss - loss).abs() < 1e-6 && epoch.is_best && epoch.steps == 2);
@@ -72,7 +102,9 @@ fn epochs_steps_and_means() {
 
 #[test]
 fn callbacks_reach_the_session_and_stop_the_loop() {
-    let One { mut session, train, .. } = one(0.25);
+    let One {
+        mut session, train, ..
+    } = one(0.25);
     let fitted = Fit::new(&train)
         .epochs(10)
         .on_epoch(|session, epoch| {
@@ -85,7 +117,10 @@ fn callbacks_reach_the_session_and_stop_the_loop() {
         })
         .run(&mut session, |_| batches(&[8], 2.0))
         .expect("it learns");
-    assert_eq!((fitted.end, fitted.epochs.len(), weight(&session)), (End::Stopped, 4, 1.0));
+    assert_eq!(
+        (fitted.end, fitted.epochs.len(), weight(&session)),
+        (End::Stopped, 4, 1.0)
+    );
     assert!(fitted.best().is_none());
 
     let fitted = Fit::new(&train)
@@ -102,16 +137,26 @@ fn callbacks_reach_the_session_and_stop_the_loop() {
     let made: Vec<(u32, u64)> = fitted.epochs.iter().map(|e| (e.number, e.steps)).collect();
     assert_eq!((fitted.end, made), (End::Stopped, vec![(3, 3), (4, 2)]));
 
-    let failed = Fit::new(&train).on_step(|_, _| Err(slabwise::Error::Value("enough".into()))).run(&mut session, |_| batches(&[1], 2.0));
+    let failed = Fit::new(&train)
+        .on_step(|_, _| Err(slabwise::Error::Value("enough".into())))
+        .run(&mut session, |_| batches(&[1], 2.0));
     assert_eq!(failed.expect_err("it fails").to_string(), "enough");
 }
 
 #[test]
 fn patience_ends_and_the_best_is_kept() {
     let folder = tempfile::tempdir().expect("a folder");
-    let (best, last) = (folder.path().join("best.safetensors"), folder.path().join("last.safetensors"));
-    for (better, values) in [(Better::Lower, [3.0, f64::NAN, 2.0, 2.0, 2.5, 1.0]), (Better::Higher, [0.1, f64::NAN, 0.5, 0.5, 0.4, 0.9])] {
-        let One { mut session, train, .. } = one(0.25);
+    let (best, last) = (
+        folder.path().join("best.safetensors"),
+        folder.path().join("last.safetensors"),
+    );
+    for (better, values) in [
+        (Better::Lower, [3.0, f64::NAN, 2.0, 2.0, 2.5, 1.0]),
+        (Better::Higher, [0.1, f64::NAN, 0.5, 0.5, 0.4, 0.9]),
+    ] {
+        let One {
+            mut session, train, ..
+        } = one(0.25);
         let mut judged = values.into_iter();
         let weights = RefCell::new(Vec::new());
         let fitted = Fit::new(&train)
@@ -127,7 +172,14 @@ fn patience_ends_and_the_best_is_kept() {
             .run(&mut session, |_| batches(&[4], 1.0))
             .expect("it learns");
         // The sixth, the best of all, is not waited for.
-        assert_eq!((fitted.end, fitted.epochs.len(), fitted.best().map(|e| e.number)), (End::Patience, 5, Some(3)));
+        assert_eq!(
+            (
+                fitted.end,
+                fitted.epochs.len(),
+                fitted.best().map(|e| e.number)
+            ),
+            (End::Patience, 5, Some(3))
+        );
         let weights = weights.into_inner();
         for (path, at) in [(&best, 2), (&last, 4)] {
             session.load(path).expect("it was saved");
@@ -138,21 +190,48 @@ fn patience_ends_and_the_best_is_kept() {
 
 #[test]
 fn what_cannot_be_fitted_is_an_error() {
-    let One { mut session, train, judge } = one(0.25);
+    let One {
+        mut session,
+        train,
+        judge,
+    } = one(0.25);
     let said = |result: Result<slabwise::fit::Fitted>| result.expect_err("a mistake").to_string();
     let none = "fit: which epoch is the best is told by a validation, and none is given";
-    assert_eq!(said(Fit::new(&train).patience(3).run(&mut session, |_| batches(&[1], 1.0))), none);
-    assert_eq!(said(Fit::new(&train).run(&mut session, |_| batches(&[], 1.0))), "fit: epoch 1 has no batches");
+    assert_eq!(
+        said(
+            Fit::new(&train)
+                .patience(3)
+                .run(&mut session, |_| batches(&[1], 1.0))
+        ),
+        none
+    );
+    assert_eq!(
+        said(Fit::new(&train).run(&mut session, |_| batches(&[], 1.0))),
+        "fit: epoch 1 has no batches"
+    );
     let nothing = Fit::new(&train).validate(&judge, Better::Lower, Vec::<(Array1<f32>,)>::new);
-    assert_eq!(said(nothing.run(&mut session, |_| batches(&[1], 1.0))), "\"infer\" was given no batches to take the mean of");
-    assert!(said(Fit::new(&train).run(&mut session, |_| [(Array2::<f32>::zeros((2, 2)),)])).contains("input \"x\""));
+    assert_eq!(
+        said(nothing.run(&mut session, |_| batches(&[1], 1.0))),
+        "\"infer\" was given no batches to take the mean of"
+    );
+    assert!(
+        said(Fit::new(&train).run(&mut session, |_| [(Array2::<f32>::zeros((2, 2)),)]))
+            .contains("input \"x\"")
+    );
     // A rate beyond reason; the error comes before a checkpoint is overwritten.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("last.safetensors");
-    let One { mut session, train, .. } = one(1e20);
-    let wild = said(Fit::new(&train).checkpoint(&path).run(&mut session, |_| batches(&[4; 6], 1.0)));
+    let One {
+        mut session, train, ..
+    } = one(1e20);
+    let wild = said(
+        Fit::new(&train)
+            .checkpoint(&path)
+            .run(&mut session, |_| batches(&[4; 6], 1.0)),
+    );
     assert!(
-        wild.starts_with("fit: the loss of step 2 in epoch 1 is inf") || wild.starts_with("fit: the loss of step 3 in epoch 1 is"),
+        wild.starts_with("fit: the loss of step 2 in epoch 1 is inf")
+            || wild.starts_with("fit: the loss of step 3 in epoch 1 is"),
         "{wild}"
     );
     assert!(!path.exists());
@@ -160,6 +239,9 @@ fn what_cannot_be_fitted_is_an_error() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (4,));
     let wide = session.compile(&trace, [x * 2.0]).expect("it compiles");
-    let text = session.mean(&wide, batches(&[4], 1.0)).expect_err("no scalar").to_string();
+    let text = session
+        .mean(&wide, batches(&[4], 1.0))
+        .expect_err("no scalar")
+        .to_string();
     assert_eq!(text, "the first output is f32 [4], not an f32 scalar");
 }

@@ -1,4 +1,5 @@
-//! Results whose length a kernel finds: against naive oracles and the reference, in the slab's holes and in the pool.
+//! Results whose length a kernel finds: against naive oracles and the reference, in the slab's
+//! holes and in the pool.
 
 mod support;
 
@@ -10,18 +11,42 @@ use slabwise::{CompileOptions, Error, RunStats, Shapes};
 use support::Rng;
 
 fn session(lend: bool, threads: usize) -> Session {
-    let shapes = Shapes { lend, ..Shapes::default() };
-    let options = CompileOptions { shapes, ..CompileOptions::default() };
-    Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(threads).with_options(options)
+    let shapes = Shapes {
+        lend,
+        ..Shapes::default()
+    };
+    let options = CompileOptions {
+        shapes,
+        ..CompileOptions::default()
+    };
+    Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_threads(threads)
+        .with_options(options)
 }
 
 /// The outputs, the same from one thread and from three, lent or not, planned or dynamic.
-fn run<const N: usize>(trace: &Trace, outputs: [Tensor<'_>; N], feed: &[&dyn slabwise::feed::Input]) -> [ArrayD<f32>; N] {
+fn run<const N: usize>(
+    trace: &Trace,
+    outputs: [Tensor<'_>; N],
+    feed: &[&dyn slabwise::feed::Input],
+) -> [ArrayD<f32>; N] {
     let mut all: Vec<[ArrayD<f32>; N]> = Vec::new();
-    for (lend, threads, dynamic) in [(true, 1, false), (true, 3, false), (false, 2, false), (true, 2, true)] {
+    for (lend, threads, dynamic) in [
+        (true, 1, false),
+        (true, 3, false),
+        (false, 2, false),
+        (true, 2, true),
+    ] {
         let mut session = session(lend, threads);
-        let program = session.compile(trace, outputs).unwrap_or_else(|e| panic!("{e}"));
-        let found = if dynamic { session.run_dynamic(&program, feed) } else { session.run(&program, feed) };
+        let program = session
+            .compile(trace, outputs)
+            .unwrap_or_else(|e| panic!("{e}"));
+        let found = if dynamic {
+            session.run_dynamic(&program, feed)
+        } else {
+            session.run(&program, feed)
+        };
         let found = found.unwrap_or_else(|e| panic!("{e}"));
         all.push(found.map(|o| match o.dtype() {
             F32 => o.array::<f32>().expect("f32"),
@@ -31,15 +56,33 @@ fn run<const N: usize>(trace: &Trace, outputs: [Tensor<'_>; N], feed: &[&dyn sla
     }
     let first = all.swap_remove(0);
     let bits = |a: &[ArrayD<f32>; N]| {
-        a.iter().map(|a| (a.shape().to_vec(), a.iter().map(|v| v.to_bits()).collect::<Vec<_>>())).collect::<Vec<_>>()
+        a.iter()
+            .map(|a| {
+                (
+                    a.shape().to_vec(),
+                    a.iter().map(|v| v.to_bits()).collect::<Vec<_>>(),
+                )
+            })
+            .collect::<Vec<_>>()
     };
-    assert!(all.iter().all(|other| bits(other) == bits(&first)), "neither threads nor places change a bit");
+    assert!(
+        all.iter().all(|other| bits(other) == bits(&first)),
+        "neither threads nor places change a bit"
+    );
     first
 }
 
 /// Multiples of a quarter with zeros among them, and many equal.
 fn numbers(rng: &mut Rng, count: usize) -> Vec<f32> {
-    (0..count).map(|_| if rng.one_in(3) { 0.0 } else { rng.below(41) as f32 / 4.0 - 5.0 }).collect()
+    (0..count)
+        .map(|_| {
+            if rng.one_in(3) {
+                0.0
+            } else {
+                rng.below(41) as f32 / 4.0 - 5.0
+            }
+        })
+        .collect()
 }
 
 #[test]
@@ -47,12 +90,22 @@ fn lengths_follow_the_values() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("rows", 40), 700));
     let mask = x.gt(1.0);
-    let outputs = [x.nonzero(), x.masked_select(mask), x.unique(), x.masked_select(mask).exp().sum()];
+    let outputs = [
+        x.nonzero(),
+        x.masked_select(mask),
+        x.unique(),
+        x.masked_select(mask).exp().sum(),
+    ];
     let mut rng = Rng(5);
     for rows in [40usize, 1, 13] {
-        let values = Array2::from_shape_vec((rows, 700), numbers(&mut rng, rows * 700)).expect("as many numbers");
+        let values = Array2::from_shape_vec((rows, 700), numbers(&mut rng, rows * 700))
+            .expect("as many numbers");
         let [nonzero, selected, unique, sum] = run(&trace, outputs, &[&values]);
-        let places: Vec<f32> = values.indexed_iter().filter(|(_, v)| **v != 0.0).flat_map(|((i, j), _)| [i as f32, j as f32]).collect();
+        let places: Vec<f32> = values
+            .indexed_iter()
+            .filter(|(_, v)| **v != 0.0)
+            .flat_map(|((i, j), _)| [i as f32, j as f32])
+            .collect();
         assert_eq!(nonzero.shape(), [places.len() / 2, 2]);
         assert!(nonzero.iter().eq(&places));
         let above: Vec<f32> = values.iter().copied().filter(|v| *v > 1.0).collect();
@@ -73,7 +126,10 @@ fn nothing_found_is_no_elements() {
     let none = x.masked_select(x.gt(100.0));
     let outputs = [x.nonzero(), none, (none * 2.0).sum(), x.unique()];
     let [nonzero, none, sum, unique] = run(&trace, outputs, &[&Array2::<f32>::zeros((3, 5))]);
-    assert_eq!((nonzero.shape(), none.shape(), sum[[]], unique.len()), (&[0, 2][..], &[0][..], 0.0, 1));
+    assert_eq!(
+        (nonzero.shape(), none.shape(), sum[[]], unique.len()),
+        (&[0, 2][..], &[0][..], 0.0, 1)
+    );
 }
 
 #[test]
@@ -90,11 +146,38 @@ fn orders_are_stable_and_put_nan_last() {
             [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0],
         ])],
     );
-    let expect = [[5, 1, 3, 2, 0, 4], [5, 1, 3, 4, 2, 0], [0, 1, 2, 3, 4, 5], [5, 4, 3, 2, 1, 0]];
-    assert!(up.iter().eq(expect.iter().flatten().map(|&i| i as f32).collect::<Vec<_>>().iter()));
-    let expect = [[0, 4, 2, 1, 3, 5], [0, 2, 3, 4, 1, 5], [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 5]];
-    assert!(down.iter().eq(expect.iter().flatten().map(|&i| i as f32).collect::<Vec<_>>().iter()));
-    assert_eq!(sorted.rows().into_iter().next().expect("a row").to_vec(), [0.0, 1.0, 1.0, 2.0, 3.0, 3.0]);
+    let expect = [
+        [5, 1, 3, 2, 0, 4],
+        [5, 1, 3, 4, 2, 0],
+        [0, 1, 2, 3, 4, 5],
+        [5, 4, 3, 2, 1, 0],
+    ];
+    assert!(
+        up.iter().eq(expect
+            .iter()
+            .flatten()
+            .map(|&i| i as f32)
+            .collect::<Vec<_>>()
+            .iter())
+    );
+    let expect = [
+        [0, 4, 2, 1, 3, 5],
+        [0, 2, 3, 4, 1, 5],
+        [0, 1, 2, 3, 4, 5],
+        [0, 1, 2, 3, 4, 5],
+    ];
+    assert!(
+        down.iter().eq(expect
+            .iter()
+            .flatten()
+            .map(|&i| i as f32)
+            .collect::<Vec<_>>()
+            .iter())
+    );
+    assert_eq!(
+        sorted.rows().into_iter().next().expect("a row").to_vec(),
+        [0.0, 1.0, 1.0, 2.0, 3.0, 3.0]
+    );
 }
 
 /// Suppression by its definition, box by box.
@@ -102,7 +185,9 @@ fn suppressed(boxes: &Array2<f32>, scores: &Array1<f32>, threshold: f32) -> Vec<
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_by(|&a, &b| scores[b].total_cmp(&scores[a]).then(a.cmp(&b)));
     let share = |a: usize, b: usize| {
-        let side = |k: usize| (boxes[(a, k + 2)].min(boxes[(b, k + 2)]) - boxes[(a, k)].max(boxes[(b, k)])).max(0.0);
+        let side = |k: usize| {
+            (boxes[(a, k + 2)].min(boxes[(b, k + 2)]) - boxes[(a, k)].max(boxes[(b, k)])).max(0.0)
+        };
         let area = |i: usize| (boxes[(i, 2)] - boxes[(i, 0)]) * (boxes[(i, 3)] - boxes[(i, 1)]);
         side(0) * side(1) / (area(a) + area(b) - side(0) * side(1))
     };
@@ -120,13 +205,23 @@ fn suppression_keeps_what_the_definition_keeps() {
     let mut rng = Rng(11);
     for (count, threshold) in [(1usize, 0.5), (64, 0.3), (65, 0.0), (300, 0.5), (2500, 0.7)] {
         let trace = Trace::inference();
-        let (boxes, scores) = (trace.input("boxes", F32, (count, 4)), trace.input("scores", F32, (count,)));
+        let (boxes, scores) = (
+            trace.input("boxes", F32, (count, 4)),
+            trace.input("scores", F32, (count,)),
+        );
         let corners = Array2::from_shape_fn((count, 2), |_| rng.below(60) as f32);
         let sides = Array2::from_shape_fn((count, 2), |_| 1.0 + rng.below(16) as f32);
-        let given = ndarray::concatenate(ndarray::Axis(1), &[corners.view(), (&corners + &sides).view()]).expect("two columns each");
+        let given = ndarray::concatenate(
+            ndarray::Axis(1),
+            &[corners.view(), (&corners + &sides).view()],
+        )
+        .expect("two columns each");
         let ranks = Array1::from_shape_fn(count, |_| rng.below(200) as f32 / 8.0);
         let [kept] = run(&trace, [boxes.nms(scores, threshold)], &[&given, &ranks]);
-        assert!(kept.iter().eq(&suppressed(&given, &ranks, threshold)), "{count} boxes, {threshold}");
+        assert!(
+            kept.iter().eq(&suppressed(&given, &ranks, threshold)),
+            "{count} boxes, {threshold}"
+        );
     }
 }
 
@@ -134,25 +229,51 @@ fn suppression_keeps_what_the_definition_keeps() {
 fn dynamic_slices_are_parts_and_check_their_ends() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (7, 3));
-    let (start, length) = (trace.input("start", I32, ()), trace.input("length", I32, ()));
+    let (start, length) = (
+        trace.input("start", I32, ()),
+        trace.input("length", I32, ()),
+    );
     let mut session = session(true, 2);
-    let outputs = [x.dynamic_slice(0, start, length) * 2.0, x.slice_from(0, start, 2)];
+    let outputs = [
+        x.dynamic_slice(0, start, length) * 2.0,
+        x.slice_from(0, start, 2),
+    ];
     let program = session.compile(&trace, outputs).expect("compiles");
     let values = Array2::from_shape_fn((7, 3), |(i, j)| (3 * i + j) as f32);
     let mut part = |start: i32, length: i32| {
         let feed = (&values, ndarray::arr0(start), ndarray::arr0(length));
         let found = session.run(&program, feed).map_err(|e| e.to_string())?;
-        Ok::<_, String>((found[0].array::<f32>().expect("f32"), found[1].array::<f32>().expect("f32")))
+        Ok::<_, String>((
+            found[0].array::<f32>().expect("f32"),
+            found[1].array::<f32>().expect("f32"),
+        ))
     };
     for (start, length) in [(0, 7), (2, 3), (5, 0), (5, 2)] {
         let (slice, two) = part(start, length).expect("inside");
         let (start, length) = (start as usize, length as usize);
-        assert_eq!(slice.into_dimensionality().expect("two axes"), values.slice(ndarray::s![start..start + length, ..]).mapv(|v| v * 2.0));
-        assert_eq!(two.into_dimensionality().expect("two axes"), values.slice(ndarray::s![start..start + 2, ..]));
+        assert_eq!(
+            slice.into_dimensionality().expect("two axes"),
+            values
+                .slice(ndarray::s![start..start + length, ..])
+                .mapv(|v| v * 2.0)
+        );
+        assert_eq!(
+            two.into_dimensionality().expect("two axes"),
+            values.slice(ndarray::s![start..start + 2, ..])
+        );
     }
-    for (start, length, said) in [(3, 5, "8"), (-1, 2, "-1"), (0, -1, "-1"), (0, 8, "8"), (6, 1, "6")] {
+    for (start, length, said) in [
+        (3, 5, "8"),
+        (-1, 2, "-1"),
+        (0, -1, "-1"),
+        (0, 8, "8"),
+        (6, 1, "6"),
+    ] {
         let error = part(start, length).expect_err("outside");
-        assert!(error.contains(said) && error.contains("found_lengths.rs"), "{start}, {length}: {error}");
+        assert!(
+            error.contains(said) && error.contains("found_lengths.rs"),
+            "{start}, {length}: {error}"
+        );
     }
     part(1, 1).expect("the session stays usable");
 }
@@ -174,7 +295,10 @@ fn gradients_go_back_to_where_elements_came_from() {
     for ((i, j), &v) in values.indexed_iter() {
         let close = |found: f32, want: f32| (found - want).abs() <= 1e-5 * want.abs().max(1.0);
         assert!(close(a[[i, j]], if v > 0.5 { 3.0 * v * v } else { 0.0 }));
-        assert!(close(b[[i, j]], if (2..4).contains(&j) { 2.0 * v } else { 0.0 }));
+        assert!(close(
+            b[[i, j]],
+            if (2..4).contains(&j) { 2.0 * v } else { 0.0 }
+        ));
         let above = values.row(i).iter().filter(|other| **other > v).count();
         assert!(close(c[[i, j]], if above < 2 { 2.0 * v } else { 0.0 }));
         assert_eq!(d[[i, j]], 1.0, "unique has no gradient");
@@ -196,19 +320,33 @@ fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> 
     let loss = if padded {
         ((score - target).square() * weight).sum() / count
     } else {
-        (score.masked_select(is_real) - target.masked_select(is_real)).square().sum() / count
+        (score.masked_select(is_real) - target.masked_select(is_real))
+            .square()
+            .sum()
+            / count
     };
     trace.minimize(loss, slabwise::optim::Sgd::new(0.05));
-    session.compile(&trace, [loss]).unwrap_or_else(|e| panic!("{e}"))
+    session
+        .compile(&trace, [loss])
+        .unwrap_or_else(|e| panic!("{e}"))
 }
 
 #[test]
 fn a_masked_loss_trains_as_a_padded_one() {
     let losses = |padded: bool, lend: bool| {
         let params = Params::seeded(1);
-        let shapes = Shapes { lend, ..Shapes::default() };
-        let options = CompileOptions { shapes, ..CompileOptions::default() };
-        let mut session = Session::new(Device::Cpu, params.clone()).expect("a session").with_threads(2).with_options(options);
+        let shapes = Shapes {
+            lend,
+            ..Shapes::default()
+        };
+        let options = CompileOptions {
+            shapes,
+            ..CompileOptions::default()
+        };
+        let mut session = Session::new(Device::Cpu, params.clone())
+            .expect("a session")
+            .with_threads(2)
+            .with_options(options);
         let program = detector(&mut session, &params, padded);
         assert_eq!(program.plan().found().is_empty(), padded);
         let (mut rng, mut losses, mut stats) = (Rng(9), Vec::new(), RunStats::default());
@@ -226,15 +364,35 @@ fn a_masked_loss_trains_as_a_padded_one() {
         }
         (losses, stats)
     };
-    let ((padded, none), (selected, pooled), (lent, holes)) = (losses(true, true), losses(false, false), losses(false, true));
-    assert!(padded.iter().zip(&selected).all(|(a, b)| (a - b).abs() <= 1e-4 * a.abs().max(0.1)), "{padded:?} {selected:?}");
+    let ((padded, none), (selected, pooled), (lent, holes)) = (
+        losses(true, true),
+        losses(false, false),
+        losses(false, true),
+    );
+    assert!(
+        padded
+            .iter()
+            .zip(&selected)
+            .all(|(a, b)| (a - b).abs() <= 1e-4 * a.abs().max(0.1)),
+        "{padded:?} {selected:?}"
+    );
     let mean = |l: &[f32]| l.iter().sum::<f32>() / l.len() as f32;
     assert!(mean(&padded[25..]) < mean(&padded[..5]), "{padded:?}");
     assert_eq!((none.lent_bytes, none.pool_bytes), (0, 0));
     let bits = |l: &[f32]| l.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&selected), bits(&lent), "where values lie changes no bit");
-    assert!(pooled.lent_bytes == 0 && pooled.pool_bytes > 0, "{pooled:?}");
-    assert!(holes.lent_bytes > 0 && holes.pool_bytes < pooled.pool_bytes, "{holes:?}");
+    assert_eq!(
+        bits(&selected),
+        bits(&lent),
+        "where values lie changes no bit"
+    );
+    assert!(
+        pooled.lent_bytes == 0 && pooled.pool_bytes > 0,
+        "{pooled:?}"
+    );
+    assert!(
+        holes.lent_bytes > 0 && holes.pool_bytes < pooled.pool_bytes,
+        "{holes:?}"
+    );
 }
 
 #[test]
@@ -246,9 +404,21 @@ fn the_report_says_what_is_found_and_why() {
     let program = session.compile(&trace, [y, x.tanh()]).expect("compiles");
     let report = program.plan().to_string();
     assert!(report.contains("found1 found, ≤ 32"), "{report}");
-    let line = report.lines().find(|l| l.contains("f32 [found1]")).unwrap_or_else(|| panic!("{report}"));
-    assert!(line.contains("found1 is found at") && line.contains("found_lengths.rs"), "{report}");
-    assert!(program.plan().found().iter().all(|b| b.shape.contains("found1")));
+    let line = report
+        .lines()
+        .find(|l| l.contains("f32 [found1]"))
+        .unwrap_or_else(|| panic!("{report}"));
+    assert!(
+        line.contains("found1 is found at") && line.contains("found_lengths.rs"),
+        "{report}"
+    );
+    assert!(
+        program
+            .plan()
+            .found()
+            .iter()
+            .all(|b| b.shape.contains("found1"))
+    );
 }
 
 #[test]
@@ -258,8 +428,17 @@ fn a_pool_without_room_leaves_weights_as_they_were() {
         limit: Some(1 << 12),
         ..slabwise::memory::MemoryConfig::with_policy(slabwise::memory::Policy::Unpooled)
     };
-    let options = CompileOptions { shapes: Shapes { lend: false, ..Shapes::default() }, ..CompileOptions::default() };
-    let session = Session::new(Device::Cpu, params.clone()).expect("a session").with_threads(1).with_options(options);
+    let options = CompileOptions {
+        shapes: Shapes {
+            lend: false,
+            ..Shapes::default()
+        },
+        ..CompileOptions::default()
+    };
+    let session = Session::new(Device::Cpu, params.clone())
+        .expect("a session")
+        .with_threads(1)
+        .with_options(options);
     let mut session = session.with_memory(&memory).expect("makes sense");
     let trace = Trace::training();
     let x = trace.input("x", F32, (4096,));
@@ -267,27 +446,56 @@ fn a_pool_without_room_leaves_weights_as_they_were() {
     let chosen = (x * trace.param(w)).masked_select(x.gt(0.0));
     let loss = (chosen * chosen).mean() + trace.param(w).mean();
     trace.minimize(loss, slabwise::optim::Sgd::new(0.1));
-    let program = session.compile(&trace, [loss]).unwrap_or_else(|e| panic!("{e}"));
-    let Err(Error::Memory { bill, .. }) = session.run(&program, (Array1::<f32>::ones(4096),)).map(|_| ()) else {
+    let program = session
+        .compile(&trace, [loss])
+        .unwrap_or_else(|e| panic!("{e}"));
+    let Err(Error::Memory { bill, .. }) = session
+        .run(&program, (Array1::<f32>::ones(4096),))
+        .map(|_| ())
+    else {
         panic!("4096 floats do not fit in 4096 bytes")
     };
     assert!(bill.holders.iter().all(|h| !h.tag.name.is_empty()));
-    assert!(session.value("w").expect("a weight").iter().all(|v| *v == 1.0), "no weight was changed");
+    assert!(
+        session
+            .value("w")
+            .expect("a weight")
+            .iter()
+            .all(|v| *v == 1.0),
+        "no weight was changed"
+    );
     let mut few = Array1::<f32>::from_elem(4096, -1.0);
     few[7] = 1.0;
     session.run(&program, (few,)).expect("one element fits");
-    assert!(session.value("w").expect("a weight").iter().any(|v| *v != 1.0));
+    assert!(
+        session
+            .value("w")
+            .expect("a weight")
+            .iter()
+            .any(|v| *v != 1.0)
+    );
 }
 
 #[test]
 fn slab_and_pool_share_one_budget() {
     let run = |budget: u64, chosen: usize| {
-        let options = CompileOptions { shapes: Shapes { lend: false, ..Shapes::default() }, ..CompileOptions::default() };
-        let session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(1).with_options(options);
+        let options = CompileOptions {
+            shapes: Shapes {
+                lend: false,
+                ..Shapes::default()
+            },
+            ..CompileOptions::default()
+        };
+        let session = Session::new(Device::Cpu, Params::seeded(0))
+            .expect("a session")
+            .with_threads(1)
+            .with_options(options);
         let mut session = session.with_budget(Bytes(budget));
         let trace = Trace::inference();
         let x = trace.input("x", F32, (1024,));
-        let program = session.compile(&trace, [x.masked_select(x.gt(0.0))]).expect("the plan is within the budget");
+        let program = session
+            .compile(&trace, [x.masked_select(x.gt(0.0))])
+            .expect("the plan is within the budget");
         let x = Array1::from_shape_fn(1024, |i| if i < chosen { 1.0f32 } else { -1.0 });
         let result = session.run(&program, (x,)).map(|[y]| y.shape()[0]);
         (result, session.slab_bytes())
@@ -297,7 +505,15 @@ fn slab_and_pool_share_one_budget() {
     // Positions and elements of 100 are 800 bytes; of 1024 they are 8 KiB.
     let budget = slab + 1024;
     assert_eq!(run(budget, 100).0.expect("there is room"), 100);
-    let Err(Error::Room { bytes, budget: named, planned, .. }) = run(budget, 1024).0 else { panic!("beyond the budget") };
+    let Err(Error::Room {
+        bytes,
+        budget: named,
+        planned,
+        ..
+    }) = run(budget, 1024).0
+    else {
+        panic!("beyond the budget")
+    };
     assert_eq!((bytes.0, named.0, planned.0), (4096, budget, slab));
 }
 
@@ -305,13 +521,18 @@ fn mistakes(build: impl Fn(&Trace)) -> String {
     let trace = Trace::inference();
     build(&trace);
     let one = trace.ones(());
-    session(true, 1).compile(&trace, [one]).err().expect("refused").to_string()
+    session(true, 1)
+        .compile(&trace, [one])
+        .err()
+        .expect("refused")
+        .to_string()
 }
 
 #[test]
 fn nonsense_is_refused_by_name() {
     let said = mistakes(|t| {
-        t.input("x", F32, (3,)).masked_select(t.input("m", F32, (3,)));
+        t.input("x", F32, (3,))
+            .masked_select(t.input("m", F32, (3,)));
     });
     assert!(said.contains("masked_select by f32"), "{said}");
     let said = mistakes(|t| {
@@ -321,9 +542,13 @@ fn nonsense_is_refused_by_name() {
     let said = mistakes(|t| {
         t.input("b", F32, (3, 4)).nms(t.input("s", F32, (2,)), 0.5);
     });
-    assert!(said.contains("nms of boxes [3, 4] with scores f32 [2]"), "{said}");
+    assert!(
+        said.contains("nms of boxes [3, 4] with scores f32 [2]"),
+        "{said}"
+    );
     let said = mistakes(|t| {
-        t.input("b", F32, (3, 4)).nms(t.input("s", F32, (3,)), f32::NAN);
+        t.input("b", F32, (3, 4))
+            .nms(t.input("s", F32, (3,)), f32::NAN);
     });
     assert!(said.contains("NaN"), "{said}");
     let said = mistakes(|t| {
@@ -343,7 +568,8 @@ fn nonsense_is_refused_by_name() {
     assert!(said.contains("at most 8"), "{said}");
 }
 
-/// The graph that a trace wrote, against the reference, beside values of known length that fuse with others.
+/// The graph that a trace wrote, against the reference, beside values of known length that fuse
+/// with others.
 #[test]
 fn programs_of_several_stages_agree_with_the_reference() {
     let trace = Trace::inference();
@@ -353,7 +579,13 @@ fn programs_of_several_stages_agree_with_the_reference() {
     let average = chosen.mean();
     let centred = (scaled - average).relu();
     let again = centred.masked_select(centred.gt(0.1));
-    let outputs = [again.sum(), centred.mean(), chosen * 2.0 + again.mean(), scaled.sum_over(0), again];
+    let outputs = [
+        again.sum(),
+        centred.mean(),
+        chosen * 2.0 + again.mean(),
+        scaled.sum_over(0),
+        again,
+    ];
     let graph: Graph = trace.finish(&outputs).expect("no mistakes");
     let mut rng = Rng(3);
     for rows in [9usize, 2, 5] {
@@ -361,10 +593,18 @@ fn programs_of_several_stages_agree_with_the_reference() {
         let mut env = graph.symbols.bounds();
         env.0[0] = rows as u32;
         let array = Array::from_fn(F32, values.shape(), |c| f64::from(values[(c[0], c[1])]));
-        let want = evaluate(&graph, &env, &[array], &[], Precision::Single).expect("the graph evaluates").outputs;
+        let want = evaluate(&graph, &env, &[array], &[], Precision::Single)
+            .expect("the graph evaluates")
+            .outputs;
         for (found, want) in run(&trace, outputs, &[&values]).iter().zip(&want) {
             assert_eq!(found.shape(), want.dims);
-            assert!(found.iter().zip(&want.values).all(|(&a, &b)| (f64::from(a) - b).abs() < 1e-4), "{found} and {want}");
+            assert!(
+                found
+                    .iter()
+                    .zip(&want.values)
+                    .all(|(&a, &b)| (f64::from(a) - b).abs() < 1e-4),
+                "{found} and {want}"
+            );
         }
     }
 }

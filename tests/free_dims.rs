@@ -1,4 +1,5 @@
-//! Dimensions without a bound: planned for the lengths that runs bring, with few plans, and with the reference's results.
+//! Dimensions without a bound: planned for the lengths that runs bring, with few plans, and with
+//! the reference's results.
 
 use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
@@ -9,14 +10,25 @@ use slabwise::{CompileOptions, Error, Ranges, Shapes};
 const WIDTH: usize = 6;
 
 fn options(ranges: Ranges, plans_max: u32) -> CompileOptions {
-    CompileOptions { shapes: Shapes { ranges, plans_max, ..Shapes::default() }, ..CompileOptions::default() }
+    CompileOptions {
+        shapes: Shapes {
+            ranges,
+            plans_max,
+            ..Shapes::default()
+        },
+        ..CompileOptions::default()
+    }
 }
 
 fn session(options: CompileOptions) -> Session {
-    Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(2).with_options(options)
+    Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_threads(2)
+        .with_options(options)
 }
 
-/// Attention of a sequence to itself, so that the square of the length is among the sizes, and a mean over it.
+/// Attention of a sequence to itself, so that the square of the length is among the sizes, and a
+/// mean over it.
 fn attention(trace: &Trace) -> [Tensor<'_>; 2] {
     let x = trace.input("x", F32, (Dim::free("len"), WIDTH));
     let seen = x.matmul(x.t()).softmax(1).matmul(x);
@@ -25,7 +37,9 @@ fn attention(trace: &Trace) -> [Tensor<'_>; 2] {
 
 /// A sequence of some length, the same every time.
 fn sequence(length: usize) -> Array2<f32> {
-    Array2::from_shape_fn((length, WIDTH), |(i, j)| ((i * 7 + j * 3) % 11) as f32 / 5.0 - 1.0)
+    Array2::from_shape_fn((length, WIDTH), |(i, j)| {
+        ((i * 7 + j * 3) % 11) as f32 / 5.0 - 1.0
+    })
 }
 
 fn expected(trace: &Trace, outputs: &[Tensor<'_>], x: &Array2<f32>) -> Vec<Vec<f64>> {
@@ -48,13 +62,23 @@ fn every_length_gives_what_the_reference_gives() {
             let x = sequence(length);
             let want = expected(&trace, &outputs, &x);
             for dynamic in [false, true] {
-                let run = if dynamic { session.run_dynamic(&program, (&x,)) } else { session.run(&program, (&x,)) };
+                let run = if dynamic {
+                    session.run_dynamic(&program, (&x,))
+                } else {
+                    session.run(&program, (&x,))
+                };
                 let found = run.expect("runs");
                 assert_eq!(found[0].shape(), [length, WIDTH]);
                 for (found, want) in found.iter().zip(&want) {
                     let found = found.array::<f32>().expect("f32");
-                    let close = found.iter().zip(want).all(|(&a, &b)| (f64::from(a) - b).abs() < 1e-4);
-                    assert!(close && found.len() == want.len(), "{ranges:?}, length {length}: {found} and {want:?}");
+                    let close = found
+                        .iter()
+                        .zip(want)
+                        .all(|(&a, &b)| (f64::from(a) - b).abs() < 1e-4);
+                    assert!(
+                        close && found.len() == want.len(),
+                        "{ranges:?}, length {length}: {found} and {want:?}"
+                    );
                 }
             }
         }
@@ -65,7 +89,9 @@ fn every_length_gives_what_the_reference_gives() {
 fn a_length_seen_is_not_planned_again_and_plans_are_few() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
-    let program = session.compile(&trace, attention(&trace)).expect("compiles");
+    let program = session
+        .compile(&trace, attention(&trace))
+        .expect("compiles");
     assert_eq!(program.plan_counts().made, 1);
     let lengths: Vec<usize> = (0..200).map(|i| 1 + (i * 7919) % 150).collect();
     for &length in &lengths {
@@ -74,25 +100,37 @@ fn a_length_seen_is_not_planned_again_and_plans_are_few() {
     let once = program.plan_counts();
     assert!(once.made <= 25, "150 lengths lie in few ranges: {once:?}");
     assert_eq!((once.made + once.hits, once.dropped), (201, 0));
-    assert_eq!(session.slab_bytes(), once.slab_bytes, "the slab has room for the largest plan, and no more");
+    assert_eq!(
+        session.slab_bytes(),
+        once.slab_bytes,
+        "the slab has room for the largest plan, and no more"
+    );
     for &length in &lengths {
         session.run(&program, (&sequence(length),)).expect("runs");
     }
     let twice = program.plan_counts();
-    assert_eq!((twice.made, twice.hits, twice.slab_bytes), (once.made, once.hits + 200, once.slab_bytes));
+    assert_eq!(
+        (twice.made, twice.hits, twice.slab_bytes),
+        (once.made, once.hits + 200, once.slab_bytes)
+    );
 }
 
 #[test]
 fn plans_beyond_the_most_go_the_longest_unused_first() {
     let mut session = session(options(Ranges::Exact, 3));
     let trace = Trace::inference();
-    let program = session.compile(&trace, attention(&trace)).expect("compiles");
+    let program = session
+        .compile(&trace, attention(&trace))
+        .expect("compiles");
     let mut made = |length: usize| {
         session.run(&program, (&sequence(length),)).expect("runs");
         program.plan_counts().made
     };
     // Beside the one of `compile`, for a length of 64.
-    assert_eq!([made(5), made(6), made(5), made(7), made(5), made(7)], [2, 3, 3, 4, 4, 4]);
+    assert_eq!(
+        [made(5), made(6), made(5), made(7), made(5), made(7)],
+        [2, 3, 3, 4, 4, 4]
+    );
     // 6 is the longest unused: it went when 8 came.
     assert_eq!([made(8), made(5), made(7), made(6)], [5, 5, 5, 6]);
     let counts = program.plan_counts();
@@ -105,14 +143,24 @@ fn a_range_has_at_most_its_growth_to_spare() {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
         let x = trace.input("x", F32, (Dim::free("len"), 1024));
-        let program = session.compile(&trace, [(x.exp() + 1.0).sum_over(0)]).expect("compiles");
+        let program = session
+            .compile(&trace, [(x.exp() + 1.0).sum_over(0)])
+            .expect("compiles");
         // The plan of `compile` goes, so that the slab is the run's.
-        session.run(&program, (&Array2::<f32>::zeros((length, 1024)),)).expect("runs");
+        session
+            .run(&program, (&Array2::<f32>::zeros((length, 1024)),))
+            .expect("runs");
         session.last_run().peak_slab_bytes
     };
     for length in [65usize, 100, 333] {
-        let (exact, ranged) = (slab(Ranges::Exact, length), slab(Ranges::Growth(25), length));
-        assert!(exact <= ranged && ranged * 100 <= exact * 126, "length {length}: {exact} and {ranged}");
+        let (exact, ranged) = (
+            slab(Ranges::Exact, length),
+            slab(Ranges::Growth(25), length),
+        );
+        assert!(
+            exact <= ranged && ranged * 100 <= exact * 126,
+            "length {length}: {exact} and {ranged}"
+        );
     }
 }
 
@@ -122,24 +170,41 @@ fn several_free_dimensions_have_plans_for_their_pairs() {
     let trace = Trace::inference();
     let a = trace.input("a", F32, (Dim::free("rows"), 3));
     let b = trace.input("b", F32, (Dim::free("columns"), 3));
-    let program = session.compile(&trace, [a.matmul(b.t())]).expect("compiles");
+    let program = session
+        .compile(&trace, [a.matmul(b.t())])
+        .expect("compiles");
     for (rows, columns) in [(2, 9), (9, 2), (2, 9), (1, 1)] {
-        let (a, b) = (Array2::<f32>::ones((rows, 3)), Array2::<f32>::from_elem((columns, 3), 2.0));
+        let (a, b) = (
+            Array2::<f32>::ones((rows, 3)),
+            Array2::<f32>::from_elem((columns, 3), 2.0),
+        );
         let [product] = session.run(&program, (a, b)).expect("runs");
-        assert_eq!(product.array::<f32>().expect("f32"), ndarray::Array::from_elem(IxDyn(&[rows, columns]), 6.0));
+        assert_eq!(
+            product.array::<f32>().expect("f32"),
+            ndarray::Array::from_elem(IxDyn(&[rows, columns]), 6.0)
+        );
     }
-    assert_eq!(program.plan_counts().made, 4, "three pairs, and the first lengths");
+    assert_eq!(
+        program.plan_counts().made,
+        4,
+        "three pairs, and the first lengths"
+    );
 }
 
 #[test]
 fn mistakes_name_the_input() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
-    let (x, y) = (trace.input("x", U8, (Dim::free("len"),)), trace.input("y", U8, (Dim::free("len"),)));
-    let cube = x.unsqueeze(1).unsqueeze(2) * y.unsqueeze(0).unsqueeze(2) * y.unsqueeze(0).unsqueeze(0);
+    let (x, y) = (
+        trace.input("x", U8, (Dim::free("len"),)),
+        trace.input("y", U8, (Dim::free("len"),)),
+    );
+    let cube =
+        x.unsqueeze(1).unsqueeze(2) * y.unsqueeze(0).unsqueeze(2) * y.unsqueeze(0).unsqueeze(0);
     let program = session.compile(&trace, [cube.sum()]).expect("compiles");
     let mut refused = |x: usize, y: usize| {
-        let (x, y): (Box<dyn Input>, Box<dyn Input>) = (Box::new(vec![1u8; x]), Box::new(Array1::<u8>::ones(y)));
+        let (x, y): (Box<dyn Input>, Box<dyn Input>) =
+            (Box::new(vec![1u8; x]), Box::new(Array1::<u8>::ones(y)));
         match session.run(&program, &[&*x, &*y][..]) {
             Err(Error::Input { name, message }) => (name, message),
             Err(other) => panic!("{other}"),
@@ -147,14 +212,29 @@ fn mistakes_name_the_input() {
         }
     };
     let (name, message) = refused(0, 3);
-    assert!(name == "y" && message.contains("\"len\" is 3, but 0 in another input"), "{name}: {message}");
+    assert!(
+        name == "y" && message.contains("\"len\" is 3, but 0 in another input"),
+        "{name}: {message}"
+    );
     let (name, message) = refused(4, 3);
-    assert!(name == "y" && message.contains("\"len\" is 3, but 4 in another input"), "{name}: {message}");
+    assert!(
+        name == "y" && message.contains("\"len\" is 3, but 4 in another input"),
+        "{name}: {message}"
+    );
     let (name, message) = refused(1 << 20, 1 << 20);
-    assert!(name == "x" && message.contains("\"len\" is 1048576") && message.contains("free_dims.rs"), "{name}: {message}");
-    let [sum] = session.run(&program, (vec![1u8; 5], vec![2u8; 5])).expect("the session stays usable");
+    assert!(
+        name == "x" && message.contains("\"len\" is 1048576") && message.contains("free_dims.rs"),
+        "{name}: {message}"
+    );
+    let [sum] = session
+        .run(&program, (vec![1u8; 5], vec![2u8; 5]))
+        .expect("the session stays usable");
     assert_eq!(sum.item(), 500.0);
-    assert_eq!(program.plan_counts().made, 2, "nothing was planned for what was refused");
+    assert_eq!(
+        program.plan_counts().made,
+        2,
+        "nothing was planned for what was refused"
+    );
 }
 
 #[test]
@@ -163,7 +243,11 @@ fn nonsense_is_refused_by_name() {
         let trace = Trace::inference().named("odd");
         build(&trace);
         let one = trace.ones(());
-        session.compile(&trace, [one]).err().expect("refused").to_string()
+        session
+            .compile(&trace, [one])
+            .err()
+            .expect("refused")
+            .to_string()
     };
     let mut plain = session(CompileOptions::default());
     let both = message(&mut plain, &|trace| {
@@ -173,8 +257,14 @@ fn nonsense_is_refused_by_name() {
     let orphan = message(&mut plain, &|trace| {
         trace.arange(Dim::free("nobody"));
     });
-    assert!(orphan.contains("no input has the free dimension \"nobody\""), "{orphan}");
-    for (ranges, plans_max, said) in [(Ranges::Growth(0), 4, "Growth(0)"), (Ranges::Exact, 0, "plans_max")] {
+    assert!(
+        orphan.contains("no input has the free dimension \"nobody\""),
+        "{orphan}"
+    );
+    for (ranges, plans_max, said) in [
+        (Ranges::Growth(0), 4, "Growth(0)"),
+        (Ranges::Exact, 0, "plans_max"),
+    ] {
         let odd = message(&mut session(options(ranges, plans_max)), &|_| {});
         assert!(odd.contains(said), "{odd}");
     }

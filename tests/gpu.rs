@@ -1,5 +1,6 @@
-//! Sessions on a GPU, where there is one: what the emulator and a driver without a device cannot tell. Kernel by kernel, the tests
-//! of `slabwise-cuda` do the same. Without a GPU these say so and pass.
+//! Sessions on a GPU, where there is one: what the emulator and a driver without a device cannot
+//! tell. Kernel by kernel, the tests of `slabwise-cuda` do the same. Without a GPU these say so and
+//! pass.
 #![cfg(feature = "cuda")]
 
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
@@ -15,39 +16,76 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
     let params = Params::seeded(1);
     let network = model.build(&params);
     let mut session = Session::new(device, params).expect("a session");
-    let train = network.training(&mut session, Dim::bounded("batch", batch), OptimizerKind::Adam).expect("it compiles");
+    let train = network
+        .training(
+            &mut session,
+            Dim::bounded("batch", batch),
+            OptimizerKind::Adam,
+        )
+        .expect("it compiles");
     let losses = (0..steps)
         .map(|step| {
             // A smaller batch now and then: another graph is recorded, or found again.
-            let (images, labels) = model.batch(if step % 10 == 9 { batch as usize / 2 } else { batch as usize }, step);
+            let (images, labels) = model.batch(
+                if step % 10 == 9 {
+                    batch as usize / 2
+                } else {
+                    batch as usize
+                },
+                step,
+            );
             let images = match images {
                 Examples::Images(images) => {
                     let mut draw = noise(step);
-                    Examples::Images(images.mapv(|pixel| pixel * (1.0 + (2.0 * draw() - 1.0) * roundings * f32::EPSILON)))
+                    Examples::Images(images.mapv(|pixel| {
+                        pixel * (1.0 + (2.0 * draw() - 1.0) * roundings * f32::EPSILON)
+                    }))
                 }
                 tokens => tokens,
             };
             session.run(&train, (&images, &labels)).expect("a step")[0].item()
         })
         .collect();
-    assert_eq!(session.last_run().peak_slab_bytes, session.slab_bytes(), "the planned peak is what kernels are given");
+    assert_eq!(
+        session.last_run().peak_slab_bytes,
+        session.slab_bytes(),
+        "the planned peak is what kernels are given"
+    );
     losses
 }
 
-/// Losses drift apart as roundings do: the first steps are compared as closely as single kernels are, the others as curves. How far a
-/// model takes a rounding apart in its first steps is seen on the CPU: Adam divides each gradient by its size, so that of one near 0 the
-/// sign counts, and norms over few numbers amplify what is left.
+/// Losses drift apart as roundings do: the first steps are compared as closely as single kernels
+/// are, the others as curves. How far a model takes a rounding apart in its first steps is seen on
+/// the CPU: Adam divides each gradient by its size, so that of one near 0 the sign counts, and
+/// norms over few numbers amplify what is left.
 fn assert_same_curve(model: Model, batch: u32, steps: u64) {
     let Some(device) = gpu() else { return };
-    let (expected, got) = (losses(Device::Cpu, model, batch, steps, 0.0), losses(device, model, batch, steps, 0.0));
+    let (expected, got) = (
+        losses(Device::Cpu, model, batch, steps, 0.0),
+        losses(device, model, batch, steps, 0.0),
+    );
     let nudged = [1.0, 2.0, 4.0].map(|roundings| losses(Device::Cpu, model, batch, 3, roundings));
     for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
-        let drift =
-            nudged.iter().filter_map(|losses| losses.get(step)).map(|nudged| (nudged - b).abs() / b.abs().max(1.0)).fold(0.0, f32::max);
-        let tolerance = if step < 3 { drift.mul_add(2.0, 1e-4) } else { 2e-2 };
-        assert!((a - b).abs() <= tolerance * b.abs().max(1.0), "{model}, step {step}: {a} on the GPU, {b} on the CPU");
+        let drift = nudged
+            .iter()
+            .filter_map(|losses| losses.get(step))
+            .map(|nudged| (nudged - b).abs() / b.abs().max(1.0))
+            .fold(0.0, f32::max);
+        let tolerance = if step < 3 {
+            drift.mul_add(2.0, 1e-4)
+        } else {
+            2e-2
+        };
+        assert!(
+            (a - b).abs() <= tolerance * b.abs().max(1.0),
+            "{model}, step {step}: {a} on the GPU, {b} on the CPU"
+        );
     }
-    assert_eq!(got, losses(device, model, batch, steps, 0.0), "{model}: the same seed gives the same bits");
+    assert_eq!(
+        got,
+        losses(device, model, batch, steps, 0.0),
+        "{model}: the same seed gives the same bits"
+    );
 }
 
 #[test]

@@ -1,5 +1,6 @@
-//! Copies beside kernels and memory behind pages on a GPU, where there is one: what a driver without a device takes on trust
-//! of streams, branches of graphs and mappings. Without a GPU these say so and pass.
+//! Copies beside kernels and memory behind pages on a GPU, where there is one: what a driver
+//! without a device takes on trust of streams, branches of graphs and mappings. Without a GPU these
+//! say so and pass.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -18,8 +19,13 @@ fn gpu() -> Option<Device> {
 
 /// Memory taken as it is needed: tests run beside each other.
 fn bare(session: Session) -> Session {
-    let config = MemoryConfig { preallocate: Some(false), ..MemoryConfig::default() };
-    session.with_memory(&config).expect("settings that make sense")
+    let config = MemoryConfig {
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    };
+    session
+        .with_memory(&config)
+        .expect("settings that make sense")
 }
 
 #[test]
@@ -28,19 +34,35 @@ fn what_leaves_the_slab_comes_back_as_it_was() {
     for seed in [None, Some(3)] {
         let sizes = [2048, 8, 5];
         let all = train_on(device, bare, sizes, seed).expect("it compiles");
-        let half = |s: Session| bare(s).with_budget(Budget::Fraction(0.5)).with_offload(Offload::new(Bytes(1 << 50)));
+        let half = |s: Session| {
+            bare(s)
+                .with_budget(Budget::Fraction(0.5))
+                .with_offload(Offload::new(Bytes(1 << 50)))
+        };
         let within = train_on(device, half, sizes, seed).expect("it fits");
         let plan = within.program.plan();
-        assert!(!plan.again().sent.is_empty() && plan.slab_bytes() <= all.program.plan().slab_bytes() / 2, "{plan}");
+        assert!(
+            !plan.again().sent.is_empty()
+                && plan.slab_bytes() <= all.program.plan().slab_bytes() / 2,
+            "{plan}"
+        );
         assert_eq!(within.losses, all.losses);
         assert!(within.weights == all.weights, "weights differ");
         // Many steps in flight, then a look.
         let (x, labels) = examples(sizes[0]);
         let losses = [all, within].map(|mut trained| {
             for _ in 0..10 {
-                trained.session.run(&trained.program, (&x, &labels)).expect("a step");
+                trained
+                    .session
+                    .run(&trained.program, (&x, &labels))
+                    .expect("a step");
             }
-            trained.session.run(&trained.program, (&x, &labels)).expect("a step")[0].item().to_bits()
+            trained
+                .session
+                .run(&trained.program, (&x, &labels))
+                .expect("a step")[0]
+                .item()
+                .to_bits()
         });
         assert_eq!(losses[0], losses[1]);
     }
@@ -52,23 +74,42 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
     const BATCH: usize = 4096;
     let open = |slots: usize| {
         let params = Params::seeded(3);
-        let layers = [0, 1, 2].map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH));
-        let mut session = bare(Session::new(device, params).expect("a session")).with_prefetch(slots);
+        let layers =
+            [0, 1, 2].map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH));
+        let mut session =
+            bare(Session::new(device, params).expect("a session")).with_prefetch(slots);
         let trace = Trace::training();
-        let (x, labels) = (trace.input("x", F32, (BATCH, WIDTH)), trace.input("labels", I32, (BATCH,)));
-        let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+        let (x, labels) = (
+            trace.input("x", F32, (BATCH, WIDTH)),
+            trace.input("labels", I32, (BATCH,)),
+        );
+        let loss = layers
+            .iter()
+            .fold(x, |x, layer| x.apply(layer).tanh())
+            .cross_entropy(labels);
         trace.minimize(loss, Adam::new(1e-2));
         let program = session.compile(&trace, [loss]).expect("it compiles");
         (session, program)
     };
     let (x, labels) = examples(BATCH);
-    let batches = || (0..12).map(|step| (x.mapv(|v| v + step as f32 / 12.0), labels.clone())).collect::<Vec<(Array2<f32>, Array1<i32>)>>();
+    let batches = || {
+        (0..12)
+            .map(|step| (x.mapv(|v| v + step as f32 / 12.0), labels.clone()))
+            .collect::<Vec<(Array2<f32>, Array1<i32>)>>()
+    };
     let (mut session, program) = open(1);
-    assert!(program.plan().persistent().landing >= (BATCH * WIDTH * 4) as u64, "{}", program.plan());
-    // Each step waited for, and none until the last: inputs that travel while steps are at work are those of their own steps.
+    assert!(
+        program.plan().persistent().landing >= (BATCH * WIDTH * 4) as u64,
+        "{}",
+        program.plan()
+    );
+    // Each step waited for, and none until the last: inputs that travel while steps are at work are
+    // those of their own steps.
     let mut expected = 0;
     for batch in batches() {
-        expected = session.run(&program, batch).expect("a step")[0].item().to_bits();
+        expected = session.run(&program, batch).expect("a step")[0]
+            .item()
+            .to_bits();
     }
     let (mut session, program) = open(1);
     let (mut data, mut last) = (batches().into_iter().peekable(), 0);
@@ -83,7 +124,10 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
         let (mut session, program) = open(slots);
         let (mut data, mut last) = (batches().into_iter(), 0);
         for step in 0..12 {
-            let [loss] = session.run_ahead(&program, &mut data).expect("a step").expect("a batch");
+            let [loss] = session
+                .run_ahead(&program, &mut data)
+                .expect("a step")
+                .expect("a batch");
             // Nobody waits for most of them.
             if step == 11 {
                 last = loss.item().to_bits();
@@ -96,22 +140,42 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
 #[test]
 fn a_pool_of_mapped_pages_gives_the_same_results() {
     let Some(device) = gpu() else { return };
-    let config = |policy| MemoryConfig { limit: Some(256 << 20), preallocate: Some(false), ..MemoryConfig::with_policy(policy) };
+    let config = |policy| MemoryConfig {
+        limit: Some(256 << 20),
+        preallocate: Some(false),
+        ..MemoryConfig::with_policy(policy)
+    };
     for policy in [Policy::Tlsf, Policy::Bfc, Policy::Vmm] {
-        let mut session = Session::new(device, Params::seeded(0)).expect("a session").with_memory(&config(policy)).expect("it maps pages");
+        let mut session = Session::new(device, Params::seeded(0))
+            .expect("a session")
+            .with_memory(&config(policy))
+            .expect("it maps pages");
         // Sizes that fit badly into what those before leave.
         for n in [200u32, 500, 100, 400, 600, 300] {
             let trace = Trace::inference();
             let x = trace.input("x", F32, (n, n));
             let (a, b) = (x.matmul(x), x.exp());
-            let program = session.compile(&trace, [(a * b + x).sum(), a.sum()]).expect("compiles");
-            let x = Array2::from_shape_fn((n as usize, n as usize), |(i, j)| ((i * 31 + j * 17) as f32 * 0.618).sin() * 0.1);
-            let planned = session.run(&program, (&x,)).expect("a run").map(|output| output.item().to_bits());
-            let dynamic = session.run_dynamic(&program, (&x,)).expect("a run").map(|output| output.item().to_bits());
+            let program = session
+                .compile(&trace, [(a * b + x).sum(), a.sum()])
+                .expect("compiles");
+            let x = Array2::from_shape_fn((n as usize, n as usize), |(i, j)| {
+                ((i * 31 + j * 17) as f32 * 0.618).sin() * 0.1
+            });
+            let planned = session
+                .run(&program, (&x,))
+                .expect("a run")
+                .map(|output| output.item().to_bits());
+            let dynamic = session
+                .run_dynamic(&program, (&x,))
+                .expect("a run")
+                .map(|output| output.item().to_bits());
             assert_eq!(planned, dynamic, "{policy}, {n}");
         }
         let statistics = session.pool_statistics();
-        assert!(statistics.pool_bytes > 0 && statistics.ooms == 0, "{policy}: {statistics:?}");
+        assert!(
+            statistics.pool_bytes > 0 && statistics.ooms == 0,
+            "{policy}: {statistics:?}"
+        );
         session.reset_pool();
         assert_eq!(session.pool_statistics().pool_bytes, 0, "{policy}");
     }

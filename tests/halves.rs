@@ -14,7 +14,9 @@ fn rounded(x: &Array2<f32>) -> Array2<f32> {
 
 /// Some numbers that no half holds exactly.
 fn numbers(rows: usize, cols: usize, scale: f32) -> Array2<f32> {
-    Array2::from_shape_fn((rows, cols), |(r, c)| scale * ((r * 31 + c * 17) as f32 * 0.618).sin())
+    Array2::from_shape_fn((rows, cols), |(r, c)| {
+        scale * ((r * 31 + c * 17) as f32 * 0.618).sin()
+    })
 }
 
 #[test]
@@ -41,7 +43,9 @@ fn values_round_whether_they_are_stored_or_not() {
     let half = input.cast(F16);
     // Fused, the half is never in memory; as an output it is.
     let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
-    let program = session.compile(&trace, [half.cast(F32) * 2.0, half, half + input]).unwrap();
+    let program = session
+        .compile(&trace, [half.cast(F32) * 2.0, half, half + input])
+        .unwrap();
     let [double, half, sum] = session.run(&program, (&x,)).unwrap();
     assert_eq!((half.dtype(), sum.dtype()), (F16, F32));
     let halves = half.array::<f16>().unwrap();
@@ -53,7 +57,10 @@ fn values_round_whether_they_are_stored_or_not() {
     }
     assert_eq!(half.item(), 0.0);
     let error = half.view::<f32>().unwrap_err().to_string();
-    assert_eq!(error, "the values are f16, not f32; ask for them as what they are, or cast in the program");
+    assert_eq!(
+        error,
+        "the values are f16, not f32; ask for them as what they are, or cast in the program"
+    );
 }
 
 /// Weights in single precision, products in halves: the gradient goes back through the conversions.
@@ -65,7 +72,10 @@ fn a_model_learns_with_products_of_halves() {
         let params = Params::seeded(3);
         let weight = params.root().param("weight", (8, 1), Init::Constant(0.0));
         let trace = Trace::training();
-        let (images, wanted) = (trace.input("x", F32, (64, 8)), trace.input("y", F32, (64, 1)));
+        let (images, wanted) = (
+            trace.input("x", F32, (64, 8)),
+            trace.input("y", F32, (64, 1)),
+        );
         let product = images.cast(dtype).matmul(trace.param(&weight).cast(dtype));
         let loss = (product - wanted).square().mean();
         trace.minimize(loss, Sgd::new(0.05));
@@ -95,15 +105,28 @@ fn halves_go_in_and_out() {
         assert_eq!(sum.view::<f32>().unwrap()[5], 1.5 + step as f32 * 2.5);
     }
     assert_eq!(session.value("kept").unwrap()[5], 9.0);
-    session.set_value("kept", &Array1::from_elem(6, 0.1)).unwrap();
-    assert_eq!(session.value("kept").unwrap()[0], f16::from_f32(0.1).to_f32());
+    session
+        .set_value("kept", &Array1::from_elem(6, 0.1))
+        .unwrap();
+    assert_eq!(
+        session.value("kept").unwrap()[0],
+        f16::from_f32(0.1).to_f32()
+    );
     let resident = session.upload("resident", &x).unwrap();
-    assert_eq!(session.download::<bf16>(&resident).unwrap()[1], bf16::from_f32(0.5));
+    assert_eq!(
+        session.download::<bf16>(&resident).unwrap()[1],
+        bf16::from_f32(0.5)
+    );
 
     let bytes: Vec<u8> = x.iter().flat_map(|h| h.to_le_bytes()).collect();
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("halves.safetensors");
-    let entry = weights::Entry { name: "x", dtype: BF16, shape: vec![6], bytes: &bytes };
+    let entry = weights::Entry {
+        name: "x",
+        dtype: BF16,
+        shape: vec![6],
+        bytes: &bytes,
+    };
     weights::save(&path, &[entry], &Default::default()).unwrap();
     let file = weights::File::open(&path).unwrap();
     let back = file.tensors().next().unwrap();
@@ -113,11 +136,17 @@ fn halves_go_in_and_out() {
 #[test]
 fn mixed_types_are_a_mistake() {
     let trace = Trace::inference();
-    let (x, y) = (trace.input("x", BF16, (2, 3)), trace.input("y", F32, (3, 2)));
+    let (x, y) = (
+        trace.input("x", BF16, (2, 3)),
+        trace.input("y", F32, (3, 2)),
+    );
     let z = x.matmul(y);
     let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
     let error = session.compile(&trace, [z]).err().unwrap().to_string();
-    assert!(error.contains("matmul [2, 3] × [3, 2]: types bf16 and f32 differ; convert one with cast"), "{error}");
+    assert!(
+        error.contains("matmul [2, 3] × [3, 2]: types bf16 and f32 differ; convert one with cast"),
+        "{error}"
+    );
 }
 
 /// Losses of some steps of a model, and its weights after them.
@@ -125,7 +154,9 @@ fn trained(model: &str, precision: Precision, batch: usize, steps: u64) -> (Vec<
     let (params, model) = (Params::seeded(2), Model::parse(model).unwrap());
     let network = model.build(&params).with_precision(precision);
     let mut session = Session::new(Device::Cpu, params).unwrap();
-    let program = network.training(&mut session, batch, model.optimizer()).unwrap();
+    let program = network
+        .training(&mut session, batch, model.optimizer())
+        .unwrap();
     let losses = (0..steps).map(|step| {
         let (examples, labels) = model.batch(batch, step % 2);
         session.run(&program, (&examples, &labels)).unwrap()[0].item()
@@ -133,7 +164,12 @@ fn trained(model: &str, precision: Precision, batch: usize, steps: u64) -> (Vec<
     let losses = losses.collect();
     let names: Vec<String> = session.names().map(String::from).collect();
     let values = names.iter().map(|name| session.value(name).unwrap());
-    (losses, values.flat_map(|value: ndarray::ArrayD<f32>| value.into_iter().collect::<Vec<f32>>()).collect())
+    (
+        losses,
+        values
+            .flat_map(|value: ndarray::ArrayD<f32>| value.into_iter().collect::<Vec<f32>>())
+            .collect(),
+    )
 }
 
 /// Built-in models learn in mixed precision what they learn in f32, and their weights are f32.
@@ -142,32 +178,63 @@ fn models_learn_in_bf16_as_in_f32() {
     for (model, batch, off) in [
         ("mlp:inputs=64,hidden1=48,hidden2=32", 16, 5e-4),
         ("cnn:size=12,width=8,hidden=32", 8, 2e-3),
-        ("gpt:layers=2,width=32,heads=2,length=16,vocabulary=50", 4, 5e-4),
-        ("resnet20:size=16,width=8,blocks1=1,blocks2=1,blocks3=1", 16, 5e-3),
-        ("resnet18:size=64,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1", 16, 0.03),
+        (
+            "gpt:layers=2,width=32,heads=2,length=16,vocabulary=50",
+            4,
+            5e-4,
+        ),
+        (
+            "resnet20:size=16,width=8,blocks1=1,blocks2=1,blocks3=1",
+            16,
+            5e-3,
+        ),
+        (
+            "resnet18:size=64,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1",
+            16,
+            0.03,
+        ),
         // Steps of a network this deep take the smallest difference on.
-        ("resnet50:size=96,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1", 16, 0.1),
+        (
+            "resnet50:size=96,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1",
+            16,
+            0.1,
+        ),
     ] {
         let (exact, weights) = trained(model, Precision::F32, batch, 12);
         let (half, halves) = trained(model, Precision::Bf16, batch, 12);
         assert!(half[11] < half[1], "{model} learns: {half:?}");
         for (step, (a, b)) in half.iter().zip(&exact).enumerate() {
             let off = if step == 0 { 1e-3 } else { off };
-            assert!((a - b).abs() <= off * b.abs(), "{model}, step {step}: {a} in bf16, {b} in f32");
+            assert!(
+                (a - b).abs() <= off * b.abs(),
+                "{model}, step {step}: {a} in bf16, {b} in f32"
+            );
         }
         assert!(half != exact && weights.len() == halves.len());
-        let kept = halves.iter().filter(|w| bf16::from_f32(**w).to_f32() != **w).count();
-        assert!(kept > halves.len() / 2, "{model}: of {} weights {kept} have more digits than bf16", halves.len());
+        let kept = halves
+            .iter()
+            .filter(|w| bf16::from_f32(**w).to_f32() != **w)
+            .count();
+        assert!(
+            kept > halves.len() / 2,
+            "{model}: of {} weights {kept} have more digits than bf16",
+            halves.len()
+        );
     }
 }
 
-/// Operands are rounded, in the backward pass too; sums and gradients are f32, and all else is as it was.
+/// Operands are rounded, in the backward pass too; sums and gradients are f32, and all else is as
+/// it was.
 #[test]
 fn a_precision_rounds_operands_of_products_alone() {
     let (x, w) = (numbers(6, 5, 1.5), numbers(5, 4, 0.7));
     let run = |precision: Option<Precision>| {
         let trace = Trace::inference();
-        let trace = if let Some(precision) = precision { trace.with_precision(precision) } else { trace };
+        let trace = if let Some(precision) = precision {
+            trace.with_precision(precision)
+        } else {
+            trace
+        };
         let (a, b) = (trace.input("x", F32, (6, 5)), trace.input("w", F32, (5, 4)));
         let y = a.matmul(b);
         let weights = y.softmax(1);
@@ -176,12 +243,21 @@ fn a_precision_rounds_operands_of_products_alone() {
         assert!([y, weights, loss, da, db].iter().all(|t| t.dtype() == F32));
         let summed = trace.einsum("ij,jk->ik", &[a, b]);
         let image = a.reshape((1, 1, 6, 5)).conv2d(b.reshape((1, 1, 5, 4)));
-        let wide = a.reshape((1, 1, 6, 5)).conv_transpose2d(b.reshape((1, 1, 5, 4)), ConvGeometry::default());
+        let wide = a
+            .reshape((1, 1, 6, 5))
+            .conv_transpose2d(b.reshape((1, 1, 5, 4)), ConvGeometry::default());
         let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
-        let program = session.compile(&trace, [y, weights, da, db, summed, image, wide]).unwrap();
-        session.run(&program, (&x, &w)).unwrap().map(|output| output.array::<f32>().unwrap())
+        let program = session
+            .compile(&trace, [y, weights, da, db, summed, image, wide])
+            .unwrap();
+        session
+            .run(&program, (&x, &w))
+            .unwrap()
+            .map(|output| output.array::<f32>().unwrap())
     };
-    let close = |a: &ndarray::ArrayD<f32>, b: &Array2<f32>| a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6);
+    let close = |a: &ndarray::ArrayD<f32>, b: &Array2<f32>| {
+        a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6)
+    };
     let [y, weights, da, db, summed, image, wide] = run(Some(Precision::Bf16));
     let (rx, rw) = (rounded(&x), rounded(&w));
     let product = rx.dot(&rw);
@@ -189,7 +265,10 @@ fn a_precision_rounds_operands_of_products_alone() {
     // d mean((0.3·y)²) / dy, rounded before it is multiplied.
     let dy = rounded(&product.mapv(|y| 2.0 * 0.3 * 0.3 * y / 24.0));
     assert!(close(&da, &dy.dot(&rw.t())) && close(&db, &rx.t().dot(&dy)));
-    let most = product.rows().into_iter().map(|row| row.fold(f32::MIN, |a, b| a.max(*b)));
+    let most = product
+        .rows()
+        .into_iter()
+        .map(|row| row.fold(f32::MIN, |a, b| a.max(*b)));
     let softmax = Array2::from_shape_vec(
         (6, 4),
         product
@@ -198,14 +277,19 @@ fn a_precision_rounds_operands_of_products_alone() {
             .zip(most)
             .flat_map(|(row, most)| {
                 let sum: f32 = row.iter().map(|y| (y - most).exp()).sum();
-                row.iter().map(|y| (y - most).exp() / sum).collect::<Vec<f32>>()
+                row.iter()
+                    .map(|y| (y - most).exp() / sum)
+                    .collect::<Vec<f32>>()
             })
             .collect(),
     )
     .unwrap();
     assert!(close(&weights, &softmax));
     let at = |x: &Array2<f32>, w: &Array2<f32>, i: usize| -> f32 {
-        (0..5).flat_map(|r| (0..4).map(move |c| (r, c))).map(|(r, c)| x[[r + i / 2, c + i % 2]] * w[[r, c]]).sum()
+        (0..5)
+            .flat_map(|r| (0..4).map(move |c| (r, c)))
+            .map(|(r, c)| x[[r + i / 2, c + i % 2]] * w[[r, c]])
+            .sum()
     };
     assert!((0..4).all(|i| (image.iter().nth(i).unwrap() - at(&rx, &rw, i)).abs() < 1e-5));
     assert!((wide[[0, 0, 0, 0]] - rx[[0, 0]] * rw[[0, 0]]).abs() < 1e-6);
@@ -216,7 +300,11 @@ fn a_precision_rounds_operands_of_products_alone() {
 
 #[test]
 fn precisions_have_names() {
-    assert!(Precision::ALL.iter().all(|p| p.to_string().parse::<Precision>().unwrap() == *p));
+    assert!(
+        Precision::ALL
+            .iter()
+            .all(|p| p.to_string().parse::<Precision>().unwrap() == *p)
+    );
     let said = "f16".parse::<Precision>().unwrap_err().to_string();
     assert_eq!(said, "unknown precision \"f16\"; it is f32 or bf16");
 }

@@ -5,29 +5,49 @@ use slabwise::CompileOptions;
 use slabwise::prelude::*;
 
 fn numbers(rows: usize, columns: usize) -> Array2<f32> {
-    Array2::from_shape_fn((rows, columns), |(i, j)| ((i * columns + j) as f32 * 0.37).sin())
+    Array2::from_shape_fn((rows, columns), |(i, j)| {
+        ((i * columns + j) as f32 * 0.37).sin()
+    })
 }
 
 /// Where a program runs, and whether memory is checked.
 fn sessions(device: Device) -> [Session; 2] {
-    let checked = CompileOptions { check_memory: true, ..CompileOptions::default() };
-    [CompileOptions::default(), checked]
-        .map(|options| Session::new(device, Params::seeded(0)).expect("a session").with_threads(2).with_options(options))
+    let checked = CompileOptions {
+        check_memory: true,
+        ..CompileOptions::default()
+    };
+    [CompileOptions::default(), checked].map(|options| {
+        Session::new(device, Params::seeded(0))
+            .expect("a session")
+            .with_threads(2)
+            .with_options(options)
+    })
 }
 
-/// Prefixes of an input, of a value, of what is sorted, and both halves of something, of several sizes.
+/// Prefixes of an input, of a value, of what is sorted, and both halves of something, of several
+/// sizes.
 fn prefixes(device: Device, sizes: &[usize]) {
-    for (&rows, mut session) in sizes.iter().flat_map(|rows| sessions(device).map(|session| (rows, session))) {
+    for (&rows, mut session) in sizes
+        .iter()
+        .flat_map(|rows| sessions(device).map(|session| (rows, session)))
+    {
         let columns = 16;
         for k in [1, rows / 2, rows - 1] {
             let trace = Trace::inference();
             let x = trace.input("x", F32, (rows, columns));
-            let program = session.compile(&trace, [x.slice(0, 0..k).exp()]).expect("it compiles");
+            let program = session
+                .compile(&trace, [x.slice(0, 0..k).exp()])
+                .expect("it compiles");
             let given = numbers(rows, columns);
             let want = given.slice(s![0..k, ..]).mapv(f32::exp).into_dyn();
             let close = |got: ArrayD<f32>, want: &ArrayD<f32>| {
                 assert_eq!(got.shape(), want.shape());
-                assert!(got.iter().zip(want).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()), "{rows} rows, {k}: {got} instead of {want}");
+                assert!(
+                    got.iter()
+                        .zip(want)
+                        .all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()),
+                    "{rows} rows, {k}: {got} instead of {want}"
+                );
             };
             for _ in 0..2 {
                 let [y] = session.run(&program, (&given,)).expect("it runs");
@@ -45,9 +65,16 @@ fn prefixes(device: Device, sizes: &[usize]) {
             let x = trace.input("x", F32, (rows, columns));
             // Of a value: written by one kernel, its first part in place by the next.
             let value = x.sum_keep(1) * x;
-            let program = session.compile(&trace, [value.keep().slice(0, ..k).exp()]).expect("it compiles");
-            let sums = given.sum_axis(ndarray::Axis(1)).insert_axis(ndarray::Axis(1));
-            let want = (&given * &sums).slice(s![0..k, ..]).mapv(f32::exp).into_dyn();
+            let program = session
+                .compile(&trace, [value.keep().slice(0, ..k).exp()])
+                .expect("it compiles");
+            let sums = given
+                .sum_axis(ndarray::Axis(1))
+                .insert_axis(ndarray::Axis(1));
+            let want = (&given * &sums)
+                .slice(s![0..k, ..])
+                .mapv(f32::exp)
+                .into_dyn();
             let [y] = session.run(&program, (&given,)).expect("it runs");
             close(y.array::<f32>().expect("f32"), &want);
         }
@@ -55,12 +82,25 @@ fn prefixes(device: Device, sizes: &[usize]) {
         let x = trace.input("x", F32, (rows, columns));
         let halves = x.slice(0, 0..rows / 2 * 2).split(0, 2);
         let best = x.transpose(0, 1).sort(true).slice(1, 0..2).exp();
-        let program = session.compile(&trace, [halves[0], halves[1], best]).expect("it compiles");
+        let program = session
+            .compile(&trace, [halves[0], halves[1], best])
+            .expect("it compiles");
         let given = numbers(rows, columns);
         let [first, second, best] = session.run(&program, (&given,)).expect("it runs");
-        assert_eq!(first.array::<f32>().expect("f32"), given.slice(s![0..rows / 2, ..]).into_dyn());
-        assert_eq!(second.array::<f32>().expect("f32"), given.slice(s![rows / 2..rows / 2 * 2, ..]).into_dyn());
-        let largest = given.column(0).iter().copied().fold(f32::MIN, f32::max).exp();
+        assert_eq!(
+            first.array::<f32>().expect("f32"),
+            given.slice(s![0..rows / 2, ..]).into_dyn()
+        );
+        assert_eq!(
+            second.array::<f32>().expect("f32"),
+            given.slice(s![rows / 2..rows / 2 * 2, ..]).into_dyn()
+        );
+        let largest = given
+            .column(0)
+            .iter()
+            .copied()
+            .fold(f32::MIN, f32::max)
+            .exp();
         assert!((best.array::<f32>().expect("f32")[[0, 0]] - largest).abs() <= 1e-5 * largest);
     }
 }
@@ -73,21 +113,36 @@ fn the_first_part_of_a_value_is_computed_in_its_place() {
 #[cfg(feature = "cuda")]
 #[test]
 fn the_first_part_of_a_value_is_computed_in_its_place_on_a_device() {
-    let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else { return };
+    let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else {
+        return;
+    };
     prefixes(Device::Cuda(0), &[4, 33]);
 }
 
-/// The optimisation is made: nothing but the input is in the slab. Without it the bits are the same.
+/// The optimisation is made: nothing but the input is in the slab. Without it the bits are the
+/// same.
 #[test]
 fn in_place_saves_the_bytes_of_the_part() {
     let bytes = |in_place: bool| {
-        let planner = slabwise_planner::Options { in_place, ..slabwise_planner::Options::default() };
-        let options = CompileOptions { planner, ..CompileOptions::default() };
-        let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_options(options);
+        let planner = slabwise_planner::Options {
+            in_place,
+            ..slabwise_planner::Options::default()
+        };
+        let options = CompileOptions {
+            planner,
+            ..CompileOptions::default()
+        };
+        let mut session = Session::new(Device::Cpu, Params::seeded(0))
+            .expect("a session")
+            .with_options(options);
         let trace = Trace::inference();
         let x = trace.input("x", F32, (64, 16));
-        let program = session.compile(&trace, [x.slice(0, 0..32).exp()]).expect("it compiles");
-        let out = session.run(&program, (&numbers(64, 16),)).expect("it runs")[0].array::<f32>().expect("f32");
+        let program = session
+            .compile(&trace, [x.slice(0, 0..32).exp()])
+            .expect("it compiles");
+        let out = session.run(&program, (&numbers(64, 16),)).expect("it runs")[0]
+            .array::<f32>()
+            .expect("f32");
         (program.plan().slab_bytes(), out)
     };
     let ((with, a), (without, b)) = (bytes(true), bytes(false));
@@ -95,24 +150,48 @@ fn in_place_saves_the_bytes_of_the_part() {
     assert_eq!(a, b);
 }
 
-/// A part of each row begins at the first byte as well, but is walked otherwise: it gets bytes of its own, or is right in these.
+/// A part of each row begins at the first byte as well, but is walked otherwise: it gets bytes of
+/// its own, or is right in these.
 #[test]
 fn parts_of_rows_and_parts_that_begin_later_are_right() {
     for mut session in sessions(Device::Cpu) {
         let trace = Trace::inference();
         let x = trace.input("x", F32, (9, 16));
         let v = trace.input("v", F32, (100,));
-        let parts = [x.slice(1, 0..5).exp(), x.slice_step(0, 0..8, 2) * 2.0, x.slice(0, 3..9).exp(), x.slice(0, 0..1).relu()];
+        let parts = [
+            x.slice(1, 0..5).exp(),
+            x.slice_step(0, 0..8, 2) * 2.0,
+            x.slice(0, 3..9).exp(),
+            x.slice(0, 0..1).relu(),
+        ];
         let more = [v.slice(0, 0..37).exp(), -v.slice_step(0, .., 3)];
-        let program = session.compile(&trace, [parts[0], parts[1], parts[2], parts[3], more[0], more[1]]).expect("it compiles");
-        let (x, v) = (numbers(9, 16), Array1::from_iter((0..100).map(|i| (i as f32).cos())));
-        let out = session.run(&program, (&x, &v)).expect("it runs").map(|o| o.array::<f32>().expect("f32"));
-        let close =
-            |a: &ArrayD<f32>, b: ArrayD<f32>| assert!(a.shape() == b.shape() && a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-5));
+        let program = session
+            .compile(
+                &trace,
+                [parts[0], parts[1], parts[2], parts[3], more[0], more[1]],
+            )
+            .expect("it compiles");
+        let (x, v) = (
+            numbers(9, 16),
+            Array1::from_iter((0..100).map(|i| (i as f32).cos())),
+        );
+        let out = session
+            .run(&program, (&x, &v))
+            .expect("it runs")
+            .map(|o| o.array::<f32>().expect("f32"));
+        let close = |a: &ArrayD<f32>, b: ArrayD<f32>| {
+            assert!(a.shape() == b.shape() && a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-5))
+        };
         close(&out[0], x.slice(s![.., 0..5]).mapv(f32::exp).into_dyn());
-        close(&out[1], x.slice(s![0..8;2, ..]).mapv(|v| v * 2.0).into_dyn());
+        close(
+            &out[1],
+            x.slice(s![0..8;2, ..]).mapv(|v| v * 2.0).into_dyn(),
+        );
         close(&out[2], x.slice(s![3..9, ..]).mapv(f32::exp).into_dyn());
-        close(&out[3], x.slice(s![0..1, ..]).mapv(|v| v.max(0.0)).into_dyn());
+        close(
+            &out[3],
+            x.slice(s![0..1, ..]).mapv(|v| v.max(0.0)).into_dyn(),
+        );
         close(&out[4], v.slice(s![0..37]).mapv(f32::exp).into_dyn());
         close(&out[5], v.slice(s![..;3]).mapv(|v| -v).into_dyn());
     }
@@ -125,15 +204,34 @@ fn prefixes_of_bounded_batches_and_of_what_is_donated() {
         let trace = Trace::inference();
         let x = trace.input("x", F32, (Dim::bounded("batch", 8), 6, 4));
         let y = x.transpose(0, 1).keep() * 1.0;
-        let program = session.compile(&trace, [x.slice(1, 0..3).exp().sum_over(1), y.slice(0, 0..2).exp()]).expect("it compiles");
+        let program = session
+            .compile(
+                &trace,
+                [x.slice(1, 0..3).exp().sum_over(1), y.slice(0, 0..2).exp()],
+            )
+            .expect("it compiles");
         for batch in [8, 3, 1, 0] {
-            let given = numbers(batch * 6, 4).into_shape_with_order((batch, 6, 4)).expect("as many");
-            let [sums, first] = session.run(&program, (&given,)).expect("it runs").map(|o| o.array::<f32>().expect("f32"));
-            let want = given.slice(s![.., 0..3, ..]).mapv(f32::exp).sum_axis(ndarray::Axis(1));
-            assert!(sums.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5) && sums.len() == want.len());
+            let given = numbers(batch * 6, 4)
+                .into_shape_with_order((batch, 6, 4))
+                .expect("as many");
+            let [sums, first] = session
+                .run(&program, (&given,))
+                .expect("it runs")
+                .map(|o| o.array::<f32>().expect("f32"));
+            let want = given
+                .slice(s![.., 0..3, ..])
+                .mapv(f32::exp)
+                .sum_axis(ndarray::Axis(1));
+            assert!(
+                sums.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5)
+                    && sums.len() == want.len()
+            );
             let turned = given.view().permuted_axes([1, 0, 2]);
             let want = turned.slice(s![0..2, .., ..]).mapv(f32::exp);
-            assert!(first.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5) && first.len() == want.len());
+            assert!(
+                first.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5)
+                    && first.len() == want.len()
+            );
         }
         let trace = Trace::inference();
         let x = trace.input("x", F32, (8, 4));
@@ -142,7 +240,10 @@ fn prefixes_of_bounded_batches_and_of_what_is_donated() {
         let program = session.compile(&trace, [next, part]).expect("it compiles");
         let given = numbers(8, 4);
         let buffer = session.upload("x", &given).expect("it fits");
-        let [doubled, first] = session.run(&program, (buffer.donate(),)).expect("it runs").map(|o| o.array::<f32>().expect("f32"));
+        let [doubled, first] = session
+            .run(&program, (buffer.donate(),))
+            .expect("it runs")
+            .map(|o| o.array::<f32>().expect("f32"));
         assert_eq!(doubled, given.mapv(|v| v * 2.0).into_dyn());
         let want = given.slice(s![0..3, ..]).mapv(f32::exp);
         assert!(first.iter().zip(&want).all(|(a, b)| (a - b).abs() < 1e-5));

@@ -1,4 +1,5 @@
-//! Layers against formulas written out here in f64, what they leave behind between steps, and what their mistakes say.
+//! Layers against formulas written out here in f64, what they leave behind between steps, and what
+//! their mistakes say.
 
 mod support;
 
@@ -16,7 +17,10 @@ fn random(rng: &mut Rng, lengths: &[usize], (low, high): (f64, f64)) -> ArrayD<f
 fn assert_close(got: &[f32], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len());
     for (i, (g, e)) in got.iter().zip(expected).enumerate() {
-        assert!((f64::from(*g) - e).abs() <= tolerance * (1.0 + e.abs()), "element {i}: {g} instead of {e}");
+        assert!(
+            (f64::from(*g) - e).abs() <= tolerance * (1.0 + e.abs()),
+            "element {i}: {g} instead of {e}"
+        );
     }
 }
 
@@ -29,7 +33,9 @@ fn infer(x: &ArrayD<f32>, model: impl for<'t> Fn(&Scope, Tensor<'t>) -> Tensor<'
     let params = Params::seeded(5);
     let trace = Trace::inference();
     let y = model(&params.root(), trace.input("x", F32, x.shape()));
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
     let program = session.compile(&trace, [y]).expect("it compiles");
     let [y] = session.run(&program, (x,)).expect("it runs");
     y.array::<f32>().expect("f32").into_iter().collect()
@@ -40,7 +46,10 @@ fn normalized(group: &[f64], eps: f64) -> Vec<f64> {
     let n = group.len() as f64;
     let mean = group.iter().sum::<f64>() / n;
     let variance = group.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / n;
-    group.iter().map(|x| (x - mean) / (variance + eps).sqrt()).collect()
+    group
+        .iter()
+        .map(|x| (x - mean) / (variance + eps).sqrt())
+        .collect()
 }
 
 #[test]
@@ -48,8 +57,15 @@ fn norms_of_one_example() {
     let rng = &mut Rng(1);
     // Far from 0, where E[x²] − E[x]² would have no digit left.
     let x = random(rng, &[6, 40], (999.0, 1001.0));
-    let rows: Vec<f64> = values(&x).chunks(40).flat_map(|row| normalized(row, 1e-5)).collect();
-    assert_close(&infer(&x, |at, x| x.apply(&LayerNorm::new(at / "norm", 40))), &rows, 3e-4);
+    let rows: Vec<f64> = values(&x)
+        .chunks(40)
+        .flat_map(|row| normalized(row, 1e-5))
+        .collect();
+    assert_close(
+        &infer(&x, |at, x| x.apply(&LayerNorm::new(at / "norm", 40))),
+        &rows,
+        3e-4,
+    );
 
     let x = random(rng, &[6, 40], (-2.0, 3.0));
     let rms = values(&x);
@@ -57,11 +73,22 @@ fn norms_of_one_example() {
         let scale = (row.iter().map(|x| x * x).sum::<f64>() / 40.0 + 1e-6).sqrt();
         row.iter().map(move |x| x / scale)
     });
-    assert_close(&infer(&x, |at, x| x.apply(&RmsNorm::new(at / "norm", 40))), &rms.collect::<Vec<f64>>(), 1e-5);
+    assert_close(
+        &infer(&x, |at, x| x.apply(&RmsNorm::new(at / "norm", 40))),
+        &rms.collect::<Vec<f64>>(),
+        1e-5,
+    );
 
     let x = random(rng, &[2, 6, 3, 5], (-2.0, 3.0));
-    let groups: Vec<f64> = values(&x).chunks(2 * 15).flat_map(|group| normalized(group, 1e-5)).collect();
-    assert_close(&infer(&x, |at, x| x.apply(&GroupNorm::new(at / "norm", 3, 6))), &groups, 1e-5);
+    let groups: Vec<f64> = values(&x)
+        .chunks(2 * 15)
+        .flat_map(|group| normalized(group, 1e-5))
+        .collect();
+    assert_close(
+        &infer(&x, |at, x| x.apply(&GroupNorm::new(at / "norm", 3, 6))),
+        &groups,
+        1e-5,
+    );
 }
 
 /// Batch normalisation in f64.
@@ -78,12 +105,16 @@ impl Expected {
         let all = values(x);
         let mut y = vec![0.0; all.len()];
         for c in 0..channels {
-            let at: Vec<usize> = (0..n * places).map(|i| (i / places * channels + c) * places + i % places).collect();
+            let at: Vec<usize> = (0..n * places)
+                .map(|i| (i / places * channels + c) * places + i % places)
+                .collect();
             let channel: Vec<f64> = at.iter().map(|&i| all[i]).collect();
             let count = channel.len() as f64;
             let mean = channel.iter().sum::<f64>() / count;
             let unbiased = channel.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / (count - 1.0);
-            at.iter().zip(normalized(&channel, 1e-5)).for_each(|(&i, v)| y[i] = v);
+            at.iter()
+                .zip(normalized(&channel, 1e-5))
+                .for_each(|(&i, v)| y[i] = v);
             self.mean[c] = 0.9 * self.mean[c] + 0.1 * mean;
             self.var[c] = 0.9 * self.var[c] + 0.1 * unbiased;
         }
@@ -94,48 +125,99 @@ impl Expected {
 #[test]
 fn batch_norm_keeps_running_statistics() {
     let rng = &mut Rng(2);
-    for (lengths, offset) in [(&[4, 3, 5, 5][..], 0.0), (&[4, 3, 5, 5], 3000.0), (&[7, 3], 0.0), (&[3, 3, 9], -2.0)] {
+    for (lengths, offset) in [
+        (&[4, 3, 5, 5][..], 0.0),
+        (&[4, 3, 5, 5], 3000.0),
+        (&[7, 3], 0.0),
+        (&[3, 3, 9], -2.0),
+    ] {
         let params = Params::seeded(5);
-        let (images, rows) = (BatchNorm2d::new(&params.root() / "norm", 3), BatchNorm1d::new(&params.root() / "norm", 3));
+        let (images, rows) = (
+            BatchNorm2d::new(&params.root() / "norm", 3),
+            BatchNorm1d::new(&params.root() / "norm", 3),
+        );
         let layer: &dyn Module = if lengths.len() == 4 { &images } else { &rows };
-        let bound: Vec<Dim> = [Dim::bounded("batch", 9)].into_iter().chain(lengths[1..].iter().map(|&n| n.into())).collect();
+        let bound: Vec<Dim> = [Dim::bounded("batch", 9)]
+            .into_iter()
+            .chain(lengths[1..].iter().map(|&n| n.into()))
+            .collect();
         let compiled = |trace: Trace, session: &mut Session| {
             let y = layer.forward(trace.input("x", F32, bound.as_slice()));
             session.compile(&trace, [y]).expect("it compiles")
         };
-        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(2);
         let train = compiled(Trace::training(), &mut session);
         let eval = compiled(Trace::inference(), &mut session);
-        let mut expected = Expected { mean: vec![0.0; 3], var: vec![1.0; 3] };
+        let mut expected = Expected {
+            mean: vec![0.0; 3],
+            var: vec![1.0; 3],
+        };
         for _ in 0..3 {
             let x = random(rng, lengths, (offset - 1.0, offset + 2.0));
             let y = expected.step(&x);
             let [got] = session.run(&train, (&x,)).expect("it runs");
             // What x itself was rounded by shows in its deviation from the mean.
-            assert_close(got.view::<f32>().expect("f32").as_slice().expect("contiguous"), &y, 2e-5 + offset.abs() * 1e-6);
-            drop(got);
-            assert_close(session.value("norm.running_mean").expect("there").as_slice().expect("contiguous"), &expected.mean, 1e-6);
             assert_close(
-                session.value("norm.running_var").expect("there").as_slice().expect("contiguous"),
+                got.view::<f32>()
+                    .expect("f32")
+                    .as_slice()
+                    .expect("contiguous"),
+                &y,
+                2e-5 + offset.abs() * 1e-6,
+            );
+            drop(got);
+            assert_close(
+                session
+                    .value("norm.running_mean")
+                    .expect("there")
+                    .as_slice()
+                    .expect("contiguous"),
+                &expected.mean,
+                1e-6,
+            );
+            assert_close(
+                session
+                    .value("norm.running_var")
+                    .expect("there")
+                    .as_slice()
+                    .expect("contiguous"),
                 &expected.var,
                 1e-5 + offset.abs() * 1e-7,
             );
         }
         let none = ArrayD::<f32>::zeros([&[0], &lengths[1..]].concat());
-        assert_eq!(session.run(&eval, (&none,)).expect("it runs")[0].shape()[0], 0);
+        assert_eq!(
+            session.run(&eval, (&none,)).expect("it runs")[0].shape()[0],
+            0
+        );
         let x = random(rng, lengths, (offset - 1.0, offset + 2.0));
         let places: usize = lengths[2..].iter().product();
         let y: Vec<f64> = values(&x)
             .iter()
             .enumerate()
-            .map(|(i, x)| (x - expected.mean[i / places % 3]) / (expected.var[i / places % 3] + 1e-5).sqrt())
+            .map(|(i, x)| {
+                (x - expected.mean[i / places % 3]) / (expected.var[i / places % 3] + 1e-5).sqrt()
+            })
             .collect();
         let [got] = session.run(&eval, (&x,)).expect("it runs");
-        assert_close(got.view::<f32>().expect("f32").as_slice().expect("contiguous"), &y, 1e-5 + offset.abs() * 1e-6);
+        assert_close(
+            got.view::<f32>()
+                .expect("f32")
+                .as_slice()
+                .expect("contiguous"),
+            &y,
+            1e-5 + offset.abs() * 1e-6,
+        );
         drop(got);
         // A step of no examples has no statistics: it is refused before the running ones move.
         let running = session.value("norm.running_mean").expect("there");
-        let error = session.run(&train, (&none,)).map(|_| ()).expect_err("no statistics").to_string();
+        let error = session
+            .run(&train, (&none,))
+            .map(|_| ())
+            .expect_err("no statistics")
+            .to_string();
         assert!(error.contains("batch norm: axis 0 of [batch, 3"), "{error}");
         assert_eq!(session.value("norm.running_mean").expect("there"), running);
     }
@@ -153,7 +235,15 @@ fn a_layer_applied_twice_moves_its_statistics_twice() {
     let x = ndarray::array![[1.0f32, 2.0], [1.0, 2.0], [3.0, 6.0], [3.0, 6.0]];
     session.run(&program, (&x,)).expect("it runs");
     // Means 2 and 4, then 6 and 8: half of each, and half of what was before.
-    assert_close(session.value("norm.running_mean").expect("there").as_slice().expect("contiguous"), &[3.5, 5.0], 1e-6);
+    assert_close(
+        session
+            .value("norm.running_mean")
+            .expect("there")
+            .as_slice()
+            .expect("contiguous"),
+        &[3.5, 5.0],
+        1e-6,
+    );
 }
 
 #[test]
@@ -162,14 +252,27 @@ fn attention_and_embedding_values() {
     let (length, heads, width) = (5, 2, 6);
     let qkv = random(rng, &[2, length, 3 * width], (-1.0, 1.0));
     let got = infer(&qkv, |_, x| x.self_attention(heads, true, Mask::None));
-    let at = |b: usize, t: usize, part: usize, h: usize, i: usize| f64::from(qkv[[b, t, part * width + h * (width / heads) + i]]);
+    let at = |b: usize, t: usize, part: usize, h: usize, i: usize| {
+        f64::from(qkv[[b, t, part * width + h * (width / heads) + i]])
+    };
     let each = width / heads;
     let mut expected = vec![0.0; 2 * length * width];
-    for (b, t, h) in (0..2).flat_map(|b| (0..length).flat_map(move |t| (0..heads).map(move |h| (b, t, h)))) {
-        let score = |s: usize| (0..each).map(|i| at(b, t, 0, h, i) * at(b, s, 1, h, i)).sum::<f64>() / (each as f64).sqrt();
+    for (b, t, h) in
+        (0..2).flat_map(|b| (0..length).flat_map(move |t| (0..heads).map(move |h| (b, t, h))))
+    {
+        let score = |s: usize| {
+            (0..each)
+                .map(|i| at(b, t, 0, h, i) * at(b, s, 1, h, i))
+                .sum::<f64>()
+                / (each as f64).sqrt()
+        };
         let weights: Vec<f64> = (0..=t).map(|s| score(s).exp()).collect();
         for i in 0..each {
-            let mixed: f64 = weights.iter().enumerate().map(|(s, w)| w * at(b, s, 2, h, i)).sum();
+            let mixed: f64 = weights
+                .iter()
+                .enumerate()
+                .map(|(s, w)| w * at(b, s, 2, h, i))
+                .sum();
             expected[(b * length + t) * width + h * each + i] = mixed / weights.iter().sum::<f64>();
         }
     }
@@ -182,18 +285,34 @@ fn attention_and_embedding_values() {
     let mut session = Session::new(Device::Cpu, params).expect("a session");
     let program = session.compile(&trace, [y]).expect("it compiles");
     let table = session.value("tokens.weight").expect("there");
-    let [y] = session.run(&program, (&ndarray::array![[3, 0], [1, 3]],)).expect("it runs");
+    let [y] = session
+        .run(&program, (&ndarray::array![[3, 0], [1, 3]],))
+        .expect("it runs");
     assert_eq!(y.shape(), [2, 2, 3]);
-    let expected: Vec<f64> =
-        [3, 0, 1, 3].iter().flat_map(|&row| (0..3).map(move |i| (row, i))).map(|i| f64::from(table[[i.0, i.1]])).collect();
-    assert_close(y.view::<f32>().expect("f32").as_slice().expect("contiguous"), &expected, 0.0);
+    let expected: Vec<f64> = [3, 0, 1, 3]
+        .iter()
+        .flat_map(|&row| (0..3).map(move |i| (row, i)))
+        .map(|i| f64::from(table[[i.0, i.1]]))
+        .collect();
+    assert_close(
+        y.view::<f32>()
+            .expect("f32")
+            .as_slice()
+            .expect("contiguous"),
+        &expected,
+        0.0,
+    );
     drop(y);
-    let outside = session.run(&program, (&ndarray::array![[3, 4], [1, 3]],)).map(|_| ()).unwrap_err().to_string();
+    let outside = session
+        .run(&program, (&ndarray::array![[3, 4], [1, 3]],))
+        .map(|_| ())
+        .unwrap_err()
+        .to_string();
     assert!(outside.contains('4'), "{outside}");
 }
 
-/// The norms of a training step take few passes: what is normalised goes through one kernel over rows, or is read once for
-/// its statistics and once to be used.
+/// The norms of a training step take few passes: what is normalised goes through one kernel over
+/// rows, or is read once for its statistics and once to be used.
 #[test]
 fn norms_are_fused() {
     let kernels = |lengths: &[usize], model: for<'t> fn(&Scope, Tensor<'t>) -> Tensor<'t>| {
@@ -203,21 +322,39 @@ fn norms_are_fused() {
         let first = trace.param(&params.root().param("first", lengths, Init::Constant(1.0)));
         // The loss is behind a product, which keeps the way forward and the way back apart.
         let y = model(&params.root(), x * first).flatten(0);
-        let loss = y.matmul(trace.param(&params.root().param("last", (y.len(0).expect("fixed"), 1), Init::Constant(0.1)))).sum();
+        let loss = y
+            .matmul(trace.param(&params.root().param(
+                "last",
+                (y.len(0).expect("fixed"), 1),
+                Init::Constant(0.1),
+            )))
+            .sum();
         trace.minimize(loss, Sgd::new(0.1));
         let mut session = Session::new(Device::Cpu, params).expect("a session");
         let program = session.compile(&trace, [loss]).expect("it compiles");
-        program.plan().steps().map(String::from).collect::<Vec<String>>()
+        program
+            .plan()
+            .steps()
+            .map(String::from)
+            .collect::<Vec<String>>()
     };
     // Without the norm the same step has so many.
     let bare = kernels(&[64, 256], |_, x| x.tanh()).len();
-    let rows = kernels(&[64, 256], |at, x| x.apply(&LayerNorm::new(at / "norm", 256)).tanh());
+    let rows = kernels(&[64, 256], |at, x| {
+        x.apply(&LayerNorm::new(at / "norm", 256)).tanh()
+    });
     // One more for the gradients of weight and bias.
     assert!(rows.len() <= bare + 2, "{bare} kernels become {rows:#?}");
-    let images = kernels(&[8, 16, 6, 6], |at, x| x.apply(&BatchNorm2d::new(at / "norm", 16)).tanh());
-    // The first example's mean, the statistics, the normalisation; sums of the gradient, the gradient. The product's operand is made
-    // again with those sums, of weight and bias, so that what these become is put into them by a copy each.
-    assert!(images.len() <= bare + 6, "{bare} kernels become {images:#?}");
+    let images = kernels(&[8, 16, 6, 6], |at, x| {
+        x.apply(&BatchNorm2d::new(at / "norm", 16)).tanh()
+    });
+    // The first example's mean, the statistics, the normalisation; sums of the gradient, the
+    // gradient. The product's operand is made again with those sums, of weight and bias, so that
+    // what these become is put into them by a copy each.
+    assert!(
+        images.len() <= bare + 6,
+        "{bare} kernels become {images:#?}"
+    );
 }
 
 #[test]
@@ -228,8 +365,14 @@ fn mistakes_of_layers() {
         let trace = Trace::training();
         build(&trace);
         let mistakes = trace.finish(&[]).err().unwrap_or_default();
-        assert!(mistakes.iter().all(|m| m.location.file() == file!()), "{mistakes:?}");
-        mistakes.into_iter().map(|m| m.message).collect::<Vec<String>>()
+        assert!(
+            mistakes.iter().all(|m| m.location.file() == file!()),
+            "{mistakes:?}"
+        );
+        mistakes
+            .into_iter()
+            .map(|m| m.message)
+            .collect::<Vec<String>>()
     };
     let norm = BatchNorm2d::new(&root / "norm", 3);
     let layer = LayerNorm::new(&root / "layer", 4);
@@ -237,9 +380,27 @@ fn mistakes_of_layers() {
         said(&|t| t.input("x", F32, (2, 1, 4, 4)).apply(&norm)),
         said(&|t| t.input("x", F32, (2, 3)).apply(&norm)),
         said(&|t| t.input("x", F32, (2, 1)).apply(&layer)),
-        said(&|t| t.input("x", F32, (2, 3, 4)).attention(t.zeros((2, 3, 5)), t.zeros((2, 3, 4)), false, Mask::None)),
-        said(&|t| t.input("x", F32, (2, 3, 21)).self_attention(2, true, Mask::None)),
-        said(&|t| t.input("x", F32, (8, 4)).attention_in(Tiles::Queries(0), t.zeros((8, 4)), t.zeros((8, 4)), true, Mask::None)),
+        said(&|t| {
+            t.input("x", F32, (2, 3, 4)).attention(
+                t.zeros((2, 3, 5)),
+                t.zeros((2, 3, 4)),
+                false,
+                Mask::None,
+            )
+        }),
+        said(&|t| {
+            t.input("x", F32, (2, 3, 21))
+                .self_attention(2, true, Mask::None)
+        }),
+        said(&|t| {
+            t.input("x", F32, (8, 4)).attention_in(
+                Tiles::Queries(0),
+                t.zeros((8, 4)),
+                t.zeros((8, 4)),
+                true,
+                Mask::None,
+            )
+        }),
         said(&|t| {
             let x = t.input("x", F32, (8, 4));
             x.attention_in(Tiles::Queries(3), x, x, true, Mask::Added(t.zeros((5, 5))))

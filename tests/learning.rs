@@ -1,5 +1,5 @@
-//! How models learn: batches in parts, frozen layers, averaged weights, programs that share a session, and the loop that
-//! comes with the library.
+//! How models learn: batches in parts, frozen layers, averaged weights, programs that share a
+//! session, and the loop that comes with the library.
 
 use ndarray::{Array1, Array2, s};
 use slabwise::models::noise;
@@ -30,7 +30,10 @@ impl Net {
 
 impl Module for Net {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        x.apply(&self.stem).apply(&self.norm).gelu().apply(&self.head)
+        x.apply(&self.stem)
+            .apply(&self.norm)
+            .gelu()
+            .apply(&self.head)
     }
 }
 
@@ -38,12 +41,17 @@ fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
     let mut draw = noise(seed);
     let x = Array2::from_shape_simple_fn((n, INPUTS), || draw() * 2.0 - 1.0);
     // The class is the place of the largest of the first inputs.
-    let class = |row: ndarray::ArrayView1<'_, f32>| (0..CLASSES).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap_or(0) as i32;
+    let class = |row: ndarray::ArrayView1<'_, f32>| {
+        (0..CLASSES)
+            .max_by(|&a, &b| row[a].total_cmp(&row[b]))
+            .unwrap_or(0) as i32
+    };
     let labels = x.rows().into_iter().map(class).collect();
     (x, labels)
 }
 
-/// A session and a training program made by `learn` from the trace, the model, its inputs and labels.
+/// A session and a training program made by `learn` from the trace, the model, its inputs and
+/// labels.
 fn learner(
     width: usize,
     n: usize,
@@ -51,15 +59,22 @@ fn learner(
 ) -> (Session, Result<Program<1>>) {
     let params = Params::seeded(3);
     let net = Net::new(&params, width);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
     let trace = Trace::training();
-    let (x, labels) = (trace.input("x", F32, (n, INPUTS)), trace.input("labels", I32, (n,)));
+    let (x, labels) = (
+        trace.input("x", F32, (n, INPUTS)),
+        trace.input("labels", I32, (n,)),
+    );
     let loss = learn(&trace, &net, x, labels);
     let program = session.compile(&trace, [loss]);
     (session, program)
 }
 
-fn whole(optimizer: impl Optimizer + Clone) -> impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t> {
+fn whole(
+    optimizer: impl Optimizer + Clone,
+) -> impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t> {
     move |trace, net, x, labels| {
         let loss = x.apply(net).cross_entropy(labels);
         trace.minimize(loss, optimizer.clone());
@@ -67,16 +82,31 @@ fn whole(optimizer: impl Optimizer + Clone) -> impl for<'t> Fn(&'t Trace, &Net, 
     }
 }
 
-fn in_parts(parts: usize, optimizer: impl Optimizer + Clone) -> impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t> {
+fn in_parts(
+    parts: usize,
+    optimizer: impl Optimizer + Clone,
+) -> impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t> {
     move |trace, net, x, labels| {
         let (x, labels) = (x.split(0, parts), labels.split(0, parts));
-        trace.minimize_in_parts(parts, optimizer.clone(), |i| x[i].apply(net).cross_entropy(labels[i]))
+        trace.minimize_in_parts(parts, optimizer.clone(), |i| {
+            x[i].apply(net).cross_entropy(labels[i])
+        })
     }
 }
 
 fn weights(session: &Session) -> Vec<f32> {
-    let names = ["stem.weight", "stem.bias", "norm.weight", "norm.bias", "head.weight", "head.bias"];
-    names.iter().flat_map(|name| session.value(name).expect("it is there")).collect()
+    let names = [
+        "stem.weight",
+        "stem.bias",
+        "norm.weight",
+        "norm.bias",
+        "head.weight",
+        "head.bias",
+    ];
+    names
+        .iter()
+        .flat_map(|name| session.value(name).expect("it is there"))
+        .collect()
 }
 
 fn text<T>(result: Result<T>) -> String {
@@ -93,19 +123,30 @@ fn parts_of_a_batch_teach_what_the_whole_does() {
         let split = split.expect("it compiles");
         // The whole starts anew.
         for name in one.names().map(str::to_string).collect::<Vec<_>>() {
-            one.set_value(&name, &session.value(&name).expect("it is there")).expect("it fits");
+            one.set_value(&name, &session.value(&name).expect("it is there"))
+                .expect("it fits");
         }
         let start = weights(&one);
         for step in 0..8 {
             let (x, labels) = batch(24, step);
             let a = one.run(&program, (&x, &labels)).expect("a step")[0].item();
             let b = session.run(&split, (&x, &labels)).expect("a step")[0].item();
-            assert!((a - b).abs() < 2e-6, "{parts} parts, step {step}: {b}, the whole has {a}");
+            assert!(
+                (a - b).abs() < 2e-6,
+                "{parts} parts, step {step}: {b}, the whole has {a}"
+            );
         }
-        let far = weights(&one).iter().zip(&start).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        let far = weights(&one)
+            .iter()
+            .zip(&start)
+            .map(|(a, b)| (a - b).abs())
+            .fold(0.0, f32::max);
         assert!(far > 0.05, "they learn: {far}");
         for (a, b) in weights(&one).iter().zip(weights(&session)) {
-            assert!((a - b).abs() < 1e-5, "{parts} parts: {b}, the whole has {a}");
+            assert!(
+                (a - b).abs() < 1e-5,
+                "{parts} parts: {b}, the whole has {a}"
+            );
         }
     }
 }
@@ -121,17 +162,33 @@ fn parts_need_the_memory_of_a_part() {
     };
     let (whole, parts, part) = (slab(4096, 1), slab(4096, 8), slab(512, 1));
     let gradients = ((INPUTS + 1 + 2 + CLASSES) * 64 + CLASSES) as u64 * 4 + 6 * 64;
-    // Gradients that are added up are fused otherwise than those that update at once: a little more than a part may be needed.
-    assert!(parts <= 2 * part + gradients, "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}");
-    assert!(3 * parts < whole, "{parts} bytes in eight parts, {whole} at once");
+    // Gradients that are added up are fused otherwise than those that update at once: a little more
+    // than a part may be needed.
+    assert!(
+        parts <= 2 * part + gradients,
+        "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}"
+    );
+    assert!(
+        3 * parts < whole,
+        "{parts} bytes in eight parts, {whole} at once"
+    );
 }
 
 #[test]
 fn parts_share_what_is_computed_before_and_states_pass_through_them() {
     let params = Params::seeded(3);
-    let w = params.root().param("w", (INPUTS,), Init::Normal { mean: 0.0, std: 1.0 });
+    let w = params.root().param(
+        "w",
+        (INPUTS,),
+        Init::Normal {
+            mean: 0.0,
+            std: 1.0,
+        },
+    );
     let norm = BatchNorm1d::new(&params.root() / "norm", INPUTS);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
     let trace = Trace::training();
     let x = trace.input("x", F32, (8, INPUTS)).split(0, 2);
     // Made once, used by both parts; what is learnt goes through it from both.
@@ -150,9 +207,17 @@ fn parts_share_what_is_computed_before_and_states_pass_through_them() {
     let mut mean = [0.0f64; INPUTS];
     for step in 0..4u32 {
         let (x, _) = batch(8, u64::from(step));
-        let w: Vec<f64> = session.value("w").expect("it is there").iter().map(|&w| f64::from(w)).collect();
+        let w: Vec<f64> = session
+            .value("w")
+            .expect("it is there")
+            .iter()
+            .map(|&w| f64::from(w))
+            .collect();
         let runs = f64::from(1u32 << step);
-        assert_eq!(f64::from(session.value("runs").expect("it is there").sum()), runs);
+        assert_eq!(
+            f64::from(session.value("runs").expect("it is there").sum()),
+            runs
+        );
         let got = f64::from(session.run(&program, (&x,)).expect("a step")[0].item());
         let after = session.value("w").expect("it is there");
         let running = session.value("norm.running_mean").expect("it is there");
@@ -164,16 +229,30 @@ fn parts_share_what_is_computed_before_and_states_pass_through_them() {
                 let m = part.iter().sum::<f64>() / 4.0;
                 let variance = part.iter().map(|x| (x - m) * (x - m)).sum::<f64>() / 4.0;
                 mean[i] = 0.9 * mean[i] + 0.1 * m;
-                let normed = part.iter().map(|x| (x - m) * (x - m) / (variance + 1e-5)).sum::<f64>();
+                let normed = part
+                    .iter()
+                    .map(|x| (x - m) * (x - m) / (variance + 1e-5))
+                    .sum::<f64>();
                 let squares = part.iter().map(|x| x * x).sum::<f64>();
-                expected += (table * table * (normed * runs * runs + squares * runs)) / (2.0 * 4.0 * INPUTS as f64);
+                expected += (table * table * (normed * runs * runs + squares * runs))
+                    / (2.0 * 4.0 * INPUTS as f64);
             }
-            assert!((f64::from(running[[i]]) - mean[i]).abs() < 1e-6, "the running mean takes both parts, one after the other");
+            assert!(
+                (f64::from(running[[i]]) - mean[i]).abs() < 1e-6,
+                "the running mean takes both parts, one after the other"
+            );
             let squares = column.iter().map(|x| x * x).sum::<f64>();
-            let slope = 2.0 * table * (1.0 - table * table) * squares * runs / (8.0 * INPUTS as f64);
-            assert!((f64::from(after[[i]]) - (w - 0.1 * slope)).abs() < 1e-5, "step {step}, weight {i}");
+            let slope =
+                2.0 * table * (1.0 - table * table) * squares * runs / (8.0 * INPUTS as f64);
+            assert!(
+                (f64::from(after[[i]]) - (w - 0.1 * slope)).abs() < 1e-5,
+                "step {step}, weight {i}"
+            );
         }
-        assert!((got - expected).abs() < 1e-4 * expected, "step {step}: {got}, not {expected}");
+        assert!(
+            (got - expected).abs() < 1e-4 * expected,
+            "step {step}: {got}, not {expected}"
+        );
     }
 }
 
@@ -189,10 +268,18 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
     let program = program.expect("it compiles");
 
     let names: Vec<&str> = session.names().collect();
-    assert!(names.contains(&"adam.m.head.weight") && !names.iter().any(|n| n.starts_with("adam.m.stem") || n.starts_with("adam.v.norm")));
+    assert!(
+        names.contains(&"adam.m.head.weight")
+            && !names
+                .iter()
+                .any(|n| n.starts_with("adam.m.stem") || n.starts_with("adam.v.norm"))
+    );
     let state = |plan: &slabwise::Plan| plan.persistent().state;
     let moments = |of: &[usize]| of.iter().map(|n| 2 * 4 * *n as u64).sum::<u64>();
-    assert_eq!(state(free_plan.plan()) - state(program.plan()), moments(&[64 * INPUTS, 64, 64, 64]));
+    assert_eq!(
+        state(free_plan.plan()) - state(program.plan()),
+        moments(&[64 * INPUTS, 64, 64, 64])
+    );
     assert!(free.persistent_bytes() > session.persistent_bytes());
     // Nothing of the way back below the head is planned.
     let gradient = |plan: &slabwise::Plan, layer: &str| {
@@ -204,7 +291,9 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
     assert!(gradient(free_plan.plan(), "stem") || gradient(free_plan.plan(), "norm"));
     assert!(!gradient(program.plan(), "stem") && !gradient(program.plan(), "norm"));
     assert!(program.plan().slab_bytes() < free_plan.plan().slab_bytes());
-    assert!(program.plan().without_reuse_bytes() + 64 * 64 * 4 < free_plan.plan().without_reuse_bytes());
+    assert!(
+        program.plan().without_reuse_bytes() + 64 * 64 * 4 < free_plan.plan().without_reuse_bytes()
+    );
 
     let (before, head) = (weights(&session), CLASSES * 64 + CLASSES);
     let losses: Vec<f32> = (0..40)
@@ -216,7 +305,12 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
     let after = weights(&session);
     let split = before.len() - head;
     assert_eq!(before[..split], after[..split], "bit for bit");
-    assert!(before[split..].iter().zip(&after[split..]).all(|(a, b)| a != b));
+    assert!(
+        before[split..]
+            .iter()
+            .zip(&after[split..])
+            .all(|(a, b)| a != b)
+    );
     assert!(losses[39] < 0.8 * losses[0], "{losses:?}");
 }
 
@@ -224,7 +318,9 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
 fn averaged_weights_are_read_by_an_inference_program() {
     let params = Params::seeded(3);
     let net = Net::new(&params, 16);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
     let infer = |session: &mut Session, trace: Trace| {
         let logits = trace.input("x", F32, (8, INPUTS)).apply(&net);
         session.compile(&trace, [logits]).expect("it compiles")
@@ -233,11 +329,22 @@ fn averaged_weights_are_read_by_an_inference_program() {
     let averaged = infer(&mut session, Trace::inference().averaged());
     let plain = infer(&mut session, Trace::inference());
     let (x, labels) = batch(8, 1);
-    let logits = |session: &mut Session, program: &Program<1>| session.run(program, (&x,)).expect("a run")[0].array::<f32>().expect("f32");
-    assert_eq!(logits(&mut session, &averaged), logits(&mut session, &plain), "nothing has learnt yet");
+    let logits = |session: &mut Session, program: &Program<1>| {
+        session.run(program, (&x,)).expect("a run")[0]
+            .array::<f32>()
+            .expect("f32")
+    };
+    assert_eq!(
+        logits(&mut session, &averaged),
+        logits(&mut session, &plain),
+        "nothing has learnt yet"
+    );
 
     let trace = Trace::training();
-    let loss = trace.input("x", F32, (8, INPUTS)).apply(&net).cross_entropy(trace.input("labels", I32, (8,)));
+    let loss = trace
+        .input("x", F32, (8, INPUTS))
+        .apply(&net)
+        .cross_entropy(trace.input("labels", I32, (8,)));
     trace.minimize(loss, Adam::new(0.01).ema(0.9));
     let train = session.compile(&trace, [loss]).expect("it compiles");
     for _ in 0..20 {
@@ -249,7 +356,11 @@ fn averaged_weights_are_read_by_an_inference_program() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("saved");
-    let names: Vec<String> = session.names().filter_map(|name| name.strip_prefix("ema.")).map(str::to_string).collect();
+    let names: Vec<String> = session
+        .names()
+        .filter_map(|name| name.strip_prefix("ema."))
+        .map(str::to_string)
+        .collect();
     assert_eq!(names.len(), 6);
     for name in &names {
         let average = session.value(&format!("ema.{name}")).expect("it is there");
@@ -258,7 +369,10 @@ fn averaged_weights_are_read_by_an_inference_program() {
     assert_eq!(logits(&mut session, &plain), by_average);
     // What loads weights alone starts averages anew; what loads all has them back.
     session.load_weights(&path).expect("loaded");
-    assert_eq!(logits(&mut session, &averaged), logits(&mut session, &plain));
+    assert_eq!(
+        logits(&mut session, &averaged),
+        logits(&mut session, &plain)
+    );
     session.load(&path).expect("loaded");
     assert_eq!(logits(&mut session, &averaged), by_average);
 }
@@ -270,14 +384,23 @@ fn two(
 ) -> (Session, Result<[Program<1>; 2]>) {
     let params = Params::seeded(3);
     let net = Net::new(&params, 8);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-    let mut program = |name: &str, n: usize, learn: &dyn for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>| {
-        let trace = Trace::training().named(name);
-        let (x, labels) = (trace.input("x", F32, (n, INPUTS)), trace.input("labels", I32, (n,)));
-        let loss = learn(&trace, &net, x, labels);
-        session.compile(&trace, [loss])
-    };
-    let programs = program("first", 8, &first).and_then(|a| Ok([a, program("second", 4, &second)?]));
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
+    let mut program =
+        |name: &str,
+         n: usize,
+         learn: &dyn for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>| {
+            let trace = Trace::training().named(name);
+            let (x, labels) = (
+                trace.input("x", F32, (n, INPUTS)),
+                trace.input("labels", I32, (n,)),
+            );
+            let loss = learn(&trace, &net, x, labels);
+            session.compile(&trace, [loss])
+        };
+    let programs =
+        program("first", 8, &first).and_then(|a| Ok([a, program("second", 4, &second)?]));
     (session, programs)
 }
 
@@ -296,7 +419,8 @@ fn without(
 fn programs_that_train_the_same_weights_count_together() {
     let (mut session, programs) = two(whole(Adam::new(0.01)), whole(Adam::new(0.01)));
     let [a, b] = programs.expect("they compile");
-    // A batch of 4 twice over is, as a mean, that batch: both programs make the same step, and take turns as one would.
+    // A batch of 4 twice over is, as a mean, that batch: both programs make the same step, and take
+    // turns as one would.
     let (mut alone, program) = learner(8, 4, whole(Adam::new(0.01)));
     let program = program.expect("it compiles");
     for step in 0..12 {
@@ -310,10 +434,16 @@ fn programs_that_train_the_same_weights_count_together() {
         }
         alone.run(&program, (&x, &labels)).expect("a step");
         for (one, other) in weights(&session).iter().zip(weights(&alone)) {
-            assert!((one - other).abs() < 1e-4, "step {step}: {one}, alone {other}");
+            assert!(
+                (one - other).abs() < 1e-4,
+                "step {step}: {one}, alone {other}"
+            );
         }
     }
-    assert_eq!(session.value("optim.step").expect("it is there").sum(), 12.0);
+    assert_eq!(
+        session.value("optim.step").expect("it is there").sum(),
+        12.0
+    );
 }
 
 #[test]
@@ -326,18 +456,29 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
          the second also \"adam.m.stem.bias\", \"adam.m.stem.weight\", \"adam.v.stem.bias\" and 3 more; \
          a count that both move on is wrong for either: give one optimizer a name of its own, as in Adam::new(1e-3).named(\"second\")";
     assert_eq!(said, expected);
-    // Another rule for the same weights is another count too; without a count there is nothing to share.
+    // Another rule for the same weights is another count too; without a count there is nothing to
+    // share.
     assert!(text(two(whole(adam()), whole(AdamW::new(0.01))).1).contains("both count their steps"));
-    two(without("stem", Sgd::new(0.1)), without("head", Sgd::new(0.1))).1.expect("plain descent counts nothing");
+    two(
+        without("stem", Sgd::new(0.1)),
+        without("head", Sgd::new(0.1)),
+    )
+    .1
+    .expect("plain descent counts nothing");
 
     // With a name each counts for itself: the one learns as if the other were not there.
-    let (mut session, programs) = two(without("stem", adam()), without("head", Adam::new(Schedule::cosine(0.02, 30)).named("other")));
+    let (mut session, programs) = two(
+        without("stem", adam()),
+        without("head", Adam::new(Schedule::cosine(0.02, 30)).named("other")),
+    );
     let [a, b] = programs.expect("they compile");
     for step in 0..9 {
         let (x, labels) = batch(8, step);
         session.run(&a, (&x, &labels)).expect("a step");
         if step % 3 == 0 {
-            session.run(&b, (&x.slice(s![..4, ..]), &labels.slice(s![..4]))).expect("a step");
+            session
+                .run(&b, (&x.slice(s![..4, ..]), &labels.slice(s![..4])))
+                .expect("a step");
         }
     }
     let count = |name: &str| session.value(name).expect("it is there").sum();
@@ -347,8 +488,13 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
 
 #[test]
 fn a_name_changes_nothing_but_names() {
-    let (mut plain, program) = learner(8, 8, whole(AdamW::new(Schedule::cosine(0.02, 9).warmup(3))));
-    let (mut named, same) = learner(8, 8, whole(AdamW::new(Schedule::cosine(0.02, 9).warmup(3)).named("d")));
+    let (mut plain, program) =
+        learner(8, 8, whole(AdamW::new(Schedule::cosine(0.02, 9).warmup(3))));
+    let (mut named, same) = learner(
+        8,
+        8,
+        whole(AdamW::new(Schedule::cosine(0.02, 9).warmup(3)).named("d")),
+    );
     let (program, same) = (program.expect("it compiles"), same.expect("it compiles"));
     for step in 0..6 {
         let (x, labels) = batch(8, step);
@@ -357,34 +503,64 @@ fn a_name_changes_nothing_but_names() {
     }
     assert_eq!(weights(&plain), weights(&named));
     let state = |session: &Session| -> Vec<String> {
-        session.names().filter(|n| n.contains("optim") || n.contains("adamw")).map(str::to_string).collect()
+        session
+            .names()
+            .filter(|n| n.contains("optim") || n.contains("adamw"))
+            .map(str::to_string)
+            .collect()
     };
-    let expected: Vec<String> = state(&plain).iter().map(|name| format!("d.{name}")).collect();
+    let expected: Vec<String> = state(&plain)
+        .iter()
+        .map(|name| format!("d.{name}"))
+        .collect();
     assert_eq!(state(&named), expected);
 }
 
 /// What compiling says of a mistake, with its line behind `learning.rs:`.
-fn mistake(learn: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>) -> String {
+fn mistake(
+    learn: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
+) -> String {
     let said = text(learner(4, 6, learn).1);
-    said.split_once("learning.rs:").unwrap_or_else(|| panic!("no line of this file: {said}")).1.to_string()
+    said.split_once("learning.rs:")
+        .unwrap_or_else(|| panic!("no line of this file: {said}"))
+        .1
+        .to_string()
 }
 
 #[test]
 fn mistakes_name_the_line_and_the_tensor() {
     let line = line!();
     let said = [
-        mistake(|trace, net, x, labels| trace.minimize_in_parts(0, Sgd::new(0.1), |_| x.apply(net).cross_entropy(labels))),
-        mistake(|trace, net, x, labels| trace.minimize_in_parts(4, Sgd::new(0.1), |i| x.split(0, 4)[i].apply(net).cross_entropy(labels))),
-        mistake(|trace, net, x, _| trace.minimize_in_parts(2, Sgd::new(0.1), |i| x.split(0, 2)[i].apply(net))),
+        mistake(|trace, net, x, labels| {
+            trace.minimize_in_parts(0, Sgd::new(0.1), |_| x.apply(net).cross_entropy(labels))
+        }),
+        mistake(|trace, net, x, labels| {
+            trace.minimize_in_parts(4, Sgd::new(0.1), |i| {
+                x.split(0, 4)[i].apply(net).cross_entropy(labels)
+            })
+        }),
+        mistake(|trace, net, x, _| {
+            trace.minimize_in_parts(2, Sgd::new(0.1), |i| x.split(0, 2)[i].apply(net))
+        }),
         mistake(|trace, net, x, labels| without("steem", Sgd::new(0.1))(trace, net, x, labels)),
         mistake(|trace, net, x, labels| without("", Sgd::new(0.1))(trace, net, x, labels)),
-        mistake(|trace, net, x, labels| whole(Sgd::new(0.1).group(|w| w.rank() > 2, Group::new()))(trace, net, x, labels)),
         mistake(|trace, net, x, labels| {
-            whole(Adam::new(0.1).group(|w| w.rank() < 2, Group::new().weight_decay(0.1)))(trace, net, x, labels)
+            whole(Sgd::new(0.1).group(|w| w.rank() > 2, Group::new()))(trace, net, x, labels)
         }),
-        mistake(|trace, net, x, labels| whole(Adam::new(0.1).group(|_| true, Group::new().rate_scale(-1.0)))(trace, net, x, labels)),
+        mistake(|trace, net, x, labels| {
+            whole(Adam::new(0.1).group(|w| w.rank() < 2, Group::new().weight_decay(0.1)))(
+                trace, net, x, labels,
+            )
+        }),
+        mistake(|trace, net, x, labels| {
+            whole(Adam::new(0.1).group(|_| true, Group::new().rate_scale(-1.0)))(
+                trace, net, x, labels,
+            )
+        }),
         mistake(|trace, net, x, labels| whole(Adam::new(0.1).ema(1.0))(trace, net, x, labels)),
-        mistake(|trace, net, x, labels| whole(Adam::new(0.1).clip_value(0.0))(trace, net, x, labels)),
+        mistake(|trace, net, x, labels| {
+            whole(Adam::new(0.1).clip_value(0.0))(trace, net, x, labels)
+        }),
         mistake(|trace, net, x, labels| whole(Adam::new(0.1).named(""))(trace, net, x, labels)),
         mistake(|trace, net, x, labels| {
             let loss = whole(Adam::new(0.1))(trace, net, x, labels);
@@ -398,24 +574,41 @@ fn mistakes_name_the_line_and_the_tensor() {
         "split axis 0 of [6, 12] into 4 parts: 6 does not divide".into(),
         "minimize_in_parts: the loss is f32 [3, 5], not an f32 scalar; mean() makes one".into(),
         format!("freeze: none of the parameters of this trace is chosen; they are {weights}"),
-        "minimize: the loss has no gradient with respect to any parameter that is not frozen".into(),
+        "minimize: the loss has no gradient with respect to any parameter that is not frozen"
+            .into(),
         format!("minimize: a group chooses none of the parameters that learn; they are {weights}"),
         "minimize: adam has no weight decay, which a group asks for; AdamW has".into(),
-        "minimize: group: the scale of the learning rate is -1, not a finite number of at least 0".into(),
+        "minimize: group: the scale of the learning rate is -1, not a finite number of at least 0"
+            .into(),
         "minimize: ema: the decay is 1, not in 0..1".into(),
         "minimize: clip_value: the largest size is 0, not a finite number above 0".into(),
         "minimize: an optimizer's name is not empty".into(),
         "freeze: the weights are updated already; freeze them before minimize".into(),
     ];
     for (said, expected) in said.iter().zip(&expected) {
-        assert!(said.contains(expected.as_str()), "{said}\nwhere it should say\n{expected}");
-        let at: u32 = said.split(':').next().and_then(|n| n.parse().ok()).expect("a line");
+        assert!(
+            said.contains(expected.as_str()),
+            "{said}\nwhere it should say\n{expected}"
+        );
+        let at: u32 = said
+            .split(':')
+            .next()
+            .and_then(|n| n.parse().ok())
+            .expect("a line");
         assert!(at.abs_diff(line) < 400, "line {at} of this file");
     }
     let trace = Trace::training().averaged();
     let params = Params::seeded(0);
-    let loss = trace.input("x", F32, (2, INPUTS)).apply(&Net::new(&params, 4)).square().mean();
+    let loss = trace
+        .input("x", F32, (2, INPUTS))
+        .apply(&Net::new(&params, 4))
+        .square()
+        .mean();
     trace.minimize(loss, Sgd::new(0.1));
-    let said = text(Session::new(Device::Cpu, params).expect("a session").compile(&trace, [loss]));
+    let said = text(
+        Session::new(Device::Cpu, params)
+            .expect("a session")
+            .compile(&trace, [loss]),
+    );
     assert!(said.contains("this trace reads averaged weights"), "{said}");
 }

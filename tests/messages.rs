@@ -1,4 +1,5 @@
-//! What users read: each mistake with its place, the thing, the number and the next step, word by word.
+//! What users read: each mistake with its place, the thing, the number and the next step, word by
+//! word.
 //!
 //! Places are written from the line that `here!()` stands on: `+1` is the line after it.
 
@@ -18,20 +19,30 @@ macro_rules! here {
 }
 
 fn session(params: &Params) -> Session {
-    Session::new(Device::Cpu, params.clone()).expect("a session").with_threads(1)
+    Session::new(Device::Cpu, params.clone())
+        .expect("a session")
+        .with_threads(1)
 }
 
 /// Compares the text of an error, places in this file counted from `here`.
 #[track_caller]
 fn says<T>(here: u32, result: Result<T>, expected: Expect) {
-    let Err(error) = result else { panic!("there is no error") };
+    let Err(error) = result else {
+        panic!("there is no error")
+    };
     let text = error.to_string();
-    assert_eq!(format!("{error:?}"), text, "what `fn main() -> Result<()>` prints");
+    assert_eq!(
+        format!("{error:?}"),
+        text,
+        "what `fn main() -> Result<()>` prints"
+    );
     let mut shown = String::new();
     let mut parts = text.split(concat!(file!(), ":"));
     shown.push_str(parts.next().unwrap_or_default());
     for part in parts {
-        let digits = part.find(|c: char| !c.is_ascii_digit()).unwrap_or(part.len());
+        let digits = part
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(part.len());
         let line: i64 = part[..digits].parse().expect("a line");
         shown.push_str(&format!("{:+}{}", line - i64::from(here), &part[digits..]));
     }
@@ -40,7 +51,13 @@ fn says<T>(here: u32, result: Result<T>, expected: Expect) {
 
 /// Compares what compiling a trace says.
 #[track_caller]
-fn compiling<const N: usize>(here: u32, params: &Params, trace: &Trace, outputs: [Tensor<'_>; N], expected: Expect) {
+fn compiling<const N: usize>(
+    here: u32,
+    params: &Params,
+    trace: &Trace,
+    outputs: [Tensor<'_>; N],
+    expected: Expect,
+) {
     says(here, session(params).compile(trace, outputs), expected);
 }
 
@@ -66,12 +83,17 @@ fn several_mistakes_are_one_line_each() {
 #[test]
 fn losses_of_shapes_that_differ() {
     let (params, trace, here) = (Params::seeded(0), Trace::inference(), here!());
-    let (x, y) = (trace.input("x", F32, (Dim::bounded("batch", 8), 1)), trace.input("y", F32, (Dim::bounded("batch", 8),)));
+    let (x, y) = (
+        trace.input("x", F32, (Dim::bounded("batch", 8), 1)),
+        trace.input("y", F32, (Dim::bounded("batch", 8),)),
+    );
     let a = x.mse(y);
     let b = y.l1(x);
     let c = x.huber(trace.ones((1, 1)), 1.0);
     let d = x.sigmoid().binary_cross_entropy(y.cast(I32));
-    let e = trace.ones((2, 3)).binary_cross_entropy_with_logits(trace.ones((3, 2)));
+    let e = trace
+        .ones((2, 3))
+        .binary_cross_entropy_with_logits(trace.ones((3, 2)));
     compiling(
         here,
         &params,
@@ -93,7 +115,13 @@ fn a_parameter_declared_in_two_shapes_is_one_mistake() {
     let second = Linear::without_bias(&params.root() / "head", 3, 3);
     let trace = Trace::inference();
     let y = trace.ones((2, 4)).apply(&first).apply(&second);
-    compiling(here, &params, &trace, [y], expect![[r#"+2: "head.weight" is declared as [3, 3], and as [3, 4] at +1 (in "head")"#]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect![[r#"+2: "head.weight" is declared as [3, 3], and as [3, 4] at +1 (in "head")"#]],
+    );
 }
 
 #[test]
@@ -102,7 +130,12 @@ fn two_layers_of_one_name() {
     let first = Linear::without_bias(&params.root() / "body", 3, 3);
     let second = Linear::without_bias(&params.root() / "body", 3, 3);
     let trace = Trace::inference();
-    let y = trace.ones((2, 3)).apply(&first).apply(&second).apply(&first).apply(&second);
+    let y = trace
+        .ones((2, 3))
+        .apply(&first)
+        .apply(&second)
+        .apply(&first)
+        .apply(&second);
     compiling(
         here,
         &params,
@@ -112,12 +145,20 @@ fn two_layers_of_one_name() {
             r#"+4: "body.weight" is declared at +1 and again at +2: two layers have one name and would share weights; give the second another name, or its place as Scope::shared() if they are to (in "body")"#
         ]],
     );
-    // A layer applied twice, a model declared anew for another program, and a place that is shared on purpose are none.
+    // A layer applied twice, a model declared anew for another program, and a place that is shared
+    // on purpose are none.
     let shared = Linear::without_bias((&params.root() / "body").shared(), 3, 3);
-    for layers in [[&first, &first], [&second, &second], [&first, &shared], [&shared, &first]] {
+    for layers in [
+        [&first, &first],
+        [&second, &second],
+        [&first, &shared],
+        [&shared, &first],
+    ] {
         let trace = Trace::inference();
         let y = trace.ones((2, 3)).apply(layers[0]).apply(layers[1]);
-        session(&params).compile(&trace, [y]).expect("shared on purpose");
+        session(&params)
+            .compile(&trace, [y])
+            .expect("shared on purpose");
     }
 }
 
@@ -128,7 +169,14 @@ fn statistics_and_parameters() {
     params.root().statistic("scale", (3,), Init::Constant(1.0));
     params.root().param("a\nb", (3,), Init::Constant(1.0));
     params.root().param("", (3,), Init::Constant(1.0));
-    params.root().param("low", (-3,), Init::Uniform { low: 1.0, high: 0.0 });
+    params.root().param(
+        "low",
+        (-3,),
+        Init::Uniform {
+            low: 1.0,
+            high: 0.0,
+        },
+    );
     let trace = Trace::inference();
     trace.statistic(&scale).value();
     compiling(
@@ -150,7 +198,10 @@ fn statistics_and_parameters() {
 fn parameters_of_another_model() {
     let (params, other) = (Params::seeded(0), Params::seeded(1));
     let here = here!();
-    let (ours, theirs) = (Linear::new(&params.root() / "ours", 3, 3), Linear::new(&other.root() / "theirs", 3, 3));
+    let (ours, theirs) = (
+        Linear::new(&params.root() / "ours", 3, 3),
+        Linear::new(&other.root() / "theirs", 3, 3),
+    );
     let trace = Trace::inference().named("mixed");
     let y = trace.ones((1, 3)).apply(&ours).apply(&theirs);
     compiling(
@@ -205,13 +256,22 @@ fn inputs_that_do_not_fit() {
     let layer = Linear::new(&params.root() / "head", 4, 3);
     let trace = Trace::inference();
     let batch = Dim::bounded("batch", 8);
-    let (x, labels) = (trace.input("x", F32, (batch, 4)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, 4)),
+        trace.input("labels", I32, (batch,)),
+    );
     let weights = trace.input("weights", F32, (batch,));
     let y = (x.apply(&layer).cross_entropy(labels) * weights).sum();
     let mut session = session(&params);
     let program = session.compile(&trace, [y]).expect("compiles");
-    let (x, labels, weights) = (Array2::<f32>::zeros((5, 4)), Array1::<i32>::zeros(5), Array1::<f32>::zeros(5));
-    let mut feed = |feed: &dyn slabwise::feed::Feed, expected| says(0, session.run(&program, feed).map(|_| ()), expected);
+    let (x, labels, weights) = (
+        Array2::<f32>::zeros((5, 4)),
+        Array1::<i32>::zeros(5),
+        Array1::<f32>::zeros(5),
+    );
+    let mut feed = |feed: &dyn slabwise::feed::Feed, expected| {
+        says(0, session.run(&program, feed).map(|_| ()), expected)
+    };
     feed(
         &(&labels, &x, &weights),
         expect![[
@@ -224,9 +284,18 @@ fn inputs_that_do_not_fit() {
             r#"input "x": i32 was given, f32 is expected; the inputs seem to be in the order labels, weights, x, "infer" takes them as x, labels, weights"#
         ]],
     );
-    feed(&(&x, &labels), expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 2 were given"#]]);
-    feed(&&x, expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 1 was given"#]]);
-    feed(&(), expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 0 were given"#]]);
+    feed(
+        &(&x, &labels),
+        expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 2 were given"#]],
+    );
+    feed(
+        &&x,
+        expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 1 was given"#]],
+    );
+    feed(
+        &(),
+        expect![[r#""infer" takes 3 inputs, "x", "labels" and "weights"; 0 were given"#]],
+    );
     feed(
         &(&Array2::<f32>::zeros((9, 4)), &labels, &weights),
         expect![[
@@ -237,8 +306,14 @@ fn inputs_that_do_not_fit() {
         &(&x, &labels, &Array1::<f32>::zeros(4)),
         expect![[r#"input "weights": shape [4] was given: "batch" is 4, but 5 in another input"#]],
     );
-    feed(&(&x, &labels, &Array2::<f32>::zeros((5, 1))), expect![[r#"input "weights": shape [5, 1] was given, [batch] is expected"#]]);
-    feed(&(&[1.0f32; 7], &labels, &weights), expect![[r#"input "x": 7 elements were given, [batch, 4] is expected"#]]);
+    feed(
+        &(&x, &labels, &Array2::<f32>::zeros((5, 1))),
+        expect![[r#"input "weights": shape [5, 1] was given, [batch] is expected"#]],
+    );
+    feed(
+        &(&[1.0f32; 7], &labels, &weights),
+        expect![[r#"input "x": 7 elements were given, [batch, 4] is expected"#]],
+    );
 }
 
 #[test]
@@ -254,12 +329,16 @@ fn data_that_a_run_refuses() {
     says(
         here,
         session.run(&program, [1, 12, 3]).map(|_| ()),
-        expect![[r#"+4: index 12 at position 1 is outside 0..10, in x (in "tokens"); no weight was changed"#]],
+        expect![[
+            r#"+4: index 12 at position 1 is outside 0..10, in x (in "tokens"); no weight was changed"#
+        ]],
     );
     says(
         here,
         session.run(&program, [1, 2, 3]).map(|_| ()),
-        expect![[r#"+4: require_finite: the element at position 0 is NaN (in "tokens"); no weight was changed"#]],
+        expect![[
+            r#"+4: require_finite: the element at position 0 is NaN (in "tokens"); no weight was changed"#
+        ]],
     );
 }
 
@@ -272,21 +351,33 @@ fn names_of_values() {
     says(
         0,
         session.value("head.weight"),
-        expect![[r#""head.weight" is declared but has no value yet: compile a program first, or load a file with Session::load"#]],
+        expect![[
+            r#""head.weight" is declared but has no value yet: compile a program first, or load a file with Session::load"#
+        ]],
     );
     says(
         0,
         session.value("heed.weight"),
-        expect![[r#"there is no weight or state "heed.weight": the session has none before a program is compiled or a file is loaded"#]],
+        expect![[
+            r#"there is no weight or state "heed.weight": the session has none before a program is compiled or a file is loaded"#
+        ]],
     );
     let trace = Trace::inference();
     session.compile(&trace, [trace.ones(())]).expect("compiles");
     says(
         0,
         session.value("heed.weight"),
-        expect![[r#"there is no weight or state "heed.weight"; did you mean "head.weight" or "norm.weight"?"#]],
+        expect![[
+            r#"there is no weight or state "heed.weight"; did you mean "head.weight" or "norm.weight"?"#
+        ]],
     );
-    says(0, session.value("bias"), expect![[r#"there is no weight or state "bias"; did you mean "head.bias" or "norm.bias"?"#]]);
+    says(
+        0,
+        session.value("bias"),
+        expect![[
+            r#"there is no weight or state "bias"; did you mean "head.bias" or "norm.bias"?"#
+        ]],
+    );
     says(
         0,
         session.set_value("momentum", &arr2(&[[0.0]])),
@@ -294,11 +385,17 @@ fn names_of_values() {
             r#"there is no weight or state "momentum"; the weights and states are "head.weight", "head.bias", "norm.weight", "norm.bias", "norm.running_mean" and "norm.running_var""#
         ]],
     );
-    says(0, session.set_value("head.weight", &arr2(&[[0.0]])), expect![[r#""head.weight" is [2, 2], the array is [1, 1]"#]]);
+    says(
+        0,
+        session.set_value("head.weight", &arr2(&[[0.0]])),
+        expect![[r#""head.weight" is [2, 2], the array is [1, 1]"#]],
+    );
     says(
         0,
         session.copy_values("haed", "norm"),
-        expect![[r#"copy_values from "haed" to "norm", of which nothing was copied: no weight has the path "haed"; did you mean "head"?"#]],
+        expect![[
+            r#"copy_values from "haed" to "norm", of which nothing was copied: no weight has the path "haed"; did you mean "head"?"#
+        ]],
     );
     says(
         0,
@@ -314,7 +411,11 @@ fn names_of_values() {
             r#"copy_values from "norm" to "head", of which nothing was copied: "norm.weight" is f32 [2] and "head.weight" is f32 [2, 2]"#
         ]],
     );
-    says(0, session.copy_values("norm", "norm.copy"), expect![[r#"copy_values from "norm" to "norm.copy": one lies in the other"#]]);
+    says(
+        0,
+        session.copy_values("norm", "norm.copy"),
+        expect![[r#"copy_values from "norm" to "norm.copy": one lies in the other"#]],
+    );
     says(
         0,
         Model::parse("resnet19"),
@@ -322,7 +423,11 @@ fn names_of_values() {
             r#"unknown model "resnet19"; there are mlp, cnn, resnet20, resnet18, resnet50, mobilenetv2, unet, vgg16, gpt, gpt2, lstm, ode; did you mean "resnet18" or "resnet20" or "resnet50"?"#
         ]],
     );
-    says(0, "cpu0".parse::<Device>().map_err(Error::Value), expect![[r#"unknown device "cpu0"; it is auto, cpu or cuda:N"#]]);
+    says(
+        0,
+        "cpu0".parse::<Device>().map_err(Error::Value),
+        expect![[r#"unknown device "cpu0"; it is auto, cpu or cuda:N"#]],
+    );
 }
 
 #[test]
@@ -345,35 +450,55 @@ fn buffers() {
         expect![[r#"the buffer "freed" was freed and holds nothing any more; upload it again"#]],
     );
     let donated = session.upload("donated", &numbers).expect("room");
-    session.run(&double, donated.clone().donate()).expect("runs");
+    session
+        .run(&double, donated.clone().donate())
+        .expect("runs");
     says(
         0,
         session.run(&sum, (&donated, &numbers)).map(|_| ()),
-        expect![[r#"the buffer "donated" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"#]],
+        expect![[
+            r#"the buffer "donated" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"#
+        ]],
     );
     let kept = session.upload("kept", &numbers).expect("room");
     says(
         0,
-        session.run(&sum, (kept.clone().donate(), &numbers)).map(|_| ()),
+        session
+            .run(&sum, (kept.clone().donate(), &numbers))
+            .map(|_| ()),
         expect![[
             r#"input "a": the buffer "kept" is donated to it, but no output of "sum" takes its bytes; say Trace::donate of the input before compiling, or feed the buffer without donating it"#
         ]],
     );
     says(
         0,
-        session.run(&sum, (kept.clone().donate(), &kept)).map(|_| ()),
+        session
+            .run(&sum, (kept.clone().donate(), &kept))
+            .map(|_| ()),
         expect![[
             r#"input "a": the buffer "kept" is donated to it, but no output of "sum" takes its bytes; say Trace::donate of the input before compiling, or feed the buffer without donating it"#
         ]],
     );
-    says(0, session.download::<i32>(&kept), expect!["the values are f32, not i32; ask for them as what they are, or cast in the program"]);
+    says(
+        0,
+        session.download::<i32>(&kept),
+        expect![
+            "the values are f32, not i32; ask for them as what they are, or cast in the program"
+        ],
+    );
     let other = self::session(&params);
-    says(0, other.download::<f32>(&kept), expect![[r#"buffer "kept" belongs to another session; upload its values to this one"#]]);
+    says(
+        0,
+        other.download::<f32>(&kept),
+        expect![[r#"buffer "kept" belongs to another session; upload its values to this one"#]],
+    );
     let mut session = session.with_threads(64);
     says(
         0,
         session.run(&sum, (&kept, &kept)).map(|_| ()),
-        expect![[r#""sum" was compiled for 1 thread and the session now has 64; set the threads before compiling"#]],
+        expect![[
+            r#""sum" was compiled for 1 thread and the session now has 64; set the threads before compiling"#
+        ]],
     );
 }
 
@@ -385,7 +510,13 @@ fn learning() {
     let trace = Trace::inference();
     let y = trace.ones((1, 2)).apply(&layer);
     trace.minimize(y.sum(), Sgd::new(0.1));
-    compiling(here, &params, &trace, [y], expect!["+3: minimize: this trace is for inference; a model learns in Trace::training()"]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [y],
+        expect!["+3: minimize: this trace is for inference; a model learns in Trace::training()"],
+    );
     let here = here!();
     let trace = Trace::training();
     let y = trace.ones((1, 2)).apply(&layer);
@@ -418,24 +549,44 @@ fn learning() {
         &params,
         &trace,
         [y],
-        expect![[r#"+3: freeze: none of the parameters of this trace is chosen; they are "head.weight", "head.bias""#]],
+        expect![[
+            r#"+3: freeze: none of the parameters of this trace is chosen; they are "head.weight", "head.bias""#
+        ]],
     );
 }
 
 #[test]
 fn images() {
     let (params, trace) = (Params::seeded(0), Trace::inference());
-    let wide = ConvGeometry { stride: [(1 << 31) - 1, 1], ..ConvGeometry::default() };
-    let padded = ConvGeometry { pad: [4, 4], ..ConvGeometry::default() };
-    let grouped = ConvGeometry { groups: 3, ..ConvGeometry::default() };
+    let wide = ConvGeometry {
+        stride: [(1 << 31) - 1, 1],
+        ..ConvGeometry::default()
+    };
+    let padded = ConvGeometry {
+        pad: [4, 4],
+        ..ConvGeometry::default()
+    };
+    let grouped = ConvGeometry {
+        groups: 3,
+        ..ConvGeometry::default()
+    };
     let conv = Conv2d::new(&params.root() / "stem", 5, 8, 3);
-    let (x, here) = (trace.input("x", F32, (Dim::bounded("batch", 8), 4, 8, 8)), here!());
+    let (x, here) = (
+        trace.input("x", F32, (Dim::bounded("batch", 8), 4, 8, 8)),
+        here!(),
+    );
     let a = x.apply(&conv);
     let b = x.conv2d_with(trace.ones((4, 4, 3, 3)), wide);
-    let c = x.max_pool2d_with(Window { k: [2, 2], stride: [(1 << 31) - 1, 1], pad: [0, 0] });
+    let c = x.max_pool2d_with(Window {
+        k: [2, 2],
+        stride: [(1 << 31) - 1, 1],
+        pad: [0, 0],
+    });
     let d = x.conv_transpose2d(trace.ones((5, 4, 3, 3)), ConvGeometry::default());
     let e = x.conv_transpose2d(trace.ones((4, 4, 3, 3)), wide);
-    let f = trace.ones((1, 4, 1, 1)).conv_transpose2d(trace.ones((4, 4, 3, 3)), padded);
+    let f = trace
+        .ones((1, 4, 1, 1))
+        .conv_transpose2d(trace.ones((4, 4, 3, 3)), padded);
     let g = x.conv_transpose2d(trace.ones((4, 4, 3, 3)), grouped);
     let h = x.conv_transpose2d(trace.ones((4, 4, 3)), grouped);
     let i = x.conv_transpose2d(trace.ones((4, 4, 3, 3)).cast(I32), grouped);
@@ -461,7 +612,10 @@ fn images() {
 fn sizes() {
     let (params, trace, here) = (Params::seeded(0), Trace::inference(), here!());
     let x = trace.input("x", F32, [2usize; 12]);
-    let y = x.permute([11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0]).exp().sum_over([0, 3, 5]);
+    let y = x
+        .permute([11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0])
+        .exp()
+        .sum_over([0, 3, 5]);
     compiling(
         here,
         &params,
@@ -522,8 +676,20 @@ fn outputs_and_traces() {
     let (trace, here) = (Trace::inference(), here!());
     let x = trace.input("x", F32, (2,));
     trace.donate(x, 0);
-    compiling(here, &params, &trace, [x.sum()], expect![[r#"+3: donate: input "x" is f32 [2], output 0 is f32 []"#]]);
+    compiling(
+        here,
+        &params,
+        &trace,
+        [x.sum()],
+        expect![[r#"+3: donate: input "x" is f32 [2], output 0 is f32 []"#]],
+    );
     let trace = Trace::inference().named("sum");
     let graph = trace.finish(&[trace.ones(()).exp()]).expect("a graph");
-    says(0, session(&params).compile_graph::<2>("sum", &graph).map(|_| ()), expect![[r#""sum" has 1 output, 2 outputs are expected"#]]);
+    says(
+        0,
+        session(&params)
+            .compile_graph::<2>("sum", &graph)
+            .map(|_| ()),
+        expect![[r#""sum" has 1 output, 2 outputs are expected"#]],
+    );
 }

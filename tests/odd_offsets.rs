@@ -1,4 +1,5 @@
-//! Slices and paddings whose start has no form as one size: the first element lies at a sum of different products of lengths.
+//! Slices and paddings whose start has no form as one size: the first element lies at a sum of
+//! different products of lengths.
 
 use ndarray::{ArrayD, IxDyn, Slice};
 use slabwise::prelude::*;
@@ -42,6 +43,11 @@ fn a_slice_of_two_axes() {
         expected.slice_axis_inplace(ndarray::Axis(0), Slice::from(1..));
         expected.slice_axis_inplace(ndarray::Axis(2), Slice::from(1..));
         let expected = expected.mapv(f32::exp);
-        assert!(got.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()), "{b}");
+        assert!(
+            got.iter()
+                .zip(&expected)
+                .all(|(a, b)| (a - b).abs() <= 1e-5 * b.abs()),
+            "{b}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! What leaves the slab for the host comes back as it was: results are the same bits, and the budget is kept.
+//! What leaves the slab for the host comes back as it was: results are the same bits, and the
+//! budget is kept.
 
 mod support;
 
@@ -14,8 +15,16 @@ fn fast() -> Offload {
 fn kept(result: Result<Trained>) -> Option<Trained> {
     match result {
         Ok(trained) => Some(trained),
-        Err(Error::Budget { budget, needed, floor, .. }) => {
-            assert!(budget < needed && floor <= needed, "{budget} {floor} {needed}");
+        Err(Error::Budget {
+            budget,
+            needed,
+            floor,
+            ..
+        }) => {
+            assert!(
+                budget < needed && floor <= needed,
+                "{budget} {floor} {needed}"
+            );
             None
         }
         Err(other) => panic!("{other}"),
@@ -26,7 +35,11 @@ fn kept(result: Result<Trained>) -> Option<Trained> {
 fn assert_as_planned(trained: &Trained, room: u64) {
     let plan = trained.program.plan();
     assert!(plan.slab_bytes() <= room, "{plan}");
-    assert_eq!(trained.session.last_run().peak_slab_bytes, plan.slab_bytes(), "{plan}");
+    assert_eq!(
+        trained.session.last_run().peak_slab_bytes,
+        plan.slab_bytes(),
+        "{plan}"
+    );
     assert_eq!(trained.session.slab_bytes(), plan.slab_bytes());
     assert_eq!(trained.session.host_bytes(), plan.host_bytes());
 }
@@ -37,22 +50,47 @@ fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
     let all = train(Budget::Unlimited, sizes, None).expect("it compiles");
     let once = all.program.plan().slab_bytes();
     let mut ways = Vec::new();
-    for link in ["1000TB/s", "12GB/s", "1B/s"].map(|speed| speed.parse::<Offload>().expect("a link")) {
-        let half = train_with(|s| s.with_budget(Budget::Fraction(0.5)).with_offload(link), sizes, None).expect("it fits");
+    for link in
+        ["1000TB/s", "12GB/s", "1B/s"].map(|speed| speed.parse::<Offload>().expect("a link"))
+    {
+        let half = train_with(
+            |s| s.with_budget(Budget::Fraction(0.5)).with_offload(link),
+            sizes,
+            None,
+        )
+        .expect("it fits");
         assert_as_planned(&half, once / 2);
         assert_eq!(half.losses, all.losses);
         assert!(half.weights == all.weights, "weights differ over {link:?}");
-        let Again { tasks, sent, overhead, .. } = half.program.plan().again().clone();
+        let Again {
+            tasks,
+            sent,
+            overhead,
+            ..
+        } = half.program.plan().again().clone();
         ways.push((tasks.len(), sent.len(), overhead));
         if !sent.is_empty() {
             let shown = half.program.plan().to_string();
-            assert!(shown.contains("offload") && shown.contains("host") && shown.contains("copies"), "{shown}");
-            assert!(half.program.plan().kernels() < half.program.plan().steps().count(), "copies are steps and no kernels");
+            assert!(
+                shown.contains("offload") && shown.contains("host") && shown.contains("copies"),
+                "{shown}"
+            );
+            assert!(
+                half.program.plan().kernels() < half.program.plan().steps().count(),
+                "copies are steps and no kernels"
+            );
         }
     }
-    // Over the fastest nothing is computed again, over the slowest nothing is sent, and time grows on the way.
-    assert!(ways[0].0 == 0 && ways[0].1 > 0 && ways[2].0 > 0 && ways[2].1 == 0, "{ways:?}");
-    assert!(ways.windows(2).all(|two| two[0].2 <= two[1].2 + 1e-9), "{ways:?}");
+    // Over the fastest nothing is computed again, over the slowest nothing is sent, and time grows
+    // on the way.
+    assert!(
+        ways[0].0 == 0 && ways[0].1 > 0 && ways[2].0 > 0 && ways[2].1 == 0,
+        "{ways:?}"
+    );
+    assert!(
+        ways.windows(2).all(|two| two[0].2 <= two[1].2 + 1e-9),
+        "{ways:?}"
+    );
 }
 
 #[test]
@@ -65,25 +103,52 @@ fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
         let fraction = [0.85, 0.7, 0.6, 0.5][seed % 4];
         let speed = Bytes(1 << [50, 34, 32][seed % 3]);
         let check_memory = seed % 2 == 0;
-        let options = CompileOptions { check_memory, ..quick() };
-        let open = |s: Session| s.with_budget(Budget::Fraction(fraction)).with_offload(Offload::new(speed)).with_options(options);
-        let Some(within) = kept(train_with(open, sizes, Some(seed))) else { continue };
+        let options = CompileOptions {
+            check_memory,
+            ..quick()
+        };
+        let open = |s: Session| {
+            s.with_budget(Budget::Fraction(fraction))
+                .with_offload(Offload::new(speed))
+                .with_options(options)
+        };
+        let Some(within) = kept(train_with(open, sizes, Some(seed))) else {
+            continue;
+        };
         // Guards take bytes of their own.
-        assert_as_planned(&within, if check_memory { u64::MAX } else { (once as f64 * fraction) as u64 });
+        assert_as_planned(
+            &within,
+            if check_memory {
+                u64::MAX
+            } else {
+                (once as f64 * fraction) as u64
+            },
+        );
         assert_eq!(within.losses, all.losses, "network {seed}");
-        assert!(within.weights == all.weights, "network {seed}: weights differ");
+        assert!(
+            within.weights == all.weights,
+            "network {seed}: weights differ"
+        );
         programs += 1;
         sent += within.program.plan().again().sent.len();
     }
-    assert!(programs >= 4 && sent >= 5, "{sent} sent in {programs} programs");
+    assert!(
+        programs >= 4 && sent >= 5,
+        "{sent} sent in {programs} programs"
+    );
 }
 
 #[test]
 fn the_host_has_a_limit_and_a_budget_a_floor() {
     let sizes = [2048, 12, 0];
-    let once = train(Budget::Unlimited, sizes, None).expect("it compiles").program.plan().slab_bytes();
+    let once = train(Budget::Unlimited, sizes, None)
+        .expect("it compiles")
+        .program
+        .plan()
+        .slab_bytes();
     let limit = Bytes(once / 8);
-    let within = |budget, offload| train_with(|s| s.with_budget(budget).with_offload(offload), sizes, None);
+    let within =
+        |budget, offload| train_with(|s| s.with_budget(budget).with_offload(offload), sizes, None);
     let some = within(Budget::Fraction(0.5), fast().with_host_bytes(limit)).expect("it fits");
     assert!(some.program.plan().host_bytes() <= limit.0);
     // Without room there, it is as without a link.
@@ -93,10 +158,14 @@ fn the_host_has_a_limit_and_a_budget_a_floor() {
     assert!(kept(within(Budget::Fraction(0.01), fast())).is_none());
     // No budget, nothing to send.
     let free = within(Budget::Unlimited, fast()).expect("it compiles");
-    assert_eq!((free.program.plan().slab_bytes(), free.session.host_bytes()), (once, 0));
+    assert_eq!(
+        (free.program.plan().slab_bytes(), free.session.host_bytes()),
+        (once, 0)
+    );
 }
 
-/// A run that fails in the middle leaves nothing in flight and no weight changed; and a session may be dropped at any time.
+/// A run that fails in the middle leaves nothing in flight and no weight changed; and a session may
+/// be dropped at any time.
 #[test]
 fn a_run_that_fails_leaves_a_session_that_trains_on() {
     const BATCH: usize = 2048;
@@ -111,12 +180,30 @@ fn a_run_that_fails_leaves_a_session_that_trains_on() {
         assert!(matches!(failed, Some(Error::Data { .. })), "{failed:?}");
     }
     // In buffers of their own the same kernels come to the same.
-    let second = trained.session.run_dynamic(&trained.program, (&x, &labels)).expect("a step")[0].item();
-    let third = trained.session.run(&trained.program, (&x, &labels)).expect("a step")[0].item();
+    let second = trained
+        .session
+        .run_dynamic(&trained.program, (&x, &labels))
+        .expect("a step")[0]
+        .item();
+    let third = trained
+        .session
+        .run(&trained.program, (&x, &labels))
+        .expect("a step")[0]
+        .item();
     assert_eq!([second, third].map(f32::to_bits), whole.losses[1..]);
     // Inputs that stay on the device are read, and sent, from where they are.
     let mut again = train_with(open, [BATCH, 12, 1], None).expect("it fits");
-    let (x, labels) = (again.session.upload("x", &x).expect("room"), again.session.upload("labels", &labels).expect("room"));
-    let losses = [(); 2].map(|()| again.session.run(&again.program, (&x, &labels)).expect("a step")[0].item().to_bits());
+    let (x, labels) = (
+        again.session.upload("x", &x).expect("room"),
+        again.session.upload("labels", &labels).expect("room"),
+    );
+    let losses = [(); 2].map(|()| {
+        again
+            .session
+            .run(&again.program, (&x, &labels))
+            .expect("a step")[0]
+            .item()
+            .to_bits()
+    });
     assert_eq!(losses, whole.losses[1..]);
 }

@@ -1,4 +1,5 @@
-//! What a plan promises is what a run uses: bytes planned, bytes measured, and the same results whatever the plan.
+//! What a plan promises is what a run uses: bytes planned, bytes measured, and the same results
+//! whatever the plan.
 
 use std::collections::HashSet;
 
@@ -10,11 +11,15 @@ use slabwise::{CompileOptions, Plan};
 use slabwise_planner::Kind;
 
 fn session(params: Params) -> Session {
-    Session::new(Device::Cpu, params).expect("a session").with_threads(2)
+    Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2)
 }
 
 fn batch(model: Model, n: usize, seed: u64) -> (ArrayD<f32>, ArrayD<i32>) {
-    let (Examples::Images(images), labels) = model.batch(n, seed) else { panic!("{model} reads tokens") };
+    let (Examples::Images(images), labels) = model.batch(n, seed) else {
+        panic!("{model} reads tokens")
+    };
     (images, labels)
 }
 
@@ -24,18 +29,32 @@ fn bits(array: &ArrayD<f32>) -> Vec<u32> {
 
 /// All weights and state, bit by bit.
 fn state(session: &Session) -> Vec<(String, Vec<u32>)> {
-    session.names().map(|n| (n.to_string(), bits(&session.value(n).expect("it is there")))).collect()
+    session
+        .names()
+        .map(|n| (n.to_string(), bits(&session.value(n).expect("it is there"))))
+        .collect()
 }
 
-/// One past the last byte of the slab that any buffer needs, alignment apart: no kernel writes beyond it but into workspaces.
+/// One past the last byte of the slab that any buffer needs, alignment apart: no kernel writes
+/// beyond it but into workspaces.
 fn used_end(plan: &Plan) -> u64 {
-    let buffers = plan.dag().buffers.iter().zip(&plan.offsets().offsets).map(|(b, at)| at + b.bytes);
+    let buffers = plan
+        .dag()
+        .buffers
+        .iter()
+        .zip(&plan.offsets().offsets)
+        .map(|(b, at)| at + b.bytes);
     buffers.max().unwrap_or(0)
 }
 
 /// One past the last byte of the slab that any workspace needs.
 fn workspace_end(plan: &Plan) -> u64 {
-    let ends = plan.dag().tasks.iter().zip(&plan.offsets().workspace_offsets).filter(|(t, _)| t.workspace > 0);
+    let ends = plan
+        .dag()
+        .tasks
+        .iter()
+        .zip(&plan.offsets().workspace_offsets)
+        .filter(|(t, _)| t.workspace > 0);
     ends.map(|(t, at)| at + t.workspace).max().unwrap_or(0)
 }
 
@@ -46,14 +65,25 @@ fn planned_is_the_lower_bound_and_what_runs_use() {
         let params = Params::seeded(3);
         let network = model.build(&params);
         let mut session = session(params);
-        let train = network.training(&mut session, n as u32, model.optimizer()).expect("it compiles");
-        let infer = network.inference(&mut session, n as u32).expect("it compiles");
+        let train = network
+            .training(&mut session, n as u32, model.optimizer())
+            .expect("it compiles");
+        let infer = network
+            .inference(&mut session, n as u32)
+            .expect("it compiles");
         let (images, labels) = batch(model, n, 5);
         for (program, is_train) in [(&train, true), (&infer, false)] {
             let (plan, what) = (program.plan(), format!("{model} {}", program.plan().name()));
-            assert_eq!(plan.slab_bytes(), plan.lower_bound_bytes(), "{what}: planned is the lower bound");
+            assert_eq!(
+                plan.slab_bytes(),
+                plan.lower_bound_bytes(),
+                "{what}: planned is the lower bound"
+            );
             assert!(plan.slab_bytes() <= plan.without_in_place_bytes(), "{what}");
-            assert!(plan.without_in_place_bytes() < plan.without_reuse_bytes(), "{what}");
+            assert!(
+                plan.without_in_place_bytes() < plan.without_reuse_bytes(),
+                "{what}"
+            );
             let run = |s: &mut Session, planned: bool| -> Vec<u32> {
                 let outputs = match (planned, is_train) {
                     (true, true) => s.run(program, (&images, &labels)),
@@ -65,22 +95,43 @@ fn planned_is_the_lower_bound_and_what_runs_use() {
             };
             session.reset_pool();
             run(&mut session, true);
-            assert_eq!(session.last_run().peak_slab_bytes, plan.slab_bytes(), "{what}: measured from addresses");
+            assert_eq!(
+                session.last_run().peak_slab_bytes,
+                plan.slab_bytes(),
+                "{what}: measured from addresses"
+            );
             run(&mut session, false);
             let dynamic = session.pool_statistics().peak_bytes_in_use;
-            assert!(plan.slab_bytes() <= dynamic, "{what}: planned {}, dynamic {dynamic}", plan.slab_bytes());
+            assert!(
+                plan.slab_bytes() <= dynamic,
+                "{what}: planned {}, dynamic {dynamic}",
+                plan.slab_bytes()
+            );
 
-            // Measured from the bytes that change. A workspace need not be written to its end; a buffer is.
+            // Measured from the bytes that change. A workspace need not be written to its end; a
+            // buffer is.
             let touched = match is_train {
                 true => session.measure_touched(program, (&images, &labels)),
                 false => session.measure_touched(program, (&images,)),
             };
             let touched = touched.expect("it runs");
-            assert!(touched <= plan.slab_bytes(), "{what}: {touched} bytes touched of {}", plan.slab_bytes());
-            assert!(touched >= used_end(plan), "{what}: {touched} bytes touched, buffers end at {}", used_end(plan));
+            assert!(
+                touched <= plan.slab_bytes(),
+                "{what}: {touched} bytes touched of {}",
+                plan.slab_bytes()
+            );
+            assert!(
+                touched >= used_end(plan),
+                "{what}: {touched} bytes touched, buffers end at {}",
+                used_end(plan)
+            );
             if used_end(plan) >= workspace_end(plan) {
                 exact += 1;
-                assert_eq!(touched.next_multiple_of(slabwise_planner::ALIGN), plan.slab_bytes(), "{what}: touched to the end");
+                assert_eq!(
+                    touched.next_multiple_of(slabwise_planner::ALIGN),
+                    plan.slab_bytes(),
+                    "{what}: touched to the end"
+                );
             }
         }
     }
@@ -92,24 +143,45 @@ fn programs_of_a_session_overlay_their_temporaries_and_share_weights() {
     let params = Params::seeded(3);
     let network = Model::Mlp.build(&params);
     let mut session = session(params);
-    let train = network.training(&mut session, 32u32, OptimizerKind::Sgd).expect("it compiles");
+    let train = network
+        .training(&mut session, 32u32, OptimizerKind::Sgd)
+        .expect("it compiles");
     let persistent = session.persistent_bytes();
-    let infer = network.inference(&mut session, 400u32).expect("it compiles");
+    let infer = network
+        .inference(&mut session, 400u32)
+        .expect("it compiles");
     let small = network.inference(&mut session, 1u32).expect("it compiles");
     let slabs = [train.plan(), infer.plan(), small.plan()].map(Plan::slab_bytes);
     assert_eq!(Some(session.slab_bytes()), slabs.into_iter().max());
-    assert_eq!(session.persistent_bytes(), persistent, "inference adds no weights");
+    assert_eq!(
+        session.persistent_bytes(),
+        persistent,
+        "inference adds no weights"
+    );
     // Twelve weights and moments, each rounded up to a cache line at most.
     let exact = train.plan().persistent().weights + train.plan().persistent().state;
-    assert!((exact..exact + 12 * 64).contains(&persistent), "{persistent} for {exact}");
+    assert!(
+        (exact..exact + 12 * 64).contains(&persistent),
+        "{persistent} for {exact}"
+    );
     assert_eq!(infer.plan().persistent().state, 0);
 
     let (images, labels) = batch(Model::Mlp, 32, 5);
     let one = images.slice_axis(Axis(0), Slice::from(..1)).to_owned();
-    let logits = |s: &mut Session| bits(&s.run(&small, (&one,)).expect("it runs")[0].array().expect("f32"));
+    let logits = |s: &mut Session| {
+        bits(
+            &s.run(&small, (&one,)).expect("it runs")[0]
+                .array()
+                .expect("f32"),
+        )
+    };
     let before = logits(&mut session);
     let loss = session.run(&train, (&images, &labels)).expect("it runs")[0].item();
-    assert_ne!(logits(&mut session), before, "inference sees the trained weights");
+    assert_ne!(
+        logits(&mut session),
+        before,
+        "inference sees the trained weights"
+    );
     // Another program's run in between leaves a program's results alone.
     let again = session.run(&train, (&images, &labels)).expect("it runs")[0].item();
     assert!(again < loss, "{again} after {loss}");
@@ -121,20 +193,38 @@ fn memory_checks_pass_and_change_no_bit() {
         let results = [false, true].map(|check_memory| {
             let params = Params::seeded(9);
             let network = model.build(&params);
-            let mut session = session(params).with_options(CompileOptions { check_memory, ..CompileOptions::default() });
+            let mut session = session(params).with_options(CompileOptions {
+                check_memory,
+                ..CompileOptions::default()
+            });
             let bound = Dim::bounded("batch", n as u32);
-            let train = network.training(&mut session, bound, OptimizerKind::Adam).expect("it compiles");
+            let train = network
+                .training(&mut session, bound, OptimizerKind::Adam)
+                .expect("it compiles");
             let infer = network.inference(&mut session, bound).expect("it compiles");
             let mut losses = Vec::new();
             for step in 0..steps {
                 // The last batch is smaller.
                 let (images, labels) = batch(model, n - step % 2, step as u64);
-                losses.push(session.run(&train, (&images, &labels)).expect("no check fails")[0].item().to_bits());
-                losses.extend(bits(&session.run(&infer, (&images,)).expect("no check fails")[0].array().expect("f32")));
+                losses.push(
+                    session
+                        .run(&train, (&images, &labels))
+                        .expect("no check fails")[0]
+                        .item()
+                        .to_bits(),
+                );
+                losses.extend(bits(
+                    &session.run(&infer, (&images,)).expect("no check fails")[0]
+                        .array()
+                        .expect("f32"),
+                ));
             }
             (losses, state(&session))
         });
-        assert!(results[0] == results[1], "{model}: results with memory checks differ");
+        assert!(
+            results[0] == results[1],
+            "{model}: results with memory checks differ"
+        );
     }
 }
 
@@ -143,7 +233,9 @@ fn a_broken_plan_is_refused() {
     let params = Params::seeded(3);
     let network = Model::Mlp.build(&params);
     let mut session = session(params);
-    let train = network.training(&mut session, 8u32, OptimizerKind::Adam).expect("it compiles");
+    let train = network
+        .training(&mut session, 8u32, OptimizerKind::Adam)
+        .expect("it compiles");
     let dag = train.plan().dag();
     let good = (**train.plan().offsets()).clone();
     assert!(slabwise_planner::check(dag, good.clone()).is_ok());
@@ -152,12 +244,27 @@ fn a_broken_plan_is_refused() {
     for a in 0..dag.buffers.len() {
         for b in 0..a {
             let (x, y) = (&good.lifetimes[a], &good.lifetimes[b]);
-            let in_place = good.reused.iter().any(|r| [(a, b), (b, a)].contains(&(r.from.index(), r.to.index())));
-            if x.start < y.end && y.start < x.end && !in_place && dag.buffers[a].bytes > 0 && dag.buffers[b].bytes > 0 {
+            let in_place = good
+                .reused
+                .iter()
+                .any(|r| [(a, b), (b, a)].contains(&(r.from.index(), r.to.index())));
+            if x.start < y.end
+                && y.start < x.end
+                && !in_place
+                && dag.buffers[a].bytes > 0
+                && dag.buffers[b].bytes > 0
+            {
                 let mut bad = good.clone();
                 bad.offsets[a] = bad.offsets[b];
-                let refused = slabwise_planner::check(dag, bad).err().map(|v| v.to_string());
-                assert!(refused.is_some(), "{} lies on {}", dag.buffers[a].name, dag.buffers[b].name);
+                let refused = slabwise_planner::check(dag, bad)
+                    .err()
+                    .map(|v| v.to_string());
+                assert!(
+                    refused.is_some(),
+                    "{} lies on {}",
+                    dag.buffers[a].name,
+                    dag.buffers[b].name
+                );
                 moved += 1;
             }
         }
@@ -167,24 +274,37 @@ fn a_broken_plan_is_refused() {
 
 #[test]
 fn a_smaller_batch_runs_as_if_compiled_for_it() {
-    for (model, bound, n) in [(Model::Mlp, 64, 37), (Model::Cnn, 64, 37), (Model::Cnn, 5, 1)] {
+    for (model, bound, n) in [
+        (Model::Mlp, 64, 37),
+        (Model::Cnn, 64, 37),
+        (Model::Cnn, 5, 1),
+    ] {
         let (images, labels) = batch(model, n, 5);
         let results = [Dim::bounded("batch", bound), Dim::from(n)].map(|dim| {
             let params = Params::seeded(3);
             let network = model.build(&params);
             let mut session = session(params);
-            let train = network.training(&mut session, dim, OptimizerKind::Adam).expect("it compiles");
+            let train = network
+                .training(&mut session, dim, OptimizerKind::Adam)
+                .expect("it compiles");
             let infer = network.inference(&mut session, dim).expect("it compiles");
             let mut all = Vec::new();
             for _ in 0..2 {
-                all.push(session.run(&train, (&images, &labels)).expect("it runs")[0].item().to_bits());
+                all.push(
+                    session.run(&train, (&images, &labels)).expect("it runs")[0]
+                        .item()
+                        .to_bits(),
+                );
                 let [logits] = session.run(&infer, (&images,)).expect("it runs");
                 assert_eq!(logits.shape(), [n, 10]);
                 all.extend(bits(&logits.array().expect("f32")));
             }
             (all, state(&session))
         });
-        assert!(results[0] == results[1], "{model}: batch {n} of {bound} differs from a program for {n}");
+        assert!(
+            results[0] == results[1],
+            "{model}: batch {n} of {bound} differs from a program for {n}"
+        );
     }
 }
 
@@ -192,24 +312,43 @@ fn a_smaller_batch_runs_as_if_compiled_for_it() {
 fn gradients_of_fused_updates_take_no_bytes() {
     let params = Params::seeded(3);
     let network = Model::Cnn.build(&params);
-    let weights: usize = params.declared().iter().map(|p| p.dims().iter().product::<usize>()).sum();
+    let weights: usize = params
+        .declared()
+        .iter()
+        .map(|p| p.dims().iter().product::<usize>())
+        .sum();
     let mut session = session(params);
-    let train = network.training(&mut session, 64u32, OptimizerKind::Adam).expect("it compiles");
+    let train = network
+        .training(&mut session, 64u32, OptimizerKind::Adam)
+        .expect("it compiles");
     let plan = train.plan();
     let total = session.persistent_bytes() + session.slab_bytes();
     println!("{plan}\ncnn, batch 64, Adam: {} in all", Bytes(total));
     // Weights and two moments, each rounded up to 64 bytes, and the step counter.
     let expected = 4 * 3 * weights as u64;
-    assert!((expected..expected + 64 * 30).contains(&session.persistent_bytes()), "{}", session.persistent_bytes());
-    let live: u64 = plan.dag().buffers.iter().filter(|b| b.kind == Kind::Gradient).map(|b| b.bytes).sum();
+    assert!(
+        (expected..expected + 64 * 30).contains(&session.persistent_bytes()),
+        "{}",
+        session.persistent_bytes()
+    );
+    let live: u64 = plan
+        .dag()
+        .buffers
+        .iter()
+        .filter(|b| b.kind == Kind::Gradient)
+        .map(|b| b.bytes)
+        .sum();
     assert!(live > 0, "activations have gradients");
-    // A gradient that Adam consumes ends with the update of its weight: never two large ones at once.
+    // A gradient that Adam consumes ends with the update of its weight: never two large ones at
+    // once.
     let largest = 4 * 3136 * 512;
     let offsets = plan.offsets();
     for step in 0..plan.kernels() as u64 {
         let at_once = plan.dag().buffers.iter().zip(&offsets.lifetimes);
-        let at_once: Vec<&str> =
-            at_once.filter(|(b, l)| b.bytes == largest && l.start <= step && step < l.end).map(|(b, _)| &*b.name).collect();
+        let at_once: Vec<&str> = at_once
+            .filter(|(b, l)| b.bytes == largest && l.start <= step && step < l.end)
+            .map(|(b, _)| &*b.name)
+            .collect();
         assert!(at_once.len() <= 1, "step {step}: {at_once:?}");
     }
 }
@@ -227,8 +366,23 @@ fn reports_are_complete() {
     let plan = program.plan();
     let text = plan.to_string();
     let first = text.lines().next().unwrap_or_default().to_string();
-    assert_eq!(first, format!("tiny \"<&>\" · cpu · batch ≤ 8 · {} kernels", plan.kernels()));
-    for part in ["persistent", "weights 112 B", "slab", "lower bound", "without reuse", "saved by", "in-place", "peak"] {
+    assert_eq!(
+        first,
+        format!(
+            "tiny \"<&>\" · cpu · batch ≤ 8 · {} kernels",
+            plan.kernels()
+        )
+    );
+    for part in [
+        "persistent",
+        "weights 112 B",
+        "slab",
+        "lower bound",
+        "without reuse",
+        "saved by",
+        "in-place",
+        "peak",
+    ] {
         assert!(text.contains(part), "{part} in\n{text}");
     }
     assert_eq!(plan.steps().count(), plan.kernels());
@@ -237,29 +391,45 @@ fn reports_are_complete() {
         let svg = plan.svg();
         let texts = well_formed(&svg);
         for buffer in &plan.dag().buffers {
-            assert!(texts.iter().any(|t| t.contains(&buffer.name)), "buffer {:?} is not named in the picture", buffer.name);
+            assert!(
+                texts.iter().any(|t| t.contains(&buffer.name)),
+                "buffer {:?} is not named in the picture",
+                buffer.name
+            );
         }
     }
     let folder = tempfile::tempdir().expect("a folder");
-    plan.write_svg(folder.path().join("plan.svg")).expect("it can be written");
-    assert_eq!(std::fs::read_to_string(folder.path().join("plan.svg")).expect("it was written"), plan.svg());
-    let nowhere = plan.write_svg(folder.path().join("none/plan.svg")).unwrap_err().to_string();
+    plan.write_svg(folder.path().join("plan.svg"))
+        .expect("it can be written");
+    assert_eq!(
+        std::fs::read_to_string(folder.path().join("plan.svg")).expect("it was written"),
+        plan.svg()
+    );
+    let nowhere = plan
+        .write_svg(folder.path().join("none/plan.svg"))
+        .unwrap_err()
+        .to_string();
     assert!(nowhere.contains("none/plan.svg"), "{nowhere}");
 }
 
 fn mlp_plan() -> Program<1> {
     let params = Params::seeded(3);
     let network = Model::Mlp.build(&params);
-    network.training(&mut session(params), 8u32, OptimizerKind::Adam).expect("it compiles")
+    network
+        .training(&mut session(params), 8u32, OptimizerKind::Adam)
+        .expect("it compiles")
 }
 
-/// Checks that a document is well-formed XML (elements nested and closed, attributes quoted and unique, entities known), and
-/// gives its texts.
+/// Checks that a document is well-formed XML (elements nested and closed, attributes quoted and
+/// unique, entities known), and gives its texts.
 fn well_formed(xml: &str) -> Vec<String> {
     let (mut open, mut texts, mut rest, mut roots) = (Vec::new(), Vec::new(), xml, 0);
     while let Some(start) = rest.find('<') {
         let text = &rest[..start];
-        assert!(!open.is_empty() || text.trim().is_empty(), "text outside of elements: {text}");
+        assert!(
+            !open.is_empty() || text.trim().is_empty(),
+            "text outside of elements: {text}"
+        );
         texts.push(unescaped(text));
         let end = start + rest[start..].find('>').expect("a tag is closed");
         let tag = &rest[start + 1..end];
@@ -268,14 +438,22 @@ fn well_formed(xml: &str) -> Vec<String> {
             assert_eq!(open.pop(), Some(name), "elements are nested");
             continue;
         }
-        let (body, closed) = tag.strip_suffix('/').map_or((tag, false), |body| (body, true));
+        let (body, closed) = tag
+            .strip_suffix('/')
+            .map_or((tag, false), |body| (body, true));
         let (name, attributes) = body.split_once(char::is_whitespace).unwrap_or((body, ""));
-        assert!(!name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()), "element name {name:?}");
+        assert!(
+            !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric()),
+            "element name {name:?}"
+        );
         let (mut left, mut seen) = (attributes.trim_start(), HashSet::new());
         while !left.is_empty() {
             let (key, value) = left.split_once("=\"").expect("an attribute is quoted");
             let (value, after) = value.split_once('"').expect("a quote is closed");
-            assert!(key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'), "attribute name {key:?} in {tag}");
+            assert!(
+                key.chars().all(|c| c.is_ascii_alphanumeric() || c == '-'),
+                "attribute name {key:?} in {tag}"
+            );
             assert!(seen.insert(key), "attribute {key} twice in {tag}");
             unescaped(value);
             left = after.trim_start();
@@ -285,16 +463,25 @@ fn well_formed(xml: &str) -> Vec<String> {
             open.push(name);
         }
     }
-    assert!(open.is_empty() && roots == 1 && rest.trim().is_empty(), "{open:?} left open, {roots} roots, then {rest:?}");
+    assert!(
+        open.is_empty() && roots == 1 && rest.trim().is_empty(),
+        "{open:?} left open, {roots} roots, then {rest:?}"
+    );
     texts
 }
 
 fn unescaped(text: &str) -> String {
     for (at, _) in text.match_indices('&') {
-        let known = ["&amp;", "&lt;", "&gt;", "&quot;", "&apos;"].iter().any(|e| text[at..].starts_with(e));
+        let known = ["&amp;", "&lt;", "&gt;", "&quot;", "&apos;"]
+            .iter()
+            .any(|e| text[at..].starts_with(e));
         assert!(known, "unknown entity in {text:?}");
     }
-    let plain = text.replace("&lt;", "<").replace("&gt;", ">").replace("&quot;", "\"").replace("&apos;", "'");
+    let plain = text
+        .replace("&lt;", "<")
+        .replace("&gt;", ">")
+        .replace("&quot;", "\"")
+        .replace("&apos;", "'");
     plain.replace("&amp;", "&")
 }
 
@@ -308,7 +495,10 @@ fn strided_arrays_are_read_in_their_order() {
     let program = session.compile(&trace, [y]).expect("it compiles");
     let columns = Array2::from_shape_fn((3, 2), |(i, j)| (10 * i + j) as f32);
     let [y] = session.run(&program, (&columns.t(),)).expect("it runs");
-    assert_eq!(y.view::<f32>().expect("f32"), columns.t().mapv(|v| 2.0 * v).into_dyn());
+    assert_eq!(
+        y.view::<f32>().expect("f32"),
+        columns.t().mapv(|v| 2.0 * v).into_dyn()
+    );
 }
 
 /// Large models are planned without being allocated, at sizes that divide nothing.
@@ -318,9 +508,14 @@ fn every_built_in_model_is_planned_at_the_lower_bound() {
         let params = Params::seeded(1);
         let network = model.build(&params);
         let session = session(params);
-        let plan = network.plan_training(&session, 3u32, model.optimizer()).expect("it is planned");
+        let plan = network
+            .plan_training(&session, 3u32, model.optimizer())
+            .expect("it is planned");
         assert_eq!(plan.slab_bytes(), plan.lower_bound_bytes(), "{model}");
-        assert!(4 * plan.slab_bytes() < 3 * plan.without_reuse_bytes(), "{model}: {plan}");
+        assert!(
+            4 * plan.slab_bytes() < 3 * plan.without_reuse_bytes(),
+            "{model}: {plan}"
+        );
         if model == Model::Lstm {
             // The gradient of a weight that every token uses is summed product by product.
             assert!(plan.slab_bytes() < 2 * 4 * 444_544, "{plan}");

@@ -1,4 +1,5 @@
-//! Threads on one pool, over a device whose driver fails now and then: nothing is lost, nothing is shared, all is counted.
+//! Threads on one pool, over a device whose driver fails now and then: nothing is lost, nothing is
+//! shared, all is counted.
 //!
 //! Short here; long with `SLABWISE_SOAK_OPS=10000000 cargo test --release --test pool_soak`.
 
@@ -34,7 +35,15 @@ struct Owned {
 
 /// The ends of a block, of eight bytes each, if it has so many.
 fn ends(region: Region) -> impl Iterator<Item = Region> {
-    let ends = [region.offset, region.offset + region.bytes.saturating_sub(8)].map(|offset| Region { offset, bytes: 8, ..region });
+    let ends = [
+        region.offset,
+        region.offset + region.bytes.saturating_sub(8),
+    ]
+    .map(|offset| Region {
+        offset,
+        bytes: 8,
+        ..region
+    });
     ends.into_iter().filter(move |_| region.bytes >= 16)
 }
 
@@ -47,12 +56,24 @@ fn sign(pool: &Pool, device: &FakeDevice, one: &Owned) {
 
 fn verify(pool: &Pool, device: &FakeDevice, one: &Owned) {
     let region = pool.pin(one.handle).expect("a block in use");
-    ends(region).for_each(|end| assert_eq!(device.read(end), one.mark.to_le_bytes(), "somebody wrote into {region:?}"));
+    ends(region).for_each(|end| {
+        assert_eq!(
+            device.read(end),
+            one.mark.to_le_bytes(),
+            "somebody wrote into {region:?}"
+        )
+    });
     pool.unpin(one.handle).expect("a block in use");
 }
 
 /// What one thread does; the blocks it still owns.
-fn work(thread: u64, ops: u64, pool: &Pool, mut device: &FakeDevice, failures: &AtomicU64) -> Vec<Owned> {
+fn work(
+    thread: u64,
+    ops: u64,
+    pool: &Pool,
+    mut device: &FakeDevice,
+    failures: &AtomicU64,
+) -> Vec<Owned> {
     let mut dice = Dice(thread);
     let mut owned: Vec<Owned> = Vec::new();
     let mut dropped: Vec<Lease> = Vec::new();
@@ -60,10 +81,23 @@ fn work(thread: u64, ops: u64, pool: &Pool, mut device: &FakeDevice, failures: &
     for op in 0..ops {
         match dice.roll(100) {
             0..60 => {
-                let bytes = if dice.roll(4) == 0 { dice.roll(MIB) } else { dice.roll(4096) };
-                match pool.allocate(&mut device, bytes, Stream(thread as u16), if op % 2 == 0 { tag } else { TagId::default() }) {
+                let bytes = if dice.roll(4) == 0 {
+                    dice.roll(MIB)
+                } else {
+                    dice.roll(4096)
+                };
+                match pool.allocate(
+                    &mut device,
+                    bytes,
+                    Stream(thread as u16),
+                    if op % 2 == 0 { tag } else { TagId::default() },
+                ) {
                     Ok(handle) => {
-                        let one = Owned { handle, bytes, mark: thread << 48 | op };
+                        let one = Owned {
+                            handle,
+                            bytes,
+                            mark: thread << 48 | op,
+                        };
                         sign(pool, device, &one);
                         owned.push(one);
                     }
@@ -102,33 +136,80 @@ fn work(thread: u64, ops: u64, pool: &Pool, mut device: &FakeDevice, failures: &
 
 #[test]
 fn nothing_is_lost_or_shared() {
-    let ops: u64 = std::env::var("SLABWISE_SOAK_OPS").ok().and_then(|n| n.parse().ok()).unwrap_or(40_000);
-    for (policy, share) in [(Policy::Tlsf, 2), (Policy::Vmm, 4), (Policy::Bfc, 8), (Policy::Naive, 8)] {
-        let device = FakeDevice::new(48 * MIB).with_bytes().with_pages(64 << 10).with_preallocation(false);
-        let config = MemoryConfig { fraction: Some(1.0), idle_steps: Some(50), ..MemoryConfig::with_policy(policy) };
+    let ops: u64 = std::env::var("SLABWISE_SOAK_OPS")
+        .ok()
+        .and_then(|n| n.parse().ok())
+        .unwrap_or(40_000);
+    for (policy, share) in [
+        (Policy::Tlsf, 2),
+        (Policy::Vmm, 4),
+        (Policy::Bfc, 8),
+        (Policy::Naive, 8),
+    ] {
+        let device = FakeDevice::new(48 * MIB)
+            .with_bytes()
+            .with_pages(64 << 10)
+            .with_preallocation(false);
+        let config = MemoryConfig {
+            fraction: Some(1.0),
+            idle_steps: Some(50),
+            ..MemoryConfig::with_policy(policy)
+        };
         let pool = Pool::new(&config).expect("settings that make sense");
         let failures = AtomicU64::new(0);
         let owned: Vec<Owned> = std::thread::scope(|threads| {
             let (pool, device, failures) = (&pool, &device, &failures);
-            let all: Vec<_> = (0..THREADS).map(|t| threads.spawn(move || work(t, ops / share / THREADS, pool, device, failures))).collect();
-            all.into_iter().flat_map(|thread| thread.join().expect("a thread that does not panic")).collect()
+            let all: Vec<_> = (0..THREADS)
+                .map(|t| {
+                    threads.spawn(move || work(t, ops / share / THREADS, pool, device, failures))
+                })
+                .collect();
+            all.into_iter()
+                .flat_map(|thread| thread.join().expect("a thread that does not panic"))
+                .collect()
         });
         device.fail(0, 0);
         pool.wait_all(&mut &device);
         owned.iter().for_each(|one| verify(&pool, &device, one));
 
         // Counted again, from what the owners know.
-        let mut places: Vec<Region> = owned.iter().map(|one| pool.region(one.handle).expect("in use")).filter(|r| r.bytes > 0).collect();
+        let mut places: Vec<Region> = owned
+            .iter()
+            .map(|one| pool.region(one.handle).expect("in use"))
+            .filter(|r| r.bytes > 0)
+            .collect();
         places.sort_by_key(|r| (r.arena, r.offset));
-        assert!(places.windows(2).all(|pair| !pair[0].overlaps(&pair[1])), "{policy}: two blocks overlap");
+        assert!(
+            places.windows(2).all(|pair| !pair[0].overlaps(&pair[1])),
+            "{policy}: two blocks overlap"
+        );
         let (s, holders) = (pool.statistics(), pool.live_buffers());
         assert_eq!(holders.len(), owned.len(), "{policy}");
-        assert_eq!(holders.iter().map(|h| h.bytes).sum::<u64>(), owned.iter().map(|o| o.bytes).sum::<u64>(), "{policy}");
+        assert_eq!(
+            holders.iter().map(|h| h.bytes).sum::<u64>(),
+            owned.iter().map(|o| o.bytes).sum::<u64>(),
+            "{policy}"
+        );
         assert_eq!(s.num_allocs - s.num_frees, owned.len() as u64, "{policy}");
-        assert_eq!(s.cache_hits + s.cache_misses, s.num_allocs + s.ooms, "{policy}");
-        assert_eq!((s.ooms, s.pool_bytes), (failures.into_inner(), device.reserved_bytes()), "{policy}");
-        assert!(s.pool_bytes <= s.peak_pool_bytes && s.peak_pool_bytes <= s.bytes_limit, "{policy}");
-        assert_eq!(pool.fragmentation().free_bytes + s.bytes_in_use, s.pool_bytes, "{policy}");
+        assert_eq!(
+            s.cache_hits + s.cache_misses,
+            s.num_allocs + s.ooms,
+            "{policy}"
+        );
+        assert_eq!(
+            (s.ooms, s.pool_bytes),
+            (failures.into_inner(), device.reserved_bytes()),
+            "{policy}"
+        );
+        assert!(
+            s.pool_bytes <= s.peak_pool_bytes && s.peak_pool_bytes <= s.bytes_limit,
+            "{policy}"
+        );
+        assert_eq!(
+            pool.fragmentation().free_bytes + s.bytes_in_use,
+            s.pool_bytes,
+            "{policy}"
+        );
 
         for one in owned {
             pool.free(&mut &device, one.handle).expect("in use");
@@ -136,6 +217,15 @@ fn nothing_is_lost_or_shared() {
         pool.wait_all(&mut &device);
         pool.empty_cache(&mut &device);
         let s = pool.statistics();
-        assert_eq!((s.bytes_in_use, s.rounding_waste_bytes, s.pool_bytes, device.reserved_bytes()), (0, 0, 0, 0), "{policy}: leaked");
+        assert_eq!(
+            (
+                s.bytes_in_use,
+                s.rounding_waste_bytes,
+                s.pool_bytes,
+                device.reserved_bytes()
+            ),
+            (0, 0, 0, 0),
+            "{policy}: leaked"
+        );
     }
 }

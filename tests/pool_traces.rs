@@ -1,4 +1,5 @@
-//! How close the default pool comes to the least that traces of real programs need: their peak of live bytes.
+//! How close the default pool comes to the least that traces of real programs need: their peak of
+//! live bytes.
 #![cfg(feature = "profiles")]
 
 use std::path::Path;
@@ -6,8 +7,14 @@ use std::path::Path;
 use slabwise::memory::replay::{Replay, Trace};
 use slabwise::memory::{MemoryConfig, Policy};
 
-/// Traces, and the best that any of the allocators in use was measured to reach: reserved ÷ peak live.
-const TRACES: [(&str, f64); 4] = [("somas_resnet50", 1.002), ("somas_pangu_2.6B", 1.112), ("iopddl_S_1", 1.007), ("iopddl_Y_1", 1.010)];
+/// Traces, and the best that any of the allocators in use was measured to reach: reserved ÷ peak
+/// live.
+const TRACES: [(&str, f64); 4] = [
+    ("somas_resnet50", 1.002),
+    ("somas_pangu_2.6B", 1.112),
+    ("iopddl_S_1", 1.007),
+    ("iopddl_Y_1", 1.010),
+];
 
 fn read(name: &str) -> Trace {
     let file = format!("data/packing/idealloc/{name}.csv.gz");
@@ -15,7 +22,9 @@ fn read(name: &str) -> Trace {
 }
 
 fn replay(trace: &Trace, capacity: Option<u64>) -> Replay {
-    trace.run(&MemoryConfig::with_policy(Policy::Tlsf), capacity).expect("room for the trace")
+    trace
+        .run(&MemoryConfig::with_policy(Policy::Tlsf), capacity)
+        .expect("room for the trace")
 }
 
 #[test]
@@ -25,7 +34,10 @@ fn the_default_pool_reserves_little_more_than_is_live() {
         let replay = replay(&trace, None);
         let ratio = replay.statistics.peak_pool_bytes as f64 / replay.peak_live_bytes as f64;
         assert!((1.0..=most).contains(&ratio), "{name}: {ratio}");
-        assert_eq!(replay.statistics.bytes_in_use, 0, "{name}: everything was freed");
+        assert_eq!(
+            replay.statistics.bytes_in_use, 0,
+            "{name}: everything was freed"
+        );
     }
 }
 
@@ -34,7 +46,15 @@ fn two_percent_more_than_the_peak_are_enough() {
     for (name, _) in TRACES {
         let trace = read(name);
         let replay = replay(&trace, Some(trace.peak_live_bytes() * 102 / 100));
-        assert!(replay.statistics.defrags <= 10, "{name}: {} defragmentations", replay.statistics.defrags);
-        assert_eq!((replay.statistics.ooms, replay.statistics.driver_allocs), (0, 1), "{name}");
+        assert!(
+            replay.statistics.defrags <= 10,
+            "{name}: {} defragmentations",
+            replay.statistics.defrags
+        );
+        assert_eq!(
+            (replay.statistics.ooms, replay.statistics.driver_allocs),
+            (0, 1),
+            "{name}"
+        );
     }
 }

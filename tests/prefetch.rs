@@ -13,7 +13,10 @@ const BATCH: usize = 256;
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let layers = dense(&params, 6);
-    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_prefetch(slots).with_budget(budget);
+    let mut session = Session::new(Device::Cpu, params)?
+        .with_threads(2)
+        .with_prefetch(slots)
+        .with_budget(budget);
     let program = trained_in_batches(&mut session, &layers, BATCH)?;
     Ok((session, program))
 }
@@ -28,13 +31,21 @@ fn steps_with_batches_ahead_are_those_without() {
     let alone = program.plan().slab_bytes();
     let mut expected = Vec::new();
     for batch in batches(BATCH, &lengths) {
-        expected.push(session.run(&program, batch).expect("a step")[0].item().to_bits());
+        expected.push(
+            session.run(&program, batch).expect("a step")[0]
+                .item()
+                .to_bits(),
+        );
     }
     let trained = weights(&session);
     for slots in [0, 1, 2, 3, 5] {
         let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
         let ahead = slots.max(1) as u64 - 1;
-        assert_eq!(program.plan().slab_bytes(), alone + ahead * INPUTS, "{slots} slots");
+        assert_eq!(
+            program.plan().slab_bytes(),
+            alone + ahead * INPUTS,
+            "{slots} slots"
+        );
         assert_eq!(program.plan().persistent().ahead, ahead * INPUTS);
         let mut found = Vec::new();
         let mut data = batches(BATCH, &lengths).into_iter();
@@ -42,9 +53,21 @@ fn steps_with_batches_ahead_are_those_without() {
             found.push(loss.item().to_bits());
         }
         assert_eq!(found, expected, "{slots} slots");
-        assert!(weights(&session) == trained, "{slots} slots: weights differ");
-        assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes(), "{slots} slots");
-        assert!(session.run_ahead(&program, &mut data).expect("no step").is_none());
+        assert!(
+            weights(&session) == trained,
+            "{slots} slots: weights differ"
+        );
+        assert_eq!(
+            session.last_run().peak_slab_bytes,
+            program.plan().slab_bytes(),
+            "{slots} slots"
+        );
+        assert!(
+            session
+                .run_ahead(&program, &mut data)
+                .expect("no step")
+                .is_none()
+        );
     }
 }
 
@@ -52,35 +75,58 @@ fn steps_with_batches_ahead_are_those_without() {
 fn batches_may_be_given_by_hand_and_other_programs_run_between() {
     let all = batches(BATCH, &[BATCH, 9, BATCH, 100]);
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
-    let expected: Vec<u32> =
-        all.iter().map(|batch| plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0].item().to_bits()).collect();
+    let expected: Vec<u32> = all
+        .iter()
+        .map(|batch| {
+            plain.run(&program, (&batch.0, &batch.1)).expect("a step")[0]
+                .item()
+                .to_bits()
+        })
+        .collect();
     let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
     // A program that uses the same slab, and has slots of its own.
     let trace = Trace::inference();
     let x = trace.input("x", F32, (BATCH, WIDTH));
-    let sum = session.compile(&trace, [(x * 2.0).sum()]).expect("it compiles");
+    let sum = session
+        .compile(&trace, [(x * 2.0).sum()])
+        .expect("it compiles");
     let mut given = all.clone().into_iter();
     let mut found = Vec::new();
     for batch in given.by_ref().take(2) {
         session.prefetch(&program, batch).expect("a free slot");
     }
-    let full = session.prefetch(&program, all[0].clone()).expect_err("no free slot").to_string();
+    let full = session
+        .prefetch(&program, all[0].clone())
+        .expect_err("no free slot")
+        .to_string();
     assert!(full.contains("all slots"), "{full}");
     for _ in 0..4 {
         let twice = session.run(&sum, (&all[0].0,)).expect("a run")[0].item();
         assert!(twice > 0.0);
-        found.push(session.run_prefetched(&program).expect("a step")[0].item().to_bits());
+        found.push(
+            session.run_prefetched(&program).expect("a step")[0]
+                .item()
+                .to_bits(),
+        );
         if let Some(batch) = given.next() {
             session.prefetch(&program, batch).expect("a free slot");
         }
     }
     assert_eq!(found, expected);
-    let none = session.run_prefetched(&program).err().expect("nothing there").to_string();
+    let none = session
+        .run_prefetched(&program)
+        .err()
+        .expect("nothing there")
+        .to_string();
     assert!(none.contains("no batch was prefetched"), "{none}");
     // A session that is dropped waits for what is under way.
-    session.prefetch(&program, all[0].clone()).expect("a free slot");
+    session
+        .prefetch(&program, all[0].clone())
+        .expect("a free slot");
     drop(session);
-    let unprepared = plain.prefetch(&program, all[0].clone()).expect_err("of another session");
+    let unprepared = plain
+        .prefetch(&program, all[0].clone())
+        .expect_err("of another session");
     assert!(matches!(unprepared, Error::Foreign(_)));
 }
 
@@ -95,10 +141,17 @@ fn a_wrong_batch_fails_in_its_turn() {
     let tell = |result: Result<u32>| result.map_err(|e| e.to_string());
     let mut expected = Vec::new();
     for batch in &wrong {
-        expected.push(tell(plain.run(&program, (&batch.0, &batch.1)).map(|[loss]| loss.item().to_bits())));
+        expected.push(tell(
+            plain
+                .run(&program, (&batch.0, &batch.1))
+                .map(|[loss]| loss.item().to_bits()),
+        ));
     }
     assert!(
-        expected[1].as_ref().is_err_and(|e| e.contains("64")) && expected[3].as_ref().is_err_and(|e| e.contains("no weight was changed"))
+        expected[1].as_ref().is_err_and(|e| e.contains("64"))
+            && expected[3]
+                .as_ref()
+                .is_err_and(|e| e.contains("no weight was changed"))
     );
     for slots in [2, 3, 4] {
         let (mut session, program) = open(slots, Budget::Unlimited).expect("it compiles");
@@ -112,10 +165,19 @@ fn a_wrong_batch_fails_in_its_turn() {
             }
         }
         assert_eq!(found, expected, "{slots} slots");
-        assert!(weights(&session) == weights(&plain), "{slots} slots: weights differ");
+        assert!(
+            weights(&session) == weights(&plain),
+            "{slots} slots: weights differ"
+        );
         let resident = session.upload("x", &wrong[0].0).expect("room");
-        let error = session.prefetch(&program, (resident, wrong[0].1.clone())).expect_err("no array").to_string();
-        assert!(error.contains("input \"x\"") && error.contains("device"), "{error}");
+        let error = session
+            .prefetch(&program, (resident, wrong[0].1.clone()))
+            .expect_err("no array")
+            .to_string();
+        assert!(
+            error.contains("input \"x\"") && error.contains("device"),
+            "{error}"
+        );
     }
 }
 
@@ -123,14 +185,28 @@ fn a_wrong_batch_fails_in_its_turn() {
 fn a_budget_counts_slots_too() {
     let (session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let bytes = session.persistent_bytes() + program.plan().slab_bytes();
-    assert_eq!(open(3, Bytes(bytes + 2 * INPUTS).into()).expect("it fits").1.plan().again().tasks.len(), 0);
+    assert_eq!(
+        open(3, Bytes(bytes + 2 * INPUTS).into())
+            .expect("it fits")
+            .1
+            .plan()
+            .again()
+            .tasks
+            .len(),
+        0
+    );
     // With fewer bytes than that something is computed again, or it cannot be done.
     match open(3, Bytes(bytes + INPUTS).into()) {
         Ok((session, program)) => {
             assert!(session.persistent_bytes() + program.plan().slab_bytes() <= bytes + INPUTS);
             assert!(!program.plan().again().tasks.is_empty());
         }
-        Err(Error::Budget { budget, needed, floor, .. }) => assert!(budget < needed && floor <= needed),
+        Err(Error::Budget {
+            budget,
+            needed,
+            floor,
+            ..
+        }) => assert!(budget < needed && floor <= needed),
         Err(other) => panic!("{other}"),
     }
 }

@@ -1,5 +1,5 @@
-//! Within a budget convolutions may make their image themselves, of what it is made of: it is nowhere in memory then, and no bit of
-//! any result depends on it.
+//! Within a budget convolutions may make their image themselves, of what it is made of: it is
+//! nowhere in memory then, and no bit of any result depends on it.
 
 mod support;
 
@@ -51,12 +51,19 @@ impl Network {
         let at = params.root();
         let layer = |name: &str, inputs| {
             let at = &at / name;
-            (Conv2d::new(&at / "conv", inputs, CHANNELS, 3).padding(1).without_bias(), BatchNorm2d::new(&at / "norm", CHANNELS))
+            (
+                Conv2d::new(&at / "conv", inputs, CHANNELS, 3)
+                    .padding(1)
+                    .without_bias(),
+                BatchNorm2d::new(&at / "norm", CHANNELS),
+            )
         };
         Network {
             form,
             stem: layer("stem", WIDTH / form.side().pow(2)),
-            layers: ["a", "b", "c", "d"].map(|name| layer(name, CHANNELS)).into(),
+            layers: ["a", "b", "c", "d"]
+                .map(|name| layer(name, CHANNELS))
+                .into(),
             last: Conv2d::new(&at / "last", CHANNELS, 1, 8).without_bias(),
             head: Linear::new(&at / "head", CHANNELS, WIDTH),
         }
@@ -64,24 +71,43 @@ impl Network {
 
     /// The loss of some examples.
     fn loss<'t>(&self, trace: &'t Trace, x: Tensor<'t>, labels: Tensor<'t>) -> Tensor<'t> {
-        let scale = (self.form == Form::Watched).then(|| trace.state("scale", F32, (), Init::Constant(1.0)));
+        let scale = (self.form == Form::Watched)
+            .then(|| trace.state("scale", F32, (), Init::Constant(1.0)));
         let side = self.form.side();
         let images = x.reshape([-1, (WIDTH / side.pow(2)) as i64, side as i64, side as i64]);
-        let images = if self.form == Form::Parts { (images - 0.3).relu() } else { images };
+        let images = if self.form == Form::Parts {
+            (images - 0.3).relu()
+        } else {
+            images
+        };
         let mut h = images.apply(&self.stem.0).apply(&self.stem.1).relu();
         for (i, pair) in self.layers.chunks(2).enumerate() {
-            let [first, second] = pair else { unreachable!() };
+            let [first, second] = pair else {
+                unreachable!()
+            };
             let inside = |h: Tensor<'t>| {
                 let mut made = h.apply(&first.0).apply(&first.1);
                 if let Some(scale) = scale.filter(|_| i == 0) {
                     made = made * scale.value();
                 }
                 made = made.relu();
-                made = if self.form == Form::Dropout { made.dropout(0.3) } else { made };
+                made = if self.form == Form::Dropout {
+                    made.dropout(0.3)
+                } else {
+                    made
+                };
                 made.apply(&second.0).apply(&second.1)
             };
-            let out = if self.form == Form::Checkpoint && i == 1 { h.checkpoint(inside) } else { inside(h) };
-            h = if self.form == Form::Residual { (out + h).relu() } else { out.relu() };
+            let out = if self.form == Form::Checkpoint && i == 1 {
+                h.checkpoint(inside)
+            } else {
+                inside(h)
+            };
+            h = if self.form == Form::Residual {
+                (out + h).relu()
+            } else {
+                out.relu()
+            };
         }
         let mut logits = h.avg_pool2d(side).flatten(1).apply(&self.head);
         if self.form == Form::Own {
@@ -104,12 +130,21 @@ fn train(budget: Budget, options: CompileOptions, form: Form) -> Result<Trained>
     learn(
         |session| session.with_budget(budget).with_options(options),
         params,
-        [if form == Form::Parts { 4 * BATCH } else { BATCH }, 3],
+        [
+            if form == Form::Parts {
+                4 * BATCH
+            } else {
+                BATCH
+            },
+            3,
+        ],
         |trace, x, labels| {
             let optimizer = Sgd::new(0.1).momentum(0.9);
             if form == Form::Parts {
                 let (x, labels) = (x.split(0, 2), labels.split(0, 2));
-                return trace.minimize_in_parts(2, optimizer, |part| network.loss(trace, x[part], labels[part]));
+                return trace.minimize_in_parts(2, optimizer, |part| {
+                    network.loss(trace, x[part], labels[part])
+                });
             }
             let loss = network.loss(trace, x, labels);
             trace.minimize(loss, optimizer);
@@ -118,7 +153,8 @@ fn train(budget: Budget, options: CompileOptions, form: Form) -> Result<Trained>
     )
 }
 
-/// The plans for these budgets that make images in prologues, each with the bits of `all`, as those without prologues have.
+/// The plans for these budgets that make images in prologues, each with the bits of `all`, as those
+/// without prologues have.
 fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Trained> {
     let all = train(Budget::Unlimited, options, form).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -126,7 +162,14 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
     let mut found = Vec::new();
     for &percent in percents {
         for stored_images in [false, true] {
-            let within = match train(Budget::Fraction(percent as f64 / 100.0), CompileOptions { stored_images, ..options }, form) {
+            let within = match train(
+                Budget::Fraction(percent as f64 / 100.0),
+                CompileOptions {
+                    stored_images,
+                    ..options
+                },
+                form,
+            ) {
                 Ok(within) => within,
                 Err(Error::Budget { budget, needed, .. }) => {
                     assert!(budget < needed, "{budget} {needed}");
@@ -135,11 +178,20 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
                 Err(other) => panic!("{form:?} within {percent} %: {other}"),
             };
             let plan = within.program.plan();
-            assert!(options.check_memory || plan.slab_bytes() <= once * percent / 100, "{plan}");
+            assert!(
+                options.check_memory || plan.slab_bytes() <= once * percent / 100,
+                "{plan}"
+            );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
-            assert_eq!(within.losses, all.losses, "{form:?} within {percent} %, images stored: {stored_images}");
+            assert_eq!(
+                within.losses, all.losses,
+                "{form:?} within {percent} %, images stored: {stored_images}"
+            );
             for ((name, within), (_, all)) in within.weights.iter().zip(&all.weights) {
-                assert!(within == all, "{form:?} within {percent} %, images stored: {stored_images}: {name}");
+                assert!(
+                    within == all,
+                    "{form:?} within {percent} %, images stored: {stored_images}: {name}"
+                );
             }
             assert!(!stored_images || plan.again().prologues == 0, "{plan}");
             if plan.again().prologues > 0 {
@@ -157,9 +209,17 @@ fn images_behind_norms_are_nowhere_in_memory_and_no_bit_changes() {
         assert!(!found.is_empty(), "{form:?}");
         for within in found {
             let plan = within.program.plan();
-            assert!(plan.to_string().contains("prologues") && plan.again().prologues >= 4, "{plan}");
+            assert!(
+                plan.to_string().contains("prologues") && plan.again().prologues >= 4,
+                "{plan}"
+            );
             // The image of the second convolution of each pair has no bytes.
-            let stored = |layer: &str| plan.dag().buffers.iter().any(|b| b.name.starts_with(&format!("{layer}.norm.relu")));
+            let stored = |layer: &str| {
+                plan.dag()
+                    .buffers
+                    .iter()
+                    .any(|b| b.name.starts_with(&format!("{layer}.norm.relu")))
+            };
             assert!(!stored("a") && !stored("c"), "{}", plan.dag());
         }
     }
@@ -167,7 +227,17 @@ fn images_behind_norms_are_nowhere_in_memory_and_no_bit_changes() {
 
 #[test]
 fn guards_between_buffers_stay_as_they_are() {
-    assert!(!same_within(&[60], Form::Plain, CompileOptions { check_memory: true, ..quick() }).is_empty());
+    assert!(
+        !same_within(
+            &[60],
+            Form::Plain,
+            CompileOptions {
+                check_memory: true,
+                ..quick()
+            }
+        )
+        .is_empty()
+    );
 }
 
 /// Masks drawn in a prologue are those that the way back draws.
@@ -182,38 +252,55 @@ fn checkpointed_segments_train_to_the_same_bits() {
     assert!(!same_within(&[75, 60], Form::Checkpoint, quick()).is_empty());
 }
 
-/// A convolution that assigns the weight that its image is made with stores the image; the others do not.
+/// A convolution that assigns the weight that its image is made with stores the image; the others
+/// do not.
 #[test]
 fn an_image_made_with_the_weight_that_is_updated_is_stored() {
     assert!(!same_within(&[60, 45], Form::Own, quick()).is_empty());
 }
 
-/// A state is written when all that read it have, and what its next value is needed for comes later: that image is stored.
+/// A state is written when all that read it have, and what its next value is needed for comes
+/// later: that image is stored.
 #[test]
 fn a_state_that_an_image_is_made_with_moves_after_its_last_reader() {
     assert!(!same_within(&[60, 45], Form::Watched, quick()).is_empty());
 }
 
-/// Kernels of a part that wait for those of the part before wait even if they do the work of one that did.
+/// Kernels of a part that wait for those of the part before wait even if they do the work of one
+/// that did.
 #[test]
 fn parts_of_a_batch_follow_one_another() {
     let found = same_within(&[75], Form::Parts, quick());
     assert!(!found.is_empty());
     for within in found {
         let dag = within.program.plan().dag();
-        let first = dag.tasks.iter().filter(|task| task.name.starts_with("stem.conv.conv2d") && task.reads.len() == 1);
+        let first = dag
+            .tasks
+            .iter()
+            .filter(|task| task.name.starts_with("stem.conv.conv2d") && task.reads.len() == 1);
         let waiting = first.clone().filter(|task| !task.after.is_empty()).count();
         assert!(first.count() >= 2 && waiting >= 1, "{dag}");
     }
 }
 
-/// Steps on whole batches and on smaller ones, and what an inference within a budget makes of the weights afterwards.
-fn in_batches(budget: Budget, batch: Dim, options: CompileOptions) -> Result<(Vec<u32>, Vec<Vec<u32>>, usize)> {
+/// Steps on whole batches and on smaller ones, and what an inference within a budget makes of the
+/// weights afterwards.
+fn in_batches(
+    budget: Budget,
+    batch: Dim,
+    options: CompileOptions,
+) -> Result<(Vec<u32>, Vec<Vec<u32>>, usize)> {
     let params = Params::seeded(5);
     let network = Network::new(&params, Form::Plain);
-    let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(options).with_budget(budget);
+    let mut session = Session::new(Device::Cpu, params)?
+        .with_threads(2)
+        .with_options(options)
+        .with_budget(budget);
     let trace = Trace::training();
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, WIDTH)),
+        trace.input("labels", I32, (batch,)),
+    );
     let loss = network.loss(&trace, x, labels);
     trace.minimize(loss, Sgd::new(0.1));
     let program = session.compile(&trace, [loss])?;
@@ -226,12 +313,21 @@ fn in_batches(budget: Budget, batch: Dim, options: CompileOptions) -> Result<(Ve
 
 #[test]
 fn batches_below_their_bound_train_to_the_same_bits() {
-    let unsliced = CompileOptions { unsliced: true, ..quick() };
+    let unsliced = CompileOptions {
+        unsliced: true,
+        ..quick()
+    };
     let batch = Dim::bounded("batch", BATCH as u32);
     let all = in_batches(Budget::Unlimited, batch, unsliced).expect("it compiles");
     let mut made = 0;
     for percent in [70, 55] {
-        let Ok(within) = in_batches(Budget::Fraction(f64::from(percent) / 100.0), batch, unsliced) else { continue };
+        let Ok(within) = in_batches(
+            Budget::Fraction(f64::from(percent) / 100.0),
+            batch,
+            unsliced,
+        ) else {
+            continue;
+        };
         assert!(within.0 == all.0 && within.1 == all.1, "within {percent} %");
         made += within.2;
     }
@@ -242,32 +338,53 @@ fn batches_below_their_bound_train_to_the_same_bits() {
 #[test]
 fn lengths_without_a_bound_train_to_the_same_bits() {
     let all = in_batches(Budget::Unlimited, Dim::free("batch"), quick()).expect("it compiles");
-    let within = in_batches(Budget::Bytes(Bytes(9 << 20)), Dim::free("batch"), quick()).unwrap_or_else(|e| panic!("{e}"));
+    let within = in_batches(Budget::Bytes(Bytes(9 << 20)), Dim::free("batch"), quick())
+        .unwrap_or_else(|e| panic!("{e}"));
     assert!(within.0 == all.0 && within.1 == all.1);
 }
 
-/// A norm by its running statistics makes the first image of an inference, of variables and the input.
+/// A norm by its running statistics makes the first image of an inference, of variables and the
+/// input.
 #[test]
 fn inference_makes_images_of_running_statistics() {
     let infer = |budget: Budget, stored_images: bool| -> Result<(Vec<u32>, usize)> {
         let params = Params::seeded(6);
-        let (norm, conv) = (BatchNorm2d::new(&params.root() / "norm", 4), Conv2d::new(&params.root() / "conv", 4, 1, 3).padding(1));
-        let options = CompileOptions { stored_images, ..quick() };
-        let mut session = Session::new(Device::Cpu, params)?.with_threads(2).with_options(options).with_budget(budget);
+        let (norm, conv) = (
+            BatchNorm2d::new(&params.root() / "norm", 4),
+            Conv2d::new(&params.root() / "conv", 4, 1, 3).padding(1),
+        );
+        let options = CompileOptions {
+            stored_images,
+            ..quick()
+        };
+        let mut session = Session::new(Device::Cpu, params)?
+            .with_threads(2)
+            .with_options(options)
+            .with_budget(budget);
         let trace = Trace::inference();
         let x = trace.input("x", F32, (4096, WIDTH));
         // The input is needed behind the convolution, so that the image cannot take its place.
         let images = x.reshape((4096, 4, 4, 4));
         let seen = images.apply(&norm).tanh().apply(&conv).relu();
         let program = session.compile(&trace, [(images * seen).sum_over(1)])?;
-        session.set_value("norm.running_mean", &Array1::from_elem(4, 0.4f32).into_dyn())?;
+        session.set_value(
+            "norm.running_mean",
+            &Array1::from_elem(4, 0.4f32).into_dyn(),
+        )?;
         session.set_value("norm.running_var", &Array1::from_elem(4, 0.3f32).into_dyn())?;
         let (x, _): (Array2<f32>, _) = examples(4096);
-        let out = session.run(&program, (&x,))?[0].array::<f32>()?.iter().map(|v| v.to_bits()).collect();
+        let out = session.run(&program, (&x,))?[0]
+            .array::<f32>()?
+            .iter()
+            .map(|v| v.to_bits())
+            .collect();
         Ok((out, program.plan().again().prologues))
     };
     let all = infer(Budget::Unlimited, false).expect("it compiles");
     let within = infer(Budget::Fraction(0.8), false).unwrap_or_else(|e| panic!("{e}"));
     assert!(within.0 == all.0 && (all.1, within.1) == (0, 1));
-    assert!(matches!(infer(Budget::Fraction(0.8), true), Err(Error::Budget { .. })));
+    assert!(matches!(
+        infer(Budget::Fraction(0.8), true),
+        Err(Error::Budget { .. })
+    ));
 }

@@ -21,7 +21,8 @@ use slabwise_kernels::spec::ReduceOp;
 use support::random_graph::RandomGraph;
 use support::{Rng, array, dims, graph, input, variable};
 
-/// Products by weights with random pointwise work, centring, views and branches between them; and the gradients of the weights.
+/// Products by weights with random pointwise work, centring, views and branches between them; and
+/// the gradients of the weights.
 fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
     let (mut rng, mut g, square) = (Rng(seed), graph(), dims(&[4, 4]));
     let mut values = vec![input(&mut g, F32, &square)];
@@ -36,7 +37,10 @@ fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
             }
             2 => g.add(x, y),
             3 => g.mul(x, y),
-            4 => g.scalar(rng.pick(&[ScalarOp::Tanh, ScalarOp::Relu, ScalarOp::Neg]), &[x]),
+            4 => g.scalar(
+                rng.pick(&[ScalarOp::Tanh, ScalarOp::Relu, ScalarOp::Neg]),
+                &[x],
+            ),
             5 => g.permute(x, &[1, 0]),
             _ => {
                 let axis = rng.below(2);
@@ -66,11 +70,27 @@ fn random_networks_keep_their_bits() {
         let mut rng = Rng(seed);
         let mut draw = || array(&mut rng, F32, &[4, 4], (-1.0, 1.0), 1);
         let (inputs, variables) = ([draw()], weights.iter().map(|_| draw()).collect::<Vec<_>>());
-        let run = |g: &Graph| evaluate(g, &g.symbols.bounds(), &inputs, &variables, Precision::Single).expect("it evaluates").outputs;
-        let same = run(&before).iter().zip(run(&after)).all(|(a, b)| same_bits(a, &b));
+        let run = |g: &Graph| {
+            evaluate(
+                g,
+                &g.symbols.bounds(),
+                &inputs,
+                &variables,
+                Precision::Single,
+            )
+            .expect("it evaluates")
+            .outputs
+        };
+        let same = run(&before)
+            .iter()
+            .zip(run(&after))
+            .all(|(a, b)| same_bits(a, &b));
         assert!(same, "seed {seed}\nbefore:\n{before}after:\n{after}");
     }
-    assert!(remade > 60, "in {remade} of 300 networks something is made again");
+    assert!(
+        remade > 60,
+        "in {remade} of 300 networks something is made again"
+    );
 }
 
 #[test]
@@ -82,11 +102,26 @@ fn random_graphs_keep_their_bits() {
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         let env = random.env(3);
         let (inputs, variables) = random.arguments(&env);
-        let [a, b] = [&before, &after].map(|g| evaluate(g, &env, &inputs, &variables, Precision::Single).expect("it evaluates"));
-        assert!(a.outputs.iter().zip(&b.outputs).all(|(x, y)| same_bits(x, y)), "seed {seed}\nbefore:\n{before}after:\n{after}");
+        let [a, b] = [&before, &after].map(|g| {
+            evaluate(g, &env, &inputs, &variables, Precision::Single).expect("it evaluates")
+        });
+        assert!(
+            a.outputs
+                .iter()
+                .zip(&b.outputs)
+                .all(|(x, y)| same_bits(x, y)),
+            "seed {seed}\nbefore:\n{before}after:\n{after}"
+        );
         let put = a.assigned.iter().zip(&b.assigned);
-        assert!(put.clone().all(|(x, y)| x.is_some() == y.is_some()), "seed {seed}");
-        assert!(put.flat_map(|(x, y)| x.iter().zip(y)).all(|(x, y)| same_bits(x, y)), "seed {seed}");
+        assert!(
+            put.clone().all(|(x, y)| x.is_some() == y.is_some()),
+            "seed {seed}"
+        );
+        assert!(
+            put.flat_map(|(x, y)| x.iter().zip(y))
+                .all(|(x, y)| same_bits(x, y)),
+            "seed {seed}"
+        );
     }
 }
 
@@ -105,23 +140,57 @@ fn train(
     };
     let loss = logits(&params.root(), x_t).cross_entropy(trace.input("y", I32, y.shape()));
     trace.minimize(loss, Sgd::new(0.05).momentum(0.9));
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2).with_options(options);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2)
+        .with_options(options);
     let program = session.compile(&trace, [loss]).expect("it compiles");
-    let losses = (0..4).map(|_| session.run(&program, (x, y)).expect("a step")[0].item()).collect();
-    let again = program.plan().steps().filter(|name| name.contains("again")).count();
-    assert_eq!(session.last_run().peak_slab_bytes, program.plan().slab_bytes());
+    let losses = (0..4)
+        .map(|_| session.run(&program, (x, y)).expect("a step")[0].item())
+        .collect();
+    let again = program
+        .plan()
+        .steps()
+        .filter(|name| name.contains("again"))
+        .count();
+    assert_eq!(
+        session.last_run().peak_slab_bytes,
+        program.plan().slab_bytes()
+    );
     (losses, program.plan().slab_bytes(), again)
 }
 
-/// Trains with and without; the loss is the same but for the rounding of sums, and the slab at most `share` of what it was.
-fn compare(what: &str, share: f64, x: &Examples, y: &ArrayD<i32>, logits: impl for<'t> Fn(&Scope, Tensor<'t>) -> Tensor<'t>) {
-    let kept = CompileOptions { fuse: Fuse { recompute: false, ..Fuse::default() }, ..CompileOptions::default() };
+/// Trains with and without; the loss is the same but for the rounding of sums, and the slab at most
+/// `share` of what it was.
+fn compare(
+    what: &str,
+    share: f64,
+    x: &Examples,
+    y: &ArrayD<i32>,
+    logits: impl for<'t> Fn(&Scope, Tensor<'t>) -> Tensor<'t>,
+) {
+    let kept = CompileOptions {
+        fuse: Fuse {
+            recompute: false,
+            ..Fuse::default()
+        },
+        ..CompileOptions::default()
+    };
     let (expected, without, none) = train(kept, x, y, &logits);
     let (losses, with, _) = train(CompileOptions::default(), x, y, &logits);
     assert_eq!(none, 0, "{what}");
-    assert!(losses.iter().zip(&expected).all(|(a, b)| (a - b).abs() <= 2e-5 * b), "{what}: {losses:?} instead of {expected:?}");
+    assert!(
+        losses
+            .iter()
+            .zip(&expected)
+            .all(|(a, b)| (a - b).abs() <= 2e-5 * b),
+        "{what}: {losses:?} instead of {expected:?}"
+    );
     assert!(losses[0] != losses[3], "{what}: it trains");
-    assert!(with as f64 <= share * without as f64, "{what}: {with} bytes, without it {without}");
+    assert!(
+        with as f64 <= share * without as f64,
+        "{what}: {with} bytes, without it {without}"
+    );
 }
 
 #[test]
@@ -131,12 +200,27 @@ fn norms_and_activations_are_made_again() {
         let mut x = x.apply(&Conv2d::new(at / "stem", 3, 8, 3).padding(1));
         for i in 0..4 {
             let at = at / &i.to_string();
-            let inner = x.apply(&BatchNorm2d::new(&at / "norm1", 8)).relu().apply(&Conv2d::new(&at / "conv1", 8, 8, 3).padding(1));
-            x = x + inner.apply(&BatchNorm2d::new(&at / "norm2", 8)).relu().apply(&Conv2d::new(&at / "conv2", 8, 8, 3).padding(1));
+            let inner = x
+                .apply(&BatchNorm2d::new(&at / "norm1", 8))
+                .relu()
+                .apply(&Conv2d::new(&at / "conv1", 8, 8, 3).padding(1));
+            x = x + inner
+                .apply(&BatchNorm2d::new(&at / "norm2", 8))
+                .relu()
+                .apply(&Conv2d::new(&at / "conv2", 8, 8, 3).padding(1));
         }
-        x.mean_over(3).mean_over(2).apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
+        x.mean_over(3)
+            .mean_over(2)
+            .apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
     });
-    let gpt = Gpt { layers: 3, width: 64, heads: 2, length: 32, vocabulary: 64, tied: false };
+    let gpt = Gpt {
+        layers: 3,
+        width: 64,
+        heads: 2,
+        length: 32,
+        vocabulary: 64,
+        tied: false,
+    };
     let (x, y) = Model::Gpt(gpt).batch(4, 1);
     compare("transformer", 0.9, &x, &y, |at, x| x.apply(&gpt.layers(at)));
 }
@@ -149,16 +233,29 @@ fn dropout_repeats_its_mask() {
         let mut x = x.apply(&Conv2d::new(at / "stem", 3, 8, 3).padding(1));
         for i in 0..3 {
             let at = at / &i.to_string();
-            let normed = x.apply(&BatchNorm2d::new(&at / "norm", 8)).tanh().apply(&Dropout(0.3));
+            let normed = x
+                .apply(&BatchNorm2d::new(&at / "norm", 8))
+                .tanh()
+                .apply(&Dropout(0.3));
             x = normed.apply(&Conv2d::new(&at / "conv", 8, 8, 3).padding(1));
         }
-        x.mean_over(3).mean_over(2).apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
+        x.mean_over(3)
+            .mean_over(2)
+            .apply(&slabwise::nn::Linear::new(at / "head", 8, 10))
     });
 }
 
 fn exp_tanh<'t>(x: Tensor<'t>, kept: &str) -> Tensor<'t> {
-    let y = if kept == "exp" { x.exp().keep() } else { x.exp() };
-    if kept == "tanh" { y.tanh().keep() } else { y.tanh() }
+    let y = if kept == "exp" {
+        x.exp().keep()
+    } else {
+        x.exp()
+    };
+    if kept == "tanh" {
+        y.tanh().keep()
+    } else {
+        y.tanh()
+    }
 }
 
 /// Neither a checkpointed segment nor the cheapness of an activation has a kept tensor made again.
@@ -168,19 +265,30 @@ fn what_is_kept_is_not_made_again() {
         let trace = Trace::training();
         let x = trace.input("x", F32, (64, 64));
         let params = Params::seeded(1);
-        let [first, last] = ["first", "last"].map(|name| slabwise::nn::Linear::new(&params.root() / name, 64, 64));
+        let [first, last] =
+            ["first", "last"].map(|name| slabwise::nn::Linear::new(&params.root() / name, 64, 64));
         let x = x.apply(&first);
-        let y = if segment { x.checkpoint(|x| exp_tanh(x, kept)) } else { exp_tanh(x, kept) };
+        let y = if segment {
+            x.checkpoint(|x| exp_tanh(x, kept))
+        } else {
+            exp_tanh(x, kept)
+        };
         let loss = y.apply(&last).square().sum();
         trace.minimize(loss, Sgd::new(0.1));
         let graph = trace.finish(&[loss]).expect("no mistakes");
         let graph = remake(&simplify(&graph, &Simplify::default()), Some(1));
-        let made = graph.ids().filter(|id| graph.origin(*id).phase == Phase::Again).map(|id| graph.node(id).op.name());
+        let made = graph
+            .ids()
+            .filter(|id| graph.origin(*id).phase == Phase::Again)
+            .map(|id| graph.node(id).op.name());
         made.collect::<Vec<_>>()
     };
     // Of a segment its inside is made again; elsewhere what is cheap to make of what is in memory.
     for (operation, segment) in [("exp", true), ("tanh", false)] {
         let (made, kept) = (again("", segment), again(operation, segment));
-        assert!(made.contains(&operation) && !kept.contains(&operation), "{operation}: {made:?}, kept {kept:?}");
+        assert!(
+            made.contains(&operation) && !kept.contains(&operation),
+            "{operation}: {made:?}, kept {kept:?}"
+        );
     }
 }

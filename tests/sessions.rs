@@ -1,5 +1,5 @@
-//! What a session does beside running programs: values copied between models, constants, random numbers for sampling, checks
-//! of finite losses, times of kernels.
+//! What a session does beside running programs: values copied between models, constants, random
+//! numbers for sampling, checks of finite losses, times of kernels.
 
 use ndarray::{Array2, arr1, arr2};
 use slabwise::half::f16;
@@ -9,11 +9,16 @@ use slabwise::prelude::*;
 use slabwise::{Error, Program};
 
 fn session(params: Params) -> Session {
-    Session::new(Device::Cpu, params).expect("a session").with_threads(2)
+    Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2)
 }
 
 fn values(session: &Session) -> Vec<(String, ndarray::ArrayD<f32>)> {
-    session.names().map(|n| (n.to_string(), session.value(n).expect("it is there"))).collect()
+    session
+        .names()
+        .map(|n| (n.to_string(), session.value(n).expect("it is there")))
+        .collect()
 }
 
 #[test]
@@ -24,19 +29,52 @@ fn values_are_copied_from_one_model_to_another() {
         BatchNorm2d::new(&params.root() / name / "norm", 4);
     }
     let mut session = session(params);
-    session.copy_values("online.head", "online.head.copy").expect_err("one lies in the other");
+    session
+        .copy_values("online.head", "online.head.copy")
+        .expect_err("one lies in the other");
     let others = session.value("targets.head.weight").expect("it is there");
-    assert_ne!(session.value("online.head.weight").expect("it is there"), session.value("target.head.weight").expect("it is there"));
-    session.set_value("online.norm.running_mean", &arr1(&[1.0, 2.0, 3.0, 4.0])).expect("it fits");
-    assert_eq!(session.copy_values("online", "target").expect("they are alike"), 6, "weights and statistics");
-    for name in ["head.weight", "head.bias", "norm.weight", "norm.running_mean"] {
-        let [a, b] = ["online", "target"].map(|of| session.value(&format!("{of}.{name}")).expect("it is there"));
+    assert_ne!(
+        session.value("online.head.weight").expect("it is there"),
+        session.value("target.head.weight").expect("it is there")
+    );
+    session
+        .set_value("online.norm.running_mean", &arr1(&[1.0, 2.0, 3.0, 4.0]))
+        .expect("it fits");
+    assert_eq!(
+        session
+            .copy_values("online", "target")
+            .expect("they are alike"),
+        6,
+        "weights and statistics"
+    );
+    for name in [
+        "head.weight",
+        "head.bias",
+        "norm.weight",
+        "norm.running_mean",
+    ] {
+        let [a, b] = ["online", "target"]
+            .map(|of| session.value(&format!("{of}.{name}")).expect("it is there"));
         assert_eq!(a, b, "{name}");
     }
-    assert_eq!(session.value("targets.head.weight").expect("it is there"), others, "a path is not a prefix of letters");
-    assert_eq!(session.copy_values("target.head.bias", "targets.head.bias").expect("one tensor"), 1);
+    assert_eq!(
+        session.value("targets.head.weight").expect("it is there"),
+        others,
+        "a path is not a prefix of letters"
+    );
+    assert_eq!(
+        session
+            .copy_values("target.head.bias", "targets.head.bias")
+            .expect("one tensor"),
+        1
+    );
     let before = values(&session);
-    for (from, to) in [("online", "target.head"), ("nothing", "target"), ("online.head.weight", "target.head.bias"), ("", "target")] {
+    for (from, to) in [
+        ("online", "target.head"),
+        ("nothing", "target"),
+        ("online.head.weight", "target.head.bias"),
+        ("", "target"),
+    ] {
         session.copy_values(from, to).expect_err("no counterparts");
     }
     assert_eq!(values(&session), before);
@@ -56,33 +94,64 @@ fn constants_are_part_of_a_program_and_of_no_file() {
     let picked = scaled.index_select(1, indices);
     let loss = scaled.apply(&layer).square().mean();
     trace.minimize(loss, Sgd::new(0.01));
-    let program = session.compile(&trace, [scaled, again, picked]).expect("compiles");
+    let program = session
+        .compile(&trace, [scaled, again, picked])
+        .expect("compiles");
     let x = arr2(&[[1.0f32, 2.0, 3.0], [4.0, 5.0, 6.0]]);
     for _ in 0..2 {
         let [scaled, again, picked] = session.run(&program, &x).expect("runs");
-        assert_eq!(scaled.array::<f32>().expect("f32"), (&x * &table).into_dyn());
+        assert_eq!(
+            scaled.array::<f32>().expect("f32"),
+            (&x * &table).into_dyn()
+        );
         assert_eq!(again.array::<f32>().expect("f32"), table.clone().into_dyn());
-        assert_eq!(picked.array::<f32>().expect("f32"), arr2(&[[300.0f32, 1.0], [0.75, 2.0]]).into_dyn());
+        assert_eq!(
+            picked.array::<f32>().expect("f32"),
+            arr2(&[[300.0f32, 1.0], [0.75, 2.0]]).into_dyn()
+        );
     }
-    assert_eq!(session.names().collect::<Vec<_>>(), ["head.weight", "head.bias"], "a constant is no weight and no state");
+    assert_eq!(
+        session.names().collect::<Vec<_>>(),
+        ["head.weight", "head.bias"],
+        "a constant is no weight and no state"
+    );
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("it is saved");
     // A session without that program has no such constant, and needs none to load.
     let mut other = self::session(params);
-    other.load(&path).expect("nothing is missing, nothing is left over");
-    assert_eq!(other.value("head.weight").expect("it is there"), session.value("head.weight").expect("it is there"));
-    session.load(&path).expect("nothing is missing, nothing is left over");
-    assert_eq!(session.run(&program, &x).expect("runs")[1].array::<f32>().expect("f32"), table.into_dyn());
+    other
+        .load(&path)
+        .expect("nothing is missing, nothing is left over");
+    assert_eq!(
+        other.value("head.weight").expect("it is there"),
+        session.value("head.weight").expect("it is there")
+    );
+    session
+        .load(&path)
+        .expect("nothing is missing, nothing is left over");
+    assert_eq!(
+        session.run(&program, &x).expect("runs")[1]
+            .array::<f32>()
+            .expect("f32"),
+        table.into_dyn()
+    );
 }
 
 /// A program that draws twelve numbers, and a training step with dropout.
 fn drawing(params: &Params, session: &mut Session) -> (Program<1>, Program<1>) {
     let trace = Trace::inference().sampling().named("sample");
-    let sample = session.compile(&trace, [trace.normal((3, 4))]).expect("compiles");
+    let sample = session
+        .compile(&trace, [trace.normal((3, 4))])
+        .expect("compiles");
     let layer = Linear::new(&params.root() / "head", 4, 2);
     let trace = Trace::training();
-    let loss = trace.ones((8, 4)).dropout(0.5).apply(&layer).square().mean();
+    let loss = trace
+        .ones((8, 4))
+        .dropout(0.5)
+        .apply(&layer)
+        .square()
+        .mean();
     trace.minimize(loss, Adam::new(0.1));
     (sample, session.compile(&trace, [loss]).expect("compiles"))
 }
@@ -92,17 +161,34 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
     let params = Params::seeded(5);
     let mut session = session(params.clone());
     let (sample, train) = drawing(&params, &mut session);
-    let draw = |session: &mut Session| session.run(&sample, ()).expect("runs")[0].array::<f32>().expect("f32");
+    let draw = |session: &mut Session| {
+        session.run(&sample, ()).expect("runs")[0]
+            .array::<f32>()
+            .expect("f32")
+    };
     let first: Vec<_> = (0..3).map(|_| draw(&mut session)).collect();
-    assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2], "{first:?}");
-    let losses: Vec<u32> = (0..3).map(|_| session.run(&train, ()).expect("runs")[0].item().to_bits()).collect();
+    assert!(
+        first[0] != first[1] && first[1] != first[2] && first[0] != first[2],
+        "{first:?}"
+    );
+    let losses: Vec<u32> = (0..3)
+        .map(|_| session.run(&train, ()).expect("runs")[0].item().to_bits())
+        .collect();
 
     // The same seed gives the same; how sampling and training take turns does not matter.
     let mut same = self::session(params.clone());
     let (sample_too, train_too) = drawing(&params, &mut same);
     for at in 0..3 {
-        assert_eq!(same.run(&train_too, ()).expect("runs")[0].item().to_bits(), losses[at]);
-        assert_eq!(same.run(&sample_too, ()).expect("runs")[0].array::<f32>().expect("f32"), first[at]);
+        assert_eq!(
+            same.run(&train_too, ()).expect("runs")[0].item().to_bits(),
+            losses[at]
+        );
+        assert_eq!(
+            same.run(&sample_too, ()).expect("runs")[0]
+                .array::<f32>()
+                .expect("f32"),
+            first[at]
+        );
     }
 
     // A session that goes on from a file draws what this one draws next.
@@ -111,18 +197,33 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
     session.save(&path).expect("it is saved");
     let next = draw(&mut session);
     same.load(&path).expect("it is loaded");
-    assert_eq!(same.run(&sample_too, ()).expect("runs")[0].array::<f32>().expect("f32"), next);
+    assert_eq!(
+        same.run(&sample_too, ()).expect("runs")[0]
+            .array::<f32>()
+            .expect("f32"),
+        next
+    );
     // The state can be set by hand; another seed gives others.
-    session.set_value("sampling", &arr1(&[5.0, 1.0, 0.0])).expect("three numbers");
+    session
+        .set_value("sampling", &arr1(&[5.0, 1.0, 0.0]))
+        .expect("three numbers");
     let other = draw(&mut session);
     assert!(!first.contains(&other));
-    session.set_value("sampling", &arr1(&[5.0, 1.0, 0.0])).expect("three numbers");
+    session
+        .set_value("sampling", &arr1(&[5.0, 1.0, 0.0]))
+        .expect("three numbers");
     assert_eq!(draw(&mut session), other);
 
     // Without it an inference trace draws the same in every run.
     let trace = Trace::inference();
-    let fixed = session.compile(&trace, [trace.normal((3, 4))]).expect("compiles");
-    let [a, b] = [(); 2].map(|()| session.run(&fixed, ()).expect("runs")[0].array::<f32>().expect("f32"));
+    let fixed = session
+        .compile(&trace, [trace.normal((3, 4))])
+        .expect("compiles");
+    let [a, b] = [(); 2].map(|()| {
+        session.run(&fixed, ()).expect("runs")[0]
+            .array::<f32>()
+            .expect("f32")
+    });
     assert_eq!(a, b);
 }
 
@@ -141,15 +242,28 @@ fn a_loss_that_is_required_to_be_finite_changes_nothing_when_it_is_not() {
     let good = arr2(&[[1.0f32, 2.0], [3.0, 4.0]]);
     session.run(&program, &good).expect("it is finite");
     let before = values(&session);
-    for (bad, said) in [(f32::NAN, "NaN"), (f32::INFINITY, "infinite"), (1e30, "infinite")] {
+    for (bad, said) in [
+        (f32::NAN, "NaN"),
+        (f32::INFINITY, "infinite"),
+        (1e30, "infinite"),
+    ] {
         for dynamic in [false, true] {
             let x = arr2(&[[1.0f32, 2.0], [3.0, bad]]);
-            let result = if dynamic { session.run_dynamic(&program, &x) } else { session.run(&program, &x) };
+            let result = if dynamic {
+                session.run_dynamic(&program, &x)
+            } else {
+                session.run(&program, &x)
+            };
             let error = result.err().expect("it is not finite");
             assert!(matches!(error, Error::Data { .. }), "{error}");
             let place = format!("{}:{line}: ", file!());
             let text = error.to_string();
-            assert!(text.starts_with(&format!("{place}require_finite: the element at position 0 is {said}")), "{text}");
+            assert!(
+                text.starts_with(&format!(
+                    "{place}require_finite: the element at position 0 is {said}"
+                )),
+                "{text}"
+            );
             assert!(text.ends_with("no weight was changed"), "{text}");
             assert_eq!(values(&session), before);
         }
@@ -159,11 +273,26 @@ fn a_loss_that_is_required_to_be_finite_changes_nothing_when_it_is_not() {
     // Whole tensors, halves too.
     let trace = Trace::inference();
     let x = trace.input("x", F16, (3,));
-    let program = session.compile(&trace, [x.require_finite().cast(F32).sum()]).expect("compiles");
+    let program = session
+        .compile(&trace, [x.require_finite().cast(F32).sum()])
+        .expect("compiles");
     let half = f16::from_f32;
-    assert_eq!(session.run(&program, [half(1.0), half(-2.0), half(4.0)]).expect("finite")[0].item(), 3.0);
-    let error = session.run(&program, [half(1.0), half(2.0), half(f32::NEG_INFINITY)]).err().expect("not finite").to_string();
-    assert!(error.contains("the element at position 2 is infinite"), "{error}");
+    assert_eq!(
+        session
+            .run(&program, [half(1.0), half(-2.0), half(4.0)])
+            .expect("finite")[0]
+            .item(),
+        3.0
+    );
+    let error = session
+        .run(&program, [half(1.0), half(2.0), half(f32::NEG_INFINITY)])
+        .err()
+        .expect("not finite")
+        .to_string();
+    assert!(
+        error.contains("the element at position 2 is infinite"),
+        "{error}"
+    );
 }
 
 #[test]
@@ -175,41 +304,95 @@ fn kernels_are_timed_by_name_and_line() {
     let y = trace.input("x", F32, (4, 16)).apply(&layer).relu();
     let mut session = session(params);
     let program = session.compile(&trace, [y]).expect("compiles");
-    let times = session.profile(&program, Array2::<f32>::ones((4, 16)), 2).expect("runs");
-    assert_eq!(times.iter().map(|k| &*k.name).collect::<Vec<_>>(), program.plan().steps().collect::<Vec<_>>());
-    assert!(times.iter().all(|k| k.seconds.is_finite() && k.location.file() == file!() && k.location.line() == line), "{times:?}");
+    let times = session
+        .profile(&program, Array2::<f32>::ones((4, 16)), 2)
+        .expect("runs");
+    assert_eq!(
+        times.iter().map(|k| &*k.name).collect::<Vec<_>>(),
+        program.plan().steps().collect::<Vec<_>>()
+    );
+    assert!(
+        times.iter().all(|k| k.seconds.is_finite()
+            && k.location.file() == file!()
+            && k.location.line() == line),
+        "{times:?}"
+    );
 }
 
 #[test]
 fn names_of_inputs_and_dimensions_can_be_made_while_a_program_runs() {
     let mut session = session(Params::seeded(0));
     let trace = Trace::inference();
-    let all: Vec<Tensor<'_>> =
-        (0..3).map(|i| trace.input(&format!("x{i}"), F32, (Dim::bounded(Dim::name(&format!("n{}", i % 2)), 4), 2))).collect();
-    assert_eq!(Dim::name("n1").as_ptr(), Dim::name(&String::from("n1")).as_ptr(), "a name is kept once");
-    let program = session.compile(&trace, [all[0].sum() + all[1].sum() + all[2].sum()]).expect("compiles");
+    let all: Vec<Tensor<'_>> = (0..3)
+        .map(|i| {
+            trace.input(
+                &format!("x{i}"),
+                F32,
+                (Dim::bounded(Dim::name(&format!("n{}", i % 2)), 4), 2),
+            )
+        })
+        .collect();
+    assert_eq!(
+        Dim::name("n1").as_ptr(),
+        Dim::name(&String::from("n1")).as_ptr(),
+        "a name is kept once"
+    );
+    let program = session
+        .compile(&trace, [all[0].sum() + all[1].sum() + all[2].sum()])
+        .expect("compiles");
     let ones = |n| Array2::<f32>::ones((n, 2));
-    assert_eq!(session.run(&program, (&ones(1), &ones(3), &ones(1))).expect("runs")[0].item(), 10.0);
-    let error = session.run(&program, (&ones(1), &ones(3), &ones(2))).err().expect("n0 is 1 and 2").to_string();
-    assert!(error.contains("input \"x2\"") && error.contains("\"n0\" is 2, but 1"), "{error}");
+    assert_eq!(
+        session
+            .run(&program, (&ones(1), &ones(3), &ones(1)))
+            .expect("runs")[0]
+            .item(),
+        10.0
+    );
+    let error = session
+        .run(&program, (&ones(1), &ones(3), &ones(2)))
+        .err()
+        .expect("n0 is 1 and 2")
+        .to_string();
+    assert!(
+        error.contains("input \"x2\"") && error.contains("\"n0\" is 2, but 1"),
+        "{error}"
+    );
 }
 
 #[test]
 fn parts_that_one_tensor_measures_have_one_length() {
     let trace = Trace::inference();
     let (x, y) = (trace.input("x", F32, (8, 4)), trace.input("y", F32, (6, 4)));
-    let (start, length) = (trace.input("start", I32, ()), trace.input("length", I32, ()));
+    let (start, length) = (
+        trace.input("start", I32, ()),
+        trace.input("length", I32, ()),
+    );
     let same = x.dynamic_slice(0, start, length) + x.dynamic_slice(0, start, length);
     let shifted = x.dynamic_slice(0, start + 1, length) * y.dynamic_slice(0, 0, length);
     let mut session = session(Params::seeded(0));
-    let program = session.compile(&trace, [same.sum(), shifted.sum()]).expect("their lengths are one");
-    let (ones, table) = (Array2::<f32>::ones((6, 4)), Array2::from_shape_fn((8, 4), |(i, _)| i as f32));
+    let program = session
+        .compile(&trace, [same.sum(), shifted.sum()])
+        .expect("their lengths are one");
+    let (ones, table) = (
+        Array2::<f32>::ones((6, 4)),
+        Array2::from_shape_fn((8, 4), |(i, _)| i as f32),
+    );
     for (start, length) in [(0, 0), (0, 1), (2, 3), (1, 6)] {
-        let [a, b] = session.run(&program, (&table, &ones, [start], [length])).expect("inside of both");
+        let [a, b] = session
+            .run(&program, (&table, &ones, [start], [length]))
+            .expect("inside of both");
         let sum = |from: i32| (from..from + length).map(|i| 4.0 * i as f32).sum::<f32>();
-        assert_eq!((a.item(), b.item()), (2.0 * sum(start), sum(start + 1)), "{start}, {length}");
+        assert_eq!(
+            (a.item(), b.item()),
+            (2.0 * sum(start), sum(start + 1)),
+            "{start}, {length}"
+        );
     }
     // A length that only the first axis has is refused for the second.
-    let error = session.run(&program, (&table, &ones, [0], [7])).err().expect("y has 6 rows").to_string();
+    let error = session
+        .run(&program, (&table, &ones, [0], [7]))
+        .err()
+        .expect("y has 6 rows")
+        .to_string();
     assert!(error.contains("outside 0..7"), "{error}");
 }

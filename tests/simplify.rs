@@ -14,10 +14,15 @@ use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
 use support::random_graph::{BATCH, RandomGraph};
 use support::{KINDS, Rng, array, dims, graph, input, kind};
 
-const NOTHING: Simplify = Simplify { cse: false, fold: false, algebra: false };
+const NOTHING: Simplify = Simplify {
+    cse: false,
+    fold: false,
+    algebra: false,
+};
 
 fn run(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array]) -> Evaluated {
-    evaluate(graph, env, inputs, variables, Precision::Single).unwrap_or_else(|fault| panic!("{fault}\n{graph}"))
+    evaluate(graph, env, inputs, variables, Precision::Single)
+        .unwrap_or_else(|fault| panic!("{fault}\n{graph}"))
 }
 
 fn agree(seed: u64, options: &Simplify, equal: fn(&Array, &Array) -> bool, batch: u32) {
@@ -26,7 +31,10 @@ fn agree(seed: u64, options: &Simplify, equal: fn(&Array, &Array) -> bool, batch
     let (inputs, variables) = random.arguments(&env);
     let simple = simplify(&random.graph, options);
     assert_eq!(simple.verify(), Ok(()));
-    let (before, after) = (run(&random.graph, &env, &inputs, &variables), run(&simple, &env, &inputs, &variables));
+    let (before, after) = (
+        run(&random.graph, &env, &inputs, &variables),
+        run(&simple, &env, &inputs, &variables),
+    );
     for (at, (a, b)) in before.outputs.iter().zip(&after.outputs).enumerate() {
         let name = random.graph.name(random.graph.outputs[at]);
         assert!(
@@ -52,9 +60,27 @@ fn random_graphs_keep_their_values() {
         let batch = seed as u32 % (BATCH + 1);
         for (options, equal) in [
             (NOTHING, same_bits as fn(&Array, &Array) -> bool),
-            (Simplify { cse: true, ..NOTHING }, same_bits),
-            (Simplify { fold: true, ..NOTHING }, same_bits),
-            (Simplify { algebra: true, ..NOTHING }, same),
+            (
+                Simplify {
+                    cse: true,
+                    ..NOTHING
+                },
+                same_bits,
+            ),
+            (
+                Simplify {
+                    fold: true,
+                    ..NOTHING
+                },
+                same_bits,
+            ),
+            (
+                Simplify {
+                    algebra: true,
+                    ..NOTHING
+                },
+                same,
+            ),
             (Simplify::default(), same),
         ] {
             agree(seed, &options, equal, batch);
@@ -90,13 +116,20 @@ fn random_graphs_hold_sane_numbers() {
         let random = RandomGraph::new(seed, 40);
         let env = random.env(3);
         let (inputs, variables) = random.arguments(&env);
-        for output in run(&random.graph, &env, &inputs, &variables).outputs.iter().filter(|o| o.dtype.is_float()) {
+        for output in run(&random.graph, &env, &inputs, &variables)
+            .outputs
+            .iter()
+            .filter(|o| o.dtype.is_float())
+        {
             total += 1;
             finite += usize::from(output.values.iter().all(|v| v.abs() < 100.0));
             varied += usize::from(output.values.iter().any(|v| *v != output.values[0]));
         }
     }
-    assert!(finite * 100 >= total * 98, "{finite} of {total} outputs are finite and small");
+    assert!(
+        finite * 100 >= total * 98,
+        "{finite} of {total} outputs are finite and small"
+    );
     assert!(varied * 2 > total, "{varied} of {total} outputs vary");
 }
 
@@ -109,21 +142,44 @@ fn a_second_time_changes_nothing() {
     }
 }
 
-/// The operations left of `build`'s result over inputs x and y of shape [2, 3], in order. The value stays the same.
+/// The operations left of `build`'s result over inputs x and y of shape [2, 3], in order. The value
+/// stays the same.
 fn left(build: impl Fn(&mut Graph, NodeId, NodeId) -> NodeId) -> Vec<String> {
     let mut g = graph();
-    let (x, y) = (input(&mut g, DType::F32, &dims(&[2, 3])), input(&mut g, DType::F32, &dims(&[2, 3])));
+    let (x, y) = (
+        input(&mut g, DType::F32, &dims(&[2, 3])),
+        input(&mut g, DType::F32, &dims(&[2, 3])),
+    );
     g.outputs = vec![build(&mut g, x, y)];
     let simple = simplify(&g, &Simplify::default());
-    let special = |values: [f64; 6]| Array { dtype: DType::F32, dims: vec![2, 3], values: values.to_vec() };
-    let inputs = [special([1.5, -2.0, f64::NAN, 0.0, f64::INFINITY, -0.25]), special([-1.5, 3.0, 1.0, 0.0, 2.0, f64::NEG_INFINITY])];
+    let special = |values: [f64; 6]| Array {
+        dtype: DType::F32,
+        dims: vec![2, 3],
+        values: values.to_vec(),
+    };
+    let inputs = [
+        special([1.5, -2.0, f64::NAN, 0.0, f64::INFINITY, -0.25]),
+        special([-1.5, 3.0, 1.0, 0.0, 2.0, f64::NEG_INFINITY]),
+    ];
     let value = |g: &Graph| run(g, &Env::default(), &inputs, &[]).outputs.remove(0);
-    assert!(same(&value(&g), &value(&simple)), "{} became {}:\n{g}became\n{simple}", value(&g), value(&simple));
-    simple.nodes.iter().map(|n| n.op.name().to_string()).collect()
+    assert!(
+        same(&value(&g), &value(&simple)),
+        "{} became {}:\n{g}became\n{simple}",
+        value(&g),
+        value(&simple)
+    );
+    simple
+        .nodes
+        .iter()
+        .map(|n| n.op.name().to_string())
+        .collect()
 }
 
 fn slice(g: &mut Graph, x: NodeId, from: [usize; 2], to: [usize; 2]) -> NodeId {
-    let op = Op::Slice { start: dims(&from), step: [1, 1].into_iter().collect() };
+    let op = Op::Slice {
+        start: dims(&from),
+        step: [1, 1].into_iter().collect(),
+    };
     let dtype = g.dtype(x);
     g.emit(op, &[x], dtype, dims(&[to[0] - from[0], to[1] - from[1]]))
 }
@@ -135,7 +191,12 @@ fn zeros_that_change_the_sign_of_a_zero_stay() {
             let zero = g.full(zero, DType::F32, &dims(&[2, 3]));
             g.scalar(op, &[x, zero])
         });
-        assert_eq!(nodes.last().map(String::as_str), Some(op.name()), "{} {zero}", op.name());
+        assert_eq!(
+            nodes.last().map(String::as_str),
+            Some(op.name()),
+            "{} {zero}",
+            op.name()
+        );
     }
 }
 
@@ -180,9 +241,21 @@ fn every_rule_fires() {
         }),
         ("unpad", |g, x, _| {
             let (start, step) = (dims(&[1, 1]), [1, 2].into_iter().collect());
-            let op = Op::Pad { start: start.clone(), step, value: Value::F32(0.0) };
+            let op = Op::Pad {
+                start: start.clone(),
+                step,
+                value: Value::F32(0.0),
+            };
             let padded = g.emit(op, &[x], DType::F32, dims(&[3, 6]));
-            g.emit(Op::Slice { start, step: [1, 2].into_iter().collect() }, &[padded], DType::F32, dims(&[2, 3]))
+            g.emit(
+                Op::Slice {
+                    start,
+                    step: [1, 2].into_iter().collect(),
+                },
+                &[padded],
+                DType::F32,
+                dims(&[2, 3]),
+            )
         }),
     ];
     for (name, build) in alone {
@@ -256,9 +329,21 @@ fn every_rule_fires() {
             },
             &["input", "input", "mul"],
         ),
-        ("x / 4", |g, x, _| with(g, S::Div, x, 4.0), &["input", "const", "reshape", "expand", "mul"]),
-        ("x / 3 stays", |g, x, _| with(g, S::Div, x, 3.0), &["input", "const", "reshape", "expand", "div"]),
-        ("x ^ 2", |g, x, _| with(g, S::Pow, x, 2.0), &["input", "mul"]),
+        (
+            "x / 4",
+            |g, x, _| with(g, S::Div, x, 4.0),
+            &["input", "const", "reshape", "expand", "mul"],
+        ),
+        (
+            "x / 3 stays",
+            |g, x, _| with(g, S::Div, x, 3.0),
+            &["input", "const", "reshape", "expand", "div"],
+        ),
+        (
+            "x ^ 2",
+            |g, x, _| with(g, S::Pow, x, 2.0),
+            &["input", "mul"],
+        ),
         (
             "equal sums",
             |g, x, y| {
@@ -309,11 +394,18 @@ fn every_rule_fires() {
             },
             &["input", "input", "lt"],
         ),
-        ("0 · x could be NaN", |g, x, _| with(g, S::Mul, x, 0.0), &["input", "const", "reshape", "expand", "mul"]),
+        (
+            "0 · x could be NaN",
+            |g, x, _| with(g, S::Mul, x, 0.0),
+            &["input", "const", "reshape", "expand", "mul"],
+        ),
         (
             "copies stay",
             |g, x, _| {
-                let (a, b) = (g.emit(Op::Copy, &[x], DType::F32, dims(&[2, 3])), g.emit(Op::Copy, &[x], DType::F32, dims(&[2, 3])));
+                let (a, b) = (
+                    g.emit(Op::Copy, &[x], DType::F32, dims(&[2, 3])),
+                    g.emit(Op::Copy, &[x], DType::F32, dims(&[2, 3])),
+                );
                 g.add(a, b)
             },
             &["input", "copy", "copy", "add"],
@@ -328,7 +420,11 @@ type Build = fn(&mut Graph, NodeId, NodeId) -> NodeId;
 
 /// x at a row of a canvas of zeros.
 fn placed(g: &mut Graph, x: NodeId, row: usize, rows: usize) -> NodeId {
-    let op = Op::Pad { start: dims(&[row, 0]), step: [1, 1].into_iter().collect(), value: Value::F32(0.0) };
+    let op = Op::Pad {
+        start: dims(&[row, 0]),
+        step: [1, 1].into_iter().collect(),
+        value: Value::F32(0.0),
+    };
     g.emit(op, &[x], DType::F32, dims(&[rows, 3]))
 }
 
@@ -369,16 +465,28 @@ const JOINED: &[(&str, Build, &[&str])] = &[
     ),
 ];
 
-/// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the gradient that arrives is the second input.
+/// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the gradient that arrives is
+/// the second input.
 fn relu_and_pool(window: Window, relu_seen: bool) -> Graph {
     let mut g = graph();
-    let batch = Size::symbol(g.symbols.intern("batch", slabwise::shape::Extent::Bounded(3)).unwrap());
-    let shape = |h: i64, w: i64| Dims::from_slice(&[batch, Size::fixed(2), Size::fixed(h), Size::fixed(w)]);
-    let size = |i: usize, n: usize| ((n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1) as i64;
+    let batch = Size::symbol(
+        g.symbols
+            .intern("batch", slabwise::shape::Extent::Bounded(3))
+            .unwrap(),
+    );
+    let shape =
+        |h: i64, w: i64| Dims::from_slice(&[batch, Size::fixed(2), Size::fixed(h), Size::fixed(w)]);
+    let size =
+        |i: usize, n: usize| ((n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1) as i64;
     let x = input(&mut g, DType::F32, &shape(6, 5));
     let scale = input(&mut g, DType::F32, &shape(size(0, 6), size(1, 5)));
     let relu = g.scalar(ScalarOp::Relu, &[x]);
-    let y = g.emit(Op::Pool2d(PoolKind::Max, window), &[relu], DType::F32, shape(size(0, 6), size(1, 5)));
+    let y = g.emit(
+        Op::Pool2d(PoolKind::Max, window),
+        &[relu],
+        DType::F32,
+        shape(size(0, 6), size(1, 5)),
+    );
     let z = g.mul(y, scale);
     let found = gradients(&mut g, z, &[x, scale]);
     g.outputs = [Some(y)].into_iter().chain(found).flatten().collect();
@@ -391,26 +499,61 @@ fn relu_and_pool(window: Window, relu_seen: bool) -> Graph {
 #[test]
 fn relu_moves_behind_the_pooling() {
     let windows = [
-        Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
-        Window { k: [3, 3], stride: [1, 1], pad: [0, 0] },
-        Window { k: [3, 3], stride: [2, 2], pad: [1, 1] },
-        Window { k: [3, 2], stride: [2, 1], pad: [0, 1] },
+        Window {
+            k: [2, 2],
+            stride: [2, 2],
+            pad: [0, 0],
+        },
+        Window {
+            k: [3, 3],
+            stride: [1, 1],
+            pad: [0, 0],
+        },
+        Window {
+            k: [3, 3],
+            stride: [2, 2],
+            pad: [1, 1],
+        },
+        Window {
+            k: [3, 2],
+            stride: [2, 1],
+            pad: [0, 1],
+        },
     ];
     let mut rng = Rng(5);
     for window in windows {
         let graph = relu_and_pool(window, false);
         let simple = simplify(&graph, &Simplify::default());
         // Nothing of the image's size is left but x and its gradient.
-        let large: Vec<_> = simple.nodes.iter().filter(|n| n.dims[..] == graph.nodes[0].dims[..]).map(|n| n.op.name()).collect();
+        let large: Vec<_> = simple
+            .nodes
+            .iter()
+            .filter(|n| n.dims[..] == graph.nodes[0].dims[..])
+            .map(|n| n.op.name())
+            .collect();
         assert_eq!(large, ["input", "max_pool2d.grad"], "{window:?}\n{simple}");
         for _ in 0..20 {
-            // Few different numbers: ties, zeros and windows without anything positive are common; NaN is rare.
+            // Few different numbers: ties, zeros and windows without anything positive are common;
+            // NaN is rare.
             let env = Env([3, 0, 0, 0, 0, 0, 0, 0]);
             let low = rng.below(4) as f64;
-            let x = Array::from_fn(DType::F32, &[3, 2, 6, 5], |_| if rng.one_in(50) { f64::NAN } else { rng.below(5) as f64 - low });
-            let scale: Vec<usize> = graph.inputs[1].dims.iter().map(|d| d.usize_at(&env)).collect();
+            let x = Array::from_fn(DType::F32, &[3, 2, 6, 5], |_| {
+                if rng.one_in(50) {
+                    f64::NAN
+                } else {
+                    rng.below(5) as f64 - low
+                }
+            });
+            let scale: Vec<usize> = graph.inputs[1]
+                .dims
+                .iter()
+                .map(|d| d.usize_at(&env))
+                .collect();
             let scale = array(&mut rng, DType::F32, &scale, (-2.0, 2.0), 0);
-            let (before, after) = (run(&graph, &env, &[x.clone(), scale.clone()], &[]), run(&simple, &env, &[x, scale], &[]));
+            let (before, after) = (
+                run(&graph, &env, &[x.clone(), scale.clone()], &[]),
+                run(&simple, &env, &[x, scale], &[]),
+            );
             for (a, b) in before.outputs.iter().zip(&after.outputs) {
                 assert!(same(a, b), "{window:?}: {b}\ninstead of\n{a}");
             }
@@ -420,9 +563,21 @@ fn relu_moves_behind_the_pooling() {
 
 #[test]
 fn relu_stays_where_it_is_seen() {
-    let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
+    let window = Window {
+        k: [2, 2],
+        stride: [2, 2],
+        pad: [0, 0],
+    };
     let simple = simplify(&relu_and_pool(window, true), &Simplify::default());
-    let relu = simple.nodes.iter().position(|n| n.op == Op::Scalar(ScalarOp::Relu)).unwrap();
-    let pool = simple.nodes.iter().find(|n| matches!(n.op, Op::Pool2d(PoolKind::Max, _))).unwrap();
+    let relu = simple
+        .nodes
+        .iter()
+        .position(|n| n.op == Op::Scalar(ScalarOp::Relu))
+        .unwrap();
+    let pool = simple
+        .nodes
+        .iter()
+        .find(|n| matches!(n.op, Op::Pool2d(PoolKind::Max, _)))
+        .unwrap();
     assert_eq!(pool.inputs[0].at(), relu, "{simple}");
 }

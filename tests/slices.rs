@@ -1,5 +1,5 @@
-//! Where one kernel alone needs more than the budget, kernels run on slices of the batch: below what any order or repeating
-//! could keep to, with the same bits.
+//! Where one kernel alone needs more than the budget, kernels run on slices of the batch: below
+//! what any order or repeating could keep to, with the same bits.
 
 use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
@@ -17,11 +17,37 @@ struct Trained {
 }
 
 impl Trained {
-    fn of(mut session: Session, program: Program<1>, feeds: &[(ArrayD<f32>, ArrayD<i32>)]) -> Trained {
-        let losses = feeds.iter().map(|feed| session.run(&program, (&feed.0, &feed.1)).expect("a step")[0].item().to_bits()).collect();
-        let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
-        let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
-        Trained { losses, weights, session, program }
+    fn of(
+        mut session: Session,
+        program: Program<1>,
+        feeds: &[(ArrayD<f32>, ArrayD<i32>)],
+    ) -> Trained {
+        let losses = feeds
+            .iter()
+            .map(|feed| {
+                session.run(&program, (&feed.0, &feed.1)).expect("a step")[0]
+                    .item()
+                    .to_bits()
+            })
+            .collect();
+        let bits = |name: &str| {
+            session
+                .value(name)
+                .expect("a weight")
+                .iter()
+                .map(|v| v.to_bits())
+                .collect()
+        };
+        let weights = session
+            .names()
+            .map(|name| (name.to_string(), bits(name)))
+            .collect();
+        Trained {
+            losses,
+            weights,
+            session,
+            program,
+        }
     }
 
     fn assert_same(&self, other: &Trained, what: &str) {
@@ -33,7 +59,10 @@ impl Trained {
 }
 
 fn session(params: Params, budget: Budget, threads: usize) -> Session {
-    Session::new(Device::Cpu, params).expect("a session").with_threads(threads).with_budget(budget)
+    Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(threads)
+        .with_budget(budget)
 }
 
 const BATCH: u32 = 32;
@@ -43,13 +72,23 @@ fn cnn(budget: Budget, threads: usize, options: CompileOptions) -> Result<Traine
     let params = Params::seeded(5);
     let network = Model::Cnn.build(&params);
     let mut session = session(params, budget, threads).with_options(options);
-    let program = network.training(&mut session, Dim::bounded("batch", BATCH), OptimizerKind::Adam)?;
+    let program = network.training(
+        &mut session,
+        Dim::bounded("batch", BATCH),
+        OptimizerKind::Adam,
+    )?;
     let feeds: Vec<_> = [BATCH, 19, 1, BATCH]
         .into_iter()
         .map(|n| {
-            let (Examples::Images(images), labels) = Model::Cnn.batch(BATCH as usize, u64::from(n)) else { panic!("images") };
+            let (Examples::Images(images), labels) = Model::Cnn.batch(BATCH as usize, u64::from(n))
+            else {
+                panic!("images")
+            };
             let first = |n: u32| Slice::from(..n as usize);
-            (images.slice_axis(Axis(0), first(n)).to_owned(), labels.slice_axis(Axis(0), first(n)).to_owned())
+            (
+                images.slice_axis(Axis(0), first(n)).to_owned(),
+                labels.slice_axis(Axis(0), first(n)).to_owned(),
+            )
         })
         .collect();
     Ok(Trained::of(session, program, &feeds))
@@ -61,25 +100,62 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
     let once = all.program.plan().slab_bytes();
     assert!(all.program.plan().again().sliced.is_none() && all.losses[0] != all.losses[3]);
     for threads in [1, 2] {
-        let half = cnn(Budget::Fraction(0.5), threads, CompileOptions::default()).unwrap_or_else(|e| panic!("{e}"));
+        let half = cnn(Budget::Fraction(0.5), threads, CompileOptions::default())
+            .unwrap_or_else(|e| panic!("{e}"));
         let plan = half.program.plan();
         let slices = plan.again().sliced.expect("slices");
-        assert!(slices.slices > 1 && slices.kernels > 4 && slices.examples < BATCH, "{plan}");
-        assert!(plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0, "{plan}");
+        assert!(
+            slices.slices > 1 && slices.kernels > 4 && slices.examples < BATCH,
+            "{plan}"
+        );
+        assert!(
+            plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0,
+            "{plan}"
+        );
         // The planned peak is the measured one, and keeps to the budget.
-        assert!(plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2, "{plan}");
+        assert!(
+            plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2,
+            "{plan}"
+        );
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
         half.assert_same(&all, &format!("{threads} threads"));
     }
     // Without slices there is no such plan.
-    let unsliced = cnn(Budget::Fraction(0.5), 2, CompileOptions { unsliced: true, ..CompileOptions::default() });
-    let Some(Error::Budget { budget, needed, floor, .. }) = unsliced.err() else { panic!("too small") };
-    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
-    // Nor one of any slices in next to nothing.
-    let Some(Error::Budget { budget, needed, floor, .. }) = cnn(Budget::Fraction(0.05), 2, CompileOptions::default()).err() else {
+    let unsliced = cnn(
+        Budget::Fraction(0.5),
+        2,
+        CompileOptions {
+            unsliced: true,
+            ..CompileOptions::default()
+        },
+    );
+    let Some(Error::Budget {
+        budget,
+        needed,
+        floor,
+        ..
+    }) = unsliced.err()
+    else {
         panic!("too small")
     };
-    assert!(budget < floor && floor <= needed, "{budget} {floor} {needed}");
+    assert!(
+        budget < floor && floor <= needed,
+        "{budget} {floor} {needed}"
+    );
+    // Nor one of any slices in next to nothing.
+    let Some(Error::Budget {
+        budget,
+        needed,
+        floor,
+        ..
+    }) = cnn(Budget::Fraction(0.05), 2, CompileOptions::default()).err()
+    else {
+        panic!("too small")
+    };
+    assert!(
+        budget < floor && floor <= needed,
+        "{budget} {floor} {needed}"
+    );
 }
 
 /// A network that `seed` draws, from images to a dense head.
@@ -97,7 +173,8 @@ impl Random {
         let (at, channels) = (params.root(), 4 + seed % 3 * 2);
         let mut layers = vec![Conv2d::new(&at / "c0", 2, channels, 3).padding(1)];
         layers.extend((1..3 + seed % 2).map(|i| {
-            let layer = Conv2d::new(&at / format!("c{i}").as_str(), channels, channels, 3).padding(1);
+            let layer =
+                Conv2d::new(&at / format!("c{i}").as_str(), channels, channels, 3).padding(1);
             // Some with groups, some with a group for each channel.
             match (seed + i) % 3 {
                 0 => layer.groups(channels),
@@ -105,9 +182,16 @@ impl Random {
                 _ => layer,
             }
         }));
-        let pools = (0..layers.len()).filter(|&i| Random::behind(seed, i).is_multiple_of(4)).count();
+        let pools = (0..layers.len())
+            .filter(|&i| Random::behind(seed, i).is_multiple_of(4))
+            .count();
         let head = Linear::new(&at / "head", channels * (SIDE >> pools).pow(2), 7);
-        Random { seed, layers, norm: BatchNorm2d::new(&at / "norm", channels), head }
+        Random {
+            seed,
+            layers,
+            norm: BatchNorm2d::new(&at / "norm", channels),
+            head,
+        }
     }
 
     fn behind(seed: usize, layer: usize) -> usize {
@@ -135,11 +219,17 @@ impl Random {
 fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
     let params = Params::seeded(seed as u64);
     let network = Random::new(seed, &params);
-    let options = CompileOptions { check_memory, ..CompileOptions::default() };
+    let options = CompileOptions {
+        check_memory,
+        ..CompileOptions::default()
+    };
     let mut session = session(params, budget, 1 + seed % 2).with_options(options);
     let trace = Trace::training();
     let (batch, most) = (Dim::bounded("batch", 64), 64);
-    let (x, labels) = (trace.input("x", F32, (batch, 2, SIDE, SIDE)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, 2, SIDE, SIDE)),
+        trace.input("labels", I32, (batch,)),
+    );
     let loss = network.logits(x).cross_entropy(labels);
     if seed.is_multiple_of(2) {
         trace.minimize(loss, Adam::new(1e-2))
@@ -170,22 +260,42 @@ fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
     }
 }
 
-/// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every sum is added up in one order.
+/// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every
+/// sum is added up in one order.
 #[test]
 fn random_networks_train_to_the_same_bits_in_slices() {
     let (mut sliced, mut again) = (0, 0);
-    for (seed, percent, check_memory) in [(0, 40, false), (1, 60, false), (2, 60, true), (2, 40, false), (4, 60, false), (5, 60, true)] {
+    for (seed, percent, check_memory) in [
+        (0, 40, false),
+        (1, 60, false),
+        (2, 60, true),
+        (2, 40, false),
+        (4, 60, false),
+        (5, 60, true),
+    ] {
         let all = train(seed, Budget::Unlimited, false).expect("it compiles");
-        let Some(within) = unless_refused(train(seed, Budget::Fraction(percent as f64 / 100.0), check_memory)) else { continue };
+        let Some(within) = unless_refused(train(
+            seed,
+            Budget::Fraction(percent as f64 / 100.0),
+            check_memory,
+        )) else {
+            continue;
+        };
         let plan = within.program.plan();
         // Guards behind buffers count towards what there is to halve, too.
-        assert!(check_memory || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent, "{plan}");
+        assert!(
+            check_memory || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent,
+            "{plan}"
+        );
         assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
         within.assert_same(&all, &format!("network {seed} within {percent} %"));
         sliced += usize::from(plan.again().sliced.is_some());
         again += usize::from(plan.again().sliced.is_some() && !plan.again().tasks.is_empty());
     }
-    assert!(sliced >= 4 && again >= 2, "{sliced} programs in slices, {again} of them with slices that run again");
+    assert!(
+        sliced >= 4 && again >= 2,
+        "{sliced} programs in slices, {again} of them with slices that run again"
+    );
 }
 
 /// Steps of the built-in perceptron on whole batches and on smaller ones.
@@ -197,7 +307,9 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
     let feeds: Vec<_> = [1, 2, 3]
         .into_iter()
         .map(|seed| {
-            let (Examples::Images(images), labels) = Model::Mlp.batch(64, seed) else { panic!("images") };
+            let (Examples::Images(images), labels) = Model::Mlp.batch(64, seed) else {
+                panic!("images")
+            };
             (images, labels)
         })
         .collect();
@@ -207,14 +319,21 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
 /// Its largest workspaces are larger than all that its kernels touch.
 #[test]
 fn workspaces_are_as_large_as_there_is_room_for() {
-    let (all, roomy) = (CompileOptions::default(), CompileOptions { wide: true, ..CompileOptions::default() });
+    let (all, roomy) = (
+        CompileOptions::default(),
+        CompileOptions {
+            wide: true,
+            ..CompileOptions::default()
+        },
+    );
     for threads in [1, 2] {
         let whole = perceptron(Budget::Unlimited, threads, all).expect("it compiles");
         let once = whole.program.plan().slab_bytes();
         let mut last = (0, 0);
         for percent in [50, 75, 90] {
             let within = perceptron(Budget::Fraction(percent as f64 / 100.0), threads, all);
-            // One thread has half the workspaces, so half of that is less than what the kernels touch.
+            // One thread has half the workspaces, so half of that is less than what the kernels
+            // touch.
             let within = match within {
                 Err(Error::Budget { budget, needed, .. }) if threads == 1 && percent == 50 => {
                     assert!(budget < needed, "{budget} {needed}");
@@ -223,36 +342,62 @@ fn workspaces_are_as_large_as_there_is_room_for() {
                 within => within.unwrap_or_else(|e| panic!("{threads} threads, {percent} %: {e}")),
             };
             let plan = within.program.plan();
-            assert!(plan.slab_bytes() * 100 <= once * percent && plan.again().tasks.is_empty(), "{plan}");
+            assert!(
+                plan.slab_bytes() * 100 <= once * percent && plan.again().tasks.is_empty(),
+                "{plan}"
+            );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
             within.assert_same(&whole, &format!("{threads} threads within {percent} %"));
             // More room is used.
-            let workspaces = plan.dag().tasks.iter().map(|task| task.workspace).sum::<u64>();
-            assert!(workspaces > last.0 && plan.slab_bytes() > last.1, "{workspaces} after {last:?}\n{plan}");
+            let workspaces = plan
+                .dag()
+                .tasks
+                .iter()
+                .map(|task| task.workspace)
+                .sum::<u64>();
+            assert!(
+                workspaces > last.0 && plan.slab_bytes() > last.1,
+                "{workspaces} after {last:?}\n{plan}"
+            );
             last = (workspaces, plan.slab_bytes());
         }
-        let Some(Error::Budget { budget, needed, .. }) = perceptron(Budget::Fraction(0.5), threads, roomy).err() else {
+        let Some(Error::Budget { budget, needed, .. }) =
+            perceptron(Budget::Fraction(0.5), threads, roomy).err()
+        else {
             panic!("too small")
         };
         assert!(budget < needed, "{budget} {needed}");
     }
 }
 
-/// Layers whose weights are small beside a batch of what goes through them: their gradients are summed up slice by slice, in
-/// batches that are a chain of multiply-adds and in those that are several.
+/// Layers whose weights are small beside a batch of what goes through them: their gradients are
+/// summed up slice by slice, in batches that are a chain of multiply-adds and in those that are
+/// several.
 #[test]
 fn dense_layers_sum_their_gradients_slice_by_slice() {
     let train = |budget: Budget, threads: usize| {
         let params = Params::seeded(3);
         let at = params.root();
         let sizes = [24, 40, 33, 6];
-        let layers: Vec<Linear> =
-            sizes.windows(2).enumerate().map(|(i, s)| Linear::new(&at / format!("l{i}").as_str(), s[0], s[1])).collect();
+        let layers: Vec<Linear> = sizes
+            .windows(2)
+            .enumerate()
+            .map(|(i, s)| Linear::new(&at / format!("l{i}").as_str(), s[0], s[1]))
+            .collect();
         let mut session = session(params, budget, threads);
         let trace = Trace::training();
         let batch = Dim::bounded("batch", 1400);
-        let (x, labels) = (trace.input("x", F32, (batch, 24)), trace.input("labels", I32, (batch,)));
-        let logits = layers.iter().enumerate().fold(x, |h, (i, layer)| if i == 0 { h.apply(layer) } else { h.tanh().apply(layer) });
+        let (x, labels) = (
+            trace.input("x", F32, (batch, 24)),
+            trace.input("labels", I32, (batch,)),
+        );
+        let logits = layers.iter().enumerate().fold(x, |h, (i, layer)| {
+            if i == 0 {
+                h.apply(layer)
+            } else {
+                h.tanh().apply(layer)
+            }
+        });
         let loss = logits.cross_entropy(labels);
         trace.minimize(loss, Adam::new(1e-2));
         let program = session.compile(&trace, [loss])?;
@@ -269,7 +414,10 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
     let all = train(Budget::Unlimited, 2).expect("it compiles");
     let mut summed = 0;
     for (percent, threads) in [(60, 1), (60, 2), (45, 2), (35, 2)] {
-        let Some(within) = unless_refused(train(Budget::Fraction(percent as f64 / 100.0), threads)) else { continue };
+        let Some(within) = unless_refused(train(Budget::Fraction(percent as f64 / 100.0), threads))
+        else {
+            continue;
+        };
         let plan = within.program.plan();
         assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
         within.assert_same(&all, &format!("{threads} threads within {percent} %"));
@@ -279,24 +427,46 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
     assert!(summed >= 2, "{summed} plans with sums of products");
 }
 
-/// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are read slice by slice.
+/// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are
+/// read slice by slice.
 #[test]
 fn slices_run_from_the_pool_and_on_resident_inputs() {
     let (images, labels) = Model::Cnn.batch(9, 3);
-    let Examples::Images(images) = images else { panic!("images") };
+    let Examples::Images(images) = images else {
+        panic!("images")
+    };
     let mut losses = Vec::new();
-    for (budget, dynamic) in [(Budget::Unlimited, false), (Budget::Fraction(0.5), true), (Budget::Fraction(0.5), false)] {
+    for (budget, dynamic) in [
+        (Budget::Unlimited, false),
+        (Budget::Fraction(0.5), true),
+        (Budget::Fraction(0.5), false),
+    ] {
         let params = Params::seeded(5);
         let network = Model::Cnn.build(&params);
         let mut session = session(params, budget, 2);
-        let program = network.training(&mut session, Dim::bounded("batch", 16), OptimizerKind::Sgd).expect("it fits");
-        assert_eq!(program.plan().again().sliced.is_some(), budget != Budget::Unlimited);
-        let (x, y) = (session.upload("images", &images).expect("room"), session.upload("labels", &labels).expect("room"));
+        let program = network
+            .training(&mut session, Dim::bounded("batch", 16), OptimizerKind::Sgd)
+            .expect("it fits");
+        assert_eq!(
+            program.plan().again().sliced.is_some(),
+            budget != Budget::Unlimited
+        );
+        let (x, y) = (
+            session.upload("images", &images).expect("room"),
+            session.upload("labels", &labels).expect("room"),
+        );
         let run = |session: &mut Session| {
-            let loss = if dynamic { session.run_dynamic(&program, (&x, &y)) } else { session.run(&program, (&x, &y)) };
+            let loss = if dynamic {
+                session.run_dynamic(&program, (&x, &y))
+            } else {
+                session.run(&program, (&x, &y))
+            };
             loss.expect("a step")[0].item().to_bits()
         };
         losses.push([run(&mut session), run(&mut session)]);
     }
-    assert!(losses[0][0] != losses[0][1] && losses.iter().all(|l| *l == losses[0]), "{losses:?}");
+    assert!(
+        losses[0][0] != losses[0][1] && losses.iter().all(|l| *l == losses[0]),
+        "{losses:?}"
+    );
 }

@@ -1,4 +1,5 @@
-//! After `compile`, a step allocates nothing: a global allocator counts what any thread of this program asks for.
+//! After `compile`, a step allocates nothing: a global allocator counts what any thread of this
+//! program asks for.
 
 #[path = "support/allocator.rs"]
 mod allocator;
@@ -23,14 +24,26 @@ fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, s
     steps_within(model, optimizer, [batch, last, steps], Budget::Unlimited);
 }
 
-fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [usize; 3], budget: Budget) {
+fn steps_within(
+    model: Model,
+    optimizer: OptimizerKind,
+    [batch, last, steps]: [usize; 3],
+    budget: Budget,
+) {
     let what = format!("{model} {optimizer} {budget:?}");
     let params = Params::seeded(1);
     let network = model.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2).with_budget(budget);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2)
+        .with_budget(budget);
     let bound = Dim::bounded("batch", batch as u32);
-    let train = network.training(&mut session, bound, optimizer).expect("the model compiles");
-    let infer = network.inference(&mut session, bound).expect("the model compiles");
+    let train = network
+        .training(&mut session, bound, optimizer)
+        .expect("the model compiles");
+    let infer = network
+        .inference(&mut session, bound)
+        .expect("the model compiles");
     let (examples, labels) = model.batch(batch, 7);
     let few_labels = first(&labels, last);
     let few_examples = match &examples {
@@ -49,7 +62,10 @@ fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [u
     });
     let smaller_steps = counted(|| {
         for _ in 0..steps {
-            sum += session.run(&train, (&few_examples, &few_labels)).expect("a step")[0].item();
+            sum += session
+                .run(&train, (&few_examples, &few_labels))
+                .expect("a step")[0]
+                .item();
         }
     });
     let slice_steps = counted(|| {
@@ -57,8 +73,12 @@ fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [u
         let classes = labels.view();
         for _ in 0..FEW {
             let loss = match &examples {
-                Examples::Images(images) => session.run(&train, (images.as_slice().expect("in order"), &classes)),
-                Examples::Tokens(tokens) => session.run(&train, (tokens.as_slice().expect("in order"), &classes)),
+                Examples::Images(images) => {
+                    session.run(&train, (images.as_slice().expect("in order"), &classes))
+                }
+                Examples::Tokens(tokens) => {
+                    session.run(&train, (tokens.as_slice().expect("in order"), &classes))
+                }
             };
             sum += loss.expect("a step")[0].item();
         }
@@ -73,9 +93,18 @@ fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [u
     });
     assert!(sum.is_finite(), "{what}: {sum}");
     let nothing = (0, 0);
-    assert_eq!(train_steps, nothing, "{what}: allocations and deallocations in {steps} training steps");
-    assert_eq!(smaller_steps, nothing, "{what}: in {steps} steps of a smaller batch");
-    assert_eq!(slice_steps, nothing, "{what}: in {FEW} steps fed with slices");
+    assert_eq!(
+        train_steps, nothing,
+        "{what}: allocations and deallocations in {steps} training steps"
+    );
+    assert_eq!(
+        smaller_steps, nothing,
+        "{what}: in {steps} steps of a smaller batch"
+    );
+    assert_eq!(
+        slice_steps, nothing,
+        "{what}: in {FEW} steps fed with slices"
+    );
     assert_eq!(infer_steps, nothing, "{what}: in {steps} inferences");
 
     // Buffers that stay on the device are fed without one too.
@@ -83,24 +112,36 @@ fn steps_within(model: Model, optimizer: OptimizerKind, [batch, last, steps]: [u
         Examples::Images(images) => session.upload("images", images),
         Examples::Tokens(tokens) => session.upload("tokens", tokens),
     };
-    let (examples, labels) = (examples.expect("room"), session.upload("labels", &labels).expect("room"));
+    let (examples, labels) = (
+        examples.expect("room"),
+        session.upload("labels", &labels).expect("room"),
+    );
     let resident_steps = counted(|| {
         for _ in 0..FEW {
             sum += session.run(&train, (&examples, &labels)).expect("a step")[0].item();
         }
     });
-    assert_eq!(resident_steps, nothing, "{what}: in {FEW} steps on resident inputs");
+    assert_eq!(
+        resident_steps, nothing,
+        "{what}: in {FEW} steps on resident inputs"
+    );
 }
 
 /// Lengths that were seen before need no plan, and a run that finds its plan allocates nothing.
 fn seen_lengths() {
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
-    let train = network.training(&mut session, Dim::free("batch"), OptimizerKind::Sgd).expect("the model compiles");
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let train = network
+        .training(&mut session, Dim::free("batch"), OptimizerKind::Sgd)
+        .expect("the model compiles");
     let batches = [5usize, 37, 70].map(|length| {
         let (examples, labels) = Model::Mlp.batch(length, 7);
-        let Examples::Images(images) = examples else { panic!("an MLP sees images") };
+        let Examples::Images(images) = examples else {
+            panic!("an MLP sees images")
+        };
         (images, labels)
     });
     let mut sum = 0.0;
@@ -112,7 +153,11 @@ fn seen_lengths() {
     pass(&mut sum);
     let again = counted(|| pass(&mut sum));
     assert!(sum.is_finite() && train.plan_counts().hits >= 3);
-    assert_eq!(again, (0, 0), "allocations and deallocations in steps of lengths that were seen");
+    assert_eq!(
+        again,
+        (0, 0),
+        "allocations and deallocations in steps of lengths that were seen"
+    );
 }
 
 /// Steps that send values to the host and fetch them again.
@@ -120,16 +165,35 @@ fn steps_with_copies() {
     const BATCH: usize = 512;
     const WIDTH: usize = 64;
     let params = Params::seeded(1);
-    let layers: Vec<Linear> = (0..8).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect();
-    let session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
-    let mut session = session.with_budget(Budget::Fraction(0.6)).with_offload(Offload::new(Bytes(1 << 50)));
+    let layers: Vec<Linear> = (0..8)
+        .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))
+        .collect();
+    let session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let mut session = session
+        .with_budget(Budget::Fraction(0.6))
+        .with_offload(Offload::new(Bytes(1 << 50)));
     let trace = Trace::training();
-    let (x, labels) = (trace.input("x", F32, (BATCH, WIDTH)), trace.input("labels", I32, (BATCH,)));
-    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+    let (x, labels) = (
+        trace.input("x", F32, (BATCH, WIDTH)),
+        trace.input("labels", I32, (BATCH,)),
+    );
+    let loss = layers
+        .iter()
+        .fold(x, |x, layer| x.apply(layer).tanh())
+        .cross_entropy(labels);
     trace.minimize(loss, Sgd::new(0.1));
     let program = session.compile(&trace, [loss]).expect("it fits");
-    assert!(!program.plan().again().sent.is_empty(), "{}", program.plan());
-    let (x, labels) = (ArrayD::<f32>::ones(vec![BATCH, WIDTH]), ArrayD::<i32>::zeros(vec![BATCH]));
+    assert!(
+        !program.plan().again().sent.is_empty(),
+        "{}",
+        program.plan()
+    );
+    let (x, labels) = (
+        ArrayD::<f32>::ones(vec![BATCH, WIDTH]),
+        ArrayD::<i32>::zeros(vec![BATCH]),
+    );
     let mut sum = session.run(&program, (&x, &labels)).expect("a step")[0].item();
     let steps = counted(|| {
         for _ in 0..STEPS {
@@ -137,7 +201,11 @@ fn steps_with_copies() {
         }
     });
     assert!(sum.is_finite());
-    assert_eq!(steps, (0, 0), "allocations and deallocations in {STEPS} steps with copies");
+    assert_eq!(
+        steps,
+        (0, 0),
+        "allocations and deallocations in {STEPS} steps with copies"
+    );
 }
 
 /// One test, since the count is of the whole process.
@@ -148,14 +216,26 @@ fn a_step_allocates_nothing() {
 
     steps_of(Model::Mlp, OptimizerKind::Sgd, 64, 37, STEPS);
     // Kernels on slices of the batch.
-    steps_within(Model::Cnn, OptimizerKind::Adam, [32, 9, FEW], Budget::Fraction(0.6));
+    steps_within(
+        Model::Cnn,
+        OptimizerKind::Adam,
+        [32, 9, FEW],
+        Budget::Fraction(0.6),
+    );
     steps_of(Model::Mlp, OptimizerKind::Adam, 64, 37, STEPS);
     // Small batches: what a convolution allocates or not does not depend on them.
     steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);
     steps_of(Model::Cnn, OptimizerKind::Adam, 4, 3, STEPS);
     // Norms with running statistics, strided convolutions; embeddings, attention.
     steps_of(Model::ResNet20, OptimizerKind::Sgd, 2, 1, FEW);
-    let gpt = Gpt { layers: 2, width: 32, heads: 2, length: 16, vocabulary: 64, tied: false };
+    let gpt = Gpt {
+        layers: 2,
+        width: 32,
+        heads: 2,
+        length: 16,
+        vocabulary: 64,
+        tied: false,
+    };
     steps_of(Model::Gpt(gpt), OptimizerKind::AdamW, 3, 2, FEW);
     steps_of(Model::Lstm, OptimizerKind::Adam, 2, 1, FEW);
     seen_lengths();

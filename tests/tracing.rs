@@ -1,4 +1,5 @@
-//! Models as users write them, in a crate of their own: what a trace of them looks like, and which lines mistakes name.
+//! Models as users write them, in a crate of their own: what a trace of them looks like, and which
+//! lines mistakes name.
 
 use slabwise::graph::{Graph, Phase};
 use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
@@ -13,7 +14,10 @@ struct Mlp {
 
 impl Mlp {
     fn new(at: &Scope, width: usize) -> Self {
-        Mlp { hidden: Linear::new(at / "hidden", 784, width), head: Linear::new(at / "head", 256, 10) }
+        Mlp {
+            hidden: Linear::new(at / "hidden", 784, width),
+            head: Linear::new(at / "head", 256, 10),
+        }
     }
 }
 
@@ -27,7 +31,10 @@ impl Module for Mlp {
 
 fn inputs(trace: &Trace) -> (Tensor<'_>, Tensor<'_>) {
     let batch = Dim::bounded("batch", 128);
-    (trace.input("images", F32, (batch, 784)), trace.input("labels", I32, (batch,)))
+    (
+        trace.input("images", F32, (batch, 784)),
+        trace.input("labels", I32, (batch,)),
+    )
 }
 
 fn count(graph: &Graph, kind: impl Fn(&Op) -> bool) -> usize {
@@ -39,7 +46,15 @@ fn a_perceptron_trains_and_infers_with_one_set_of_names() {
     let params = Params::seeded(42);
     let model = Mlp::new(&params.root(), 256);
     let names: Vec<String> = params.declared().iter().map(|p| format!("{p:?}")).collect();
-    assert_eq!(names, ["hidden.weight [256, 784]", "hidden.bias [256]", "head.weight [10, 256]", "head.bias [10]"]);
+    assert_eq!(
+        names,
+        [
+            "hidden.weight [256, 784]",
+            "hidden.bias [256]",
+            "head.weight [10, 256]",
+            "head.bias [10]"
+        ]
+    );
 
     let trace = Trace::training();
     let (images, labels) = inputs(&trace);
@@ -47,18 +62,29 @@ fn a_perceptron_trains_and_infers_with_one_set_of_names() {
     trace.minimize(loss, Adam::new(1e-3));
     let train = trace.finish(&[loss]).unwrap();
     assert_eq!(train.verify(), Ok(()));
-    // Forward 2; backward one per weight, and one for the hidden activations. Nobody asks for the images' gradient.
+    // Forward 2; backward one per weight, and one for the hidden activations. Nobody asks for the
+    // images' gradient.
     assert_eq!(count(&train, |op| matches!(op, Op::Matmul)), 5);
     assert_eq!(count(&train, |op| matches!(op, Op::Assign(_))), 4 * 3 + 1);
     assert_eq!(count(&train, |op| matches!(op, Op::CheckIndex { .. })), 1);
-    assert_eq!(count(&train, |op| matches!(op, Op::Gather { .. } | Op::ScatterAdd { .. })), 0);
+    assert_eq!(
+        count(&train, |op| matches!(
+            op,
+            Op::Gather { .. } | Op::ScatterAdd { .. }
+        )),
+        0
+    );
 
     let trace = Trace::inference();
     let (images, labels) = inputs(&trace);
     let accuracy = model.forward(images).argmax(1).equal(labels).mean();
     let eval = trace.finish(&[accuracy]).unwrap();
     assert_eq!(eval.verify(), Ok(()));
-    assert!(eval.variables.iter().all(|v| v.is_param && train.variable(&v.name).is_some()));
+    assert!(
+        eval.variables
+            .iter()
+            .all(|v| v.is_param && train.variable(&v.name).is_some())
+    );
     assert!(eval.ids().all(|id| eval.origin(id).phase == Phase::Forward));
 }
 
@@ -81,10 +107,19 @@ fn a_convolution_network_in_a_row_of_layers() {
     let logits = trace.input("images", F32, (batch, 1, 28, 28)).apply(&model);
     assert_eq!(format!("{logits:?}"), "f32 [batch, 10]");
     let loss = logits.cross_entropy(trace.input("labels", I32, (batch,)));
-    trace.minimize(loss, Sgd::new(Schedule::cosine(0.1, 1000).warmup(10)).momentum(0.9).clip_norm(1.0));
+    trace.minimize(
+        loss,
+        Sgd::new(Schedule::cosine(0.1, 1000).warmup(10))
+            .momentum(0.9)
+            .clip_norm(1.0),
+    );
     let graph = trace.finish(&[loss]).unwrap();
     assert_eq!(graph.verify(), Ok(()));
-    assert_eq!(count(&graph, |op| matches!(op, Op::Conv2dInputGrad(_))), 1, "the images need no gradient");
+    assert_eq!(
+        count(&graph, |op| matches!(op, Op::Conv2dInputGrad(_))),
+        1,
+        "the images need no gradient"
+    );
     assert_eq!(count(&graph, |op| matches!(op, Op::Uniform { .. })), 1);
     // Six weights and their momenta, the step counter, the random state.
     assert_eq!(count(&graph, |op| matches!(op, Op::Assign(_))), 6 * 2 + 2);
@@ -98,14 +133,27 @@ fn mistakes_name_the_line_of_the_model() {
     let (images, labels) = inputs(&trace);
     let loss = model.forward(images).cross_entropy(labels);
     trace.minimize(loss, Adam::new(1e-3));
-    let expected = format!("{}:{FORWARD}: matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")", file!());
-    let said: Vec<String> = trace.finish(&[loss]).unwrap_err().iter().map(ToString::to_string).collect();
+    let expected = format!(
+        "{}:{FORWARD}: matmul [batch, 512] × [256, 10]: inner dimensions 512 and 256 differ (in \"head\")",
+        file!()
+    );
+    let said: Vec<String> = trace
+        .finish(&[loss])
+        .unwrap_err()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(said, [expected.as_str()]);
 
     // The same through a row of layers, whose calls go through `dyn`.
     let trace = Trace::training();
     let _ = inputs(&trace).0.apply(&Sequential::new().then(model));
-    let said: Vec<String> = trace.finish(&[]).unwrap_err().iter().map(ToString::to_string).collect();
+    let said: Vec<String> = trace
+        .finish(&[])
+        .unwrap_err()
+        .iter()
+        .map(ToString::to_string)
+        .collect();
     assert_eq!(said, [expected]);
 }
 
@@ -114,7 +162,11 @@ struct SignSgd(f32);
 
 impl Optimizer for SignSgd {
     fn check(&self) -> Result<(), String> {
-        if self.0 > 0.0 { Ok(()) } else { Err(format!("sign: the rate is {}", self.0)) }
+        if self.0 > 0.0 {
+            Ok(())
+        } else {
+            Err(format!("sign: the rate is {}", self.0))
+        }
     }
 
     fn update<'t>(&self, _: &'t Trace, weights: &[Weight<'t>]) {
@@ -139,24 +191,43 @@ fn optimizers_can_be_written_outside() {
     let graph = finish(0.1).unwrap();
     assert_eq!(graph.verify(), Ok(()));
     assert!(graph.variable("sign.total.a.weight").is_some());
-    assert_eq!(finish(0.0).unwrap_err()[0].message, "minimize: sign: the rate is 0");
+    assert_eq!(
+        finish(0.0).unwrap_err()[0].message,
+        "minimize: sign: the rate is 0"
+    );
 }
 
-/// A call through `dyn` loses its line; [`Tensor::apply`] does not, and without it the last line of the model before is named.
+/// A call through `dyn` loses its line; [`Tensor::apply`] does not, and without it the last line of
+/// the model before is named.
 #[test]
 fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
     let params = Params::seeded(42);
     let linear = Linear::new(&params.root() / "head", 256, 10);
-    let layers: [(&dyn Module, &str); 2] = [(&linear, "matmul"), (&Sequential::new().then(MaxPool2d(2)), "max_pool2d")];
+    let layers: [(&dyn Module, &str); 2] = [
+        (&linear, "matmul"),
+        (&Sequential::new().then(MaxPool2d(2)), "max_pool2d"),
+    ];
     for (layer, says) in layers {
         for applied in [true, false] {
             let trace = Trace::inference();
             let line = line!() + 1;
             let x = trace.input("x", F32, (4, 7));
-            let _ = if applied { x.apply(layer) } else { layer.forward(x) };
+            let _ = if applied {
+                x.apply(layer)
+            } else {
+                layer.forward(x)
+            };
             let line = if applied { line + 1 } else { line };
-            let said: Vec<String> = trace.finish(&[]).unwrap_err().iter().map(ToString::to_string).collect();
-            assert!(said.len() == 1 && said[0].starts_with(&format!("{}:{line}: {says}", file!())), "{said:?}");
+            let said: Vec<String> = trace
+                .finish(&[])
+                .unwrap_err()
+                .iter()
+                .map(ToString::to_string)
+                .collect();
+            assert!(
+                said.len() == 1 && said[0].starts_with(&format!("{}:{line}: {says}", file!())),
+                "{said:?}"
+            );
         }
     }
 }
@@ -169,12 +240,27 @@ fn freezing_may_look_at_the_trace() {
     let trace = std::rc::Rc::new(Trace::training());
     let own = trace.clone();
     trace.freeze(move |weight| {
-        let _ = own.input(if weight.name.ends_with("bias") { "a" } else { "b" }, F32, ());
+        let _ = own.input(
+            if weight.name.ends_with("bias") {
+                "a"
+            } else {
+                "b"
+            },
+            F32,
+            (),
+        );
         weight.name.ends_with("bias")
     });
     let x = trace.input("x", F32, (4, 7));
     trace.minimize(x.apply(&linear).mean(), Sgd::new(0.1));
     // What it adds to the trace is said to be wrong like anything else.
-    let said = trace.finish(&[]).expect_err("the same inputs, several times");
-    assert!(said.iter().all(|mistake| mistake.to_string().contains("\"a\"") || mistake.to_string().contains("\"b\"")), "{said:?}");
+    let said = trace
+        .finish(&[])
+        .expect_err("the same inputs, several times");
+    assert!(
+        said.iter()
+            .all(|mistake| mistake.to_string().contains("\"a\"")
+                || mistake.to_string().contains("\"b\"")),
+        "{said:?}"
+    );
 }

@@ -10,21 +10,34 @@ use slabwise::models::{Model, Network, OptimizerKind};
 use slabwise::prelude::*;
 
 fn mnist() -> Mnist {
-    Mnist::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mnist")).expect("the digits are in the repository")
+    Mnist::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mnist"))
+        .expect("the digits are in the repository")
 }
 
 /// Trains for so many steps and gives the share of right answers on the first test images.
-fn accuracy(model: Model, optimizer: OptimizerKind, batch: usize, steps: usize, tests: usize) -> f32 {
+fn accuracy(
+    model: Model,
+    optimizer: OptimizerKind,
+    batch: usize,
+    steps: usize,
+    tests: usize,
+) -> f32 {
     let digits = mnist();
     let params = Params::seeded(1);
     let network: Network = model.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
     let bound = Dim::bounded("batch", batch as u32);
-    let train = network.training(&mut session, bound, optimizer).expect("it compiles");
+    let train = network
+        .training(&mut session, bound, optimizer)
+        .expect("it compiles");
     let infer = network.inference(&mut session, bound).expect("it compiles");
     let shaped = |n: usize, pixels: ArrayD<f32>| {
         let lengths: Vec<usize> = [n].into_iter().chain(model.example()).collect();
-        pixels.into_shape_with_order(lengths).expect("as many pixels")
+        pixels
+            .into_shape_with_order(lengths)
+            .expect("as many pixels")
     };
     for (images, labels) in digits.train.shuffled(batch, epoch_seed(3, 0)).take(steps) {
         let images = shaped(labels.len(), images.into_dyn());
@@ -39,7 +52,11 @@ fn accuracy(model: Model, optimizer: OptimizerKind, batch: usize, steps: usize, 
         let images = images.slice_axis(Axis(0), Slice::from(..n));
         let [logits] = session.run(&infer, (&images,)).expect("a run");
         for (row, &label) in logits.view::<f32>().expect("f32").outer_iter().zip(&labels) {
-            let best = row.iter().enumerate().max_by(|a, b| a.1.total_cmp(b.1)).map(|(class, _)| class as i32);
+            let best = row
+                .iter()
+                .enumerate()
+                .max_by(|a, b| a.1.total_cmp(b.1))
+                .map(|(class, _)| class as i32);
             right += usize::from(best == Some(label));
         }
         seen += n;
@@ -63,15 +80,20 @@ fn a_convolution_network_learns_digits() {
     assert!(reached > 0.9, "{reached} of 300 test images");
 }
 
-/// Set, to the folder to save in, for the process that [`a_killed_process_leaves_a_whole_checkpoint`] starts.
+/// Set, to the folder to save in, for the process that
+/// [`a_killed_process_leaves_a_whole_checkpoint`] starts.
 const CHILD: &str = "SLABWISE_TEST_CHECKPOINTS";
 const CHECKPOINT: &str = "last.safetensors";
 
 fn small() -> (Session, Program<1>) {
     let params = Params::seeded(4);
     let network = Model::Mlp.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-    let program = network.training(&mut session, 4u32, OptimizerKind::Adam).expect("it compiles");
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
+    let program = network
+        .training(&mut session, 4u32, OptimizerKind::Adam)
+        .expect("it compiles");
     (session, program)
 }
 
@@ -81,7 +103,9 @@ fn save_for_ever(folder: &str) -> ! {
     let (images, labels) = Model::Mlp.batch(4, 1);
     for step in 1u64.. {
         session.run(&program, (&images, &labels)).expect("a step");
-        session.save(Path::new(folder).join(CHECKPOINT)).expect("it is saved");
+        session
+            .save(Path::new(folder).join(CHECKPOINT))
+            .expect("it is saved");
         println!("\nsaved {step}");
     }
     unreachable!("there is always another step");
@@ -98,20 +122,28 @@ fn a_killed_process_leaves_a_whole_checkpoint() {
     let (images, labels) = Model::Mlp.batch(4, 1);
     for round in 0..6u64 {
         let mut child = Command::new(std::env::current_exe().expect("this program"))
-            .args(["--exact", "a_killed_process_leaves_a_whole_checkpoint", "--nocapture"])
+            .args([
+                "--exact",
+                "a_killed_process_leaves_a_whole_checkpoint",
+                "--nocapture",
+            ])
             .env(CHILD, folder.path())
             .stdout(Stdio::piped())
             .spawn()
             .expect("it starts");
         let lines = BufReader::new(child.stdout.take().expect("piped")).lines();
-        let saved = lines.map_while(Result::ok).find(|line| line.starts_with("saved"));
+        let saved = lines
+            .map_while(Result::ok)
+            .find(|line| line.starts_with("saved"));
         assert_eq!(saved.as_deref(), Some("saved 1"), "round {round}");
         // At another moment of a later save each time.
         std::thread::sleep(std::time::Duration::from_micros(300 + 1700 * round));
         child.kill().expect("it was running");
         let status = child.wait().expect("it ended");
         assert!(!status.success(), "round {round}: killed, not ended");
-        session.load(&path).unwrap_or_else(|e| panic!("round {round}: {e}"));
+        session
+            .load(&path)
+            .unwrap_or_else(|e| panic!("round {round}: {e}"));
         // Weights and moments are of one step: training from the same start comes to the same.
         let steps = session.value("optim.step").expect("it is there").sum();
         assert!(steps >= 1.0);
@@ -120,8 +152,14 @@ fn a_killed_process_leaves_a_whole_checkpoint() {
             again.run(&same, (&images, &labels)).expect("a step");
         }
         for name in session.names() {
-            assert_eq!(session.value(name).expect("it is there"), again.value(name).expect("it is there"), "round {round}: {name}");
+            assert_eq!(
+                session.value(name).expect("it is there"),
+                again.value(name).expect("it is there"),
+                "round {round}: {name}"
+            );
         }
-        session.run(&program, (&images, &labels)).expect("training goes on");
+        session
+            .run(&program, (&images, &labels))
+            .expect("training goes on");
     }
 }

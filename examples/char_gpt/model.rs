@@ -1,4 +1,5 @@
-//! A small GPT that can read a whole text at once, to learn, or one token after the other, to write.
+//! A small GPT that can read a whole text at once, to learn, or one token after the other, to
+//! write.
 
 use slabwise::nn::{Embedding, LayerNorm, Linear};
 use slabwise::prelude::*;
@@ -36,18 +37,25 @@ impl Gpt {
             sizes,
             tokens: Embedding::with_std(at / "tokens", sizes.vocabulary, d, 0.02),
             places: Embedding::with_std(at / "places", sizes.length, d, 0.02),
-            blocks: (0..sizes.layers).map(|i| Block::new(&(at / "blocks" / &i.to_string()), sizes)).collect(),
+            blocks: (0..sizes.layers)
+                .map(|i| Block::new(&(at / "blocks" / &i.to_string()), sizes))
+                .collect(),
             norm: LayerNorm::new(at / "norm", d),
             head: Linear::without_bias(at / "head", d, sizes.vocabulary),
         }
     }
 
-    /// What follows the last of the tokens so far, in steps of one token: token `[1]` at its place `[1]` (i32, from 0) → logits
-    /// `[1, vocabulary]`. Keys and values of the tokens before stay in the states `cache.<block>.keys` and `.values`; they are
-    /// those of the last token fed at each earlier place, so a text begins anew at place 0.
+    /// What follows the last of the tokens so far, in steps of one token: token `[1]` at its place
+    /// `[1]` (i32, from 0) → logits `[1, vocabulary]`. Keys and values of the tokens before stay in
+    /// the states `cache.<block>.keys` and `.values`; they are those of the last token fed at each
+    /// earlier place, so a text begins anew at place 0.
     pub fn next<'t>(&self, token: Tensor<'t>, place: Tensor<'t>) -> Tensor<'t> {
         let x = token.apply(&self.tokens) + place.apply(&self.places);
-        let x = self.blocks.iter().enumerate().fold(x, |x, (i, block)| block.next(x, place, i));
+        let x = self
+            .blocks
+            .iter()
+            .enumerate()
+            .fold(x, |x, (i, block)| block.next(x, place, i));
         x.apply(&self.norm).apply(&self.head)
     }
 }
@@ -57,7 +65,11 @@ impl Module for Gpt {
     fn forward<'t>(&self, tokens: Tensor<'t>) -> Tensor<'t> {
         let places = tokens.trace().param(self.places.weight());
         let x = (tokens.apply(&self.tokens) + places).reshape([-1, self.sizes.width as i64]);
-        self.blocks.iter().fold(x, |x, block| x.apply(block)).apply(&self.norm).apply(&self.head)
+        self.blocks
+            .iter()
+            .fold(x, |x, block| x.apply(block))
+            .apply(&self.norm)
+            .apply(&self.head)
     }
 }
 
@@ -85,15 +97,29 @@ impl Block {
         }
     }
 
-    /// One token `[1, width]`, which attends to those before it by their keys and values in the cache.
+    /// One token `[1, width]`, which attends to those before it by their keys and values in the
+    /// cache.
     fn next<'t>(&self, x: Tensor<'t>, place: Tensor<'t>, number: usize) -> Tensor<'t> {
-        let (trace, Sizes { length, width, heads, .. }) = (x.trace(), self.sizes);
+        let (
+            trace,
+            Sizes {
+                length,
+                width,
+                heads,
+                ..
+            },
+        ) = (x.trace(), self.sizes);
         let places = trace.arange(length as i64);
         let here = places.equal(place).unsqueeze(1); // [length, 1]
         let qkv = x.apply(&self.norm1).apply(&self.qkv).split(1, 3);
         let [q, k, v] = [0, 1, 2].map(|i| qkv[i]);
         let remember = |name: &str, new: Tensor<'t>| {
-            let cache = trace.state(&format!("cache.{number}.{name}"), F32, (length, width), Init::Constant(0.0));
+            let cache = trace.state(
+                &format!("cache.{number}.{name}"),
+                F32,
+                (length, width),
+                Init::Constant(0.0),
+            );
             let all = here.select(new, cache.value());
             cache.set(all);
             all
@@ -108,15 +134,31 @@ impl Block {
     /// What comes behind attention.
     fn rest<'t>(&self, x: Tensor<'t>, attended: Tensor<'t>) -> Tensor<'t> {
         let x = x + attended.apply(&self.joined);
-        x + x.apply(&self.norm2).apply(&self.wide).gelu_tanh().apply(&self.narrow)
+        x + x
+            .apply(&self.norm2)
+            .apply(&self.wide)
+            .gelu_tanh()
+            .apply(&self.narrow)
     }
 }
 
 impl Module for Block {
     /// Tokens of all texts in one row: `[n·length, width]` → the same.
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let Sizes { length, width, heads, .. } = self.sizes;
-        let qkv = x.apply(&self.norm1).apply(&self.qkv).unflatten(0, [-1, length as i64]);
-        self.rest(x, qkv.self_attention(heads, true, Mask::None).reshape([-1, width as i64]))
+        let Sizes {
+            length,
+            width,
+            heads,
+            ..
+        } = self.sizes;
+        let qkv = x
+            .apply(&self.norm1)
+            .apply(&self.qkv)
+            .unflatten(0, [-1, length as i64]);
+        self.rest(
+            x,
+            qkv.self_attention(heads, true, Mask::None)
+                .reshape([-1, width as i64]),
+        )
     }
 }

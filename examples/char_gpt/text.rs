@@ -11,7 +11,10 @@ use slabwise::data::epoch_seed;
 use slabwise::{Error, Result};
 
 /// The text that comes with the example; see data/text/README.md.
-const SHAKESPEARE: &[u8] = include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/data/text/shakespeare.txt.gz"));
+const SHAKESPEARE: &[u8] = include_bytes!(concat!(
+    env!("CARGO_MANIFEST_DIR"),
+    "/data/text/shakespeare.txt.gz"
+));
 
 /// The most bytes of a text that are read.
 pub const BYTES_MAX: u64 = 64 << 20;
@@ -32,19 +35,23 @@ pub struct Text {
 pub type Batch = (Array2<i32>, Array2<i32>);
 
 impl Text {
-    /// The text of a file (UTF-8, plain or gzip-compressed), or the one that comes with the example; long enough for windows of
-    /// this length.
+    /// The text of a file (UTF-8, plain or gzip-compressed), or the one that comes with the
+    /// example; long enough for windows of this length.
     ///
     /// # Errors
     /// In words, for a file that cannot be read, is no text, or is too long or too short.
     pub fn read(path: Option<&Path>, length: usize) -> Result<Text> {
-        let Some(path) = path else { return Text::parse("the built-in text", SHAKESPEARE, length) };
+        let Some(path) = path else {
+            return Text::parse("the built-in text", SHAKESPEARE, length);
+        };
         let name = path.display().to_string();
         let unread = |why: std::io::Error| Error::Value(format!("{name}: {why}"));
         let file = File::open(path).map_err(unread)?;
         let mut bytes = Vec::new();
         // One more than is allowed tells a file that is too long.
-        file.take(BYTES_MAX + 1).read_to_end(&mut bytes).map_err(unread)?;
+        file.take(BYTES_MAX + 1)
+            .read_to_end(&mut bytes)
+            .map_err(unread)?;
         Text::parse(&name, &bytes, length)
     }
 
@@ -53,26 +60,50 @@ impl Text {
         let mut text = bytes.to_vec();
         if bytes.starts_with(&[0x1f, 0x8b]) {
             text.clear();
-            if let Err(why) = MultiGzDecoder::new(bytes).take(BYTES_MAX + 1).read_to_end(&mut text) {
+            if let Err(why) = MultiGzDecoder::new(bytes)
+                .take(BYTES_MAX + 1)
+                .read_to_end(&mut text)
+            {
                 return wrong(format!("the gzip data is damaged: {why}"));
             }
         }
         if text.len() as u64 > BYTES_MAX {
-            return wrong(format!("the text is longer than {BYTES_MAX} bytes; take a part of it"));
+            return wrong(format!(
+                "the text is longer than {BYTES_MAX} bytes; take a part of it"
+            ));
         }
         let text = match String::from_utf8(text) {
             Ok(text) => text,
-            Err(e) => return wrong(format!("byte {} is not UTF-8; convert the text first", e.utf8_error().valid_up_to())),
+            Err(e) => {
+                return wrong(format!(
+                    "byte {} is not UTF-8; convert the text first",
+                    e.utf8_error().valid_up_to()
+                ));
+            }
         };
-        let characters: Vec<char> = text.chars().collect::<BTreeSet<char>>().into_iter().collect();
+        let characters: Vec<char> = text
+            .chars()
+            .collect::<BTreeSet<char>>()
+            .into_iter()
+            .collect();
         if characters.len() > CHARACTERS_MAX {
-            return wrong(format!("{} different characters, more than {CHARACTERS_MAX}; is it a text?", characters.len()));
+            return wrong(format!(
+                "{} different characters, more than {CHARACTERS_MAX}; is it a text?",
+                characters.len()
+            ));
         }
-        let tokens: Vec<i32> = text.chars().filter_map(|c| characters.binary_search(&c).ok()).map(|at| at as i32).collect();
+        let tokens: Vec<i32> = text
+            .chars()
+            .filter_map(|c| characters.binary_search(&c).ok())
+            .map(|at| at as i32)
+            .collect();
         let text = Text { characters, tokens };
         if text.judged_by().len() <= length {
             let needed = (length + 1) * 10;
-            return wrong(format!("{} characters are too few for windows of {length}: {needed} are needed", text.tokens.len()));
+            return wrong(format!(
+                "{} characters are too few for windows of {length}: {needed} are needed",
+                text.tokens.len()
+            ));
         }
         Ok(text)
     }
@@ -86,7 +117,13 @@ impl Text {
     }
 
     /// `steps` batches of `batch` windows at places that the seed decides.
-    pub fn windows(&self, length: usize, batch: usize, steps: usize, seed: u64) -> impl Iterator<Item = Batch> {
+    pub fn windows(
+        &self,
+        length: usize,
+        batch: usize,
+        steps: usize,
+        seed: u64,
+    ) -> impl Iterator<Item = Batch> {
         let text = self.learnt_from();
         let starts = (text.len() - length) as u64;
         (0..steps).map(move |step| {
@@ -96,23 +133,37 @@ impl Text {
     }
 
     /// At most `most` windows of what was not learnt from, spread evenly, `batch` at a time.
-    pub fn validation(&self, length: usize, batch: usize, most: usize) -> impl Iterator<Item = Batch> {
+    pub fn validation(
+        &self,
+        length: usize,
+        batch: usize,
+        most: usize,
+    ) -> impl Iterator<Item = Batch> {
         let text = self.judged_by();
         let all = (text.len() - 1) / length;
         let taken = all.min(most);
         let starts: Vec<usize> = (0..taken).map(|i| i * all / taken * length).collect();
         let chunks: Vec<Vec<usize>> = starts.chunks(batch).map(<[usize]>::to_vec).collect();
-        chunks.into_iter().map(move |starts| cut(text, length, starts))
+        chunks
+            .into_iter()
+            .map(move |starts| cut(text, length, starts))
     }
 
     /// A text in tokens; characters that it does not have are left out.
     pub fn encode(&self, text: &str) -> Vec<i32> {
-        text.chars().filter_map(|c| self.characters.binary_search(&c).ok()).map(|at| at as i32).collect()
+        text.chars()
+            .filter_map(|c| self.characters.binary_search(&c).ok())
+            .map(|at| at as i32)
+            .collect()
     }
 }
 
 /// The windows at these starts, and the same one character on.
 fn cut(text: &[i32], length: usize, starts: Vec<usize>) -> Batch {
-    let at = |offset: usize| Array2::from_shape_fn((starts.len(), length), |(i, j)| text[starts[i] + j + offset]);
+    let at = |offset: usize| {
+        Array2::from_shape_fn((starts.len(), length), |(i, j)| {
+            text[starts[i] + j + offset]
+        })
+    };
     (at(0), at(1))
 }

@@ -22,7 +22,8 @@ pub struct Args {
     /// Images in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub batch: u32,
-    /// The folder of the four MNIST (or Fashion-MNIST) files; the one that comes with the project unless given
+    /// The folder of the four MNIST (or Fashion-MNIST) files; the one that comes with the project
+    /// unless given
     #[arg(long, value_name = "FOLDER")]
     data: Option<PathBuf>,
     #[command(flatten)]
@@ -47,8 +48,8 @@ pub struct Run {
     /// Continue from a file that --save wrote, as if there had been no interruption
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// The most bytes that weights, optimizer state and slab may take, such as 24MiB, or a part of the slab that computing
-    /// nothing twice needs, such as 50%
+    /// The most bytes that weights, optimizer state and slab may take, such as 24MiB, or a part of
+    /// the slab that computing nothing twice needs, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
     /// Write the plan of the training step as a picture (SVG)
@@ -65,11 +66,20 @@ impl Args {
 
     /// The data.
     pub fn mnist(&self) -> Result<Mnist> {
-        Ok(Mnist::load(self.data.clone().unwrap_or_else(Mnist::default_dir))?)
+        Ok(Mnist::load(
+            self.data.clone().unwrap_or_else(Mnist::default_dir),
+        )?)
     }
 
-    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of `epochs`, counted from 1.
-    pub fn start(&self, session: &mut Session, train: &Program<1>, epochs: u32, steps: u32) -> Result<std::ops::RangeInclusive<u32>> {
+    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of
+    /// `epochs`, counted from 1.
+    pub fn start(
+        &self,
+        session: &mut Session,
+        train: &Program<1>,
+        epochs: u32,
+        steps: u32,
+    ) -> Result<std::ops::RangeInclusive<u32>> {
         Ok(self.run.start(session, train)? / steps + 1..=epochs)
     }
 }
@@ -90,14 +100,22 @@ impl Run {
         if let Some(path) = &self.plan_svg {
             train.plan().write_svg(path)?;
         }
-        let Some(path) = &self.resume else { return Ok(0) };
-        session.load(path).map_err(|error| Error::Value(error.to_string()))?;
-        let done = session.value("optim.step")?.first().map_or(0, |&completed| completed as u32);
+        let Some(path) = &self.resume else {
+            return Ok(0);
+        };
+        session
+            .load(path)
+            .map_err(|error| Error::Value(error.to_string()))?;
+        let done = session
+            .value("optim.step")?
+            .first()
+            .map_or(0, |&completed| completed as u32);
         println!("resumed after step {done} from {}", path.display());
         Ok(done)
     }
 
-    /// Saves weights and optimizer state if asked to. Killed at any moment, an earlier file stays whole.
+    /// Saves weights and optimizer state if asked to. Killed at any moment, an earlier file stays
+    /// whole.
     pub fn checkpoint(&self, session: &Session) -> Result<()> {
         self.save.as_ref().map_or(Ok(()), |path| session.save(path))
     }
@@ -118,14 +136,27 @@ pub struct Epoch {
 impl Epoch {
     /// An epoch of so many images begins.
     pub fn new(number: u32, images: usize) -> Self {
-        let target = if std::io::stderr().is_terminal() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+        let target = if std::io::stderr().is_terminal() {
+            ProgressDrawTarget::stderr()
+        } else {
+            ProgressDrawTarget::hidden()
+        };
         let bar = ProgressBar::with_draw_target(Some(images as u64), target);
         // The template is fixed; were it wrong, the bar would look plain.
-        if let Ok(style) = ProgressStyle::with_template("{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}") {
+        if let Ok(style) = ProgressStyle::with_template(
+            "{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}",
+        ) {
             bar.set_style(style);
         }
         bar.set_prefix(format!("epoch {number}"));
-        Epoch { number, bar, start: Instant::now(), trained: Duration::ZERO, images: 0, loss: 0.0 }
+        Epoch {
+            number,
+            bar,
+            start: Instant::now(),
+            trained: Duration::ZERO,
+            images: 0,
+            loss: 0.0,
+        }
     }
 
     /// A batch was trained on.
@@ -156,10 +187,19 @@ impl Epoch {
 /// Most characters of a line of an error.
 const LINE_MAX: usize = 2000;
 
-/// What the process ends with, as the command line does: 2 for options and files that are no good, 1 for what else fails. An error
-/// goes to stderr in words; what it quotes of files cannot take the terminal over.
+/// What the process ends with, as the command line does: 2 for options and files that are no good,
+/// 1 for what else fails. An error goes to stderr in words; what it quotes of files cannot take the
+/// terminal over.
 pub fn exit(result: Result<()>) -> ExitCode {
-    let Err(error) = result else { return ExitCode::SUCCESS };
-    format!("error: {error}").lines().for_each(|line| eprintln!("{}", shortened(line, LINE_MAX)));
-    if matches!(error, Error::DataFile(_) | Error::Value(_)) { ExitCode::from(2) } else { ExitCode::FAILURE }
+    let Err(error) = result else {
+        return ExitCode::SUCCESS;
+    };
+    format!("error: {error}")
+        .lines()
+        .for_each(|line| eprintln!("{}", shortened(line, LINE_MAX)));
+    if matches!(error, Error::DataFile(_) | Error::Value(_)) {
+        ExitCode::from(2)
+    } else {
+        ExitCode::FAILURE
+    }
 }

@@ -1,4 +1,5 @@
-//! Finding things in sequences: of a few places of each sequence it is known what is there, and the loss is over those.
+//! Finding things in sequences: of a few places of each sequence it is known what is there, and the
+//! loss is over those.
 
 use ndarray::{Array2, Array3};
 use slabwise::nn::Linear;
@@ -31,7 +32,8 @@ impl Detector {
         }
     }
 
-    /// What each place shows: `[batch, len, features]` and how much each place counts, `[batch, len]` → `[batch · len, width]`.
+    /// What each place shows: `[batch, len, features]` and how much each place counts, `[batch,
+    /// len]` → `[batch · len, width]`.
     pub fn places<'t>(&self, x: Tensor<'t>, counts: Tensor<'t>) -> Tensor<'t> {
         let seen = x.apply(&self.look).relu();
         let counts = counts.unsqueeze(2);
@@ -41,13 +43,18 @@ impl Detector {
         places.reshape((-1, self.width))
     }
 
-    /// The loss over the places of which the kind is known. They alone go through the head, however many there are.
+    /// The loss over the places of which the kind is known. They alone go through the head, however
+    /// many there are.
     pub fn selected<'t>(&self, trace: &'t Trace, len: Dim) -> Tensor<'t> {
         let x = trace.input("x", F32, (BATCH, len, FEATURES));
         let kind = trace.input("kind", I32, (BATCH, len)).flatten(0);
         let is_known = trace.input("is_known", Bool, (BATCH, len)).flatten(0);
-        let chosen = self.places(x, trace.ones((BATCH, len))).compress(0, is_known);
-        chosen.apply(&self.head).cross_entropy(kind.masked_select(is_known))
+        let chosen = self
+            .places(x, trace.ones((BATCH, len)))
+            .compress(0, is_known);
+        chosen
+            .apply(&self.head)
+            .cross_entropy(kind.masked_select(is_known))
     }
 }
 
@@ -59,8 +66,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The batch of a number. What is at a place follows from its numbers and from the mean over its sequence; one place in four is
-    /// known, and always one.
+    /// The batch of a number. What is at a place follows from its numbers and from the mean over
+    /// its sequence; one place in four is known, and always one.
     pub fn new(number: u64, len: usize) -> Batch {
         let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut next = move || {
@@ -76,7 +83,9 @@ impl Batch {
             let score = x[(b, i, 0)] + x[(b, i, 1)] - mean(b);
             ((score + 2.0) / 4.0 * CLASSES as f32).clamp(0.0, CLASSES as f32 - 1.0) as i32
         });
-        let is_known = Array2::from_shape_fn((BATCH, len), |(b, i)| u8::from(next() > 0.5 || (b, i) == (0, 0)));
+        let is_known = Array2::from_shape_fn((BATCH, len), |(b, i)| {
+            u8::from(next() > 0.5 || (b, i) == (0, 0))
+        });
         Batch { x, kind, is_known }
     }
 }

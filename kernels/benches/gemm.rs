@@ -1,4 +1,5 @@
-//! Matrix products and convolutions, at the shapes of the built-in models: `cargo bench -p slabwise-kernels --bench gemm`.
+//! Matrix products and convolutions, at the shapes of the built-in models: `cargo bench -p
+//! slabwise-kernels --bench gemm`.
 
 mod common;
 
@@ -15,14 +16,26 @@ fn main() {
     Divan::from_args().main();
 }
 
-/// Times a kernel with a workspace of at most so many bytes, if that can be; a counted item is one multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
-fn time_within(room: u64, bencher: Bencher, spec: Spec, sizes: &[usize], isa: Isa, threads: usize, work: usize) {
+/// Times a kernel with a workspace of at most so many bytes, if that can be; a counted item is one
+/// multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
+fn time_within(
+    room: u64,
+    bencher: Bencher,
+    spec: Spec,
+    sizes: &[usize],
+    isa: Isa,
+    threads: usize,
+    work: usize,
+) {
     let team = Team::new(threads);
-    let kernel = Kernel::within(spec, &Env::default(), &Config { threads, isa }, room).expect("a valid spec");
+    let kernel = Kernel::within(spec, &Env::default(), &Config { threads, isa }, room)
+        .expect("a valid spec");
     let mut memory = Memory::new();
     let args = filled(&mut memory, sizes);
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
-    bencher.counter(ItemsCount::new(work)).bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
+    bencher
+        .counter(ItemsCount::new(work))
+        .bench_local(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
 }
 
 fn time(bencher: Bencher, spec: Spec, sizes: [usize; 3], isa: Isa, threads: usize, work: usize) {
@@ -41,7 +54,16 @@ struct Product {
 impl std::fmt::Display for Product {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let t = |t: bool| if t { "ᵀ" } else { "" };
-        write!(f, "{}×{}{} · {}×{}{}", self.m, self.k, t(self.transposed[0]), self.k, self.n, t(self.transposed[1]))
+        write!(
+            f,
+            "{}×{}{} · {}×{}{}",
+            self.m,
+            self.k,
+            t(self.transposed[0]),
+            self.k,
+            self.n,
+            t(self.transposed[1])
+        )
     }
 }
 
@@ -50,20 +72,46 @@ fn product(bencher: Bencher, p: Product, isa: Isa, threads: usize) {
 }
 
 fn product_within(room: u64, bencher: Bencher, p: Product, isa: Isa, threads: usize) {
-    let Product { m, n, k, transposed } = p;
+    let Product {
+        m,
+        n,
+        k,
+        transposed,
+    } = p;
     let operand = |rows: usize, columns: usize, transposed: bool| {
-        let mut operand = contiguous(&if transposed { [columns, rows] } else { [rows, columns] });
+        let mut operand = contiguous(&if transposed {
+            [columns, rows]
+        } else {
+            [rows, columns]
+        });
         if transposed {
             operand.strides.swap(0, 1);
         }
         operand
     };
-    let body = Matmul { k: Size::fixed(k as i64), a: operand(m, k, transposed[0]), b: operand(k, n, transposed[1]) };
-    time_within(room, bencher, plain(Body::Matmul(body), &[m, n]), &[m * k, k * n, m * n], isa, threads, m * n * k);
+    let body = Matmul {
+        k: Size::fixed(k as i64),
+        a: operand(m, k, transposed[0]),
+        b: operand(k, n, transposed[1]),
+    };
+    time_within(
+        room,
+        bencher,
+        plain(Body::Matmul(body), &[m, n]),
+        &[m * k, k * n, m * n],
+        isa,
+        threads,
+        m * n * k,
+    );
 }
 
 const fn mm(m: usize, n: usize, k: usize, a: bool, b: bool) -> Product {
-    Product { m, n, k, transposed: [a, b] }
+    Product {
+        m,
+        n,
+        k,
+        transposed: [a, b],
+    }
 }
 
 /// The products of a 784-512-256-10 perceptron's step at batch 64, and single rows and columns.
@@ -110,7 +158,18 @@ fn convolutions() -> Vec<Convolution> {
         (16, 64, 64, 32, 3, 1, 64),
     ];
     let kinds = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
-    let of = |(n, ci, co, hw, k, stride, groups)| kinds.map(|kind| Convolution { kind, n, ci, co, hw, k, stride, groups });
+    let of = |(n, ci, co, hw, k, stride, groups)| {
+        kinds.map(|kind| Convolution {
+            kind,
+            n,
+            ci,
+            co,
+            hw,
+            k,
+            stride,
+            groups,
+        })
+    };
     shapes.into_iter().flat_map(of).collect()
 }
 
@@ -129,30 +188,54 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
     let kinds = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
     match WHICH {
         0..3 => {
-            let c = Convolution { kind: kinds[WHICH], n: 16, ci: 32, co: 64, hw: 14, k: 5, stride: 1, groups: 1 };
+            let c = Convolution {
+                kind: kinds[WHICH],
+                n: 16,
+                ci: 32,
+                co: 64,
+                hw: 14,
+                k: 5,
+                stride: 1,
+                groups: 1,
+            };
             let (spec, sizes) = c.spec();
             time_within(room, bencher, spec, &sizes, Isa::detect(), 1, c.work());
         }
         _ => {
-            let p = [mm(64, 512, 784, false, false), mm(784, 512, 64, true, false), mm(512, 512, 512, false, true)][WHICH - 3];
+            let p = [
+                mm(64, 512, 784, false, false),
+                mm(784, 512, 64, true, false),
+                mm(512, 512, 512, false, true),
+            ][WHICH - 3];
             product_within(room, bencher, p, Isa::detect(), 1);
         }
     }
 }
 
-/// A convolution with an image made in a prologue, a norm and an activation of what is in memory, and the elements of the arguments.
+/// A convolution with an image made in a prologue, a norm and an activation of what is in memory,
+/// and the elements of the arguments.
 fn with_prologue(c: &Convolution) -> (Spec, Vec<usize>) {
     let (mut spec, [a, b, to]) = c.spec();
-    let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+    let Body::Conv2d(body) = &mut spec.body else {
+        unreachable!()
+    };
     body.prologue = Some(Box::new(norm(&[c.n, c.ci, c.hw, c.hw])));
     (spec, vec![a, c.ci, c.ci, c.ci, c.ci, b, to])
 }
 
-/// A loop that does with the channels of an image what a norm over the batch and an activation do: of sums of it, its square, a weight and a bias.
+/// A loop that does with the channels of an image what a norm over the batch and an activation do:
+/// of sums of it, its square, a weight and a bias.
 fn norm(image: &[usize; 4]) -> Spec {
     let mut channel = contiguous(&[image[1]]);
     channel.strides = [0, 1, 0, 0].iter().map(|&s| Size::fixed(s)).collect();
-    let operands = vec![contiguous(image), channel.clone(), channel.clone(), channel.clone(), channel, contiguous(image)];
+    let operands = vec![
+        contiguous(image),
+        channel.clone(),
+        channel.clone(),
+        channel.clone(),
+        channel,
+        contiguous(image),
+    ];
     let op = |op, a, b| Inst::Op(op, [a, b, 0]);
     let code = vec![
         Inst::Load(0),
@@ -169,19 +252,40 @@ fn norm(image: &[usize; 4]) -> Spec {
         op(ScalarOp::Add, 9, 10),
         op(ScalarOp::Relu, 11, 0),
     ];
-    Spec { body: Body::Loop, dims: dims(image), reduced: 0, operands, indices: vec![], code, stores: vec![Store { value: 12, operand: 5 }] }
+    Spec {
+        body: Body::Loop,
+        dims: dims(image),
+        reduced: 0,
+        operands,
+        indices: vec![],
+        code,
+        stores: vec![Store {
+            value: 12,
+            operand: 5,
+        }],
+    }
 }
 
 /// The convolutions of a residual network whose images may be made in a prologue.
 fn behind_norms() -> Vec<Convolution> {
     let shapes = [(16, 32), (32, 16), (64, 8)];
     let of = |(c, hw)| {
-        [ConvKind::Forward, ConvKind::WeightGrad].map(|kind| Convolution { kind, n: 64, ci: c, co: c, hw, k: 3, stride: 1, groups: 1 })
+        [ConvKind::Forward, ConvKind::WeightGrad].map(|kind| Convolution {
+            kind,
+            n: 64,
+            ci: c,
+            co: c,
+            hw,
+            k: 3,
+            stride: 1,
+            groups: 1,
+        })
     };
     shapes.into_iter().flat_map(of).collect()
 }
 
-/// A convolution of an image in memory, and of one made in a prologue; and what it takes to make one in memory.
+/// A convolution of an image in memory, and of one made in a prologue; and what it takes to make
+/// one in memory.
 #[divan::bench(args = behind_norms(), consts = [0, 1, 2])]
 fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
     let (isa, work) = (Isa::detect(), c.work());
@@ -191,7 +295,10 @@ fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
         _ => {
             let image = [c.n, c.ci, c.hw, c.hw];
             let elements = image.iter().product();
-            (norm(&image), vec![elements, c.ci, c.ci, c.ci, c.ci, elements])
+            (
+                norm(&image),
+                vec![elements, c.ci, c.ci, c.ci, c.ci, elements],
+            )
         }
     };
     time_within(u64::MAX, bencher, spec, &sizes, isa, 2, work);

@@ -1,7 +1,9 @@
-//! The products of whole training steps, layer by layer: `cargo bench -p slabwise-kernels --bench layers -- [MODEL [THREADS [ISA]]]`.
+//! The products of whole training steps, layer by layer: `cargo bench -p slabwise-kernels --bench
+//! layers -- [MODEL [THREADS [ISA]]]`.
 //!
-//! For each distinct layer of a model and each of its three products: how often a step has it, the fastest of several runs,
-//! and multiplications and additions a second; at the end what the products of a step take together.
+//! For each distinct layer of a model and each of its three products: how often a step has it, the
+//! fastest of several runs, and multiplications and additions a second; at the end what the
+//! products of a step take together.
 
 mod common;
 
@@ -26,20 +28,30 @@ struct Layer {
 enum Kind {
     /// Images, input and output channels, rows and columns, kernel, stride, groups.
     Conv([usize; 7]),
-    /// Products side by side, rows, columns, contracted; whether the right operand is shared and gets a gradient of its own.
+    /// Products side by side, rows, columns, contracted; whether the right operand is shared and
+    /// gets a gradient of its own.
     Matmul([usize; 4], bool),
 }
 
 fn conv(count: usize, shape: [usize; 7]) -> Layer {
-    Layer { count, kind: Kind::Conv(shape) }
+    Layer {
+        count,
+        kind: Kind::Conv(shape),
+    }
 }
 
 fn linear(count: usize, m: usize, n: usize, k: usize) -> Layer {
-    Layer { count, kind: Kind::Matmul([1, m, n, k], true) }
+    Layer {
+        count,
+        kind: Kind::Matmul([1, m, n, k], true),
+    }
 }
 
 fn batched(count: usize, groups: usize, m: usize, n: usize, k: usize) -> Layer {
-    Layer { count, kind: Kind::Matmul([groups, m, n, k], false) }
+    Layer {
+        count,
+        kind: Kind::Matmul([groups, m, n, k], false),
+    }
 }
 
 fn layers(model: &str) -> Vec<Layer> {
@@ -113,28 +125,69 @@ fn cases(kind: &Kind) -> Vec<Case> {
     match *kind {
         Kind::Conv([n, ci, co, hw, k, stride, groups]) => {
             let of = |kind, direction| {
-                let conv = Convolution { kind, n, ci, co, hw, k, stride, groups };
+                let conv = Convolution {
+                    kind,
+                    n,
+                    ci,
+                    co,
+                    hw,
+                    k,
+                    stride,
+                    groups,
+                };
                 let (spec, sizes) = conv.spec();
-                let grouped = if groups > 1 { format!(" /{groups}") } else { String::new() };
+                let grouped = if groups > 1 {
+                    format!(" /{groups}")
+                } else {
+                    String::new()
+                };
                 let name = format!("{n}×{ci}×{hw}² → {co}, {k}²/{stride}{grouped}");
-                Case { name, direction, spec, sizes, work: conv.work() }
+                Case {
+                    name,
+                    direction,
+                    spec,
+                    sizes,
+                    work: conv.work(),
+                }
             };
             let image = (ci > 3).then(|| of(ConvKind::InputGrad, "input"));
-            [of(ConvKind::Forward, "forward")].into_iter().chain(image).chain([of(ConvKind::WeightGrad, "weight")]).collect()
+            [of(ConvKind::Forward, "forward")]
+                .into_iter()
+                .chain(image)
+                .chain([of(ConvKind::WeightGrad, "weight")])
+                .collect()
         }
         Kind::Matmul([groups, m, n, k], shared) => {
             let of = |direction, m: usize, n: usize, k: usize, transposed: [bool; 2]| {
                 let operand = |rows: usize, columns: usize, transposed: bool| {
-                    let mut operand = contiguous(&if transposed { [groups, columns, rows] } else { [groups, rows, columns] });
+                    let mut operand = contiguous(&if transposed {
+                        [groups, columns, rows]
+                    } else {
+                        [groups, rows, columns]
+                    });
                     if transposed {
                         operand.strides.swap(1, 2);
                     }
                     operand
                 };
-                let body = Matmul { k: Size::fixed(k as i64), a: operand(m, k, transposed[0]), b: operand(k, n, transposed[1]) };
+                let body = Matmul {
+                    k: Size::fixed(k as i64),
+                    a: operand(m, k, transposed[0]),
+                    b: operand(k, n, transposed[1]),
+                };
                 let sizes = [m * k, k * n, m * n].map(|s| s * groups);
-                let name = if shared { format!("{m}×{k} · {k}×{n}") } else { format!("{groups} of {m}×{k} · {k}×{n}") };
-                Case { name, direction, spec: plain(Body::Matmul(body), &[groups, m, n]), sizes, work: groups * m * n * k }
+                let name = if shared {
+                    format!("{m}×{k} · {k}×{n}")
+                } else {
+                    format!("{groups} of {m}×{k} · {k}×{n}")
+                };
+                Case {
+                    name,
+                    direction,
+                    spec: plain(Body::Matmul(body), &[groups, m, n]),
+                    sizes,
+                    work: groups * m * n * k,
+                }
             };
             // The gradient of the left operand is dY·Bᵀ, that of the right one Aᵀ·dY.
             vec![
@@ -148,7 +201,10 @@ fn cases(kind: &Kind) -> Vec<Case> {
 
 /// Seconds of the fastest run.
 fn fastest(case: &Case, isa: Isa, team: &Team) -> f64 {
-    let config = Config { threads: team.threads(), isa };
+    let config = Config {
+        threads: team.threads(),
+        isa,
+    };
     let kernel = Kernel::new(case.spec.clone(), &Env::default(), &config).expect("a valid spec");
     let mut memory = Memory::new();
     let args = filled(&mut memory, &case.sizes);
@@ -156,7 +212,9 @@ fn fastest(case: &Case, isa: Isa, team: &Team) -> f64 {
     let (start, mut best, mut runs) = (Instant::now(), f64::INFINITY, 0);
     while runs < RUNS || start.elapsed() < BUDGET {
         let before = Instant::now();
-        kernel.run(&mut memory, &args, &workspace, &Env::default(), team).expect("no index to be out of range");
+        kernel
+            .run(&mut memory, &args, &workspace, &Env::default(), team)
+            .expect("no index to be out of range");
         best = best.min(before.elapsed().as_secs_f64());
         runs += 1;
     }
@@ -164,11 +222,24 @@ fn fastest(case: &Case, isa: Isa, team: &Team) -> f64 {
 }
 
 fn main() {
-    let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
-    let models = args.first().map_or(vec!["resnet20", "resnet18", "mobilenetv2", "gpt"], |m| vec![m]);
-    let team = Team::new(args.get(1).map_or(2, |t| t.parse().expect("a number of threads")));
+    let args: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|a| !a.starts_with('-'))
+        .collect();
+    let models = args
+        .first()
+        .map_or(vec!["resnet20", "resnet18", "mobilenetv2", "gpt"], |m| {
+            vec![m]
+        });
+    let team = Team::new(
+        args.get(1)
+            .map_or(2, |t| t.parse().expect("a number of threads")),
+    );
     let isa = match args.get(2) {
-        Some(name) => Isa::available().into_iter().find(|i| i.to_string() == *name).expect("an instruction set of this CPU"),
+        Some(name) => Isa::available()
+            .into_iter()
+            .find(|i| i.to_string() == *name)
+            .expect("an instruction set of this CPU"),
         None => Isa::detect(),
     };
     for model in models {
@@ -188,6 +259,11 @@ fn main() {
                 total = [total[0] + ms * count, total[1] + flops * count];
             }
         }
-        println!("{:.2} GFLOP, {:.2} ms, {:.1} GFLOP/s\n", total[1] / 1e9, total[0], total[1] / total[0] / 1e6);
+        println!(
+            "{:.2} GFLOP, {:.2} ms, {:.1} GFLOP/s\n",
+            total[1] / 1e9,
+            total[0],
+            total[1] / total[0] / 1e6
+        );
     }
 }

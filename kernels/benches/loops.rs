@@ -23,7 +23,15 @@ const THREADS: [usize; 2] = [1, 2];
 fn bench(b: Builder, bencher: Bencher, threads: usize) {
     let env = Env::default();
     let points: i64 = b.spec.dims.iter().map(|d| d.at(&env)).product();
-    let kernel = Kernel::new(b.spec, &env, &Config { threads, isa: Isa::detect() }).expect("a valid spec");
+    let kernel = Kernel::new(
+        b.spec,
+        &env,
+        &Config {
+            threads,
+            isa: Isa::detect(),
+        },
+    )
+    .expect("a valid spec");
     let team = Team::new(threads);
     let mut memory = Memory::new();
     let regions: Vec<Region> = kernel
@@ -31,7 +39,9 @@ fn bench(b: Builder, bencher: Bencher, threads: usize) {
         .arguments()
         .iter()
         .map(|(operand, dims, _)| {
-            let region = memory.reserve(operand.extent(dims, &env) * 4).expect("memory");
+            let region = memory
+                .reserve(operand.extent(dims, &env) * 4)
+                .expect("memory");
             for (i, x) in memory.elements_mut::<f32>(&region).iter_mut().enumerate() {
                 *x = (i % 1009) as f32 / 250.0 - 2.0;
             }
@@ -39,7 +49,9 @@ fn bench(b: Builder, bencher: Bencher, threads: usize) {
         })
         .collect();
     let workspace = memory.reserve(kernel.workspace()).expect("memory");
-    bencher.counter(ItemsCount::new(points as usize)).bench_local(|| kernel.run(&mut memory, &regions, &workspace, &env, &team));
+    bencher
+        .counter(ItemsCount::new(points as usize))
+        .bench_local(|| kernel.run(&mut memory, &regions, &workspace, &env, &team));
 }
 
 const CHAIN: i64 = 1 << 24;
@@ -106,7 +118,12 @@ fn softmax(bencher: Bencher, (rows, cols): (i64, i64)) {
 fn adam(bencher: Bencher, threads: usize) {
     let mut b = Builder::new(&[1_600_000], 0);
     let [p, m, v, g] = std::array::from_fn(|_| b.load(&[1]));
-    let (beta1, rest1, beta2, rest2) = (b.number(0.9), b.number(0.1), b.number(0.999), b.number(0.001));
+    let (beta1, rest1, beta2, rest2) = (
+        b.number(0.9),
+        b.number(0.1),
+        b.number(0.999),
+        b.number(0.001),
+    );
     let (rate, epsilon) = (b.number(1e-3), b.number(1e-8));
     let old = b.op(ScalarOp::Mul, &[m, beta1]);
     let new = b.op(ScalarOp::Mul, &[g, rest1]);
@@ -180,7 +197,11 @@ fn dropout(bencher: Bencher, threads: usize) {
     let state = b.typed(DType::I32, &[0]);
     b.spec.indices.push(std::iter::once(Size::ONE).collect());
     let index = b.inst(Inst::Index(0));
-    let u = b.inst(Inst::Uniform { state, stream: 3, index });
+    let u = b.inst(Inst::Uniform {
+        state,
+        stream: 3,
+        index,
+    });
     let (keep, zero) = (b.number(0.9), b.number(0.0));
     let kept = b.op(ScalarOp::Lt, &[u, keep]);
     let scaled = b.op(ScalarOp::Div, &[x, keep]);

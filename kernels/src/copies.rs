@@ -1,9 +1,11 @@
-//! Copies between regions while kernels run: one thread that does them in the order they were started.
+//! Copies between regions while kernels run: one thread that does them in the order they were
+//! started.
 //!
-//! A copy is in flight from [`Memory::start_copy`] until it was waited for, whether or not its bytes have long arrived: so it
-//! does not depend on chance what is refused. While it is, nobody reaches its destination, and nobody writes its source:
-//! [`Memory`] refuses, by panic, to give out such bytes, to kernels or otherwise, for only a caller's mistake asks for them.
-//! Memory that is dropped waits for the copy under way first.
+//! A copy is in flight from [`Memory::start_copy`] until it was waited for, whether or not its
+//! bytes have long arrived: so it does not depend on chance what is refused. While it is, nobody
+//! reaches its destination, and nobody writes its source: [`Memory`] refuses, by panic, to give out
+//! such bytes, to kernels or otherwise, for only a caller's mistake asks for them. Memory that is
+//! dropped waits for the copy under way first.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -39,20 +41,24 @@ enum Source {
     Fill(Fill),
 }
 
-// SAFETY: the addresses point into arenas, which any thread may reach (`Arena` is `Send` and `Sync`); who may do so when is
-// settled by the flights of the memory that started the job.
+// SAFETY: the addresses point into arenas, which any thread may reach (`Arena` is `Send` and
+// `Sync`); who may do so when is settled by the flights of the memory that started the job.
 unsafe impl Send for Job {}
 
 impl Job {
     /// # Safety
-    /// The destination must be valid for writes and the source for reads, of as many bytes, the two must not overlap, and no
-    /// one else may write either or read the destination meanwhile.
+    /// The destination must be valid for writes and the source for reads, of as many bytes, the two
+    /// must not overlap, and no one else may write either or read the destination meanwhile.
     unsafe fn run(self) {
         match self.source {
             // SAFETY: asked of the caller.
-            Source::Bytes(from) => unsafe { std::ptr::copy_nonoverlapping(from, self.to, self.bytes) },
+            Source::Bytes(from) => unsafe {
+                std::ptr::copy_nonoverlapping(from, self.to, self.bytes)
+            },
             // SAFETY: asked of the caller; arenas are initialised.
-            Source::Fill(fill) => fill(unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) }),
+            Source::Fill(fill) => {
+                fill(unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) })
+            }
         }
     }
 }
@@ -75,7 +81,8 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as any.
+    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as
+    /// any.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -85,12 +92,15 @@ impl Shared {
         let mut state = self.lock();
         while !state.closing {
             let Some(job) = state.waiting.pop_front() else {
-                state = self.work.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self
+                    .work
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner);
                 continue;
             };
             drop(state);
-            // SAFETY: the memory that started the job checked its regions, refuses them to others until it was waited for, and
-            // does not drop its arenas before this thread has ended.
+            // SAFETY: the memory that started the job checked its regions, refuses them to others
+            // until it was waited for, and does not drop its arenas before this thread has ended.
             unsafe { self.perform(job) };
             state = self.lock();
         }
@@ -103,7 +113,9 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { job.run() }));
         let mut state = self.lock();
         let number = state.done;
-        state.thrown.extend(result.err().map(|thrown| (number, thrown)));
+        state
+            .thrown
+            .extend(result.err().map(|thrown| (number, thrown)));
         state.done += 1;
         self.progress.notify_all();
     }
@@ -122,12 +134,21 @@ impl Copies {
     fn new() -> Self {
         let shared = Arc::new(Shared::default());
         let own = Arc::clone(&shared);
-        let thread = Builder::new().name("slabwise-copies".into()).spawn(move || own.serve()).ok();
-        Copies { flights: Vec::new(), started: 0, shared, thread }
+        let thread = Builder::new()
+            .name("slabwise-copies".into())
+            .spawn(move || own.serve())
+            .ok();
+        Copies {
+            flights: Vec::new(),
+            started: 0,
+            shared,
+            thread,
+        }
     }
 
     fn reserve(&mut self, most: usize) {
-        self.flights.reserve(most.saturating_sub(self.flights.len()));
+        self.flights
+            .reserve(most.saturating_sub(self.flights.len()));
         let mut state = self.shared.lock();
         let more = most.saturating_sub(state.waiting.len());
         state.waiting.reserve(more);
@@ -141,7 +162,8 @@ impl Copies {
             self.shared.lock().waiting.push_back(job);
             self.shared.work.notify_one();
         } else {
-            // SAFETY: the caller of `start` has checked the regions and borrows the memory exclusively.
+            // SAFETY: the caller of `start` has checked the regions and borrows the memory
+            // exclusively.
             unsafe { self.shared.perform(job) };
         }
         ticket
@@ -151,9 +173,17 @@ impl Copies {
     fn wait(&mut self, ticket: Ticket) {
         let mut state = self.shared.lock();
         while state.done <= ticket.0 {
-            state = self.shared.progress.wait(state).unwrap_or_else(PoisonError::into_inner);
+            state = self
+                .shared
+                .progress
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
         }
-        let thrown = state.thrown.iter().position(|(number, _)| *number <= ticket.0).map(|at| state.thrown.swap_remove(at));
+        let thrown = state
+            .thrown
+            .iter()
+            .position(|(number, _)| *number <= ticket.0)
+            .map(|at| state.thrown.swap_remove(at));
         drop(state);
         self.flights.retain(|flight| flight.ticket > ticket);
         if let Some((_, thrown)) = thrown {
@@ -163,12 +193,16 @@ impl Copies {
 
     /// The flight that forbids reading a region.
     fn into(&self, region: &Region) -> Option<&Flight> {
-        self.flights.iter().find(|flight| flight.to.overlaps(region))
+        self.flights
+            .iter()
+            .find(|flight| flight.to.overlaps(region))
     }
 
     /// The flight that forbids writing a region.
     fn out_of_or_into(&self, region: &Region) -> Option<&Flight> {
-        self.flights.iter().find(|flight| flight.to.overlaps(region) || flight.from.is_some_and(|from| from.overlaps(region)))
+        self.flights.iter().find(|flight| {
+            flight.to.overlaps(region) || flight.from.is_some_and(|from| from.overlaps(region))
+        })
     }
 }
 
@@ -187,36 +221,57 @@ impl Drop for Copies {
 }
 
 impl Memory {
-    /// Starts the thread of copies, with room for so many in flight at once: starting that many later allocates nothing.
+    /// Starts the thread of copies, with room for so many in flight at once: starting that many
+    /// later allocates nothing.
     pub fn prepare_copies(&mut self, most: usize) {
         if most > 0 {
             self.copies.get_or_insert_with(Copies::new).reserve(most);
         }
     }
 
-    /// Starts to copy one region to another of the same length. Until [`Memory::wait_for`] neither may be written, and the
-    /// destination may not be read.
+    /// Starts to copy one region to another of the same length. Until [`Memory::wait_for`] neither
+    /// may be written, and the destination may not be read.
     ///
     /// # Panics
-    /// If the lengths differ, the regions overlap, one is not inside a live arena, or a copy in flight is in the way.
+    /// If the lengths differ, the regions overlap, one is not inside a live arena, or a copy in
+    /// flight is in the way.
     pub fn start_copy(&mut self, from: &Region, to: &Region) -> Ticket {
-        assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
-        assert!(!from.overlaps(to), "{from:?} is copied to {to:?}, which overlaps it");
+        assert_eq!(
+            from.bytes, to.bytes,
+            "copy between regions of different lengths"
+        );
+        assert!(
+            !from.overlaps(to),
+            "{from:?} is copied to {to:?}, which overlaps it"
+        );
         self.assert_readable(from);
         self.assert_writable(to);
-        let job = Job { source: Source::Bytes(self.address(from)), to: self.address(to), bytes: to.bytes as usize };
-        self.copies.get_or_insert_with(Copies::new).start(job, Some(*from), *to)
+        let job = Job {
+            source: Source::Bytes(self.address(from)),
+            to: self.address(to),
+            bytes: to.bytes as usize,
+        };
+        self.copies
+            .get_or_insert_with(Copies::new)
+            .start(job, Some(*from), *to)
     }
 
-    /// Starts to have a region written by `fill`. Until [`Memory::wait_for`] it may be neither written nor read.
+    /// Starts to have a region written by `fill`. Until [`Memory::wait_for`] it may be neither
+    /// written nor read.
     ///
     /// # Panics
-    /// If the region is not inside a live arena or a copy in flight is in the way. What `fill` panics with goes on where it is
-    /// waited for.
+    /// If the region is not inside a live arena or a copy in flight is in the way. What `fill`
+    /// panics with goes on where it is waited for.
     pub fn start_fill(&mut self, to: &Region, fill: Fill) -> Ticket {
         self.assert_writable(to);
-        let job = Job { source: Source::Fill(fill), to: self.address(to), bytes: to.bytes as usize };
-        self.copies.get_or_insert_with(Copies::new).start(job, None, *to)
+        let job = Job {
+            source: Source::Fill(fill),
+            to: self.address(to),
+            bytes: to.bytes as usize,
+        };
+        self.copies
+            .get_or_insert_with(Copies::new)
+            .start(job, None, *to)
     }
 
     /// Waits until a copy and all that were started before it are done.
@@ -245,18 +300,30 @@ impl Memory {
 
     /// How many copies are in flight.
     pub fn in_flight(&self) -> usize {
-        self.copies.as_ref().map_or(0, |copies| copies.flights.len())
+        self.copies
+            .as_ref()
+            .map_or(0, |copies| copies.flights.len())
     }
 
     pub(crate) fn assert_readable(&self, region: &Region) {
         if let Some(flight) = self.copies.as_ref().and_then(|copies| copies.into(region)) {
-            panic!("{region:?} is read while a copy to {:?} is in flight", flight.to);
+            panic!(
+                "{region:?} is read while a copy to {:?} is in flight",
+                flight.to
+            );
         }
     }
 
     pub(crate) fn assert_writable(&self, region: &Region) {
-        if let Some(flight) = self.copies.as_ref().and_then(|copies| copies.out_of_or_into(region)) {
-            panic!("{region:?} is written while a copy from {:?} to {:?} is in flight", flight.from, flight.to);
+        if let Some(flight) = self
+            .copies
+            .as_ref()
+            .and_then(|copies| copies.out_of_or_into(region))
+        {
+            panic!(
+                "{region:?} is written while a copy from {:?} to {:?} is in flight",
+                flight.from, flight.to
+            );
         }
     }
 }

@@ -4,7 +4,8 @@ use std::fmt;
 
 use crate::scalar::{ScalarOp, Value};
 
-/// How one element is stored. Arithmetic happens in [`Lane`]s, so a storage type such as `u8` needs no kernels of its own.
+/// How one element is stored. Arithmetic happens in [`Lane`]s, so a storage type such as `u8` needs
+/// no kernels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE 754 single precision.
@@ -34,7 +35,14 @@ pub enum Lane {
 
 impl DType {
     /// Every storage type.
-    pub const ALL: [DType; 6] = [DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8, DType::Bool];
+    pub const ALL: [DType; 6] = [
+        DType::F32,
+        DType::F16,
+        DType::BF16,
+        DType::I32,
+        DType::U8,
+        DType::Bool,
+    ];
 
     /// Bytes of one element.
     pub const fn bytes(self) -> usize {

@@ -1,15 +1,19 @@
-//! Elementary functions on single floats, without branches or tables, so that loops over them become vector code.
+//! Elementary functions on single floats, without branches or tables, so that loops over them
+//! become vector code.
 //!
-//! Arguments are reduced as Cody and Waite do (*Software Manual for the Elementary Functions*, 1980), those of sine and
-//! cosine as Payne and Hanek do (*Radian reduction for trigonometric functions*, SIGNUM 1983); polynomials are minimax fits
-//! (Remez) whose coefficients were then rounded to single precision. Each function says its largest error in units in the
-//! last place (ULP), with or without fused multiply-adds; the tests measure it against double precision.
+//! Arguments are reduced as Cody and Waite do (*Software Manual for the Elementary Functions*,
+//! 1980), those of sine and cosine as Payne and Hanek do (*Radian reduction for trigonometric
+//! functions*, SIGNUM 1983); polynomials are minimax fits (Remez) whose coefficients were then
+//! rounded to single precision. Each function says its largest error in units in the last place
+//! (ULP), with or without fused multiply-adds; the tests measure it against double precision.
 //!
-//! Comparisons are written so that NaN falls through to the result: `if x > a { a } else { x }` keeps a NaN.
+//! Comparisons are written so that NaN falls through to the result: `if x > a { a } else { x }`
+//! keeps a NaN.
 
 use std::f32::consts::{LN_2, LOG2_E};
 
-/// How `a · b + c` is computed: with one rounding where the CPU has an instruction for it, with two elsewhere.
+/// How `a · b + c` is computed: with one rounding where the CPU has an instruction for it, with two
+/// elsewhere.
 pub(crate) trait Arith: 'static {
     /// Whether there is one rounding.
     const FUSED: bool;
@@ -84,13 +88,23 @@ fn reduce<A: Arith>(x: f32) -> Reduced {
     let shifted = A::fma(x, LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = A::fma(n, -LN_2_LOW, A::fma(n, -LN_2_HIGH, x));
-    Reduced { n_bits: shifted.to_bits(), p: expm1_small::<A>(r) }
+    Reduced {
+        n_bits: shifted.to_bits(),
+        p: expm1_small::<A>(r),
+    }
 }
 
 /// eʳ − 1 = r + r² q(r) for |r| ≤ ½ ln 2; the fit's relative error is 2⁻²⁶.
-const EXPM1: [f32; 5] = [0.499_999_97, 0.166_665_39, 0.041_667_745, 0.008_367_058, 0.001_383_875_6];
+const EXPM1: [f32; 5] = [
+    0.499_999_97,
+    0.166_665_39,
+    0.041_667_745,
+    0.008_367_058,
+    0.001_383_875_6,
+];
 
-/// r + r² q(r), with the terms of q in pairs (Estrin): these functions wait for one result after another, so depth counts.
+/// r + r² q(r), with the terms of q in pairs (Estrin): these functions wait for one result after
+/// another, so depth counts.
 #[inline(always)]
 fn sextic<A: Arith>(r: f32, q: [f32; 5]) -> f32 {
     let square = r * r;
@@ -103,11 +117,16 @@ fn expm1_small<A: Arith>(r: f32) -> f32 {
     sextic::<A>(r, EXPM1)
 }
 
-/// 2ⁿ · (1 + p) in two steps, so that results may be subnormal or overflow; `negative` is the sign of n.
+/// 2ⁿ · (1 + p) in two steps, so that results may be subnormal or overflow; `negative` is the sign
+/// of n.
 #[inline(always)]
 fn rescale(reduced: &Reduced, negative: bool) -> f32 {
     const TWO_64: f32 = 18_446_744_073_709_551_616.0;
-    let (k, rest) = if negative { (64, 1.0 / TWO_64) } else { (-64, TWO_64) };
+    let (k, rest) = if negative {
+        (64, 1.0 / TWO_64)
+    } else {
+        (-64, TWO_64)
+    };
     (1.0 + reduced.p) * reduced.scale(k) * rest
 }
 
@@ -132,7 +151,13 @@ pub(crate) fn exp2<A: Arith>(x: f32) -> f32 {
     let x = clamp(x, -151.0, 129.0);
     let shifted = x + ROUND;
     let p = expm1_small::<A>((x - (shifted - ROUND)) * LN_2);
-    rescale(&Reduced { n_bits: shifted.to_bits(), p }, x < 0.0)
+    rescale(
+        &Reduced {
+            n_bits: shifted.to_bits(),
+            p,
+        },
+        x < 0.0,
+    )
 }
 
 /// eˣ − 1, at most 1.65 ULP off.
@@ -157,7 +182,11 @@ pub(crate) fn sigmoid<A: Arith>(x: f32) -> f32 {
     let e = if a < -87.336_54 { 0.0 } else { e };
     let quotient = if x < 0.0 { e } else { 1.0 } / (1.0 + e);
     // Further left, e − e · quotient feels less of the quotient's errors.
-    if x < -0.7 { A::fma(-e, quotient, e) } else { quotient }
+    if x < -0.7 {
+        A::fma(-e, quotient, e)
+    } else {
+        quotient
+    }
 }
 
 /// tanh x, at most 1.95 ULP off.
@@ -166,21 +195,40 @@ pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
     // With t = (e^2|x| − 1)/2: t/(t + 1). From 9.02 on the result rounds to 1.
     let a = x.abs();
     let a = if a > 9.02 { 9.02 } else { a };
-    // 2a = n ln 2 + 2r. The product with n is exact enough where it is not rounded; n is at most 26.
+    // 2a = n ln 2 + 2r. The product with n is exact enough where it is not rounded; n is at most
+    // 26.
     let shifted = A::fma(a, 2.0 * LOG2_E, ROUND);
     let n = shifted - ROUND;
-    let r = if A::FUSED { A::fma(n, -0.5 * LN_2, a) } else { (a - n * (0.5 * LN_2_HIGH)) - n * (0.5 * LN_2_LOW) };
+    let r = if A::FUSED {
+        A::fma(n, -0.5 * LN_2, a)
+    } else {
+        (a - n * (0.5 * LN_2_HIGH)) - n * (0.5 * LN_2_LOW)
+    };
     // (e²ʳ − 1)/2 by the same fit, and 2ⁿ.
-    const Q: [f32; 5] = [2.0 * EXPM1[0], 4.0 * EXPM1[1], 8.0 * EXPM1[2], 16.0 * EXPM1[3], 32.0 * EXPM1[4]];
+    const Q: [f32; 5] = [
+        2.0 * EXPM1[0],
+        4.0 * EXPM1[1],
+        8.0 * EXPM1[2],
+        16.0 * EXPM1[3],
+        32.0 * EXPM1[4],
+    ];
     let half = sextic::<A>(r, Q);
     let half_s = f32::from_bits(shifted.to_bits().wrapping_add(126) << 23);
     let t = A::fma(half_s + half_s, half, half_s - 0.5);
     let quotient = t / (t + 1.0);
     // Near 0, t − t · quotient feels less of the quotient's errors.
-    signed(if t < 0.5 { A::fma(-t, quotient, t) } else { quotient }, x)
+    signed(
+        if t < 0.5 {
+            A::fma(-t, quotient, t)
+        } else {
+            quotient
+        },
+        x,
+    )
 }
 
-/// The exponent k and what remains of ln: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f < √2`, for positive normal floats.
+/// The exponent k and what remains of ln: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f < √2`, for positive
+/// normal floats.
 #[inline(always)]
 fn split(x: f32) -> (i32, f32) {
     const SQRT_HALF: i32 = 0x3F35_04F3;
@@ -194,7 +242,16 @@ fn split(x: f32) -> (i32, f32) {
 fn ln_parts<A: Arith>(k: f32, f: f32, more: f32) -> f32 {
     let p = polynomial::<A, 8>(
         f,
-        [0.333_333_3, -0.250_008_2, 0.200_012_27, -0.166_233_57, 0.142_017_57, -0.131_601_81, 0.127_615_78, -0.076_345_03],
+        [
+            0.333_333_3,
+            -0.250_008_2,
+            0.200_012_27,
+            -0.166_233_57,
+            0.142_017_57,
+            -0.131_601_81,
+            0.127_615_78,
+            -0.076_345_03,
+        ],
     );
     let square = f * f;
     let small = A::fma(k, LN_2_LOW, A::fma(f * square, p, more));
@@ -214,7 +271,11 @@ pub(crate) fn ln<A: Arith>(x: f32) -> f32 {
 /// The logarithm of x, given what it is for positive finite x.
 #[inline(always)]
 fn positive_only(x: f32, ln: f32) -> f32 {
-    let below = if x == 0.0 { f32::NEG_INFINITY } else { f32::NAN };
+    let below = if x == 0.0 {
+        f32::NEG_INFINITY
+    } else {
+        f32::NAN
+    };
     let finite = if x < f32::INFINITY { ln } else { x };
     if x > 0.0 { finite } else { below }
 }
@@ -224,8 +285,13 @@ fn positive_only(x: f32, ln: f32) -> f32 {
 pub(crate) fn log1p<A: Arith>(x: f32) -> f32 {
     let u = 1.0 + x;
     let (k, f) = split(u);
-    // What rounding took from u, and the reciprocal of 1 + f to a few percent: the correction is at most half an ULP of u.
-    let lost = if x < 1.0 { x - (u - 1.0) } else { 1.0 - (u - x) };
+    // What rounding took from u, and the reciprocal of 1 + f to a few percent: the correction is at
+    // most half an ULP of u.
+    let lost = if x < 1.0 {
+        x - (u - 1.0)
+    } else {
+        1.0 - (u - x)
+    };
     let scale = f32::from_bits(((127 - k.clamp(-30, 60)) << 23) as u32);
     let correction = lost * scale * A::fma(f, f, 1.0 - f);
     // Around 1 nothing need be lost at all.
@@ -241,12 +307,30 @@ pub(crate) fn erf<A: Arith>(x: f32) -> f32 {
     // erf x = x + x·p(x²) near 0; 1 − e^q(|x|) further out, where from 4 on the result rounds to 1.
     let a = x.abs();
     let square = x * x;
-    let p = polynomial::<A, 6>(square, [0.128_379_15, -0.376_125_1, 0.112_82, -0.026_773_658, 0.005_003_959_4, -0.000_604_781_44]);
+    let p = polynomial::<A, 6>(
+        square,
+        [
+            0.128_379_15,
+            -0.376_125_1,
+            0.112_82,
+            -0.026_773_658,
+            0.005_003_959_4,
+            -0.000_604_781_44,
+        ],
+    );
     let near = A::fma(x, p, x);
     let a = if a > 4.0 { 4.0 } else { a };
     let q = polynomial::<A, 7>(
         a,
-        [-0.000_166_499_06, -1.127_797, -0.636_976_54, -0.104_113_21, 0.022_314_945, -0.003_065_410_3, 0.000_198_208_67],
+        [
+            -0.000_166_499_06,
+            -1.127_797,
+            -0.636_976_54,
+            -0.104_113_21,
+            0.022_314_945,
+            -0.003_065_410_3,
+            0.000_198_208_67,
+        ],
     );
     let reduced = reduce::<A>(q);
     let far = 1.0 - (1.0 + reduced.p) * reduced.scale(0);
@@ -254,7 +338,13 @@ pub(crate) fn erf<A: Arith>(x: f32) -> f32 {
 }
 
 /// 2/π as a binary fraction, after 64 zeros.
-const TWO_OVER_PI: [u64; 5] = [0, 0xA2F9_836E_4E44_1529, 0xFC27_57D1_F534_DDC0, 0xDB62_9599_3C43_9041, 0xFE51_63AB_DEBB_C561];
+const TWO_OVER_PI: [u64; 5] = [
+    0,
+    0xA2F9_836E_4E44_1529,
+    0xFC27_57D1_F534_DDC0,
+    0xDB62_9599_3C43_9041,
+    0xFE51_63AB_DEBB_C561,
+];
 
 /// |x| as a multiple of π/2, modulo 4, and what remains, between −π/4 and π/4; exact to single precision for every x.
 #[inline(always)]
@@ -283,10 +373,15 @@ fn quadrant(x: f32) -> (u32, f32) {
     let rest = turns.wrapping_sub(n << 62) as i64;
     let r = (rest as f64 * (std::f64::consts::FRAC_PI_2 / (1u64 << 62) as f64)) as f32;
     let a = x.abs();
-    if a < std::f32::consts::FRAC_PI_4 { (0, a) } else { (n as u32, r) }
+    if a < std::f32::consts::FRAC_PI_4 {
+        (0, a)
+    } else {
+        (n as u32, r)
+    }
 }
 
-/// Sine of the angle `n` quarter turns and `r`, |r| ≤ π/4; the fits' relative errors are 2⁻²⁸ and 2⁻³³.
+/// Sine of the angle `n` quarter turns and `r`, |r| ≤ π/4; the fits' relative errors are 2⁻²⁸ and
+/// 2⁻³³.
 #[inline(always)]
 fn sine<A: Arith>(n: u32, r: f32) -> f32 {
     let square = r * r;
@@ -304,7 +399,11 @@ pub(crate) fn sin<A: Arith>(x: f32) -> f32 {
     let (n, r) = quadrant(x);
     let value = sine::<A>(n, r);
     let value = f32::from_bits(value.to_bits() ^ (x.to_bits() & (1 << 31)));
-    if x.abs() < f32::INFINITY { value } else { f32::NAN }
+    if x.abs() < f32::INFINITY {
+        value
+    } else {
+        f32::NAN
+    }
 }
 
 /// cos x, at most 1.6 ULP off for every x.
@@ -312,7 +411,11 @@ pub(crate) fn sin<A: Arith>(x: f32) -> f32 {
 pub(crate) fn cos<A: Arith>(x: f32) -> f32 {
     let (n, r) = quadrant(x);
     let value = sine::<A>(n.wrapping_add(1), r);
-    if x.abs() < f32::INFINITY { value } else { f32::NAN }
+    if x.abs() < f32::INFINITY {
+        value
+    } else {
+        f32::NAN
+    }
 }
 
 /// xʸ with the special cases of IEEE 754, at most 0.51 ULP off: computed in double precision.

@@ -1,8 +1,9 @@
 //! Host memory that kernels work in: arenas, and regions of them.
 //!
-//! A [`Memory`] owns a few large aligned allocations (*arenas*): the persistent region, the slab, segments of a pool. A
-//! [`Region`] names bytes inside one by arena, offset and length; it is plain data, so plans and pools can hold it, and
-//! it is checked against the arena whenever bytes are reached through it.
+//! A [`Memory`] owns a few large aligned allocations (*arenas*): the persistent region, the slab,
+//! segments of a pool. A [`Region`] names bytes inside one by arena, offset and length; it is plain
+//! data, so plans and pools can hold it, and it is checked against the arena whenever bytes are
+//! reached through it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -12,8 +13,8 @@ use crate::copies::Copies;
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
 pub const ARENA_ALIGN: u64 = 4096;
 
-/// Bytes of a huge page. Arenas of several of them begin at one: kernels walk tensors plane by plane, which with small pages are more
-/// of these than a CPU has translations at hand for.
+/// Bytes of a huge page. Arenas of several of them begin at one: kernels walk tensors plane by
+/// plane, which with small pages are more of these than a CPU has translations at hand for.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes inside one arena of a [`Memory`].
@@ -42,8 +43,17 @@ impl Region {
     /// # Panics
     /// If the part reaches past the end.
     pub fn part(&self, offset: u64, bytes: u64) -> Region {
-        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes), "part {offset}+{bytes} of {self:?}");
-        Region { arena: self.arena, offset: self.offset + offset, bytes }
+        assert!(
+            offset
+                .checked_add(bytes)
+                .is_some_and(|end| end <= self.bytes),
+            "part {offset}+{bytes} of {self:?}"
+        );
+        Region {
+            arena: self.arena,
+            offset: self.offset + offset,
+            bytes,
+        }
     }
 }
 
@@ -94,8 +104,8 @@ struct Arena {
     bytes: usize,
 }
 
-// SAFETY: an arena owns its allocation and is reached only through `Memory`, by shared reference for reading and by
-// exclusive reference for writing.
+// SAFETY: an arena owns its allocation and is reached only through `Memory`, by shared reference
+// for reading and by exclusive reference for writing.
 unsafe impl Send for Arena {}
 // SAFETY: as above.
 unsafe impl Sync for Arena {}
@@ -109,7 +119,8 @@ impl Drop for Arena {
     }
 }
 
-/// Asks for huge pages where memory is touched first. A system that has none goes on with small ones.
+/// Asks for huge pages where memory is touched first. A system that has none goes on with small
+/// ones.
 fn advise_huge_pages(start: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: these bytes are an allocation of the caller's, and the advice changes none of them.
@@ -134,43 +145,71 @@ impl Memory {
         Memory::default()
     }
 
-    /// Adds an arena of zeros and returns all of it as a region. Nothing is touched: the host maps pages on first use.
+    /// Adds an arena of zeros and returns all of it as a region. Nothing is touched: the host maps
+    /// pages on first use.
     ///
-    /// The allocator is asked for more bytes at a small alignment, rather than for these at a large one: only so does the
-    /// system hand out pages of zeros unseen, where it would clear every byte of an allocation of large alignment.
+    /// The allocator is asked for more bytes at a small alignment, rather than for these at a large
+    /// one: only so does the system hand out pages of zeros unseen, where it would clear every byte
+    /// of an allocation of large alignment.
     pub fn reserve(&mut self, bytes: u64) -> Result<Region, OutOfMemory> {
         const SMALL_ALIGN: usize = 16;
         let size = usize::try_from(bytes).map_err(|_| OutOfMemory { bytes })?;
         let huge = size >= 2 * HUGE_PAGE;
-        let align = if huge { HUGE_PAGE } else { ARENA_ALIGN as usize };
-        let padded = if size == 0 { Some(0) } else { size.checked_add(align - SMALL_ALIGN) };
-        let layout = padded.and_then(|size| Layout::from_size_align(size, SMALL_ALIGN).ok()).ok_or(OutOfMemory { bytes })?;
+        let align = if huge {
+            HUGE_PAGE
+        } else {
+            ARENA_ALIGN as usize
+        };
+        let padded = if size == 0 {
+            Some(0)
+        } else {
+            size.checked_add(align - SMALL_ALIGN)
+        };
+        let layout = padded
+            .and_then(|size| Layout::from_size_align(size, SMALL_ALIGN).ok())
+            .ok_or(OutOfMemory { bytes })?;
         let (base, start) = if size == 0 {
             // A slice of no elements of any type may begin there.
-            let nowhere = NonNull::new(std::ptr::without_provenance_mut(ARENA_ALIGN as usize)).unwrap_or(NonNull::dangling());
+            let nowhere = NonNull::new(std::ptr::without_provenance_mut(ARENA_ALIGN as usize))
+                .unwrap_or(NonNull::dangling());
             (nowhere, nowhere)
         } else {
             // SAFETY: the layout's size is not zero.
-            let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
+            let base =
+                NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(OutOfMemory { bytes })?;
             let ahead = base.as_ptr().align_offset(align);
-            // SAFETY: `base` is a multiple of `SMALL_ALIGN`, so the next multiple of `align` is at most the padding ahead.
+            // SAFETY: `base` is a multiple of `SMALL_ALIGN`, so the next multiple of `align` is at
+            // most the padding ahead.
             (base, unsafe { base.add(ahead) })
         };
         if huge {
             advise_huge_pages(start, size);
         }
-        let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
-        let arena = Some(Arena { base, layout, start, bytes: size });
+        let slot = self
+            .arenas
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.arenas.len());
+        let arena = Some(Arena {
+            base,
+            layout,
+            start,
+            bytes: size,
+        });
         if slot == self.arenas.len() {
             self.arenas.push(arena)
         } else {
             self.arenas[slot] = arena
         }
-        Ok(Region { arena: slot as u32, offset: 0, bytes })
+        Ok(Region {
+            arena: slot as u32,
+            offset: 0,
+            bytes,
+        })
     }
 
-    /// Gives an arena back to the host, once nothing is in flight. Regions of it must not be used again: reaching through one
-    /// panics.
+    /// Gives an arena back to the host, once nothing is in flight. Regions of it must not be used
+    /// again: reaching through one panics.
     pub fn release(&mut self, arena: u32) {
         self.wait_for_all();
         self.arenas[arena as usize] = None;
@@ -183,17 +222,32 @@ impl Memory {
 
     /// Whether the region lies inside a live arena.
     pub fn contains(&self, region: &Region) -> bool {
-        let size = self.arenas.get(region.arena as usize).and_then(Option::as_ref).map(|a| a.bytes as u64);
-        size.is_some_and(|size| region.offset.checked_add(region.bytes).is_some_and(|end| end <= size))
+        let size = self
+            .arenas
+            .get(region.arena as usize)
+            .and_then(Option::as_ref)
+            .map(|a| a.bytes as u64);
+        size.is_some_and(|size| {
+            region
+                .offset
+                .checked_add(region.bytes)
+                .is_some_and(|end| end <= size)
+        })
     }
 
-    /// The address of a region's first byte. Writing through it needs exclusive access to the memory.
+    /// The address of a region's first byte. Writing through it needs exclusive access to the
+    /// memory.
     ///
     /// # Panics
     /// If the region is not inside a live arena.
     pub(crate) fn address(&self, region: &Region) -> *mut u8 {
-        assert!(self.contains(region), "{region:?} is not inside a live arena");
-        let arena = self.arenas[region.arena as usize].as_ref().expect("checked by contains");
+        assert!(
+            self.contains(region),
+            "{region:?} is not inside a live arena"
+        );
+        let arena = self.arenas[region.arena as usize]
+            .as_ref()
+            .expect("checked by contains");
         // SAFETY: the offset lies inside the allocation (or one past its end, for an empty region).
         unsafe { arena.start.as_ptr().add(region.offset as usize) }
     }
@@ -204,8 +258,8 @@ impl Memory {
     /// If the region is not inside a live arena, or a copy in flight writes it.
     pub fn bytes(&self, region: &Region) -> &[u8] {
         self.assert_readable(region);
-        // SAFETY: inside a live allocation (checked by `address`), initialised (zeroed), and not written while `self` is borrowed:
-        // copies in flight do not, and others cannot be started.
+        // SAFETY: inside a live allocation (checked by `address`), initialised (zeroed), and not
+        // written while `self` is borrowed: copies in flight do not, and others cannot be started.
         unsafe { std::slice::from_raw_parts(self.address(region), region.bytes as usize) }
     }
 
@@ -215,7 +269,8 @@ impl Memory {
     /// If the region is not inside a live arena, or a copy in flight reads or writes it.
     pub fn bytes_mut(&mut self, region: &Region) -> &mut [u8] {
         self.assert_writable(region);
-        // SAFETY: as for `bytes`; `self` is borrowed exclusively, and no copy in flight reaches the region.
+        // SAFETY: as for `bytes`; `self` is borrowed exclusively, and no copy in flight reaches the
+        // region.
         unsafe { std::slice::from_raw_parts_mut(self.address(region), region.bytes as usize) }
     }
 
@@ -224,9 +279,14 @@ impl Memory {
     /// # Panics
     /// As [`Memory::bytes`], and if it is not aligned to whole elements.
     pub fn elements<T: Element>(&self, region: &Region) -> &[T] {
-        // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by `align_to`.
+        // SAFETY: every bit pattern is a `T` (`Element` is sealed); the middle is aligned by
+        // `align_to`.
         let (head, elements, tail) = unsafe { self.bytes(region).align_to::<T>() };
-        assert!(head.is_empty() && tail.is_empty(), "{region:?} is not whole {}", T::DTYPE);
+        assert!(
+            head.is_empty() && tail.is_empty(),
+            "{region:?} is not whole {}",
+            T::DTYPE
+        );
         elements
     }
 
@@ -237,21 +297,29 @@ impl Memory {
     pub fn elements_mut<T: Element>(&mut self, region: &Region) -> &mut [T] {
         // SAFETY: as for `elements`; `self` is borrowed exclusively.
         let (head, elements, tail) = unsafe { self.bytes_mut(region).align_to_mut::<T>() };
-        assert!(head.is_empty() && tail.is_empty(), "{region:?} is not whole {}", T::DTYPE);
+        assert!(
+            head.is_empty() && tail.is_empty(),
+            "{region:?} is not whole {}",
+            T::DTYPE
+        );
         elements
     }
 
     /// Copies one region to another of the same length.
     ///
     /// # Panics
-    /// If the lengths differ, a region is not inside a live arena, or a copy in flight is in the way.
+    /// If the lengths differ, a region is not inside a live arena, or a copy in flight is in the
+    /// way.
     pub fn copy(&mut self, from: &Region, to: &Region) {
-        assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
+        assert_eq!(
+            from.bytes, to.bytes,
+            "copy between regions of different lengths"
+        );
         self.assert_readable(from);
         self.assert_writable(to);
         let (from, to, bytes) = (self.address(from), self.address(to), from.bytes as usize);
-        // SAFETY: both ranges lie inside live allocations; `copy` allows overlap; `self` is borrowed exclusively, and no copy in
-        // flight is in the way.
+        // SAFETY: both ranges lie inside live allocations; `copy` allows overlap; `self` is
+        // borrowed exclusively, and no copy in flight is in the way.
         unsafe { std::ptr::copy(from, to, bytes) };
     }
 }

@@ -1,8 +1,9 @@
 //! Counter-based random numbers: Philox4x32-10.
 //!
-//! A counter-based generator is a function from (key, counter) to bits, so that any element of any stream can be computed
-//! on its own: by any thread, in any order, again when a value is recomputed instead of stored. The function is
-//! Philox4x32 with ten rounds of Salmon, Moraes, Dror and Shaw, *Parallel random numbers: as easy as 1, 2, 3* (SC 2011).
+//! A counter-based generator is a function from (key, counter) to bits, so that any element of any
+//! stream can be computed on its own: by any thread, in any order, again when a value is recomputed
+//! instead of stored. The function is Philox4x32 with ten rounds of Salmon, Moraes, Dror and Shaw,
+//! *Parallel random numbers: as easy as 1, 2, 3* (SC 2011).
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -14,11 +15,16 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     philox_lanes([first], rest, key).map(|[word]| word as u32)
 }
 
-/// [`philox`] of counters that differ in their first word alone: for each word of the results, that of every counter, in the low half
-/// of its lane. (Vectors multiply in lanes as wide as the products; words that stay in them need not be moved from one width to the
-/// other and back in each round.)
+/// [`philox`] of counters that differ in their first word alone: for each word of the results, that
+/// of every counter, in the low half of its lane. (Vectors multiply in lanes as wide as the
+/// products; words that stay in them need not be moved from one width to the other and back in each
+/// round.)
 #[inline(always)]
-pub(crate) fn philox_lanes<const N: usize>(first: [u32; N], rest: [u32; 3], key: [u32; 2]) -> [[u64; N]; 4] {
+pub(crate) fn philox_lanes<const N: usize>(
+    first: [u32; N],
+    rest: [u32; 3],
+    key: [u32; 2],
+) -> [[u64; N]; 4] {
     let low = |x: u64| x & u64::from(u32::MAX);
     let mut c0 = first.map(u64::from);
     let [mut c1, mut c2, mut c3] = rest.map(|word| [u64::from(word); N]);
@@ -43,12 +49,18 @@ pub fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// Element `index` of a stream of uniform numbers in [0, 1): what [`crate::spec::Inst::Uniform`] computes.
+/// Element `index` of a stream of uniform numbers in [0, 1): what [`crate::spec::Inst::Uniform`]
+/// computes.
 ///
-/// Four neighbouring elements share one block: the counter is `[index / 4, stream, step, 0]`, the key is the seed (low
-/// word first), and the element is word `index mod 4`.
+/// Four neighbouring elements share one block: the counter is `[index / 4, stream, step, 0]`, the
+/// key is the seed (low word first), and the element is word `index mod 4`.
 pub fn uniform(seed: u64, step: u32, stream: u32, index: u32) -> f32 {
-    unit(philox([index >> 2, stream, step, 0], [seed as u32, (seed >> 32) as u32])[(index & 3) as usize])
+    unit(
+        philox(
+            [index >> 2, stream, step, 0],
+            [seed as u32, (seed >> 32) as u32],
+        )[(index & 3) as usize],
+    )
 }
 
 #[cfg(test)]
@@ -59,10 +71,19 @@ mod tests {
     #[test]
     fn philox_gives_the_published_answers() {
         let f = u32::MAX;
-        assert_eq!(philox([0; 4], [0; 2]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([f; 4], [f; 2]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
+        assert_eq!(
+            philox([0; 4], [0; 2]),
+            [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]
+        );
+        assert_eq!(
+            philox([f; 4], [f; 2]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
         let pi = [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344];
-        assert_eq!(philox(pi, [0xa409_3822, 0x299f_31d0]), [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+        assert_eq!(
+            philox(pi, [0xa409_3822, 0x299f_31d0]),
+            [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
+        );
     }
 
     #[test]
@@ -78,16 +99,37 @@ mod tests {
         }
         let (mean, second) = (sum / f64::from(n), squares / f64::from(n));
         // Five standard deviations of the two estimates and of a bucket's count.
-        assert!((mean - 0.5).abs() < 5.0 * (1.0f64 / 12.0 / f64::from(n)).sqrt(), "{mean}");
-        assert!((second - 1.0 / 3.0).abs() < 5.0 * (4.0f64 / 45.0 / f64::from(n)).sqrt(), "{second}");
+        assert!(
+            (mean - 0.5).abs() < 5.0 * (1.0f64 / 12.0 / f64::from(n)).sqrt(),
+            "{mean}"
+        );
+        assert!(
+            (second - 1.0 / 3.0).abs() < 5.0 * (4.0f64 / 45.0 / f64::from(n)).sqrt(),
+            "{second}"
+        );
         let spread = 5.0 * (f64::from(n) / 16.0 * 15.0 / 16.0).sqrt();
-        assert!(buckets.iter().all(|&b| (f64::from(b) - f64::from(n) / 16.0).abs() < spread), "{buckets:?}");
+        assert!(
+            buckets
+                .iter()
+                .all(|&b| (f64::from(b) - f64::from(n) / 16.0).abs() < spread),
+            "{buckets:?}"
+        );
     }
 
     #[test]
     fn streams_steps_and_seeds_differ() {
-        let first = |seed, step, stream| (0..8).map(|i| uniform(seed, step, stream, i).to_bits()).collect::<Vec<_>>();
-        let all = [first(1, 0, 0), first(2, 0, 0), first(1 << 32, 0, 0), first(1, 1, 0), first(1, 0, 1)];
+        let first = |seed, step, stream| {
+            (0..8)
+                .map(|i| uniform(seed, step, stream, i).to_bits())
+                .collect::<Vec<_>>()
+        };
+        let all = [
+            first(1, 0, 0),
+            first(2, 0, 0),
+            first(1 << 32, 0, 0),
+            first(1, 1, 0),
+            first(1, 0, 1),
+        ];
         for (i, a) in all.iter().enumerate() {
             assert!(all[..i].iter().all(|b| a != b));
         }

@@ -1,9 +1,10 @@
 //! THE table of elementwise operations: one row per operation.
 //!
-//! A row says what the project knows about an operation: its documentation, its name, the lanes it accepts, what it
-//! computes (in Rust, and as an expression of CUDA C++ over `{argument}`s), and its derivative with respect to each argument
-//! as a scalar expression (`none`: the derivative is zero almost everywhere). Adding a row adds the tensor operation's
-//! kernels, its gradient and its gradient test.
+//! A row says what the project knows about an operation: its documentation, its name, the lanes it
+//! accepts, what it computes (in Rust, and as an expression of CUDA C++ over `{argument}`s), and
+//! its derivative with respect to each argument as a scalar expression (`none`: the derivative is
+//! zero almost everywhere). Adding a row adds the tensor operation's kernels, its gradient and its
+//! gradient test.
 
 use std::marker::PhantomData;
 
@@ -52,7 +53,8 @@ impl Value {
         }
     }
 
-    /// Conversion between lanes, as a cast does it: floats truncate towards zero and saturate, NaN becomes 0; anything but zero is true.
+    /// Conversion between lanes, as a cast does it: floats truncate towards zero and saturate, NaN
+    /// becomes 0; anything but zero is true.
     pub fn cast(self, to: Lane) -> Value {
         visit_cast(self.lane(), to, Eval([self.bits(), 0, 0], to))
     }
@@ -100,8 +102,9 @@ impl<T: Word + CastTo<U> + 'static, U: Word + 'static> Lanewise for Cast<T, U> {
     }
 }
 
-/// The code of one operation applied to the result of another: `outer(inner(x, y), z)`, or with `SWAPPED` arguments
-/// `outer(z, inner(x, y))`. Each rounds for itself, so the bits are those of the two operations one after the other.
+/// The code of one operation applied to the result of another: `outer(inner(x, y), z)`, or with
+/// `SWAPPED` arguments `outer(z, inner(x, y))`. Each rounds for itself, so the bits are those of
+/// the two operations one after the other.
 struct Pair<I, O, const SWAPPED: bool>(PhantomData<(I, O)>);
 
 impl<T: Word + 'static, I, O, const SWAPPED: bool> Lanewise for Pair<I, O, SWAPPED>
@@ -115,15 +118,29 @@ where
     #[inline(always)]
     fn apply<A: Arith>([x, y, z]: [T; 3]) -> T {
         let inner = I::apply::<A>([x, y, y]);
-        O::apply::<A>(if SWAPPED { [z, inner, inner] } else { [inner, z, z] })
+        O::apply::<A>(if SWAPPED {
+            [z, inner, inner]
+        } else {
+            [inner, z, z]
+        })
     }
 }
 
-/// Hands the code of `outer` after `inner` on floats to the visitor, where there is such code: for sums, differences and
-/// products of sums, differences and products, and for `relu` of those. `swapped` if the inner result is the second argument.
-pub(crate) fn visit_pair<V: Visit>(inner: ScalarOp, outer: ScalarOp, swapped: bool, visitor: V) -> Option<V::Output> {
+/// Hands the code of `outer` after `inner` on floats to the visitor, where there is such code: for
+/// sums, differences and products of sums, differences and products, and for `relu` of those.
+/// `swapped` if the inner result is the second argument.
+pub(crate) fn visit_pair<V: Visit>(
+    inner: ScalarOp,
+    outer: ScalarOp,
+    swapped: bool,
+    visitor: V,
+) -> Option<V::Output> {
     use code::{Add, Mul, Relu, Sub};
-    fn after<I: Lanewise<In = f32, Out = f32>, V: Visit>(outer: ScalarOp, swapped: bool, visitor: V) -> Option<V::Output> {
+    fn after<I: Lanewise<In = f32, Out = f32>, V: Visit>(
+        outer: ScalarOp,
+        swapped: bool,
+        visitor: V,
+    ) -> Option<V::Output> {
         Some(match (outer, swapped) {
             (ScalarOp::Add, _) => visitor.visit::<Pair<I, Add<f32>, false>>(),
             (ScalarOp::Mul, _) => visitor.visit::<Pair<I, Mul<f32>, false>>(),
@@ -220,7 +237,8 @@ impl Word for bool {
     }
 }
 
-/// One operation on one lane type as code that a loop can be built around: what a row of the table compiles to.
+/// One operation on one lane type as code that a loop can be built around: what a row of the table
+/// compiles to.
 pub(crate) trait Lanewise: 'static {
     /// What the arguments are.
     type In: Word;
@@ -265,14 +283,16 @@ macro_rules! scalar_ops {
                 match self { $(ScalarOp::$name => Class::$class),+ }
             }
 
-            /// Hands the code for arguments of `lane` (of the last argument's lane, for `select`) to `visitor`.
-            /// The caller has asked [`ScalarOp::lane`] whether the operation takes them.
+            /// Hands the code for arguments of `lane` (of the last argument's lane, for `select`)
+            /// to `visitor`. The caller has asked [`ScalarOp::lane`] whether the operation takes
+            /// them.
             pub(crate) fn visit<V: Visit>(self, lane: Lane, visitor: V) -> V::Output {
                 match self { $(ScalarOp::$name => scalar_ops!(@visit $name lane visitor $($lane)+)),+ }
             }
 
-            /// The operation as an expression of CUDA C++, for arguments as [`ScalarOp::lane`] accepts them with the last of `lane`;
-            /// `{x}` stands for the argument that the row names so, see [`ScalarOp::arguments`].
+            /// The operation as an expression of CUDA C++, for arguments as [`ScalarOp::lane`]
+            /// accepts them with the last of `lane`; `{x}` stands for the argument that the row
+            /// names so, see [`ScalarOp::arguments`].
             pub fn cuda(self, lane: Lane) -> &'static str {
                 match self { $(ScalarOp::$name => scalar_ops!(@cuda lane $($lane: $cuda;)+)),+ }
             }
@@ -320,7 +340,8 @@ macro_rules! scalar_ops {
     (@type $lane:ident) => { $lane };
     (@out Compare $lane:ident) => { bool };
     (@out $class:ident $lane:ident) => { scalar_ops!(@type $lane) };
-    // Truth values are held as 0 and 1, so integer code serves them where a row has none of its own.
+    // Truth values are held as 0 and 1, so integer code serves them where a row has none of its
+    // own.
     (@visit $name:ident $of:ident $v:ident f32 i32) => {
         match $of { Lane::F32 => $v.visit::<code::$name<f32>>(), Lane::I32 | Lane::Bool => $v.visit::<code::$name<i32>>() }
     };
@@ -336,7 +357,8 @@ scalar_ops! {
     Mul "mul" Num(x, y) { f32: x * y, "{x} * {y}"; i32: x.wrapping_mul(y), "int(unsigned({x}) * unsigned({y}))"; } grad [Y, X];
     /// x / y; integers truncate, and give 0 for a division by 0
     Div "div" Num(x, y) { f32: x / y, "{x} / {y}"; i32: if y == 0 { 0 } else { x.wrapping_div(y) }, "{y} == 0 ? 0 : {y} == -1 ? int(0u - unsigned({x})) : {x} / {y}"; } grad [Expr::from(1.0) / Y, -(Out / Y)];
-    /// x, whose derivative with respect to y is z: where x is detached, the value of one formula with the slope of another
+    /// x, whose derivative with respect to y is z: where x is detached, the value of one formula
+    /// with the slope of another
     WithSlope "with_slope" Num(x, y, z) { f32: first(x, y, z), "{x}"; i32: first(x, y, z), "{x}"; } grad [1.0, Z, 0.0];
     /// x itself, as a constant to derivatives
     Detach "detach" Num(x) { f32: x, "{x}"; i32: x, "{x}"; } grad none;
@@ -350,7 +372,8 @@ scalar_ops! {
     Min "min" Num(x, y) { f32: if x < y || x.is_nan() { x } else { y }, "{x} < {y} || {x} != {x} ? {x} : {y}"; i32: x.min(y), "{x} < {y} ? {x} : {y}"; } grad [share(ScalarOp::Gt), share(ScalarOp::Lt)];
     /// The larger; NaN if either is
     Max "max" Num(x, y) { f32: if x > y || x.is_nan() { x } else { y }, "{x} > {y} || {x} != {x} ? {x} : {y}"; i32: x.max(y), "{x} > {y} ? {x} : {y}"; } grad [share(ScalarOp::Lt), share(ScalarOp::Gt)];
-    /// y where x < y, z where x > z, else x; NaN stays NaN; its derivative at a bound is that of the bound
+    /// y where x < y, z where x > z, else x; NaN stays NaN; its derivative at a bound is that of
+    /// the bound
     Clamp "clamp" Num(x, y, z) { f32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; i32: if x < y { y } else if x > z { z } else { x }, "{x} < {y} ? {y} : {x} > {z} ? {z} : {x}"; } grad [when(call(ScalarOp::Le, [X, Y]), 0.0, when(call(ScalarOp::Ge, [X, Z]), 0.0, 1.0)), when(call(ScalarOp::Le, [X, Y]), 1.0, 0.0), when(call(ScalarOp::Ge, [X, Z]), 1.0, 0.0)];
     /// xʸ; x⁰ is 1 and has no slope, and neither has 0ʸ along y ≥ 0
     Pow "pow" Float(x, y) { f32: math::pow(x, y), "powf({x}, {y})"; } grad [when(call(ScalarOp::Eq, [Y, Expr::from(0.0)]), 0.0, Y * call(ScalarOp::Pow, [X, Y - 1.0])), when(call(ScalarOp::And, [call(ScalarOp::Eq, [X, Expr::from(0.0)]), call(ScalarOp::Ge, [Y, Expr::from(0.0)])]), 0.0, Out * call(ScalarOp::Ln, [X]))];
@@ -388,9 +411,11 @@ scalar_ops! {
     Ceil "ceil" Float(x) { f32: x.ceil(), "ceilf({x})"; } grad none;
     /// The nearest integer, halves to even
     Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
-    /// The nearest number that an IEEE half can hold, halves to even; its derivative is that of what it rounds
+    /// The nearest number that an IEEE half can hold, halves to even; its derivative is that of
+    /// what it rounds
     RoundF16 "round_f16" Float(x) { f32: half::f16::from_f32(x).to_f32(), "widen(narrow_f16({x}))"; } grad [1.0];
-    /// The nearest number that a bfloat16 can hold, halves to even; its derivative is that of what it rounds
+    /// The nearest number that a bfloat16 can hold, halves to even; its derivative is that of what
+    /// it rounds
     RoundBf16 "round_bf16" Float(x) { f32: half::bf16::from_f32(x).to_f32(), "widen(narrow_bf16({x}))"; } grad [1.0];
     /// x < y
     Lt "lt" Compare(x, y) { f32: x < y, "{x} < {y}"; i32: x < y, "{x} < {y}"; } grad none;
@@ -422,7 +447,8 @@ fn first<T>(x: T, _: T, _: T) -> T {
     x
 }
 
-/// 0 where the arguments compare so, ½ where they are equal, else 1 (beside NaN as well): the derivative of `min` and `max`.
+/// 0 where the arguments compare so, ½ where they are equal, else 1 (beside NaN as well): the
+/// derivative of `min` and `max`.
 fn share(loses: ScalarOp) -> Expr {
     let equal = call(ScalarOp::Eq, [Expr::X, Expr::Y]);
     when(call(loses, [Expr::X, Expr::Y]), 0.0, when(equal, 0.5, 1.0))
@@ -450,7 +476,9 @@ impl ScalarOp {
     /// If [`ScalarOp::lane`] does not accept the arguments.
     pub fn eval(self, args: &[Value]) -> Value {
         let lanes: SmallVec<[Lane; 3]> = args.iter().map(|a| a.lane()).collect();
-        let Some(out) = self.lane(&lanes) else { panic!("{} does not take {args:?}", self.name()) };
+        let Some(out) = self.lane(&lanes) else {
+            panic!("{} does not take {args:?}", self.name())
+        };
         let mut words = [0; 3];
         for (word, arg) in words.iter_mut().zip(args) {
             *word = arg.bits();

@@ -1,7 +1,8 @@
 //! Sizes known up to a few symbols.
 //!
-//! A dimension such as a batch is known only by its bound when a program is compiled. Everything derived from it (a
-//! flattened row count, a stride, an offset) is a [`Size`]: `scale · s₁ · s₂ · s₃ + offset` over symbols whose values an
+//! A dimension such as a batch is known only by its bound when a program is compiled. Everything
+//! derived from it (a flattened row count, a stride, an offset) is a [`Size`]: `scale · s₁ · s₂ ·
+//! s₃ + offset` over symbols whose values an
 //! [`Env`] supplies at launch. Evaluating one costs a few multiplications and no memory.
 
 use std::fmt;
@@ -38,12 +39,20 @@ impl Size {
 
     /// A size known at compile time.
     pub const fn fixed(n: i64) -> Self {
-        Size { scale: 0, offset: n, factors: [0; FACTORS] }
+        Size {
+            scale: 0,
+            offset: n,
+            factors: [0; FACTORS],
+        }
     }
 
     /// The size of one symbol.
     pub const fn symbol(s: Symbol) -> Self {
-        Size { scale: 1, offset: 0, factors: [s.0 + 1, 0, 0] }
+        Size {
+            scale: 1,
+            offset: 0,
+            factors: [s.0 + 1, 0, 0],
+        }
     }
 
     fn normal(mut self) -> Self {
@@ -55,7 +64,11 @@ impl Size {
 
     /// The number, if no symbol takes part.
     pub const fn as_fixed(self) -> Option<i64> {
-        if self.scale == 0 { Some(self.offset) } else { None }
+        if self.scale == 0 {
+            Some(self.offset)
+        } else {
+            None
+        }
     }
 
     /// True if this is exactly the number `n`.
@@ -65,7 +78,10 @@ impl Size {
 
     /// The symbols that take part.
     pub fn symbols(self) -> impl Iterator<Item = Symbol> {
-        self.factors.into_iter().filter(|&f| f != 0).map(|f| Symbol(f - 1))
+        self.factors
+            .into_iter()
+            .filter(|&f| f != 0)
+            .map(|f| Symbol(f - 1))
     }
 
     /// The number that the product of the symbols is scaled by, and the number added to it.
@@ -73,18 +89,25 @@ impl Size {
         (self.scale, self.offset)
     }
 
-    /// The value under `env`. Saturates instead of wrapping: a size this large has been refused by [`Size::checked_at`] before.
+    /// The value under `env`. Saturates instead of wrapping: a size this large has been refused by
+    /// [`Size::checked_at`] before.
     pub fn at(self, env: &Env) -> i64 {
         if self.scale == 0 {
             return self.offset;
         }
-        let product = self.symbols().fold(self.scale, |p, s| p.saturating_mul(i64::from(env.0[usize::from(s.0)])));
+        let product = self.symbols().fold(self.scale, |p, s| {
+            p.saturating_mul(i64::from(env.0[usize::from(s.0)]))
+        });
         product.saturating_add(self.offset)
     }
 
     /// The value under `env`, or `None` if it does not fit in an `i64`.
     pub fn checked_at(self, env: &Env) -> Option<i64> {
-        self.symbols().try_fold(self.scale, |p, s| p.checked_mul(i64::from(env.0[usize::from(s.0)])))?.checked_add(self.offset)
+        self.symbols()
+            .try_fold(self.scale, |p, s| {
+                p.checked_mul(i64::from(env.0[usize::from(s.0)]))
+            })?
+            .checked_add(self.offset)
     }
 
     /// The value under `env` as an index; negative sizes count as 0.
@@ -94,11 +117,25 @@ impl Size {
 
     /// `self · other`, or `None` if the product has no such form or overflows.
     pub fn checked_mul(self, other: Size) -> Option<Size> {
-        let (a, b) = if self.scale == 0 { (other, self) } else { (self, other) };
+        let (a, b) = if self.scale == 0 {
+            (other, self)
+        } else {
+            (self, other)
+        };
         if b.scale == 0 {
             // (scale·S + offset)·c
-            let (scale, offset) = (a.scale.checked_mul(b.offset)?, a.offset.checked_mul(b.offset)?);
-            return Some(Size { scale, offset, factors: a.factors }.normal());
+            let (scale, offset) = (
+                a.scale.checked_mul(b.offset)?,
+                a.offset.checked_mul(b.offset)?,
+            );
+            return Some(
+                Size {
+                    scale,
+                    offset,
+                    factors: a.factors,
+                }
+                .normal(),
+            );
         }
         if a.offset != 0 || b.offset != 0 {
             return None;
@@ -110,7 +147,11 @@ impl Size {
         if factors[FACTORS] != 0 {
             return None;
         }
-        Some(Size { scale: a.scale.checked_mul(b.scale)?, offset: 0, factors: [factors[0], factors[1], factors[2]] })
+        Some(Size {
+            scale: a.scale.checked_mul(b.scale)?,
+            offset: 0,
+            factors: [factors[0], factors[1], factors[2]],
+        })
     }
 
     /// `self + other`, or `None` if the sum has no such form or overflows.
@@ -125,7 +166,14 @@ impl Size {
         if self.factors != other.factors {
             return None;
         }
-        Some(Size { scale: self.scale.checked_add(other.scale)?, offset, factors: self.factors }.normal())
+        Some(
+            Size {
+                scale: self.scale.checked_add(other.scale)?,
+                offset,
+                factors: self.factors,
+            }
+            .normal(),
+        )
     }
 
     /// `self − other`, under the same rules as [`Size::checked_add`].
@@ -138,10 +186,15 @@ impl Size {
         if n == 0 || self.scale % n != 0 || self.offset % n != 0 {
             return None;
         }
-        Some(Size { scale: self.scale / n, offset: self.offset / n, factors: self.factors })
+        Some(Size {
+            scale: self.scale / n,
+            offset: self.offset / n,
+            factors: self.factors,
+        })
     }
 
-    /// `self / other` if the quotient is a number or has the same form, exactly, for every value of the symbols.
+    /// `self / other` if the quotient is a number or has the same form, exactly, for every value of
+    /// the symbols.
     pub fn checked_div_size(self, other: Size) -> Option<Size> {
         if let Some(n) = other.as_fixed() {
             return self.checked_div(n);
@@ -151,7 +204,8 @@ impl Size {
             if self.offset != 0 || self.scale == 0 || self.scale % other.scale != 0 {
                 return None;
             }
-            let mut rest: SmallVec<[u8; FACTORS]> = self.factors.iter().copied().filter(|&f| f != 0).collect();
+            let mut rest: SmallVec<[u8; FACTORS]> =
+                self.factors.iter().copied().filter(|&f| f != 0).collect();
             for f in other.factors.iter().filter(|&&f| f != 0) {
                 let at = rest.iter().position(|r| r == f)?;
                 rest.remove(at);
@@ -159,7 +213,15 @@ impl Size {
             let mut factors = [0; FACTORS];
             factors[..rest.len()].copy_from_slice(&rest);
             let scale = self.scale / other.scale;
-            return Some(if rest.is_empty() { Size::fixed(scale) } else { Size { scale, offset: 0, factors } });
+            return Some(if rest.is_empty() {
+                Size::fixed(scale)
+            } else {
+                Size {
+                    scale,
+                    offset: 0,
+                    factors,
+                }
+            });
         }
         let ratio = if other.scale != 0 && self.scale % other.scale == 0 {
             self.scale / other.scale
@@ -174,7 +236,11 @@ impl Size {
         if self.scale == 0 {
             return self.offset.to_string();
         }
-        let mut out = if self.scale == 1 { String::new() } else { format!("{}·", self.scale) };
+        let mut out = if self.scale == 1 {
+            String::new()
+        } else {
+            format!("{}·", self.scale)
+        };
         let parts: Vec<&str> = self.symbols().map(&mut name).collect();
         out += &parts.join("·");
         if self.offset != 0 {
@@ -208,7 +274,15 @@ mod tests {
     fn arithmetic_follows_the_numbers() {
         let env = Env([7, 5, 0, 0, 0, 0, 0, 0]);
         let n = |k| Size::fixed(k);
-        let sizes = [n(0), n(3), B, L, B.checked_mul(n(4)).unwrap(), B.checked_add(n(2)).unwrap(), B.checked_mul(L).unwrap()];
+        let sizes = [
+            n(0),
+            n(3),
+            B,
+            L,
+            B.checked_mul(n(4)).unwrap(),
+            B.checked_add(n(2)).unwrap(),
+            B.checked_mul(L).unwrap(),
+        ];
         for a in sizes {
             for b in sizes {
                 if let Some(c) = a.checked_mul(b) {
@@ -229,12 +303,26 @@ mod tests {
         assert_eq!(B.checked_mul(L), L.checked_mul(B));
         assert_eq!(B.checked_sub(B), Some(Size::ZERO));
         assert_eq!(B.checked_mul(L).unwrap().checked_div_size(B), Some(L));
-        assert_eq!(format!("{:?}", B.checked_mul(Size::fixed(3)).unwrap().checked_add(Size::ONE).unwrap()), "3·s0+1");
+        assert_eq!(
+            format!(
+                "{:?}",
+                B.checked_mul(Size::fixed(3))
+                    .unwrap()
+                    .checked_add(Size::ONE)
+                    .unwrap()
+            ),
+            "3·s0+1"
+        );
     }
 
     #[test]
     fn overflow_is_none() {
         assert_eq!(Size::fixed(i64::MAX).checked_mul(Size::fixed(2)), None);
-        assert_eq!(B.checked_mul(Size::fixed(i64::MAX)).unwrap().checked_at(&Env([2; 8])), None);
+        assert_eq!(
+            B.checked_mul(Size::fixed(i64::MAX))
+                .unwrap()
+                .checked_at(&Env([2; 8])),
+            None
+        );
     }
 }

@@ -1,10 +1,11 @@
 //! Kernels on slices of a batch.
 //!
-//! A kernel whose operands have an example's elements together can run on a few examples at a time (strip-mining: Allen and
-//! Kennedy, *Optimizing Compilers*, §9), so that what one kernel makes and the next one reads needs a slice's bytes only.
-//! Nothing but the number of examples changes for one whose results are each an example's own. One that sums over
-//! the batch keeps its *sums* from slice to slice and finishes them in the last one. Either way a slice does exactly the
-//! additions, in their order, that the whole batch would have done: the results have the same bits.
+//! A kernel whose operands have an example's elements together can run on a few examples at a time
+//! (strip-mining: Allen and Kennedy, *Optimizing Compilers*, §9), so that what one kernel makes and
+//! the next one reads needs a slice's bytes only. Nothing but the number of examples changes for
+//! one whose results are each an example's own. One that sums over the batch keeps its *sums* from
+//! slice to slice and finishes them in the last one. Either way a slice does exactly the additions,
+//! in their order, that the whole batch would have done: the results have the same bits.
 
 use smallvec::SmallVec;
 
@@ -16,12 +17,13 @@ use crate::spec::{Body, ConvKind, Spec};
 pub struct Slicing {
     /// The number of examples.
     pub batch: Symbol,
-    /// For each argument in the order of [`Spec::arguments`], how many elements one example is after another; `None` if
-    /// all slices see the same.
+    /// For each argument in the order of [`Spec::arguments`], how many elements one example is
+    /// after another; `None` if all slices see the same.
     pub steps: Vec<Option<Size>>,
     /// Whether it sums over the batch, so that sums go from slice to slice.
     pub folds: bool,
-    /// The axis of [`Spec::dims`] that examples lie along, if one of them does, and its points for each example.
+    /// The axis of [`Spec::dims`] that examples lie along, if one of them does, and its points for
+    /// each example.
     pub(crate) axis: Option<(usize, Size)>,
 }
 
@@ -47,12 +49,17 @@ impl Slice {
 }
 
 impl Slicing {
-    /// How a spec runs on slices along `batch`, or `None` if it cannot: examples must lie along one axis of each operand that
-    /// differs between them, and along none that is indexed, scattered to, or folded with positions.
+    /// How a spec runs on slices along `batch`, or `None` if it cannot: examples must lie along one
+    /// axis of each operand that differs between them, and along none that is indexed, scattered
+    /// to, or folded with positions.
     pub fn of(spec: &Spec, batch: Symbol) -> Option<Slicing> {
         let varies = |size: &Size| size.symbols().any(|s| s == batch);
         let per_example = |size: &Size| size.checked_div_size(Size::symbol(batch));
-        let mut axes = spec.dims.iter().enumerate().filter(|(_, size)| varies(size));
+        let mut axes = spec
+            .dims
+            .iter()
+            .enumerate()
+            .filter(|(_, size)| varies(size));
         let axis = match axes.next() {
             Some((axis, size)) => Some((axis, per_example(size)?)),
             None => None,
@@ -89,16 +96,26 @@ impl Slicing {
             if varies(&operand.offset) || operand.strides.iter().any(varies) {
                 return None;
             }
-            let mut along = space.iter().zip(&operand.strides).filter(|(size, _)| varies(size));
+            let mut along = space
+                .iter()
+                .zip(&operand.strides)
+                .filter(|(size, _)| varies(size));
             steps.push(match along.next() {
-                Some((size, stride)) if !stride.is(0) => Some(stride.checked_mul(per_example(size)?)?),
+                Some((size, stride)) if !stride.is(0) => {
+                    Some(stride.checked_mul(per_example(size)?)?)
+                }
                 _ => None,
             });
             if along.next().is_some() {
                 return None;
             }
         }
-        Some(Slicing { batch, steps, folds, axis })
+        Some(Slicing {
+            batch,
+            steps,
+            folds,
+            axis,
+        })
     }
 }
 
@@ -115,7 +132,8 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// For each axis of the spec but the one that examples lie along 0, for that the points before this slice.
+    /// For each axis of the spec but the one that examples lie along 0, for that the points before
+    /// this slice.
     pub fn first(&self, axes: usize) -> SmallVec<[isize; 8]> {
         let mut first = SmallVec::from_elem(0, axes);
         if let Some((axis, points)) = self.slicing.axis {

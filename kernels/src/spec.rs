@@ -1,10 +1,11 @@
 //! What a kernel is: data only, the same for every back end.
 //!
-//! A kernel computes over an iteration space `dims`. Its [`Body`] is the *anchor*: a plain loop, or an operation such as a
-//! matrix product that yields one value per point ([`Inst::Acc`]). Around the anchor stands a straight-line program,
-//! `code`: loads of further operands, scalar operations, reductions, and the values to store. Fusion means that more of the
-//! graph ends up in one kernel's code: an elementwise chain, softmax with its three passes over a row, a bias and an
-//! activation behind a convolution, a whole optimizer update behind a weight gradient.
+//! A kernel computes over an iteration space `dims`. Its [`Body`] is the *anchor*: a plain loop, or
+//! an operation such as a matrix product that yields one value per point ([`Inst::Acc`]). Around
+//! the anchor stands a straight-line program, `code`: loads of further operands, scalar operations,
+//! reductions, and the values to store. Fusion means that more of the graph ends up in one kernel's
+//! code: an elementwise chain, softmax with its three passes over a row, a bias and an activation
+//! behind a convolution, a whole optimizer update behind a weight gradient.
 
 mod check;
 
@@ -18,7 +19,8 @@ use crate::size::{Env, Size};
 /// Sizes or strides, one per axis.
 pub type Dims = SmallVec<[Size; 6]>;
 
-/// How a kernel walks one buffer: element `offset + Σ coordinateᵢ · stridesᵢ`. A stride of 0 repeats (broadcasts).
+/// How a kernel walks one buffer: element `offset + Σ coordinateᵢ · stridesᵢ`. A stride of 0
+/// repeats (broadcasts).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// The stored type.
@@ -50,7 +52,8 @@ pub enum ReduceOp {
     Any,
     /// True if all are (of truth values).
     All,
-    /// The first position (i32, in the row-major order of the reduced axes) of the largest; NaN counts as largest.
+    /// The first position (i32, in the row-major order of the reduced axes) of the largest; NaN
+    /// counts as largest.
     ArgMax,
     /// The first position of the smallest; NaN counts as smallest.
     ArgMin,
@@ -61,14 +64,15 @@ pub enum ReduceOp {
 pub enum Inst {
     /// `operands[k]` at this point, widened to its lane.
     Load(u16),
-    /// What the anchor computed for this point (f32; `Body::Pool2d` with an i32/u8 result and `Body::Gather` give the lane of their source).
+    /// What the anchor computed for this point (f32; `Body::Pool2d` with an i32/u8 result and
+    /// `Body::Gather` give the lane of their source).
     Acc,
     /// The same number everywhere.
     Const(Value),
     /// The integer `Σ coordinateᵢ · indices[k]ᵢ`.
     Index(u16),
-    /// Uniform in [0, 1): Philox4x32-10 keyed by the seed and step in `operands[state]` (three i32: seed low, seed high, step)
-    /// and by `stream`; element `index` (an i32 value) of that stream.
+    /// Uniform in [0, 1): Philox4x32-10 keyed by the seed and step in `operands[state]` (three i32:
+    /// seed low, seed high, step) and by `stream`; element `index` (an i32 value) of that stream.
     Uniform {
         /// The operand that holds seed and step.
         state: u16,
@@ -81,8 +85,8 @@ pub enum Inst {
     Op(ScalarOp, [ValueId; 3]),
     /// Conversion between lanes (see [`Value::cast`]).
     Cast(ValueId, Lane),
-    /// Fold along the reduced axes. The result has one value per point of the kept axes and may be used beside values of
-    /// every point, where it repeats.
+    /// Fold along the reduced axes. The result has one value per point of the kept axes and may be
+    /// used beside values of every point, where it repeats.
     Reduce(ReduceOp, ValueId),
 }
 
@@ -100,9 +104,11 @@ pub struct Store {
 pub struct Spec {
     /// The anchor.
     pub body: Body,
-    /// The iteration space of `code`, row-major; for anchors other than `Loop` the anchor's own result space.
+    /// The iteration space of `code`, row-major; for anchors other than `Loop` the anchor's own
+    /// result space.
     pub dims: Dims,
-    /// How many trailing axes [`Inst::Reduce`] folds (only with `Body::Loop`; 0 when nothing reduces).
+    /// How many trailing axes [`Inst::Reduce`] folds (only with `Body::Loop`; 0 when nothing
+    /// reduces).
     pub reduced: usize,
     /// What `code` loads and stores, each with one stride per axis of `dims`.
     pub operands: Vec<Operand>,
@@ -114,7 +120,8 @@ pub struct Spec {
     pub stores: Vec<Store>,
 }
 
-/// The anchor of a kernel. Its operands come before those of `code` in the argument list, in the order of the fields.
+/// The anchor of a kernel. Its operands come before those of `code` in the argument list, in the
+/// order of the fields.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
     /// No anchor: `code` alone.
@@ -129,15 +136,18 @@ pub enum Body {
     Pool2dGrad(Pool2dGrad),
     /// `Acc = source[coordinate with the gathered axis replaced by index]`.
     Gather(Gather),
-    /// Adds values at indexed places of a zeroed result, in a fixed order. `dims` is the space of the *result*.
+    /// Adds values at indexed places of a zeroed result, in a fixed order. `dims` is the space of
+    /// the *result*.
     ScatterAdd(ScatterAdd),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.
     CheckIndex(CheckIndex),
-    /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as long as there are such elements.
+    /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as
+    /// long as there are such elements.
     Compact(Compact),
     /// The order of the elements along the last axis of `dims`.
     Sort(Sort),
-    /// Which boxes stay after non-maximum suppression; `dims` is one axis, of boxes in order of preference.
+    /// Which boxes stay after non-maximum suppression; `dims` is one axis, of boxes in order of
+    /// preference.
     Suppress(Suppress),
 }
 
@@ -155,7 +165,8 @@ pub struct Matmul {
 /// Which of the three products a [`Conv2d`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConvKind {
-    /// `dims = n, co, oh, ow`; `a` is the image (n, ci, h, w), `b` the weight (co, ci/groups, kh, kw).
+    /// `dims = n, co, oh, ow`; `a` is the image (n, ci, h, w), `b` the weight (co, ci/groups, kh,
+    /// kw).
     Forward,
     /// `dims = n, ci, h, w`; `a` is the output gradient (n, co, oh, ow), `b` the weight.
     InputGrad,
@@ -192,15 +203,18 @@ pub struct Conv2d {
     pub a: Operand,
     /// See [`ConvKind`].
     pub b: Operand,
-    /// What makes `a` point by point as it is taken, if `a` is nowhere in memory: a loop over its space, without reductions, whose
-    /// one store is its last operand. The operands before that one are arguments in the place of `a`.
+    /// What makes `a` point by point as it is taken, if `a` is nowhere in memory: a loop over its
+    /// space, without reductions, whose one store is its last operand. The operands before that one
+    /// are arguments in the place of `a`.
     pub prologue: Option<Box<Spec>>,
 }
 
 impl Conv2d {
     /// How many arguments come before `b`.
     pub fn sources(&self) -> usize {
-        self.prologue.as_ref().map_or(1, |prologue| prologue.operands.len().saturating_sub(1))
+        self.prologue
+            .as_ref()
+            .map_or(1, |prologue| prologue.operands.len().saturating_sub(1))
     }
 }
 
@@ -209,7 +223,8 @@ impl Conv2d {
 pub enum PoolKind {
     /// The largest element; NaN if any is.
     Max,
-    /// The position `kh · kernel width + kw` of the first largest element in its window (an integer).
+    /// The position `kh · kernel width + kw` of the first largest element in its window (an
+    /// integer).
     ArgMax,
     /// The mean of the elements inside the image and, with `count_pad`, the zeros around it.
     Avg {
@@ -240,7 +255,8 @@ pub struct Pool2d {
     pub hw: [Size; 2],
     /// The image, strides over (n, c, h, w).
     pub x: Operand,
-    /// With `PoolKind::Max`: also store the position of the maximum here (strides over n, c, oh, ow), for the gradient.
+    /// With `PoolKind::Max`: also store the position of the maximum here (strides over n, c, oh,
+    /// ow), for the gradient.
     pub arg: Option<Operand>,
 }
 
@@ -272,7 +288,8 @@ pub struct Gather {
     pub axis_len: Size,
 }
 
-/// See [`Body::ScatterAdd`]: `result[c with c[axis] := index] += value`, over all points of `space`.
+/// See [`Body::ScatterAdd`]: `result[c with c[axis] := index] += value`, over all points of
+/// `space`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ScatterAdd {
     /// Which axis of `dims` the index replaces.
@@ -308,7 +325,8 @@ pub struct Compact {
 /// See [`Body::Sort`]. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sort {
-    /// The largest first, rather than the smallest. NaN counts as largest; of equal elements the first comes first.
+    /// The largest first, rather than the smallest. NaN counts as largest; of equal elements the
+    /// first comes first.
     pub descending: bool,
     /// The elements, strides over `dims` (f32, i32 or u8).
     pub source: Operand,
@@ -316,8 +334,8 @@ pub struct Sort {
     pub positions: Operand,
 }
 
-/// See [`Body::Suppress`]: a box goes if its intersection with a better one that stays is more than `threshold` of their union.
-/// Writes its result itself: there is no `code`.
+/// See [`Body::Suppress`]: a box goes if its intersection with a better one that stays is more than
+/// `threshold` of their union. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suppress {
     /// The largest share that boxes may have in common.
@@ -352,7 +370,8 @@ impl Inst {
 }
 
 impl Operand {
-    /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a [`Size`].
+    /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a
+    /// [`Size`].
     pub fn contiguous(dtype: DType, dims: &[Size]) -> Option<Operand> {
         let mut strides: Dims = SmallVec::from_elem(Size::ONE, dims.len());
         let mut stride = Size::ONE;
@@ -360,11 +379,16 @@ impl Operand {
             *slot = stride;
             stride = stride.checked_mul(dim)?;
         }
-        Some(Operand { dtype, offset: Size::ZERO, strides })
+        Some(Operand {
+            dtype,
+            offset: Size::ZERO,
+            strides,
+        })
     }
 
-    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points; `u64::MAX` when an element
-    /// before the buffer's first is touched, which no buffer has room for.
+    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points;
+    /// `u64::MAX` when an element before the buffer's first is touched, which no buffer has room
+    /// for.
     pub fn extent(&self, dims: &[Size], env: &Env) -> u64 {
         let (mut first, mut last) = (self.offset.at(env), self.offset.at(env));
         for (dim, stride) in dims.iter().zip(&self.strides) {
@@ -373,21 +397,29 @@ impl Operand {
                 return 0;
             }
             let span = (n - 1).saturating_mul(stride.at(env));
-            (first, last) = (first.saturating_add(span.min(0)), last.saturating_add(span.max(0)));
+            (first, last) = (
+                first.saturating_add(span.min(0)),
+                last.saturating_add(span.max(0)),
+            );
         }
         if first < 0 { u64::MAX } else { last as u64 + 1 }
     }
 }
 
 impl Operand {
-    /// Whether no element is reached from two points of `dims`, as writing demands: ordered by stride, each axis steps over
-    /// all that the axes before it reach. (Layouts that interleave without meeting are refused too; nothing makes them.)
+    /// Whether no element is reached from two points of `dims`, as writing demands: ordered by
+    /// stride, each axis steps over all that the axes before it reach. (Layouts that interleave
+    /// without meeting are refused too; nothing makes them.)
     pub fn is_injective(&self, dims: &[Size], env: &Env) -> bool {
         if dims.iter().any(|d| d.at(env) <= 0) {
             return true;
         }
-        let mut axes: SmallVec<[(i64, i64); 8]> =
-            dims.iter().zip(&self.strides).map(|(d, s)| (s.at(env), d.at(env))).filter(|&(_, n)| n > 1).collect();
+        let mut axes: SmallVec<[(i64, i64); 8]> = dims
+            .iter()
+            .zip(&self.strides)
+            .map(|(d, s)| (s.at(env), d.at(env)))
+            .filter(|&(_, n)| n > 1)
+            .collect();
         axes.sort_unstable();
         let mut reach = 0i64;
         axes.iter().all(|&(stride, n)| {
@@ -420,26 +452,45 @@ impl Body {
                 let image = of(&[c.n, c.ci, c.hw[0], c.hw[1]]);
                 let result = of(&[c.n, c.co, c.ohw[0], c.ohw[1]]);
                 let per_group = c.ci.checked_div(c.groups as i64).unwrap_or(c.ci);
-                let weight = of(&[c.co, per_group, Size::fixed(c.k[0] as i64), Size::fixed(c.k[1] as i64)]);
+                let weight = of(&[
+                    c.co,
+                    per_group,
+                    Size::fixed(c.k[0] as i64),
+                    Size::fixed(c.k[1] as i64),
+                ]);
                 let (a, b) = match c.kind {
                     ConvKind::Forward => (image, weight),
                     ConvKind::InputGrad => (result, weight),
                     ConvKind::WeightGrad => (image, result),
                 };
                 match &c.prologue {
-                    Some(prologue) => list.extend(prologue.arguments().into_iter().take(c.sources())),
+                    Some(prologue) => {
+                        list.extend(prologue.arguments().into_iter().take(c.sources()))
+                    }
                     None => list.push((c.a.clone(), a, Access::Read)),
                 }
                 list.push((c.b.clone(), b, Access::Read));
             }
             Body::Pool2d(p) => {
-                list.push((p.x.clone(), of(&[dims[0], dims[1], p.hw[0], p.hw[1]]), Access::Read));
-                list.extend(p.arg.iter().map(|arg| (arg.clone(), dims.clone(), Access::Write)));
+                list.push((
+                    p.x.clone(),
+                    of(&[dims[0], dims[1], p.hw[0], p.hw[1]]),
+                    Access::Read,
+                ));
+                list.extend(
+                    p.arg
+                        .iter()
+                        .map(|arg| (arg.clone(), dims.clone(), Access::Write)),
+                );
             }
             Body::Pool2dGrad(p) => {
                 let result = of(&[dims[0], dims[1], p.ohw[0], p.ohw[1]]);
                 list.push((p.dy.clone(), result.clone(), Access::Read));
-                list.extend(p.arg.iter().map(|arg| (arg.clone(), result.clone(), Access::Read)));
+                list.extend(
+                    p.arg
+                        .iter()
+                        .map(|arg| (arg.clone(), result.clone(), Access::Read)),
+                );
             }
             Body::Gather(g) => {
                 let mut source = g.source.clone();
@@ -473,13 +524,16 @@ impl Body {
 }
 
 impl Spec {
-    /// Every argument of the kernel in order: the anchor's operands, then `operands`, with the space each is walked over.
+    /// Every argument of the kernel in order: the anchor's operands, then `operands`, with the
+    /// space each is walked over.
     pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
         let mut list = self.body.operands(&self.dims).into_vec();
         for (k, operand) in self.operands.iter().enumerate() {
             let k = k as u16;
-            let reads =
-                self.code.iter().any(|i| matches!(i, Inst::Load(l) if *l == k) || matches!(i, Inst::Uniform { state, .. } if *state == k));
+            let reads = self.code.iter().any(|i| {
+                matches!(i, Inst::Load(l) if *l == k)
+                    || matches!(i, Inst::Uniform { state, .. } if *state == k)
+            });
             let store = self.stores.iter().find(|s| s.operand == k);
             let access = match (reads, store) {
                 (true, Some(_)) => Access::ReadWrite,
@@ -489,14 +543,20 @@ impl Spec {
             let mut operand = operand.clone();
             let mut space = self.dims.clone();
             let kept = self.dims.len() - self.reduced;
-            // A folded value is stored, and an operand that is flat along the reduced axes is read, once per point of the
-            // kept axes, even when the reduced axes have no points.
-            if store.is_some_and(|s| self.is_folded(s.value)) || operand.strides[kept..].iter().all(|s| s.is(0)) {
+            // A folded value is stored, and an operand that is flat along the reduced axes is read,
+            // once per point of the kept axes, even when the reduced axes have no points.
+            if store.is_some_and(|s| self.is_folded(s.value))
+                || operand.strides[kept..].iter().all(|s| s.is(0))
+            {
                 space.truncate(kept);
                 operand.strides.truncate(kept);
             }
             // Seed and step: three elements wherever the operand points.
-            if self.code.iter().any(|i| matches!(i, Inst::Uniform { state, .. } if *state == k)) {
+            if self
+                .code
+                .iter()
+                .any(|i| matches!(i, Inst::Uniform { state, .. } if *state == k))
+            {
                 space.push(Size::fixed(3));
                 operand.strides.push(Size::ONE);
             }
@@ -505,8 +565,9 @@ impl Spec {
         list
     }
 
-    /// Whether a value exists once per point of the kept axes, rather than at every point: a reduction, or anything
-    /// computed from reductions, constants and operands that do not vary along the reduced axes.
+    /// Whether a value exists once per point of the kept axes, rather than at every point: a
+    /// reduction, or anything computed from reductions, constants and operands that do not vary
+    /// along the reduced axes.
     pub fn is_folded(&self, value: ValueId) -> bool {
         self.folded()[usize::from(value)]
     }
@@ -529,7 +590,11 @@ impl Spec {
                 Inst::Reduce(..) => true,
             });
         }
-        if self.reduced == 0 { vec![false; self.code.len()] } else { folded }
+        if self.reduced == 0 {
+            vec![false; self.code.len()]
+        } else {
+            folded
+        }
     }
 
     /// The lane of every value; `None` where an operation does not take its arguments' lanes.
@@ -549,7 +614,10 @@ impl Spec {
                 Inst::Index(_) => Lane::I32,
                 Inst::Uniform { .. } => Lane::F32,
                 Inst::Op(op, args) => {
-                    let args: SmallVec<[Lane; 3]> = args[..op.arity()].iter().map(|&a| of(a)).collect::<Option<_>>()?;
+                    let args: SmallVec<[Lane; 3]> = args[..op.arity()]
+                        .iter()
+                        .map(|&a| of(a))
+                        .collect::<Option<_>>()?;
                     op.lane(&args)?
                 }
                 Inst::Cast(_, lane) => *lane,

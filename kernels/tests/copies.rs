@@ -14,7 +14,11 @@ use slabwise_kernels::memory::{Memory, Region};
 /// The message of the panic that `work` ends in.
 fn refused<T>(work: impl FnOnce() -> T) -> String {
     let thrown = catch_unwind(AssertUnwindSafe(work)).err().expect("refused");
-    thrown.downcast_ref::<String>().cloned().or_else(|| thrown.downcast_ref::<&str>().map(|s| s.to_string())).expect("a message")
+    thrown
+        .downcast_ref::<String>()
+        .cloned()
+        .or_else(|| thrown.downcast_ref::<&str>().map(|s| s.to_string()))
+        .expect("a message")
 }
 
 fn arena(memory: &mut Memory, bytes: u64) -> Region {
@@ -25,7 +29,11 @@ fn arena(memory: &mut Memory, bytes: u64) -> Region {
 fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     let mut memory = Memory::new();
     let (slab, host) = (arena(&mut memory, 256), arena(&mut memory, 256));
-    memory.bytes_mut(&slab).iter_mut().zip(0..=255u8).for_each(|(byte, i)| *byte = i);
+    memory
+        .bytes_mut(&slab)
+        .iter_mut()
+        .zip(0..=255u8)
+        .for_each(|(byte, i)| *byte = i);
     let (from, to) = (slab.part(64, 64), host.part(0, 64));
     let ticket = memory.start_copy(&from, &to);
     assert_eq!(memory.in_flight(), 1);
@@ -34,8 +42,13 @@ fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     memory.bytes_mut(&slab.part(0, 64)).fill(1);
     memory.bytes_mut(&host.part(64, 64)).fill(1);
     assert!(refused(|| memory.bytes(&host.part(63, 8)).len()).contains("is read while a copy"));
-    assert!(refused(|| memory.bytes_mut(&host.part(0, 1)).fill(0)).contains("is written while a copy"));
-    assert!(refused(|| memory.bytes_mut(&slab.part(127, 2)).fill(0)).contains("is written while a copy"));
+    assert!(
+        refused(|| memory.bytes_mut(&host.part(0, 1)).fill(0)).contains("is written while a copy")
+    );
+    assert!(
+        refused(|| memory.bytes_mut(&slab.part(127, 2)).fill(0))
+            .contains("is written while a copy")
+    );
     assert!(refused(|| memory.elements::<f32>(&to).len()).contains("is read"));
     assert!(refused(|| memory.copy(&to, &slab.part(128, 64))).contains("is read"));
     assert!(refused(|| memory.copy(&slab.part(128, 64), &from)).contains("is written"));
@@ -43,7 +56,9 @@ fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     assert!(refused(|| memory.start_copy(&slab.part(128, 64), &from)).contains("is written"));
     assert!(refused(|| memory.start_fill(&from, Box::new(|_| ()))).contains("is written"));
     assert!(refused(|| memory.start_copy(&from, &host.part(64, 32))).contains("different lengths"));
-    assert!(refused(|| memory.start_copy(&slab.part(0, 32), &slab.part(16, 32))).contains("overlaps"));
+    assert!(
+        refused(|| memory.start_copy(&slab.part(0, 32), &slab.part(16, 32))).contains("overlaps")
+    );
     memory.wait_for(ticket);
     assert_eq!(memory.in_flight(), 0);
     assert!(memory.bytes(&to).iter().copied().eq(64..128));
@@ -58,14 +73,21 @@ fn random_copies_come_to_what_they_would_one_by_one() {
     for seed in 1..=60 {
         let mut random = Random(seed);
         let mut memory = Memory::new();
-        let arenas = [arena(&mut memory, BYTES as u64), arena(&mut memory, BYTES as u64)];
+        let arenas = [
+            arena(&mut memory, BYTES as u64),
+            arena(&mut memory, BYTES as u64),
+        ];
         memory.prepare_copies(4);
         let mut plain = [[0u8; BYTES]; 2];
         let mut tickets: Vec<Ticket> = Vec::new();
         for _ in 0..20 {
             let (bytes, value) = (random.int(0, 16), random.int(0, 255) as u8);
-            let [(a, from), (b, to)] = [(); 2].map(|()| (random.int(0, 1), random.int(0, BYTES - 16)));
-            let (source, target) = (arenas[a].part(from as u64, bytes as u64), arenas[b].part(to as u64, bytes as u64));
+            let [(a, from), (b, to)] =
+                [(); 2].map(|()| (random.int(0, 1), random.int(0, BYTES - 16)));
+            let (source, target) = (
+                arenas[a].part(from as u64, bytes as u64),
+                arenas[b].part(to as u64, bytes as u64),
+            );
             let in_flight = memory.in_flight();
             let what = random.int(0, 3);
             if what == 3 {
@@ -88,12 +110,22 @@ fn random_copies_come_to_what_they_would_one_by_one() {
             started += 1;
             let moved = plain[a];
             let to = &mut plain[b][to..to + bytes];
-            if is_copy { to.copy_from_slice(&moved[from..from + bytes]) } else { to.fill(value) }
+            if is_copy {
+                to.copy_from_slice(&moved[from..from + bytes])
+            } else {
+                to.fill(value)
+            }
         }
         memory.wait_for_all();
-        assert_eq!([memory.bytes(&arenas[0]), memory.bytes(&arenas[1])], [&plain[0][..], &plain[1][..]]);
+        assert_eq!(
+            [memory.bytes(&arenas[0]), memory.bytes(&arenas[1])],
+            [&plain[0][..], &plain[1][..]]
+        );
     }
-    assert!(started > 300 && turned_away > 100, "{started} started, {turned_away} refused");
+    assert!(
+        started > 300 && turned_away > 100,
+        "{started} started, {turned_away} refused"
+    );
 }
 
 #[test]
@@ -112,14 +144,20 @@ fn memory_is_not_dropped_under_a_copy() {
     );
     begun.wait();
     drop(memory);
-    assert!(ended.load(Ordering::SeqCst), "the copy under way was waited for");
+    assert!(
+        ended.load(Ordering::SeqCst),
+        "the copy under way was waited for"
+    );
 }
 
 #[test]
 fn a_panic_of_a_source_goes_on_where_it_is_waited_for_and_copies_go_on() {
     let mut memory = Memory::new();
     let slab = arena(&mut memory, 128);
-    memory.start_fill(&slab.part(0, 64), Box::new(|_| std::panic::resume_unwind(Box::new("broken"))));
+    memory.start_fill(
+        &slab.part(0, 64),
+        Box::new(|_| std::panic::resume_unwind(Box::new("broken"))),
+    );
     let second = memory.start_fill(&slab.part(64, 64), Box::new(|bytes| bytes.fill(7)));
     assert_eq!(refused(|| memory.wait_for(second)), "broken");
     assert_eq!(memory.in_flight(), 0);

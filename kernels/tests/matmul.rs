@@ -12,28 +12,48 @@ use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Spec, Store};
 /// A product whose result is stored as it is.
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     Spec {
-        body: Body::Matmul(Matmul { k: Size::fixed(k as i64), a, b }),
+        body: Body::Matmul(Matmul {
+            k: Size::fixed(k as i64),
+            a,
+            b,
+        }),
         dims: dims.iter().map(|&d| Size::fixed(d as i64)).collect(),
         reduced: 0,
         operands: vec![operand(0, &contiguous(dims))],
         indices: vec![],
         code: vec![Inst::Acc],
-        stores: vec![Store { value: 0, operand: 0 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 0,
+        }],
     }
 }
 
 /// Σₖ a·b in double precision and the sum of magnitudes, at one point.
-fn oracle(k: usize, a: (&[f32], &Operand), b: (&[f32], &Operand), at: &[usize], env: &Env) -> (f64, f64) {
+fn oracle(
+    k: usize,
+    a: (&[f32], &Operand),
+    b: (&[f32], &Operand),
+    at: &[usize],
+    env: &Env,
+) -> (f64, f64) {
     let rank = at.len();
     // The address of (i, 0) or (0, j), and elements between neighbours along the contracted axis.
     let line = |operand: &Operand, free: usize, contracted: usize| {
         let stride = |axis: usize| operand.strides[axis].at(env);
-        let batch: i64 = (0..rank - 2).map(|axis| at[axis] as i64 * stride(axis)).sum();
-        (operand.offset.at(env) + batch + at[free] as i64 * stride(free), stride(contracted))
+        let batch: i64 = (0..rank - 2)
+            .map(|axis| at[axis] as i64 * stride(axis))
+            .sum();
+        (
+            operand.offset.at(env) + batch + at[free] as i64 * stride(free),
+            stride(contracted),
+        )
     };
-    let ((a_start, a_step), (b_start, b_step)) = (line(a.1, rank - 2, rank - 1), line(b.1, rank - 1, rank - 2));
+    let ((a_start, a_step), (b_start, b_step)) =
+        (line(a.1, rank - 2, rank - 1), line(b.1, rank - 1, rank - 2));
     (0..k as i64).fold((0.0, 0.0), |(sum, scale), kk| {
-        let term = f64::from(a.0[(a_start + kk * a_step) as usize]) * f64::from(b.0[(b_start + kk * b_step) as usize]);
+        let term = f64::from(a.0[(a_start + kk * a_step) as usize])
+            * f64::from(b.0[(b_start + kk * b_step) as usize]);
         (sum + term, scale + term.abs())
     })
 }
@@ -49,16 +69,32 @@ fn points(dims: &[usize]) -> impl Iterator<Item = Vec<usize>> + '_ {
 }
 
 /// Every `step`-th element of the result against the oracle.
-fn check(spec: &Spec, dims: &[usize], k: usize, args: &[Vec<f32>], result: &[f32], step: usize, isa: Isa) {
-    let Body::Matmul(body) = &spec.body else { unreachable!() };
+fn check(
+    spec: &Spec,
+    dims: &[usize],
+    k: usize,
+    args: &[Vec<f32>],
+    result: &[f32],
+    step: usize,
+    isa: Isa,
+) {
+    let Body::Matmul(body) = &spec.body else {
+        unreachable!()
+    };
     let env = Env::default();
-    for (flat, at) in points(dims).enumerate().filter(|(flat, _)| flat % step == 0) {
+    for (flat, at) in points(dims)
+        .enumerate()
+        .filter(|(flat, _)| flat % step == 0)
+    {
         let (expected, scale) = oracle(k, (&args[0], &body.a), (&args[1], &body.b), &at, &env);
-        assert_sum(result[flat], expected, scale, k, &|| format!("{isa} {dims:?} k {k} at {at:?}, {body:?}"));
+        assert_sum(result[flat], expected, scale, k, &|| {
+            format!("{isa} {dims:?} k {k} at {at:?}, {body:?}")
+        });
     }
 }
 
-/// Strides of a batch of `rows × columns` matrices: row-major, column-major, padded rows, scattered or broadcast.
+/// Strides of a batch of `rows × columns` matrices: row-major, column-major, padded rows, scattered
+/// or broadcast.
 fn layout(random: &mut Random, batch: &[usize], rows: usize, columns: usize) -> (Operand, usize) {
     let (rows, columns) = (rows.max(1) as i64, columns.max(1) as i64);
     let (row, column, size) = match random.int(0, 4) {
@@ -79,39 +115,70 @@ fn layout(random: &mut Random, batch: &[usize], rows: usize, columns: usize) -> 
     (operand(offset, &strides), (offset + total) as usize)
 }
 
-/// Operands of another type are refused before an address is made: their regions would be too small.
+/// Operands of another type are refused before an address is made: their regions would be too
+/// small.
 #[test]
 fn halves_are_refused() {
     let dims: Dims = [4, 4].map(Size::fixed).into_iter().collect();
     let of = |dtype| Operand::contiguous(dtype, &dims).unwrap();
     let spec = |a, b| Spec {
-        body: Body::Matmul(Matmul { k: Size::fixed(4), a: of(a), b: of(b) }),
+        body: Body::Matmul(Matmul {
+            k: Size::fixed(4),
+            a: of(a),
+            b: of(b),
+        }),
         dims: dims.clone(),
         reduced: 0,
         operands: vec![of(DType::F32)],
         indices: vec![],
         code: vec![Inst::Acc],
-        stores: vec![Store { value: 0, operand: 0 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 0,
+        }],
     };
-    let config = Config { threads: 1, isa: Isa::detect() };
-    let refused = |a, b| Kernel::new(spec(a, b), &Env::default(), &config).err().map(|e| e.0);
+    let config = Config {
+        threads: 1,
+        isa: Isa::detect(),
+    };
+    let refused = |a, b| {
+        Kernel::new(spec(a, b), &Env::default(), &config)
+            .err()
+            .map(|e| e.0)
+    };
     assert_eq!(refused(DType::F32, DType::F32), None);
-    assert_eq!(refused(DType::BF16, DType::F32).unwrap(), "the left operand is bf16, which this kernel does not take");
-    assert_eq!(refused(DType::F32, DType::F16).unwrap(), "the right operand is f16, which this kernel does not take");
+    assert_eq!(
+        refused(DType::BF16, DType::F32).unwrap(),
+        "the left operand is bf16, which this kernel does not take"
+    );
+    assert_eq!(
+        refused(DType::F32, DType::F16).unwrap(),
+        "the right operand is f16, which this kernel does not take"
+    );
 }
 
 #[test]
 fn random_shapes_and_strides() {
     let (mut random, teams) = (Random(7), teams());
     for round in 0..150 {
-        let batch: Vec<usize> = (0..random.of(&[0, 0, 1, 2])).map(|_| random.int(1, 3)).collect();
+        let batch: Vec<usize> = (0..random.of(&[0, 0, 1, 2]))
+            .map(|_| random.int(1, 3))
+            .collect();
         let most = if round % 3 == 0 { 8 } else { 90 };
-        let (m, n, k) = (random.int(1, most), random.int(1, most), random.int(0, most));
+        let (m, n, k) = (
+            random.int(1, most),
+            random.int(1, most),
+            random.int(0, most),
+        );
         let (a, a_len) = layout(&mut random, &batch, m, k);
         let (b, b_len) = layout(&mut random, &batch, k, n);
         let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
         let spec = plain(&dims, k, a, b);
-        let args = [random.floats(a_len), random.floats(b_len), vec![f32::NAN; dims.iter().product()]];
+        let args = [
+            random.floats(a_len),
+            random.floats(b_len),
+            vec![f32::NAN; dims.iter().product()],
+        ];
         for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
             check(&spec, &dims, k, &args, &results[2], 1, isa);
         }
@@ -121,13 +188,30 @@ fn random_shapes_and_strides() {
 #[test]
 fn block_edges() {
     let (mut random, teams) = (Random(11), teams());
-    let shapes =
-        [(337, 65, 400), (15, 700, 390), (64, 300, 784), (1, 40, 1000), (500, 1, 64), (170, 33, 1), (129, 10, 385), (29, 31, 5000)];
+    let shapes = [
+        (337, 65, 400),
+        (15, 700, 390),
+        (64, 300, 784),
+        (1, 40, 1000),
+        (500, 1, 64),
+        (170, 33, 1),
+        (129, 10, 385),
+        (29, 31, 5000),
+    ];
     for (m, n, k) in shapes {
-        for (a, b) in [([k, 1], [n, 1]), ([1, m], [1, k]), ([1, m], [n, 1]), ([k, 1], [1, k])] {
+        for (a, b) in [
+            ([k, 1], [n, 1]),
+            ([1, m], [1, k]),
+            ([1, m], [n, 1]),
+            ([k, 1], [1, k]),
+        ] {
             let strides = |s: [usize; 2]| operand(0, &[s[0] as i64, s[1] as i64]);
             let spec = plain(&[m, n], k, strides(a), strides(b));
-            let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
+            let args = [
+                random.floats(m * k),
+                random.floats(k * n),
+                vec![f32::NAN; m * n],
+            ];
             for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
                 check(&spec, &[m, n], k, &args, &results[2], 37, isa);
             }
@@ -138,9 +222,23 @@ fn block_edges() {
 #[test]
 fn a_long_sum_into_a_small_result() {
     let (mut random, teams) = (Random(13), teams());
-    for (m, n, k) in [(3, 5, 20_000), (40, 130, 9_000), (1, 1, 50_000), (10, 300, 3_500)] {
-        let spec = plain(&[m, n], k, operand(0, &[1, m as i64]), operand(0, &[n as i64, 1]));
-        let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
+    for (m, n, k) in [
+        (3, 5, 20_000),
+        (40, 130, 9_000),
+        (1, 1, 50_000),
+        (10, 300, 3_500),
+    ] {
+        let spec = plain(
+            &[m, n],
+            k,
+            operand(0, &[1, m as i64]),
+            operand(0, &[n as i64, 1]),
+        );
+        let args = [
+            random.floats(m * k),
+            random.floats(k * n),
+            vec![f32::NAN; m * n],
+        ];
         for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
             check(&spec, &[m, n], k, &args, &results[2], 11, isa);
         }
@@ -162,8 +260,19 @@ fn nothing_to_contract_gives_zeros() {
 #[test]
 fn an_empty_result_runs() {
     for dims in [[0, 5], [5, 0]] {
-        let spec = plain(&dims, 4, operand(0, &[4, 1]), operand(0, &[dims[1] as i64, 1]));
-        run_all(&spec, &Env::default(), &Env::default(), &teams(), &[vec![1.0; 20], vec![1.0; 20], vec![]]);
+        let spec = plain(
+            &dims,
+            4,
+            operand(0, &[4, 1]),
+            operand(0, &[dims[1] as i64, 1]),
+        );
+        run_all(
+            &spec,
+            &Env::default(),
+            &Env::default(),
+            &teams(),
+            &[vec![1.0; 20], vec![1.0; 20], vec![]],
+        );
     }
 }
 
@@ -172,9 +281,19 @@ fn an_empty_result_runs() {
 fn the_epilogue_sees_every_point_once() {
     let (mut random, teams) = (Random(17), teams());
     let (m, n, k) = (187, 83, 70);
-    let mut spec = plain(&[m, n], k, operand(0, &[k as i64, 1]), operand(0, &[n as i64, 1]));
+    let mut spec = plain(
+        &[m, n],
+        k,
+        operand(0, &[k as i64, 1]),
+        operand(0, &[n as i64, 1]),
+    );
     let row = contiguous(&[m, n]);
-    spec.operands = vec![operand(0, &row), operand(0, &[0, 1]), operand(0, &[1, m as i64]), operand(0, &row)];
+    spec.operands = vec![
+        operand(0, &row),
+        operand(0, &[0, 1]),
+        operand(0, &[1, m as i64]),
+        operand(0, &row),
+    ];
     spec.code = vec![
         Inst::Acc,
         Inst::Load(1),
@@ -185,24 +304,61 @@ fn the_epilogue_sees_every_point_once() {
         Inst::Op(ScalarOp::Mul, [0, 5, 0]),
         Inst::Op(ScalarOp::Sub, [4, 6, 0]),
     ];
-    spec.stores = vec![Store { value: 3, operand: 0 }, Store { value: 0, operand: 2 }, Store { value: 7, operand: 3 }];
+    spec.stores = vec![
+        Store {
+            value: 3,
+            operand: 0,
+        },
+        Store {
+            value: 0,
+            operand: 2,
+        },
+        Store {
+            value: 7,
+            operand: 3,
+        },
+    ];
     let (bias, weight) = (random.floats(n), random.floats(m * n));
     let nan = vec![f32::NAN; m * n];
-    let args = [random.floats(m * k), random.floats(k * n), nan.clone(), bias.clone(), nan, weight.clone()];
+    let args = [
+        random.floats(m * k),
+        random.floats(k * n),
+        nan.clone(),
+        bias.clone(),
+        nan,
+        weight.clone(),
+    ];
     for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams, &args) {
-        let Body::Matmul(body) = &spec.body else { unreachable!() };
+        let Body::Matmul(body) = &spec.body else {
+            unreachable!()
+        };
         for at in points(&[m, n]) {
             let (i, j) = (at[0], at[1]);
             let acc = results[4][j * m + i];
-            let (expected, scale) = oracle(k, (&args[0], &body.a), (&args[1], &body.b), &at, &Env::default());
+            let (expected, scale) = oracle(
+                k,
+                (&args[0], &body.a),
+                (&args[1], &body.b),
+                &at,
+                &Env::default(),
+            );
             assert_sum(acc, expected, scale, k, &|| format!("{isa} at {at:?}"));
-            assert_eq!(results[2][i * n + j], (acc + bias[j]).max(0.0), "{isa} at {at:?}");
-            assert_eq!(results[5][i * n + j], weight[i * n + j] - acc * 0.5, "{isa} at {at:?}");
+            assert_eq!(
+                results[2][i * n + j],
+                (acc + bias[j]).max(0.0),
+                "{isa} at {at:?}"
+            );
+            assert_eq!(
+                results[5][i * n + j],
+                weight[i * n + j] - acc * 0.5,
+                "{isa} at {at:?}"
+            );
         }
     }
 }
 
-/// A kernel prepared for a bound runs at every size below, and gives the bits of one prepared for just that size.
+/// A kernel prepared for a bound runs at every size below, and gives the bits of one prepared for
+/// just that size.
 #[test]
 fn sizes_below_the_bound() {
     let (mut random, teams) = (Random(19), teams());
@@ -212,7 +368,10 @@ fn sizes_below_the_bound() {
         let fixed = 52;
         let operands = match role {
             'm' => (operand(0, &[fixed as i64, 1]), operand(0, &[45, 1])),
-            'n' => (operand(0, &[fixed as i64, 1]), operand(0, &[1, fixed as i64])),
+            'n' => (
+                operand(0, &[fixed as i64, 1]),
+                operand(0, &[1, fixed as i64]),
+            ),
             _ => (operand(0, &[1, 45]), operand(0, &[45, 1])),
         };
         let sizes = |size: usize| match role {
@@ -221,7 +380,9 @@ fn sizes_below_the_bound() {
             _ => (45, 45, size),
         };
         let mut spec = plain(&[45, 45], fixed, operands.0.clone(), operands.1.clone());
-        let Body::Matmul(body) = &mut spec.body else { unreachable!() };
+        let Body::Matmul(body) = &mut spec.body else {
+            unreachable!()
+        };
         match role {
             'm' => spec.dims[0] = symbol,
             'n' => (spec.dims[1], spec.operands[0].strides[0]) = (symbol, symbol),
@@ -231,7 +392,11 @@ fn sizes_below_the_bound() {
         for size in [1, 2, 13, 64, 65, 400, 4_999] {
             let env = Env([size as u32, 0, 0, 0, 0, 0, 0, 0]);
             let (m, n, k) = sizes(size);
-            let args = [random.floats(m * k), random.floats(k * n), vec![f32::NAN; m * n]];
+            let args = [
+                random.floats(m * k),
+                random.floats(k * n),
+                vec![f32::NAN; m * n],
+            ];
             let at_bound = run_all(&spec, &bound, &env, &teams, &args);
             let exact = run_all(&spec, &env, &env, &teams[..1], &args);
             assert!(at_bound == exact, "size {size}");
@@ -243,13 +408,26 @@ fn sizes_below_the_bound() {
     }
 }
 
-/// Rows and columns in reverse, the operand beginning at its last element: no view makes that, and no kernel does it.
+/// Rows and columns in reverse, the operand beginning at its last element: no view makes that, and
+/// no kernel does it.
 #[test]
 #[should_panic(expected = "walked backwards")]
 fn negative_strides_are_refused() {
     let (m, k) = (3, 2);
-    let spec = plain(&[m, 5], k, operand((m * k - 1) as i64, &[-(k as i64), -1]), operand(0, &[5, 1]));
-    run(&spec, &Env::default(), &Env::default(), Isa::Portable, &teams()[0], &[vec![0.0; m * k], vec![0.0; k * 5], vec![0.0; m * 5]]);
+    let spec = plain(
+        &[m, 5],
+        k,
+        operand((m * k - 1) as i64, &[-(k as i64), -1]),
+        operand(0, &[5, 1]),
+    );
+    run(
+        &spec,
+        &Env::default(),
+        &Env::default(),
+        Isa::Portable,
+        &teams()[0],
+        &[vec![0.0; m * k], vec![0.0; k * 5], vec![0.0; m * 5]],
+    );
 }
 
 #[test]
@@ -258,12 +436,26 @@ fn sizes_above_the_bound_are_refused() {
     let mut spec = plain(&[4, 4], 4, operand(0, &[4, 1]), operand(0, &[4, 1]));
     spec.dims[0] = Size::symbol(Symbol(0));
     let env = |m| Env([m, 0, 0, 0, 0, 0, 0, 0]);
-    run(&spec, &env(3), &env(4), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
+    run(
+        &spec,
+        &env(3),
+        &env(4),
+        Isa::Portable,
+        &teams()[0],
+        &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]],
+    );
 }
 
 #[test]
 #[should_panic(expected = "argument 0 reaches")]
 fn elements_before_a_region_are_refused() {
     let spec = plain(&[4, 4], 4, operand(0, &[-4, 1]), operand(0, &[4, 1]));
-    run(&spec, &Env::default(), &Env::default(), Isa::Portable, &teams()[0], &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]]);
+    run(
+        &spec,
+        &Env::default(),
+        &Env::default(),
+        Isa::Portable,
+        &teams()[0],
+        &[vec![0.0; 16], vec![0.0; 16], vec![0.0; 16]],
+    );
 }

@@ -1,4 +1,5 @@
-//! Kernels on slices of a batch: the same bits as on the whole, however it is cut, on every instruction set and any team.
+//! Kernels on slices of a batch: the same bits as on the whole, however it is cut, on every
+//! instruction set and any team.
 
 #[allow(dead_code)]
 mod common;
@@ -11,7 +12,8 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::{Slice, Slicing};
 use slabwise_kernels::spec::{
-    Access, Body, CheckIndex, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind, ReduceOp, Spec, Store, Window,
+    Access, Body, CheckIndex, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind,
+    ReduceOp, Spec, Store, Window,
 };
 
 const BATCH: Symbol = Symbol(0);
@@ -22,7 +24,9 @@ const POISON: i32 = 0x7fde_adbe;
 
 /// A size for each example of the batch.
 fn batch(per_example: usize) -> Size {
-    Size::symbol(BATCH).checked_mul(Size::fixed(per_example as i64)).expect("small")
+    Size::symbol(BATCH)
+        .checked_mul(Size::fixed(per_example as i64))
+        .expect("small")
 }
 
 fn fixed(sizes: &[usize]) -> impl Iterator<Item = Size> {
@@ -30,7 +34,10 @@ fn fixed(sizes: &[usize]) -> impl Iterator<Item = Size> {
 }
 
 fn dims(per_example: usize, rest: &[usize]) -> slabwise_kernels::spec::Dims {
-    [batch(per_example)].into_iter().chain(fixed(rest)).collect()
+    [batch(per_example)]
+        .into_iter()
+        .chain(fixed(rest))
+        .collect()
 }
 
 fn walked(strides: &[i64]) -> Operand {
@@ -43,7 +50,8 @@ fn rows(rest: &[usize]) -> Operand {
     walked(&contiguous(&with_batch))
 }
 
-/// A kernel, the examples of its bound, and an example's elements of every argument (or all elements of one they share).
+/// A kernel, the examples of its bound, and an example's elements of every argument (or all
+/// elements of one they share).
 struct Case {
     spec: Spec,
     bound: u32,
@@ -56,10 +64,24 @@ impl Case {
         env
     }
 
-    /// Runs `n` examples in slices of a size with a workspace of at most so many bytes if that can be, or whole, and returns all arguments
-    /// afterwards. The workspace and the sums lie between guard zones.
-    fn run(&self, args: &[Vec<f32>], n: u32, slices: Option<(u32, u64)>, isa: Isa, team: &Team) -> Vec<Vec<u32>> {
-        let (bound, config) = (self.bound(), Config { threads: team.threads(), isa });
+    /// Runs `n` examples in slices of a size with a workspace of at most so many bytes if that can
+    /// be, or whole, and returns all arguments afterwards. The workspace and the sums lie between
+    /// guard zones.
+    fn run(
+        &self,
+        args: &[Vec<f32>],
+        n: u32,
+        slices: Option<(u32, u64)>,
+        isa: Isa,
+        team: &Team,
+    ) -> Vec<Vec<u32>> {
+        let (bound, config) = (
+            self.bound(),
+            Config {
+                threads: team.threads(),
+                isa,
+            },
+        );
         let mut env = bound;
         env.0[0] = n;
         let slicing = Slicing::of(&self.spec, BATCH).expect("a spec for slices");
@@ -69,26 +91,60 @@ impl Case {
             memory.elements_mut::<f32>(&region).copy_from_slice(values);
             region
         };
-        let sliced =
-            |most, room| Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, room).expect("a valid spec").expect("slices");
-        let slices = slices.map(|(size, room)| (size.next_multiple_of(sliced(size, room).slice_unit()), room));
-        let kernel = slices
-            .map_or_else(|| Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"), |(size, room)| sliced(size, room));
+        let sliced = |most, room| {
+            Kernel::sliced(self.spec.clone(), BATCH, most, &bound, &config, room)
+                .expect("a valid spec")
+                .expect("slices")
+        };
+        let slices = slices
+            .map(|(size, room)| (size.next_multiple_of(sliced(size, room).slice_unit()), room));
+        let kernel = slices.map_or_else(
+            || Kernel::new(self.spec.clone(), &bound, &config).expect("a valid spec"),
+            |(size, room)| sliced(size, room),
+        );
         let mut guarded = |bytes: u64| {
             let arena = memory.reserve(bytes + 2 * GUARD).expect("memory");
             memory.elements_mut::<i32>(&arena).fill(POISON);
-            (arena.part(GUARD, bytes), [arena.part(0, GUARD), arena.part(GUARD + bytes, GUARD)])
+            (
+                arena.part(GUARD, bytes),
+                [arena.part(0, GUARD), arena.part(GUARD + bytes, GUARD)],
+            )
         };
-        let [(workspace, before), (sums, behind)] = [guarded(kernel.workspace()), guarded(kernel.sums())];
-        let whole: Vec<Region> = args.iter().map(|values| filled(&mut memory, values)).collect();
+        let [(workspace, before), (sums, behind)] =
+            [guarded(kernel.workspace()), guarded(kernel.sums())];
+        let whole: Vec<Region> = args
+            .iter()
+            .map(|values| filled(&mut memory, values))
+            .collect();
         let Some((size, _)) = slices else {
-            kernel.run(&mut memory, &whole, &workspace, &env, team).expect("no fault");
-            return whole.iter().map(|r| memory.elements::<f32>(r).iter().map(|x| x.to_bits()).collect()).collect();
+            kernel
+                .run(&mut memory, &whole, &workspace, &env, team)
+                .expect("no fault");
+            return whole
+                .iter()
+                .map(|r| {
+                    memory
+                        .elements::<f32>(r)
+                        .iter()
+                        .map(|x| x.to_bits())
+                        .collect()
+                })
+                .collect();
         };
-        let mut results: Vec<Vec<u32>> = args.iter().map(|v| v.iter().map(|x| x.to_bits()).collect()).collect();
+        let mut results: Vec<Vec<u32>> = args
+            .iter()
+            .map(|v| v.iter().map(|x| x.to_bits()).collect())
+            .collect();
         for from in (0..self.bound).step_by(size as usize) {
-            let slice = Slice { from, to: (from + size).min(self.bound), last: from + size >= self.bound };
-            let here = |step: u64| (u64::from(from.min(n)) * step) as usize..(u64::from(slice.to.min(n)) * step) as usize;
+            let slice = Slice {
+                from,
+                to: (from + size).min(self.bound),
+                last: from + size >= self.bound,
+            };
+            let here = |step: u64| {
+                (u64::from(from.min(n)) * step) as usize
+                    ..(u64::from(slice.to.min(n)) * step) as usize
+            };
             // What differs between examples lies in arenas of just a slice.
             let mut regions: Vec<Region> = Vec::new();
             for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
@@ -97,39 +153,67 @@ impl Case {
                     None => *whole,
                 });
             }
-            let given = regions.iter().copied().chain((kernel.sums() > 0).then_some(sums)).collect::<Vec<_>>();
-            kernel.run_slice(&mut memory, &given, &workspace, &env, team, slice).expect("no fault");
+            let given = regions
+                .iter()
+                .copied()
+                .chain((kernel.sums() > 0).then_some(sums))
+                .collect::<Vec<_>>();
+            kernel
+                .run_slice(&mut memory, &given, &workspace, &env, team, slice)
+                .expect("no fault");
             for ((result, step), region) in results.iter_mut().zip(&slicing.steps).zip(&regions) {
                 let at = step.map_or(0..result.len(), |step| here(step.at(&env) as u64));
-                result[at].iter_mut().zip(memory.elements::<f32>(region)).for_each(|(to, from)| *to = from.to_bits());
+                result[at]
+                    .iter_mut()
+                    .zip(memory.elements::<f32>(region))
+                    .for_each(|(to, from)| *to = from.to_bits());
             }
         }
         for guard in before.iter().chain(&behind) {
-            assert!(memory.elements::<i32>(guard).iter().all(|&x| x == POISON), "guard zone {guard:?} was written");
+            assert!(
+                memory.elements::<i32>(guard).iter().all(|&x| x == POISON),
+                "guard zone {guard:?} was written"
+            );
         }
         results
     }
 }
 
-/// Every way of running a case gives the same bits; at least one result differs from what was there before.
+/// Every way of running a case gives the same bits; at least one result differs from what was there
+/// before.
 fn check(case: &Case, random: &mut Random) {
     let lengths = |n: u32| {
         let mut env = case.bound();
         env.0[0] = n;
-        case.spec.arguments().iter().map(|(operand, space, _)| operand.extent(space, &env) as usize).collect::<Vec<_>>()
+        case.spec
+            .arguments()
+            .iter()
+            .map(|(operand, space, _)| operand.extent(space, &env) as usize)
+            .collect::<Vec<_>>()
     };
     let teams = teams();
     for n in [case.bound, random.int(0, case.bound as usize) as u32] {
-        let args: Vec<Vec<f32>> = lengths(n).into_iter().map(|len| random.floats(len)).collect();
+        let args: Vec<Vec<f32>> = lengths(n)
+            .into_iter()
+            .map(|len| random.floats(len))
+            .collect();
         for isa in Isa::available() {
             let expected = case.run(&args, n, None, isa, &teams[0]);
             if n > 0 {
-                let changed = expected.iter().flatten().zip(args.iter().flatten()).filter(|(a, b)| **a != b.to_bits());
+                let changed = expected
+                    .iter()
+                    .flatten()
+                    .zip(args.iter().flatten())
+                    .filter(|(a, b)| **a != b.to_bits());
                 assert!(changed.count() > 0, "nothing is computed");
             }
             for team in &teams {
                 let some = random.int(1, case.bound as usize) as u32;
-                for (size, room) in [(1, random.of(&[0, u64::MAX])), (some, u64::MAX), (some, random.of(&[0, 30_000, 100_000, 300_000]))] {
+                for (size, room) in [
+                    (1, random.of(&[0, u64::MAX])),
+                    (some, u64::MAX),
+                    (some, random.of(&[0, 30_000, 100_000, 300_000])),
+                ] {
                     let got = case.run(&args, n, Some((size, room)), isa, team);
                     assert!(
                         got == expected,
@@ -146,18 +230,40 @@ fn check(case: &Case, random: &mut Random) {
 /// A kernel that stores what the anchor gives for each point, plus another operand.
 fn anchored(body: Body, dims: slabwise_kernels::spec::Dims, plus: Operand, out: Operand) -> Spec {
     let code = vec![Inst::Load(0), Inst::Acc, Inst::Op(ScalarOp::Add, [0, 1, 0])];
-    Spec { body, dims, reduced: 0, operands: vec![plus, out], indices: vec![], code, stores: vec![Store { value: 2, operand: 1 }] }
+    Spec {
+        body,
+        dims,
+        reduced: 0,
+        operands: vec![plus, out],
+        indices: vec![],
+        code,
+        stores: vec![Store {
+            value: 2,
+            operand: 1,
+        }],
+    }
 }
 
 fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
     let groups = random.of(&[1, 1, 2, 6]);
-    let [ci, co] = if groups == 6 { [6, 6] } else { [groups * random.int(1, 4), groups * random.int(1, 20)] };
+    let [ci, co] = if groups == 6 {
+        [6, 6]
+    } else {
+        [groups * random.int(1, 4), groups * random.int(1, 20)]
+    };
     let k = [random.int(1, 3), random.int(1, 3)];
-    let (stride, pad) = ([random.int(1, 2), random.int(1, 2)], [random.int(0, 1), random.int(0, 1)]);
+    let (stride, pad) = (
+        [random.int(1, 2), random.int(1, 2)],
+        [random.int(0, 1), random.int(0, 1)],
+    );
     let sides = if large { (28, 40) } else { (4, 17) };
     let hw = [random.int(sides.0, sides.1), random.int(sides.0, sides.1)];
     let out = [0, 1].map(|i| (hw[i] + 2 * pad[i] - k[i]) / stride[i] + 1);
-    let (image, result, weight) = ([ci, hw[0], hw[1]], [co, out[0], out[1]], [co, ci / groups, k[0], k[1]]);
+    let (image, result, weight) = (
+        [ci, hw[0], hw[1]],
+        [co, out[0], out[1]],
+        [co, ci / groups, k[0], k[1]],
+    );
     let size = |n: usize| Size::fixed(n as i64);
     let fixed_weight = walked(&contiguous(&weight));
     let [a, b] = match kind {
@@ -172,8 +278,26 @@ fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
     };
     let n = batch(1);
     let [hw, ohw] = [hw.map(size), out.map(size)];
-    let body = Conv2d { kind, n, ci: size(ci), co: size(co), hw, ohw, k, stride, pad, dilation: [1, 1], groups, a, b, prologue: None };
-    Case { spec: anchored(Body::Conv2d(body), space, target.clone(), target), bound: random.int(2, 9) as u32 }
+    let body = Conv2d {
+        kind,
+        n,
+        ci: size(ci),
+        co: size(co),
+        hw,
+        ohw,
+        k,
+        stride,
+        pad,
+        dilation: [1, 1],
+        groups,
+        a,
+        b,
+        prologue: None,
+    };
+    Case {
+        spec: anchored(Body::Conv2d(body), space, target.clone(), target),
+        bound: random.int(2, 9) as u32,
+    }
 }
 
 #[test]
@@ -195,33 +319,63 @@ fn convolutions_and_poolings_are_those_of_their_images() {
         }
     }
     let (channels, side) = (3, 10);
-    let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
+    let window = Window {
+        k: [2, 2],
+        stride: [2, 2],
+        pad: [0, 0],
+    };
     let x = rows(&[channels, side, side]);
-    let body = Body::Pool2d(Pool2d { kind: PoolKind::Max, window, hw: [Size::fixed(side as i64); 2], x, arg: None });
+    let body = Body::Pool2d(Pool2d {
+        kind: PoolKind::Max,
+        window,
+        hw: [Size::fixed(side as i64); 2],
+        x,
+        arg: None,
+    });
     let out = rows(&[channels, side / 2, side / 2]);
-    let spec = anchored(body, dims(1, &[channels, side / 2, side / 2]), out.clone(), out);
+    let spec = anchored(
+        body,
+        dims(1, &[channels, side / 2, side / 2]),
+        out.clone(),
+        out,
+    );
     check(&Case { spec, bound: 7 }, &mut random);
 }
 
-/// Products with few rows split the contracted axis: how often depends on all rows, not on a slice's.
+/// Products with few rows split the contracted axis: how often depends on all rows, not on a
+/// slice's.
 #[test]
 fn products_split_as_the_whole_batch_does() {
     let mut random = Random(13);
     for per_example in [1, 3, 200] {
-        for (n, k) in [(random.int(2, 40), random.int(2, 90)), (random.int(1, 130), 5000)] {
-            let body = Body::Matmul(Matmul { k: Size::fixed(k as i64), a: rows(&[k]), b: walked(&[n as i64, 1]) });
+        for (n, k) in [
+            (random.int(2, 40), random.int(2, 90)),
+            (random.int(1, 130), 5000),
+        ] {
+            let body = Body::Matmul(Matmul {
+                k: Size::fixed(k as i64),
+                a: rows(&[k]),
+                b: walked(&[n as i64, 1]),
+            });
             let spec = anchored(body, dims(per_example, &[n]), rows(&[n]), rows(&[n]));
-            check(&Case { spec, bound: random.int(2, 6) as u32 }, &mut random);
+            check(
+                &Case {
+                    spec,
+                    bound: random.int(2, 6) as u32,
+                },
+                &mut random,
+            );
         }
     }
 }
 
-/// The weight gradient of a dense layer: the batch is contracted, and slices may end anywhere in it.
+/// The weight gradient of a dense layer: the batch is contracted, and slices may end anywhere in
+/// it.
 #[test]
 fn sums_of_products_go_on_where_the_last_slice_ended() {
     let mut random = Random(17);
-    // Groups, rows and columns, rows for each example: results of one block and of several, of one column and of one row; long sums that
-    // are split, and that are not.
+    // Groups, rows and columns, rows for each example: results of one block and of several, of one
+    // column and of one row; long sums that are split, and that are not.
     for ([groups, m, n], per_example, bound) in [
         ([1, 5, 7], 1, 30),
         ([2, 31, 1], 3, 11),
@@ -236,19 +390,45 @@ fn sums_of_products_go_on_where_the_last_slice_ended() {
         // Rows of groups, or a group's alone; either may be stored with its columns last or first.
         let operand = |width: usize, contracted_first: bool| {
             let strides = [width as i64, (groups * width) as i64, 1];
-            walked(&if contracted_first { strides } else { [strides[0], strides[2], strides[1]] })
+            walked(&if contracted_first {
+                strides
+            } else {
+                [strides[0], strides[2], strides[1]]
+            })
         };
-        let body = Body::Matmul(Matmul { k, a: operand(m, false), b: operand(n, true) });
+        let body = Body::Matmul(Matmul {
+            k,
+            a: operand(m, false),
+            b: operand(n, true),
+        });
         let weight = walked(&contiguous(&[groups, m, n]));
-        let spec = anchored(body, fixed(&[groups, m, n]).collect(), weight.clone(), weight);
+        let spec = anchored(
+            body,
+            fixed(&[groups, m, n]).collect(),
+            weight.clone(),
+            weight,
+        );
         check(&Case { spec, bound }, &mut random);
     }
     // A result whose size varies has sums that do, too.
-    let body = Body::Matmul(Matmul { k: batch(1), a: walked(&[1, 4]), b: walked(&[3, 1]) });
-    let space = [Size::symbol(Symbol(1)), Size::fixed(3)].into_iter().collect();
+    let body = Body::Matmul(Matmul {
+        k: batch(1),
+        a: walked(&[1, 4]),
+        b: walked(&[3, 1]),
+    });
+    let space = [Size::symbol(Symbol(1)), Size::fixed(3)]
+        .into_iter()
+        .collect();
     let spec = anchored(body, space, walked(&[3, 1]), walked(&[3, 1]));
-    let config = Config { threads: 1, isa: Isa::Portable };
-    assert!(Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &config, u64::MAX).expect("a valid spec").is_none());
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
+    assert!(
+        Kernel::sliced(spec, BATCH, 2, &Env([8; 8]), &config, u64::MAX)
+            .expect("a valid spec")
+            .is_none()
+    );
 }
 
 /// Σ x·y along some axes, where it is scaled and added to; every product is stored as well.
@@ -265,8 +445,25 @@ fn summed(space: slabwise_kernels::spec::Dims, x: &[i64], sums: &[i64], reduced:
         Inst::Op(ScalarOp::Add, [6, 4, 0]),
     ];
     let operands = vec![walked(x), walked(x), walked(sums), walked(sums), walked(x)];
-    let stores = vec![Store { value: 7, operand: 3 }, Store { value: 2, operand: 4 }];
-    Spec { body: Body::Loop, dims: space, reduced, operands, indices: vec![], code, stores }
+    let stores = vec![
+        Store {
+            value: 7,
+            operand: 3,
+        },
+        Store {
+            value: 2,
+            operand: 4,
+        },
+    ];
+    Spec {
+        body: Body::Loop,
+        dims: space,
+        reduced,
+        operands,
+        indices: vec![],
+        code,
+        stores,
+    }
 }
 
 #[test]
@@ -274,8 +471,16 @@ fn sums_over_the_batch_go_on_where_the_last_slice_ended() {
     let mut random = Random(14);
     // The gradient of a convolution's bias: channels are kept, examples and pixels are not.
     for (channels, pixels, bound) in [(5, 40, 6), (3, 20_000, 5), (20, 1500, 4), (1, 3000, 3)] {
-        let space = fixed(&[channels]).chain([batch(1)]).chain(fixed(&[pixels])).collect();
-        let spec = summed(space, &[pixels as i64, (channels * pixels) as i64, 1], &[1, 0, 0], 2);
+        let space = fixed(&[channels])
+            .chain([batch(1)])
+            .chain(fixed(&[pixels]))
+            .collect();
+        let spec = summed(
+            space,
+            &[pixels as i64, (channels * pixels) as i64, 1],
+            &[1, 0, 0],
+            2,
+        );
         if channels > 1 {
             check(&Case { spec, bound }, &mut random);
         }
@@ -291,7 +496,8 @@ fn sums_over_the_batch_go_on_where_the_last_slice_ended() {
 #[test]
 fn rows_are_folded_as_in_the_whole_batch() {
     let mut random = Random(15);
-    // Sums along the last axis, or along the one before it, of whole batches with few and with many rows.
+    // Sums along the last axis, or along the one before it, of whole batches with few and with many
+    // rows.
     for (length, bound) in [(33, 9), (70_000, 3), (300, 40)] {
         let spec = summed(dims(1, &[length]), &[length as i64, 1], &[1, 0], 1);
         check(&Case { spec, bound }, &mut random);
@@ -310,10 +516,17 @@ fn positions_are_counted_through_the_whole_batch() {
             Inst::Index(0),
             Inst::Cast(1, Lane::F32),
             Inst::Op(ScalarOp::Add, [0, 2, 0]),
-            Inst::Uniform { state: 1, stream: 7, index: 1 },
+            Inst::Uniform {
+                state: 1,
+                stream: 7,
+                index: 1,
+            },
             Inst::Op(ScalarOp::Mul, [3, 4, 0]),
         ];
-        let state = Operand { dtype: DType::I32, ..walked(&[0, 0]) };
+        let state = Operand {
+            dtype: DType::I32,
+            ..walked(&[0, 0])
+        };
         let spec = Spec {
             body: Body::Loop,
             dims: dims(per_example, &[19]),
@@ -321,7 +534,10 @@ fn positions_are_counted_through_the_whole_batch() {
             operands: vec![rows(&[19]), state, rows(&[19])],
             indices: vec![[Size::fixed(19), Size::ONE].into_iter().collect()],
             code,
-            stores: vec![Store { value: 5, operand: 2 }],
+            stores: vec![Store {
+                value: 5,
+                operand: 2,
+            }],
         };
         check(&Case { spec, bound: 9 }, &mut random);
     }
@@ -330,26 +546,60 @@ fn positions_are_counted_through_the_whole_batch() {
 #[test]
 fn what_mixes_examples_has_no_slices() {
     let none = |spec: &Spec| assert_eq!(Slicing::of(spec, BATCH), None, "{spec:#?}");
-    let index = Operand { dtype: DType::I32, ..rows(&[]) };
-    let check_index = CheckIndex { index: index.clone(), limit: Size::fixed(3) };
+    let index = Operand {
+        dtype: DType::I32,
+        ..rows(&[])
+    };
+    let check_index = CheckIndex {
+        index: index.clone(),
+        limit: Size::fixed(3),
+    };
     let plain = |body: Body| anchored(body, dims(1, &[]), rows(&[]), rows(&[]));
     none(&plain(Body::CheckIndex(check_index)));
     // An element of any example, by index.
-    none(&plain(Body::Gather(Gather { source: walked(&[0]), index, axis_stride: Size::ONE, axis_len: batch(1) })));
+    none(&plain(Body::Gather(Gather {
+        source: walked(&[0]),
+        index,
+        axis_stride: Size::ONE,
+        axis_len: batch(1),
+    })));
     // Every example with every other.
     let (pairs, both) = ([batch(1), batch(1)].into_iter().collect(), walked(&[1, 0]));
-    none(&Spec { dims: pairs, ..anchored(Body::Loop, dims(1, &[]), both.clone(), walked(&[0, 1])) });
+    none(&Spec {
+        dims: pairs,
+        ..anchored(Body::Loop, dims(1, &[]), both.clone(), walked(&[0, 1]))
+    });
     // Examples apart from one another by as many elements as there are examples.
-    let far = Operand { strides: [Size::ONE, batch(1)].into_iter().collect(), ..rows(&[1]) };
+    let far = Operand {
+        strides: [Size::ONE, batch(1)].into_iter().collect(),
+        ..rows(&[1])
+    };
     none(&anchored(Body::Loop, dims(1, &[4]), rows(&[4]), far));
     // A sum whose tiles go through examples and elements alike.
-    let spec = summed([batch(1), Size::fixed(50)].into_iter().collect(), &[50, 1], &[0, 0], 2);
-    let config = Config { threads: 1, isa: Isa::Portable };
+    let spec = summed(
+        [batch(1), Size::fixed(50)].into_iter().collect(),
+        &[50, 1],
+        &[0, 0],
+        2,
+    );
+    let config = Config {
+        threads: 1,
+        isa: Isa::Portable,
+    };
     let bound = Env([8; 8]);
-    assert!(Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX).expect("a valid spec").is_none());
+    assert!(
+        Kernel::sliced(spec, BATCH, 2, &bound, &config, u64::MAX)
+            .expect("a valid spec")
+            .is_none()
+    );
     // And what is the same for all examples is not part of one.
-    let slicing = Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
+    let slicing =
+        Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
     assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));
-    let access = summed(dims(1, &[5]), &[5, 1], &[1, 0], 1).arguments().iter().filter(|a| a.2 == Access::Write).count();
+    let access = summed(dims(1, &[5]), &[5, 1], &[1, 0], 1)
+        .arguments()
+        .iter()
+        .filter(|a| a.2 == Access::Write)
+        .count();
     assert_eq!(access, 2);
 }

@@ -6,12 +6,18 @@ use std::time::Duration;
 
 use slabwise_kernels::cpu::Team;
 
-/// Runs a region and checks that each chunk runs once, under a worker index that nobody else has at that time.
+/// Runs a region and checks that each chunk runs once, under a worker index that nobody else has at
+/// that time.
 fn region(team: &Team, chunks: usize) {
     let runs: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
-    let taken: Vec<AtomicBool> = (0..team.threads()).map(|_| AtomicBool::new(false)).collect();
+    let taken: Vec<AtomicBool> = (0..team.threads())
+        .map(|_| AtomicBool::new(false))
+        .collect();
     team.run(chunks, &|chunk, worker| {
-        assert!(!taken[worker].swap(true, Ordering::SeqCst), "worker {worker} is in two chunks");
+        assert!(
+            !taken[worker].swap(true, Ordering::SeqCst),
+            "worker {worker} is in two chunks"
+        );
         runs[chunk].fetch_add(1, Ordering::SeqCst);
         taken[worker].store(false, Ordering::SeqCst);
     });
@@ -85,7 +91,12 @@ fn a_panic_reaches_the_caller_and_the_team_lives_on() {
         region(&team, 8);
     }
     // Every chunk panics.
-    assert!(catch_unwind(AssertUnwindSafe(|| team.run(50, &|_, _| std::panic::resume_unwind(Box::new(()))))).is_err());
+    assert!(
+        catch_unwind(AssertUnwindSafe(
+            || team.run(50, &|_, _| std::panic::resume_unwind(Box::new(())))
+        ))
+        .is_err()
+    );
     region(&team, 50);
 }
 
@@ -139,7 +150,8 @@ fn several_callers_at_once() {
     std::thread::scope(|scope| {
         for caller in 0..4 {
             let team = &team;
-            scope.spawn(move || (0..2_000).for_each(|round| region(team, 1 + (round + caller) % 9)));
+            scope
+                .spawn(move || (0..2_000).for_each(|round| region(team, 1 + (round + caller) % 9)));
         }
     });
 }

@@ -1,5 +1,6 @@
-//! Plans dags of growing size with the default options, checks the plans and writes reports of them, and prints what each stage took.
-//! Nothing here may take much more than ten times as long for ten times as many tasks.
+//! Plans dags of growing size with the default options, checks the plans and writes reports of
+//! them, and prints what each stage took. Nothing here may take much more than ten times as long
+//! for ten times as many tasks.
 //!
 //! ```text
 //! cargo bench -p slabwise-planner --bench scale -- [LARGEST]
@@ -11,9 +12,18 @@ use std::error::Error;
 use std::time::Instant;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let largest = std::env::args().skip(1).find_map(|word| word.parse().ok()).unwrap_or(100_000);
-    println!("| dag | tasks | plan s | check s | text s | height / bound | order | offsets |\n|---|---|---|---|---|---|---|---|");
-    for (name, make) in [("chain", chain as fn(usize) -> Dag), ("recurrent", recurrent), ("random", random_tasks)] {
+    let largest = std::env::args()
+        .skip(1)
+        .find_map(|word| word.parse().ok())
+        .unwrap_or(100_000);
+    println!(
+        "| dag | tasks | plan s | check s | text s | height / bound | order | offsets |\n|---|---|---|---|---|---|---|---|"
+    );
+    for (name, make) in [
+        ("chain", chain as fn(usize) -> Dag),
+        ("recurrent", recurrent),
+        ("random", random_tasks),
+    ] {
         let mut tasks = 1_000;
         while tasks <= largest {
             row(name, &make(tasks))?;
@@ -28,7 +38,11 @@ fn row(name: &str, dag: &Dag) -> Result<(), Box<dyn Error>> {
     let begin = Instant::now();
     let planned = plan(dag, &Options::default())?;
     let planning = timed(begin);
-    let (ratio, schedule, method) = (planned.height as f64 / planned.lower_bound.max(1) as f64, planned.schedule, planned.method);
+    let (ratio, schedule, method) = (
+        planned.height as f64 / planned.lower_bound.max(1) as f64,
+        planned.schedule,
+        planned.method,
+    );
     let begin = Instant::now();
     let checked = check(dag, planned)?;
     let checking = timed(begin);
@@ -36,6 +50,9 @@ fn row(name: &str, dag: &Dag) -> Result<(), Box<dyn Error>> {
     let text = report::text(dag, &checked).to_string();
     let writing = timed(begin);
     assert!(!text.is_empty());
-    println!("| {name} | {} | {planning:.3} | {checking:.3} | {writing:.3} | {ratio:.6} | {schedule:?} | {method} |", dag.tasks.len());
+    println!(
+        "| {name} | {} | {planning:.3} | {checking:.3} | {writing:.3} | {ratio:.6} | {schedule:?} | {method} |",
+        dag.tasks.len()
+    );
     Ok(())
 }

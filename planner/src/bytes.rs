@@ -4,7 +4,8 @@ use crate::shorten::brief;
 use std::fmt;
 use std::str::FromStr;
 
-/// A number of bytes that prints with a binary unit (`2.1 MiB`) and parses with any (`24MiB`, `1.5 GB`, `4096`).
+/// A number of bytes that prints with a binary unit (`2.1 MiB`) and parses with any (`24MiB`, `1.5
+/// GB`, `4096`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
@@ -54,7 +55,8 @@ const UNITS: [(&str, u64); 14] = [
     ("EB", 1_000_000_000_000_000_000),
 ];
 
-/// Digits after the point that are read; the largest unit times ten to this power still fits 128 bits.
+/// Digits after the point that are read; the largest unit times ten to this power still fits 128
+/// bits.
 const FRACTION_DIGITS: usize = 18;
 
 impl fmt::Display for Bytes {
@@ -76,7 +78,8 @@ impl fmt::Display for Bytes {
 impl FromStr for Bytes {
     type Err = BytesError;
 
-    /// Reads a decimal number with an optional fraction and unit (any letter case). Parts of a byte are dropped.
+    /// Reads a decimal number with an optional fraction and unit (any letter case). Parts of a byte
+    /// are dropped.
     fn from_str(text: &str) -> Result<Self, BytesError> {
         let trimmed = text.trim();
         if trimmed.is_empty() {
@@ -85,7 +88,9 @@ impl FromStr for Bytes {
         if trimmed.starts_with('-') {
             return Err(BytesError::Negative(trimmed.into()));
         }
-        let number_end = trimmed.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(trimmed.len());
+        let number_end = trimmed
+            .find(|c: char| !(c.is_ascii_digit() || c == '.'))
+            .unwrap_or(trimmed.len());
         let (number, unit) = (&trimmed[..number_end], trimmed[number_end..].trim_start());
         let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
         if (whole.is_empty() && fraction.is_empty()) || fraction.contains('.') {
@@ -94,14 +99,27 @@ impl FromStr for Bytes {
         let &(_, scale) = UNITS
             .iter()
             .find(|(name, _)| name.eq_ignore_ascii_case(unit))
-            .ok_or_else(|| BytesError::Unit { text: trimmed.into(), unit: unit.into() })?;
+            .ok_or_else(|| BytesError::Unit {
+                text: trimmed.into(),
+                unit: unit.into(),
+            })?;
 
         let overflow = || BytesError::Overflow(trimmed.into());
-        let digits = |digits: &str| digits.bytes().try_fold(0u64, |n, d| n.checked_mul(10)?.checked_add(u64::from(d - b'0')));
+        let digits = |digits: &str| {
+            digits.bytes().try_fold(0u64, |n, d| {
+                n.checked_mul(10)?.checked_add(u64::from(d - b'0'))
+            })
+        };
         let fraction = &fraction[..fraction.len().min(FRACTION_DIGITS)];
-        let part = u128::from(digits(fraction).ok_or_else(overflow)?) * u128::from(scale) / 10u128.pow(fraction.len() as u32);
-        let whole = digits(whole).and_then(|n| n.checked_mul(scale)).ok_or_else(overflow)?;
-        whole.checked_add(part as u64).map(Bytes).ok_or_else(overflow)
+        let part = u128::from(digits(fraction).ok_or_else(overflow)?) * u128::from(scale)
+            / 10u128.pow(fraction.len() as u32);
+        let whole = digits(whole)
+            .and_then(|n| n.checked_mul(scale))
+            .ok_or_else(overflow)?;
+        whole
+            .checked_add(part as u64)
+            .map(Bytes)
+            .ok_or_else(overflow)
     }
 }
 
@@ -121,7 +139,11 @@ mod tests {
         assert_eq!(shown(u64::MAX), "16.0 EiB");
         for unit in [10, 20, 30, 40, 50, 60] {
             for below in [1, 1 << (unit - 6), 1 << (unit - 5)] {
-                assert!(!shown((1 << unit) - below).starts_with("1024"), "{}", shown((1 << unit) - below));
+                assert!(
+                    !shown((1 << unit) - below).starts_with("1024"),
+                    "{}",
+                    shown((1 << unit) - below)
+                );
             }
         }
         assert_eq!(format!("[{:>10}]", Bytes(2048)), "[   2.0 KiB]");
@@ -136,7 +158,10 @@ mod tests {
         assert_eq!(parsed("2GB"), Ok(2_000_000_000));
         assert_eq!(parsed(".5KB"), Ok(500));
         assert_eq!(parsed("18446744073709551615B"), Ok(u64::MAX));
-        assert_eq!((parsed("1PiB"), parsed("1.5 eib"), parsed("18EB")), (Ok(1 << 50), Ok(3 << 59), Ok(18_000_000_000_000_000_000)));
+        assert_eq!(
+            (parsed("1PiB"), parsed("1.5 eib"), parsed("18EB")),
+            (Ok(1 << 50), Ok(3 << 59), Ok(18_000_000_000_000_000_000))
+        );
         assert_eq!(parsed("15.999999999999999999EiB"), Ok(u64::MAX - 1));
         assert_eq!(parsed("0.0000000000000000009999TiB"), Ok(0));
     }
@@ -152,7 +177,12 @@ mod tests {
         for text in ["1e9", "5 parsecs", "5 M"] {
             assert!(matches!(error(text), BytesError::Unit { .. }), "{text}");
         }
-        for text in ["18446744073709551616", "17179869184GiB", "16EiB", "99999999999999999999TB"] {
+        for text in [
+            "18446744073709551616",
+            "17179869184GiB",
+            "16EiB",
+            "99999999999999999999TB",
+        ] {
             assert_eq!(error(text), BytesError::Overflow(text.into()));
         }
     }

@@ -1,17 +1,20 @@
 //! Verifies a plan from the dag alone.
 //!
-//! Planning is a search: orders are guessed, pairs are taken, heuristics compete, and the code that does so will keep
-//! changing. None of it has to be right for a run to be right. What a run relies on is small and can be said without
-//! mentioning how a plan came about: every task runs once and after what it depends on; from the first write of a buffer
-//! to its last use no byte of it belongs to anything else; the only exception is a pair that the dag declared, at the one
-//! step where the first buffer dies and the second is born. This module states exactly that, recomputes everything it
-//! needs from the dag and the order, and shares no code with ordering, liveness, in-place choice and packing. A plan that
-//! passes is right however it was found, so checking each result, which costs O(n log n), gives what a proof of the planner
-//! would, for every plan that is ever used. The idea is that of the symbolic checker of the register allocator regalloc2:
-//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. What is left to trust is this file; it is tested against a naive
-//! quadratic oracle and by breaking valid plans in every way it can tell.
+//! Planning is a search: orders are guessed, pairs are taken, heuristics compete, and the code that
+//! does so will keep changing. None of it has to be right for a run to be right. What a run relies
+//! on is small and can be said without mentioning how a plan came about: every task runs once and
+//! after what it depends on; from the first write of a buffer to its last use no byte of it belongs
+//! to anything else; the only exception is a pair that the dag declared, at the one step where the
+//! first buffer dies and the second is born. This module states exactly that, recomputes everything
+//! it needs from the dag and the order, and shares no code with ordering, liveness, in-place choice
+//! and packing. A plan that passes is right however it was found, so checking each result, which
+//! costs O(n log n), gives what a proof of the planner would, for every plan that is ever used. The
+//! idea is that of the symbolic checker of the register allocator regalloc2:
+//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. What is left to trust is this file; it
+//! is tested against a naive quadratic oracle and by breaking valid plans in every way it can tell.
 //!
-//! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, since people decide by them.
+//! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, since
+//! people decide by them.
 
 use crate::dag::{ALIGN, Dag, Space, TaskId};
 use crate::liveness::Lifetime;
@@ -48,7 +51,11 @@ impl<T> Checked<T> {
 /// Accepts a plan if it is right, or says what is wrong. O(n log n).
 pub fn check(dag: &Dag, plan: Plan) -> Result<Checked<Plan>, Violation> {
     dag.verify()?;
-    let checker = Checker { dag, plan: &plan, step_of: steps(dag, &plan)? };
+    let checker = Checker {
+        dag,
+        plan: &plan,
+        step_of: steps(dag, &plan)?,
+    };
     checker.dependencies()?;
     checker.lifetimes()?;
     let delayed = checker.reuse()?;
@@ -58,11 +65,16 @@ pub fn check(dag: &Dag, plan: Plan) -> Result<Checked<Plan>, Violation> {
     Ok(Checked(plan))
 }
 
-/// Accepts the order and the offsets of a plan for another dag of the same tasks: for one whose buffers are smaller, as those of
-/// shorter inputs are. What the plan says of its sizes is not asked of it. O(n log n).
+/// Accepts the order and the offsets of a plan for another dag of the same tasks: for one whose
+/// buffers are smaller, as those of shorter inputs are. What the plan says of its sizes is not
+/// asked of it. O(n log n).
 pub fn check_within(dag: &Dag, plan: &Plan) -> Result<(), Violation> {
     dag.verify()?;
-    let checker = Checker { dag, plan, step_of: steps(dag, plan)? };
+    let checker = Checker {
+        dag,
+        plan,
+        step_of: steps(dag, plan)?,
+    };
     checker.dependencies()?;
     checker.lifetimes()?;
     let delayed = checker.reuse()?;
@@ -75,18 +87,37 @@ fn steps(dag: &Dag, plan: &Plan) -> Result<Vec<usize>, Violation> {
         ("steps", dag.tasks.len(), plan.order.len()),
         ("lifetimes", dag.buffers.len(), plan.lifetimes.len()),
         ("offsets", dag.buffers.len(), plan.offsets.len()),
-        ("workspace offsets", dag.tasks.len(), plan.workspace_offsets.len()),
+        (
+            "workspace offsets",
+            dag.tasks.len(),
+            plan.workspace_offsets.len(),
+        ),
     ];
-    if let Some(&(what, expected, found)) = lengths.iter().find(|(_, expected, found)| expected != found) {
-        return Err(Violation::Length { what, expected, found });
+    if let Some(&(what, expected, found)) = lengths
+        .iter()
+        .find(|(_, expected, found)| expected != found)
+    {
+        return Err(Violation::Length {
+            what,
+            expected,
+            found,
+        });
     }
     let mut step_of = vec![None; dag.tasks.len()];
     for (step, task) in plan.order.iter().enumerate() {
         let Some(slot) = step_of.get_mut(task.index()) else {
-            return Err(Violation::UnknownTask { step, task: task.0, count: dag.tasks.len() });
+            return Err(Violation::UnknownTask {
+                step,
+                task: task.0,
+                count: dag.tasks.len(),
+            });
         };
         if let Some(first) = slot.replace(step) {
-            return Err(Violation::RunsTwice { task: dag.task_name(*task).into(), first, second: step });
+            return Err(Violation::RunsTwice {
+                task: dag.task_name(*task).into(),
+                first,
+                second: step,
+            });
         }
     }
     // As many steps as tasks and none twice: each has one.
@@ -101,8 +132,9 @@ struct Tenant {
     is_workspace: bool,
     offset: u64,
     bytes: u64,
-    /// The steps at which its bytes must be its own. A buffer computed in place begins one step late here: at the step
-    /// itself the buffer it takes over, at the same offset and no smaller, stands for both.
+    /// The steps at which its bytes must be its own. A buffer computed in place begins one step
+    /// late here: at the step itself the buffer it takes over, at the same offset and no smaller,
+    /// stands for both.
     start: u64,
     end: u64,
 }
@@ -122,15 +154,27 @@ impl Checker<'_> {
         self.dag.buffers[index].name.clone()
     }
 
-    fn must_precede(&self, before: usize, after: usize, reason: impl Fn() -> String) -> Result<(), Violation> {
+    fn must_precede(
+        &self,
+        before: usize,
+        after: usize,
+        reason: impl Fn() -> String,
+    ) -> Result<(), Violation> {
         let (late_step, early_step) = (self.step_of[before], self.step_of[after]);
         if late_step < early_step {
             return Ok(());
         }
-        Err(Violation::Dependency { late: self.task(before), late_step, early: self.task(after), early_step, reason: reason() })
+        Err(Violation::Dependency {
+            late: self.task(before),
+            late_step,
+            early: self.task(after),
+            early_step,
+            reason: reason(),
+        })
     }
 
-    /// Writers of a buffer in program order, its other users after all of them, and the extra order.
+    /// Writers of a buffer in program order, its other users after all of them, and the extra
+    /// order.
     fn dependencies(&self) -> Result<(), Violation> {
         let mut last_writer = vec![None; self.dag.buffers.len()];
         for (t, task) in self.dag.tasks.iter().enumerate() {
@@ -140,23 +184,38 @@ impl Checker<'_> {
             for write in &task.writes {
                 let previous = last_writer[write.index()].replace(t);
                 if let Some(previous) = previous.filter(|&previous| previous != t) {
-                    self.must_precede(previous, t, || format!("both write `{}`, in this order", self.dag.buffer_name(*write)))?;
+                    self.must_precede(previous, t, || {
+                        format!(
+                            "both write `{}`, in this order",
+                            self.dag.buffer_name(*write)
+                        )
+                    })?;
                 }
             }
         }
         for (t, task) in self.dag.tasks.iter().enumerate() {
             let mut writes: Vec<u32> = task.writes.iter().map(|w| w.0).collect();
             writes.sort_unstable();
-            for read in task.reads.iter().filter(|read| writes.binary_search(&read.0).is_err()) {
+            for read in task
+                .reads
+                .iter()
+                .filter(|read| writes.binary_search(&read.0).is_err())
+            {
                 if let Some(writer) = last_writer[read.index()] {
-                    self.must_precede(writer, t, || format!("it writes `{}`, which the other reads", self.dag.buffer_name(*read)))?;
+                    self.must_precede(writer, t, || {
+                        format!(
+                            "it writes `{}`, which the other reads",
+                            self.dag.buffer_name(*read)
+                        )
+                    })?;
                 }
             }
         }
         Ok(())
     }
 
-    /// Each lifetime, from the definition: first to last touching step, widened for inputs and outputs.
+    /// Each lifetime, from the definition: first to last touching step, widened for inputs and
+    /// outputs.
     fn lifetimes(&self) -> Result<(), Violation> {
         let steps = self.dag.tasks.len().max(1) as u64;
         let mut expected: Vec<(u64, u64)> = vec![(u64::MAX, 0); self.dag.buffers.len()];
@@ -176,9 +235,17 @@ impl Checker<'_> {
             if buffer.live_out {
                 end = steps;
             }
-            let expected = if start == u64::MAX { Lifetime { start: 0, end: 0 } } else { Lifetime { start, end } };
+            let expected = if start == u64::MAX {
+                Lifetime { start: 0, end: 0 }
+            } else {
+                Lifetime { start, end }
+            };
             if self.plan.lifetimes[b] != expected {
-                return Err(Violation::WrongLifetime { buffer: self.buffer(b), expected, found: self.plan.lifetimes[b] });
+                return Err(Violation::WrongLifetime {
+                    buffer: self.buffer(b),
+                    expected,
+                    found: self.plan.lifetimes[b],
+                });
             }
         }
         Ok(())
@@ -189,49 +256,106 @@ impl Checker<'_> {
         let mut declared = self.dag.may_reuse.clone();
         declared.sort_unstable();
         let buffers = self.dag.buffers.len();
-        let (mut gives, mut takes): (Vec<Option<TaskId>>, Vec<Option<TaskId>>) = (vec![None; buffers], vec![None; buffers]);
+        let (mut gives, mut takes): (Vec<Option<TaskId>>, Vec<Option<TaskId>>) =
+            (vec![None; buffers], vec![None; buffers]);
         for (index, pair) in self.plan.reused.iter().enumerate() {
             if declared.binary_search(pair).is_err() {
-                return Err(Violation::ReuseUndeclared { index, task: pair.task.0, from: pair.from.0, to: pair.to.0 });
+                return Err(Violation::ReuseUndeclared {
+                    index,
+                    task: pair.task.0,
+                    from: pair.from.0,
+                    to: pair.to.0,
+                });
             }
-            let (task, from, to) = (self.task(pair.task.index()), self.buffer(pair.from.index()), self.buffer(pair.to.index()));
+            let (task, from, to) = (
+                self.task(pair.task.index()),
+                self.buffer(pair.from.index()),
+                self.buffer(pair.to.index()),
+            );
             let step = self.step_of[pair.task.index()];
             for (buffer, sides) in [(pair.from, &mut gives), (pair.to, &mut takes)] {
                 if let Some(first) = sides[buffer.index()].replace(pair.task) {
                     let (buffer, first) = (self.buffer(buffer.index()), self.task(first.index()));
-                    return Err(Violation::ReusedTwice { buffer, first, second: task });
+                    return Err(Violation::ReusedTwice {
+                        buffer,
+                        first,
+                        second: task,
+                    });
                 }
             }
             let end = self.plan.lifetimes[pair.from.index()].end;
             if end != step as u64 + 1 {
-                return Err(Violation::ReuseOfLive { task, step, from, to, end });
+                return Err(Violation::ReuseOfLive {
+                    task,
+                    step,
+                    from,
+                    to,
+                    end,
+                });
             }
             let start = self.plan.lifetimes[pair.to.index()].start;
             if start != step as u64 {
-                return Err(Violation::ReuseByLive { task, step, from, to, start });
+                return Err(Violation::ReuseByLive {
+                    task,
+                    step,
+                    from,
+                    to,
+                    start,
+                });
             }
-            let (from_offset, to_offset) = (self.plan.offsets[pair.from.index()], self.plan.offsets[pair.to.index()]);
+            let (from_offset, to_offset) = (
+                self.plan.offsets[pair.from.index()],
+                self.plan.offsets[pair.to.index()],
+            );
             if from_offset != to_offset {
-                return Err(Violation::ReuseMoved { task, from, from_offset, to, to_offset });
+                return Err(Violation::ReuseMoved {
+                    task,
+                    from,
+                    from_offset,
+                    to,
+                    to_offset,
+                });
             }
-            let (source, target) = (&self.dag.buffers[pair.from.index()], &self.dag.buffers[pair.to.index()]);
+            let (source, target) = (
+                &self.dag.buffers[pair.from.index()],
+                &self.dag.buffers[pair.to.index()],
+            );
             let (from_bytes, to_bytes) = (source.occupied(), target.occupied());
             if to_bytes > from_bytes {
-                return Err(Violation::ReuseTooSmall { task, from, from_bytes, to, to_bytes });
+                return Err(Violation::ReuseTooSmall {
+                    task,
+                    from,
+                    from_bytes,
+                    to,
+                    to_bytes,
+                });
             }
         }
         Ok(takes.into_iter().map(|task| task.is_some()).collect())
     }
 
-    /// Everything that occupies bytes, aligned and inside the slab. What has no bytes or never lives may lie anywhere.
+    /// Everything that occupies bytes, aligned and inside the slab. What has no bytes or never
+    /// lives may lie anywhere.
     fn tenants(&self, delayed: &[bool]) -> Result<Vec<Tenant>, Violation> {
         let mut tenants = Vec::with_capacity(self.dag.buffers.len());
-        for (index, buffer) in self.dag.buffers.iter().enumerate().filter(|(_, buffer)| buffer.bytes > 0) {
+        for (index, buffer) in self
+            .dag
+            .buffers
+            .iter()
+            .enumerate()
+            .filter(|(_, buffer)| buffer.bytes > 0)
+        {
             let (life, offset) = (self.plan.lifetimes[index], self.plan.offsets[index]);
             if life.start == life.end {
                 continue;
             }
-            self.inside(buffer.space, &buffer.name, offset, buffer.occupied(), buffer.align)?;
+            self.inside(
+                buffer.space,
+                &buffer.name,
+                offset,
+                buffer.occupied(),
+                buffer.align,
+            )?;
             let start = life.start + u64::from(delayed[index]);
             tenants.push(Tenant {
                 space: buffer.space,
@@ -243,11 +367,28 @@ impl Checker<'_> {
                 end: life.end,
             });
         }
-        for (index, task) in self.dag.tasks.iter().enumerate().filter(|(_, task)| task.workspace > 0) {
-            let (offset, bytes) = (self.plan.workspace_offsets[index], task.workspace_occupied());
+        for (index, task) in self
+            .dag
+            .tasks
+            .iter()
+            .enumerate()
+            .filter(|(_, task)| task.workspace > 0)
+        {
+            let (offset, bytes) = (
+                self.plan.workspace_offsets[index],
+                task.workspace_occupied(),
+            );
             self.inside(Space::Device, &task.name, offset, bytes, ALIGN)?;
             let start = self.step_of[index] as u64;
-            tenants.push(Tenant { space: Space::Device, index, is_workspace: true, offset, bytes, start, end: start + 1 });
+            tenants.push(Tenant {
+                space: Space::Device,
+                index,
+                is_workspace: true,
+                offset,
+                bytes,
+                start,
+                end: start + 1,
+            });
         }
         Ok(tenants)
     }
@@ -259,22 +400,42 @@ impl Checker<'_> {
         }
     }
 
-    fn inside(&self, space: Space, name: &str, offset: u64, bytes: u64, align: u64) -> Result<(), Violation> {
+    fn inside(
+        &self,
+        space: Space,
+        name: &str,
+        offset: u64,
+        bytes: u64,
+        align: u64,
+    ) -> Result<(), Violation> {
         if !offset.is_multiple_of(align) {
-            return Err(Violation::Misaligned { name: name.into(), offset, align });
+            return Err(Violation::Misaligned {
+                name: name.into(),
+                offset,
+                align,
+            });
         }
         let height = self.height(space);
         if offset.checked_add(bytes).is_none_or(|end| end > height) {
-            return Err(Violation::OutOfSlab { name: name.into(), offset, bytes, height });
+            return Err(Violation::OutOfSlab {
+                name: name.into(),
+                offset,
+                bytes,
+                height,
+            });
         }
         Ok(())
     }
 
-    /// A sweep over the steps with the living tenants sorted by offset: as long as no two overlap, a newcomer can only
-    /// overlap its neighbours.
+    /// A sweep over the steps with the living tenants sorted by offset: as long as no two overlap,
+    /// a newcomer can only overlap its neighbours.
     fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * tenants.len());
-        for (i, tenant) in tenants.iter().enumerate().filter(|(_, tenant)| tenant.start < tenant.end) {
+        for (i, tenant) in tenants
+            .iter()
+            .enumerate()
+            .filter(|(_, tenant)| tenant.start < tenant.end)
+        {
             // At one step, what ends leaves before what starts arrives.
             events.extend([(tenant.start, true, i), (tenant.end, false, i)]);
         }
@@ -288,7 +449,10 @@ impl Checker<'_> {
                 continue;
             }
             let end = tenant.offset + tenant.bytes;
-            let below = living.range(at(0)..at(end)).next_back().map(|(_, other)| *other);
+            let below = living
+                .range(at(0)..at(end))
+                .next_back()
+                .map(|(_, other)| *other);
             if let Some(other) = below.filter(|other| other.offset + other.bytes > tenant.offset) {
                 return Err(self.overlap(other, tenant, step as usize));
             }
@@ -309,7 +473,11 @@ impl Checker<'_> {
                 step,
             },
             (is_first, _) => {
-                let (workspace, buffer) = if is_first { (first, second) } else { (second, first) };
+                let (workspace, buffer) = if is_first {
+                    (first, second)
+                } else {
+                    (second, first)
+                };
                 Violation::WorkspaceOverlap {
                     task: self.task(workspace.index),
                     workspace_bytes: range(workspace),
@@ -325,9 +493,15 @@ impl Checker<'_> {
     fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let within = |space| tenants.iter().filter(move |tenant| tenant.space == space);
         for space in [Space::Device, Space::Host] {
-            let expected = within(space).map(|tenant| tenant.offset + tenant.bytes).max().unwrap_or(0);
+            let expected = within(space)
+                .map(|tenant| tenant.offset + tenant.bytes)
+                .max()
+                .unwrap_or(0);
             if self.height(space) != expected {
-                return Err(Violation::Height { expected, found: self.height(space) });
+                return Err(Violation::Height {
+                    expected,
+                    found: self.height(space),
+                });
             }
         }
         let mut changes: BTreeMap<u64, i128> = BTreeMap::new();
@@ -342,11 +516,17 @@ impl Checker<'_> {
         }
         let expected = largest as u64;
         if self.plan.lower_bound != expected {
-            return Err(Violation::LowerBound { expected, found: self.plan.lower_bound });
+            return Err(Violation::LowerBound {
+                expected,
+                found: self.plan.lower_bound,
+            });
         }
         let expected = within(Space::Device).map(|tenant| tenant.bytes).sum();
         if self.plan.without_reuse != expected {
-            return Err(Violation::WithoutReuse { expected, found: self.plan.without_reuse });
+            return Err(Violation::WithoutReuse {
+                expected,
+                found: self.plan.without_reuse,
+            });
         }
         Ok(())
     }

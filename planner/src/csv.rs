@@ -1,8 +1,10 @@
-//! Packing problems and their solutions as text: `id,lower,upper,size` and what else there is to say.
+//! Packing problems and their solutions as text: `id,lower,upper,size` and what else there is to
+//! say.
 //!
-//! One header line names the columns, in any order; then one line per item, in any order. Lifetimes are half-open, from
-//! `lower` up to, but not including, `upper`. Ids are opaque and unique; a field that contains a comma, a quote or a line
-//! break is quoted as in RFC 4180. These columns may be left out, and so may their fields:
+//! One header line names the columns, in any order; then one line per item, in any order. Lifetimes
+//! are half-open, from `lower` up to, but not including, `upper`. Ids are opaque and unique; a
+//! field that contains a comma, a quote or a line break is quoted as in RFC 4180. These columns may
+//! be left out, and so may their fields:
 //!
 //! | column | what |
 //! |---|---|
@@ -15,7 +17,8 @@
 //! | `space` | the name of the memory that the item is in |
 //! | `offset` | a solution, and where to begin from |
 //!
-//! The first four and `alignment`, `gaps` and `offset` are those of the public benchmark and the tool of MiniMalloc.
+//! The first four and `alignment`, `gaps` and `offset` are those of the public benchmark and the
+//! tool of MiniMalloc.
 
 use crate::dag::Dag;
 use crate::pack::{Packing, Placement, Problem};
@@ -32,8 +35,20 @@ pub use file::{TEXT_MAX, read_file, read_packed, write_file};
 pub use read::read;
 pub use write::write;
 
-const COLUMNS: [&str; 12] =
-    ["id", "lower", "upper", "size", "alignment", "fixed", "gaps", "alias", "follows", "in_place", "space", "offset"];
+const COLUMNS: [&str; 12] = [
+    "id",
+    "lower",
+    "upper",
+    "size",
+    "alignment",
+    "fixed",
+    "gaps",
+    "alias",
+    "follows",
+    "in_place",
+    "space",
+    "offset",
+];
 const ID: usize = 0;
 const LOWER: usize = 1;
 const UPPER: usize = 2;
@@ -68,7 +83,11 @@ impl Table {
         let mut list = Ids::default();
         ids.into_iter().for_each(|id| list.push(id));
         assert_eq!(list.ends.len(), problem.items.len(), "one id for each item");
-        Table { problem, spaces: Vec::new(), ids: list }
+        Table {
+            problem,
+            spaces: Vec::new(),
+            ids: list,
+        }
     }
 
     /// What the file calls an item.
@@ -84,8 +103,17 @@ impl Table {
     /// # Panics
     /// If the packing is not one of this problem.
     pub fn set_offsets(&mut self, packing: &Packing) {
-        assert_eq!(self.problem.items.len(), packing.offsets.len(), "a packing of this problem");
-        self.problem.start = packing.offsets.iter().enumerate().map(|(item, &offset)| Placement { item, offset }).collect();
+        assert_eq!(
+            self.problem.items.len(),
+            packing.offsets.len(),
+            "a packing of this problem"
+        );
+        self.problem.start = packing
+            .offsets
+            .iter()
+            .enumerate()
+            .map(|(item, &offset)| Placement { item, offset })
+            .collect();
     }
 }
 
@@ -108,9 +136,9 @@ impl Ids {
     }
 }
 
-/// The packing problem inside a plan with its solution: one item per rectangle, so buffers that are computed in place share
-/// an item with those whose bytes they take, and workspaces have items named after their tasks. A name that appears twice is
-/// told apart by its id.
+/// The packing problem inside a plan with its solution: one item per rectangle, so buffers that are
+/// computed in place share an item with those whose bytes they take, and workspaces have items
+/// named after their tasks. A name that appears twice is told apart by its id.
 pub fn of_plan(dag: &Dag, plan: &Plan) -> Table {
     let layout = Layout::new(dag, &plan.order, &plan.lifetimes, &plan.reused);
     let mut rows: Vec<Option<(String, u64)>> = vec![None; layout.problem.items.len()];
@@ -123,15 +151,44 @@ pub fn of_plan(dag: &Dag, plan: &Plan) -> Table {
             *row = Some((name, offset));
         }
     };
-    for (i, item) in layout.item_of_buffer.iter().enumerate().filter_map(|(i, item)| Some((i, (*item)?))) {
-        name(&mut rows[item as usize], dag.buffers[i].name.clone(), i.to_string(), plan.offsets[i]);
+    for (i, item) in layout
+        .item_of_buffer
+        .iter()
+        .enumerate()
+        .filter_map(|(i, item)| Some((i, (*item)?)))
+    {
+        name(
+            &mut rows[item as usize],
+            dag.buffers[i].name.clone(),
+            i.to_string(),
+            plan.offsets[i],
+        );
     }
-    for (i, item) in layout.item_of_workspace.iter().enumerate().filter_map(|(i, item)| Some((i, (*item)?))) {
-        name(&mut rows[item as usize], format!("{}.workspace", dag.tasks[i].name), format!("t{i}"), plan.workspace_offsets[i]);
+    for (i, item) in layout
+        .item_of_workspace
+        .iter()
+        .enumerate()
+        .filter_map(|(i, item)| Some((i, (*item)?)))
+    {
+        name(
+            &mut rows[item as usize],
+            format!("{}.workspace", dag.tasks[i].name),
+            format!("t{i}"),
+            plan.workspace_offsets[i],
+        );
     }
     let rows: Vec<(String, u64)> = rows.into_iter().map(Option::unwrap_or_default).collect();
-    let start = (0..).zip(&rows).map(|(item, &(_, offset))| Placement { item, offset }).collect();
-    Table::new(Problem { start, ..layout.problem }, rows.iter().map(|(name, _)| name.as_str()))
+    let start = (0..)
+        .zip(&rows)
+        .map(|(item, &(_, offset))| Placement { item, offset })
+        .collect();
+    Table::new(
+        Problem {
+            start,
+            ..layout.problem
+        },
+        rows.iter().map(|(name, _)| name.as_str()),
+    )
 }
 
 #[cfg(test)]

@@ -1,14 +1,17 @@
 //! What is to be planned: tasks, the buffers they touch, and nothing else.
 //!
-//! A [`Dag`] knows no tensors and no devices. A task reads and writes buffers, needs some scratch bytes while it runs
-//! (its workspace), and may have to run after other tasks. From the reads and writes follow the dependencies:
+//! A [`Dag`] knows no tensors and no devices. A task reads and writes buffers, needs some scratch
+//! bytes while it runs (its workspace), and may have to run after other tasks. From the reads and
+//! writes follow the dependencies:
 //!
-//! - the writers of a buffer run in program order (their order in [`Dag::tasks`]); several writers are the parts of a
-//!   concatenation, or updates in place;
-//! - a reader of a buffer runs after every writer of it. A task that reads and writes a buffer counts as a writer;
+//! - the writers of a buffer run in program order (their order in [`Dag::tasks`]); several writers
+//!   are the parts of a concatenation, or updates in place;
+//! - a reader of a buffer runs after every writer of it. A task that reads and writes a buffer
+//!   counts as a writer;
 //! - [`Task::after`] adds more.
 //!
-//! A task that must see the data of before a write reads another buffer, joined to the written one by [`MayReuse`].
+//! A task that must see the data of before a write reads another buffer, joined to the written one
+//! by [`MayReuse`].
 
 use std::fmt;
 
@@ -64,8 +67,16 @@ pub enum Kind {
 
 impl Kind {
     /// All kinds, in the order of legends.
-    pub const ALL: [Kind; 8] =
-        [Kind::Input, Kind::Weight, Kind::State, Kind::Activation, Kind::Gradient, Kind::Output, Kind::Workspace, Kind::Other];
+    pub const ALL: [Kind; 8] = [
+        Kind::Input,
+        Kind::Weight,
+        Kind::State,
+        Kind::Activation,
+        Kind::Gradient,
+        Kind::Output,
+        Kind::Workspace,
+        Kind::Other,
+    ];
 
     /// The name shown in reports.
     pub const fn label(self) -> &'static str {
@@ -107,13 +118,15 @@ pub struct Task {
     pub workspace: u64,
     /// Time it takes, in any unit: compared with the costs of other tasks only.
     pub cost: u64,
-    /// May run more than once: what it writes it makes from what it reads, and what else it does `rerun` leaves out.
+    /// May run more than once: what it writes it makes from what it reads, and what else it does
+    /// `rerun` leaves out.
     pub repeatable: bool,
     /// What runs after the first do, where they do less; the same if none.
     pub rerun: Option<Rerun>,
 }
 
-/// A run of a task that makes all that the first run made, and nothing else: a norm without its running statistics.
+/// A run of a task that makes all that the first run made, and nothing else: a norm without its
+/// running statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Rerun {
     /// Those of the buffers its task reads that it reads.
@@ -128,13 +141,32 @@ impl Task {
     /// A task without workspace, cost or further order, that runs once.
     pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
         let (name, reads, writes) = (name.into(), reads.to_vec(), writes.to_vec());
-        Task { name, reads, writes, after: Vec::new(), workspace: 0, cost: 0, repeatable: false, rerun: None }
+        Task {
+            name,
+            reads,
+            writes,
+            after: Vec::new(),
+            workspace: 0,
+            cost: 0,
+            repeatable: false,
+            rerun: None,
+        }
     }
 
     /// What it is when it runs again.
     pub(crate) fn again(&self) -> Task {
         match self.rerun.clone() {
-            Some(Rerun { reads, workspace, cost }) => Task { reads, workspace, cost, rerun: None, ..self.clone() },
+            Some(Rerun {
+                reads,
+                workspace,
+                cost,
+            }) => Task {
+                reads,
+                workspace,
+                cost,
+                rerun: None,
+                ..self.clone()
+            },
             None => self.clone(),
         }
     }
@@ -145,7 +177,8 @@ impl Task {
 pub struct Buffer {
     /// Shown in reports and errors.
     pub name: String,
-    /// The part of the program it belongs to, as a path: shown in reports, which add up by it. May be empty.
+    /// The part of the program it belongs to, as a path: shown in reports, which add up by it. May
+    /// be empty.
     pub layer: String,
     /// Where the user made it (`file:line`): shown in reports. May be empty.
     pub source: String,
@@ -168,17 +201,32 @@ impl Buffer {
     pub fn new(name: impl Into<String>, kind: Kind, bytes: u64) -> Self {
         let (layer, source) = (String::new(), String::new());
         let space = Space::Device;
-        Buffer { name: name.into(), layer, source, kind, bytes, align: ALIGN, space, live_in: false, live_out: false }
+        Buffer {
+            name: name.into(),
+            layer,
+            source,
+            kind,
+            bytes,
+            align: ALIGN,
+            space,
+            live_in: false,
+            live_out: false,
+        }
     }
 
-    /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one alignment stack without gaps.
+    /// The bytes it takes up in a slab: whole units of its alignment, so that buffers of one
+    /// alignment stack without gaps.
     pub fn occupied(&self) -> u64 {
         occupied(self.bytes, self.align)
     }
 
     /// The bytes it takes up in the slab: none, if it lies elsewhere.
     pub fn occupied_on_device(&self) -> u64 {
-        if self.space == Space::Device { self.occupied() } else { 0 }
+        if self.space == Space::Device {
+            self.occupied()
+        } else {
+            0
+        }
     }
 }
 
@@ -193,10 +241,11 @@ fn occupied(bytes: u64, align: u64) -> u64 {
     bytes.checked_next_multiple_of(align).unwrap_or(u64::MAX)
 }
 
-/// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which `task` reads, in the same space.
+/// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which
+/// `task` reads, in the same space.
 ///
-/// It is used only if no other task touches `from` from then on and `task` is the first to write `to`. Both then have the
-/// same offset.
+/// It is used only if no other task touches `from` from then on and `task` is the first to write
+/// `to`. Both then have the same offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MayReuse {
     /// The task that can run in place.
@@ -210,7 +259,8 @@ pub struct MayReuse {
 /// Tasks and buffers, in the order the program gives them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Dag {
-    /// The tasks. Their order settles which of two writers of a buffer comes first, and ties elsewhere.
+    /// The tasks. Their order settles which of two writers of a buffer comes first, and ties
+    /// elsewhere.
     pub tasks: Vec<Task>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
@@ -236,7 +286,8 @@ impl Dag {
         BufferId((self.buffers.len() - 1) as u32)
     }
 
-    /// The steps of a run: one for each task, and one even without tasks, since inputs and outputs exist for a while.
+    /// The steps of a run: one for each task, and one even without tasks, since inputs and outputs
+    /// exist for a while.
     pub fn steps(&self) -> usize {
         self.tasks.len().max(1)
     }
@@ -259,14 +310,26 @@ impl Dag {
 
     /// Graphviz text: tasks as boxes, buffers as ellipses with their sizes, extra order dashed.
     pub fn to_dot(&self) -> String {
-        let quoted = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', " ");
-        let mut dot = String::from("digraph tasks {\n  node [fontname=\"monospace\" fontsize=10];\n");
+        let quoted = |text: &str| {
+            text.replace('\\', "\\\\")
+                .replace('"', "\\\"")
+                .replace('\n', " ")
+        };
+        let mut dot =
+            String::from("digraph tasks {\n  node [fontname=\"monospace\" fontsize=10];\n");
         for (i, buffer) in self.buffers.iter().enumerate() {
             let size = crate::Bytes(buffer.bytes);
-            dot += &format!("  b{i} [label=\"{}\\n{} · {size}\"];\n", quoted(&buffer.name), buffer.kind.label());
+            dot += &format!(
+                "  b{i} [label=\"{}\\n{} · {size}\"];\n",
+                quoted(&buffer.name),
+                buffer.kind.label()
+            );
         }
         for (i, task) in self.tasks.iter().enumerate() {
-            dot += &format!("  t{i} [shape=box style=filled fillcolor=\"#eef2f7\" label=\"{}\"];\n", quoted(&task.name));
+            dot += &format!(
+                "  t{i} [shape=box style=filled fillcolor=\"#eef2f7\" label=\"{}\"];\n",
+                quoted(&task.name)
+            );
             for read in &task.reads {
                 dot += &format!("  b{} -> t{i};\n", read.0);
             }
@@ -290,17 +353,41 @@ impl fmt::Display for Dag {
             };
             ids.iter().map(named).collect::<Vec<_>>().join(", ")
         };
-        writeln!(f, "{} tasks, {} buffers", self.tasks.len(), self.buffers.len())?;
+        writeln!(
+            f,
+            "{} tasks, {} buffers",
+            self.tasks.len(),
+            self.buffers.len()
+        )?;
         for (i, task) in self.tasks.iter().enumerate() {
-            write!(f, "{i:>5} {}: {} -> {}", task.name, list(&task.reads), list(&task.writes))?;
+            write!(
+                f,
+                "{i:>5} {}: {} -> {}",
+                task.name,
+                list(&task.reads),
+                list(&task.writes)
+            )?;
             if task.workspace > 0 {
                 write!(f, " · workspace {}", crate::Bytes(task.workspace))?;
             }
             if !task.after.is_empty() {
-                write!(f, " · after {}", task.after.iter().map(|t| t.0.to_string()).collect::<Vec<_>>().join(", "))?;
+                write!(
+                    f,
+                    " · after {}",
+                    task.after
+                        .iter()
+                        .map(|t| t.0.to_string())
+                        .collect::<Vec<_>>()
+                        .join(", ")
+                )?;
             }
             for pair in self.may_reuse.iter().filter(|pair| pair.task.index() == i) {
-                write!(f, " · may reuse {} for {}", list(&[pair.from]), list(&[pair.to]))?;
+                write!(
+                    f,
+                    " · may reuse {} for {}",
+                    list(&[pair.from]),
+                    list(&[pair.to])
+                )?;
             }
             writeln!(f)?;
         }

@@ -1,4 +1,5 @@
-//! Files that are written as a whole, or not at all; and gzip data that is read as a whole, or refused.
+//! Files that are written as a whole, or not at all; and gzip data that is read as a whole, or
+//! refused.
 
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
@@ -10,17 +11,20 @@ use std::path::{Path, PathBuf};
 /// Links followed from one name: as many as Linux follows.
 const LINKS_MAX: usize = 40;
 
-/// Makes `bytes` the content of `path`. A regular file, or one that is not there yet, has its earlier content or all of the new
-/// one at any moment: the bytes go to a temporary file in the same folder, which is synced and then renamed. Permissions are
-/// those of the file that was there, and so is its owner as far as the system permits it; a new file has those that the umask
-/// leaves. A link is followed, also to a file that is not there yet. What is not a file but takes bytes (a pipe, a terminal,
-/// `/dev/stdout`) is written into. Further hard links, access lists and extended attributes stay with the earlier content.
+/// Makes `bytes` the content of `path`. A regular file, or one that is not there yet, has its
+/// earlier content or all of the new one at any moment: the bytes go to a temporary file in the
+/// same folder, which is synced and then renamed. Permissions are those of the file that was there,
+/// and so is its owner as far as the system permits it; a new file has those that the umask leaves.
+/// A link is followed, also to a file that is not there yet. What is not a file but takes bytes (a
+/// pipe, a terminal, `/dev/stdout`) is written into. Further hard links, access lists and extended
+/// attributes stay with the earlier content.
 ///
 /// A process killed before the rename leaves a file named `.slabwise-*.tmp`.
 ///
 /// # Errors
-/// What the system says, such as that the disk is full; for a folder or a block device, that it is one; for a file that may not
-/// be written to, that it may not. A regular file at `path` is as it was then.
+/// What the system says, such as that the disk is full; for a folder or a block device, that it is
+/// one; for a file that may not be written to, that it may not. A regular file at `path` is as it
+/// was then.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let target = followed(path)?;
     let folder = match target.parent() {
@@ -28,20 +32,34 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(folder) => folder,
         None => return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
     };
-    // The folder of a process's descriptors has names of what is open, and what is open keeps its place.
+    // The folder of a process's descriptors has names of what is open, and what is open keeps its
+    // place.
     if fs::canonicalize(folder).is_ok_and(|folder| folder.starts_with("/proc")) {
-        return OpenOptions::new().append(true).open(&target)?.write_all(bytes);
+        return OpenOptions::new()
+            .append(true)
+            .open(&target)?
+            .write_all(bytes);
     }
     let before = match fs::metadata(&target) {
         Err(error) if error.kind() == ErrorKind::NotFound => None,
         found => Some(found?),
     };
     match &before {
-        Some(there) if there.is_dir() => return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
-        Some(there) if is_block_device(there) => {
-            return Err(io::Error::new(ErrorKind::InvalidInput, "it is a block device, whose content is not overwritten"));
+        Some(there) if there.is_dir() => {
+            return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder"));
         }
-        Some(there) if !there.is_file() => return OpenOptions::new().write(true).open(&target)?.write_all(bytes),
+        Some(there) if is_block_device(there) => {
+            return Err(io::Error::new(
+                ErrorKind::InvalidInput,
+                "it is a block device, whose content is not overwritten",
+            ));
+        }
+        Some(there) if !there.is_file() => {
+            return OpenOptions::new()
+                .write(true)
+                .open(&target)?
+                .write_all(bytes);
+        }
         // Who may not write to a file may not replace it either.
         Some(_) => drop(OpenOptions::new().write(true).open(&target)?),
         None => {}
@@ -61,7 +79,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     file.as_file().sync_all()?;
     file.persist(&target).map_err(|error| error.error)?;
-    // Makes the rename itself durable. Not every system lets a folder be opened, and the file is whole either way.
+    // Makes the rename itself durable. Not every system lets a folder be opened, and the file is
+    // whole either way.
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
@@ -73,7 +92,10 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// # Errors
 /// None that happen in memory.
 pub fn packed_for(path: &Path, text: &str) -> io::Result<Vec<u8>> {
-    if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("gz")) {
+    if path
+        .extension()
+        .is_none_or(|extension| !extension.eq_ignore_ascii_case("gz"))
+    {
         return Ok(text.into());
     }
     let mut packer = GzEncoder::new(Vec::new(), Compression::default());
@@ -89,9 +111,12 @@ pub struct Gunzip<R> {
 }
 
 impl<R: BufRead> Gunzip<R> {
-    /// What these bytes unpack to; an error, such as that other bytes follow the last member, comes where it is met.
+    /// What these bytes unpack to; an error, such as that other bytes follow the last member, comes
+    /// where it is met.
     pub fn new(packed: R) -> Self {
-        Gunzip { member: Some(GzDecoder::new(packed)) }
+        Gunzip {
+            member: Some(GzDecoder::new(packed)),
+        }
     }
 }
 
@@ -102,19 +127,26 @@ impl<R: BufRead> Read for Gunzip<R> {
             if length > 0 || into.is_empty() {
                 return Ok(length);
             }
-            let Some(mut rest) = self.member.take().map(GzDecoder::into_inner) else { break };
+            let Some(mut rest) = self.member.take().map(GzDecoder::into_inner) else {
+                break;
+            };
             match rest.fill_buf()?.first() {
                 None => break,
                 Some(0x1f) => self.member = Some(GzDecoder::new(rest)),
-                Some(_) => return Err(io::Error::new(ErrorKind::InvalidData, "other bytes follow where it ends")),
+                Some(_) => {
+                    return Err(io::Error::new(
+                        ErrorKind::InvalidData,
+                        "other bytes follow where it ends",
+                    ));
+                }
             }
         }
         Ok(0)
     }
 }
 
-/// Where a name leads, links followed one by one, for the last may lead to nothing yet. Links among the names of what is open
-/// lead to no name and are not followed.
+/// Where a name leads, links followed one by one, for the last may lead to nothing yet. Links among
+/// the names of what is open lead to no name and are not followed.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -122,12 +154,17 @@ fn followed(path: &Path) -> io::Result<PathBuf> {
             return Ok(at);
         }
         let folder = at.parent().unwrap_or(Path::new(""));
-        if folder.starts_with("/proc") || fs::canonicalize(folder).is_ok_and(|folder| folder.starts_with("/proc")) {
+        if folder.starts_with("/proc")
+            || fs::canonicalize(folder).is_ok_and(|folder| folder.starts_with("/proc"))
+        {
             return Ok(at);
         }
         at = folder.join(fs::read_link(&at)?);
     }
-    Err(io::Error::new(ErrorKind::InvalidInput, format!("more than {LINKS_MAX} links lead from one to the other")))
+    Err(io::Error::new(
+        ErrorKind::InvalidInput,
+        format!("more than {LINKS_MAX} links lead from one to the other"),
+    ))
 }
 
 #[cfg(unix)]
@@ -141,15 +178,16 @@ fn is_block_device(_: &Metadata) -> bool {
     false
 }
 
-/// Gives a file the owner, group and permissions of another, and nobody more than they had: where the group cannot be kept, its
-/// permissions are those of everybody.
+/// Gives a file the owner, group and permissions of another, and nobody more than they had: where
+/// the group cannot be kept, its permissions are those of everybody.
 #[cfg(unix)]
 fn keep_access(file: &File, before: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let is_of = |now: &Metadata| (now.uid() == before.uid(), now.gid() == before.gid());
     if is_of(&file.metadata()?) != (true, true) {
         // Only a superuser gives files away; a group one belongs to can be kept all the same.
-        let _ = fchown(file, Some(before.uid()), Some(before.gid())).or_else(|_| fchown(file, None, Some(before.gid())));
+        let _ = fchown(file, Some(before.uid()), Some(before.gid()))
+            .or_else(|_| fchown(file, None, Some(before.gid())));
     }
     let (same_owner, same_group) = is_of(&file.metadata()?);
     let mut mode = before.mode() & 0o7777;
@@ -179,7 +217,15 @@ mod tests {
 
     fn names(folder: &Path) -> Vec<String> {
         let entries = fs::read_dir(folder).expect("a folder");
-        let mut names: Vec<String> = entries.map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = entries
+            .map(|entry| {
+                entry
+                    .expect("an entry")
+                    .file_name()
+                    .to_string_lossy()
+                    .into_owned()
+            })
+            .collect();
         names.sort();
         names
     }
@@ -200,8 +246,15 @@ mod tests {
             fs::set_permissions(&old, fs::Permissions::from_mode(kept)).expect("it is mine");
             let inode = fs::metadata(&old).expect("it is there").ino();
             replace(&old, b"after").expect("it is written");
-            assert_eq!((mode(&old), fs::read(&old).expect("it is there")), (kept, b"after".to_vec()));
-            assert_ne!(fs::metadata(&old).expect("it is there").ino(), inode, "replaced, not overwritten");
+            assert_eq!(
+                (mode(&old), fs::read(&old).expect("it is there")),
+                (kept, b"after".to_vec())
+            );
+            assert_ne!(
+                fs::metadata(&old).expect("it is there").ino(),
+                inode,
+                "replaced, not overwritten"
+            );
         }
         assert_eq!(names(folder.path()), ["new", "old", "plain"]);
     }
@@ -226,12 +279,25 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");
         fs::write(at("inner/there"), "before").expect("it is written");
-        for (link, to) in [("one", "two"), ("two", "inner/there"), ("three", "inner/not_yet"), ("inner/up", "../above")] {
+        for (link, to) in [
+            ("one", "two"),
+            ("two", "inner/there"),
+            ("three", "inner/not_yet"),
+            ("inner/up", "../above"),
+        ] {
             symlink(to, at(link)).expect("it is made");
         }
-        for (link, file) in [("one", "inner/there"), ("three", "inner/not_yet"), ("inner/up", "above")] {
+        for (link, file) in [
+            ("one", "inner/there"),
+            ("three", "inner/not_yet"),
+            ("inner/up", "above"),
+        ] {
             replace(&at(link), link.as_bytes()).expect("it is written");
-            assert!(fs::symlink_metadata(at(link)).expect("it is there").is_symlink());
+            assert!(
+                fs::symlink_metadata(at(link))
+                    .expect("it is there")
+                    .is_symlink()
+            );
             assert_eq!(fs::read(at(file)).expect("it is there"), link.as_bytes());
         }
         symlink("round", at("round")).expect("it is made");
@@ -242,7 +308,13 @@ mod tests {
     fn pipes_and_descriptors_are_written_into() {
         let folder = folder();
         let path = folder.path().join("pipe");
-        assert!(Command::new("mkfifo").arg(&path).status().expect("it is there").success());
+        assert!(
+            Command::new("mkfifo")
+                .arg(&path)
+                .status()
+                .expect("it is there")
+                .success()
+        );
         let reader = std::thread::spawn({
             let path = path.clone();
             move || fs::read(path).expect("it is read")
@@ -252,9 +324,18 @@ mod tests {
         assert!(!fs::metadata(&path).expect("it is there").is_file());
         // What a descriptor has open is gone on with, not replaced.
         let (open, path) = (folder.path().join("open"), folder.path().join("link"));
-        let mut file = OpenOptions::new().read(true).write(true).create_new(true).open(&open).expect("it is made");
+        let mut file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(&open)
+            .expect("it is made");
         file.write_all(b"first, ").expect("it is written");
-        symlink(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)), &path).expect("it is made");
+        symlink(
+            format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&file)),
+            &path,
+        )
+        .expect("it is made");
         replace(&path, b"second").expect("it is written");
         let mut text = String::new();
         file.read_to_string(&mut text).expect("it is read");
@@ -269,15 +350,25 @@ mod tests {
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");
         fs::write(at("file"), "before").expect("it is written");
-        for (path, says) in [(at("inner"), "folder"), ("/".into(), "folder"), (at("none/file"), ""), (at("file/file"), "")] {
-            let error = replace(&path, b"after").expect_err("it cannot be").to_string();
+        for (path, says) in [
+            (at("inner"), "folder"),
+            ("/".into(), "folder"),
+            (at("none/file"), ""),
+            (at("file/file"), ""),
+        ] {
+            let error = replace(&path, b"after")
+                .expect_err("it cannot be")
+                .to_string();
             assert!(error.contains(says), "{error}");
         }
         assert_eq!(names(folder.path()), ["file", "inner"]);
         // A file of another's cannot be told from one's own by a superuser.
         fs::set_permissions(at("file"), fs::Permissions::from_mode(0o400)).expect("it is mine");
         if File::options().write(true).open(at("file")).is_err() {
-            assert!(replace(&at("file"), b"after").is_err_and(|e| e.kind() == ErrorKind::PermissionDenied));
+            assert!(
+                replace(&at("file"), b"after")
+                    .is_err_and(|e| e.kind() == ErrorKind::PermissionDenied)
+            );
         }
         assert!(mode(&at("file")) == 0o400 && names(folder.path()) == ["file", "inner"]);
     }
@@ -285,22 +376,34 @@ mod tests {
     #[test]
     fn several_members_are_one_text_and_nothing_else_may_follow() {
         let unpacked = |bytes: &[u8]| io::read_to_string(Gunzip::new(bytes));
-        let [one, two] = ["one, ", "two"].map(|text| packed_for(Path::new("a.gz"), text).expect("in memory"));
+        let [one, two] =
+            ["one, ", "two"].map(|text| packed_for(Path::new("a.gz"), text).expect("in memory"));
         let both = [&one[..], &two].concat();
         assert_eq!(unpacked(&both).expect("whole"), "one, two");
         for rest in [&b"\0"[..], b"junk", b"id,lower,upper,size"] {
-            let error = unpacked(&[&both[..], rest].concat()).expect_err("something follows").to_string();
+            let error = unpacked(&[&both[..], rest].concat())
+                .expect_err("something follows")
+                .to_string();
             assert!(error.contains("other bytes follow"), "{error}");
         }
         for length in 1..both.len() {
-            assert!(length == one.len() || unpacked(&both[..length]).is_err(), "cut to {length} bytes");
+            assert!(
+                length == one.len() || unpacked(&both[..length]).is_err(),
+                "cut to {length} bytes"
+            );
         }
     }
 
     #[test]
     fn texts_are_packed_by_name() {
-        assert_eq!(packed_for(Path::new("a.csv"), "text").expect("in memory"), b"text");
+        assert_eq!(
+            packed_for(Path::new("a.csv"), "text").expect("in memory"),
+            b"text"
+        );
         let packed = packed_for(Path::new("a.csv.GZ"), "text").expect("in memory");
-        assert_eq!(io::read_to_string(flate2::read::GzDecoder::new(&packed[..])).expect("whole"), "text");
+        assert_eq!(
+            io::read_to_string(flate2::read::GzDecoder::new(&packed[..])).expect("whole"),
+            "text"
+        );
     }
 }

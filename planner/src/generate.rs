@@ -1,7 +1,9 @@
-//! Packing problems whose optimum is known, from a seed, and dags of any number of tasks: for tests, fuzzing and benches.
+//! Packing problems whose optimum is known, from a seed, and dags of any number of tasks: for
+//! tests, fuzzing and benches.
 //!
-//! A rectangle of time × bytes is cut up; its pieces are the items. Side by side as they were they fill the rectangle, so its
-//! height is the lower bound and the optimum at once, and finding a packing that low is putting a jigsaw puzzle together.
+//! A rectangle of time × bytes is cut up; its pieces are the items. Side by side as they were they
+//! fill the rectangle, so its height is the lower bound and the optimum at once, and finding a
+//! packing that low is putting a jigsaw puzzle together.
 
 use crate::dag::{Buffer, BufferId, Dag, Kind, MayReuse, Task};
 use crate::liveness::Lifetime;
@@ -12,7 +14,8 @@ use crate::pack::{Item, Problem};
 pub enum Cuts {
     /// In two, by one straight cut (guillotine cuts).
     Straight,
-    /// In five, four around one in the middle like the sails of a windmill: no straight cut takes that apart.
+    /// In five, four around one in the middle like the sails of a windmill: no straight cut takes
+    /// that apart.
     Spiral,
     /// Either, at random.
     Mixed,
@@ -29,24 +32,37 @@ pub struct Known {
     pub height: u64,
 }
 
-/// Cuts a rectangle of `time` × `height` into about `items` pieces (fewer if the rectangle is too small for that many, up to
-/// three more with [`Cuts::Spiral`]), in random order. The same seed gives the same problem.
+/// Cuts a rectangle of `time` × `height` into about `items` pieces (fewer if the rectangle is too
+/// small for that many, up to three more with [`Cuts::Spiral`]), in random order. The same seed
+/// gives the same problem.
 pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Known {
     let mut random = Random(seed);
     let mut pieces = Vec::with_capacity(items.saturating_add(3).min(1 << 24));
     if items > 0 && time > 0 && height > 0 {
-        pieces.push(Piece { start: 0, end: time, bottom: 0, top: height });
+        pieces.push(Piece {
+            start: 0,
+            end: time,
+            bottom: 0,
+            top: height,
+        });
     }
     let mut failures = 0;
     while !pieces.is_empty() && pieces.len() < items && failures < 1000 {
         // The largest of three: sizes vary, but no piece stays as it was while others turn to dust.
-        let at = (0..3).map(|_| random.below(pieces.len() as u64) as usize).max_by_key(|&i| pieces[i].area()).unwrap_or(0);
+        let at = (0..3)
+            .map(|_| random.below(pieces.len() as u64) as usize)
+            .max_by_key(|&i| pieces[i].area())
+            .unwrap_or(0);
         let spiral = match cuts {
             Cuts::Straight => false,
             Cuts::Spiral => true,
             Cuts::Mixed => random.below(2) == 0,
         };
-        let cut = if spiral { pieces[at].spiral(&mut random) } else { pieces[at].halves(&mut random) };
+        let cut = if spiral {
+            pieces[at].spiral(&mut random)
+        } else {
+            pieces[at].halves(&mut random)
+        };
         if cut.is_empty() {
             failures += 1;
             continue;
@@ -58,16 +74,30 @@ pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Kn
     for i in (1..pieces.len()).rev() {
         pieces.swap(i, random.below(i as u64 + 1) as usize);
     }
-    let item = |p: &Piece| Item { life: Lifetime::new(p.start, p.end), size: p.top - p.bottom, align: 1 };
+    let item = |p: &Piece| Item {
+        life: Lifetime::new(p.start, p.end),
+        size: p.top - p.bottom,
+        align: 1,
+    };
     let height = pieces.iter().map(|p| p.top).max().unwrap_or(0);
-    Known { problem: Problem::new(pieces.iter().map(item).collect()), offsets: pieces.iter().map(|p| p.bottom).collect(), height }
+    Known {
+        problem: Problem::new(pieces.iter().map(item).collect()),
+        offsets: pieces.iter().map(|p| p.bottom).collect(),
+        height,
+    }
 }
 
-/// A tiling of which only one instant is full: elsewhere about one piece in `one_in` is missing, so there is room to spare,
-/// as on the heap of a real program. The height is still the optimum.
+/// A tiling of which only one instant is full: elsewhere about one piece in `one_in` is missing, so
+/// there is room to spare, as on the heap of a real program. The height is still the optimum.
 pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
     let mut random = Random(seed);
-    let end = known.problem.items.iter().map(|item| item.life.end).max().unwrap_or(0);
+    let end = known
+        .problem
+        .items
+        .iter()
+        .map(|item| item.life.end)
+        .max()
+        .unwrap_or(0);
     let full = random.below(end.max(1));
     let kept = |item: &Item| item.life.contains(full) || random.below(one_in.max(1)) > 0;
     let keep: Vec<bool> = known.problem.items.iter().map(kept).collect();
@@ -76,10 +106,15 @@ pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
     let (mut at_item, mut at_offset) = (keep.iter(), keep.iter());
     problem.items.retain(|_| at_item.next() == Some(&true));
     offsets.retain(|_| at_offset.next() == Some(&true));
-    Known { problem, offsets, height: known.height }
+    Known {
+        problem,
+        offsets,
+        height: known.height,
+    }
 }
 
-/// The public-domain generator SplitMix64 (Steele, Lea and Flood, 2014): small, and the same everywhere.
+/// The public-domain generator SplitMix64 (Steele, Lea and Flood, 2014): small, and the same
+/// everywhere.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -144,25 +179,64 @@ impl Piece {
             let second = random.cut(from, to)?;
             (first != second).then(|| (first.min(second), first.max(second)))
         };
-        let (Some((left, right)), Some((low, high))) = (two_cuts(random, self.start, self.end), two_cuts(random, self.bottom, self.top))
-        else {
+        let (Some((left, right)), Some((low, high))) = (
+            two_cuts(random, self.start, self.end),
+            two_cuts(random, self.bottom, self.top),
+        ) else {
             return Vec::new();
         };
         let (clockwise, outer) = (random.below(2) == 0, self);
-        let middle = Piece { start: left, end: right, bottom: low, top: high };
+        let middle = Piece {
+            start: left,
+            end: right,
+            bottom: low,
+            top: high,
+        };
         let sails = if clockwise {
             [
-                Piece { end: right, top: low, ..outer },
-                Piece { start: right, top: high, ..outer },
-                Piece { start: left, bottom: high, ..outer },
-                Piece { end: left, bottom: low, ..outer },
+                Piece {
+                    end: right,
+                    top: low,
+                    ..outer
+                },
+                Piece {
+                    start: right,
+                    top: high,
+                    ..outer
+                },
+                Piece {
+                    start: left,
+                    bottom: high,
+                    ..outer
+                },
+                Piece {
+                    end: left,
+                    bottom: low,
+                    ..outer
+                },
             ]
         } else {
             [
-                Piece { start: left, top: low, ..outer },
-                Piece { start: right, bottom: low, ..outer },
-                Piece { end: right, bottom: high, ..outer },
-                Piece { end: left, top: high, ..outer },
+                Piece {
+                    start: left,
+                    top: low,
+                    ..outer
+                },
+                Piece {
+                    start: right,
+                    bottom: low,
+                    ..outer
+                },
+                Piece {
+                    end: right,
+                    bottom: high,
+                    ..outer
+                },
+                Piece {
+                    end: left,
+                    top: high,
+                    ..outer
+                },
             ]
         };
         sails.into_iter().chain([middle]).collect()
@@ -182,7 +256,11 @@ pub fn chain(tasks: usize) -> Dag {
         let next = value(&mut dag, 4096);
         let task = dag.add_task(Task::new("step", &[last], &[next]));
         if at > 0 {
-            dag.may_reuse.push(MayReuse { task, from: last, to: next });
+            dag.may_reuse.push(MayReuse {
+                task,
+                from: last,
+                to: next,
+            });
         }
         last = next;
     }
@@ -190,7 +268,8 @@ pub fn chain(tasks: usize) -> Dag {
     dag
 }
 
-/// A recurrent network and its backward pass: two thirds of the tasks make gradients, from the last step to the first.
+/// A recurrent network and its backward pass: two thirds of the tasks make gradients, from the last
+/// step to the first.
 pub fn recurrent(tasks: usize) -> Dag {
     let steps = tasks / 3;
     let mut dag = Dag::new();
@@ -207,8 +286,16 @@ pub fn recurrent(tasks: usize) -> Dag {
     let mut gradient = state;
     for (before, gates, after) in kept.into_iter().rev() {
         let of_gates = value(&mut dag, 4 * 2048);
-        let task = dag.add_task(Task::new("cell.grad", &[gates, after, gradient], &[of_gates]));
-        dag.may_reuse.push(MayReuse { task, from: gates, to: of_gates });
+        let task = dag.add_task(Task::new(
+            "cell.grad",
+            &[gates, after, gradient],
+            &[of_gates],
+        ));
+        dag.may_reuse.push(MayReuse {
+            task,
+            from: gates,
+            to: of_gates,
+        });
         let of_state = value(&mut dag, 2048);
         dag.add_task(Task::new("state.grad", &[of_gates, before], &[of_state]));
         gradient = of_state;
@@ -221,7 +308,9 @@ pub fn recurrent(tasks: usize) -> Dag {
 pub fn random_tasks(tasks: usize) -> Dag {
     let mut state = 7u64;
     let mut random = |below: u64| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
     let mut dag = Dag::new();
@@ -229,7 +318,9 @@ pub fn random_tasks(tasks: usize) -> Dag {
     dag.buffers[input.index()].live_in = true;
     for at in 0..tasks {
         let made = dag.buffers.len() as u64;
-        let reads: Vec<BufferId> = (0..1 + random(3)).map(|_| BufferId((made - 1 - random(made.min(100))) as u32)).collect();
+        let reads: Vec<BufferId> = (0..1 + random(3))
+            .map(|_| BufferId((made - 1 - random(made.min(100))) as u32))
+            .collect();
         let write = value(&mut dag, 64 * (1 + random(64)));
         let mut task = Task::new("task", &reads, &[write]);
         task.workspace = 64 * random(4);
@@ -251,13 +342,28 @@ mod tests {
         for cuts in [Cuts::Straight, Cuts::Spiral, Cuts::Mixed] {
             for (seed, items) in [(1, 1), (2, 7), (3, 40), (4, 200)] {
                 let known = tiling(seed, items, 1000, 5000, cuts);
-                assert!((items..items + 4).contains(&known.problem.items.len()), "{cuts:?} {items}");
-                let area: u64 = known.problem.items.iter().map(|item| item.life.steps() * item.size).sum();
+                assert!(
+                    (items..items + 4).contains(&known.problem.items.len()),
+                    "{cuts:?} {items}"
+                );
+                let area: u64 = known
+                    .problem
+                    .items
+                    .iter()
+                    .map(|item| item.life.steps() * item.size)
+                    .sum();
                 assert_eq!((area, known.height), (1000 * 5000, 5000));
-                let placed: Vec<(&Item, u64)> = known.problem.items.iter().zip(known.offsets.iter().copied()).collect();
+                let placed: Vec<(&Item, u64)> = known
+                    .problem
+                    .items
+                    .iter()
+                    .zip(known.offsets.iter().copied())
+                    .collect();
                 for (i, (a, a_at)) in placed.iter().enumerate() {
                     assert!(a_at + a.size <= 5000 && a.life.end <= 1000);
-                    let apart = |(b, b_at): &(&Item, u64)| a_at + a.size <= *b_at || b_at + b.size <= *a_at || !a.life.overlaps(b.life);
+                    let apart = |(b, b_at): &(&Item, u64)| {
+                        a_at + a.size <= *b_at || b_at + b.size <= *a_at || !a.life.overlaps(b.life)
+                    };
                     assert!(placed[..i].iter().all(apart), "{cuts:?} {items}");
                 }
                 assert_eq!(known.problem.lower_bound(), 5000);
@@ -267,8 +373,14 @@ mod tests {
 
     #[test]
     fn the_seed_decides_and_tiny_rectangles_end() {
-        assert_eq!(tiling(5, 50, 100, 100, Cuts::Mixed), tiling(5, 50, 100, 100, Cuts::Mixed));
-        assert_ne!(tiling(5, 50, 100, 100, Cuts::Mixed), tiling(6, 50, 100, 100, Cuts::Mixed));
+        assert_eq!(
+            tiling(5, 50, 100, 100, Cuts::Mixed),
+            tiling(5, 50, 100, 100, Cuts::Mixed)
+        );
+        assert_ne!(
+            tiling(5, 50, 100, 100, Cuts::Mixed),
+            tiling(6, 50, 100, 100, Cuts::Mixed)
+        );
         assert_eq!(tiling(1, 50, 2, 3, Cuts::Straight).problem.items.len(), 6);
         assert_eq!(tiling(1, 50, 0, 3, Cuts::Straight).problem.items.len(), 0);
         assert_eq!(tiling(1, 0, 9, 9, Cuts::Straight).height, 0);
@@ -277,7 +389,9 @@ mod tests {
     #[test]
     fn holes_leave_the_optimum_as_it_was() {
         let known = with_holes(3, tiling(9, 300, 10_000, 10_000, Cuts::Mixed), 3);
-        assert!(known.problem.items.len() < 300 && known.problem.items.len() == known.offsets.len());
+        assert!(
+            known.problem.items.len() < 300 && known.problem.items.len() == known.offsets.len()
+        );
         assert_eq!(known.problem.lower_bound(), 10_000);
     }
 }

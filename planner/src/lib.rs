@@ -1,8 +1,9 @@
 //! Static memory planning: every byte of a run is placed before it runs.
 //!
-//! A [`Dag`] of tasks and buffers goes in; a [`Plan`] comes out: an order of the tasks, the lifetime of each buffer, which
-//! buffers are computed in place, and an offset for every buffer and workspace inside one slab. [`check()`] then verifies the
-//! plan from the dag alone, and only what it accepted is a [`Checked`] plan.
+//! A [`Dag`] of tasks and buffers goes in; a [`Plan`] comes out: an order of the tasks, the
+//! lifetime of each buffer, which buffers are computed in place, and an offset for every buffer and
+//! workspace inside one slab. [`check()`] then verifies the plan from the dag alone, and only what
+//! it accepted is a [`Checked`] plan.
 //!
 //! ```
 //! use slabwise_planner::{Buffer, Dag, Kind, Options, Task, check, plan};
@@ -18,8 +19,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The crate knows no tensors and no devices: bytes, steps and names are all there is. Time is counted in *steps* (the task
-//! at index `s` of the order runs at step `s`), space in bytes, lifetimes are half-open.
+//! The crate knows no tensors and no devices: bytes, steps and names are all there is. Time is
+//! counted in *steps* (the task at index `s` of the order runs at step `s`), space in bytes,
+//! lifetimes are half-open.
 
 #![forbid(unsafe_code)]
 
@@ -43,11 +45,16 @@ mod reuse;
 mod shorten;
 
 pub use bytes::{Bytes, BytesError};
-pub use check::{Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats, check_within};
+pub use check::{
+    Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats,
+    check_within,
+};
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
 pub use liveness::Lifetime;
 pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_link};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
-pub use plan::{Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place};
+pub use plan::{
+    Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
+};
 pub use repeat::{Repeated, Within, plan_for, plan_within};
 pub use shorten::{brief, shortened};

@@ -2,7 +2,8 @@
 
 use crate::dag::{Dag, TaskId};
 
-/// A half-open interval of steps: a buffer needs its bytes at every `step` with `start <= step < end`.
+/// A half-open interval of steps: a buffer needs its bytes at every `step` with `start <= step <
+/// end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Lifetime {
     /// The first step.
@@ -40,27 +41,39 @@ impl Lifetime {
 
 /// The lifetime of each buffer when the tasks run in `order`, which must respect the dependencies.
 ///
-/// From the step of the first writer to the step of the last task that touches it. Data present at the start is there from
-/// step 0 and for at least that step (all inputs exist together), data handed out at the end to the last step. A buffer
-/// that nobody touches and that holds nothing has an empty lifetime.
+/// From the step of the first writer to the step of the last task that touches it. Data present at
+/// the start is there from step 0 and for at least that step (all inputs exist together), data
+/// handed out at the end to the last step. A buffer that nobody touches and that holds nothing has
+/// an empty lifetime.
 pub(crate) fn lifetimes(dag: &Dag, order: &[TaskId]) -> Vec<Lifetime> {
-    let mut lives: Vec<Option<Lifetime>> = dag.buffers.iter().map(|b| b.live_in.then_some(Lifetime::new(0, 1))).collect();
+    let mut lives: Vec<Option<Lifetime>> = dag
+        .buffers
+        .iter()
+        .map(|b| b.live_in.then_some(Lifetime::new(0, 1)))
+        .collect();
     for (step, &task) in (0u64..).zip(order) {
         let task = &dag.tasks[task.index()];
         for buffer in task.reads.iter().chain(&task.writes) {
-            lives[buffer.index()].get_or_insert(Lifetime::new(step, step)).end = step + 1;
+            lives[buffer.index()]
+                .get_or_insert(Lifetime::new(step, step))
+                .end = step + 1;
         }
     }
     let end = dag.steps() as u64;
     let out = |(live, buffer): (Option<Lifetime>, &crate::dag::Buffer)| {
         let live = live.unwrap_or_default();
-        if buffer.live_out { Lifetime { end, ..live } } else { live }
+        if buffer.live_out {
+            Lifetime { end, ..live }
+        } else {
+            live
+        }
     };
     lives.into_iter().zip(&dag.buffers).map(out).collect()
 }
 
-/// A number per position, of which ranges are raised and the largest is asked for, each in logarithmic time: a segment tree
-/// whose inner nodes hold what was added to all of their range, and the largest below.
+/// A number per position, of which ranges are raised and the largest is asked for, each in
+/// logarithmic time: a segment tree whose inner nodes hold what was added to all of their range,
+/// and the largest below.
 pub(crate) struct Profile {
     leaves: usize,
     added: Vec<i128>,
@@ -71,7 +84,11 @@ impl Profile {
     /// All zeros.
     pub(crate) fn new(positions: usize) -> Self {
         let leaves = positions.next_power_of_two();
-        Profile { leaves, added: vec![0; 2 * leaves], largest: vec![0; 2 * leaves] }
+        Profile {
+            leaves,
+            added: vec![0; 2 * leaves],
+            largest: vec![0; 2 * leaves],
+        }
     }
 
     /// Adds to every position of a range.
@@ -83,7 +100,8 @@ impl Profile {
 
     /// The largest number in a range; 0 for an empty one.
     pub(crate) fn max(&self, range: Lifetime) -> i128 {
-        self.max_below(1, Lifetime::new(0, self.leaves as u64), range).unwrap_or(0)
+        self.max_below(1, Lifetime::new(0, self.leaves as u64), range)
+            .unwrap_or(0)
     }
 
     fn add_below(&mut self, node: usize, span: Lifetime, range: Lifetime, amount: i128) {
@@ -98,7 +116,8 @@ impl Profile {
         let middle = span.start.midpoint(span.end);
         self.add_below(2 * node, Lifetime::new(span.start, middle), range, amount);
         self.add_below(2 * node + 1, Lifetime::new(middle, span.end), range, amount);
-        self.largest[node] = self.added[node] + self.largest[2 * node].max(self.largest[2 * node + 1]);
+        self.largest[node] =
+            self.added[node] + self.largest[2 * node].max(self.largest[2 * node + 1]);
     }
 
     fn max_below(&self, node: usize, span: Lifetime, range: Lifetime) -> Option<i128> {

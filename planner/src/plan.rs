@@ -13,16 +13,23 @@ pub struct Options {
     pub order: OrderPolicy,
     /// Whether [`Dag::may_reuse`] is made use of.
     pub in_place: bool,
-    /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own, and `in_place` is off.
+    /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own,
+    /// and `in_place` is off.
     pub reuse: bool,
-    /// What may be spent on offsets where the fast packers miss the bound, as in [`Limits::effort`], for each order that could be lower.
-    /// The search for what to run again under a budget grows with it too.
+    /// What may be spent on offsets where the fast packers miss the bound, as in
+    /// [`Limits::effort`], for each order that could be lower. The search for what to run again
+    /// under a budget grows with it too.
     pub effort: u64,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { order: OrderPolicy::MinPeak, in_place: true, reuse: true, effort: 1_000_000 }
+        Options {
+            order: OrderPolicy::MinPeak,
+            in_place: true,
+            reuse: true,
+            effort: 1_000_000,
+        }
     }
 }
 
@@ -36,14 +43,17 @@ pub enum PlanError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// A link to the host has no speed.
-    #[error("copying a byte is to take the time {cost_per_byte}: it takes a finite number from 0 on")]
+    #[error(
+        "copying a byte is to take the time {cost_per_byte}: it takes a finite number from 0 on"
+    )]
     Link {
         /// The time for a byte.
         cost_per_byte: f64,
     },
 }
 
-/// Where every byte of a run lies, and when. Made by [`plan()`], believed only after [`check`](crate::check()).
+/// Where every byte of a run lies, and when. Made by [`plan()`], believed only after
+/// [`check`](crate::check()).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The tasks in the order of execution: the task at index `s` runs at step `s`.
@@ -56,13 +66,14 @@ pub struct Plan {
     pub workspace_offsets: Vec<u64>,
     /// The pairs that are computed in place, in the order of task ids.
     pub reused: Vec<MayReuse>,
-    /// The size of the slab: the first byte that nothing occupies any more. What lies in the slab occupies whole units of
-    /// its alignment.
+    /// The size of the slab: the first byte that nothing occupies any more. What lies in the slab
+    /// occupies whole units of its alignment.
     pub height: u64,
-    /// The same of the host's space: 0 if no buffer lies there. The numbers below are of the slab alone.
+    /// The same of the host's space: 0 if no buffer lies there. The numbers below are of the slab
+    /// alone.
     pub host_height: u64,
-    /// The largest number of bytes occupied at one step, pairs in `reused` counted once: with this order and these pairs
-    /// no slab is smaller.
+    /// The largest number of bytes occupied at one step, pairs in `reused` counted once: with this
+    /// order and these pairs no slab is smaller.
     pub lower_bound: u64,
     /// The size of a slab in which nothing shares bytes.
     pub without_reuse: u64,
@@ -72,14 +83,21 @@ pub struct Plan {
     pub method: Method,
 }
 
-/// Plans a dag: the order, the pairs to compute in place, and an offset for every buffer and workspace.
+/// Plans a dag: the order, the pairs to compute in place, and an offset for every buffer and
+/// workspace.
 ///
-/// Candidates (orders × in-place choices) are packed in the order of their lower bounds until the best slab is no larger
-/// than the next bound, so neither reordering nor in-place computation ever costs bytes. Deterministic.
+/// Candidates (orders × in-place choices) are packed in the order of their lower bounds until the
+/// best slab is no larger than the next bound, so neither reordering nor in-place computation ever
+/// costs bytes. Deterministic.
 pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     dag.verify()?;
     let mut candidates = Vec::new();
-    for (schedule, order) in order::candidates(dag, options.order, options.in_place && options.reuse, Sizes::Occupied) {
+    for (schedule, order) in order::candidates(
+        dag,
+        options.order,
+        options.in_place && options.reuse,
+        Sizes::Occupied,
+    ) {
         let lives = lifetimes(dag, &order);
         for reused in reuse_choices(dag, options, &order, &lives) {
             let layout = Layout::new(dag, &order, &lives, &reused);
@@ -97,23 +115,49 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
     candidates.sort_by_key(|candidate| candidate.bound);
     let mut best: Option<(usize, Packing)> = None;
     let keep = |best: &mut Option<(usize, Packing)>, at: usize, packing: Packing| {
-        if best.as_ref().is_none_or(|(_, best)| packing.height < best.height) {
+        if best
+            .as_ref()
+            .is_none_or(|(_, best)| packing.height < best.height)
+        {
             *best = Some((at, packing));
         }
     };
     for (at, candidate) in candidates.iter().enumerate() {
-        if best.as_ref().is_some_and(|(_, best)| !options.reuse || best.height <= candidate.bound) {
+        if best
+            .as_ref()
+            .is_some_and(|(_, best)| !options.reuse || best.height <= candidate.bound)
+        {
             break;
         }
-        let packing = if options.reuse { candidate.layout.problem.pack()? } else { candidate.layout.problem.apart()? };
+        let packing = if options.reuse {
+            candidate.layout.problem.pack()?
+        } else {
+            candidate.layout.problem.apart()?
+        };
         keep(&mut best, at, packing);
     }
-    // Where fast heuristics leave a gap, the candidates that could be lower are looked at again, more closely.
-    let limits = Limits { effort: options.effort, ..Limits::default() };
-    for (at, candidate) in candidates.iter().enumerate().filter(|_| options.reuse && options.effort > 0) {
-        // All of them, lest a planner that may choose among more candidates look at others and end up higher.
-        if best.as_ref().is_some_and(|(_, best)| candidate.bound < best.height) {
-            keep(&mut best, at, candidate.layout.problem.pack_within(&limits)?);
+    // Where fast heuristics leave a gap, the candidates that could be lower are looked at again,
+    // more closely.
+    let limits = Limits {
+        effort: options.effort,
+        ..Limits::default()
+    };
+    for (at, candidate) in candidates
+        .iter()
+        .enumerate()
+        .filter(|_| options.reuse && options.effort > 0)
+    {
+        // All of them, lest a planner that may choose among more candidates look at others and end
+        // up higher.
+        if best
+            .as_ref()
+            .is_some_and(|(_, best)| candidate.bound < best.height)
+        {
+            keep(
+                &mut best,
+                at,
+                candidate.layout.problem.pack_within(&limits)?,
+            );
         }
     }
     let (at, packing) = best.expect("the program's own order is always a candidate");
@@ -127,7 +171,12 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
 }
 
 /// The sets of pairs worth packing, the most promising first.
-fn reuse_choices(dag: &Dag, options: &Options, order: &[TaskId], lives: &[Lifetime]) -> Vec<Vec<MayReuse>> {
+fn reuse_choices(
+    dag: &Dag,
+    options: &Options,
+    order: &[TaskId],
+    lives: &[Lifetime],
+) -> Vec<Vec<MayReuse>> {
     let mut choices = Vec::new();
     if options.in_place && options.reuse {
         for appetite in [Appetite::EqualSizes, Appetite::AnySize] {
@@ -153,7 +202,11 @@ impl Candidate {
         let offset = |item: &Option<u32>| item.map_or(0, |item| packing.offsets[item as usize]);
         let mut offsets: Vec<u64> = self.layout.item_of_buffer.iter().map(offset).collect();
         if let Some(host) = &host {
-            self.layout.on_host.iter().zip(&host.offsets).for_each(|(buffer, &offset)| offsets[buffer.index()] = offset);
+            self.layout
+                .on_host
+                .iter()
+                .zip(&host.offsets)
+                .for_each(|(buffer, &offset)| offsets[buffer.index()] = offset);
         }
         let mut plan = Plan {
             offsets,
@@ -175,14 +228,23 @@ impl Candidate {
 
 /// Everything that ever lives, each on its own bytes.
 fn without_reuse(dag: &Dag, lives: &[Lifetime]) -> u64 {
-    let buffers = dag.buffers.iter().zip(lives).filter(|(_, life)| !life.is_empty()).map(|(buffer, _)| buffer.occupied_on_device());
-    buffers.chain(dag.tasks.iter().map(|task| task.workspace_occupied())).sum()
+    let buffers = dag
+        .buffers
+        .iter()
+        .zip(lives)
+        .filter(|(_, life)| !life.is_empty())
+        .map(|(buffer, _)| buffer.occupied_on_device());
+    buffers
+        .chain(dag.tasks.iter().map(|task| task.workspace_occupied()))
+        .sum()
 }
 
-/// A packing problem and what its items stand for: chains of buffers that share their bytes, and workspaces.
+/// A packing problem and what its items stand for: chains of buffers that share their bytes, and
+/// workspaces.
 pub(crate) struct Layout {
     pub(crate) problem: Problem,
-    /// For each buffer the item it lies in; none for one without bytes or life, or in another space.
+    /// For each buffer the item it lies in; none for one without bytes or life, or in another
+    /// space.
     pub(crate) item_of_buffer: Vec<Option<u32>>,
     /// For each task the item that is its workspace.
     pub(crate) item_of_workspace: Vec<Option<u32>>,
@@ -192,7 +254,12 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    pub(crate) fn new(dag: &Dag, order: &[TaskId], lives: &[Lifetime], reused: &[MayReuse]) -> Self {
+    pub(crate) fn new(
+        dag: &Dag,
+        order: &[TaskId],
+        lives: &[Lifetime],
+        reused: &[MayReuse],
+    ) -> Self {
         let chains = Chains::new(dag.buffers.len(), reused);
         let mut items = Vec::with_capacity(dag.buffers.len());
         let mut item_of_buffer = vec![None; dag.buffers.len()];
@@ -205,7 +272,11 @@ impl Layout {
             } else if chains.head(i) == i && buffer.bytes > 0 && !lives[i].is_empty() {
                 let life = Lifetime::new(lives[i].start, lives[chains.tail(i)].end);
                 item_of_buffer[i] = Some(items.len() as u32);
-                items.push(Item { life, size: buffer.occupied(), align: buffer.align });
+                items.push(Item {
+                    life,
+                    size: buffer.occupied(),
+                    align: buffer.align,
+                });
             }
         }
         for buffer in 0..dag.buffers.len() {
@@ -216,20 +287,35 @@ impl Layout {
             let size = dag.tasks[task.index()].workspace_occupied();
             if size > 0 {
                 item_of_workspace[task.index()] = Some(items.len() as u32);
-                items.push(Item { life: Lifetime::new(step, step + 1), size, align: ALIGN });
+                items.push(Item {
+                    life: Lifetime::new(step, step + 1),
+                    size,
+                    align: ALIGN,
+                });
             }
         }
         let own = |b: &BufferId| {
             let buffer = &dag.buffers[b.index()];
-            Item { life: lives[b.index()], size: buffer.occupied(), align: buffer.align }
+            Item {
+                life: lives[b.index()],
+                size: buffer.occupied(),
+                align: buffer.align,
+            }
         };
         let host = (!on_host.is_empty()).then(|| Problem::new(on_host.iter().map(own).collect()));
-        Layout { problem: Problem::new(items), item_of_buffer, item_of_workspace, host, on_host }
+        Layout {
+            problem: Problem::new(items),
+            item_of_buffer,
+            item_of_workspace,
+            host,
+            on_host,
+        }
     }
 }
 
-/// The bytes of the slab occupied at each step, workspaces included; a buffer that is computed in place counts from the step after its
-/// task on, since until then the other one stands for both. The largest is [`Plan::lower_bound`].
+/// The bytes of the slab occupied at each step, workspaces included; a buffer that is computed in
+/// place counts from the step after its task on, since until then the other one stands for both.
+/// The largest is [`Plan::lower_bound`].
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -240,9 +326,12 @@ pub fn live_bytes(dag: &Dag, plan: &Plan) -> Vec<u64> {
 fn live_bytes_with(dag: &Dag, plan: &Plan, reused: &[MayReuse]) -> Vec<u64> {
     let mut changes = vec![0i128; dag.steps() + 1];
     let mut in_place = vec![false; dag.buffers.len()];
-    reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
+    reused
+        .iter()
+        .for_each(|pair| in_place[pair.to.index()] = true);
     for (i, (buffer, live)) in dag.buffers.iter().zip(&plan.lifetimes).enumerate() {
-        changes[live.start as usize + usize::from(in_place[i])] += i128::from(buffer.occupied_on_device());
+        changes[live.start as usize + usize::from(in_place[i])] +=
+            i128::from(buffer.occupied_on_device());
         changes[live.end as usize] -= i128::from(buffer.occupied_on_device());
     }
     for (step, task) in plan.order.iter().enumerate() {
@@ -257,7 +346,8 @@ fn live_bytes_with(dag: &Dag, plan: &Plan, reused: &[MayReuse]) -> Vec<u64> {
     sums.take(dag.steps()).collect()
 }
 
-/// The bytes that computing in place saved: what the fullest step would need without it, above the slab there is.
+/// The bytes that computing in place saved: what the fullest step would need without it, above the
+/// slab there is.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -265,13 +355,22 @@ pub fn saved_in_place(dag: &Dag, plan: &Plan) -> u64 {
     if plan.reused.is_empty() {
         return 0;
     }
-    live_bytes_with(dag, plan, &[]).into_iter().max().unwrap_or(0).saturating_sub(plan.height)
+    live_bytes_with(dag, plan, &[])
+        .into_iter()
+        .max()
+        .unwrap_or(0)
+        .saturating_sub(plan.height)
 }
 
 impl Plan {
-    /// The part of the slab that no choice of offsets needs: `(height - lower_bound) / height`, 0 for an empty slab.
+    /// The part of the slab that no choice of offsets needs: `(height - lower_bound) / height`, 0
+    /// for an empty slab.
     pub fn fragmentation(&self) -> f64 {
-        if self.height == 0 { 0.0 } else { self.height.saturating_sub(self.lower_bound) as f64 / self.height as f64 }
+        if self.height == 0 {
+            0.0
+        } else {
+            self.height.saturating_sub(self.lower_bound) as f64 / self.height as f64
+        }
     }
 }
 
@@ -291,24 +390,40 @@ pub enum Holder {
 pub fn peak(dag: &Dag, plan: &Plan) -> (usize, u64) {
     let live = live_bytes(dag, plan);
     let peak = live.iter().copied().max().unwrap_or(0);
-    (live.iter().position(|&bytes| bytes == peak).unwrap_or(0), peak)
+    (
+        live.iter().position(|&bytes| bytes == peak).unwrap_or(0),
+        peak,
+    )
 }
 
-/// What occupies bytes at the step with the most live bytes, the largest first. The sum is that step's live bytes: a
-/// buffer that is being computed in place is not listed, the one whose bytes it takes is.
+/// What occupies bytes at the step with the most live bytes, the largest first. The sum is that
+/// step's live bytes: a buffer that is being computed in place is not listed, the one whose bytes
+/// it takes is.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
 pub fn holders_at_peak(dag: &Dag, plan: &Plan) -> Vec<(Holder, u64)> {
     let (step, _) = peak(dag, plan);
     let mut in_place = vec![false; dag.buffers.len()];
-    plan.reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
+    plan.reused
+        .iter()
+        .for_each(|pair| in_place[pair.to.index()] = true);
     let begins_in_place = |i: usize| plan.lifetimes[i].start == step as u64 && in_place[i];
     let mut holders: Vec<(Holder, u64)> = (0..dag.buffers.len())
         .filter(|&i| plan.lifetimes[i].contains(step as u64) && !begins_in_place(i))
-        .map(|i| (Holder::Buffer(BufferId(i as u32)), dag.buffers[i].occupied_on_device()))
+        .map(|i| {
+            (
+                Holder::Buffer(BufferId(i as u32)),
+                dag.buffers[i].occupied_on_device(),
+            )
+        })
         .collect();
-    let workspace = plan.order.get(step).map(|&task| (Holder::Workspace(task), dag.tasks[task.index()].workspace_occupied()));
+    let workspace = plan.order.get(step).map(|&task| {
+        (
+            Holder::Workspace(task),
+            dag.tasks[task.index()].workspace_occupied(),
+        )
+    });
     holders.extend(workspace);
     holders.retain(|&(_, bytes)| bytes > 0);
     holders.sort_by_key(|&(holder, bytes)| (std::cmp::Reverse(bytes), holder));

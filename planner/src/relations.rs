@@ -6,7 +6,8 @@ use std::collections::BinaryHeap;
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked at tasks, buffers and places: what tests measure the work of planning by.
+    /// How often this thread has looked at tasks, buffers and places: what tests measure the work
+    /// of planning by.
     pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -36,7 +37,10 @@ impl Csr {
         for row in 0..rows {
             starts[row + 1] += starts[row];
         }
-        Csr { starts, ids: pairs.into_iter().map(|(_, id)| id).collect() }
+        Csr {
+            starts,
+            ids: pairs.into_iter().map(|(_, id)| id).collect(),
+        }
     }
 
     /// The ids of one row, ascending.
@@ -52,7 +56,8 @@ impl Csr {
 
     /// The same relation seen from the ids, of which there are `ids`.
     pub(crate) fn transposed(&self, ids: usize) -> Csr {
-        let pairs = (0..self.rows()).flat_map(|row| self.row(row).iter().map(move |&id| (id, row as u32)));
+        let pairs =
+            (0..self.rows()).flat_map(|row| self.row(row).iter().map(move |&id| (id, row as u32)));
         Csr::new(ids, pairs.collect())
     }
 }
@@ -86,19 +91,37 @@ impl Relations {
         for buffer in 0..buffers {
             let writers = writers.row(buffer);
             edges.extend(writers.windows(2).map(|pair| (pair[0], pair[1])));
-            let Some(&last) = writers.last() else { continue };
-            edges.extend(users.row(buffer).iter().filter(|user| writers.binary_search(user).is_err()).map(|&reader| (last, reader)));
+            let Some(&last) = writers.last() else {
+                continue;
+            };
+            edges.extend(
+                users
+                    .row(buffer)
+                    .iter()
+                    .filter(|user| writers.binary_search(user).is_err())
+                    .map(|&reader| (last, reader)),
+            );
         }
         let after = Csr::new(tasks, edges);
-        Relations { uses: users.transposed(tasks), before: after.transposed(tasks), writers, users, after }
+        Relations {
+            uses: users.transposed(tasks),
+            before: after.transposed(tasks),
+            writers,
+            users,
+            after,
+        }
     }
 
-    /// The order that respects every dependency and otherwise keeps as close to the program as it can: always the ready
-    /// task that stands first. Leaves out tasks on a circle and those that wait for them.
+    /// The order that respects every dependency and otherwise keeps as close to the program as it
+    /// can: always the ready task that stands first. Leaves out tasks on a circle and those that
+    /// wait for them.
     pub(crate) fn program_order(&self) -> Vec<TaskId> {
         let tasks = self.after.rows();
         let mut waiting: Vec<usize> = (0..tasks).map(|t| self.before.row(t).len()).collect();
-        let mut ready: BinaryHeap<Reverse<u32>> = (0..tasks as u32).filter(|&t| waiting[t as usize] == 0).map(Reverse).collect();
+        let mut ready: BinaryHeap<Reverse<u32>> = (0..tasks as u32)
+            .filter(|&t| waiting[t as usize] == 0)
+            .map(Reverse)
+            .collect();
         let mut order = Vec::with_capacity(tasks);
         while let Some(Reverse(task)) = ready.pop() {
             order.push(TaskId(task));
@@ -127,7 +150,11 @@ impl Relations {
         while seen_at[at as usize].is_none() {
             seen_at[at as usize] = Some(path.len());
             path.push(TaskId(at));
-            at = *self.before.row(at as usize).iter().find(|&&before| stuck[before as usize])?;
+            at = *self
+                .before
+                .row(at as usize)
+                .iter()
+                .find(|&&before| stuck[before as usize])?;
         }
         let mut cycle = path.split_off(seen_at[at as usize]?);
         cycle.reverse();

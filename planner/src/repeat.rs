@@ -1,9 +1,10 @@
 //! Dags in which some tasks run more than once, and plans that keep a budget that way.
 //!
-//! Computing a buffer again instead of keeping it is a rewriting of the dag: each run is a task of its own, and what a run
-//! makes is a buffer of its own, so that a read names the run that it takes its data from. What comes out is a dag like any
-//! other, planned and checked like any other; [`check_repeats`](crate::check_repeats) tells besides whether it does the work of
-//! the dag it was made from.
+//! Computing a buffer again instead of keeping it is a rewriting of the dag: each run is a task of
+//! its own, and what a run makes is a buffer of its own, so that a read names the run that it takes
+//! its data from. What comes out is a dag like any other, planned and checked like any other;
+//! [`check_repeats`](crate::check_repeats) tells besides whether it does the work of the dag it was
+//! made from.
 
 use crate::check::{Checked, check_repeats};
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Task, TaskId};
@@ -11,7 +12,8 @@ use crate::plan::{Options, Plan, PlanError, plan};
 use crate::remat::DagSearch;
 use rustc_hash::FxHashSet;
 
-/// A dag made from another: each of its tasks is a run of one task of that, each of its buffers what one run makes.
+/// A dag made from another: each of its tasks is a run of one task of that, each of its buffers
+/// what one run makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
     /// The runs, in the order they were scheduled, and what they make.
@@ -23,14 +25,21 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made last. Every task must run
-    /// after those it depends on; what runs twice must be [`Task::repeatable`], and does not do all of it twice if there is a
+    /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made
+    /// last. Every task must run after those it depends on; what runs twice must be
+    /// [`Task::repeatable`], and does not do all of it twice if there is a
     /// [`Task::rerun`].
     pub(crate) fn new(dag: &Dag, runs: &[TaskId]) -> Self {
-        let mut repeated = Repeated { dag: Dag::new(), task_of: Vec::new(), buffer_of: Vec::new() };
+        let mut repeated = Repeated {
+            dag: Dag::new(),
+            task_of: Vec::new(),
+            buffer_of: Vec::new(),
+        };
         let mut first_writer = vec![None; dag.buffers.len()];
         for (t, task) in (0u32..).zip(&dag.tasks) {
-            task.writes.iter().for_each(|b| _ = first_writer[b.index()].get_or_insert(TaskId(t)));
+            task.writes
+                .iter()
+                .for_each(|b| _ = first_writer[b.index()].get_or_insert(TaskId(t)));
         }
         let mut left = vec![0u32; dag.tasks.len()];
         runs.iter().for_each(|t| left[t.index()] += 1);
@@ -47,24 +56,59 @@ impl Repeated {
         for &run in runs {
             left[run.index()] -= 1;
             let (is_first, is_last) = (runs_of[run.index()].is_empty(), left[run.index()] == 0);
-            let task = if is_first { dag.tasks[run.index()].clone() } else { dag.tasks[run.index()].again() };
-            let name = |name: &str| if is_first { name.to_string() } else { format!("{name} again") };
-            let reads: Vec<BufferId> = task.reads.iter().filter_map(|b| latest[b.index()]).collect();
+            let task = if is_first {
+                dag.tasks[run.index()].clone()
+            } else {
+                dag.tasks[run.index()].again()
+            };
+            let name = |name: &str| {
+                if is_first {
+                    name.to_string()
+                } else {
+                    format!("{name} again")
+                }
+            };
+            let reads: Vec<BufferId> = task
+                .reads
+                .iter()
+                .filter_map(|b| latest[b.index()])
+                .collect();
             let own = pairs.partition_point(|pair| pair.task < run);
-            let own = pairs[own..].iter().take_while(|pair| pair.task == run).filter(|pair| task.reads.contains(&pair.from));
-            // What it takes over it takes from the copies that it reads, not from those that it makes.
-            let own: Vec<_> = own.map(|pair| (latest[pair.from.index()], pair.to)).collect();
+            let own = pairs[own..]
+                .iter()
+                .take_while(|pair| pair.task == run)
+                .filter(|pair| task.reads.contains(&pair.from));
+            // What it takes over it takes from the copies that it reads, not from those that it
+            // makes.
+            let own: Vec<_> = own
+                .map(|pair| (latest[pair.from.index()], pair.to))
+                .collect();
             for b in &task.writes {
                 let buffer = &dag.buffers[b.index()];
                 if first_writer[b.index()] == Some(run) && !buffer.live_in {
-                    let copy = Buffer { name: name(&buffer.name), live_out: buffer.live_out && is_last, ..buffer.clone() };
+                    let copy = Buffer {
+                        name: name(&buffer.name),
+                        live_out: buffer.live_out && is_last,
+                        ..buffer.clone()
+                    };
                     latest[b.index()] = Some(repeated.add_buffer(*b, copy));
                 }
             }
             let of = |latest: &[Option<BufferId>], b: BufferId| latest[b.index()];
             let writes = task.writes.iter().filter_map(|&b| of(&latest, b)).collect();
-            let after = task.after.iter().flat_map(|a| runs_of[a.index()].iter().copied()).collect();
-            let id = repeated.dag.add_task(Task { name: name(&task.name), reads, writes, after, rerun: None, ..task.clone() });
+            let after = task
+                .after
+                .iter()
+                .flat_map(|a| runs_of[a.index()].iter().copied())
+                .collect();
+            let id = repeated.dag.add_task(Task {
+                name: name(&task.name),
+                reads,
+                writes,
+                after,
+                rerun: None,
+                ..task.clone()
+            });
             repeated.task_of.push(run);
             runs_of[run.index()].push(id);
             for (from, to) in own {
@@ -84,12 +128,20 @@ impl Repeated {
     /// The runs that are not the first of their tasks.
     pub fn again(&self) -> Vec<TaskId> {
         let mut ran = FxHashSet::default();
-        (0u32..).zip(&self.task_of).filter(|&(_, task)| !ran.insert(*task)).map(|(run, _)| TaskId(run)).collect()
+        (0u32..)
+            .zip(&self.task_of)
+            .filter(|&(_, task)| !ran.insert(*task))
+            .map(|(run, _)| TaskId(run))
+            .collect()
     }
 
     /// The time of all runs, in the unit of [`Task::cost`].
     pub fn cost(&self) -> u128 {
-        self.dag.tasks.iter().map(|task| u128::from(task.cost)).sum()
+        self.dag
+            .tasks
+            .iter()
+            .map(|task| u128::from(task.cost))
+            .sum()
     }
 }
 
@@ -98,7 +150,8 @@ impl Repeated {
 pub struct Within {
     /// What runs how often, if anything runs twice.
     pub repeated: Option<Checked<Repeated>>,
-    /// The plan of that, or of the dag itself, not yet checked. Above the budget if nothing was found that keeps it.
+    /// The plan of that, or of the dag itself, not yet checked. Above the budget if nothing was
+    /// found that keeps it.
     pub plan: Plan,
     /// The slab that running everything once needs.
     pub height_once: u64,
@@ -115,26 +168,39 @@ impl Within {
 /// How often the search begins anew, for more or fewer live bytes.
 const TARGETS: usize = 10;
 
-/// How often it may fail to come down to its target: what it cannot reach, it seldom reaches when asked for less, and failing takes
-/// longest.
+/// How often it may fail to come down to its target: what it cannot reach, it seldom reaches when
+/// asked for less, and failing takes longest.
 const FAILURES: usize = 3;
 
-/// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks again where the plan `once`, in
-/// which nothing does, is larger: the plan that costs least of those found, or the smallest if none keeps the budget.
-/// Deterministic.
+/// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks
+/// again where the plan `once`, in which nothing does, is larger: the plan that costs least of
+/// those found, or the smallest if none keeps the budget. Deterministic.
 ///
-/// What searching minimises is the sum of what is live, results of one task together and in place what was so once; what counts is
-/// the slab. So targets for the sum are tried until the slab comes close below the budget.
+/// What searching minimises is the sum of what is live, results of one task together and in place
+/// what was so once; what counts is the slab. So targets for the sum are tried until the slab comes
+/// close below the budget.
 ///
 /// # Errors
 /// As [`plan`].
-pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Result<Within, PlanError> {
+pub fn plan_within(
+    dag: &Dag,
+    once: Plan,
+    budget: u64,
+    options: &Options,
+) -> Result<Within, PlanError> {
     dag.verify()?;
-    let mut best = Within { repeated: None, height_once: once.height, plan: once, floor: floor(dag) };
+    let mut best = Within {
+        repeated: None,
+        height_once: once.height,
+        plan: once,
+        floor: floor(dag),
+    };
     if best.height_once <= budget {
         return Ok(best);
     }
-    let Some(search) = DagSearch::new(dag, options) else { return Ok(best) };
+    let Some(search) = DagSearch::new(dag, options) else {
+        return Ok(best);
+    };
     let largest = search.peak();
     let share = budget as f64 / best.height_once as f64;
     let mut target = (largest as f64 * share) as u64;
@@ -142,7 +208,9 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
     let (mut met, mut missed) = (None::<u64>, largest);
     let mut failures = 0;
     for _ in 0..TARGETS {
-        let Some(found) = best_at(dag, &search, target, budget, options)? else { break };
+        let Some(found) = best_at(dag, &search, target, budget, options)? else {
+            break;
+        };
         failures += usize::from(!found.is_reached);
         let height = found.plan.height;
         if height <= budget {
@@ -153,21 +221,34 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
         best = best.or(found, budget);
         let next = match met {
             // What is left of the budget is left to the target.
-            Some(met) => met.saturating_add((missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64))),
+            Some(met) => met.saturating_add(
+                (missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64)),
+            ),
             None => target.saturating_sub((height - budget).max(target / 64)),
         };
         let close = height <= budget && budget - height <= budget / 64;
-        if close || failures >= FAILURES || next == target || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64) {
+        if close
+            || failures >= FAILURES
+            || next == target
+            || met.is_some_and(|met| missed.saturating_sub(met) <= largest / 64)
+        {
             break;
         }
         target = next;
     }
-    // A lower target does not always make a lower slab, nor a higher one a higher: where none has kept the budget, ones far below may.
+    // A lower target does not always make a lower slab, nor a higher one a higher: where none has
+    // kept the budget, ones far below may.
     for eighths in (1..=6).rev() {
         if best.plan.height <= budget || failures >= FAILURES {
             break;
         }
-        if let Some(found) = best_at(dag, &search, (largest as f64 * share) as u64 / 8 * eighths, budget, options)? {
+        if let Some(found) = best_at(
+            dag,
+            &search,
+            (largest as f64 * share) as u64 / 8 * eighths,
+            budget,
+            options,
+        )? {
             failures += usize::from(!found.is_reached);
             best = best.or(found, budget);
         }
@@ -176,24 +257,47 @@ pub fn plan_within(dag: &Dag, once: Plan, budget: u64, options: &Options) -> Res
 }
 
 /// The schedule that the search finds for a target, and its plan.
-fn best_at(dag: &Dag, search: &DagSearch, target: u64, budget: u64, options: &Options) -> Result<Option<Attempt>, PlanError> {
+fn best_at(
+    dag: &Dag,
+    search: &DagSearch,
+    target: u64,
+    budget: u64,
+    options: &Options,
+) -> Result<Option<Attempt>, PlanError> {
     // A schedule that does other work is none: the checker's word counts, not the search's.
     let (runs, is_reached) = search.find(target);
-    let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else { return Ok(None) };
+    let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else {
+        return Ok(None);
+    };
     let plan = plan_for(&repeated.dag, budget, options)?;
-    Ok(Some(Attempt { repeated, plan, is_reached }))
+    Ok(Some(Attempt {
+        repeated,
+        plan,
+        is_reached,
+    }))
 }
 
 /// The part of the effort that a plan gets at first.
 const QUICKLY: u64 = 16;
 
-/// A plan of which only counts whether it keeps a budget: most of the effort is spent where packing decides that.
+/// A plan of which only counts whether it keeps a budget: most of the effort is spent where packing
+/// decides that.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanError> {
-    let quick = plan(dag, &Options { effort: options.effort / QUICKLY, ..*options })?;
-    if quick.height <= budget || quick.lower_bound > budget { Ok(quick) } else { plan(dag, options) }
+    let quick = plan(
+        dag,
+        &Options {
+            effort: options.effort / QUICKLY,
+            ..*options
+        },
+    )?;
+    if quick.height <= budget || quick.lower_bound > budget {
+        Ok(quick)
+    } else {
+        plan(dag, options)
+    }
 }
 
 struct Attempt {
@@ -206,8 +310,16 @@ struct Attempt {
 impl Within {
     /// The better of this and an attempt.
     fn or(self, Attempt { repeated, plan, .. }: Attempt, budget: u64) -> Within {
-        let found = Within { repeated: Some(repeated), plan, ..self };
-        if found.beats(&self, budget) { found } else { self }
+        let found = Within {
+            repeated: Some(repeated),
+            plan,
+            ..self
+        };
+        if found.beats(&self, budget) {
+            found
+        } else {
+            self
+        }
     }
 
     /// Whether it is the better of two: within the budget first, then cheaper, then smaller.
@@ -217,20 +329,35 @@ impl Within {
     }
 }
 
-/// What no slab can do without: what one task touches at once, less what it may do in place; all inputs, which exist together
-/// at the start; all outputs, which do at the end.
+/// What no slab can do without: what one task touches at once, less what it may do in place; all
+/// inputs, which exist together at the start; all outputs, which do at the end.
 pub(crate) fn floor(dag: &Dag) -> u64 {
-    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied_on_device).sum::<u64>();
+    let sum = |of: &dyn Fn(&Buffer) -> bool| {
+        dag.buffers
+            .iter()
+            .filter(|b| of(b))
+            .map(Buffer::occupied_on_device)
+            .sum::<u64>()
+    };
     let mut saved = vec![0; dag.tasks.len()];
-    let mut taken: Vec<_> = dag.may_reuse.iter().map(|pair| (pair.task, pair.to)).collect();
+    let mut taken: Vec<_> = dag
+        .may_reuse
+        .iter()
+        .map(|pair| (pair.task, pair.to))
+        .collect();
     taken.sort_unstable();
     taken.dedup();
-    taken.iter().for_each(|(task, to)| saved[task.index()] += dag.buffers[to.index()].occupied());
+    taken
+        .iter()
+        .for_each(|(task, to)| saved[task.index()] += dag.buffers[to.index()].occupied());
     let need = |(task, saved): (&Task, &u64)| {
         let mut touched: Vec<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
         touched.sort_unstable();
         touched.dedup();
-        let bytes = touched.iter().map(|b| dag.buffers[b.index()].occupied_on_device()).sum::<u64>();
+        let bytes = touched
+            .iter()
+            .map(|b| dag.buffers[b.index()].occupied_on_device())
+            .sum::<u64>();
         (bytes + task.workspace_occupied()).saturating_sub(*saved)
     };
     let tasks = dag.tasks.iter().zip(&saved).map(need).max().unwrap_or(0);

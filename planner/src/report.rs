@@ -14,8 +14,8 @@ pub use timeline::{Handed, Run, RunStep, html, why_at_peak};
 /// The holders at the peak that [`text`] names.
 const HOLDERS_MAX: usize = 6;
 
-/// A summary of a plan: the size of the slab and its lower bound, what was saved and how, and who holds the most bytes at
-/// the peak.
+/// A summary of a plan: the size of the slab and its lower bound, what was saved and how, and who
+/// holds the most bytes at the peak.
 ///
 /// Without line break at the end.
 ///
@@ -42,8 +42,18 @@ impl fmt::Display for Text<'_> {
         let (dag, plan) = (self.dag, self.plan);
         writeln!(f, "{:<13}{}", "slab", Slab(plan))?;
         let in_place = saved_in_place(dag, plan);
-        let reuse = plan.without_reuse.saturating_sub(plan.height).saturating_sub(in_place);
-        writeln!(f, "{:<13}reuse {} · in-place {} ({})", "saved by", Bytes(reuse), Bytes(in_place), plan.reused.len())?;
+        let reuse = plan
+            .without_reuse
+            .saturating_sub(plan.height)
+            .saturating_sub(in_place);
+        writeln!(
+            f,
+            "{:<13}reuse {} · in-place {} ({})",
+            "saved by",
+            Bytes(reuse),
+            Bytes(in_place),
+            plan.reused.len()
+        )?;
         let (step, _) = peak(dag, plan);
         write!(f, "{:<13}step {step}", "peak")?;
         if let Some(&task) = plan.order.get(step) {
@@ -53,15 +63,29 @@ impl fmt::Display for Text<'_> {
         for (i, &(holder, bytes)) in holders.iter().take(HOLDERS_MAX).enumerate() {
             let separator = if i == 0 { ": " } else { ", " };
             match holder {
-                Holder::Buffer(id) => write!(f, "{separator}{} {}", dag.buffer_name(id), Bytes(bytes))?,
-                Holder::Workspace(task) => write!(f, "{separator}workspace of {} {}", dag.task_name(task), Bytes(bytes))?,
+                Holder::Buffer(id) => {
+                    write!(f, "{separator}{} {}", dag.buffer_name(id), Bytes(bytes))?
+                }
+                Holder::Workspace(task) => write!(
+                    f,
+                    "{separator}workspace of {} {}",
+                    dag.task_name(task),
+                    Bytes(bytes)
+                )?,
             }
         }
         if holders.len() > HOLDERS_MAX {
             let rest = holders[HOLDERS_MAX..].iter().map(|&(_, bytes)| bytes).sum();
             write!(f, ", {} more {}", holders.len() - HOLDERS_MAX, Bytes(rest))?;
         }
-        write!(f, "\n{:<13}{} of {} tasks · {}", "made by", plan.schedule, plan.order.len(), plan.method)
+        write!(
+            f,
+            "\n{:<13}{} of {} tasks · {}",
+            "made by",
+            plan.schedule,
+            plan.order.len(),
+            plan.method
+        )
     }
 }
 
@@ -71,16 +95,30 @@ struct Slab<'a>(&'a Plan);
 impl fmt::Display for Slab<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plan = self.0;
-        let (height, bound, apart) = (Bytes(plan.height), Bytes(plan.lower_bound), Bytes(plan.without_reuse));
+        let (height, bound, apart) = (
+            Bytes(plan.height),
+            Bytes(plan.lower_bound),
+            Bytes(plan.without_reuse),
+        );
         let percent = 100.0 * plan.fragmentation();
-        write!(f, "{height} · lower bound {bound} · fragmentation {percent:.1} % · without reuse {apart}")
+        write!(
+            f,
+            "{height} · lower bound {bound} · fragmentation {percent:.1} % · without reuse {apart}"
+        )
     }
 }
 
 impl fmt::Display for Plan {
     /// The numbers in one line; [`text`] says more, with names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "slab {} · {} of {} tasks · {}", Slab(self), self.schedule, self.order.len(), self.method)
+        write!(
+            f,
+            "slab {} · {} of {} tasks · {}",
+            Slab(self),
+            self.schedule,
+            self.order.len(),
+            self.method
+        )
     }
 }
 

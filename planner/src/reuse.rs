@@ -1,9 +1,10 @@
 //! Which of the permitted in-place computations to take.
 //!
-//! A taken pair puts two buffers on the same bytes, one after the other, so chains of pairs become one rectangle of steps
-//! and bytes, as large as its first buffer. Between buffers of one size that can only help: the second buffer's bytes are
-//! saved at the step that computes it. A smaller buffer that takes over a larger one keeps the larger rectangle alive for
-//! longer, so such a pair is taken only where the steps it raises stay below what was already needed there.
+//! A taken pair puts two buffers on the same bytes, one after the other, so chains of pairs become
+//! one rectangle of steps and bytes, as large as its first buffer. Between buffers of one size that
+//! can only help: the second buffer's bytes are saved at the step that computes it. A smaller
+//! buffer that takes over a larger one keeps the larger rectangle alive for longer, so such a pair
+//! is taken only where the steps it raises stay below what was already needed there.
 
 use crate::dag::{BufferId, Dag, MayReuse, TaskId};
 use crate::liveness::{Lifetime, Profile};
@@ -17,7 +18,8 @@ pub(crate) enum Appetite {
     AnySize,
 }
 
-/// Chains of buffers that share their bytes: for each buffer the first of its chain, and for each first the last.
+/// Chains of buffers that share their bytes: for each buffer the first of its chain, and for each
+/// first the last.
 pub(crate) struct Chains {
     head: Vec<u32>,
     next: Vec<Option<u32>>,
@@ -25,7 +27,10 @@ pub(crate) struct Chains {
 
 impl Chains {
     pub(crate) fn new(buffers: usize, taken: &[MayReuse]) -> Self {
-        let mut chains = Chains { head: (0..buffers as u32).collect(), next: vec![None; buffers] };
+        let mut chains = Chains {
+            head: (0..buffers as u32).collect(),
+            next: vec![None; buffers],
+        };
         let mut follows = vec![false; buffers];
         for pair in taken {
             chains.next[pair.from.index()] = Some(pair.to.0);
@@ -58,7 +63,12 @@ impl Chains {
 /// Chooses among the pairs of the dag those to take under one order, larger savings first.
 ///
 /// Each buffer gives its bytes to one other at most and takes those of one at most.
-pub(crate) fn choose(dag: &Dag, order: &[TaskId], lives: &[Lifetime], appetite: Appetite) -> Vec<MayReuse> {
+pub(crate) fn choose(
+    dag: &Dag,
+    order: &[TaskId],
+    lives: &[Lifetime],
+    appetite: Appetite,
+) -> Vec<MayReuse> {
     let mut step_of = vec![0u64; dag.tasks.len()];
     for (step, task) in (0u64..).zip(order) {
         step_of[task.index()] = step;
@@ -66,12 +76,25 @@ pub(crate) fn choose(dag: &Dag, order: &[TaskId], lives: &[Lifetime], appetite: 
     let bytes = |id: BufferId| dag.buffers[id.index()].occupied();
     let fits = |pair: &&MayReuse| {
         let step = step_of[pair.task.index()];
-        let (from, to) = (&dag.buffers[pair.from.index()], &dag.buffers[pair.to.index()]);
-        let meets = lives[pair.from.index()].end == step + 1 && lives[pair.to.index()].start == step;
-        meets && to.bytes > 0 && to.align <= from.align && (appetite == Appetite::AnySize || from.occupied() == to.occupied())
+        let (from, to) = (
+            &dag.buffers[pair.from.index()],
+            &dag.buffers[pair.to.index()],
+        );
+        let meets =
+            lives[pair.from.index()].end == step + 1 && lives[pair.to.index()].start == step;
+        meets
+            && to.bytes > 0
+            && to.align <= from.align
+            && (appetite == Appetite::AnySize || from.occupied() == to.occupied())
     };
     let mut pairs: Vec<MayReuse> = dag.may_reuse.iter().filter(fits).copied().collect();
-    pairs.sort_by_key(|pair| (bytes(pair.from) != bytes(pair.to), std::cmp::Reverse(bytes(pair.to)), *pair));
+    pairs.sort_by_key(|pair| {
+        (
+            bytes(pair.from) != bytes(pair.to),
+            std::cmp::Reverse(bytes(pair.to)),
+            *pair,
+        )
+    });
 
     let mut live = LiveBytes::new(dag, order, lives);
     let mut chosen: Vec<MayReuse> = Vec::new();
@@ -109,7 +132,10 @@ impl LiveBytes {
             profile.add(live, i128::from(buffer.occupied_on_device()));
         }
         for (step, task) in (0u64..).zip(order) {
-            profile.add(Lifetime::new(step, step + 1), i128::from(dag.tasks[task.index()].workspace_occupied()));
+            profile.add(
+                Lifetime::new(step, step + 1),
+                i128::from(dag.tasks[task.index()].workspace_occupied()),
+            );
         }
         let own: Vec<u32> = (0..dag.buffers.len() as u32).collect();
         LiveBytes {
@@ -121,8 +147,8 @@ impl LiveBytes {
         }
     }
 
-    /// Appends the chain that begins with `to` to the one that ends with `from`, unless that raises a step above what its
-    /// surroundings need anyway.
+    /// Appends the chain that begins with `to` to the one that ends with `from`, unless that raises
+    /// a step above what its surroundings need anyway.
     fn join(&mut self, from: usize, to: usize, step: u64) -> bool {
         let first = self.head[from] as usize;
         let (small, large) = (i128::from(self.bytes[to]), i128::from(self.bytes[first]));
@@ -153,24 +179,43 @@ mod tests {
     /// a (100 units) → b (`small` units) → c, where a task between them holds `beside` units.
     fn narrowing(small: u64, beside: u64) -> (Dag, Vec<TaskId>) {
         let mut dag = Dag::new();
-        let [a, b, c, side] = [("a", 6400), ("b", 64 * small), ("c", 64), ("side", 64 * beside)]
-            .map(|(name, bytes)| dag.add_buffer(Buffer::new(name, Kind::Activation, bytes)));
+        let [a, b, c, side] = [
+            ("a", 6400),
+            ("b", 64 * small),
+            ("c", 64),
+            ("side", 64 * beside),
+        ]
+        .map(|(name, bytes)| dag.add_buffer(Buffer::new(name, Kind::Activation, bytes)));
         dag.add_task(Task::new("make a", &[], &[a]));
         let task = dag.add_task(Task::new("make b", &[a], &[b]));
         dag.add_task(Task::new("side", &[], &[side]));
         dag.add_task(Task::new("make c", &[b, side], &[c]));
-        dag.may_reuse.push(MayReuse { task, from: a, to: b });
+        dag.may_reuse.push(MayReuse {
+            task,
+            from: a,
+            to: b,
+        });
         let order = (0..4).map(TaskId).collect();
         (dag, order)
     }
 
     #[test]
     fn a_small_buffer_keeps_a_large_one_only_where_it_is_harmless() {
-        for (small, beside, taken) in [(100, 1000, true), (50, 1, true), (50, 49, true), (50, 51, false), (50, 1000, false)] {
+        for (small, beside, taken) in [
+            (100, 1000, true),
+            (50, 1, true),
+            (50, 49, true),
+            (50, 51, false),
+            (50, 1000, false),
+        ] {
             let (dag, order) = narrowing(small, beside);
             let lives = lifetimes(&dag, &order);
             let chosen = choose(&dag, &order, &lives, Appetite::AnySize);
-            assert_eq!(chosen.len(), usize::from(taken), "{small} units beside {beside}");
+            assert_eq!(
+                chosen.len(),
+                usize::from(taken),
+                "{small} units beside {beside}"
+            );
             let equal = choose(&dag, &order, &lives, Appetite::EqualSizes);
             assert_eq!(equal.len(), usize::from(small == 100));
         }
@@ -178,7 +223,11 @@ mod tests {
 
     #[test]
     fn chains_know_their_ends() {
-        let pair = |from, to| MayReuse { task: TaskId(0), from: BufferId(from), to: BufferId(to) };
+        let pair = |from, to| MayReuse {
+            task: TaskId(0),
+            from: BufferId(from),
+            to: BufferId(to),
+        };
         let chains = Chains::new(5, &[pair(3, 1), pair(1, 4)]);
         assert_eq!([0, 1, 2, 3, 4].map(|b| chains.head(b)), [0, 3, 2, 3, 3]);
         assert_eq!([0, 1, 2, 3, 4].map(|b| chains.tail(b)), [0, 4, 2, 4, 4]);

@@ -3,13 +3,15 @@
 /// Most characters of a name or a field in a message.
 const BRIEF: usize = 48;
 
-/// A name or a field of somebody else's file, as a message shows it: see [`shortened`], to 48 characters.
+/// A name or a field of somebody else's file, as a message shows it: see [`shortened`], to 48
+/// characters.
 pub fn brief(text: &str) -> String {
     shortened(text, BRIEF)
 }
 
-/// A text of at most `most` characters: of a longer one the beginning and the end, `…` between them. Control characters, and
-/// others that cannot be seen, are escaped, so that no text can hide or take over the message that it stands in.
+/// A text of at most `most` characters: of a longer one the beginning and the end, `…` between
+/// them. Control characters, and others that cannot be seen, are escaped, so that no text can hide
+/// or take over the message that it stands in.
 pub fn shortened(text: &str, most: usize) -> String {
     let (whole, is_all) = taken(text.chars(), most);
     if is_all {
@@ -56,8 +58,14 @@ mod tests {
 
     #[test]
     fn nothing_that_cannot_be_seen_is_left() {
-        assert_eq!(brief("a\0\u{1b}[31m\n\u{202e}b"), "a\\0\\u{1b}[31m\\n\\u{202e}b");
+        assert_eq!(
+            brief("a\0\u{1b}[31m\n\u{202e}b"),
+            "a\\0\\u{1b}[31m\\n\\u{202e}b"
+        );
         let zeros = brief(&"\0".repeat(1000));
-        assert!(zeros.chars().count() <= BRIEF && !zeros.contains('\0'), "{zeros}");
+        assert!(
+            zeros.chars().count() <= BRIEF && !zeros.contains('\0'),
+            "{zeros}"
+        );
     }
 }

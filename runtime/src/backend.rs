@@ -1,7 +1,8 @@
-//! What a session's device does for it: memory to hold weights and slab, and kernels that run there.
+//! What a session's device does for it: memory to hold weights and slab, and kernels that run
+//! there.
 //!
-//! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`] and [`Backend::edit`]
-//! show a region as host memory wherever it lies.
+//! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`]
+//! and [`Backend::edit`] show a region as host memory wherever it lies.
 
 mod copies;
 #[cfg(feature = "cuda")]
@@ -25,7 +26,8 @@ use crate::memory::{MemoryConfig, available};
 /// What kernels are prepared for.
 #[derive(Clone, Debug)]
 pub enum Target {
-    /// The CPU, and the most bytes of a kernel's workspace, where one can do with fewer than it is fastest with.
+    /// The CPU, and the most bytes of a kernel's workspace, where one can do with fewer than it is
+    /// fastest with.
     Cpu(Config, u64),
     /// A CUDA device, and who times products there, if somebody does.
     #[cfg(feature = "cuda")]
@@ -56,7 +58,9 @@ impl Target {
         match self {
             #[cfg(feature = "cuda")]
             Target::Cuda(target, Some(tuner)) => {
-                let of = |&(spec, guarded): &(_, bool)| (spec, slabwise_cuda::Target { guarded, ..*target });
+                let of = |&(spec, guarded): &(_, bool)| {
+                    (spec, slabwise_cuda::Target { guarded, ..*target })
+                };
                 tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
             }
             _ => {
@@ -66,7 +70,8 @@ impl Target {
         }
     }
 
-    /// Whether what two loops both sum has the same bits in both, in every run; `None` where that is not known.
+    /// Whether what two loops both sum has the same bits in both, in every run; `None` where that
+    /// is not known.
     pub(crate) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
         match self {
             Target::Cpu(config, _) => cpu::sums_alike(a, b, bounds, config),
@@ -88,7 +93,9 @@ impl Target {
     pub(crate) fn with_tf32(self, tf32: bool) -> Target {
         match self {
             #[cfg(feature = "cuda")]
-            Target::Cuda(target, tuner) => Target::Cuda(slabwise_cuda::Target { tf32, ..target }, tuner),
+            Target::Cuda(target, tuner) => {
+                Target::Cuda(slabwise_cuda::Target { tf32, ..target }, tuner)
+            }
             cpu => {
                 let _ = tf32;
                 cpu
@@ -101,7 +108,8 @@ impl Target {
         match self {
             #[cfg(feature = "cuda")]
             Target::Cuda(target, tuner) => {
-                let timed = worth.and_then(|worth| tuner.map(|tuner| slabwise_cuda::Tuner { worth, ..tuner }));
+                let timed = worth
+                    .and_then(|worth| tuner.map(|tuner| slabwise_cuda::Tuner { worth, ..tuner }));
                 Target::Cuda(target, timed)
             }
             cpu => {
@@ -122,17 +130,30 @@ pub enum Kernel {
 }
 
 impl Kernel {
-    /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was out of range before it.
-    pub(crate) fn new(spec: Spec, bounds: &Env, target: &Target, guarded: bool, choice: &Choice) -> Result<Kernel, SpecError> {
+    /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was
+    /// out of range before it.
+    pub(crate) fn new(
+        spec: Spec,
+        bounds: &Env,
+        target: &Target,
+        guarded: bool,
+        choice: &Choice,
+    ) -> Result<Kernel, SpecError> {
         match target {
             // On the CPU a run has stopped by then.
             Target::Cpu(config, workspace) => {
                 let _ = (guarded, choice);
-                cpu::Kernel::within(spec, bounds, config, *workspace).map(|kernel| Kernel::Cpu(Box::new(kernel)))
+                cpu::Kernel::within(spec, bounds, config, *workspace)
+                    .map(|kernel| Kernel::Cpu(Box::new(kernel)))
             }
             #[cfg(feature = "cuda")]
             Target::Cuda(target, _) => {
-                let lowered = slabwise_cuda::lower_as(&spec, bounds, &slabwise_cuda::Target { guarded, ..*target }, choice)?;
+                let lowered = slabwise_cuda::lower_as(
+                    &spec,
+                    bounds,
+                    &slabwise_cuda::Target { guarded, ..*target },
+                    choice,
+                )?;
                 Ok(Kernel::Cuda(Box::new(spec), lowered))
             }
         }
@@ -208,14 +229,25 @@ pub(crate) enum CheckKind {
     Finite,
 }
 
-/// What is said of a check that failed: an element of `of`, a length that is asked for, or a number that is none.
+/// What is said of a check that failed: an element of `of`, a length that is asked for, or a number
+/// that is none.
 pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
-    let Fault::Index { value, limit, position } = fault;
+    let Fault::Index {
+        value,
+        limit,
+        position,
+    } = fault;
     match kind {
         CheckKind::Finite => {
-            format!("require_finite: the element at position {position} is {}", if value == 1 { "NaN" } else { "infinite" })
+            format!(
+                "require_finite: the element at position {position} is {}",
+                if value == 1 { "NaN" } else { "infinite" }
+            )
         }
-        CheckKind::Length => format!("a length of {value} is asked for; 0 to {} are possible", limit.saturating_sub(1)),
+        CheckKind::Length => format!(
+            "a length of {value} is asked for; 0 to {} are possible",
+            limit.saturating_sub(1)
+        ),
         CheckKind::Index if of.is_empty() => fault.to_string(),
         CheckKind::Index => format!("{fault}, in {of}"),
     }
@@ -227,7 +259,13 @@ pub(crate) enum Loaded {}
 
 #[cfg(not(feature = "cuda"))]
 impl Loaded {
-    pub fn look_at_input(&self, _: usize, _: slabwise_kernels::dtype::DType, _: &[u8], _: &Env) -> Result<()> {
+    pub fn look_at_input(
+        &self,
+        _: usize,
+        _: slabwise_kernels::dtype::DType,
+        _: &[u8],
+        _: &Env,
+    ) -> Result<()> {
         match *self {}
     }
 }
@@ -246,7 +284,9 @@ impl Backend {
         match device {
             Device::Cpu => Ok(Backend::Cpu(Memory::new())),
             #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => Gpu::open(ordinal, &MemoryConfig::default()).map(|gpu| Backend::Cuda(Box::new(gpu))),
+            Device::Cuda(ordinal) => {
+                Gpu::open(ordinal, &MemoryConfig::default()).map(|gpu| Backend::Cuda(Box::new(gpu)))
+            }
             #[cfg(not(feature = "cuda"))]
             Device::Cuda(_) => device.check().map(|()| Backend::Cpu(Memory::new())),
         }
@@ -280,8 +320,15 @@ impl Backend {
                 if bytes >= available::WORTH_ASKING
                     && let Some(there) = available::available().filter(|&there| there < bytes)
                 {
-                    let more = format!(": {} are free, swap and the limit of the control group counted", Bytes(there));
-                    return Err(Error::OutOfMemory { what: what.into(), bytes: Bytes(bytes), more });
+                    let more = format!(
+                        ": {} are free, swap and the limit of the control group counted",
+                        Bytes(there)
+                    );
+                    return Err(Error::OutOfMemory {
+                        what: what.into(),
+                        bytes: Bytes(bytes),
+                        more,
+                    });
                 }
                 memory.reserve(bytes).map_err(|e| refused(what, e))
             }
@@ -328,7 +375,9 @@ impl Backend {
         match self {
             Backend::Cpu(memory) => Ok(see(memory, region)),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.fetch(region).map(|(memory, region)| see(&memory, &region)),
+            Backend::Cuda(gpu) => gpu
+                .fetch(region)
+                .map(|(memory, region)| see(&memory, &region)),
         }
     }
 
@@ -346,7 +395,11 @@ impl Backend {
     }
 
     /// Lets `change` write all of a region.
-    pub fn edit(&mut self, region: &Region, change: impl FnOnce(&mut Memory, &Region)) -> Result<()> {
+    pub fn edit(
+        &mut self,
+        region: &Region,
+        change: impl FnOnce(&mut Memory, &Region),
+    ) -> Result<()> {
         match self {
             Backend::Cpu(memory) => {
                 change(memory, region);
@@ -407,7 +460,8 @@ impl Backend {
         }
     }
 
-    /// Makes the place for large inputs on their way this large; `false` if the device has not so much memory.
+    /// Makes the place for large inputs on their way this large; `false` if the device has not so
+    /// much memory.
     pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
         match self {
             Backend::Cpu(_) => {
@@ -449,7 +503,8 @@ impl Backend {
         }
     }
 
-    /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be run.
+    /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be
+    /// run.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
@@ -468,16 +523,18 @@ impl Backend {
                 None => kernel.run(memory, args, workspace, env, team),
             }),
             #[cfg(feature = "cuda")]
-            (Backend::Cuda(gpu), Kernel::Cuda(spec, kernel), Some(loaded)) => {
-                gpu.launch(loaded, (step, spec, kernel), args, workspace, env).map(Ok)
-            }
+            (Backend::Cuda(gpu), Kernel::Cuda(spec, kernel), Some(loaded)) => gpu
+                .launch(loaded, (step, spec, kernel), args, workspace, env)
+                .map(Ok),
             #[cfg(feature = "cuda")]
-            _ => Err(Error::Internal(format!("kernel {step} was prepared for another device"))),
+            _ => Err(Error::Internal(format!(
+                "kernel {step} was prepared for another device"
+            ))),
         }
     }
 
-    /// Reads a number that a kernel has made for the host, after all that was asked for before it; fails if an index was out of
-    /// range until then.
+    /// Reads a number that a kernel has made for the host, after all that was asked for before it;
+    /// fails if an index was out of range until then.
     pub fn number(&self, region: &Region) -> Result<i32> {
         #[cfg(feature = "cuda")]
         if let Backend::Cuda(gpu) = self {
@@ -537,7 +594,8 @@ impl Backend {
         }
     }
 
-    /// Notes the moment at which all is done that was asked for, where that is by the device's clock.
+    /// Notes the moment at which all is done that was asked for, where that is by the device's
+    /// clock.
     pub fn mark(&mut self) -> Result<()> {
         match self {
             Backend::Cpu(_) => Ok(()),
@@ -579,11 +637,17 @@ impl Backend {
 /// Memory of the host for a copy of this length.
 fn scratch(bytes: u64) -> Result<(Memory, Region)> {
     let mut memory = Memory::new();
-    let region = memory.reserve(bytes).map_err(|e| refused("a copy on the host", e))?;
+    let region = memory
+        .reserve(bytes)
+        .map_err(|e| refused("a copy on the host", e))?;
     Ok((memory, region))
 }
 
 /// The error for memory the host refused.
 fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
-    Error::OutOfMemory { what: what.into(), bytes: Bytes(e.bytes), more: String::new() }
+    Error::OutOfMemory {
+        what: what.into(),
+        bytes: Bytes(e.bytes),
+        more: String::new(),
+    }
 }

@@ -12,8 +12,8 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
-/// A value that stays on the device until it is dropped by the session or donated. Handles are small; copies of a handle
-/// name the same value.
+/// A value that stays on the device until it is dropped by the session or donated. Handles are
+/// small; copies of a handle name the same value.
 #[derive(Clone, Debug)]
 pub struct Buffer {
     pub(crate) session: u64,
@@ -25,9 +25,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Gives the bytes away to the run this is fed to, as an input of which the program says that an output takes its bytes
-    /// ([`Trace::donate`](crate::Trace::donate)); every handle of the buffer is dead after it, and [`Output::buffer`] is the new one.
-    /// Fed to another input it is an error, and the buffer stays.
+    /// Gives the bytes away to the run this is fed to, as an input of which the program says that
+    /// an output takes its bytes ([`Trace::donate`](crate::Trace::donate)); every handle of the
+    /// buffer is dead after it, and [`Output::buffer`] is the new one. Fed to another input it is
+    /// an error, and the buffer stays.
     pub fn donate(self) -> Donated {
         Donated(self)
     }
@@ -47,7 +48,8 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Donated(pub(crate) Buffer);
 
-/// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie there.
+/// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie
+/// there.
 pub(crate) struct Shown<'s> {
     backend: &'s Backend,
     region: Region,
@@ -56,7 +58,11 @@ pub(crate) struct Shown<'s> {
 
 impl<'s> Shown<'s> {
     pub fn new(backend: &'s Backend, region: Region) -> Self {
-        Shown { backend, region, copy: OnceCell::new() }
+        Shown {
+            backend,
+            region,
+            copy: OnceCell::new(),
+        }
     }
 
     /// Where it lies on the device.
@@ -78,8 +84,8 @@ impl<'s> Shown<'s> {
     }
 }
 
-/// One output of a run, where it lies in the session's memory: it can be looked at until the next run. [`Output::array`] copies
-/// it to the host.
+/// One output of a run, where it lies in the session's memory: it can be looked at until the next
+/// run. [`Output::array`] copies it to the host.
 pub struct Output<'s> {
     pub(crate) shown: Shown<'s>,
     pub(crate) dtype: DType,
@@ -94,8 +100,8 @@ impl fmt::Debug for Output<'_> {
 }
 
 impl Output<'_> {
-    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element, and if the run failed on a
-    /// device that tells so only now; then the next run says why.
+    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element,
+    /// and if the run failed on a device that tells so only now; then the next run says why.
     pub fn item(&self) -> f32 {
         self.number().unwrap_or_else(|error| {
             self.shown.backend.keep(error);
@@ -118,14 +124,20 @@ impl Output<'_> {
         let bytes = self.dtype.bytes() as u64;
         match self.shown.copy.get() {
             Some((memory, region)) => Ok(read(memory, &region.part(0, bytes))),
-            None => self.shown.backend.look(&self.shown.region.part(0, bytes), read),
+            None => self
+                .shown
+                .backend
+                .look(&self.shown.region.part(0, bytes), read),
         }
     }
 
     /// The number that a scalar is, as a loss must be; an error if the output is not an f32 scalar.
     pub(crate) fn scalar(&self) -> Result<f32> {
         if self.dtype != DType::F32 || !self.lengths.is_empty() {
-            return Err(Error::Value(format!("the first output is {} {:?}, not an f32 scalar", self.dtype, self.lengths)));
+            return Err(Error::Value(format!(
+                "the first output is {} {:?}, not an f32 scalar",
+                self.dtype, self.lengths
+            )));
         }
         self.number()
     }
@@ -145,10 +157,13 @@ impl Output<'_> {
     /// # Errors
     /// If the run failed on a device that tells so only now.
     pub fn bytes(&self) -> Result<&[u8]> {
-        self.shown.get().map(|(memory, region)| memory.bytes(&region))
+        self.shown
+            .get()
+            .map(|(memory, region)| memory.bytes(&region))
     }
 
-    /// The elements, where they lie. Truth values are read as `u8`. An error if the output is of another type.
+    /// The elements, where they lie. Truth values are read as `u8`. An error if the output is of
+    /// another type.
     pub fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let bool_as_byte = self.dtype == DType::Bool && T::DTYPE == DType::U8;
         if T::DTYPE != self.dtype && !bool_as_byte {
@@ -160,7 +175,8 @@ impl Output<'_> {
         }
         let (memory, region) = self.shown.get()?;
         let elements = memory.elements::<T>(&region);
-        ArrayViewD::from_shape(IxDyn(&self.lengths), elements).map_err(|e| Error::Internal(e.to_string()))
+        ArrayViewD::from_shape(IxDyn(&self.lengths), elements)
+            .map_err(|e| Error::Internal(e.to_string()))
     }
 
     /// The elements in an array of their own.
@@ -168,8 +184,9 @@ impl Output<'_> {
         Ok(self.view::<T>()?.to_owned())
     }
 
-    /// The buffer this output took over, if its input was donated. It outlives the next run and can be fed to any program of the
-    /// session. Of a program without donated inputs [`Session::run_resident`](crate::Session::run_resident) gives buffers.
+    /// The buffer this output took over, if its input was donated. It outlives the next run and can
+    /// be fed to any program of the session. Of a program without donated inputs
+    /// [`Session::run_resident`](crate::Session::run_resident) gives buffers.
     pub fn buffer(&self) -> Option<Buffer> {
         self.buffer.clone()
     }

@@ -11,9 +11,9 @@ use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsEr
 const STATE: &str = "slabwise.state";
 
 impl Session {
-    /// Writes all weights and state to a safetensors file, with a checksum of each. The file is replaced as a whole: whatever
-    /// happens while it is written, an earlier one of the same name stays intact. Its permissions stay as well, and a link is
-    /// followed; a pipe is written into.
+    /// Writes all weights and state to a safetensors file, with a checksum of each. The file is
+    /// replaced as a whole: whatever happens while it is written, an earlier one of the same name
+    /// stays intact. Its permissions stay as well, and a link is followed; a pipe is written into.
     ///
     /// # Errors
     /// What the system says, such as that the disk is full.
@@ -24,29 +24,45 @@ impl Session {
         let copies = match self.memory.host() {
             Some(_) => Vec::new(),
             None => {
-                let copy = |v: &Variable| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec());
+                let copy = |v: &Variable| {
+                    self.memory
+                        .look(&v.region, |memory, region| memory.bytes(region).to_vec())
+                };
                 variables().map(copy).collect::<Result<Vec<_>>>()?
             }
         };
-        let bytes = |at: usize, v: &'_ Variable| self.memory.host().map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region));
+        let bytes = |at: usize, v: &'_ Variable| {
+            self.memory
+                .host()
+                .map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region))
+        };
         let entry = |(at, v)| -> Entry<'_> {
             let v: &Variable = v;
-            Entry { name: &v.info.name, dtype: v.info.dtype, shape: fixed(&v.info.dims), bytes: bytes(at, v) }
+            Entry {
+                name: &v.info.name,
+                dtype: v.info.dtype,
+                shape: fixed(&v.info.dims),
+                bytes: bytes(at, v),
+            }
         };
         let entries: Vec<Entry<'_>> = variables().enumerate().map(entry).collect();
-        let state = variables().filter(|v| !v.info.is_param).map(|v| &*v.info.name);
+        let state = variables()
+            .filter(|v| !v.info.is_param)
+            .map(|v| &*v.info.name);
         let metadata = BTreeMap::from([(STATE.to_string(), note(state)?)]);
         weights::save(path.as_ref(), &entries, &metadata)?;
         self.memory.saved(path.as_ref());
         Ok(())
     }
 
-    /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on bit-equal to a run that
-    /// was not interrupted. What models have declared can be loaded at any time, before a program is compiled too; the state of
-    /// an optimizer is there once the program that trains has been compiled.
+    /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on
+    /// bit-equal to a run that was not interrupted. What models have declared can be loaded at any
+    /// time, before a program is compiled too; the state of an optimizer is there once the program
+    /// that trains has been compiled.
     ///
     /// # Errors
-    /// If the file cannot be read or is damaged, and all mismatches of names, shapes and types at once; nothing is changed then.
+    /// If the file cannot be read or is damaged, and all mismatches of names, shapes and types at
+    /// once; nothing is changed then.
     pub fn load(&mut self, path: impl AsRef<Path>) -> Result<()> {
         self.load_with(path, &LoadOptions::default()).map(drop)
     }
@@ -59,8 +75,8 @@ impl Session {
         self.load_file_with(file, &LoadOptions::default()).map(drop)
     }
 
-    /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of weights start anew from what
-    /// was read. No program need have been compiled.
+    /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of
+    /// weights start anew from what was read. No program need have been compiled.
     ///
     /// # Errors
     /// As [`Session::load`], for the weights.
@@ -68,14 +84,19 @@ impl Session {
         self.load_with(path, &LoadOptions::weights()).map(drop)
     }
 
-    /// Reads a part of a file, or one whose names differ; what was loaded and what was not. Floats of another type than the
-    /// model's (f16, bf16, f32, and f64 into f32) are cast to the nearest that the model's type has, which for a narrower type
-    /// loses digits and makes infinities of what is too large for it.
+    /// Reads a part of a file, or one whose names differ; what was loaded and what was not. Floats
+    /// of another type than the model's (f16, bf16, f32, and f64 into f32) are cast to the nearest
+    /// that the model's type has, which for a narrower type loses digits and makes infinities of
+    /// what is too large for it.
     ///
     /// # Errors
-    /// If the file cannot be read or is damaged, and all mismatches at once that the options do not permit; nothing is changed
-    /// then.
-    pub fn load_with(&mut self, path: impl AsRef<Path>, options: &LoadOptions<'_>) -> Result<Loaded> {
+    /// If the file cannot be read or is damaged, and all mismatches at once that the options do not
+    /// permit; nothing is changed then.
+    pub fn load_with(
+        &mut self,
+        path: impl AsRef<Path>,
+        options: &LoadOptions<'_>,
+    ) -> Result<Loaded> {
         self.load_file_with(&File::open(path)?, options)
     }
 
@@ -86,16 +107,27 @@ impl Session {
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
         // What models have declared exists from here on, compiled or not.
         self.adopt(&crate::graph::Graph::default())?;
-        let kind = |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
+        let kind =
+            |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
         let wanted: Vec<&Variable> = self.variables.iter().filter(kind).collect();
-        let expect = |v: &&Variable| Expected { name: v.info.name.to_string(), dtype: v.info.dtype, shape: fixed(&v.info.dims) };
+        let expect = |v: &&Variable| Expected {
+            name: v.info.name.to_string(),
+            dtype: v.info.dtype,
+            shape: fixed(&v.info.dims),
+        };
         let expected: Vec<Expected> = wanted.iter().map(expect).collect();
         // A file of weights and state serves one who wants its weights alone.
-        let state: BTreeSet<&str> = file.metadata().get(STATE).map(|names| names.lines().collect()).unwrap_or_default();
+        let state: BTreeSet<&str> = file
+            .metadata()
+            .get(STATE)
+            .map(|names| names.lines().collect())
+            .unwrap_or_default();
         let (found, loaded) = weights::fit(&expected, file, options, |name| state.contains(name))?;
         for (variable, name) in wanted.into_iter().zip(found) {
             if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
-                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(&bytes))?;
+                self.memory.edit(&variable.region, |memory, region| {
+                    memory.bytes_mut(region).copy_from_slice(&bytes)
+                })?;
             }
         }
         if options.is_weights {
@@ -113,8 +145,12 @@ fn note<'n>(state: impl Iterator<Item = &'n str>) -> Result<String, WeightsError
     let names: Vec<&str> = state.collect();
     match names.iter().find(|name| name.contains(['\n', '\r'])) {
         Some(name) => {
-            let detail = "the name of a state has no line break; declare it under another name".into();
-            Err(WeightsError::InvalidTensor { tensor: (*name).into(), detail })
+            let detail =
+                "the name of a state has no line break; declare it under another name".into();
+            Err(WeightsError::InvalidTensor {
+                tensor: (*name).into(),
+                detail,
+            })
         }
         None => Ok(names.join("\n")),
     }

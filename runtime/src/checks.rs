@@ -1,9 +1,10 @@
 //! Memory checks: dead bytes of the slab hold NaN, and nobody writes them.
 //!
-//! With [`CompileOptions::check_memory`](crate::CompileOptions::check_memory) every buffer has a guard behind it. Bytes that
-//! belong to no live buffer (guards among them) hold `0xFF`, which is NaN in every float type. After each kernel the bytes
-//! outside of what is live then must hold it still; then what ended is filled again. A kernel that reads a buffer which had
-//! ended computes with NaN; one that writes where it must not is named.
+//! With [`CompileOptions::check_memory`](crate::CompileOptions::check_memory) every buffer has a
+//! guard behind it. Bytes that belong to no live buffer (guards among them) hold `0xFF`, which is
+//! NaN in every float type. After each kernel the bytes outside of what is live then must hold it
+//! still; then what ended is filled again. A kernel that reads a buffer which had ended computes
+//! with NaN; one that writes where it must not is named.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +16,8 @@ use crate::session::Session;
 
 const POISON: u8 = 0xFF;
 
-/// The parts of the slab in use, ascending: where each begins and ends, and how many buffers lie just there.
+/// The parts of the slab in use, ascending: where each begins and ends, and how many buffers lie
+/// just there.
 #[derive(Default)]
 struct Parts(BTreeMap<(u64, u64), u32>);
 
@@ -62,7 +64,8 @@ impl Parts {
 /// What a run is watched by: what is live as its steps go by.
 pub(crate) struct Watch {
     live: Parts,
-    /// The buffers of the slab, in the order in which they begin to live and in that in which they end, and how many of each have.
+    /// The buffers of the slab, in the order in which they begin to live and in that in which they
+    /// end, and how many of each have.
     by_start: Vec<usize>,
     by_end: Vec<usize>,
     started: usize,
@@ -80,7 +83,11 @@ impl Watch {
     pub(crate) fn begin(session: &mut Session, inner: &Compiled, slab: Region) -> Result<Watch> {
         let lifetimes = &inner.plan.offsets().lifetimes;
         let mut inputs = Parts::default();
-        let at_start = inner.inputs.iter().filter_map(|i| i.buffer).filter(|&b| lifetimes[b].start == 0);
+        let at_start = inner
+            .inputs
+            .iter()
+            .filter_map(|i| i.buffer)
+            .filter(|&b| lifetimes[b].start == 0);
         at_start.for_each(|b| inputs.add(part(inner, b)));
         let lives = |b: &usize| !inner.buffers[*b].on_host && !lifetimes[*b].is_empty();
         let mut by_start: Vec<usize> = (0..inner.buffers.len()).filter(lives).collect();
@@ -88,15 +95,31 @@ impl Watch {
         by_start.sort_by_key(|&b| lifetimes[b].start);
         by_end.sort_by_key(|&b| lifetimes[b].end);
         inputs.poison_others(session, slab)?;
-        Ok(Watch { live: Parts::default(), by_start, by_end, started: 0, ended: 0 })
+        Ok(Watch {
+            live: Parts::default(),
+            by_start,
+            by_end,
+            started: 0,
+            ended: 0,
+        })
     }
 
     /// After a step: what was not live is untouched, and what ended is dead.
-    pub(crate) fn after(&mut self, session: &mut Session, inner: &Compiled, slab: Region, step: usize) -> Result<()> {
+    pub(crate) fn after(
+        &mut self,
+        session: &mut Session,
+        inner: &Compiled,
+        slab: Region,
+        step: usize,
+    ) -> Result<()> {
         let lifetimes = &inner.plan.offsets().lifetimes;
         let Planned { offset, bytes } = inner.steps[step].workspace;
         let workspace = (offset, offset + bytes);
-        while let Some(&b) = self.by_start.get(self.started).filter(|&&b| lifetimes[b].start <= step as u64) {
+        while let Some(&b) = self
+            .by_start
+            .get(self.started)
+            .filter(|&&b| lifetimes[b].start <= step as u64)
+        {
             self.live.add(part(inner, b));
             self.started += 1;
         }
@@ -111,18 +134,30 @@ impl Watch {
             });
         })?;
         if let Some(at) = broken {
-            let message = format!("byte {at} of the slab was written, which belongs to no live buffer");
-            return Err(Error::MemoryCheck { step, task: inner.steps[step].name.clone(), message });
+            let message =
+                format!("byte {at} of the slab was written, which belongs to no live buffer");
+            return Err(Error::MemoryCheck {
+                step,
+                task: inner.steps[step].name.clone(),
+                message,
+            });
         }
         // What lives on is what is live in the next step, less what only begins there.
         self.live.remove(workspace);
-        while let Some(&b) = self.by_end.get(self.ended).filter(|&&b| lifetimes[b].end <= step as u64 + 1) {
+        while let Some(&b) = self
+            .by_end
+            .get(self.ended)
+            .filter(|&&b| lifetimes[b].end <= step as u64 + 1)
+        {
             self.live.remove(part(inner, b));
             self.ended += 1;
         }
         // Outputs outlive the last step.
         if step + 1 == inner.steps.len() {
-            inner.outputs.iter().for_each(|&o| self.live.add(part(inner, o)));
+            inner
+                .outputs
+                .iter()
+                .for_each(|&o| self.live.add(part(inner, o)));
         }
         self.live.poison_others(session, slab)
     }

@@ -12,7 +12,8 @@ use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, Task, count_prologues, fuse, legalise, lower, remake, schedule, simplify,
+    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, Task, count_prologues, fuse, legalise, lower,
+    remake, schedule, simplify,
 };
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
@@ -20,8 +21,8 @@ use crate::session::Session;
 use crate::shape::{Extent, elements};
 use crate::shapes::Shapes;
 
-/// How programs are compiled. Every optimisation that changes no result is on by default; results depend on fields only as far as
-/// these say: by the rounding of sums, or with `tf32` of operands.
+/// How programs are compiled. Every optimisation that changes no result is on by default; results
+/// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct CompileOptions {
     /// Which simplifications.
@@ -30,33 +31,42 @@ pub struct CompileOptions {
     pub fuse: Fuse,
     /// How the plan is made.
     pub planner: Options,
-    /// The instruction set kernels use; the best there is if `None`. Results differ in rounding between sets.
+    /// The instruction set kernels use; the best there is if `None`. Results differ in rounding
+    /// between sets.
     pub isa: Option<Isa>,
     /// How what has no size at compile time is planned, and where it lives.
     pub shapes: Shapes,
-    /// Run every kernel on the whole batch, even where a budget could be kept by running some on slices of it.
+    /// Run every kernel on the whole batch, even where a budget could be kept by running some on
+    /// slices of it.
     pub unsliced: bool,
-    /// Have every image in memory that a convolution takes, even where a budget could be kept by convolutions that make it themselves, a
-    /// norm and an activation of what the convolution before gave.
+    /// Have every image in memory that a convolution takes, even where a budget could be kept by
+    /// convolutions that make it themselves, a norm and an activation of what the convolution
+    /// before gave.
     pub stored_images: bool,
-    /// Give every kernel the workspace that it is fastest with, even where a budget could be kept with smaller ones.
+    /// Give every kernel the workspace that it is fastest with, even where a budget could be kept
+    /// with smaller ones.
     pub wide: bool,
-    /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as an optimizer's updates, by one
-    /// launch without moving a byte of the plan.
+    /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as
+    /// an optimizer's updates, by one launch without moving a byte of the plan.
     pub ungrouped: bool,
-    /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels round sums differently.
+    /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
+    /// round sums differently.
     pub tuning: Tuning,
-    /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose tensor cores multiply those several times
-    /// faster: 11 significant bits, so each operand is wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up
-    /// to 2⁻¹⁰). Sums stay in f32. Off unless asked for; the CPU multiplies in f32 whatever is said here.
+    /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose
+    /// tensor cores multiply those several times faster: 11 significant bits, so each operand is
+    /// wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up to
+    /// 2⁻¹⁰). Sums stay in f32. Off unless asked for; the CPU multiplies in f32 whatever is said
+    /// here.
     pub tf32: bool,
-    /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after every kernel. Slow.
+    /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
+    /// every kernel. Slow.
     pub check_memory: bool,
 }
 
-/// Which products and convolutions a CUDA device computes by the fastest of a few kernels, cuBLASLt's and cuDNN's among them, which are
-/// timed when a program is compiled. The others are computed as a model of the device ranks first, and so are all with
-/// `SLABWISE_AUTOTUNE=0`; `SLABWISE_CUDNN=0` leaves cuDNN out.
+/// Which products and convolutions a CUDA device computes by the fastest of a few kernels,
+/// cuBLASLt's and cuDNN's among them, which are timed when a program is compiled. The others are
+/// computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`;
+/// `SLABWISE_CUDNN=0` leaves cuDNN out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Tuning {
     /// Those that take longer than their launch.
@@ -79,7 +89,12 @@ pub(crate) struct Laid {
 }
 
 /// Every stage up to a checked plan. Nothing is allocated but the plan itself.
-pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Instant) -> Result<Laid> {
+pub(crate) fn lay_out(
+    session: &Session,
+    name: &str,
+    graph: &Graph,
+    started: Instant,
+) -> Result<Laid> {
     let internal = |e: String| Error::Internal(e);
     refuse_absurd_sizes(graph)?;
     debug_verify(graph)?;
@@ -103,51 +118,116 @@ pub(crate) fn lay_out(session: &Session, name: &str, graph: &Graph, started: Ins
     clock.ended("lower", tasks.len());
     refuse_many_axes(&graph, &tasks)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled = schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
+    let mut scheduled =
+        schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
     clock.ended("schedule", scheduled.tasks.len());
-    let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner)
+        .map_err(|e| internal(e.to_string()))?;
     clock.ended("plan", scheduled.tasks.len());
-    let mut again = Again { once: offsets.height, floor: offsets.lower_bound, ..Again::default() };
+    let mut again = Again {
+        once: offsets.height,
+        floor: offsets.lower_bound,
+        ..Again::default()
+    };
     let beside = session.persistent_bytes_with(&graph)?;
     let ahead = bytes_ahead(session, &graph, &scheduled);
-    let room = session.budget.room(beside, offsets.height.saturating_add(ahead));
-    if let Some(room) = room.map(|room| room.saturating_sub(ahead)).filter(|&room| room < offsets.height) {
+    let room = session
+        .budget
+        .room(beside, offsets.height.saturating_add(ahead));
+    if let Some(room) = room
+        .map(|room| room.saturating_sub(ahead))
+        .filter(|&room| room < offsets.height)
+    {
         let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
-        within::Fitted { scheduled, offsets, again } = fitted;
+        within::Fitted {
+            scheduled,
+            offsets,
+            again,
+        } = fitted;
         again.prologues = count_prologues(&scheduled.tasks);
         clock.ended("budget", scheduled.tasks.len());
     }
-    let offsets = slabwise_planner::check(&scheduled.dag, offsets).map_err(|v| internal(format!("the plan is wrong: {v}")))?;
+    let offsets = slabwise_planner::check(&scheduled.dag, offsets)
+        .map_err(|v| internal(format!("the plan is wrong: {v}")))?;
     clock.ended("check", scheduled.tasks.len());
     let landing = session.landing_within(&scheduled, room, offsets.height, ahead);
-    let mut persistent = Persistent { ahead, landing, ..Persistent::default() };
+    let mut persistent = Persistent {
+        ahead,
+        landing,
+        ..Persistent::default()
+    };
     for info in &graph.variables {
-        *(if info.is_param { &mut persistent.weights } else { &mut persistent.state }) += variable_bytes(&graph, info)?;
+        *(if info.is_param {
+            &mut persistent.weights
+        } else {
+            &mut persistent.state
+        }) += variable_bytes(&graph, info)?;
     }
     let bounds = graph.symbols.describe();
     let found = found_buffers(&graph, &scheduled);
-    let plan = Plan::new(name, session.device, bounds, scheduled.dag.clone(), offsets, persistent, again, clock).finding(found);
+    let plan = Plan::new(
+        name,
+        session.device,
+        bounds,
+        scheduled.dag.clone(),
+        offsets,
+        persistent,
+        again,
+        clock,
+    )
+    .finding(found);
     match room {
-        Some(room) if plan.slab_bytes() > room => Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside)),
-        _ => Ok(Laid { graph, scheduled, plan, guard, room }),
+        Some(room) if plan.slab_bytes() > room => {
+            Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
+        }
+        _ => Ok(Laid {
+            graph,
+            scheduled,
+            plan,
+            guard,
+            room,
+        }),
     }
 }
 
 /// The bytes of inputs in slots ahead of those that the plan has.
 fn bytes_ahead(session: &Session, graph: &Graph, scheduled: &Scheduled) -> u64 {
     // What has other lengths with every shape has no slots.
-    let free = graph.symbols.iter().any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
-    let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in && !free).map(Buffer::occupied).sum::<u64>();
+    let free = graph
+        .symbols
+        .iter()
+        .any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
+    let inputs = scheduled
+        .dag
+        .buffers
+        .iter()
+        .filter(|buffer| buffer.live_in && !free)
+        .map(Buffer::occupied)
+        .sum::<u64>();
     inputs.saturating_mul(session.slots_ahead() as u64)
 }
 
 /// Makes a program of what was laid out, for a session whose variables it may add to.
 pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
-    let Laid { graph, scheduled, mut plan, guard, room } = laid;
+    let Laid {
+        graph,
+        scheduled,
+        mut plan,
+        guard,
+        room,
+    } = laid;
     let variables = session.adopt(&graph)?;
     plan.stage_ended("variables");
     session.budget.settle(room);
-    let mut compiled = Compiled::link(&graph, scheduled, &variables, plan, guard, session.options.shapes.lend, session.id)?;
+    let mut compiled = Compiled::link(
+        &graph,
+        scheduled,
+        &variables,
+        plan,
+        guard,
+        session.options.shapes.lend,
+        session.id,
+    )?;
     compiled.plan.stage_ended("link");
     session.load_program(&mut compiled)?;
     session.prepare_landing(&mut compiled, room)?;
@@ -160,30 +240,67 @@ pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
 /// What of a program the plan has no place for, and why.
 fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
     let symbols = &graph.symbols;
-    let finders = graph.ids().filter_map(|id| if let Op::Bind { symbol } = graph.node(id).op { Some((symbol, id)) } else { None });
+    let finders = graph.ids().filter_map(|id| {
+        if let Op::Bind { symbol } = graph.node(id).op {
+            Some((symbol, id))
+        } else {
+            None
+        }
+    });
     let finders: Vec<(Symbol, NodeId)> = finders.collect();
     let finder = |s: Symbol| {
-        let location = graph.origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1).location;
+        let location = graph
+            .origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1)
+            .location;
         Some(format!("{}:{}", location.file(), location.line()))
     };
-    let nodes = scheduled.nodes.iter().zip(&scheduled.dag.buffers).filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));
+    let nodes = scheduled
+        .nodes
+        .iter()
+        .zip(&scheduled.dag.buffers)
+        .filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));
     let found = nodes.map(|(&id, buffer)| {
         let node = graph.node(id);
-        let mut lengths: Vec<Symbol> = node.dims.iter().flat_map(|d| d.symbols()).filter(|&s| symbols.is_found(s)).collect();
+        let mut lengths: Vec<Symbol> = node
+            .dims
+            .iter()
+            .flat_map(|d| d.symbols())
+            .filter(|&s| symbols.is_found(s))
+            .collect();
         lengths.sort_unstable();
         lengths.dedup();
-        let why = |s: &Symbol| format!("{} is found at {}", symbols.name(*s), finder(*s).unwrap_or_default());
+        let why = |s: &Symbol| {
+            format!(
+                "{} is found at {}",
+                symbols.name(*s),
+                finder(*s).unwrap_or_default()
+            )
+        };
         let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
-        FoundBuffer { name: buffer.name.clone(), shape: format!("{} {}", node.dtype, symbols.show(&node.dims)), why }
+        FoundBuffer {
+            name: buffer.name.clone(),
+            shape: format!("{} {}", node.dtype, symbols.show(&node.dims)),
+            why,
+        }
     });
     found.collect()
 }
 
 /// The bytes of a weight or state.
 pub(crate) fn variable_bytes(graph: &Graph, info: &VariableInfo) -> Result<u64> {
-    let elements = info.dims.iter().try_fold(1u64, |n, d| n.checked_mul(u64::try_from(d.as_fixed()?).ok()?));
-    let bytes = elements.and_then(|n| n.checked_mul(info.dtype.bytes() as u64)).filter(|b| *b <= 1 << 60);
-    bytes.ok_or_else(|| Error::Value(format!("\"{}\" {}: its byte count overflows", info.name, graph.symbols.show(&info.dims))))
+    let elements = info.dims.iter().try_fold(1u64, |n, d| {
+        n.checked_mul(u64::try_from(d.as_fixed()?).ok()?)
+    });
+    let bytes = elements
+        .and_then(|n| n.checked_mul(info.dtype.bytes() as u64))
+        .filter(|b| *b <= 1 << 60);
+    bytes.ok_or_else(|| {
+        Error::Value(format!(
+            "\"{}\" {}: its byte count overflows",
+            info.name,
+            graph.symbols.show(&info.dims)
+        ))
+    })
 }
 
 /// Tensors whose byte count is beyond any machine are mistakes of the model, with a line each.
@@ -204,27 +321,48 @@ fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
                 node.dtype,
                 graph.symbols.show(&node.dims)
             );
-            mistakes.push(Mistake { location: origin.location, layer: origin.layer.to_string(), message });
+            mistakes.push(Mistake {
+                location: origin.location,
+                layer: origin.layer.to_string(),
+                message,
+            });
         }
     }
-    if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Trace(mistakes))
+    }
 }
 
-/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be walked as one count as one.
+/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be walked
+/// as one count as one.
 fn refuse_many_axes(graph: &Graph, tasks: &[Task]) -> Result<()> {
     let many = tasks.iter().filter(|task| task.spec.dims.len() > MAX_AXES);
     let mistake = |task: &Task| {
         let (node, origin) = (graph.node(task.node), graph.origin(task.node));
         // What is put in order for another operation has no name that a user gave.
-        let op = if node.op == Op::Copy { "rearranging" } else { node.op.name() };
+        let op = if node.op == Op::Copy {
+            "rearranging"
+        } else {
+            node.op.name()
+        };
         let (shape, axes) = (graph.symbols.show(&node.dims), task.spec.dims.len());
         let message = format!(
             "{op} {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
         );
-        Mistake { location: origin.location, layer: origin.layer.to_string(), message }
+        Mistake {
+            location: origin.location,
+            layer: origin.layer.to_string(),
+            message,
+        }
     };
     let mistakes: Vec<Mistake> = many.take(8).map(mistake).collect();
-    if mistakes.is_empty() { Ok(()) } else { Err(Error::Trace(mistakes)) }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Trace(mistakes))
+    }
 }
 
 fn debug_verify(graph: &Graph) -> Result<()> {

@@ -19,7 +19,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// The best device there is: the first CUDA device, if there are a driver, a compiler and a device, else the CPU.
+    /// The best device there is: the first CUDA device, if there are a driver, a compiler and a
+    /// device, else the CPU.
     pub fn auto() -> Self {
         let first = Device::Cuda(0);
         match first.check() {
@@ -40,8 +41,8 @@ impl Device {
         device.check().map(|()| device)
     }
 
-    /// What there is for CUDA on this machine: libraries and where they were found, or what to install; devices; where compiled
-    /// kernels are kept. A name and a text each.
+    /// What there is for CUDA on this machine: libraries and where they were found, or what to
+    /// install; devices; where compiled kernels are kept. A name and a text each.
     pub fn survey() -> Vec<(String, String)> {
         survey()
     }
@@ -50,7 +51,10 @@ impl Device {
     pub fn check(self) -> Result<()> {
         match self {
             Device::Cpu => Ok(()),
-            Device::Cuda(ordinal) => usable(ordinal).map_err(|why| Error::Device { device: self.to_string(), why }),
+            Device::Cuda(ordinal) => usable(ordinal).map_err(|why| Error::Device {
+                device: self.to_string(),
+                why,
+            }),
         }
     }
 }
@@ -66,30 +70,58 @@ fn survey() -> Vec<(String, String)> {
     use slabwise_cuda::{cache::Cache, cublaslt, cudnn, driver, libraries::Library, nvrtc};
     let mut rows = Vec::new();
     for library in Library::ALL {
-        let found = library.open().map_or_else(|missing| format!("not found{}; {}", missing.why, library.advice()), ToString::to_string);
+        let found = library.open().map_or_else(
+            |missing| format!("not found{}; {}", missing.why, library.advice()),
+            ToString::to_string,
+        );
         let version = match library {
-            Library::Driver => driver::start().map(|(major, minor)| format!("CUDA {major}.{minor}, ")),
-            Library::Nvrtc => Ok(nvrtc::version().map(|(major, minor)| format!("{major}.{minor}, ")).unwrap_or_default()),
-            Library::CublasLt => Ok(cublaslt::version().map(|version| format!("{version}, ")).unwrap_or_default()),
-            Library::Cudnn => Ok(cudnn::version().map(|version| format!("{version}, ")).unwrap_or_default()),
+            Library::Driver => {
+                driver::start().map(|(major, minor)| format!("CUDA {major}.{minor}, "))
+            }
+            Library::Nvrtc => Ok(nvrtc::version()
+                .map(|(major, minor)| format!("{major}.{minor}, "))
+                .unwrap_or_default()),
+            Library::CublasLt => Ok(cublaslt::version()
+                .map(|version| format!("{version}, "))
+                .unwrap_or_default()),
+            Library::Cudnn => Ok(cudnn::version()
+                .map(|version| format!("{version}, "))
+                .unwrap_or_default()),
         };
-        rows.push((library.name().to_string(), version.unwrap_or_default() + &found));
+        rows.push((
+            library.name().to_string(),
+            version.unwrap_or_default() + &found,
+        ));
     }
     for ordinal in 0..driver::device_count().unwrap_or(0) {
         let about = driver::properties(ordinal).map_or_else(
             |e| e.to_string(),
-            |p| format!("{}, sm_{}, {} multiprocessors, {}", p.name, p.target.sm, p.target.multiprocessors, Bytes(p.total_bytes)),
+            |p| {
+                format!(
+                    "{}, sm_{}, {} multiprocessors, {}",
+                    p.name,
+                    p.target.sm,
+                    p.target.multiprocessors,
+                    Bytes(p.total_bytes)
+                )
+            },
         );
         rows.push((Device::Cuda(ordinal).to_string(), about));
     }
-    let kept = Cache::of_user().map_or_else(|e| e.to_string(), |cache| cache.folder().display().to_string());
+    let kept = Cache::of_user().map_or_else(
+        |e| e.to_string(),
+        |cache| cache.folder().display().to_string(),
+    );
     rows.push(("compiled kernels".into(), kept));
     rows
 }
 
 #[cfg(not(feature = "cuda"))]
 fn survey() -> Vec<(String, String)> {
-    vec![("CUDA".into(), "not in this build; the feature \"cuda\" adds it".into())]
+    vec![(
+        "CUDA".into(),
+        "not in this build; the feature \"cuda\" adds it".into(),
+    )]
 }
 
 /// Whether a CUDA device can be used, or why not.
@@ -118,7 +150,12 @@ impl FromStr for Device {
                 .strip_prefix("cuda:")
                 .and_then(|n| n.parse().ok())
                 .map(Device::Cuda)
-                .ok_or_else(|| format!("unknown device {:?}; it is auto, cpu or cuda:N", brief(text))),
+                .ok_or_else(|| {
+                    format!(
+                        "unknown device {:?}; it is auto, cpu or cuda:N",
+                        brief(text)
+                    )
+                }),
         }
     }
 }

@@ -1,7 +1,8 @@
 //! Two plans side by side: what made one larger than the other.
 //!
-//! Plans are compared as files ([`PlanFile`]), which `slabwise plan --json` writes, so that yesterday's plan can be held
-//! against today's. Buffers are the same if they have the same name, and are the n-th of that name in both.
+//! Plans are compared as files ([`PlanFile`]), which `slabwise plan --json` writes, so that
+//! yesterday's plan can be held against today's. Buffers are the same if they have the same name,
+//! and are the n-th of that name in both.
 
 mod file;
 
@@ -58,7 +59,8 @@ pub struct Diff {
     pub causes: Causes,
     /// Who holds bytes at either peak, the largest first.
     pub holders: Vec<Holding>,
-    /// The same by layer, those that changed most first; layers without bytes at either are left out.
+    /// The same by layer, those that changed most first; layers without bytes at either are left
+    /// out.
     pub layers: Vec<Holding>,
     /// Buffers that only the second plan has, the largest first: indices of its rows.
     pub new: Vec<usize>,
@@ -92,7 +94,11 @@ impl Diff {
         let mut hold = |name: &str, old: Option<&'_ Row>, now: Option<&'_ Row>| {
             let [a, b] = [old, now].map(|row| row.map_or(0, Row::at_peak_bytes));
             if a > 0 || b > 0 {
-                holders.push(Holding { name: name.into(), a, b });
+                holders.push(Holding {
+                    name: name.into(),
+                    a,
+                    b,
+                });
             }
         };
         for &Both { a: old, b: now } in &both {
@@ -118,36 +124,70 @@ impl Diff {
                 layers.entry(&row.layer).or_default()[side] += row.at_peak_bytes();
             }
         }
-        let mut layers: Vec<Holding> = layers.into_iter().map(|(layer, [a, b])| Holding { name: layer.into(), a, b }).collect();
+        let mut layers: Vec<Holding> = layers
+            .into_iter()
+            .map(|(layer, [a, b])| Holding {
+                name: layer.into(),
+                a,
+                b,
+            })
+            .collect();
         layers.retain(|l| l.a > 0 || l.b > 0);
         layers.sort_by_key(|l| (std::cmp::Reverse(l.b.abs_diff(l.a)), std::cmp::Reverse(l.b)));
         holders.sort_by_key(|h| std::cmp::Reverse(h.a.max(h.b)));
         let bytes = |of: Both| (a.buffers[of.a].bytes, b.buffers[of.b].bytes);
-        let mut resized: Vec<Both> = both.iter().copied().filter(|&of| bytes(of).0 != bytes(of).1).collect();
-        resized.sort_by_key(|&of| std::cmp::Reverse(i128::from(bytes(of).1) - i128::from(bytes(of).0)));
-        let added = |of: Both| b.buffers[of.b].steps().saturating_sub(a.buffers[of.a].steps());
+        let mut resized: Vec<Both> = both
+            .iter()
+            .copied()
+            .filter(|&of| bytes(of).0 != bytes(of).1)
+            .collect();
+        resized.sort_by_key(|&of| {
+            std::cmp::Reverse(i128::from(bytes(of).1) - i128::from(bytes(of).0))
+        });
+        let added = |of: Both| {
+            b.buffers[of.b]
+                .steps()
+                .saturating_sub(a.buffers[of.a].steps())
+        };
         let mut longer: Vec<Both> = both.iter().copied().filter(|&of| added(of) > 0).collect();
-        longer.sort_by_key(|&of| std::cmp::Reverse(u128::from(bytes(of).1) * u128::from(added(of))));
+        longer
+            .sort_by_key(|&of| std::cmp::Reverse(u128::from(bytes(of).1) * u128::from(added(of))));
         let largest_first = |mut of: Vec<usize>, file: &PlanFile| {
             of.sort_by_key(|&at| std::cmp::Reverse(file.buffers[at].bytes));
             of
         };
-        Diff { causes, holders, layers, new: largest_first(new, b), gone: largest_first(gone, a), resized, longer }
+        Diff {
+            causes,
+            holders,
+            layers,
+            new: largest_first(new, b),
+            gone: largest_first(gone, a),
+            resized,
+            longer,
+        }
     }
 
     /// Whether nothing differs that is looked at.
     pub fn is_empty(&self) -> bool {
         let same = |of: &[Holding]| of.iter().all(|h| h.a == h.b);
-        self.new.is_empty() && self.gone.is_empty() && self.resized.is_empty() && self.longer.is_empty() && same(&self.holders)
+        self.new.is_empty()
+            && self.gone.is_empty()
+            && self.resized.is_empty()
+            && self.longer.is_empty()
+            && same(&self.holders)
     }
 }
 
-/// Rows with their names, and which of that name each is. Of a kernel's workspace, how many operations were fused into the
-/// kernel (`conv2d +3`) is no part of its name: another optimizer changes that.
+/// Rows with their names, and which of that name each is. Of a kernel's workspace, how many
+/// operations were fused into the kernel (`conv2d +3`) is no part of its name: another optimizer
+/// changes that.
 fn numbered(file: &PlanFile) -> impl Iterator<Item = (usize, (&str, usize))> {
     let mut seen: HashMap<&str, usize> = HashMap::new();
     file.buffers.iter().enumerate().map(move |(at, row)| {
-        let name = row.name.split_once(" +").map_or(&*row.name, |(name, _)| name);
+        let name = row
+            .name
+            .split_once(" +")
+            .map_or(&*row.name, |(name, _)| name);
         let count = seen.entry(name).or_default();
         *count += 1;
         (at, (name, *count))

@@ -22,7 +22,13 @@ pub struct Mistake {
 
 impl fmt::Display for Mistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}: {}", self.location.file(), self.location.line(), self.message)?;
+        write!(
+            f,
+            "{}:{}: {}",
+            self.location.file(),
+            self.location.line(),
+            self.message
+        )?;
         if !self.layer.is_empty() {
             write!(f, " (in \"{}\")", self.layer)?;
         }
@@ -32,8 +38,8 @@ impl fmt::Display for Mistake {
 
 /// Why a call failed.
 ///
-/// `Debug` prints what `Display` does, so that `fn main() -> slabwise::Result<()>` ends with words: of a model with several
-/// mistakes one line each.
+/// `Debug` prints what `Display` does, so that `fn main() -> slabwise::Result<()>` ends with words:
+/// of a model with several mistakes one line each.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -62,7 +68,9 @@ pub enum Error {
         holders: String,
     },
     /// The machine has no memory left to give.
-    #[error("{what} needs {bytes}, which the machine cannot give{more}; a smaller batch or model would help")]
+    #[error(
+        "{what} needs {bytes}, which the machine cannot give{more}; a smaller batch or model would help"
+    )]
     OutOfMemory {
         /// What it was for.
         what: String,
@@ -122,14 +130,17 @@ pub enum Error {
         /// What is wrong.
         message: String,
     },
-    /// The data of a run broke a rule of the program; weights and state are as they were before the run.
+    /// The data of a run broke a rule of the program; weights and state are as they were before the
+    /// run.
     #[error("{mistake}; no weight was changed")]
     Data {
         /// Where and what.
         mistake: Mistake,
     },
     /// A buffer was used after it had been donated.
-    #[error("the buffer \"{name}\" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it")]
+    #[error(
+        "the buffer \"{name}\" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"
+    )]
     Donated {
         /// The buffer.
         name: String,

@@ -62,13 +62,21 @@ macro_rules! to_bytes {
 }
 to_bytes!(f32, i32, u8, half::f16, half::bf16);
 
-fn visit_array<T: Element + ToBytes, D: Dimension>(array: &ArrayRef<T, D>, visit: &mut dyn FnMut(Source<'_>)) {
+fn visit_array<T: Element + ToBytes, D: Dimension>(
+    array: &ArrayRef<T, D>,
+    visit: &mut dyn FnMut(Source<'_>),
+) {
     let lengths = Lengths::from_slice(array.shape());
     let copy = |bytes: &mut [u8]| match array.as_slice() {
         Some(slice) => write(slice.iter().copied(), bytes),
         None => write(array.iter().copied(), bytes),
     };
-    visit(Source::Host { dtype: T::DTYPE, lengths: Some(lengths), elements: array.len(), copy: &copy });
+    visit(Source::Host {
+        dtype: T::DTYPE,
+        lengths: Some(lengths),
+        elements: array.len(),
+        copy: &copy,
+    });
 }
 
 impl<T: Element + ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
@@ -80,7 +88,12 @@ impl<T: Element + ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<
 impl<T: Element + ToBytes> Input for [T] {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
         let copy = |bytes: &mut [u8]| write(self.iter().copied(), bytes);
-        visit(Source::Host { dtype: T::DTYPE, lengths: None, elements: self.len(), copy: &copy });
+        visit(Source::Host {
+            dtype: T::DTYPE,
+            lengths: None,
+            elements: self.len(),
+            copy: &copy,
+        });
     }
 }
 
@@ -114,8 +127,8 @@ impl<I: Input + ?Sized> Input for &I {
     }
 }
 
-/// The inputs of a run, in the order in which the trace declared them: one by itself, a tuple of up to eight, a slice of
-/// `&dyn Input` of any number, or none as `()`.
+/// The inputs of a run, in the order in which the trace declared them: one by itself, a tuple of up
+/// to eight, a slice of `&dyn Input` of any number, or none as `()`.
 ///
 /// ```
 /// # use slabwise::prelude::*;
@@ -200,9 +213,9 @@ impl Feed for [&dyn Input] {
 }
 
 impl Trace {
-    /// An array of the host as part of the program: f32, i32, u8 or a half, in the array's shape; a slice or a `Vec` has one axis. For
-    /// tables that are no weights, such as frequencies or masks. The session holds the bytes once for all programs with equal ones,
-    /// and no file has them.
+    /// An array of the host as part of the program: f32, i32, u8 or a half, in the array's shape; a
+    /// slice or a `Vec` has one axis. For tables that are no weights, such as frequencies or masks.
+    /// The session holds the bytes once for all programs with equal ones, and no file has them.
     ///
     /// ```
     /// # use slabwise::prelude::*;

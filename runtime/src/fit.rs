@@ -147,7 +147,8 @@ impl Fitted {
 type Callback<'a, Event> = Box<dyn FnMut(&mut Session, &mut Event) -> Result<()> + 'a>;
 type Judge<'a> = Box<dyn FnMut(&mut Session) -> Result<f64> + 'a>;
 
-/// A training loop to be: which program, for how long, and what happens on the way. See [the module](crate::fit).
+/// A training loop to be: which program, for how long, and what happens on the way. See [the
+/// module](crate::fit).
 pub struct Fit<'a, const N: usize> {
     program: &'a Program<N>,
     first: u32,
@@ -182,7 +183,8 @@ impl<'a, const N: usize> Fit<'a, N> {
         self
     }
 
-    /// Begins with the epoch of this number: for one who has [loaded](Session::load) what was saved after the one before.
+    /// Begins with the epoch of this number: for one who has [loaded](Session::load) what was saved
+    /// after the one before.
     pub fn from_epoch(mut self, first: u32) -> Self {
         self.first = first.max(1);
         self
@@ -195,13 +197,22 @@ impl<'a, const N: usize> Fit<'a, N> {
     }
 
     /// Calls this after every epoch, when it was validated and saved.
-    pub fn on_epoch(mut self, call: impl FnMut(&mut Session, &mut Epoch) -> Result<()> + 'a) -> Self {
+    pub fn on_epoch(
+        mut self,
+        call: impl FnMut(&mut Session, &mut Epoch) -> Result<()> + 'a,
+    ) -> Self {
         self.on_epoch.push(Box::new(call));
         self
     }
 
-    /// Judges every epoch by the [mean](Session::mean) of a program's first output over these batches.
-    pub fn validate<const M: usize, B>(self, program: &'a Program<M>, better: Better, mut batches: impl FnMut() -> B + 'a) -> Self
+    /// Judges every epoch by the [mean](Session::mean) of a program's first output over these
+    /// batches.
+    pub fn validate<const M: usize, B>(
+        self,
+        program: &'a Program<M>,
+        better: Better,
+        mut batches: impl FnMut() -> B + 'a,
+    ) -> Self
     where
         B: IntoIterator,
         B::Item: Feed,
@@ -210,7 +221,11 @@ impl<'a, const N: usize> Fit<'a, N> {
     }
 
     /// Judges every epoch by what this gives.
-    pub fn validate_by(mut self, better: Better, judge: impl FnMut(&mut Session) -> Result<f64> + 'a) -> Self {
+    pub fn validate_by(
+        mut self,
+        better: Better,
+        judge: impl FnMut(&mut Session) -> Result<f64> + 'a,
+    ) -> Self {
         self.validation = Some((better, Box::new(judge)));
         self
     }
@@ -236,17 +251,23 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// Trains on the batches that `data` gives for the number of each epoch.
     ///
     /// # Errors
-    /// What a step, a callback, the validation or saving fails with; a loss that is no finite number, with its step; an epoch
-    /// without batches; patience, or a checkpoint of the best, without a validation.
+    /// What a step, a callback, the validation or saving fails with; a loss that is no finite
+    /// number, with its step; an epoch without batches; patience, or a checkpoint of the best,
+    /// without a validation.
     pub fn run<B>(mut self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
     where
         B: IntoIterator,
         B::Item: Feed,
     {
         if self.validation.is_none() && (self.patience.is_some() || self.best.is_some()) {
-            return Err(Error::Value("fit: which epoch is the best is told by a validation, and none is given".into()));
+            return Err(Error::Value(
+                "fit: which epoch is the best is told by a validation, and none is given".into(),
+            ));
         }
-        let mut fitted = Fitted { epochs: Vec::new(), end: End::Epochs };
+        let mut fitted = Fitted {
+            epochs: Vec::new(),
+            end: End::Epochs,
+        };
         let mut best: Option<(u32, f64)> = None;
         for number in self.first..=self.epochs {
             let started = Instant::now();
@@ -255,7 +276,11 @@ impl<'a, const N: usize> Fit<'a, N> {
                 let value = judge(session)?;
                 epoch.validation = Some(value);
                 epoch.is_best = best.is_none_or(|(_, old)| better.holds(value, old));
-                best = if epoch.is_best { Some((number, value)) } else { best };
+                best = if epoch.is_best {
+                    Some((number, value))
+                } else {
+                    best
+                };
             }
             let best_path = self.best.as_ref().filter(|_| epoch.is_best);
             for path in self.latest.iter().chain(best_path) {
@@ -268,7 +293,11 @@ impl<'a, const N: usize> Fit<'a, N> {
             let stopped = epoch.stop;
             fitted.epochs.push(epoch);
             let waited = best.map_or(0, |(at, _)| number - at);
-            if stopped || self.patience.is_some_and(|patience| waited > 0 && waited >= patience) {
+            if stopped
+                || self
+                    .patience
+                    .is_some_and(|patience| waited > 0 && waited >= patience)
+            {
                 fitted.end = if stopped { End::Stopped } else { End::Patience };
                 break;
             }
@@ -294,7 +323,13 @@ impl<'a, const N: usize> Fit<'a, N> {
                 )));
             }
             mean.add(loss, examples);
-            let mut step = Step { epoch, number: steps, loss, examples, stop: false };
+            let mut step = Step {
+                epoch,
+                number: steps,
+                loss,
+                examples,
+                stop: false,
+            };
             for call in &mut self.on_step {
                 call(session, &mut step)?;
             }
@@ -303,14 +338,31 @@ impl<'a, const N: usize> Fit<'a, N> {
                 break;
             }
         }
-        let loss = mean.value().ok_or_else(|| Error::Value(format!("fit: epoch {epoch} has no batches")))?;
-        Ok(Epoch { number: epoch, steps, loss, validation: None, is_best: false, seconds: 0.0, stop })
+        let loss = mean
+            .value()
+            .ok_or_else(|| Error::Value(format!("fit: epoch {epoch} has no batches")))?;
+        Ok(Epoch {
+            number: epoch,
+            steps,
+            loss,
+            validation: None,
+            is_best: false,
+            seconds: 0.0,
+            stop,
+        })
     }
 }
 
 /// The number that a run's first output is.
 fn first<const N: usize>(outputs: [Output<'_>; N]) -> Result<f32> {
-    outputs.first().map_or_else(|| Err(Error::Value("a program without outputs has none to take the mean of".into())), Output::scalar)
+    outputs.first().map_or_else(
+        || {
+            Err(Error::Value(
+                "a program without outputs has none to take the mean of".into(),
+            ))
+        },
+        Output::scalar,
+    )
 }
 
 /// A mean in which each value counts as often as it has examples.
@@ -335,8 +387,8 @@ impl Mean {
 }
 
 impl Session {
-    /// Runs a program on every batch and gives the mean of its first output, an f32 scalar that is itself a mean over the batch:
-    /// each batch counts as often as its first input is long.
+    /// Runs a program on every batch and gives the mean of its first output, an f32 scalar that is
+    /// itself a mean over the batch: each batch counts as often as its first input is long.
     ///
     /// # Errors
     /// What [`Session::run`] fails with; an output that is no f32 scalar; no batches.
@@ -350,6 +402,11 @@ impl Session {
             let examples = program.inner.examples(&batch)?;
             mean.add(first(self.run(program, &batch)?)?, examples);
         }
-        mean.value().ok_or_else(|| Error::Value(format!("\"{}\" was given no batches to take the mean of", program.plan().name())))
+        mean.value().ok_or_else(|| {
+            Error::Value(format!(
+                "\"{}\" was given no batches to take the mean of",
+                program.plan().name()
+            ))
+        })
     }
 }

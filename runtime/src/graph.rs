@@ -36,11 +36,11 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
-    /// Which part of the batch, where a step takes one after the other: kernels of a part run when those of the parts before have
-    /// run.
+    /// Which part of the batch, where a step takes one after the other: kernels of a part run when
+    /// those of the parts before have run.
     pub part: u32,
-    /// The segment whose inside the way back makes again ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1;
-    /// 0 outside of all.
+    /// The segment whose inside the way back makes again
+    /// ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1; 0 outside of all.
     pub segment: u32,
 }
 
@@ -83,13 +83,15 @@ pub struct VariableInfo {
     pub dims: Dims,
     /// What it holds at first.
     pub init: Init,
-    /// Part of the model (a weight, a running statistic), rather than state that accompanies weights.
+    /// Part of the model (a weight, a running statistic), rather than state that accompanies
+    /// weights.
     pub is_param: bool,
     /// Of a part of the model: whether gradients change it.
     pub trained: bool,
     /// The variable of which this is an average: it starts as what that one holds.
     pub average_of: Option<Arc<str>>,
-    /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of a file.
+    /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of
+    /// a file.
     pub data: Option<Arc<[u8]>>,
 }
 
@@ -111,7 +113,13 @@ impl VariableInfo {
     /// The state that averages this variable over the steps.
     pub(crate) fn average(&self) -> Self {
         let name = format!("ema.{}", self.name).into();
-        VariableInfo { name, is_param: false, trained: false, average_of: Some(self.name.clone()), ..self.clone() }
+        VariableInfo {
+            name,
+            is_param: false,
+            trained: false,
+            average_of: Some(self.name.clone()),
+            ..self.clone()
+        }
     }
 
     /// Whether it is a [constant](crate::Trace::constant).
@@ -162,7 +170,8 @@ pub struct Graph {
     pub origins: Vec<Origin>,
     /// The values asked for.
     pub outputs: Vec<NodeId>,
-    /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of them a view.
+    /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of
+    /// them a view.
     pub kept: Vec<NodeId>,
     /// Lengths that must not be 0: a run with such a length fails before it changes anything.
     pub needed: Vec<Needed>,
@@ -206,7 +215,10 @@ impl Graph {
     pub fn set_origin(&mut self, origin: Origin) {
         // The last few are the likely ones; a duplicate further back costs a few bytes only.
         let recent = self.origins.len().saturating_sub(8);
-        let found = self.origins[recent..].iter().position(|o| *o == origin).map(|at| recent + at);
+        let found = self.origins[recent..]
+            .iter()
+            .position(|o| *o == origin)
+            .map(|at| recent + at);
         let at = found.unwrap_or_else(|| {
             self.origins.push(origin);
             self.origins.len() - 1
@@ -216,7 +228,10 @@ impl Graph {
 
     /// The index of a variable of this name, if there is one.
     pub fn variable(&self, name: &str) -> Option<u32> {
-        self.variables.iter().position(|v| &*v.name == name).map(|at| at as u32)
+        self.variables
+            .iter()
+            .position(|v| &*v.name == name)
+            .map(|at| at as u32)
     }
 
     /// Makes a value one that is never made again. Of a view, that is what it shows.
@@ -233,7 +248,11 @@ impl Graph {
             Some(0) => Err(why()),
             Some(_) => Ok(()),
             None => {
-                self.needed.push(Needed { length, origin: self.current_origin, why: why() });
+                self.needed.push(Needed {
+                    length,
+                    origin: self.current_origin,
+                    why: why(),
+                });
                 Ok(())
             }
         }
@@ -242,7 +261,10 @@ impl Graph {
     /// For each node whether its value is asked for or never made again.
     pub fn pinned(&self) -> Vec<bool> {
         let mut pinned = vec![false; self.nodes.len()];
-        self.outputs.iter().chain(&self.kept).for_each(|id| pinned[id.at()] = true);
+        self.outputs
+            .iter()
+            .chain(&self.kept)
+            .for_each(|id| pinned[id.at()] = true);
         pinned
     }
 
@@ -264,7 +286,8 @@ impl Graph {
         live
     }
 
-    /// The nodes that take each node's value, in order; a consumer that takes it twice is there twice.
+    /// The nodes that take each node's value, in order; a consumer that takes it twice is there
+    /// twice.
     pub fn consumers(&self) -> Vec<SmallVec<[NodeId; 4]>> {
         let mut consumers = vec![SmallVec::new(); self.nodes.len()];
         for id in self.ids() {
@@ -294,39 +317,70 @@ impl Graph {
         name
     }
 
-    /// Checks every invariant: operands come before, shapes and types follow the rules, references exist, each variable is
-    /// assigned at most once.
+    /// Checks every invariant: operands come before, shapes and types follow the rules, references
+    /// exist, each variable is assigned at most once.
     pub fn verify(&self) -> Result<(), GraphError> {
         let mut assigned = HashSet::new();
         for id in self.ids() {
             let node = self.node(id);
-            let fail = |why: String| GraphError { node: id.0, op: node.op.name(), why };
+            let fail = |why: String| GraphError {
+                node: id.0,
+                op: node.op.name(),
+                why,
+            };
             if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
-                return Err(fail(format!("takes node {}, which does not come before it", late.0)));
+                return Err(fail(format!(
+                    "takes node {}, which does not come before it",
+                    late.0
+                )));
             }
             let reference = match &node.op {
                 Op::Input(i) => self.inputs.get(*i as usize).map(|x| (x.dtype, &x.dims)),
-                Op::Variable(v) | Op::Assign(v) => self.variables.get(*v as usize).map(|x| (x.dtype, &x.dims)),
+                Op::Variable(v) | Op::Assign(v) => {
+                    self.variables.get(*v as usize).map(|x| (x.dtype, &x.dims))
+                }
                 _ => Some((node.dtype, &node.dims)),
             };
-            let Some((dtype, dims)) = reference else { return Err(fail("refers to what does not exist".into())) };
+            let Some((dtype, dims)) = reference else {
+                return Err(fail("refers to what does not exist".into()));
+            };
             if (dtype, dims) != (node.dtype, &node.dims) {
-                return Err(fail(format!("is {} {:?}, but refers to {dtype} {dims:?}", node.dtype, node.dims)));
+                return Err(fail(format!(
+                    "is {} {:?}, but refers to {dtype} {dims:?}",
+                    node.dtype, node.dims
+                )));
             }
             if let Op::Assign(v) = node.op
                 && !assigned.insert(v)
             {
-                return Err(fail(format!("assigns {} a second time", self.variables[v as usize].name)));
+                return Err(fail(format!(
+                    "assigns {} a second time",
+                    self.variables[v as usize].name
+                )));
             }
-            let given: SmallVec<[_; 4]> =
-                node.inputs.iter().map(|&i| crate::ops::Given { dtype: self.node(i).dtype, dims: &self.node(i).dims }).collect();
-            let (dtype, dims) = infer(&node.op, &given, (node.dtype, &node.dims), &self.symbols).map_err(fail)?;
+            let given: SmallVec<[_; 4]> = node
+                .inputs
+                .iter()
+                .map(|&i| crate::ops::Given {
+                    dtype: self.node(i).dtype,
+                    dims: &self.node(i).dims,
+                })
+                .collect();
+            let (dtype, dims) =
+                infer(&node.op, &given, (node.dtype, &node.dims), &self.symbols).map_err(fail)?;
             if (dtype, &dims) != (node.dtype, &node.dims) {
-                return Err(fail(format!("is {} {:?}, but the rule gives {dtype} {dims:?}", node.dtype, node.dims)));
+                return Err(fail(format!(
+                    "is {} {:?}, but the rule gives {dtype} {dims:?}",
+                    node.dtype, node.dims
+                )));
             }
         }
         match self.outputs.iter().find(|o| o.at() >= self.nodes.len()) {
-            Some(o) => Err(GraphError { node: o.0, op: "output", why: "does not exist".into() }),
+            Some(o) => Err(GraphError {
+                node: o.0,
+                op: "output",
+                why: "does not exist".into(),
+            }),
             None => Ok(()),
         }
     }
@@ -338,7 +392,13 @@ impl Graph {
         let ids: Vec<_> = self
             .ids()
             .map(|id| {
-                dot.add_node(format!("{} %{}\n{} {}", self.name(id), id.0, self.node(id).dtype, self.symbols.show(&self.node(id).dims)))
+                dot.add_node(format!(
+                    "{} %{}\n{} {}",
+                    self.name(id),
+                    id.0,
+                    self.node(id).dtype,
+                    self.symbols.show(&self.node(id).dims)
+                ))
             })
             .collect();
         for id in self.ids() {
@@ -348,16 +408,20 @@ impl Graph {
         }
         format!(
             "{:?}",
-            Dot::with_attr_getters(&dot, &[Config::EdgeNoLabel, Config::NodeNoLabel], &|_, _| String::new(), &|_, (_, n)| format!(
-                "label = {n:?} shape = box"
-            ))
+            Dot::with_attr_getters(
+                &dot,
+                &[Config::EdgeNoLabel, Config::NodeNoLabel],
+                &|_, _| String::new(),
+                &|_, (_, n)| format!("label = {n:?} shape = box")
+            )
         )
     }
 }
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked at nodes and edges: what tests measure the work of the compiler by.
+    /// How often this thread has looked at nodes and edges: what tests measure the work of the
+    /// compiler by.
     pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -375,7 +439,11 @@ impl Bases {
     pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
         for at in self.0.len()..=id.at() {
             let node = &graph.nodes[at];
-            let base = if node.op.is_view() { self.0[node.inputs[0].at()] } else { NodeId(at as u32) };
+            let base = if node.op.is_view() {
+                self.0[node.inputs[0].at()]
+            } else {
+                NodeId(at as u32)
+            };
             self.0.push(base);
         }
         self.0[id.at()]
@@ -385,7 +453,13 @@ impl Bases {
 impl Emit for Graph {
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
-        self.nodes.push(Node { op, inputs: SmallVec::from_slice(inputs), dtype, dims, origin: self.current_origin });
+        self.nodes.push(Node {
+            op,
+            inputs: SmallVec::from_slice(inputs),
+            dtype,
+            dims,
+            origin: self.current_origin,
+        });
         id
     }
 
@@ -404,7 +478,13 @@ impl fmt::Display for Graph {
             let node = self.node(id);
             let inputs: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
             write!(f, "%{} = {}({})", id.0, node.op.name(), inputs.join(", "))?;
-            writeln!(f, " : {} {}  # {}", node.dtype, self.symbols.show(&node.dims), self.name(id))?;
+            writeln!(
+                f,
+                " : {} {}  # {}",
+                node.dtype,
+                self.symbols.show(&node.dims),
+                self.name(id)
+            )?;
         }
         let outputs: Vec<String> = self.outputs.iter().map(|o| format!("%{}", o.0)).collect();
         writeln!(f, "return {}", outputs.join(", "))

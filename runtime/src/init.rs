@@ -1,5 +1,5 @@
-//! What variables hold at first: a function of the seed and the variable's name alone, so that neither the order of
-//! declarations nor the model around a layer changes its weights.
+//! What variables hold at first: a function of the seed and the variable's name alone, so that
+//! neither the order of declarations nor the model around a layer changes its weights.
 
 use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
@@ -13,13 +13,24 @@ use crate::trace::RANDOM;
 
 /// FNV-1a, 64 bits: a stable number for a name.
 fn hash(name: &str) -> u64 {
-    name.bytes().fold(0xCBF2_9CE4_8422_2325, |h, b| (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3))
+    name.bytes().fold(0xCBF2_9CE4_8422_2325, |h, b| {
+        (h ^ u64::from(b)).wrapping_mul(0x100_0000_01B3)
+    })
 }
 
 /// Four uniform numbers in [0, 1) for block `at` of a variable.
 fn block(seed: u64, name: u64, at: usize) -> [f32; 4] {
     let key = [seed as u32, (seed >> 32) as u32];
-    philox([at as u32, (at as u64 >> 32) as u32, name as u32, (name >> 32) as u32], key).map(unit)
+    philox(
+        [
+            at as u32,
+            (at as u64 >> 32) as u32,
+            name as u32,
+            (name >> 32) as u32,
+        ],
+        key,
+    )
+    .map(unit)
 }
 
 /// Fills a new variable's region.
@@ -31,7 +42,11 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
     match (info.init, info.dtype) {
         (Init::RandomState, _) => {
             // Each state has its own numbers; that of training is as old as the seed.
-            let seed = if &*info.name == RANDOM { seed } else { seed ^ name };
+            let seed = if &*info.name == RANDOM {
+                seed
+            } else {
+                seed ^ name
+            };
             let state = [seed as u32 as i32, (seed >> 32) as u32 as i32, 0];
             for (slot, value) in memory.elements_mut::<i32>(region).iter_mut().zip(state) {
                 *slot = value;
@@ -49,7 +64,10 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
                 let u = block(seed, name, at);
                 // Box and Muller (1958); 1 − u is in (0, 1], where the logarithm is finite.
                 let pair = |a: f32, b: f32| {
-                    let (r, angle) = ((-2.0 * f64::from(1.0 - a).ln()).sqrt(), std::f64::consts::TAU * f64::from(b));
+                    let (r, angle) = (
+                        (-2.0 * f64::from(1.0 - a).ln()).sqrt(),
+                        std::f64::consts::TAU * f64::from(b),
+                    );
                     [(r * angle.cos()) as f32, (r * angle.sin()) as f32]
                 };
                 let normals = [pair(u[0], u[1]), pair(u[2], u[3])].concat();
@@ -59,15 +77,22 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
             }
         }
         (Init::Constant(value), _) => constant(value, info.dtype, memory, region),
-        // A random initial value of integers has no use; the declaration refuses it, zero is what it would be.
-        (Init::Uniform { .. } | Init::Normal { .. }, _) => constant(0.0, info.dtype, memory, region),
+        // A random initial value of integers has no use; the declaration refuses it, zero is what
+        // it would be.
+        (Init::Uniform { .. } | Init::Normal { .. }, _) => {
+            constant(0.0, info.dtype, memory, region)
+        }
     }
 }
 
 fn constant(value: f32, dtype: DType, memory: &mut Memory, region: &Region) {
     match Value::F32(value).cast(dtype.lane()) {
-        Value::F32(v) if dtype == DType::F16 => memory.elements_mut::<f16>(region).fill(f16::from_f32(v)),
-        Value::F32(v) if dtype == DType::BF16 => memory.elements_mut::<bf16>(region).fill(bf16::from_f32(v)),
+        Value::F32(v) if dtype == DType::F16 => {
+            memory.elements_mut::<f16>(region).fill(f16::from_f32(v))
+        }
+        Value::F32(v) if dtype == DType::BF16 => {
+            memory.elements_mut::<bf16>(region).fill(bf16::from_f32(v))
+        }
         Value::F32(v) => memory.elements_mut::<f32>(region).fill(v),
         Value::I32(v) if dtype == DType::U8 => memory.bytes_mut(region).fill(v.clamp(0, 255) as u8),
         Value::I32(v) => memory.elements_mut::<i32>(region).fill(v),

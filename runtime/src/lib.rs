@@ -1,4 +1,5 @@
-//! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one slab.
+//! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one
+//! slab.
 #![forbid(unsafe_code)]
 
 mod backend;
@@ -71,8 +72,8 @@ pub mod prelude {
     pub use crate::ops::ConvGeometry;
     pub use crate::optim::Optimizer;
     pub use crate::{
-        Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result, Scope, Session, Shape, State, Tensor,
-        Tiles, Trace, Window,
+        Budget, Bytes, DType, Device, Dim, Init, Mask, Offload, Param, Params, Program, Result,
+        Scope, Session, Shape, State, Tensor, Tiles, Trace, Window,
     };
     pub use slabwise_kernels::dtype::DType::{BF16, Bool, F16, F32, I32, U8};
 }

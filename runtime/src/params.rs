@@ -35,15 +35,19 @@ pub enum Init {
 }
 
 impl Init {
-    /// Uniform in ±1/√`fan_in`: Kaiming's uniform initialisation (He et al. 2015) with a = √5, the usual start of linear and
-    /// convolution layers. `fan_in` is the number of inputs that each result sums over; with 0 there is nothing to fill.
+    /// Uniform in ±1/√`fan_in`: Kaiming's uniform initialisation (He et al. 2015) with a = √5, the
+    /// usual start of linear and convolution layers. `fan_in` is the number of inputs that each
+    /// result sums over; with 0 there is nothing to fill.
     pub fn kaiming_uniform(fan_in: usize) -> Self {
         Init::within(1.0 / (fan_in.max(1) as f64).sqrt())
     }
 
     /// Normal with standard deviation √(2/`fan_in`), for layers followed by relu (He et al. 2015).
     pub fn kaiming_normal(fan_in: usize) -> Self {
-        Init::Normal { mean: 0.0, std: (2.0 / fan_in.max(1) as f64).sqrt() as f32 }
+        Init::Normal {
+            mean: 0.0,
+            std: (2.0 / fan_in.max(1) as f64).sqrt() as f32,
+        }
     }
 
     /// Uniform in ±√(6/(`fan_in` + `fan_out`)) (Glorot & Bengio 2010).
@@ -53,29 +57,39 @@ impl Init {
 
     /// Normal with standard deviation √(2/(`fan_in` + `fan_out`)) (Glorot & Bengio 2010).
     pub fn xavier_normal(fan_in: usize, fan_out: usize) -> Self {
-        Init::Normal { mean: 0.0, std: (2.0 / (fan_in as f64 + fan_out as f64).max(1.0)).sqrt() as f32 }
+        Init::Normal {
+            mean: 0.0,
+            std: (2.0 / (fan_in as f64 + fan_out as f64).max(1.0)).sqrt() as f32,
+        }
     }
 
     fn within(bound: f64) -> Self {
-        Init::Uniform { low: -bound as f32, high: bound as f32 }
+        Init::Uniform {
+            low: -bound as f32,
+            high: bound as f32,
+        }
     }
 
     /// What is wrong with these numbers, if anything is.
     pub(crate) fn fault(&self) -> Option<String> {
         match *self {
-            Init::Uniform { low, high } if !(low.is_finite() && high.is_finite() && low <= high) => {
+            Init::Uniform { low, high }
+                if !(low.is_finite() && high.is_finite() && low <= high) =>
+            {
                 Some(format!("cannot be uniform between {low} and {high}"))
             }
             Init::Normal { mean, std } if !(mean.is_finite() && std.is_finite() && std >= 0.0) => {
-                Some(format!("cannot be normal with mean {mean} and standard deviation {std}"))
+                Some(format!(
+                    "cannot be normal with mean {mean} and standard deviation {std}"
+                ))
             }
             _ => None,
         }
     }
 }
 
-/// The named parameters of a model: a declaration of each, with the seed that their first values come from. Clones share
-/// the declarations.
+/// The named parameters of a model: a declaration of each, with the seed that their first values
+/// come from. Clones share the declarations.
 #[derive(Clone)]
 pub struct Params {
     seed: u64,
@@ -84,7 +98,8 @@ pub struct Params {
 
 #[derive(Default)]
 struct Registry {
-    /// In the order of declaration. What is declared does not hold the registry: nothing would ever free either.
+    /// In the order of declaration. What is declared does not hold the registry: nothing would ever
+    /// free either.
     declared: Vec<Arc<Declaration>>,
     /// Where each name stands in it.
     places: HashMap<Arc<str>, usize>,
@@ -100,12 +115,15 @@ impl Registry {
 
     /// Adds a declaration of a name that has none.
     fn add(&mut self, it: Arc<Declaration>) {
-        self.places.insert(Arc::clone(&it.name), self.declared.len());
+        self.places
+            .insert(Arc::clone(&it.name), self.declared.len());
         self.declared.push(it);
     }
 
     fn remove(&mut self, name: &str) {
-        let Some(place) = self.places.remove(name) else { return };
+        let Some(place) = self.places.remove(name) else {
+            return;
+        };
         self.declared.remove(place);
         for (later, it) in self.declared.iter().enumerate().skip(place) {
             self.places.insert(Arc::clone(&it.name), later);
@@ -116,7 +134,10 @@ impl Registry {
 impl Params {
     /// No parameters yet; their first values will follow from `seed` and their names.
     pub fn seeded(seed: u64) -> Self {
-        Params { seed, registry: Arc::default() }
+        Params {
+            seed,
+            registry: Arc::default(),
+        }
     }
 
     /// The seed.
@@ -126,18 +147,30 @@ impl Params {
 
     /// The scope whose parameters have no prefix.
     pub fn root(&self) -> Scope {
-        Scope { params: self.clone(), path: Arc::from(""), shared: false }
+        Scope {
+            params: self.clone(),
+            path: Arc::from(""),
+            shared: false,
+        }
     }
 
     fn registry(&self) -> MutexGuard<'_, Registry> {
-        // Nothing panics while the lock is held; if something did, the declarations would still be whole.
+        // Nothing panics while the lock is held; if something did, the declarations would still be
+        // whole.
         self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Every parameter, in the order of declaration.
     pub fn declared(&self) -> Vec<Param> {
         let registry = self.registry();
-        registry.declared.iter().map(|it| Param { it: Arc::clone(it), params: self.clone() }).collect()
+        registry
+            .declared
+            .iter()
+            .map(|it| Param {
+                it: Arc::clone(it),
+                params: self.clone(),
+            })
+            .collect()
     }
 
     /// The mistakes of declarations so far.
@@ -154,12 +187,15 @@ impl Params {
 impl fmt::Debug for Params {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let registry = self.registry();
-        f.debug_struct("Params").field("seed", &self.seed).field("declared", &registry.declared.len()).finish()
+        f.debug_struct("Params")
+            .field("seed", &self.seed)
+            .field("declared", &registry.declared.len())
+            .finish()
     }
 }
 
-/// A place in the tree of names. `&scope / "name"` is the place below; the path, joined with dots, is the prefix of the
-/// parameters' names, which are their keys in a weight file.
+/// A place in the tree of names. `&scope / "name"` is the place below; the path, joined with dots,
+/// is the prefix of the parameters' names, which are their keys in a weight file.
 #[derive(Clone, Debug)]
 pub struct Scope {
     params: Params,
@@ -174,10 +210,15 @@ impl Scope {
     }
 
     fn join(&self, name: &str) -> Arc<str> {
-        if self.path.is_empty() { Arc::from(name) } else { Arc::from(format!("{}.{name}", self.path)) }
+        if self.path.is_empty() {
+            Arc::from(name)
+        } else {
+            Arc::from(format!("{}.{name}", self.path))
+        }
     }
 
-    /// The same place, where parameters may be declared again by a second layer of one program that shares them with the first.
+    /// The same place, where parameters may be declared again by a second layer of one program that
+    /// shares them with the first.
     ///
     /// ```
     /// # use slabwise::{nn::Embedding, prelude::*};
@@ -188,21 +229,26 @@ impl Scope {
     /// ```
     #[must_use]
     pub fn shared(&self) -> Scope {
-        Scope { shared: true, ..self.clone() }
+        Scope {
+            shared: true,
+            ..self.clone()
+        }
     }
 
-    /// Declares an f32 parameter here. Declaring it again with the same shape, for another program, gives the same parameter:
-    /// weights are shared by name. Another shape under the same name, an empty name, a control character in one, and a negative
-    /// or bounded length are mistakes that `compile` returns; and so are two declarations of one name that one program reads,
-    /// as of two layers that were given one place, unless the place of one is [shared](Scope::shared). A layer that is applied
-    /// twice is declared once.
+    /// Declares an f32 parameter here. Declaring it again with the same shape, for another program,
+    /// gives the same parameter: weights are shared by name. Another shape under the same name, an
+    /// empty name, a control character in one, and a negative or bounded length are mistakes that
+    /// `compile` returns; and so are two declarations of one name that one program reads, as of two
+    /// layers that were given one place, unless the place of one is [shared](Scope::shared). A
+    /// layer that is applied twice is declared once.
     #[track_caller]
     pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         self.declare(name, shape.into(), init, true)
     }
 
-    /// Declares an f32 value that belongs to the model as a parameter does, but that no gradient changes: a running statistic,
-    /// which layers replace through [`Trace::statistic`](crate::Trace::statistic).
+    /// Declares an f32 value that belongs to the model as a parameter does, but that no gradient
+    /// changes: a running statistic, which layers replace through
+    /// [`Trace::statistic`](crate::Trace::statistic).
     #[track_caller]
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         self.declare(name, shape.into(), init, false)
@@ -216,24 +262,43 @@ impl Scope {
             None => {
                 let it = Arc::new(new);
                 self.params.registry().add(Arc::clone(&it));
-                return Param { it, params: self.params.clone() };
+                return Param {
+                    it,
+                    params: self.params.clone(),
+                };
             }
-            Some(known) if known.faulty || new.faulty || (&known.dims, known.trained) == (&new.dims, new.trained) => {}
+            Some(known)
+                if known.faulty
+                    || new.faulty
+                    || (&known.dims, known.trained) == (&new.dims, new.trained) => {}
             Some(known) => {
-                let kind = |it: &Declaration| if it.trained { "a parameter" } else { "a statistic" };
+                let kind = |it: &Declaration| {
+                    if it.trained {
+                        "a parameter"
+                    } else {
+                        "a statistic"
+                    }
+                };
                 let (of, again) = match known.trained == new.trained {
                     true => (String::new(), String::new()),
                     false => (format!("{} ", kind(&known)), format!("{} ", kind(&new))),
                 };
                 let (at, before, after) = (known.place(), show(&known.dims), show(&new.dims));
-                self.mistake(format!("\"{}\" is declared as {again}{after}, and as {of}{before} at {at}", new.name));
+                self.mistake(format!(
+                    "\"{}\" is declared as {again}{after}, and as {of}{before} at {at}",
+                    new.name
+                ));
                 new.faulty = true;
             }
         }
-        Param { it: Arc::new(new), params: self.params.clone() }
+        Param {
+            it: Arc::new(new),
+            params: self.params.clone(),
+        }
     }
 
-    /// Declares a parameter in the place of one of this name: for layers whose options change their weights.
+    /// Declares a parameter in the place of one of this name: for layers whose options change their
+    /// weights.
     #[track_caller]
     pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         let it = Arc::new(self.describe(name, shape.into(), init, true));
@@ -241,7 +306,10 @@ impl Scope {
         if let Some(&place) = registry.places.get(&it.name) {
             registry.declared[place] = Arc::clone(&it);
         }
-        Param { it, params: self.params.clone() }
+        Param {
+            it,
+            params: self.params.clone(),
+        }
     }
 
     /// Takes a declaration back.
@@ -252,7 +320,11 @@ impl Scope {
     /// Records what is wrong with a declaration.
     #[track_caller]
     pub(crate) fn mistake(&self, message: String) {
-        let mistake = Mistake { location: Location::caller(), layer: self.path.to_string(), message };
+        let mistake = Mistake {
+            location: Location::caller(),
+            layer: self.path.to_string(),
+            message,
+        };
         self.params.registry().mistakes.push(mistake);
     }
 
@@ -264,7 +336,9 @@ impl Scope {
             faults.push("a parameter needs a name".into());
         }
         if path.contains(char::is_control) {
-            faults.push(format!("parameter {path:?}: a name has no line breaks and no other control characters"));
+            faults.push(format!(
+                "parameter {path:?}: a name has no line breaks and no other control characters"
+            ));
         }
         if let Some(fault) = init.fault() {
             faults.push(format!("parameter \"{path}\" {fault}"));
@@ -273,7 +347,9 @@ impl Scope {
         for dim in shape.dims() {
             match *dim {
                 Dim::Fixed(n) if n >= 0 => dims.push(Size::fixed(n)),
-                Dim::Fixed(n) => faults.push(format!("parameter \"{path}\" has the negative length {n}")),
+                Dim::Fixed(n) => {
+                    faults.push(format!("parameter \"{path}\" has the negative length {n}"))
+                }
                 Dim::Bounded { name, .. } => {
                     faults.push(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
                 }
@@ -292,14 +368,27 @@ impl Scope {
             registry.declarations
         };
         let (layer, shared, location) = (self.path.clone(), self.shared, Location::caller());
-        Declaration { name: path, layer, dims, init, trained, location, number, shared, faulty }
+        Declaration {
+            name: path,
+            layer,
+            dims,
+            init,
+            trained,
+            location,
+            number,
+            shared,
+            faulty,
+        }
     }
 }
 
 impl Div<&str> for &Scope {
     type Output = Scope;
     fn div(self, name: &str) -> Scope {
-        Scope { path: self.join(name), ..self.clone() }
+        Scope {
+            path: self.join(name),
+            ..self.clone()
+        }
     }
 }
 
@@ -358,7 +447,15 @@ impl Param {
 
     /// The length of each axis.
     pub fn dims(&self) -> Vec<usize> {
-        self.it.dims.iter().map(|d| d.as_fixed().and_then(|n| usize::try_from(n).ok()).unwrap_or(0)).collect()
+        self.it
+            .dims
+            .iter()
+            .map(|d| {
+                d.as_fixed()
+                    .and_then(|n| usize::try_from(n).ok())
+                    .unwrap_or(0)
+            })
+            .collect()
     }
 
     pub(crate) fn shared_name(&self) -> &Arc<str> {
@@ -414,7 +511,10 @@ mod tests {
         let body = &params.root() / "body";
         let a = (body.clone() / "conv").param("weight", (3, 4), Init::Constant(0.0));
         let b = (&body / "conv").param("weight", (3, 4), Init::Constant(0.0));
-        assert_eq!((a.name(), b.name()), ("body.conv.weight", "body.conv.weight"));
+        assert_eq!(
+            (a.name(), b.name()),
+            ("body.conv.weight", "body.conv.weight")
+        );
         assert_eq!(a.dims(), [3, 4]);
         assert_eq!(params.declared().len(), 1);
         assert!(params.mistakes().is_empty());
@@ -430,10 +530,20 @@ mod tests {
         at.param("weight", (4, 3), Init::Constant(0.0));
         at.param("bias", (-2,), Init::Constant(0.0));
         at.param("scale", (Dim::bounded("batch", 8),), Init::Constant(0.0));
-        at.param("noise", (8,), Init::Normal { mean: 0.0, std: f32::NAN });
+        at.param(
+            "noise",
+            (8,),
+            Init::Normal {
+                mean: 0.0,
+                std: f32::NAN,
+            },
+        );
         at.param("a\nb", (1,), Init::Constant(0.0));
         let found: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
-        let clash = format!("\"head.weight\" is declared as [4, 3], and as [3, 4] at {}:{first}", file!());
+        let clash = format!(
+            "\"head.weight\" is declared as [4, 3], and as [3, 4] at {}:{first}",
+            file!()
+        );
         let expected = [
             &*clash,
             "parameter \"head.bias\" has the negative length -2",
@@ -441,8 +551,11 @@ mod tests {
             "parameter \"head.noise\" cannot be normal with mean 0 and standard deviation NaN",
             "parameter \"head.a\\nb\": a name has no line breaks and no other control characters",
         ];
-        let expected: Vec<String> =
-            expected.iter().zip(line..).map(|(text, line)| format!("{}:{line}: {text} (in \"head\")", file!())).collect();
+        let expected: Vec<String> = expected
+            .iter()
+            .zip(line..)
+            .map(|(text, line)| format!("{}:{line}: {text} (in \"head\")", file!()))
+            .collect();
         assert_eq!(found, expected);
     }
 
@@ -456,17 +569,48 @@ mod tests {
         drop((params, scope));
         assert_eq!(all[0].name(), weight.name());
         drop(all);
-        assert_eq!(weight.params().declared().len(), 1, "a parameter keeps its model's declarations");
+        assert_eq!(
+            weight.params().declared().len(),
+            1,
+            "a parameter keeps its model's declarations"
+        );
         drop(weight);
-        assert!(registry.upgrade().is_none(), "nothing holds the declarations any more");
+        assert!(
+            registry.upgrade().is_none(),
+            "nothing holds the declarations any more"
+        );
     }
 
     #[test]
     fn initial_ranges_follow_the_published_formulas() {
-        assert_eq!(Init::kaiming_uniform(784), Init::Uniform { low: -1.0 / 28.0, high: 1.0 / 28.0 });
-        assert_eq!(Init::kaiming_normal(8), Init::Normal { mean: 0.0, std: 0.5 });
-        assert_eq!(Init::xavier_uniform(2, 4), Init::Uniform { low: -1.0, high: 1.0 });
-        assert_eq!(Init::xavier_normal(3, 5), Init::Normal { mean: 0.0, std: 0.5 });
+        assert_eq!(
+            Init::kaiming_uniform(784),
+            Init::Uniform {
+                low: -1.0 / 28.0,
+                high: 1.0 / 28.0
+            }
+        );
+        assert_eq!(
+            Init::kaiming_normal(8),
+            Init::Normal {
+                mean: 0.0,
+                std: 0.5
+            }
+        );
+        assert_eq!(
+            Init::xavier_uniform(2, 4),
+            Init::Uniform {
+                low: -1.0,
+                high: 1.0
+            }
+        );
+        assert_eq!(
+            Init::xavier_normal(3, 5),
+            Init::Normal {
+                mean: 0.0,
+                std: 0.5
+            }
+        );
         assert_eq!(Init::kaiming_uniform(0).fault(), None);
     }
 }

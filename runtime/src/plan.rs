@@ -6,7 +6,9 @@ use std::time::Instant;
 
 use slabwise_planner::files;
 use slabwise_planner::report::Run;
-use slabwise_planner::{Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId};
+use slabwise_planner::{
+    Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId,
+};
 
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -18,22 +20,26 @@ pub struct Persistent {
     pub weights: u64,
     /// Everything else: optimizer moments, counters, random state.
     pub state: u64,
-    /// Slots for the inputs of steps that come next, [if there are any](crate::Session::with_prefetch). They count as part of the
-    /// slab, not of what weights and state take.
+    /// Slots for the inputs of steps that come next, [if there are
+    /// any](crate::Session::with_prefetch). They count as part of the slab, not of what weights and
+    /// state take.
     pub ahead: u64,
-    /// Where large inputs of the next run wait on a CUDA device, copied there while the run before is at work; programs of a
-    /// session share it. It counts as part of the slab, too.
+    /// Where large inputs of the next run wait on a CUDA device, copied there while the run before
+    /// is at work; programs of a session share it. It counts as part of the slab, too.
     pub landing: u64,
 }
 
-/// What a budget has a program compute again, make where it is taken, or send to the host meanwhile.
+/// What a budget has a program compute again, make where it is taken, or send to the host
+/// meanwhile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Again {
     /// The tasks of the plan's dag that run a kernel a second time or more.
     pub tasks: Vec<TaskId>,
-    /// What leaves the slab for the host, in the order it does, over the [`Offload`](crate::Offload) that the session has.
+    /// What leaves the slab for the host, in the order it does, over the
+    /// [`Offload`](crate::Offload) that the session has.
     pub sent: Vec<Sent>,
-    /// The part of the step's time, as modelled, that they take on top, waiting for copies included.
+    /// The part of the step's time, as modelled, that they take on top, waiting for copies
+    /// included.
     pub overhead: f64,
     /// The slab if every kernel ran once.
     pub once: u64,
@@ -41,7 +47,8 @@ pub struct Again {
     pub floor: u64,
     /// What runs on slices of the batch.
     pub sliced: Option<InSlices>,
-    /// Convolutions of the step that make their image themselves, in a prologue, so that it is nowhere in memory.
+    /// Convolutions of the step that make their image themselves, in a prologue, so that it is
+    /// nowhere in memory.
     pub prologues: usize,
 }
 
@@ -58,7 +65,11 @@ pub struct InSlices {
 
 impl fmt::Display for InSlices {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} kernels sliced {} × {} examples", self.kernels, self.slices, self.examples)
+        write!(
+            f,
+            "{} kernels sliced {} × {} examples",
+            self.kernels, self.slices, self.examples
+        )
     }
 }
 
@@ -73,7 +84,8 @@ pub struct FoundBuffer {
     pub why: String,
 }
 
-/// A value that leaves the slab for the host and comes back for its next use, and what it was chosen by. Seconds are modelled.
+/// A value that leaves the slab for the host and comes back for its next use, and what it was
+/// chosen by. Seconds are modelled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
     /// Its name in the plan.
@@ -114,13 +126,21 @@ pub(crate) struct Clock {
 impl Clock {
     /// The first stage began at this time.
     pub fn since(started: Instant) -> Self {
-        Clock { started, last: started, stages: Vec::new() }
+        Clock {
+            started,
+            last: started,
+            stages: Vec::new(),
+        }
     }
 
     /// A stage has ended, and given so many nodes or kernels; the next begins.
     pub fn ended(&mut self, name: &'static str, count: usize) {
         let now = Instant::now();
-        self.stages.push(CompileStage { name, seconds: (now - self.last).as_secs_f64(), count });
+        self.stages.push(CompileStage {
+            name,
+            seconds: (now - self.last).as_secs_f64(),
+            count,
+        });
         self.last = now;
     }
 }
@@ -150,7 +170,17 @@ impl Plan {
         again: Again,
         clock: Clock,
     ) -> Self {
-        Plan { name: name.into(), device, bounds, dag, offsets, persistent, again, clock, found: Vec::new() }
+        Plan {
+            name: name.into(),
+            device,
+            bounds,
+            dag,
+            offsets,
+            persistent,
+            again,
+            clock,
+            found: Vec::new(),
+        }
     }
 
     pub(crate) fn finding(mut self, found: Vec<FoundBuffer>) -> Self {
@@ -158,12 +188,14 @@ impl Plan {
         self
     }
 
-    /// What lies in the pool, or in bytes that the plan leaves free, since only a run finds its size.
+    /// What lies in the pool, or in bytes that the plan leaves free, since only a run finds its
+    /// size.
     pub fn found(&self) -> &[FoundBuffer] {
         &self.found
     }
 
-    /// The error for a plan that needs more than there may be, together with so many bytes of weights and state.
+    /// The error for a plan that needs more than there may be, together with so many bytes of
+    /// weights and state.
     pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
         Error::Budget {
             program: self.name.clone(),
@@ -171,7 +203,11 @@ impl Plan {
             needed: Bytes(persistent.saturating_add(self.slab_bytes())),
             persistent: Bytes(persistent),
             slab: Bytes(self.slab_bytes()),
-            floor: Bytes(persistent.saturating_add(self.persistent.ahead).saturating_add(self.again.floor)),
+            floor: Bytes(
+                persistent
+                    .saturating_add(self.persistent.ahead)
+                    .saturating_add(self.again.floor),
+            ),
             holders: self.holders(5),
         }
     }
@@ -179,9 +215,11 @@ impl Plan {
     /// The same error, with the largest buffers at the peak if it is about memory.
     pub(crate) fn with_holders(&self, error: Error) -> Error {
         match error {
-            Error::OutOfMemory { what, bytes, more } => {
-                Error::OutOfMemory { what, bytes, more: format!("{more}; largest at the peak: {}", self.holders(5)) }
-            }
+            Error::OutOfMemory { what, bytes, more } => Error::OutOfMemory {
+                what,
+                bytes,
+                more: format!("{more}; largest at the peak: {}", self.holders(5)),
+            },
             other => other,
         }
     }
@@ -193,11 +231,18 @@ impl Plan {
 
     /// Kernels in a step; starting a copy, or waiting for one, is none.
     pub fn kernels(&self) -> usize {
-        self.dag.tasks.iter().filter(|task| !self.copies(task)).count()
+        self.dag
+            .tasks
+            .iter()
+            .filter(|task| !self.copies(task))
+            .count()
     }
 
     fn copies(&self, task: &Task) -> bool {
-        task.reads.iter().chain(&task.writes).any(|b| self.dag.buffers[b.index()].space == Space::Host)
+        task.reads
+            .iter()
+            .chain(&task.writes)
+            .any(|b| self.dag.buffers[b.index()].space == Space::Host)
     }
 
     /// Bytes of the host's memory that hold what has left the slab.
@@ -207,10 +252,14 @@ impl Plan {
 
     /// Bytes of the slab: the plan's height, and where inputs wait that come next.
     pub fn slab_bytes(&self) -> u64 {
-        self.offsets.height.saturating_add(self.persistent.ahead).saturating_add(self.persistent.landing)
+        self.offsets
+            .height
+            .saturating_add(self.persistent.ahead)
+            .saturating_add(self.persistent.landing)
     }
 
-    /// The bytes that any assignment of offsets needs for this order: the largest sum of live buffers.
+    /// The bytes that any assignment of offsets needs for this order: the largest sum of live
+    /// buffers.
     pub fn lower_bound_bytes(&self) -> u64 {
         self.offsets.lower_bound
     }
@@ -220,11 +269,20 @@ impl Plan {
         self.offsets.without_reuse
     }
 
-    /// The slab if no kernel wrote its result over an operand: told by the same planner without it, which plans again for this.
+    /// The slab if no kernel wrote its result over an operand: told by the same planner without it,
+    /// which plans again for this.
     pub fn without_in_place_bytes(&self) -> u64 {
         // The order of copies is not the planner's to choose.
-        let order = if self.host_bytes() > 0 { OrderPolicy::Program } else { OrderPolicy::MinPeak };
-        let options = Options { in_place: false, order, ..Options::default() };
+        let order = if self.host_bytes() > 0 {
+            OrderPolicy::Program
+        } else {
+            OrderPolicy::MinPeak
+        };
+        let options = Options {
+            in_place: false,
+            order,
+            ..Options::default()
+        };
         slabwise_planner::plan(&self.dag, &options).map_or(self.slab_bytes(), |p| p.height)
     }
 
@@ -243,8 +301,8 @@ impl Plan {
         &self.again
     }
 
-    /// What is computed again, in the order it is: the kernel, the bytes that need not be kept until then, and the kernel that
-    /// reads them next.
+    /// What is computed again, in the order it is: the kernel, the bytes that need not be kept
+    /// until then, and the kernel that reads them next.
     pub fn computed_again(&self) -> Vec<(&str, Bytes, &str)> {
         let order = &self.offsets.order;
         let at = |task: &TaskId| order.iter().position(|t| t == task);
@@ -252,9 +310,21 @@ impl Plan {
         steps.sort_unstable();
         let row = |step: usize| {
             let task = &self.dag.tasks[order[step].index()];
-            let bytes = task.writes.iter().map(|b| self.dag.buffers[b.index()].occupied()).sum();
-            let reads = |next: &&TaskId| self.dag.tasks[next.index()].reads.iter().any(|b| task.writes.contains(b));
-            let reader = order[step + 1..].iter().find(reads).map_or("nothing", |next| self.dag.task_name(*next));
+            let bytes = task
+                .writes
+                .iter()
+                .map(|b| self.dag.buffers[b.index()].occupied())
+                .sum();
+            let reads = |next: &&TaskId| {
+                self.dag.tasks[next.index()]
+                    .reads
+                    .iter()
+                    .any(|b| task.writes.contains(b))
+            };
+            let reader = order[step + 1..]
+                .iter()
+                .find(reads)
+                .map_or("nothing", |next| self.dag.task_name(*next));
             (task.name.as_str(), Bytes(bytes), reader)
         };
         steps.into_iter().map(row).collect()
@@ -302,7 +372,11 @@ impl Plan {
             Holder::Buffer(b) => self.dag.buffer_name(*b).to_string(),
             Holder::Workspace(t) => format!("workspace of {}", self.dag.task_name(*t)),
         };
-        let mut shown: Vec<String> = all.iter().take(most).map(|(h, bytes)| format!("{} {}", name(h), Bytes(*bytes))).collect();
+        let mut shown: Vec<String> = all
+            .iter()
+            .take(most)
+            .map(|(h, bytes)| format!("{} {}", name(h), Bytes(*bytes)))
+            .collect();
         if all.len() > most {
             shown.push(format!("{} more", all.len() - most));
         }
@@ -314,11 +388,16 @@ impl Plan {
         slabwise_planner::report::svg(&self.dag, &self.offsets, &self.name)
     }
 
-    /// The plan as a page to look around in, which needs nothing but a browser: buffers as rectangles over steps × bytes, each
-    /// with its name, layer, line and why it is alive at the peak. What a [`run`](crate::Session::record) was seen to use is
-    /// drawn over it; without one, the page tells `Err`'s reason why nothing was run.
+    /// The plan as a page to look around in, which needs nothing but a browser: buffers as
+    /// rectangles over steps × bytes, each with its name, layer, line and why it is alive at the
+    /// peak. What a [`run`](crate::Session::record) was seen to use is drawn over it; without one,
+    /// the page tells `Err`'s reason why nothing was run.
     pub fn html(&self, run: std::result::Result<&Run, &str>) -> String {
-        let bounds = if self.bounds.is_empty() { String::new() } else { format!(" · {}", self.bounds) };
+        let bounds = if self.bounds.is_empty() {
+            String::new()
+        } else {
+            format!(" · {}", self.bounds)
+        };
         let title = format!("{} · {}{bounds}", self.name, self.device);
         slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
     }
@@ -329,17 +408,36 @@ impl Plan {
     /// What the system says; an earlier file is unchanged then.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io { path: path.into(), source })
+        files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })
     }
 }
 
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let o = &self.offsets;
-        let bounds = if self.bounds.is_empty() { String::new() } else { format!(" · {}", self.bounds) };
-        writeln!(f, "{} · {}{bounds} · {} kernels", self.name, self.device, self.kernels())?;
-        writeln!(f, "  persistent   weights {} · state {}", Bytes(self.persistent.weights), Bytes(self.persistent.state))?;
-        let above = o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
+        let bounds = if self.bounds.is_empty() {
+            String::new()
+        } else {
+            format!(" · {}", self.bounds)
+        };
+        writeln!(
+            f,
+            "{} · {}{bounds} · {} kernels",
+            self.name,
+            self.device,
+            self.kernels()
+        )?;
+        writeln!(
+            f,
+            "  persistent   weights {} · state {}",
+            Bytes(self.persistent.weights),
+            Bytes(self.persistent.state)
+        )?;
+        let above =
+            o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
         writeln!(
             f,
             "  slab         {}   lower bound {} · above it {above:.1} % · without reuse {}",
@@ -350,34 +448,74 @@ impl fmt::Display for Plan {
         let without_in_place = self.without_in_place_bytes();
         let reuse = o.without_reuse.saturating_sub(without_in_place);
         let in_place = without_in_place.saturating_sub(o.height);
-        write!(f, "  saved by     reuse {} · in-place {} ({})", Bytes(reuse), Bytes(in_place), o.reused.len())?;
-        let Again { tasks, sent, sliced, overhead, once, prologues, .. } = &self.again;
-        let how = [("recompute", tasks.len()), ("prologues", *prologues), ("offload", sent.len())];
+        write!(
+            f,
+            "  saved by     reuse {} · in-place {} ({})",
+            Bytes(reuse),
+            Bytes(in_place),
+            o.reused.len()
+        )?;
+        let Again {
+            tasks,
+            sent,
+            sliced,
+            overhead,
+            once,
+            prologues,
+            ..
+        } = &self.again;
+        let how = [
+            ("recompute", tasks.len()),
+            ("prologues", *prologues),
+            ("offload", sent.len()),
+        ];
         let how = how.map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
         let slices = sliced.map(|slices| ("slices", slices.to_string()));
-        let (ways, counts): (Vec<&str>, Vec<String>) = slices.into_iter().chain(how.into_iter().flatten()).unzip();
+        let (ways, counts): (Vec<&str>, Vec<String>) =
+            slices.into_iter().chain(how.into_iter().flatten()).unzip();
         if !ways.is_empty() {
             let saved = Bytes(once.saturating_sub(o.height));
-            write!(f, " · {} {saved} ({}, +{:.1} % time)", ways.join(" and "), counts.join(" and "), 100.0 * overhead)?;
+            write!(
+                f,
+                " · {} {saved} ({}, +{:.1} % time)",
+                ways.join(" and "),
+                counts.join(" and "),
+                100.0 * overhead
+            )?;
         }
         writeln!(f)?;
         if !self.found.is_empty() {
-            writeln!(f, "  pool         {} of a size that only a run finds, in holes of the slab where they fit:", self.found.len())?;
+            writeln!(
+                f,
+                "  pool         {} of a size that only a run finds, in holes of the slab where they fit:",
+                self.found.len()
+            )?;
             for FoundBuffer { name, shape, why } in &self.found {
                 writeln!(f, "               {name} {shape}: {why}")?;
             }
         }
         self.write_host(f)?;
         let Persistent { ahead, landing, .. } = self.persistent;
-        let waiting = [(ahead, "in slots ahead"), (landing, "on their way to the next run")];
-        let waiting = waiting.iter().filter(|(bytes, _)| *bytes > 0).map(|(bytes, how)| format!("{} {how}", Bytes(*bytes)));
+        let waiting = [
+            (ahead, "in slots ahead"),
+            (landing, "on their way to the next run"),
+        ];
+        let waiting = waiting
+            .iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, how)| format!("{} {how}", Bytes(*bytes)));
         let waiting: Vec<String> = waiting.collect();
         if !waiting.is_empty() {
             writeln!(f, "  inputs       {}", waiting.join(" · "))?;
         }
         let (step, bytes) = slabwise_planner::peak(&self.dag, o);
         let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
-        write!(f, "  peak         {} at step {step} {task}: {}", Bytes(bytes), self.holders(4))
+        write!(
+            f,
+            "  peak         {} at step {step} {task}: {}",
+            Bytes(bytes),
+            self.holders(4)
+        )
     }
 }
 
@@ -405,8 +543,17 @@ impl Plan {
 
 impl fmt::Display for Sent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {} away from {} to {}, ", self.name, self.bytes, self.used, self.read)?;
-        write!(f, "{} steps: copies {:.3} ms", self.steps, 1e3 * self.copying_s)?;
+        write!(
+            f,
+            "{} {} away from {} to {}, ",
+            self.name, self.bytes, self.used, self.read
+        )?;
+        write!(
+            f,
+            "{} steps: copies {:.3} ms",
+            self.steps,
+            1e3 * self.copying_s
+        )?;
         match self.computing_s {
             Some(seconds) => write!(f, ", computing again {:.3} ms", 1e3 * seconds),
             None => write!(f, ", cannot be computed again"),

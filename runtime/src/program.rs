@@ -35,19 +35,20 @@ pub struct Program<const N: usize> {
 }
 
 impl<const N: usize> Program<N> {
-    /// What was planned: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which have no length before the first
-    /// run, that is the plan for a length of 64.
+    /// What was planned: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which
+    /// have no length before the first run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
 
-    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on the CPU.
+    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on
+    /// the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         self.inner.resources()
     }
 
-    /// What of each kernel a library of NVIDIA's computes, in the order of [`Plan::steps`]: cuBLASLt's products, by the number of
-    /// its algorithm.
+    /// What of each kernel a library of NVIDIA's computes, in the order of [`Plan::steps`]:
+    /// cuBLASLt's products, by the number of its algorithm.
     pub fn libraries(&self) -> Vec<Option<String>> {
         self.inner.libraries()
     }
@@ -122,7 +123,9 @@ impl Place {
 
     /// What the argument is of its buffer's region, in a run of these sizes.
     pub fn part(&self, region: Region, sizes: &Env) -> Region {
-        let Place::Slice(_, stretch) = self else { return region };
+        let Place::Slice(_, stretch) = self else {
+            return region;
+        };
         let (from, bytes) = stretch.bytes(sizes, region.bytes);
         region.part(from, bytes)
     }
@@ -189,7 +192,8 @@ pub(crate) struct Compiled {
     pub guard: u64,
     /// Whether a run finds sizes of buffers.
     pub finds: bool,
-    /// For each such buffer, the stretches of the slab that the plan leaves free while it lives; empty if none are lent.
+    /// For each such buffer, the stretches of the slab that the plan leaves free while it lives;
+    /// empty if none are lent.
     pub holes: Vec<Vec<(u64, u64)>>,
     /// What its kernels became on a device other than the CPU.
     pub loaded: Option<Loaded>,
@@ -203,7 +207,8 @@ pub(crate) struct Compiled {
 pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
-    /// Puts kernels and checked offsets together: a program exists only with a plan that the checker accepted.
+    /// Puts kernels and checked offsets together: a program exists only with a plan that the
+    /// checker accepted.
     pub fn link(
         graph: &Graph,
         scheduled: Scheduled,
@@ -214,7 +219,15 @@ impl Compiled {
         session: u64,
     ) -> Result<Self> {
         let offsets = plan.offsets();
-        let Scheduled { dag, tasks, kernels, nodes, sliced, copies, .. } = &scheduled;
+        let Scheduled {
+            dag,
+            tasks,
+            kernels,
+            nodes,
+            sliced,
+            copies,
+            ..
+        } = &scheduled;
         let buffers: Vec<PlannedBuffer> = nodes
             .iter()
             .enumerate()
@@ -222,27 +235,46 @@ impl Compiled {
                 let node = graph.node(id);
                 let bytes = dag.buffers[at].bytes.next_multiple_of(planner::ALIGN);
                 PlannedBuffer {
-                    place: Planned { offset: offsets.offsets[at], bytes },
+                    place: Planned {
+                        offset: offsets.offsets[at],
+                        bytes,
+                    },
                     on_host: dag.buffers[at].space == Space::Host,
                     used: dag.buffers[at].bytes.saturating_sub(guard),
-                    dtype: sliced.as_ref().map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
-                    dims: sliced.as_ref().map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
+                    dtype: sliced
+                        .as_ref()
+                        .map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
+                    dims: sliced
+                        .as_ref()
+                        .map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
                     found: graph.symbols.any_found(&node.dims),
                 }
             })
             .collect();
-        let (mut begins, mut ends) = (vec![Vec::new(); offsets.order.len()], vec![Vec::new(); offsets.order.len()]);
+        let (mut begins, mut ends) = (
+            vec![Vec::new(); offsets.order.len()],
+            vec![Vec::new(); offsets.order.len()],
+        );
         for (b, lifetime) in offsets.lifetimes.iter().enumerate() {
-            begins.get_mut(lifetime.start as usize).into_iter().for_each(|list| list.push(b));
-            ends.get_mut(lifetime.end.saturating_sub(1) as usize).into_iter().for_each(|list| list.push(b));
+            begins
+                .get_mut(lifetime.start as usize)
+                .into_iter()
+                .for_each(|list| list.push(b));
+            ends.get_mut(lifetime.end.saturating_sub(1) as usize)
+                .into_iter()
+                .for_each(|list| list.push(b));
         }
         let mut steps = Vec::with_capacity(dag.tasks.len());
         for (step, &id) in offsets.order.iter().enumerate() {
             let place = |(at, arg): (usize, &Arg)| match arg {
-                Arg::Buffer(node) => scheduled.buffer_of(id, *node).map(|b| match scheduled.stretch(id, at, b) {
-                    Some(stretch) => Place::Slice(b.index(), stretch),
-                    None => Place::Planned(b.index()),
-                }),
+                Arg::Buffer(node) => {
+                    scheduled
+                        .buffer_of(id, *node)
+                        .map(|b| match scheduled.stretch(id, at, b) {
+                            Some(stretch) => Place::Slice(b.index(), stretch),
+                            None => Place::Planned(b.index()),
+                        })
+                }
                 Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
                 Arg::Sizes => Some(Place::Sizes),
             };
@@ -250,21 +282,48 @@ impl Compiled {
             let (work, places, node, task) = match scheduled.work(id) {
                 planner::Work::Run(task) => {
                     let task = task.index();
-                    let sums = scheduled.sums_of(id).map(|b| Some(Place::Planned(b.index())));
-                    let places = tasks[task].args.iter().enumerate().map(place).chain(sums).collect::<Option<_>>();
-                    let places = places.ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
-                    (Work::Run(kernels[task].clone()), places, tasks[task].node, Some(task))
+                    let sums = scheduled
+                        .sums_of(id)
+                        .map(|b| Some(Place::Planned(b.index())));
+                    let places = tasks[task]
+                        .args
+                        .iter()
+                        .enumerate()
+                        .map(place)
+                        .chain(sums)
+                        .collect::<Option<_>>();
+                    let places = places
+                        .ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
+                    (
+                        Work::Run(kernels[task].clone()),
+                        places,
+                        tasks[task].node,
+                        Some(task),
+                    )
                 }
                 planner::Work::Start(k) => (Work::Start(k as usize), Vec::new(), copied(k), None),
                 planner::Work::Finish(k) => (Work::Finish(k as usize), Vec::new(), copied(k), None),
             };
-            let workspace = if let Work::Run(kernel) = &work { kernel.workspace() } else { 0 };
-            let binds = task.and_then(|task| match (&graph.node(node).op, &tasks[task].spec.body) {
-                (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds { symbol, offset: check.index.offset }),
-                _ => None,
-            });
+            let workspace = if let Work::Run(kernel) = &work {
+                kernel.workspace()
+            } else {
+                0
+            };
+            let binds =
+                task.and_then(
+                    |task| match (&graph.node(node).op, &tasks[task].spec.body) {
+                        (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds {
+                            symbol,
+                            offset: check.index.offset,
+                        }),
+                        _ => None,
+                    },
+                );
             steps.push(Step {
-                workspace: Planned { offset: offsets.workspace_offsets[id.index()], bytes: workspace },
+                workspace: Planned {
+                    offset: offsets.workspace_offsets[id.index()],
+                    bytes: workspace,
+                },
                 work,
                 places,
                 slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task?]),
@@ -273,7 +332,13 @@ impl Compiled {
                 ends: std::mem::take(&mut ends[step]),
                 begins: std::mem::take(&mut begins[step]),
                 binds,
-                finite: matches!(graph.node(node).op, Op::CheckIndex { of: Checked::Finite, .. }),
+                finite: matches!(
+                    graph.node(node).op,
+                    Op::CheckIndex {
+                        of: Checked::Finite,
+                        ..
+                    }
+                ),
             });
         }
         let mut buffer_of = vec![None; graph.inputs.len()];
@@ -301,28 +366,77 @@ impl Compiled {
         let outputs = graph
             .outputs
             .iter()
-            .map(|o| last_of.get(o).copied().ok_or_else(|| Error::Internal("an output has no buffer".into())))
+            .map(|o| {
+                last_of
+                    .get(o)
+                    .copied()
+                    .ok_or_else(|| Error::Internal("an output has no buffer".into()))
+            })
             .collect::<Result<_>>()?;
         let finds = buffers.iter().any(|b| b.found);
         // Memory checks fill what the plan leaves free.
         let lends = lend && finds && guard == 0;
-        let at_step = |(step, s): (usize, &Step)| (s.workspace, Lifetime { start: step as u64, end: step as u64 + 1 });
+        let at_step = |(step, s): (usize, &Step)| {
+            (
+                s.workspace,
+                Lifetime {
+                    start: step as u64,
+                    end: step as u64 + 1,
+                },
+            )
+        };
         let holes = |at: usize| match buffers[at].found {
             true if lends => {
-                let planned = buffers.iter().map(|b| b.place).zip(offsets.lifetimes.iter().copied());
-                crate::found::holes(planned.chain(steps.iter().enumerate().map(at_step)), offsets.lifetimes[at])
+                let planned = buffers
+                    .iter()
+                    .map(|b| b.place)
+                    .zip(offsets.lifetimes.iter().copied());
+                crate::found::holes(
+                    planned.chain(steps.iter().enumerate().map(at_step)),
+                    offsets.lifetimes[at],
+                )
             }
             _ => Vec::new(),
         };
-        let holes = if lends { (0..buffers.len()).map(holes).collect() } else { Vec::new() };
-        let tag = |name: &str, origin: &Origin| Tag { name: name.into(), layer: origin.layer.clone(), location: Some(origin.location) };
-        let named = plan.dag().buffers.iter().zip(nodes).map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
-        let tags = named.chain(steps.iter().map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin))).collect();
+        let holes = if lends {
+            (0..buffers.len()).map(holes).collect()
+        } else {
+            Vec::new()
+        };
+        let tag = |name: &str, origin: &Origin| Tag {
+            name: name.into(),
+            layer: origin.layer.clone(),
+            location: Some(origin.location),
+        };
+        let named = plan
+            .dag()
+            .buffers
+            .iter()
+            .zip(nodes)
+            .map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
+        let tags = named
+            .chain(
+                steps
+                    .iter()
+                    .map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin)),
+            )
+            .collect();
         let need = |needed: &Needed| {
-            let binds = |step: &Step| step.binds.is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol));
+            let binds = |step: &Step| {
+                step.binds
+                    .is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol))
+            };
             let origin = &graph.origins[needed.origin as usize];
-            let mistake = Mistake { location: origin.location, layer: origin.layer.to_string(), message: needed.why.clone() };
-            Need { length: needed.length, after: steps.iter().rposition(binds), mistake }
+            let mistake = Mistake {
+                location: origin.location,
+                layer: origin.layer.to_string(),
+                message: needed.why.clone(),
+            };
+            Need {
+                length: needed.length,
+                after: steps.iter().rposition(binds),
+                mistake,
+            }
         };
         let needed = graph.needed.iter().map(need).collect();
         Ok(Compiled {
@@ -332,7 +446,13 @@ impl Compiled {
             name: plan.name().into(),
             steps,
             buffers,
-            copies: copies.iter().map(|copy| Copied { from: copy.from.index(), to: copy.to.index() }).collect(),
+            copies: copies
+                .iter()
+                .map(|copy| Copied {
+                    from: copy.from.index(),
+                    to: copy.to.index(),
+                })
+                .collect(),
             inputs,
             outputs,
             symbols: graph.symbols.clone(),
@@ -352,7 +472,14 @@ impl Compiled {
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         #[cfg(feature = "cuda")]
         if let Some(loaded) = &self.loaded {
-            return self.steps.iter().map(|step| step.kernel().map_or_else(Vec::new, |kernel| loaded.resources(kernel))).collect();
+            return self
+                .steps
+                .iter()
+                .map(|step| {
+                    step.kernel()
+                        .map_or_else(Vec::new, |kernel| loaded.resources(kernel))
+                })
+                .collect();
         }
         Vec::new()
     }
@@ -360,18 +487,32 @@ impl Compiled {
     /// One past the highest byte of the slab that a kernel is given.
     #[cfg(feature = "cuda")]
     pub fn peak(&self) -> u64 {
-        self.steps.iter().map(|step| step.slab_end(self)).max().unwrap_or(0)
+        self.steps
+            .iter()
+            .map(|step| step.slab_end(self))
+            .max()
+            .unwrap_or(0)
     }
 
     /// What of each step a library of NVIDIA's computes, in the order of the steps.
     pub fn libraries(&self) -> Vec<Option<String>> {
-        self.steps.iter().map(|step| step.kernel().and_then(Kernel::library)).collect()
+        self.steps
+            .iter()
+            .map(|step| step.kernel().and_then(Kernel::library))
+            .collect()
     }
 
-    /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or at the start.
+    /// Refuses a run in which a length is 0 that must not be: those that are known after a step, or
+    /// at the start.
     pub fn check_needed(&self, after: Option<usize>, env: &Env) -> Result<()> {
-        match self.needed.iter().find(|need| need.after == after && need.length.at(env) == 0) {
-            Some(need) => Err(Error::Data { mistake: need.mistake.clone() }),
+        match self
+            .needed
+            .iter()
+            .find(|need| need.after == after && need.length.at(env) == 0)
+        {
+            Some(need) => Err(Error::Data {
+                mistake: need.mistake.clone(),
+            }),
             None => Ok(()),
         }
     }
@@ -380,7 +521,11 @@ impl Compiled {
     pub fn fault(&self, step: usize, fault: Fault) -> Error {
         let message = describe(fault, self.steps[step].checks(), self.indices_of(step));
         let step = &self.steps[step];
-        let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message };
+        let mistake = Mistake {
+            location: step.origin.location,
+            layer: step.origin.layer.to_string(),
+            message,
+        };
         Error::Data { mistake }
     }
 }
@@ -405,8 +550,14 @@ impl Compiled {
         space.part(offset, bytes)
     }
 
-    /// The regions that a copy is from and to, in a run of these sizes; `place` tells where buffers lie.
-    pub fn copy_between(&self, copy: usize, sizes: &Env, place: impl Fn(usize) -> Region) -> [Region; 2] {
+    /// The regions that a copy is from and to, in a run of these sizes; `place` tells where buffers
+    /// lie.
+    pub fn copy_between(
+        &self,
+        copy: usize,
+        sizes: &Env,
+        place: impl Fn(usize) -> Region,
+    ) -> [Region; 2] {
         let Copied { from, to } = self.copies[copy];
         let bytes = self.buffers[from].bytes_at(sizes);
         [from, to].map(|buffer| place(buffer).part(0, bytes))
@@ -416,7 +567,11 @@ impl Compiled {
 impl Step {
     /// The kernel that it runs, if it runs one.
     pub fn kernel(&self) -> Option<&Kernel> {
-        if let Work::Run(kernel) = &self.work { Some(kernel) } else { None }
+        if let Work::Run(kernel) = &self.work {
+            Some(kernel)
+        } else {
+            None
+        }
     }
 
     /// What it checks, if it checks anything.
@@ -435,16 +590,32 @@ impl Step {
 }
 
 impl Step {
-    /// The end of the highest byte of the slab that it is given, whether inputs lie there or elsewhere.
+    /// The end of the highest byte of the slab that it is given, whether inputs lie there or
+    /// elsewhere.
     pub fn slab_end(&self, inner: &Compiled) -> u64 {
         let copied = match self.work {
             Work::Run(_) => None,
             Work::Start(copy) | Work::Finish(copy) => Some(inner.copies[copy]),
         };
-        let placed = self.places.iter().filter_map(Place::buffer).filter(|&b| !inner.buffers[b].found);
-        let buffers = placed.chain(copied.into_iter().flat_map(|copied| [copied.from, copied.to]));
-        let places = buffers.map(|b| &inner.buffers[b]).filter(|b| !b.on_host).map(|b| b.place).chain([self.workspace]);
-        places.map(|place| place.offset + place.bytes).max().unwrap_or(0)
+        let placed = self
+            .places
+            .iter()
+            .filter_map(Place::buffer)
+            .filter(|&b| !inner.buffers[b].found);
+        let buffers = placed.chain(
+            copied
+                .into_iter()
+                .flat_map(|copied| [copied.from, copied.to]),
+        );
+        let places = buffers
+            .map(|b| &inner.buffers[b])
+            .filter(|b| !b.on_host)
+            .map(|b| b.place)
+            .chain([self.workspace]);
+        places
+            .map(|place| place.offset + place.bytes)
+            .max()
+            .unwrap_or(0)
     }
 }
 

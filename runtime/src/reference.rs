@@ -1,7 +1,8 @@
 //! The slow, obviously right evaluator: the oracle that everything fast is tested against.
 //!
-//! It computes every node of a graph on its own, point by point, in plain loops: no fusion, no planning, no kernels, nothing
-//! in place. Sums accumulate in double precision and are rounded once.
+//! It computes every node of a graph on its own, point by point, in plain loops: no fusion, no
+//! planning, no kernels, nothing in place. Sums accumulate in double precision and are rounded
+//! once.
 
 mod double;
 mod structural;
@@ -35,7 +36,8 @@ pub struct Array {
 pub enum Precision {
     /// As the definitions in the scalar table say, every value rounded to `f32`.
     Single,
-    /// In `f64` by formulas of the reference's own, so that finite differences say something; integers as before.
+    /// In `f64` by formulas of the reference's own, so that finite differences say something;
+    /// integers as before.
     Double,
 }
 
@@ -84,7 +86,11 @@ impl Array {
     pub fn from_fn(dtype: DType, dims: &[usize], mut f: impl FnMut(&[usize]) -> f64) -> Array {
         let mut values = Vec::with_capacity(dims.iter().product());
         each(dims, |c| values.push(f(c)));
-        Array { dtype, dims: dims.to_vec(), values }
+        Array {
+            dtype,
+            dims: dims.to_vec(),
+            values,
+        }
     }
 
     /// The element at a coordinate.
@@ -93,7 +99,11 @@ impl Array {
     }
 
     fn zeros(dtype: DType, dims: &[usize]) -> Array {
-        Array { dtype, dims: dims.to_vec(), values: vec![0.0; dims.iter().product()] }
+        Array {
+            dtype,
+            dims: dims.to_vec(),
+            values: vec![0.0; dims.iter().product()],
+        }
     }
 
     fn lane(&self, at: usize) -> Value {
@@ -109,7 +119,12 @@ pub fn same(a: &Array, b: &Array) -> bool {
 
 /// Equal bit by bit; NaNs equal each other.
 pub fn same_bits(a: &Array, b: &Array) -> bool {
-    let sign = |x: &Array| x.values.iter().map(|v| !v.is_nan() && v.is_sign_negative()).collect::<Vec<_>>();
+    let sign = |x: &Array| {
+        x.values
+            .iter()
+            .map(|v| !v.is_nan() && v.is_sign_negative())
+            .collect::<Vec<_>>()
+    };
     same(a, b) && sign(a) == sign(b)
 }
 
@@ -129,7 +144,9 @@ fn each(dims: &[usize], mut f: impl FnMut(&[usize])) {
 }
 
 fn flat(dims: &[usize], coordinate: &[usize]) -> usize {
-    dims.iter().zip(coordinate).fold(0, |at, (&n, &c)| at * n + c)
+    dims.iter()
+        .zip(coordinate)
+        .fold(0, |at, (&n, &c)| at * n + c)
 }
 
 fn to_value(x: f64, lane: Lane) -> Value {
@@ -148,7 +165,8 @@ fn from_value(value: Value) -> f64 {
     }
 }
 
-/// Conversion to a stored type: floats truncate and saturate, NaN becomes 0, integers saturate at a byte, anything but zero is true.
+/// Conversion to a stored type: floats truncate and saturate, NaN becomes 0, integers saturate at a
+/// byte, anything but zero is true.
 fn convert(x: f64, from: DType, to: DType) -> f64 {
     match (from, to) {
         (_, DType::Bool) => f64::from(u8::from(x != 0.0)),
@@ -168,15 +186,30 @@ fn single(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// The value of every node of a graph, with `env` giving the bounded dimensions and one array per input and per variable.
-pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array], precision: Precision) -> Result<Evaluated, Fault> {
+/// The value of every node of a graph, with `env` giving the bounded dimensions and one array per
+/// input and per variable.
+pub fn evaluate(
+    graph: &Graph,
+    env: &Env,
+    inputs: &[Array],
+    variables: &[Array],
+    precision: Precision,
+) -> Result<Evaluated, Fault> {
     let mut env = *env;
     let mut values: Vec<Array> = Vec::with_capacity(graph.nodes.len());
     let mut assigned = vec![None; graph.variables.len()];
     // Lengths that a node finds are known behind it; the others are now.
     let needs = |env: &Env, found: Option<Symbol>| {
-        let known = |n: &&Needed| found.map_or(!graph.symbols.any_found(&[n.length]), |s| n.length.symbols().any(|other| other == s));
-        let empty = graph.needed.iter().filter(known).find(|n| n.length.at(env) == 0);
+        let known = |n: &&Needed| {
+            found.map_or(!graph.symbols.any_found(&[n.length]), |s| {
+                n.length.symbols().any(|other| other == s)
+            })
+        };
+        let empty = graph
+            .needed
+            .iter()
+            .filter(known)
+            .find(|n| n.length.at(env) == 0);
         empty.map_or(Ok(()), |n| Err(Fault::Empty { why: n.why.clone() }))
     };
     needs(&env, None)?;
@@ -185,66 +218,125 @@ pub fn evaluate(graph: &Graph, env: &Env, inputs: &[Array], variables: &[Array],
         let dims: Vec<usize> = node.dims.iter().map(|d| d.usize_at(&env)).collect();
         let args: Vec<&Array> = node.inputs.iter().map(|i| &values[i.at()]).collect();
         let argument = |from: &[Array], at: u32, what| match from.get(at as usize) {
-            Some(a) if a.dtype == node.dtype && a.dims == dims && a.values.len() == dims.iter().product::<usize>() => Ok(a.clone()),
+            Some(a)
+                if a.dtype == node.dtype
+                    && a.dims == dims
+                    && a.values.len() == dims.iter().product::<usize>() =>
+            {
+                Ok(a.clone())
+            }
             _ => Err(Fault::Argument { node: id.0, what }),
         };
         let mut value = match &node.op {
             Op::Input(i) => argument(inputs, *i, "an input")?,
             Op::Variable(v) => argument(variables, *v, "a variable")?,
             Op::Assign(v) => {
-                let slot = assigned.get_mut(*v as usize).ok_or(Fault::Argument { node: id.0, what: "a variable" })?;
+                let slot = assigned.get_mut(*v as usize).ok_or(Fault::Argument {
+                    node: id.0,
+                    what: "a variable",
+                })?;
                 *slot = Some(args[0].clone());
                 args[0].clone()
             }
             Op::Bind { symbol } => {
                 let Extent::Found(most) = graph.symbols.extent(*symbol) else {
-                    return Err(Fault::Argument { node: id.0, what: "a length to be found" });
+                    return Err(Fault::Argument {
+                        node: id.0,
+                        what: "a length to be found",
+                    });
                 };
                 let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);
-                let length = length.map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?;
+                let length = length.map_err(|(index, limit)| Fault::Index {
+                    node: id.0,
+                    index,
+                    limit,
+                })?;
                 env.0[usize::from(symbol.0)] = length as u32;
                 needs(&env, Some(*symbol))?;
                 args[0].clone()
             }
-            op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| Fault::Index { node: id.0, index, limit })?,
+            op => compute(op, node, &args, &dims, &env, precision).map_err(|(index, limit)| {
+                Fault::Index {
+                    node: id.0,
+                    index,
+                    limit,
+                }
+            })?,
         };
         if precision == Precision::Single && node.dtype.is_float() {
-            value.values.iter_mut().for_each(|v| *v = single(*v, node.dtype));
+            value
+                .values
+                .iter_mut()
+                .for_each(|v| *v = single(*v, node.dtype));
         }
         values.push(value);
     }
-    let outputs = graph.outputs.iter().map(|o| values[o.at()].clone()).collect();
-    Ok(Evaluated { values, outputs, assigned })
+    let outputs = graph
+        .outputs
+        .iter()
+        .map(|o| values[o.at()].clone())
+        .collect();
+    Ok(Evaluated {
+        values,
+        outputs,
+        assigned,
+    })
 }
 
 /// An index that is out of range, and the range's end.
 type OutOfRange = (i64, usize);
 
-fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, precision: Precision) -> Result<Array, OutOfRange> {
+fn compute(
+    op: &Op,
+    node: &Node,
+    args: &[&Array],
+    dims: &[usize],
+    env: &Env,
+    precision: Precision,
+) -> Result<Array, OutOfRange> {
     let fixed = |sizes: &[Size]| -> Vec<usize> { sizes.iter().map(|d| d.usize_at(env)).collect() };
-    let pointwise =
-        |f: &dyn Fn(usize) -> f64| Array { dtype: node.dtype, dims: dims.to_vec(), values: (0..dims.iter().product()).map(f).collect() };
+    let pointwise = |f: &dyn Fn(usize) -> f64| Array {
+        dtype: node.dtype,
+        dims: dims.to_vec(),
+        values: (0..dims.iter().product()).map(f).collect(),
+    };
     Ok(match op {
         // These are the caller's.
-        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => {
-            args.first().map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone())
-        }
+        Op::Input(_) | Op::Variable(_) | Op::Assign(_) | Op::Bind { .. } => args
+            .first()
+            .map_or_else(|| Array::zeros(node.dtype, dims), |a| (*a).clone()),
         Op::Const(value) => pointwise(&|_| from_value(*value)),
         Op::Size(size) => pointwise(&|_| size.at(env) as f64),
         Op::Index(strides) => {
             let strides: Vec<i64> = strides.iter().map(|s| s.at(env)).collect();
-            let index = |c: &[usize]| c.iter().zip(&strides).map(|(&c, &s)| c as i64 * s).sum::<i64>();
+            let index = |c: &[usize]| {
+                c.iter()
+                    .zip(&strides)
+                    .map(|(&c, &s)| c as i64 * s)
+                    .sum::<i64>()
+            };
             Array::from_fn(DType::I32, dims, |c| f64::from(index(c) as i32))
         }
         Op::Uniform { stream } => {
             let word = |i: usize| args[0].values[i] as i32 as u32;
             let seed = u64::from(word(0)) | u64::from(word(1)) << 32;
-            pointwise(&|at| f64::from(random::uniform(seed, word(2), *stream, args[1].values[at] as i32 as u32)))
+            pointwise(&|at| {
+                f64::from(random::uniform(
+                    seed,
+                    word(2),
+                    *stream,
+                    args[1].values[at] as i32 as u32,
+                ))
+            })
         }
-        Op::Scalar(op) if precision == Precision::Double && args.iter().any(|a| a.dtype.is_float()) => pointwise(&|at| {
-            let x: Vec<f64> = args.iter().map(|a| a.values[at]).collect();
-            double::scalar(*op, &x)
-        }),
+        Op::Scalar(op)
+            if precision == Precision::Double && args.iter().any(|a| a.dtype.is_float()) =>
+        {
+            pointwise(&|at| {
+                let x: Vec<f64> = args.iter().map(|a| a.values[at]).collect();
+                double::scalar(*op, &x)
+            })
+        }
         Op::Scalar(op) => pointwise(&|at| {
             let x: Vec<Value> = args.iter().map(|a| a.lane(at)).collect();
             from_value(op.eval(&x))
@@ -253,7 +345,10 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
         Op::Copy | Op::Reshape => pointwise(&|at| args[0].values[at]),
         Op::CheckIndex { limit, .. } => {
             let limit = limit.usize_at(env);
-            args[0].values.iter().try_for_each(|&v| s::in_range(v, limit).map(drop))?;
+            args[0]
+                .values
+                .iter()
+                .try_for_each(|&v| s::in_range(v, limit).map(drop))?;
             args[0].clone()
         }
         Op::Reduce(op, axes) => s::reduce(*op, axes, args[0], node.dtype, dims),
@@ -271,17 +366,25 @@ fn compute(op: &Op, node: &Node, args: &[&Array], dims: &[usize], env: &Env, pre
             args[0].at(&from)
         }),
         Op::Expand => Array::from_fn(node.dtype, dims, |c| {
-            let from: Vec<usize> = c.iter().zip(&args[0].dims).map(|(&c, &n)| if n == 1 { 0 } else { c }).collect();
+            let from: Vec<usize> = c
+                .iter()
+                .zip(&args[0].dims)
+                .map(|(&c, &n)| if n == 1 { 0 } else { c })
+                .collect();
             args[0].at(&from)
         }),
         Op::Slice { start, step } => {
             let start = fixed(start);
-            Array::from_fn(node.dtype, dims, |c| args[0].at(&s::placed(c, &start, step)))
+            Array::from_fn(node.dtype, dims, |c| {
+                args[0].at(&s::placed(c, &start, step))
+            })
         }
         Op::Pad { start, step, value } => {
             let start = fixed(start);
             let mut canvas = pointwise(&|_| from_value(*value));
-            each(&args[0].dims, |c| canvas.values[flat(dims, &s::placed(c, &start, step))] = args[0].at(c));
+            each(&args[0].dims, |c| {
+                canvas.values[flat(dims, &s::placed(c, &start, step))] = args[0].at(c)
+            });
             canvas
         }
         Op::Compact => s::compact(args[0], dims),
@@ -312,11 +415,19 @@ mod tests {
     }
 
     /// The value of a node over these inputs.
-    fn value(arrays: &[Array], build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId) -> Result<Vec<f64>, Fault> {
+    fn value(
+        arrays: &[Array],
+        build: impl FnOnce(&mut Graph, &[NodeId]) -> NodeId,
+    ) -> Result<Vec<f64>, Fault> {
         let mut g = Graph::default();
         let mut ids = Vec::new();
         for (i, a) in arrays.iter().enumerate() {
-            g.inputs.push(InputInfo { name: "x".into(), dtype: a.dtype, dims: sizes(&a.dims), donated_to: None });
+            g.inputs.push(InputInfo {
+                name: "x".into(),
+                dtype: a.dtype,
+                dims: sizes(&a.dims),
+                donated_to: None,
+            });
             ids.push(g.emit(Op::Input(i as u32), &[], a.dtype, sizes(&a.dims)));
         }
         let last = build(&mut g, &ids);
@@ -325,31 +436,77 @@ mod tests {
     }
 
     fn floats(dims: &[usize], values: &[f64]) -> Array {
-        Array { dtype: DType::F32, dims: dims.to_vec(), values: values.to_vec() }
+        Array {
+            dtype: DType::F32,
+            dims: dims.to_vec(),
+            values: values.to_vec(),
+        }
     }
 
     #[test]
     fn numbers_worked_out_by_hand() {
         let image = floats(&[1, 1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
         let weight = floats(&[1, 1, 2, 2], &[1.0, 10.0, 100.0, 1000.0]);
-        let conv = value(&[image.clone(), weight], |g, x| g.emit(Op::Conv2d(ConvGeometry::default()), x, DType::F32, sizes(&[1, 1, 1, 2])));
+        let conv = value(&[image.clone(), weight], |g, x| {
+            g.emit(
+                Op::Conv2d(ConvGeometry::default()),
+                x,
+                DType::F32,
+                sizes(&[1, 1, 1, 2]),
+            )
+        });
         assert_eq!(conv, Ok(vec![5421.0, 6532.0]));
-        let window = Window { k: [2, 2], stride: [1, 2], pad: [1, 0] };
-        let pool = |kind| value(std::slice::from_ref(&image), |g, x| g.emit(Op::Pool2d(kind, window), x, DType::F32, sizes(&[1, 1, 3, 1])));
+        let window = Window {
+            k: [2, 2],
+            stride: [1, 2],
+            pad: [1, 0],
+        };
+        let pool = |kind| {
+            value(std::slice::from_ref(&image), |g, x| {
+                g.emit(
+                    Op::Pool2d(kind, window),
+                    x,
+                    DType::F32,
+                    sizes(&[1, 1, 3, 1]),
+                )
+            })
+        };
         assert_eq!(pool(PoolKind::Max), Ok(vec![2.0, 5.0, 5.0]));
-        assert_eq!(pool(PoolKind::Avg { count_pad: true }), Ok(vec![0.75, 3.0, 2.25]));
-        assert_eq!(pool(PoolKind::Avg { count_pad: false }), Ok(vec![1.5, 3.0, 4.5]));
+        assert_eq!(
+            pool(PoolKind::Avg { count_pad: true }),
+            Ok(vec![0.75, 3.0, 2.25])
+        );
+        assert_eq!(
+            pool(PoolKind::Avg { count_pad: false }),
+            Ok(vec![1.5, 3.0, 4.5])
+        );
         assert_eq!(pool(PoolKind::ArgMax), Ok(vec![3.0, 3.0, 1.0]));
-        let product = value(&[floats(&[1, 2], &[2.0, 3.0]), floats(&[2, 2], &[1.0, 10.0, 100.0, 1000.0])], |g, x| g.matmul(x[0], x[1]));
+        let product = value(
+            &[
+                floats(&[1, 2], &[2.0, 3.0]),
+                floats(&[2, 2], &[1.0, 10.0, 100.0, 1000.0]),
+            ],
+            |g, x| g.matmul(x[0], x[1]),
+        );
         assert_eq!(product, Ok(vec![302.0, 3020.0]));
-        let first = value(&[floats(&[4], &[1.0, f64::NAN, 7.0, f64::NAN])], |g, x| g.reduce(ReduceOp::ArgMax, x[0], &[0]));
+        let first = value(&[floats(&[4], &[1.0, f64::NAN, 7.0, f64::NAN])], |g, x| {
+            g.reduce(ReduceOp::ArgMax, x[0], &[0])
+        });
         assert_eq!(first, Ok(vec![1.0]));
     }
 
     #[test]
     fn conversions_saturate_and_round() {
         let cast = |from: DType, x: f64, to: DType| {
-            value(&[Array { dtype: from, dims: vec![], values: vec![x] }], |g, a| g.cast(a[0], to)).map(|v| v[0])
+            value(
+                &[Array {
+                    dtype: from,
+                    dims: vec![],
+                    values: vec![x],
+                }],
+                |g, a| g.cast(a[0], to),
+            )
+            .map(|v| v[0])
         };
         assert_eq!(cast(DType::F32, 300.7, DType::U8), Ok(255.0));
         assert_eq!(cast(DType::I32, 300.0, DType::U8), Ok(255.0));
@@ -363,36 +520,95 @@ mod tests {
     #[test]
     fn doubles_agree_with_the_scalar_table() {
         for &op in ScalarOp::ALL {
-            for (x, y, z) in [(0.3, 1.7, -0.4), (1.0, 1.0, 0.0), (0.0, 2.5, 1.0), (2.5, 0.5, 3.0), (1.0, 0.0, 8.0)] {
+            for (x, y, z) in [
+                (0.3, 1.7, -0.4),
+                (1.0, 1.0, 0.0),
+                (0.0, 2.5, 1.0),
+                (2.5, 0.5, 3.0),
+                (1.0, 0.0, 8.0),
+            ] {
                 let arguments: Vec<f64> = [x, y, z][..op.arity()].to_vec();
                 let lanes = [Lane::F32, Lane::Bool];
                 let typed = |first: Lane, rest: Lane| -> Vec<Value> {
-                    arguments.iter().enumerate().map(|(i, &v)| to_value(v, if i == 0 { first } else { rest })).collect()
+                    arguments
+                        .iter()
+                        .enumerate()
+                        .map(|(i, &v)| to_value(v, if i == 0 { first } else { rest }))
+                        .collect()
                 };
-                let mut choices = lanes.iter().flat_map(|&a| lanes.iter().map(move |&b| (a, b)));
+                let mut choices = lanes
+                    .iter()
+                    .flat_map(|&a| lanes.iter().map(move |&b| (a, b)));
                 let of = |v: &[Value]| v.iter().map(|v| v.lane()).collect::<Vec<_>>();
-                let values = choices.find_map(|(a, b)| Some(typed(a, b)).filter(|v| op.lane(&of(v)).is_some())).expect("some lanes fit");
-                // Storage is not rounded in double precision: an f16 and a bf16 are off by half of their last place.
-                let rounding = if matches!(op, ScalarOp::RoundF16 | ScalarOp::RoundBf16) { 2f64.powi(-8) } else { 1e-6 };
-                let (single, double) = (from_value(op.eval(&values)), double::scalar(op, &arguments));
-                let close = (single - double).abs() <= rounding * (1.0 + double.abs()) || single == double;
-                assert!(close, "{} of {arguments:?}: {single} and {double}", op.name());
+                let values = choices
+                    .find_map(|(a, b)| Some(typed(a, b)).filter(|v| op.lane(&of(v)).is_some()))
+                    .expect("some lanes fit");
+                // Storage is not rounded in double precision: an f16 and a bf16 are off by half of
+                // their last place.
+                let rounding = if matches!(op, ScalarOp::RoundF16 | ScalarOp::RoundBf16) {
+                    2f64.powi(-8)
+                } else {
+                    1e-6
+                };
+                let (single, double) =
+                    (from_value(op.eval(&values)), double::scalar(op, &arguments));
+                let close =
+                    (single - double).abs() <= rounding * (1.0 + double.abs()) || single == double;
+                assert!(
+                    close,
+                    "{} of {arguments:?}: {single} and {double}",
+                    op.name()
+                );
             }
         }
     }
 
     #[test]
     fn faults_name_the_node() {
-        let index = Array { dtype: DType::I32, dims: vec![3], values: vec![0.0, 4.0, 2.0] };
+        let index = Array {
+            dtype: DType::I32,
+            dims: vec![3],
+            values: vec![0.0, 4.0, 2.0],
+        };
         let checked = value(std::slice::from_ref(&index), |g, x| {
-            g.emit(Op::CheckIndex { limit: Size::fixed(4), of: Checked::Index }, x, DType::I32, sizes(&[3]))
+            g.emit(
+                Op::CheckIndex {
+                    limit: Size::fixed(4),
+                    of: Checked::Index,
+                },
+                x,
+                DType::I32,
+                sizes(&[3]),
+            )
         });
-        assert_eq!(checked, Err(Fault::Index { node: 1, index: 4, limit: 4 }));
-        let gathered = value(&[floats(&[2], &[1.0, 2.0]), index], |g, x| g.emit(Op::Gather { axis: 0 }, x, DType::F32, sizes(&[3])));
-        assert_eq!(gathered, Err(Fault::Index { node: 2, index: 4, limit: 2 }));
+        assert_eq!(
+            checked,
+            Err(Fault::Index {
+                node: 1,
+                index: 4,
+                limit: 4
+            })
+        );
+        let gathered = value(&[floats(&[2], &[1.0, 2.0]), index], |g, x| {
+            g.emit(Op::Gather { axis: 0 }, x, DType::F32, sizes(&[3]))
+        });
+        assert_eq!(
+            gathered,
+            Err(Fault::Index {
+                node: 2,
+                index: 4,
+                limit: 2
+            })
+        );
         let mut g = Graph::default();
         g.emit(Op::Input(0), &[], DType::F32, Dims::new());
         let missing = evaluate(&g, &Env::default(), &[], &[], Precision::Single).map(|e| e.outputs);
-        assert_eq!(missing, Err(Fault::Argument { node: 0, what: "an input" }));
+        assert_eq!(
+            missing,
+            Err(Fault::Argument {
+                node: 0,
+                what: "an input"
+            })
+        );
     }
 }

@@ -62,10 +62,11 @@ pub(crate) struct Variable {
 /// What a run used, measured from the addresses its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
-    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read as output, holes lent to values
-    /// of unplanned size aside.
+    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read
+    /// as output, holes lent to values of unplanned size aside.
     pub peak_slab_bytes: u64,
-    /// The most bytes of the slab's holes that were lent at once to values of a size that the run found.
+    /// The most bytes of the slab's holes that were lent at once to values of a size that the run
+    /// found.
     pub lent_bytes: u64,
     /// The most bytes of the pool that such values took at once.
     pub pool_bytes: u64,
@@ -74,9 +75,11 @@ pub struct RunStats {
 /// Where a buffer of the user's lies.
 struct Slot {
     region: Region,
-    /// How many buffers had the slot before, or how often this one was donated: what handles are told apart by.
+    /// How many buffers had the slot before, or how often this one was donated: what handles are
+    /// told apart by.
     generation: u64,
-    /// The first generation of the buffer that has the slot now, or of the next: those before belong to buffers that were freed.
+    /// The first generation of the buffer that has the slot now, or of the next: those before
+    /// belong to buffers that were freed.
     born: u64,
 }
 
@@ -117,11 +120,13 @@ static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
 /// Threads a session uses unless told otherwise: `SLABWISE_THREADS`, or one for each core.
 fn default_threads() -> Result<usize> {
-    Ok(settings::threads()?.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
+    Ok(settings::threads()?
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
 }
 
 impl Session {
-    /// A session with the parameters that models have declared in `params`. Nothing is allocated before a program is compiled.
+    /// A session with the parameters that models have declared in `params`. Nothing is allocated
+    /// before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
         settings::check()?;
         let memory = Backend::open(device)?;
@@ -154,8 +159,9 @@ impl Session {
         })
     }
 
-    /// The most memory that weights, state and slab may take. A program that needs more computes some of its values again
-    /// instead of keeping them, with the same results; compiling one that needs more even so is an error.
+    /// The most memory that weights, state and slab may take. A program that needs more computes
+    /// some of its values again instead of keeping them, with the same results; compiling one that
+    /// needs more even so is an error.
     #[must_use]
     pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
         self.budget = Allowance::new(budget.into());
@@ -189,13 +195,21 @@ impl Session {
     /// What kernels are prepared for.
     pub(crate) fn target(&self) -> Target {
         let used = self.persistent_bytes().saturating_add(self.slab_bytes());
-        let room = self.budget.bytes().map(|bytes| bytes.0.saturating_sub(used));
-        let config = Config { threads: self.team.threads(), isa: self.options.isa.unwrap_or_else(Isa::detect) };
-        self.memory.target(config, room).with_tf32(self.options.tf32)
+        let room = self
+            .budget
+            .bytes()
+            .map(|bytes| bytes.0.saturating_sub(used));
+        let config = Config {
+            threads: self.team.threads(),
+            isa: self.options.isa.unwrap_or_else(Isa::detect),
+        };
+        self.memory
+            .target(config, room)
+            .with_tf32(self.options.tf32)
     }
 
-    /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for each range of them, more than
-    /// one wants to wait for.
+    /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for
+    /// each range of them, more than one wants to wait for.
     pub(crate) fn target_of(&self, graph: &Graph) -> Target {
         let target = self.target();
         match self.options.tuning {
@@ -208,7 +222,10 @@ impl Session {
 
     /// Bytes of weights and state, each rounded up to its alignment.
     pub fn persistent_bytes(&self) -> u64 {
-        self.variables.iter().map(|v| v.region.bytes.next_multiple_of(ALIGN)).sum()
+        self.variables
+            .iter()
+            .map(|v| v.region.bytes.next_multiple_of(ALIGN))
+            .sum()
     }
 
     /// Bytes of the slab: what the largest program compiled so far needs.
@@ -221,19 +238,25 @@ impl Session {
         self.stats
     }
 
-    /// Compiles what a trace says for these outputs. Programs of one session share weights and slab.
+    /// Compiles what a trace says for these outputs. Programs of one session share weights and
+    /// slab.
     ///
     /// # Errors
-    /// All mistakes of the model together, or what of it cannot be planned; and if weights, state or slab are larger than the memory that
-    /// the host has free now, swap and the limit of its control group counted: Linux would promise it, and end the process later.
+    /// All mistakes of the model together, or what of it cannot be planned; and if weights, state
+    /// or slab are larger than the memory that the host has free now, swap and the limit of its
+    /// control group counted: Linux would promise it, and end the process later.
     #[track_caller]
-    pub fn compile<const N: usize>(&mut self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Program<N>> {
+    pub fn compile<const N: usize>(
+        &mut self,
+        trace: &Trace,
+        outputs: [Tensor<'_>; N],
+    ) -> Result<Program<N>> {
         let graph = self.finished(trace, &outputs)?;
         self.compile_graph(trace.name(), &graph)
     }
 
-    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates neither weights nor slab: so a
-    /// program can be planned that is larger than this machine.
+    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates
+    /// neither weights nor slab: so a program can be planned that is larger than this machine.
     ///
     /// # Errors
     /// As [`Session::compile`].
@@ -241,7 +264,13 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(self, trace.name(), &first_lengths(graph, &self.options.shapes), started)?.plan)
+        Ok(lay_out(
+            self,
+            trace.name(),
+            &first_lengths(graph, &self.options.shapes),
+            started,
+        )?
+        .plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
@@ -250,7 +279,9 @@ impl Session {
         let mut mistakes = self.params.mistakes();
         let finished = trace.finish(outputs);
         if trace.params().is_some_and(|p| !p.same(&self.params)) {
-            let read = trace.with_graph(|g| words::list(g.variables.iter().filter(|v| v.is_param).map(|v| &*v.name)));
+            let read = trace.with_graph(|g| {
+                words::list(g.variables.iter().filter(|v| v.is_param).map(|v| &*v.name))
+            });
             return Err(Error::Foreign(format!(
                 "\"{}\" reads {read}, declared in other Params than this session's; make the session with the Params of the model, of which \
                  clones are as good",
@@ -260,7 +291,10 @@ impl Session {
         match finished {
             Ok(graph) if mistakes.is_empty() => {
                 if trace.is_training() && !trace.changes_anything() {
-                    log::warn!("\"{}\" is for training but changes no weight and no state: does it lack its minimize?", trace.name());
+                    log::warn!(
+                        "\"{}\" is for training but changes no weight and no state: does it lack its minimize?",
+                        trace.name()
+                    );
                 }
                 Ok(graph)
             }
@@ -273,14 +307,25 @@ impl Session {
         }
     }
 
-    /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session share weights and slab.
+    /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session
+    /// share weights and slab.
     ///
     /// # Errors
-    /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the budget does not suffice.
-    pub fn compile_graph<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
+    /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the
+    /// budget does not suffice.
+    pub fn compile_graph<const N: usize>(
+        &mut self,
+        name: &str,
+        graph: &Graph,
+    ) -> Result<Program<N>> {
         if graph.outputs.len() != N {
-            let (has, expected) = (words::count(graph.outputs.len(), "output"), words::count(N, "output"));
-            return Err(Error::Value(format!("\"{name}\" has {has}, {expected} are expected")));
+            let (has, expected) = (
+                words::count(graph.outputs.len(), "output"),
+                words::count(N, "output"),
+            );
+            return Err(Error::Value(format!(
+                "\"{name}\" has {has}, {expected} are expected"
+            )));
         }
         let counters = self.new_counters(name, graph)?;
         let program = self.compile_for_shapes(name, graph)?;
@@ -292,7 +337,9 @@ impl Session {
     /// Makes room for the sizes of runs.
     pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
         if self.sizes.bytes == 0 {
-            self.sizes = self.memory.reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
+            self.sizes = self
+                .memory
+                .reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
         }
         Ok(())
     }
@@ -318,16 +365,26 @@ impl Session {
 
     /// The variables of a graph that this session does not have yet, and the bytes of each.
     fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
-        let declared = self.params.declared().into_iter().map(|p| VariableInfo::of(&p));
+        let declared = self
+            .params
+            .declared()
+            .into_iter()
+            .map(|p| VariableInfo::of(&p));
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
         for info in all {
-            let known =
-                self.by_name.get(&info.name).map(|&at| &self.variables[at].info).or_else(|| fresh.iter().find(|f| f.name == info.name));
+            let known = self
+                .by_name
+                .get(&info.name)
+                .map(|&at| &self.variables[at].info)
+                .or_else(|| fresh.iter().find(|f| f.name == info.name));
             match known {
                 Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
                 Some(known) => {
-                    let (a, b) = (graph.symbols.show(&known.dims), graph.symbols.show(&info.dims));
+                    let (a, b) = (
+                        graph.symbols.show(&known.dims),
+                        graph.symbols.show(&info.dims),
+                    );
                     return Err(Error::Value(format!(
                         "\"{}\" is {} {a} in this session and {} {b} in this program; give one of them another name",
                         info.name, known.dtype, info.dtype
@@ -336,13 +393,18 @@ impl Session {
                 None => fresh.push(info),
             }
         }
-        let sized = fresh.into_iter().map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
+        let sized = fresh
+            .into_iter()
+            .map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
         sized.collect()
     }
 
-    /// Bytes of weights and state once a program of this graph is added, each rounded up to its alignment.
+    /// Bytes of weights and state once a program of this graph is added, each rounded up to its
+    /// alignment.
     pub(crate) fn persistent_bytes_with(&self, graph: &Graph) -> Result<u64> {
-        Ok(self.persistent_bytes().saturating_add(self.room_for(&self.fresh(graph)?)?))
+        Ok(self
+            .persistent_bytes()
+            .saturating_add(self.room_for(&self.fresh(graph)?)?))
     }
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
@@ -356,19 +418,30 @@ impl Session {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
                 let seed = self.params.seed();
-                self.memory.edit(&region, |memory, region| crate::init::fill(&info, seed, memory, region))?;
+                self.memory.edit(&region, |memory, region| {
+                    crate::init::fill(&info, seed, memory, region)
+                })?;
                 self.by_name.insert(info.name.clone(), self.variables.len());
                 self.variables.push(Variable { info, region });
             }
             self.restart_averages(first)?;
         }
-        Ok(graph.variables.iter().map(|v| self.by_name[&v.name]).collect())
+        Ok(graph
+            .variables
+            .iter()
+            .map(|v| self.by_name[&v.name])
+            .collect())
     }
 
-    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for them.
+    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for
+    /// them.
     fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
-        let total = fresh.iter().try_fold(0u64, |n, (_, b)| n.checked_add(b.checked_next_multiple_of(ALIGN)?));
-        let total = total.ok_or_else(|| Error::Value("the byte count of all weights and state overflows".into()))?;
+        let total = fresh.iter().try_fold(0u64, |n, (_, b)| {
+            n.checked_add(b.checked_next_multiple_of(ALIGN)?)
+        });
+        let total = total.ok_or_else(|| {
+            Error::Value("the byte count of all weights and state overflows".into())
+        })?;
         let needed = Bytes(self.persistent_bytes().saturating_add(total));
         if let Some(budget) = self.budget.bytes()
             && needed > budget
@@ -386,15 +459,22 @@ impl Session {
         Ok(total)
     }
 
-    /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next run.
+    /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next
+    /// run.
     ///
-    /// On an error nothing has changed: inputs are checked before anything runs, and checks of their values (labels within
-    /// range) run before any weight is written.
-    pub fn run<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Output<'_>; N]> {
+    /// On an error nothing has changed: inputs are checked before anything runs, and checks of
+    /// their values (labels within range) run before any weight is written.
+    pub fn run<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: impl Feed,
+    ) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
         let slab = self.slab()?;
-        let regions = self.stage(inner, &feed, &env, &mut |buffer| inner.place_in(slab, buffer))?;
+        let regions = self.stage(inner, &feed, &env, &mut |buffer| {
+            inner.place_in(slab, buffer)
+        })?;
         self.run_fed(inner, &mut env, &regions)?;
         self.outputs(inner, &feed, &env, slab)
     }
@@ -403,13 +483,19 @@ impl Session {
         if inner.session == self.id {
             return Ok(());
         }
-        Err(Error::Foreign(format!("program \"{}\" was compiled by another session", inner.name)))
+        Err(Error::Foreign(format!(
+            "program \"{}\" was compiled by another session",
+            inner.name
+        )))
     }
 
     /// Whether a program can run here now.
     fn ready(&self, inner: &Compiled) -> Result<()> {
         self.owns(inner)?;
-        let (threads, room) = (self.team.threads(), inner.steps.iter().filter_map(Step::threads).min());
+        let (threads, room) = (
+            self.team.threads(),
+            inner.steps.iter().filter_map(Step::threads).min(),
+        );
         if let Some(room) = room.filter(|&room| room < threads) {
             let message = format!(
                 "\"{}\" was compiled for {} and the session now has {threads}; set the threads before compiling",
@@ -475,14 +561,21 @@ impl Session {
                 return;
             };
             regions.push(match source {
-                Source::Host { dtype, elements, copy, .. } => {
+                Source::Host {
+                    dtype,
+                    elements,
+                    copy,
+                    ..
+                } => {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
                     let is_bool = inner.inputs[at].dtype == DType::Bool;
                     let mut faulty = Ok(());
                     let staged = self.memory.input(&region, &mut |bytes| {
                         copy(bytes);
                         if is_bool {
-                            bytes.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));
+                            bytes
+                                .iter_mut()
+                                .for_each(|byte| *byte = u8::from(*byte != 0));
                         }
                         if let Some(loaded) = &inner.loaded {
                             faulty = loaded.look_at_input(at, dtype, bytes, env);
@@ -494,21 +587,28 @@ impl Session {
                     }
                     None
                 }
-                Source::Resident(b) | Source::Donated(crate::buffer::Donated(b)) => match self.resident(b) {
-                    Ok(region) => Some(region),
-                    Err(e) => {
-                        result = Err(e);
-                        None
+                Source::Resident(b) | Source::Donated(crate::buffer::Donated(b)) => {
+                    match self.resident(b) {
+                        Ok(region) => Some(region),
+                        Err(e) => {
+                            result = Err(e);
+                            None
+                        }
                     }
-                },
+                }
             });
         });
-        result.and_then(|()| self.memory.end_inputs()).map(|()| regions)
+        result
+            .and_then(|()| self.memory.end_inputs())
+            .map(|()| regions)
     }
 
     fn resident(&self, buffer: &Buffer) -> Result<Region> {
         if buffer.session != self.id {
-            return Err(Error::Foreign(format!("buffer \"{}\" belongs to another session; upload its values to this one", buffer.name)));
+            return Err(Error::Foreign(format!(
+                "buffer \"{}\" belongs to another session; upload its values to this one",
+                buffer.name
+            )));
         }
         let name = || buffer.name.to_string();
         match self.slots.get(buffer.slot) {
@@ -518,7 +618,8 @@ impl Session {
         }
     }
 
-    /// Donated inputs become the outputs they were declared for: their bytes, a new generation of handle.
+    /// Donated inputs become the outputs they were declared for: their bytes, a new generation of
+    /// handle.
     pub(crate) fn give_donated<const N: usize>(
         &mut self,
         inner: &Compiled,
@@ -535,7 +636,13 @@ impl Session {
         });
         for (at, buffer) in donated {
             // A buffer whose bytes no output takes was refused before the run.
-            let Some(to) = inner.inputs[at].donated_to.map(|t| t as usize).filter(|&t| t < N) else { continue };
+            let Some(to) = inner.inputs[at]
+                .donated_to
+                .map(|t| t as usize)
+                .filter(|&t| t < N)
+            else {
+                continue;
+            };
             let slot = &mut self.slots[buffer.slot];
             slot.generation += 1;
             let (region, generation) = (slot.region, slot.generation);
@@ -545,19 +652,30 @@ impl Session {
             if bytes > region.bytes {
                 return Err(Error::Input {
                     name: inner.inputs[at].name.to_string(),
-                    message: format!("the donated buffer has {} bytes, its output needs {bytes}", region.bytes),
+                    message: format!(
+                        "the donated buffer has {} bytes, its output needs {bytes}",
+                        region.bytes
+                    ),
                 });
             }
             let from = place(inner.outputs[to]).part(0, bytes);
             self.memory.copy(&from, &region.part(0, bytes))?;
-            given[to] = Some(Buffer { generation, lengths, dtype: output.dtype, ..buffer });
+            given[to] = Some(Buffer {
+                generation,
+                lengths,
+                dtype: output.dtype,
+                ..buffer
+            });
         }
         Ok(given)
     }
 
     /// Names of all weights and state, in the order they were declared.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
-        self.variables.iter().filter(|v| !v.info.is_constant()).map(|v| &*v.info.name)
+        self.variables
+            .iter()
+            .filter(|v| !v.info.is_constant())
+            .map(|v| &*v.info.name)
     }
 
     fn find(&self, name: &str) -> Result<&Variable> {
@@ -584,5 +702,11 @@ impl Session {
 
 /// A size that is fixed, as a variable's are.
 pub(crate) fn fixed(dims: &[Size]) -> Vec<u64> {
-    dims.iter().map(|d| d.as_fixed().and_then(|n| u64::try_from(n).ok()).unwrap_or(0)).collect()
+    dims.iter()
+        .map(|d| {
+            d.as_fixed()
+                .and_then(|n| u64::try_from(n).ok())
+                .unwrap_or(0)
+        })
+        .collect()
 }

@@ -12,11 +12,13 @@ const THREADS_MAX: usize = 1024;
 pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
 /// Whether kernels of a graph that conflict in no byte may run side by side.
 pub const BRANCHES: &str = "SLABWISE_CUDA_BRANCHES";
-/// Whether a kernel of a graph may be launched before those end that it waits for (programmatic dependent launch, from sm_90).
+/// Whether a kernel of a graph may be launched before those end that it waits for (programmatic
+/// dependent launch, from sm_90).
 pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
-/// The folder that each program's kernels on a CUDA device are written to, to be read: sources, code and launches.
+/// The folder that each program's kernels on a CUDA device are written to, to be read: sources,
+/// code and launches.
 pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
 /// Whether cuDNN is asked for convolutions where products are timed.
 pub const CUDNN: &str = "SLABWISE_CUDNN";
@@ -25,17 +27,31 @@ pub const SWITCHES: [&str; 5] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE, CUDNN
 
 /// What a variable is set to.
 pub fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|text| !text.trim().is_empty())
+    std::env::var_os(name)
+        .map(|value| value.to_string_lossy().into_owned())
+        .filter(|text| !text.trim().is_empty())
 }
 
-/// `SLABWISE_THREADS`: how many threads a session's kernels use, and how many compile kernels for a GPU.
+/// `SLABWISE_THREADS`: how many threads a session's kernels use, and how many compile kernels for a
+/// GPU.
 ///
 /// # Errors
 /// If it is no number from 1 to 1024.
 pub fn threads() -> Result<Option<usize>> {
-    let Some(text) = variable("SLABWISE_THREADS") else { return Ok(None) };
-    let number = text.trim().parse().ok().filter(|n| (1..=THREADS_MAX).contains(n));
-    let wrong = || Error::Value(format!("SLABWISE_THREADS is {:?}; it is a number of threads from 1 to {THREADS_MAX}", brief(&text)));
+    let Some(text) = variable("SLABWISE_THREADS") else {
+        return Ok(None);
+    };
+    let number = text
+        .trim()
+        .parse()
+        .ok()
+        .filter(|n| (1..=THREADS_MAX).contains(n));
+    let wrong = || {
+        Error::Value(format!(
+            "SLABWISE_THREADS is {:?}; it is a number of threads from 1 to {THREADS_MAX}",
+            brief(&text)
+        ))
+    };
     number.map(Some).ok_or_else(wrong)
 }
 
@@ -47,7 +63,10 @@ pub fn switch(name: &str) -> Result<bool> {
     match variable(name).as_deref().map(str::trim) {
         None | Some("1") => Ok(true),
         Some("0") => Ok(false),
-        Some(text) => Err(Error::Value(format!("{name} is {:?}; it is 0 or 1", brief(text)))),
+        Some(text) => Err(Error::Value(format!(
+            "{name} is {:?}; it is 0 or 1",
+            brief(text)
+        ))),
     }
 }
 
@@ -61,6 +80,14 @@ pub fn check() -> Result<()> {
 
 /// All variables that make no sense.
 pub fn mistakes() -> Vec<Error> {
-    let pool = MemoryConfig::survey().1.into_iter().map(|error| Error::Value(error.to_string()));
-    threads().err().into_iter().chain(SWITCHES.into_iter().filter_map(|name| switch(name).err())).chain(pool).collect()
+    let pool = MemoryConfig::survey()
+        .1
+        .into_iter()
+        .map(|error| Error::Value(error.to_string()));
+    threads()
+        .err()
+        .into_iter()
+        .chain(SWITCHES.into_iter().filter_map(|name| switch(name).err()))
+        .chain(pool)
+        .collect()
 }

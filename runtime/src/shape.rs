@@ -20,7 +20,8 @@ pub enum Dim {
         /// The largest length.
         max: u32,
     },
-    /// Known by name alone: planned for the lengths that runs bring (see [`Shapes`](crate::Shapes)).
+    /// Known by name alone: planned for the lengths that runs bring (see
+    /// [`Shapes`](crate::Shapes)).
     Free {
         /// Dimensions of one name have one length in a run.
         name: &'static str,
@@ -28,14 +29,15 @@ pub enum Dim {
 }
 
 impl Dim {
-    /// A dimension of any length up to `max`, 0 included; all dimensions of this name in a trace have the same length. A training
-    /// trace refuses a run whose loss is a mean over nothing; elsewhere such a mean is NaN.
+    /// A dimension of any length up to `max`, 0 included; all dimensions of this name in a trace
+    /// have the same length. A training trace refuses a run whose loss is a mean over nothing;
+    /// elsewhere such a mean is NaN.
     pub const fn bounded(name: &'static str, max: u32) -> Self {
         Dim::Bounded { name, max }
     }
 
-    /// A name for a dimension that is made while the program runs, as of a model read from a file. Each different name is kept for
-    /// as long as the process lives, once.
+    /// A name for a dimension that is made while the program runs, as of a model read from a file.
+    /// Each different name is kept for as long as the process lives, once.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -55,8 +57,9 @@ impl Dim {
         }
     }
 
-    /// A dimension of any length; all dimensions of this name in a trace have the same length in a run. A program with
-    /// such dimensions is planned when a run brings lengths for which there is no plan yet, as
+    /// A dimension of any length; all dimensions of this name in a trace have the same length in a
+    /// run. A program with such dimensions is planned when a run brings lengths for which there is
+    /// no plan yet, as
     /// [`CompileOptions::shapes`](crate::CompileOptions::shapes) says.
     pub const fn free(name: &'static str) -> Self {
         Dim::Free { name }
@@ -67,7 +70,8 @@ macro_rules! from_int {
     ($($int:ty),*) => {$(
         impl From<$int> for Dim {
             fn from(n: $int) -> Self {
-                // A length beyond i64 is beyond any memory: saturate, and the byte count is refused later.
+                // A length beyond i64 is beyond any memory: saturate, and the byte count is refused
+                // later.
                 Dim::Fixed(i64::try_from(n).unwrap_or(i64::MAX))
             }
         }
@@ -75,7 +79,8 @@ macro_rules! from_int {
 }
 from_int!(u32, i32, usize, u64, i64);
 
-/// The dimensions of an input or a parameter; made from a tuple, an array or a slice of numbers and [`Dim`]s.
+/// The dimensions of an input or a parameter; made from a tuple, an array or a slice of numbers and
+/// [`Dim`]s.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape(pub(crate) SmallVec<[Dim; 6]>);
 
@@ -137,18 +142,24 @@ pub enum Extent {
 pub struct Symbols(Vec<(&'static str, Extent)>);
 
 impl Symbols {
-    /// The symbol of a bounded or free dimension, made at the first use of its name; an error if the name is declared otherwise
-    /// already, or there are too many names.
+    /// The symbol of a bounded or free dimension, made at the first use of its name; an error if
+    /// the name is declared otherwise already, or there are too many names.
     pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
-        let Some(at) = self.0.iter().position(|(n, e)| *n == name && !matches!(e, Extent::Found(_))) else {
+        let Some(at) = self
+            .0
+            .iter()
+            .position(|(n, e)| *n == name && !matches!(e, Extent::Found(_)))
+        else {
             return self.add(name, extent);
         };
         match (self.0[at].1, extent) {
             (known, extent) if known == extent => Ok(Symbol(at as u8)),
-            (Extent::Bounded(a), Extent::Bounded(b)) => Err(format!("dimension \"{name}\" is bounded by {a} and by {b}")),
-            (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => {
-                Err(format!("dimension \"{name}\" is bounded by {bound} and free"))
+            (Extent::Bounded(a), Extent::Bounded(b)) => {
+                Err(format!("dimension \"{name}\" is bounded by {a} and by {b}"))
             }
+            (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => Err(format!(
+                "dimension \"{name}\" is bounded by {bound} and free"
+            )),
             // Free dimensions of one name are one, whatever length the program is planned for.
             _ => Ok(Symbol(at as u8)),
         }
@@ -156,14 +167,22 @@ impl Symbols {
 
     /// A symbol of its own for a length that a kernel finds.
     pub fn found(&mut self, most: Size) -> Result<Symbol, String> {
-        const NAMES: [&str; MAX_SYMBOLS] = ["found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8"];
-        let number = self.0.iter().filter(|(_, extent)| matches!(extent, Extent::Found(_))).count();
+        const NAMES: [&str; MAX_SYMBOLS] = [
+            "found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8",
+        ];
+        let number = self
+            .0
+            .iter()
+            .filter(|(_, extent)| matches!(extent, Extent::Found(_)))
+            .count();
         self.add(NAMES[number.min(MAX_SYMBOLS - 1)], Extent::Found(most))
     }
 
     fn add(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
         if self.0.len() == MAX_SYMBOLS {
-            return Err(format!("dimension \"{name}\" is one too many: a program has at most {MAX_SYMBOLS} lengths that are not fixed"));
+            return Err(format!(
+                "dimension \"{name}\" is one too many: a program has at most {MAX_SYMBOLS} lengths that are not fixed"
+            ));
         }
         self.0.push((name, extent));
         Ok(Symbol(self.0.len() as u8 - 1))
@@ -171,7 +190,10 @@ impl Symbols {
 
     /// The symbol of a name.
     pub fn find(&self, name: &str) -> Option<Symbol> {
-        self.0.iter().position(|(n, _)| *n == name).map(|at| Symbol(at as u8))
+        self.0
+            .iter()
+            .position(|(n, _)| *n == name)
+            .map(|at| Symbol(at as u8))
     }
 
     /// The name of a symbol.
@@ -186,7 +208,10 @@ impl Symbols {
 
     /// Symbols, names and what is known of them, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Symbol, &'static str, Extent)> {
-        self.0.iter().enumerate().map(|(at, &(name, extent))| (Symbol(at as u8), name, extent))
+        self.0
+            .iter()
+            .enumerate()
+            .map(|(at, &(name, extent))| (Symbol(at as u8), name, extent))
     }
 
     /// Whether the length is found by a kernel of the run.
@@ -196,12 +221,16 @@ impl Symbols {
 
     /// Whether lengths or strides depend on a length that a kernel finds.
     pub fn any_found(&self, sizes: &[Size]) -> bool {
-        sizes.iter().any(|size| size.symbols().any(|s| self.is_found(s)))
+        sizes
+            .iter()
+            .any(|size| size.symbols().any(|s| self.is_found(s)))
     }
 
     /// The free symbols.
     pub fn free(&self) -> impl Iterator<Item = Symbol> {
-        self.iter().filter(|(_, _, extent)| matches!(extent, Extent::Free(_))).map(|(symbol, ..)| symbol)
+        self.iter()
+            .filter(|(_, _, extent)| matches!(extent, Extent::Free(_)))
+            .map(|(symbol, ..)| symbol)
     }
 
     /// The same with free symbols planned for these lengths.
@@ -232,7 +261,8 @@ impl Symbols {
             env.0[at] = match extent {
                 Extent::Bounded(max) | Extent::Free(max) => *max,
                 // Made of symbols before it.
-                Extent::Found(most) => u32::try_from(most.at(&env)).unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
+                Extent::Found(most) => u32::try_from(most.at(&env))
+                    .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
             };
         }
         env

@@ -1,9 +1,10 @@
 //! Dimensions without a bound: the lengths that a program is planned for, and the plans it keeps.
 //!
-//! A plan for a length is a plan for every shorter one, as long as no size grows where a length shrinks: offsets stay, and
-//! kernels evaluate sizes and strides when they are launched. So one plan serves a range of lengths. It is made at the range's
-//! upper end; whether it holds at the lower end, and at samples between, is asked of the independent checker, and where it does
-//! not, each length gets a plan of its own.
+//! A plan for a length is a plan for every shorter one, as long as no size grows where a length
+//! shrinks: offsets stay, and kernels evaluate sizes and strides when they are launched. So one
+//! plan serves a range of lengths. It is made at the range's upper end; whether it holds at the
+//! lower end, and at samples between, is asked of the independent checker, and where it does not,
+//! each length gets a plan of its own.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -24,16 +25,19 @@ use crate::shape::elements;
 pub enum Ranges {
     /// None: a plan for each length, without an unused byte.
     Exact,
-    /// The lengths between two rungs of a ladder of which each is so many percent, but at least 1, above the one before: 1 to 1000
-    /// percent. A plan for the upper rung has at most that much to spare; the logarithm of the longest length is the number of
-    /// plans. 100 rounds up to powers of two.
+    /// The lengths between two rungs of a ladder of which each is so many percent, but at least 1,
+    /// above the one before: 1 to 1000 percent. A plan for the upper rung has at most that much to
+    /// spare; the logarithm of the longest length is the number of plans. 100 rounds up to powers
+    /// of two.
     Growth(u32),
 }
 
 impl Ranges {
     /// The least and the largest length planned together with this one.
     pub fn around(self, length: u32) -> (u32, u32) {
-        let Ranges::Growth(percent) = self else { return (length, length) };
+        let Ranges::Growth(percent) = self else {
+            return (length, length);
+        };
         if length == 0 {
             return (0, 0);
         }
@@ -46,32 +50,41 @@ impl Ranges {
     }
 }
 
-/// How what has no size at compile time is planned and where it lives. The default: ranges that grow by 25 percent, at most 64
-/// plans a program, and holes of the slab lent.
+/// How what has no size at compile time is planned and where it lives. The default: ranges that
+/// grow by 25 percent, at most 64 plans a program, and holes of the slab lent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Which lengths of [free](crate::Dim::free) dimensions share a plan.
     pub ranges: Ranges,
     /// Most plans that a program keeps, from 1 on; of more, the one unused for longest goes.
     pub plans_max: u32,
-    /// Whether values whose size is found by a run may lie in bytes of the slab that the plan leaves free for as long as they live.
+    /// Whether values whose size is found by a run may lie in bytes of the slab that the plan
+    /// leaves free for as long as they live.
     pub lend: bool,
 }
 
 impl Default for Shapes {
     fn default() -> Self {
-        Shapes { ranges: Ranges::Growth(25), plans_max: 64, lend: true }
+        Shapes {
+            ranges: Ranges::Growth(25),
+            plans_max: 64,
+            lend: true,
+        }
     }
 }
 
 impl Shapes {
     fn check(&self) -> Result<()> {
         if self.plans_max == 0 {
-            return Err(Error::Value("Shapes::plans_max is 0; a program needs one plan at least".into()));
+            return Err(Error::Value(
+                "Shapes::plans_max is 0; a program needs one plan at least".into(),
+            ));
         }
         match self.ranges {
             Ranges::Growth(percent) if !(1..=1000).contains(&percent) => {
-                Err(Error::Value(format!("Shapes::ranges is Growth({percent}); ranges grow by 1 to 1000 percent, or are Exact")))
+                Err(Error::Value(format!(
+                    "Shapes::ranges is Growth({percent}); ranges grow by 1 to 1000 percent, or are Exact"
+                )))
             }
             _ => Ok(()),
         }
@@ -99,7 +112,10 @@ const FIRST: u32 = 64;
 /// The graph as it is planned before any run.
 pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
     let (_, first) = shapes.ranges.around(FIRST);
-    Graph { symbols: graph.symbols.planned_for(&Env([first; MAX_SYMBOLS])), ..graph }
+    Graph {
+        symbols: graph.symbols.planned_for(&Env([first; MAX_SYMBOLS])),
+        ..graph
+    }
 }
 
 /// What a program with free dimensions is planned from, and its plans.
@@ -150,14 +166,21 @@ impl PerShape {
     fn keep(&self, least: Env, most: Env, compiled: Compiled) -> Arc<Compiled> {
         let mut plans = self.lock();
         while plans.kept.len() >= self.shapes.plans_max as usize {
-            let oldest = (0..plans.kept.len()).min_by_key(|&i| plans.kept[i].used).unwrap_or(0);
+            let oldest = (0..plans.kept.len())
+                .min_by_key(|&i| plans.kept[i].used)
+                .unwrap_or(0);
             plans.kept.swap_remove(oldest);
             plans.dropped += 1;
         }
         plans.clock += 1;
         plans.made += 1;
         let (used, compiled) = (plans.clock, Arc::new(compiled));
-        plans.kept.push(Kept { least, most, used, compiled: compiled.clone() });
+        plans.kept.push(Kept {
+            least,
+            most,
+            used,
+            compiled: compiled.clone(),
+        });
         compiled
     }
 
@@ -173,41 +196,86 @@ impl PerShape {
 }
 
 impl<const N: usize> Program<N> {
-    /// How many plans were made and how often one was found: one, and no count of finds, unless dimensions are
+    /// How many plans were made and how often one was found: one, and no count of finds, unless
+    /// dimensions are
     /// [free](crate::Dim::free).
     pub fn plan_counts(&self) -> PlanCounts {
         let Some(shaped) = &self.shaped else {
-            return PlanCounts { made: 1, kept: 1, slab_bytes: self.inner.slab_bytes, ..PlanCounts::default() };
+            return PlanCounts {
+                made: 1,
+                kept: 1,
+                slab_bytes: self.inner.slab_bytes,
+                ..PlanCounts::default()
+            };
         };
         let plans = shaped.lock();
-        let slab_bytes = plans.kept.iter().map(|k| k.compiled.slab_bytes).max().unwrap_or(0);
-        PlanCounts { made: plans.made, hits: plans.hits, kept: plans.kept.len(), dropped: plans.dropped, slab_bytes }
+        let slab_bytes = plans
+            .kept
+            .iter()
+            .map(|k| k.compiled.slab_bytes)
+            .max()
+            .unwrap_or(0);
+        PlanCounts {
+            made: plans.made,
+            hits: plans.hits,
+            kept: plans.kept.len(),
+            dropped: plans.dropped,
+            slab_bytes,
+        }
     }
 }
 
 impl Session {
-    /// Compiles a graph; one with free dimensions for the first lengths, and ready to be planned for others.
-    pub(crate) fn compile_for_shapes<const N: usize>(&mut self, name: &str, graph: &Graph) -> Result<Program<N>> {
+    /// Compiles a graph; one with free dimensions for the first lengths, and ready to be planned
+    /// for others.
+    pub(crate) fn compile_for_shapes<const N: usize>(
+        &mut self,
+        name: &str,
+        graph: &Graph,
+    ) -> Result<Program<N>> {
         let shapes = self.options.shapes;
         shapes.check()?;
-        let nobody = |s: &Symbol| !graph.inputs.iter().any(|i| i.dims.contains(&Size::symbol(*s)));
+        let nobody = |s: &Symbol| {
+            !graph
+                .inputs
+                .iter()
+                .any(|i| i.dims.contains(&Size::symbol(*s)))
+        };
         if let Some(s) = graph.symbols.free().find(nobody) {
             let free = graph.symbols.name(s);
-            return Err(Error::Value(format!("\"{name}\": no input has the free dimension \"{free}\", so no run can say its length")));
+            return Err(Error::Value(format!(
+                "\"{name}\": no input has the free dimension \"{free}\", so no run can say its length"
+            )));
         }
         let started = Instant::now();
         if graph.symbols.free().next().is_none() {
             let laid = lay_out(self, name, graph, started)?;
-            return Ok(Program { inner: Arc::new(link(self, laid)?), shaped: None });
+            return Ok(Program {
+                inner: Arc::new(link(self, laid)?),
+                shaped: None,
+            });
         }
-        let shaped = PerShape { graph: graph.clone(), shapes, plans: Mutex::default() };
+        let shaped = PerShape {
+            graph: graph.clone(),
+            shapes,
+            plans: Mutex::default(),
+        };
         let inner = shaped.plan(self, name, &Env([FIRST; MAX_SYMBOLS]))?;
-        Ok(Program { inner, shaped: Some(Box::new(shaped)) })
+        Ok(Program {
+            inner,
+            shaped: Some(Box::new(shaped)),
+        })
     }
 
     /// The plan for what a run is fed with: the one there is, or a new one.
-    pub(crate) fn planned_for<const N: usize>(&mut self, program: &Program<N>, feed: &dyn Feed) -> Result<Arc<Compiled>> {
-        let Some(shaped) = &program.shaped else { return Ok(program.inner.clone()) };
+    pub(crate) fn planned_for<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: &dyn Feed,
+    ) -> Result<Arc<Compiled>> {
+        let Some(shaped) = &program.shaped else {
+            return Ok(program.inner.clone());
+        };
         self.owns(&program.inner)?;
         let lengths = program.inner.sizes(feed)?;
         if let Some(known) = shaped.known(&lengths) {
@@ -221,16 +289,26 @@ impl Session {
 }
 
 impl PerShape {
-    /// Plans for the range around some lengths if one plan does for it, else for these lengths alone.
+    /// Plans for the range around some lengths if one plan does for it, else for these lengths
+    /// alone.
     fn plan(&self, session: &mut Session, name: &str, lengths: &Env) -> Result<Arc<Compiled>> {
         let started = Instant::now();
         let lay_out_for = |session: &Session, most: &Env| {
-            let graph = Graph { symbols: self.graph.symbols.planned_for(most), ..self.graph.clone() };
+            let graph = Graph {
+                symbols: self.graph.symbols.planned_for(most),
+                ..self.graph.clone()
+            };
             lay_out(session, name, &graph, started)
         };
         let (least, most) = self.around(lengths);
         // What a whole range has no memory for may have it for one length.
-        let range = if least == most { None } else { lay_out_for(session, &most).ok().filter(|laid| holds(laid, &least, &most)) };
+        let range = if least == most {
+            None
+        } else {
+            lay_out_for(session, &most)
+                .ok()
+                .filter(|laid| holds(laid, &least, &most))
+        };
         let (least, most, laid) = match range {
             Some(laid) => (least, most, laid),
             None => (*lengths, *lengths, lay_out_for(session, lengths)?),
@@ -245,8 +323,8 @@ fn at(env: &Env, symbol: Symbol) -> u32 {
     env.0[usize::from(symbol.0)]
 }
 
-/// Whether a plan made for the largest lengths of a range holds for all of it, as far as its ends and samples between say: no
-/// buffer is larger than planned, and the checker accepts the offsets.
+/// Whether a plan made for the largest lengths of a range holds for all of it, as far as its ends
+/// and samples between say: no buffer is larger than planned, and the checker accepts the offsets.
 fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
     let symbols = &laid.graph.symbols;
     let free: Vec<Symbol> = symbols.free().collect();
@@ -272,7 +350,8 @@ fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
             if symbols.any_found(&node.dims) {
                 continue;
             }
-            let bytes = bytes_at(&node.dims, node.dtype.bytes(), &env).and_then(|b| b.checked_add(laid.guard));
+            let bytes = bytes_at(&node.dims, node.dtype.bytes(), &env)
+                .and_then(|b| b.checked_add(laid.guard));
             match bytes {
                 Some(bytes) if bytes <= buffer.bytes => buffer.bytes = bytes,
                 _ => return false,
@@ -291,8 +370,8 @@ fn bytes_at(dims: &[Size], each: usize, env: &Env) -> Option<u64> {
     u64::try_from(count).ok()?.checked_mul(each as u64)
 }
 
-/// Refuses lengths under which a value has a negative length, more bytes than any machine, or positions beyond an i32. The
-/// error names an input that has such a length.
+/// Refuses lengths under which a value has a negative length, more bytes than any machine, or
+/// positions beyond an i32. The error names an input that has such a length.
 fn possible(graph: &Graph, lengths: &Env) -> Result<()> {
     let env = graph.symbols.planned_for(lengths).bounds();
     let live = graph.live();
@@ -302,7 +381,11 @@ fn possible(graph: &Graph, lengths: &Env) -> Result<()> {
             None => "has a negative length, or its byte count overflows",
             Some(bytes) if bytes > 1 << 50 => "is beyond any machine's memory",
             Some(_) => match &node.op {
-                Op::Index(strides) if last_index(&node.dims, strides, &env) > i64::from(i32::MAX) => "numbers more than an i32 can",
+                Op::Index(strides)
+                    if last_index(&node.dims, strides, &env) > i64::from(i32::MAX) =>
+                {
+                    "numbers more than an i32 can"
+                }
                 _ => continue,
             },
         };
@@ -314,20 +397,43 @@ fn possible(graph: &Graph, lengths: &Env) -> Result<()> {
 /// The largest number that an index has.
 fn last_index(dims: &[Size], strides: &[Size], env: &Env) -> i64 {
     let along = |(d, s): (&Size, &Size)| (d.at(env) - 1).max(0).saturating_mul(s.at(env));
-    dims.iter().zip(strides).map(along).fold(0, i64::saturating_add)
+    dims.iter()
+        .zip(strides)
+        .map(along)
+        .fold(0, i64::saturating_add)
 }
 
 fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
     let symbols = &graph.symbols;
     let node = graph.node(id);
     let taking_part = |s: &Symbol| node.dims.iter().any(|d| d.symbols().any(|t| t == *s));
-    let symbol = symbols.free().find(taking_part).or_else(|| symbols.free().next());
-    let of = |s: Symbol| graph.inputs.iter().find(|i| i.dims.contains(&Size::symbol(s))).map_or("*", |i| &*i.name);
+    let symbol = symbols
+        .free()
+        .find(taking_part)
+        .or_else(|| symbols.free().next());
+    let of = |s: Symbol| {
+        graph
+            .inputs
+            .iter()
+            .find(|i| i.dims.contains(&Size::symbol(s)))
+            .map_or("*", |i| &*i.name)
+    };
     let origin = graph.origin(id);
-    let said: Vec<String> = symbols.free().map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s))).collect();
+    let said: Vec<String> = symbols
+        .free()
+        .map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s)))
+        .collect();
     let (file, line) = (origin.location.file(), origin.location.line());
-    let message = format!("{}, and {} {} of {file}:{line} {why}", said.join(", "), node.op.name(), symbols.show(&node.dims));
-    Error::Input { name: symbol.map_or("*", of).into(), message }
+    let message = format!(
+        "{}, and {} {} of {file}:{line} {why}",
+        said.join(", "),
+        node.op.name(),
+        symbols.show(&node.dims)
+    );
+    Error::Input {
+        name: symbol.map_or("*", of).into(),
+        message,
+    }
 }
 
 #[cfg(test)]
@@ -342,7 +448,11 @@ mod tests {
             while length < 1 << 23 {
                 let (low, high) = ranges.around(length);
                 assert_eq!(low, length, "ranges follow each other");
-                assert!(u64::from(high) * 100 <= u64::from(low - 1).max(1) * u64::from(100 + percent) || high == low, "{low}..={high}");
+                assert!(
+                    u64::from(high) * 100 <= u64::from(low - 1).max(1) * u64::from(100 + percent)
+                        || high == low,
+                    "{low}..={high}"
+                );
                 for inside in [low, low + (high - low) / 2, high] {
                     assert_eq!(ranges.around(inside), (low, high));
                 }
@@ -357,9 +467,32 @@ mod tests {
 
     #[test]
     fn nonsense_is_refused_by_name() {
-        let message = |shapes: Shapes| shapes.check().map_err(|e| e.to_string()).expect_err("nonsense");
-        assert!(message(Shapes { plans_max: 0, ..Shapes::default() }).contains("plans_max"));
-        assert!(message(Shapes { ranges: Ranges::Growth(0), ..Shapes::default() }).contains("Growth(0)"));
-        assert!(message(Shapes { ranges: Ranges::Growth(1001), ..Shapes::default() }).contains("1001"));
+        let message = |shapes: Shapes| {
+            shapes
+                .check()
+                .map_err(|e| e.to_string())
+                .expect_err("nonsense")
+        };
+        assert!(
+            message(Shapes {
+                plans_max: 0,
+                ..Shapes::default()
+            })
+            .contains("plans_max")
+        );
+        assert!(
+            message(Shapes {
+                ranges: Ranges::Growth(0),
+                ..Shapes::default()
+            })
+            .contains("Growth(0)")
+        );
+        assert!(
+            message(Shapes {
+                ranges: Ranges::Growth(1001),
+                ..Shapes::default()
+            })
+            .contains("1001")
+        );
     }
 }

@@ -1,6 +1,7 @@
 //! Tensors of a trace: symbols for values that exist when the program runs.
 //!
-//! Methods are grouped by kind in the files below. Every method records a mistake rather than failing: see
+//! Methods are grouped by kind in the files below. Every method records a mistake rather than
+//! failing: see
 //! [`trace`](crate::trace).
 
 mod attention;
@@ -53,7 +54,11 @@ impl<'t> Tensor<'t> {
 
     /// The element type; f32 after a mistake.
     pub fn dtype(self) -> DType {
-        if self.is_poisoned() { DType::F32 } else { self.trace.with_graph(|g| g.dtype(self.id)) }
+        if self.is_poisoned() {
+            DType::F32
+        } else {
+            self.trace.with_graph(|g| g.dtype(self.id))
+        }
     }
 
     /// The number of axes; 0 after a mistake.
@@ -63,20 +68,26 @@ impl<'t> Tensor<'t> {
 
     /// The length of an axis, if it exists and is fixed.
     pub fn len(self, axis: usize) -> Option<usize> {
-        self.dims().get(axis).and_then(|d| d.as_fixed()).and_then(|n| usize::try_from(n).ok())
+        self.dims()
+            .get(axis)
+            .and_then(|d| d.as_fixed())
+            .and_then(|n| usize::try_from(n).ok())
     }
 
     /// The result of a layer.
     #[track_caller]
     pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
         // A call through `dyn` loses the caller's line.
-        self.trace.on_behalf(Location::caller(), || layer.forward(self))
+        self.trace
+            .on_behalf(Location::caller(), || layer.forward(self))
     }
 
-    /// The result of a segment of a model whose inside the way back makes again rather than keeps: of everything between
-    /// this tensor and what `segment` gives, no byte is held from the way forward to the way back, at the price of computing it
-    /// twice. Results are the same bits. Random numbers come out the same again; assignments of state happen once. What leaves
-    /// the segment otherwise, as a variable of a closure or an output, is kept; a segment in a segment is part of it.
+    /// The result of a segment of a model whose inside the way back makes again rather than keeps:
+    /// of everything between this tensor and what `segment` gives, no byte is held from the way
+    /// forward to the way back, at the price of computing it twice. Results are the same bits.
+    /// Random numbers come out the same again; assignments of state happen once. What leaves the
+    /// segment otherwise, as a variable of a closure or an output, is kept; a segment in a segment
+    /// is part of it.
     ///
     /// Gradient checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     ///
@@ -90,8 +101,9 @@ impl<'t> Tensor<'t> {
         self.trace.segment(|| segment(self))
     }
 
-    /// This tensor, kept from when it is made until its last use: neither a budget nor a checkpointed segment has it made again,
-    /// nor does the way back make it anew where that would be cheap. For a value that costs more than its operations tell.
+    /// This tensor, kept from when it is made until its last use: neither a budget nor a
+    /// checkpointed segment has it made again, nor does the way back make it anew where that would
+    /// be cheap. For a value that costs more than its operations tell.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -106,9 +118,10 @@ impl<'t> Tensor<'t> {
         self
     }
 
-    /// This tensor, of which every element must be a finite number: a run in which one is NaN or infinite fails before it has changed
-    /// any weight or state, and the error names this line. Without it a loss that is NaN makes every weight NaN that it depends on, as
-    /// in other frameworks. It costs one kernel over the tensor, next to nothing for a loss.
+    /// This tensor, of which every element must be a finite number: a run in which one is NaN or
+    /// infinite fails before it has changed any weight or state, and the error names this line.
+    /// Without it a loss that is NaN makes every weight NaN that it depends on, as in other
+    /// frameworks. It costs one kernel over the tensor, next to nothing for a loss.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -129,7 +142,10 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let (x, dims) = (ids[0], g.dims(ids[0]).clone());
             if !g.dtype(x).is_float() {
-                return Err(format!("require_finite of {}: every value of this type is finite", g.dtype(x)));
+                return Err(format!(
+                    "require_finite of {}: every value of this type is finite",
+                    g.dtype(x)
+                ));
             }
             // (|x| ≤ ∞) − (|x| < ∞) is 1 for what is infinite, and |x| ≤ ∞ is false for NaN alone.
             let x = g.cast(x, DType::F32);
@@ -144,7 +160,15 @@ impl<'t> Tensor<'t> {
             let one = g.full(1.0, DType::I32, &dims);
             let nan = g.scalar(ScalarOp::Sub, &[one, number]);
             let code = g.add(twice, nan);
-            g.emit(Op::CheckIndex { limit: Size::ONE, of: Checked::Finite }, &[code], DType::I32, dims);
+            g.emit(
+                Op::CheckIndex {
+                    limit: Size::ONE,
+                    of: Checked::Finite,
+                },
+                &[code],
+                DType::I32,
+                dims,
+            );
             Ok(ids[0])
         })
     }
@@ -154,12 +178,21 @@ impl<'t> Tensor<'t> {
     }
 
     pub(crate) fn dims(self) -> Dims {
-        if self.is_poisoned() { Dims::new() } else { self.trace.with_graph(|g| g.dims(self.id).clone()) }
+        if self.is_poisoned() {
+            Dims::new()
+        } else {
+            self.trace.with_graph(|g| g.dims(self.id).clone())
+        }
     }
 
     /// This tensor if `check` has nothing against it.
-    fn require(self, at: Line, check: impl FnOnce(&Graph, NodeId) -> Result<(), String>) -> Tensor<'t> {
-        self.trace.record(at, &[self], |g, ids| check(g, ids[0]).map(|()| ids[0]))
+    fn require(
+        self,
+        at: Line,
+        check: impl FnOnce(&Graph, NodeId) -> Result<(), String>,
+    ) -> Tensor<'t> {
+        self.trace
+            .record(at, &[self], |g, ids| check(g, ids[0]).map(|()| ids[0]))
     }
 
     /// This tensor if it is f32 and has the axis; `what` is the operation that needs it.
@@ -169,7 +202,10 @@ impl<'t> Tensor<'t> {
                 return Err(no_axis(g, what, axis, x));
             }
             if g.dtype(x) != DType::F32 {
-                return Err(format!("{what} does not take {}; convert with cast", g.dtype(x)));
+                return Err(format!(
+                    "{what} does not take {}; convert with cast",
+                    g.dtype(x)
+                ));
             }
             Ok(())
         })
@@ -181,11 +217,19 @@ impl fmt::Debug for Tensor<'_> {
         if self.is_poisoned() {
             return f.write_str("(mistaken)");
         }
-        self.trace.with_graph(|g| write!(f, "{} {}", g.dtype(self.id), g.symbols.show(g.dims(self.id))))
+        self.trace.with_graph(|g| {
+            write!(
+                f,
+                "{} {}",
+                g.dtype(self.id),
+                g.symbols.show(g.dims(self.id))
+            )
+        })
     }
 }
 
-/// What can stand beside a tensor in an operation: a tensor, a parameter, or a number, which takes the tensor's type.
+/// What can stand beside a tensor in an operation: a tensor, a parameter, or a number, which takes
+/// the tensor's type.
 pub trait Operand<'t>: Lift<'t> {}
 
 mod sealed {
@@ -257,7 +301,9 @@ fn computed(dtype: DType) -> DType {
 }
 
 fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType) -> Tensor<'_> {
-    trace.record(at, &[], |g, _| Ok(g.emit(Op::Const(value?), &[], dtype, Dims::new())))
+    trace.record(at, &[], |g, _| {
+        Ok(g.emit(Op::Const(value?), &[], dtype, Dims::new()))
+    })
 }
 
 /// A number as a value of a type; what the type cannot hold is refused rather than changed.
@@ -269,7 +315,11 @@ pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
         DType::U8 => value.fract() == 0.0 && (0.0..256.0).contains(&value),
         DType::Bool => value == 0.0 || value == 1.0,
     };
-    if fits { Ok(dtype.hold(Value::F32(value))) } else { Err(format!("{value} is not a value of type {dtype}")) }
+    if fits {
+        Ok(dtype.hold(Value::F32(value)))
+    } else {
+        Err(format!("{value} is not a value of type {dtype}"))
+    }
 }
 
 /// Adds a node under its shape rule; for operations whose shape follows from their operands.
@@ -278,8 +328,20 @@ fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
 }
 
 /// Adds a node under its shape rule; for operations whose type or shape is part of the node.
-fn checked_as(g: &mut Graph, op: Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Result<NodeId, String> {
-    let given: Vec<Given<'_>> = inputs.iter().map(|&i| Given { dtype: g.dtype(i), dims: g.dims(i) }).collect();
+fn checked_as(
+    g: &mut Graph,
+    op: Op,
+    inputs: &[NodeId],
+    dtype: DType,
+    dims: &Dims,
+) -> Result<NodeId, String> {
+    let given: Vec<Given<'_>> = inputs
+        .iter()
+        .map(|&i| Given {
+            dtype: g.dtype(i),
+            dims: g.dims(i),
+        })
+        .collect();
     let (dtype, dims) = infer(&op, &given, (dtype, dims), &g.symbols)?;
     Ok(g.emit(op, inputs, dtype, dims))
 }
@@ -292,5 +354,13 @@ fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
 /// Fails the run if an element of `index` lies outside `0..limit`.
 fn check_index(g: &mut Graph, index: NodeId, limit: Size) {
     let (dtype, dims) = (g.dtype(index), g.dims(index).clone());
-    g.emit(Op::CheckIndex { limit, of: Checked::Index }, &[index], dtype, dims);
+    g.emit(
+        Op::CheckIndex {
+            limit,
+            of: Checked::Index,
+        },
+        &[index],
+        dtype,
+        dims,
+    );
 }

@@ -1,7 +1,8 @@
 //! Tracing: a model runs once on symbols, and what it does is written down as a graph.
 //!
-//! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a *poisoned* tensor, and
-//! whatever is made of that one stays silent; `compile` returns all mistakes together.
+//! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a
+//! *poisoned* tensor, and whatever is made of that one stays silent; `compile` returns all mistakes
+//! together.
 
 mod learn;
 mod precision;
@@ -66,7 +67,8 @@ struct Building {
     /// How many segments the way back makes again, and whether nodes belong to the last of them.
     segments: u32,
     in_segment: bool,
-    /// The line reported for calls made by this library itself, where the caller's line is lost: inside of a
+    /// The line reported for calls made by this library itself, where the caller's line is lost:
+    /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
     /// The last line outside of this library that something was recorded for.
@@ -79,15 +81,19 @@ struct Held {
     node: NodeId,
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
-    /// Of a parameter, the declarations that the trace reads: number and line, and whether another may stand beside it.
+    /// Of a parameter, the declarations that the trace reads: number and line, and whether another
+    /// may stand beside it.
     declarations: SmallVec<[(u64, Line, bool); 1]>,
 }
 
 impl Building {
-    /// `at`, unless it lies in this library and there is a line to report in its place: that of a call, or the last one before a
-    /// layer was called through `dyn`, which loses the caller's line.
+    /// `at`, unless it lies in this library and there is a line to report in its place: that of a
+    /// call, or the last one before a layer was called through `dyn`, which loses the caller's
+    /// line.
     fn user_line(&mut self, at: Line) -> Line {
-        let own = file!().strip_suffix("trace.rs").is_some_and(|folder| at.file().starts_with(folder));
+        let own = file!()
+            .strip_suffix("trace.rs")
+            .is_some_and(|folder| at.file().starts_with(folder));
         if !own {
             self.last_line = Some(at);
             return at;
@@ -95,26 +101,36 @@ impl Building {
         self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
-    /// The layer of an operation: that of a parameter among its operands, else the first an operand has.
+    /// The layer of an operation: that of a parameter among its operands, else the first an operand
+    /// has.
     fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
         let Building { graph, bases, .. } = self;
         // A transposed weight is the weight still.
-        let mut weight =
-            |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
+        let mut weight = |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
         let layer = |id: &NodeId| &graph.origin(*id).layer;
-        let found = operands.iter().filter(&mut weight).chain(operands).map(layer).find(|layer| !layer.is_empty());
+        let found = operands
+            .iter()
+            .filter(&mut weight)
+            .chain(operands)
+            .map(layer)
+            .find(|layer| !layer.is_empty());
         found.map_or_else(|| Arc::from(""), Arc::clone)
     }
 
     fn mistake(&mut self, at: Line, layer: &str, message: String) {
         let location = self.user_line(at);
-        self.mistakes.push(Mistake { location, layer: layer.to_string(), message });
+        self.mistakes.push(Mistake {
+            location,
+            layer: layer.to_string(),
+            message,
+        });
     }
 }
 
 impl Trace {
-    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves on with every step. One that
-    /// changes no weight and no state is compiled, with a warning in the log: most likely it lacks its `minimize`.
+    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves
+    /// on with every step. One that changes no weight and no state is compiled, with a warning in
+    /// the log: most likely it lacks its `minimize`.
     pub fn training() -> Self {
         Trace {
             building: RefCell::default(),
@@ -126,16 +142,22 @@ impl Trace {
         }
     }
 
-    /// A program that only computes: dropout is the identity, and random numbers are the same in every run, unless the trace is
-    /// one for [sampling](Trace::sampling).
+    /// A program that only computes: dropout is the identity, and random numbers are the same in
+    /// every run, unless the trace is one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
-        Trace { training: false, name: "infer".into(), ..Trace::training() }
+        Trace {
+            training: false,
+            name: "infer".into(),
+            ..Trace::training()
+        }
     }
 
-    /// The same with new random numbers in each run, for sampling from a model: they follow from the seed of the session's
-    /// parameters and from the number of runs of such programs before, which is the last element of the state "sampling" (i32 `[3]`:
-    /// seed low, seed high, runs). It is saved with the weights, so that a session that goes on draws what an uninterrupted one would;
-    /// [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from another state, which sampling leaves alone.
+    /// The same with new random numbers in each run, for sampling from a model: they follow from
+    /// the seed of the session's parameters and from the number of runs of such programs before,
+    /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
+    /// is saved with the weights, so that a session that goes on draws what an uninterrupted one
+    /// would; [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from
+    /// another state, which sampling leaves alone.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -153,17 +175,19 @@ impl Trace {
         self
     }
 
-    /// The same on averaged weights: parameters are read as the averages that [`Optimizer::ema`](crate::optim::Optimizer::ema)
-    /// keeps of them, statistics as they are. An average of which no program has made a step is the weight's first value.
+    /// The same on averaged weights: parameters are read as the averages that
+    /// [`Optimizer::ema`](crate::optim::Optimizer::ema) keeps of them, statistics as they are. An
+    /// average of which no program has made a step is the weight's first value.
     pub fn averaged(mut self) -> Self {
         self.averaged = true;
         self
     }
 
-    /// The same with matrix products and convolutions in this precision, those of the backward pass too: each rounds its operands and sums in
-    /// f32. All else stays in f32: weights, their gradients and optimizer states, norms, softmax, losses. So this is mixed precision, for which
-    /// a model is written as usual. On a CUDA device tensor cores multiply halves many times as fast as other cores multiply f32;
-    /// the CPU gives the same sums but gains nothing.
+    /// The same with matrix products and convolutions in this precision, those of the backward pass
+    /// too: each rounds its operands and sums in f32. All else stays in f32: weights, their
+    /// gradients and optimizer states, norms, softmax, losses. So this is mixed precision, for
+    /// which a model is written as usual. On a CUDA device tensor cores multiply halves many times
+    /// as fast as other cores multiply f32; the CPU gives the same sums but gains nothing.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -210,18 +234,25 @@ impl Trace {
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
         self.record(Location::caller(), &[], |g, _| {
-            let dims = resolve(&mut g.symbols, &shape).map_err(|why| format!("input \"{name}\": {why}"))?;
+            let dims = resolve(&mut g.symbols, &shape)
+                .map_err(|why| format!("input \"{name}\": {why}"))?;
             if g.inputs.iter().any(|i| &*i.name == name) {
                 return Err(format!("input \"{name}\" is declared a second time"));
             }
-            g.inputs.push(InputInfo { name: name.into(), dtype, dims: dims.clone(), donated_to: None });
+            g.inputs.push(InputInfo {
+                name: name.into(),
+                dtype,
+                dims: dims.clone(),
+                donated_to: None,
+            });
             Ok(g.emit(Op::Input(g.inputs.len() as u32 - 1), &[], dtype, dims))
         })
     }
 
-    /// Says that the bytes of an input become those of output `position` of the program: a [`Buffer`](crate::Buffer) fed to
-    /// it by [`donate`](crate::Buffer::donate) holds that output after the run, and every handle made before is dead. The
-    /// two have one type and shape; each is named once.
+    /// Says that the bytes of an input become those of output `position` of the program: a
+    /// [`Buffer`](crate::Buffer) fed to it by [`donate`](crate::Buffer::donate) holds that output
+    /// after the run, and every handle made before is dead. The two have one type and shape; each
+    /// is named once.
     #[track_caller]
     pub fn donate(&self, input: Tensor<'_>, position: usize) {
         let at = Location::caller();
@@ -229,15 +260,28 @@ impl Trace {
             return;
         }
         let mut building = self.building.borrow_mut();
-        let found = std::ptr::eq(input.trace, self).then(|| building.graph.node(input.id).op.clone());
+        let found =
+            std::ptr::eq(input.trace, self).then(|| building.graph.node(input.id).op.clone());
         let Some(Op::Input(i)) = found else {
-            return building.mistake(at, "", "donate: only an input of this trace can be donated".into());
+            return building.mistake(
+                at,
+                "",
+                "donate: only an input of this trace can be donated".into(),
+            );
         };
-        let twice = building.graph.inputs.iter().any(|known| known.donated_to == Some(position as u32));
+        let twice = building
+            .graph
+            .inputs
+            .iter()
+            .any(|known| known.donated_to == Some(position as u32));
         let info = &mut building.graph.inputs[i as usize];
         let name = info.name.clone();
         if twice || info.donated_to.replace(position as u32).is_some() {
-            building.mistake(at, "", format!("donate: input \"{name}\" or output {position} is donated a second time"));
+            building.mistake(
+                at,
+                "",
+                format!("donate: input \"{name}\" or output {position} is donated a second time"),
+            );
         }
     }
 
@@ -247,12 +291,16 @@ impl Trace {
         self.read_param(param, Location::caller())
     }
 
-    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces it.
+    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces
+    /// it.
     #[track_caller]
     pub fn statistic(&self, statistic: &Param) -> State<'_> {
         let at = Location::caller();
         if statistic.is_trained() {
-            let message = format!("\"{}\" is a parameter: what changes it is an optimizer", statistic.name());
+            let message = format!(
+                "\"{}\" is a parameter: what changes it is an optimizer",
+                statistic.name()
+            );
             return State::mistaken(self.fail(at, statistic.layer(), message));
         }
         self.variable_of(statistic, at)
@@ -265,8 +313,18 @@ impl Trace {
     fn variable_of(&self, param: &Param, at: Line) -> State<'_> {
         let foreign = {
             let mut building = self.building.borrow_mut();
-            let own = building.params.get_or_insert_with(|| param.params().clone()).same(param.params());
-            let read = || building.graph.variables.iter().find(|v| v.is_param).map_or_else(String::new, |v| format!(", as \"{}\"", v.name));
+            let own = building
+                .params
+                .get_or_insert_with(|| param.params().clone())
+                .same(param.params());
+            let read = || {
+                building
+                    .graph
+                    .variables
+                    .iter()
+                    .find(|v| v.is_param)
+                    .map_or_else(String::new, |v| format!(", as \"{}\"", v.name))
+            };
             (!own).then(|| {
                 format!(
                     "parameter \"{}\" belongs to other Params than those used before{}; one program reads the parameters of one Params",
@@ -283,22 +341,34 @@ impl Trace {
             return State::mistaken(self.poisoned());
         }
         let info = VariableInfo::of(param);
-        let info = if self.averaged && info.trained { info.average() } else { info };
+        let info = if self.averaged && info.trained {
+            info.average()
+        } else {
+            info
+        };
         let state = self.declare(at, param.layer(), info);
-        if let Some(message) = state.variable().and_then(|variable| self.second_declaration(param, variable)) {
+        if let Some(message) = state
+            .variable()
+            .and_then(|variable| self.second_declaration(param, variable))
+        {
             return State::mistaken(self.fail(at, param.layer(), message));
         }
         state
     }
 
-    /// What is wrong if this is another declaration of a parameter than those read before, when it is first read.
+    /// What is wrong if this is another declaration of a parameter than those read before, when it
+    /// is first read.
     fn second_declaration(&self, param: &Param, variable: u32) -> Option<String> {
         let (number, location) = param.declaration();
         let known = &mut self.building.borrow_mut().variables[variable as usize].declarations;
         if known.iter().any(|(n, ..)| *n == number) {
             return None;
         }
-        let first = known.iter().find(|(.., shared)| !shared).map(|(_, line, _)| *line).filter(|_| !param.is_shared());
+        let first = known
+            .iter()
+            .find(|(.., shared)| !shared)
+            .map(|(_, line, _)| *line)
+            .filter(|_| !param.is_shared());
         known.push((number, location, param.is_shared()));
         let first = first?;
         let place = |line: Line| format!("{}:{}", line.file(), line.line());
@@ -340,23 +410,36 @@ impl Trace {
     pub fn arange(&self, n: impl Into<Dim>) -> Tensor<'_> {
         let n = n.into();
         self.record(Location::caller(), &[], |g, _| {
-            let dims = resolve(&mut g.symbols, &Shape::from((n,))).map_err(|why| format!("arange: {why}"))?;
+            let dims = resolve(&mut g.symbols, &Shape::from((n,)))
+                .map_err(|why| format!("arange: {why}"))?;
             countable("arange", &g.symbols, &dims)?;
-            Ok(g.emit(Op::Index(Dims::from_slice(&[Size::ONE])), &[], DType::I32, dims))
+            Ok(g.emit(
+                Op::Index(Dims::from_slice(&[Size::ONE])),
+                &[],
+                DType::I32,
+                dims,
+            ))
         })
     }
 
-    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of what it belongs to: zeros where
-    /// the scalar does not depend on it. Gradients are tensors like any other and can be differentiated again.
+    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of what it
+    /// belongs to: zeros where the scalar does not depend on it. Gradients are tensors like any
+    /// other and can be differentiated again.
     #[track_caller]
-    pub fn gradients<'t, W: Operand<'t>, const N: usize>(&'t self, of: Tensor<'t>, wrt: [W; N]) -> [Tensor<'t>; N] {
+    pub fn gradients<'t, W: Operand<'t>, const N: usize>(
+        &'t self,
+        of: Tensor<'t>,
+        wrt: [W; N],
+    ) -> [Tensor<'t>; N] {
         let at = Location::caller();
         let wrt = wrt.map(|w| w.lift(self, DType::F32, at));
         let of = self.scalar_loss(at, "gradients", of);
         let of = wrt.iter().fold(of, |of, &w| {
             self.record(at, &[of, w], |g, ids| match g.dtype(ids[1]) {
                 dtype if dtype.is_float() => Ok(ids[0]),
-                dtype => Err(format!("gradients: there is no gradient with respect to a tensor of type {dtype}")),
+                dtype => Err(format!(
+                    "gradients: there is no gradient with respect to a tensor of type {dtype}"
+                )),
             })
         });
         if of.is_poisoned() || wrt.iter().any(|w| w.is_poisoned()) {
@@ -371,7 +454,10 @@ impl Trace {
                 let dims = graph.dims(w).clone();
                 graph.full(0.0, DType::F32, &dims)
             });
-            Tensor { trace: self, id: gradient }
+            Tensor {
+                trace: self,
+                id: gradient,
+            }
         })
     }
 
@@ -379,19 +465,27 @@ impl Trace {
         self.record(at, &[loss], |g, ids| {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]));
             if dtype != DType::F32 || !dims.is_empty() {
-                return Err(format!("{what}: the loss is {dtype} {}, not an f32 scalar; mean() makes one", g.symbols.show(dims)));
+                return Err(format!(
+                    "{what}: the loss is {dtype} {}, not an f32 scalar; mean() makes one",
+                    g.symbols.show(dims)
+                ));
             }
             Ok(ids[0])
         })
     }
 
-    /// The graph that computes `outputs`, with everything that the trace does besides; or all mistakes so far.
+    /// The graph that computes `outputs`, with everything that the trace does besides; or all
+    /// mistakes so far.
     #[track_caller]
     pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {
         let mut building = self.building.borrow_mut();
         for (i, output) in outputs.iter().enumerate() {
             if !std::ptr::eq(output.trace, self) {
-                building.mistake(Location::caller(), "", format!("output {i} belongs to another trace"));
+                building.mistake(
+                    Location::caller(),
+                    "",
+                    format!("output {i} belongs to another trace"),
+                );
             }
         }
         if !building.mistakes.is_empty() {
@@ -399,24 +493,41 @@ impl Trace {
         }
         // What a mistaken declaration gave was not reported here.
         if outputs.iter().any(|o| o.is_poisoned()) {
-            return Err(building.params.as_ref().map(Params::mistakes).unwrap_or_default());
+            return Err(building
+                .params
+                .as_ref()
+                .map(Params::mistakes)
+                .unwrap_or_default());
         }
         let mut graph = building.graph.clone();
         graph.outputs = outputs.iter().map(|o| o.id).collect();
         for info in &graph.inputs {
-            let Some(position) = info.donated_to else { continue };
+            let Some(position) = info.donated_to else {
+                continue;
+            };
             let output = graph.outputs.get(position as usize).map(|&o| graph.node(o));
             if output.is_none_or(|o| (o.dtype, &o.dims) != (info.dtype, &info.dims)) {
-                let is = output.map_or("does not exist".into(), |o| format!("is {} {}", o.dtype, graph.symbols.show(&o.dims)));
-                let message =
-                    format!("donate: input \"{}\" is {} {}, output {position} {is}", info.name, info.dtype, graph.symbols.show(&info.dims));
+                let is = output.map_or("does not exist".into(), |o| {
+                    format!("is {} {}", o.dtype, graph.symbols.show(&o.dims))
+                });
+                let message = format!(
+                    "donate: input \"{}\" is {} {}, output {position} {is}",
+                    info.name,
+                    info.dtype,
+                    graph.symbols.show(&info.dims)
+                );
                 building.mistake(Location::caller(), "", message);
             }
         }
-        if building.mistakes.is_empty() { Ok(graph) } else { Err(building.mistakes.clone()) }
+        if building.mistakes.is_empty() {
+            Ok(graph)
+        } else {
+            Err(building.mistakes.clone())
+        }
     }
 
-    /// Writes an operation down. `build` adds its nodes and says which is the result, or what is wrong; then none is added.
+    /// Writes an operation down. `build` adds its nodes and says which is the result, or what is
+    /// wrong; then none is added.
     pub(crate) fn record<'t>(
         &'t self,
         at: Line,
@@ -435,13 +546,32 @@ impl Trace {
     }
 
     /// [`Trace::record`] in a given layer.
-    fn record_in(&self, at: Line, layer: Arc<str>, build: impl FnOnce(&mut Graph) -> Result<NodeId, String>) -> Tensor<'_> {
+    fn record_in(
+        &self,
+        at: Line,
+        layer: Arc<str>,
+        build: impl FnOnce(&mut Graph) -> Result<NodeId, String>,
+    ) -> Tensor<'_> {
         let mut building = self.building.borrow_mut();
         let location = building.user_line(at);
-        let phase = if building.updating.is_some() { Phase::Update } else { Phase::Forward };
-        let segment = if building.in_segment { building.segments } else { 0 };
+        let phase = if building.updating.is_some() {
+            Phase::Update
+        } else {
+            Phase::Forward
+        };
+        let segment = if building.in_segment {
+            building.segments
+        } else {
+            0
+        };
         let graph = &mut building.graph;
-        graph.set_origin(Origin { location, layer: layer.clone(), phase, segment, part: graph.current_part });
+        graph.set_origin(Origin {
+            location,
+            layer: layer.clone(),
+            phase,
+            segment,
+            part: graph.current_part,
+        });
         let start = graph.nodes.len();
         let built = build(graph).and_then(|id| fits(graph, start).map(|()| id));
         match built {
@@ -461,7 +591,10 @@ impl Trace {
     }
 
     pub(crate) fn poisoned(&self) -> Tensor<'_> {
-        Tensor { trace: self, id: POISON }
+        Tensor {
+            trace: self,
+            id: POISON,
+        }
     }
 
     /// Reports `at` for the calls that this library makes during `work`.
@@ -476,8 +609,8 @@ impl Trace {
         result
     }
 
-    /// What is recorded during `work` is a segment of which the way back makes again what it needs. A segment inside of
-    /// another is part of that one.
+    /// What is recorded during `work` is a segment of which the way back makes again what it needs.
+    /// A segment inside of another is part of that one.
     pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
         let outermost = {
             let mut building = self.building.borrow_mut();
@@ -499,7 +632,12 @@ impl Trace {
     /// Whether a step changes a weight or a state, the random one aside.
     pub(crate) fn changes_anything(&self) -> bool {
         let building = self.building.borrow();
-        building.graph.variables.iter().zip(&building.variables).any(|(info, held)| held.assigned.is_some() && &*info.name != RANDOM)
+        building
+            .graph
+            .variables
+            .iter()
+            .zip(&building.variables)
+            .any(|(info, held)| held.assigned.is_some() && &*info.name != RANDOM)
     }
 
     /// Looks at the graph.
@@ -512,7 +650,11 @@ impl fmt::Debug for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let building = self.building.borrow();
         let (nodes, mistakes) = (building.graph.nodes.len(), building.mistakes.len());
-        f.debug_struct("Trace").field("name", &self.name).field("nodes", &nodes).field("mistakes", &mistakes).finish()
+        f.debug_struct("Trace")
+            .field("name", &self.name)
+            .field("nodes", &nodes)
+            .field("mistakes", &mistakes)
+            .finish()
     }
 }
 
@@ -531,18 +673,31 @@ pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, Stri
 pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<(), String> {
     match elements(dims).and_then(|n| n.checked_at(&symbols.bounds())) {
         Some(n) if n <= 1 << 31 => Ok(()),
-        _ => Err(format!("{what} {}: more than 2³¹ elements cannot be numbered", symbols.show(dims))),
+        _ => Err(format!(
+            "{what} {}: more than 2³¹ elements cannot be numbered",
+            symbols.show(dims)
+        )),
     }
 }
 
 /// Refuses values whose size has no form or overflows, among the nodes from `start` on.
 fn fits(graph: &Graph, start: usize) -> Result<(), String> {
     for node in &graph.nodes[start..] {
-        let say = |why: &str| Err(format!("{} {}: {why}", node.op.name(), graph.symbols.show(&node.dims)));
-        let Some(count) = elements(&node.dims) else {
-            return say("the number of elements overflows, or has too many bounded lengths in it to be planned");
+        let say = |why: &str| {
+            Err(format!(
+                "{} {}: {why}",
+                node.op.name(),
+                graph.symbols.show(&node.dims)
+            ))
         };
-        let bytes = count.checked_at(&graph.symbols.bounds()).and_then(|n| n.checked_mul(node.dtype.bytes() as i64));
+        let Some(count) = elements(&node.dims) else {
+            return say(
+                "the number of elements overflows, or has too many bounded lengths in it to be planned",
+            );
+        };
+        let bytes = count
+            .checked_at(&graph.symbols.bounds())
+            .and_then(|n| n.checked_mul(node.dtype.bytes() as i64));
         if bytes.is_none() {
             return say("the number of bytes overflows");
         }

@@ -1,13 +1,15 @@
 //! Weights on disk, in the [safetensors](https://github.com/huggingface/safetensors) format.
 //!
-//! [`save`] replaces a file as a whole: killed at any moment, it leaves either the earlier file or the new one. [`File`]
-//! checks everything it reads before it hands out a tensor, and [`LoadOptions`] say what of a file goes where; every
-//! difference between a file and a model is reported at once. Elements are little-endian, row-major, and travel as bytes, so
-//! every bit survives, NaN payloads included.
+//! [`save`] replaces a file as a whole: killed at any moment, it leaves either the earlier file or
+//! the new one. [`File`] checks everything it reads before it hands out a tensor, and
+//! [`LoadOptions`] say what of a file goes where; every difference between a file and a model is
+//! reported at once. Elements are little-endian, row-major, and travel as bytes, so every bit
+//! survives, NaN payloads included.
 //!
-//! A file that [`save`] wrote has a checksum of each tensor among its notes (`slabwise.crc32`: CRC-32 of the bytes, eight
-//! hexadecimal digits for each tensor in the order of names), and a tensor that has changed since is refused by name. Files
-//! without that note, of other programs, are read as they are.
+//! A file that [`save`] wrote has a checksum of each tensor among its notes (`slabwise.crc32`:
+//! CRC-32 of the bytes, eight hexadecimal digits for each tensor in the order of names), and a
+//! tensor that has changed since is refused by name. Files without that note, of other programs,
+//! are read as they are.
 
 mod file;
 mod fit;
@@ -111,54 +113,97 @@ const METADATA_KEY: &str = "__metadata__";
 /// The note with the checksums of all tensors.
 const CHECKSUMS: &str = "slabwise.crc32";
 
-/// Writes `tensors` and `metadata` to `path`, replacing an earlier file in one step; see [`files::replace`] for what becomes of
-/// its permissions, of links and of what is not a file. The file is assembled in memory first, so this needs room for a second
-/// copy of the weights.
+/// Writes `tensors` and `metadata` to `path`, replacing an earlier file in one step; see
+/// [`files::replace`] for what becomes of its permissions, of links and of what is not a file. The
+/// file is assembled in memory first, so this needs room for a second copy of the weights.
 ///
 /// # Errors
 ///
-/// [`WeightsError::InvalidTensor`] for a repeated or reserved name, bytes that do not fill the shape, or a bool other than
-/// 0 or 1; [`WeightsError::Write`] when the system refuses. Either way what was at `path` stays.
-pub fn save(path: &Path, tensors: &[Entry<'_>], metadata: &BTreeMap<String, String>) -> Result<(), WeightsError> {
+/// [`WeightsError::InvalidTensor`] for a repeated or reserved name, bytes that do not fill the
+/// shape, or a bool other than 0 or 1; [`WeightsError::Write`] when the system refuses. Either way
+/// what was at `path` stays.
+pub fn save(
+    path: &Path,
+    tensors: &[Entry<'_>],
+    metadata: &BTreeMap<String, String>,
+) -> Result<(), WeightsError> {
     let mut names = BTreeSet::new();
     let mut views = Vec::with_capacity(tensors.len());
     for entry in tensors {
-        let invalid = |detail: String| WeightsError::InvalidTensor { tensor: entry.name.to_owned(), detail };
+        let invalid = |detail: String| WeightsError::InvalidTensor {
+            tensor: entry.name.to_owned(),
+            detail,
+        };
         if entry.name == METADATA_KEY {
-            return Err(invalid("the format reserves this name; choose another".into()));
+            return Err(invalid(
+                "the format reserves this name; choose another".into(),
+            ));
         }
         if !names.insert(entry.name) {
-            return Err(invalid("the name occurs twice; names must be unique".into()));
+            return Err(invalid(
+                "the name occurs twice; names must be unique".into(),
+            ));
         }
         views.push((entry.name, view(entry).map_err(invalid)?));
     }
     if metadata.contains_key(CHECKSUMS) {
         let detail = "it is a note that only a save writes; choose another name".into();
-        return Err(WeightsError::InvalidTensor { tensor: CHECKSUMS.into(), detail });
+        return Err(WeightsError::InvalidTensor {
+            tensor: CHECKSUMS.into(),
+            detail,
+        });
     }
-    let mut metadata: std::collections::HashMap<String, String> = metadata.clone().into_iter().collect();
+    let mut metadata: std::collections::HashMap<String, String> =
+        metadata.clone().into_iter().collect();
     if !tensors.is_empty() {
-        let bytes: BTreeMap<&str, &[u8]> = tensors.iter().map(|entry| (entry.name, entry.bytes)).collect();
-        let sums: Vec<String> = bytes.values().map(|bytes| format!("{:08x}", crc32fast::hash(bytes))).collect();
+        let bytes: BTreeMap<&str, &[u8]> = tensors
+            .iter()
+            .map(|entry| (entry.name, entry.bytes))
+            .collect();
+        let sums: Vec<String> = bytes
+            .values()
+            .map(|bytes| format!("{:08x}", crc32fast::hash(bytes)))
+            .collect();
         metadata.insert(CHECKSUMS.into(), sums.join(" "));
     }
     let info = (!metadata.is_empty()).then_some(metadata);
-    let written = safetensors::serialize(views, info).map_err(io::Error::other).and_then(|bytes| files::replace(path, &bytes));
-    written.map_err(|source| WeightsError::Write { path: path.to_owned(), source })
+    let written = safetensors::serialize(views, info)
+        .map_err(io::Error::other)
+        .and_then(|bytes| files::replace(path, &bytes));
+    written.map_err(|source| WeightsError::Write {
+        path: path.to_owned(),
+        source,
+    })
 }
 
 /// Checks one entry; the error says what is wrong with it.
 fn view<'a>(entry: &Entry<'a>) -> Result<TensorView<'a>, String> {
-    let elements = entry.shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent));
+    let elements = entry
+        .shape
+        .iter()
+        .try_fold(1u64, |product, &extent| product.checked_mul(extent));
     let needed = elements.and_then(|n| n.checked_mul(entry.dtype.bytes() as u64));
     if needed != Some(entry.bytes.len() as u64) {
-        let needed = needed.map_or_else(|| "more bytes than can be counted".to_owned(), |n| format!("{n} bytes"));
-        return Err(format!("{} {:?} takes {needed}, but {} were given", entry.dtype, entry.shape, entry.bytes.len()));
+        let needed = needed.map_or_else(
+            || "more bytes than can be counted".to_owned(),
+            |n| format!("{n} bytes"),
+        );
+        return Err(format!(
+            "{} {:?} takes {needed}, but {} were given",
+            entry.dtype,
+            entry.shape,
+            entry.bytes.len()
+        ));
     }
     if entry.dtype == DType::Bool && entry.bytes.iter().any(|&byte| byte > 1) {
         return Err("a bool must be stored as 0 or 1".into());
     }
-    let shape = entry.shape.iter().map(|&extent| usize::try_from(extent)).collect::<Result<_, _>>().map_err(|e| e.to_string())?;
+    let shape = entry
+        .shape
+        .iter()
+        .map(|&extent| usize::try_from(extent))
+        .collect::<Result<_, _>>()
+        .map_err(|e| e.to_string())?;
     TensorView::new(to_format(entry.dtype), shape, entry.bytes).map_err(|e| e.to_string())
 }
 
@@ -174,7 +219,9 @@ const fn to_format(dtype: DType) -> Dtype {
 }
 
 fn from_format(dtype: Dtype) -> Option<DType> {
-    DType::ALL.into_iter().find(|&ours| to_format(ours) == dtype)
+    DType::ALL
+        .into_iter()
+        .find(|&ours| to_format(ours) == dtype)
 }
 
 #[cfg(test)]

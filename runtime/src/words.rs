@@ -20,8 +20,8 @@ pub fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Of the known names those that a misspelt one is likely to mean, the nearest first, three at most: the fewest letters to
-/// insert, remove, replace or swap, or the same last part.
+/// Of the known names those that a misspelt one is likely to mean, the nearest first, three at
+/// most: the fewest letters to insert, remove, replace or swap, or the same last part.
 fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let most = (wanted.chars().count() / 3).max(1);
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_lowercase();
@@ -31,7 +31,10 @@ fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
         .filter_map(|name| {
             let distance = strsim::osa_distance(&wanted.to_lowercase(), &name.to_lowercase());
             let same_tail = !tail.is_empty() && last(name) == tail && tail != wanted.to_lowercase();
-            (distance <= most || (same_tail && distance <= 2 * most) || last(name) == wanted.to_lowercase()).then_some((distance, name))
+            (distance <= most
+                || (same_tail && distance <= 2 * most)
+                || last(name) == wanted.to_lowercase())
+            .then_some((distance, name))
         })
         .collect();
     near.sort_by(|a, b| a.0.cmp(&b.0).then_with(|| a.1.cmp(b.1)));
@@ -41,14 +44,26 @@ fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
 
 /// What is added where all names are listed: `; did you mean "x"?`, or nothing if none is near.
 pub fn meant<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
-    let near: Vec<String> = nearest(wanted, known).into_iter().map(|name| format!("{name:?}")).collect();
-    if near.is_empty() { String::new() } else { format!("; did you mean {}?", near.join(" or ")) }
+    let near: Vec<String> = nearest(wanted, known)
+        .into_iter()
+        .map(|name| format!("{name:?}"))
+        .collect();
+    if near.is_empty() {
+        String::new()
+    } else {
+        format!("; did you mean {}?", near.join(" or "))
+    }
 }
 
-/// What is added where names are too many to list: the names that may be meant, or if none is near, some of what there is.
+/// What is added where names are too many to list: the names that may be meant, or if none is near,
+/// some of what there is.
 ///
 /// `wanted` is what was written, `plural` what the known ones are (`weights`).
-pub fn instead<'a>(wanted: &str, plural: &str, known: impl IntoIterator<Item = &'a str> + Clone) -> String {
+pub fn instead<'a>(
+    wanted: &str,
+    plural: &str,
+    known: impl IntoIterator<Item = &'a str> + Clone,
+) -> String {
     match meant(wanted, known.clone()) {
         near if !near.is_empty() => near,
         _ if known.clone().into_iter().next().is_none() => format!("; there are no {plural}"),
@@ -62,8 +77,14 @@ mod tests {
 
     #[test]
     fn counts_agree_with_their_nouns() {
-        assert_eq!([0, 1, 2].map(|n| count(n, "input")), ["0 inputs", "1 input", "2 inputs"]);
-        assert_eq!([0, 1, 2].map(|n| count(n, "axis")), ["0 axes", "1 axis", "2 axes"]);
+        assert_eq!(
+            [0, 1, 2].map(|n| count(n, "input")),
+            ["0 inputs", "1 input", "2 inputs"]
+        );
+        assert_eq!(
+            [0, 1, 2].map(|n| count(n, "axis")),
+            ["0 axes", "1 axis", "2 axes"]
+        );
     }
 
     #[test]
@@ -85,7 +106,13 @@ mod tests {
         assert_eq!(nearest("tial", known), ["tail"]);
         assert!(nearest("optimizer", known).is_empty());
         assert_eq!(instead("x", "weights", []), "; there are no weights");
-        assert_eq!(instead("momentum", "weights", ["a", "b"]), "; the weights are \"a\" and \"b\"");
-        assert_eq!(instead("tial", "weights", known), "; did you mean \"tail\"?");
+        assert_eq!(
+            instead("momentum", "weights", ["a", "b"]),
+            "; the weights are \"a\" and \"b\""
+        );
+        assert_eq!(
+            instead("tial", "weights", known),
+            "; did you mean \"tail\"?"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Every operation's gradient, and the gradient of that gradient, against central differences in double precision.
+//! Every operation's gradient, and the gradient of that gradient, against central differences in
+//! double precision.
 
 mod composites;
 #[path = "../support/mod.rs"]
@@ -18,7 +19,8 @@ use support::{KINDS, Rng, array, dims, graph, input, kind, select_by};
 
 /// Half the distance between the two points of a difference.
 const STEP: f64 = 3e-5;
-/// Error allowed, of 1 + the value. The scalar table's irrational constants are f32: they alone are off by up to 4e-8.
+/// Error allowed, of 1 + the value. The scalar table's irrational constants are f32: they alone are
+/// off by up to 4e-8.
 const TOLERANCE: f64 = 1e-6;
 
 /// A function of the inputs and variables of a graph.
@@ -32,39 +34,91 @@ struct Function {
 
 impl Function {
     /// The function that `build` adds to an empty graph with inputs like the arguments.
-    fn built(name: impl Into<String>, arguments: &[Array], build: impl Fn(&mut Graph, &[NodeId]) -> NodeId) -> Function {
+    fn built(
+        name: impl Into<String>,
+        arguments: &[Array],
+        build: impl Fn(&mut Graph, &[NodeId]) -> NodeId,
+    ) -> Function {
         let mut graph = graph();
-        let of: Vec<NodeId> = arguments.iter().map(|a| input(&mut graph, a.dtype, &dims(&a.dims))).collect();
+        let of: Vec<NodeId> = arguments
+            .iter()
+            .map(|a| input(&mut graph, a.dtype, &dims(&a.dims)))
+            .collect();
         let value = build(&mut graph, &of);
-        Function { name: name.into(), graph, of, values: vec![value] }
+        Function {
+            name: name.into(),
+            graph,
+            of,
+            values: vec![value],
+        }
     }
 
-    /// The gradient of a number made of all values, as a function; none if they have no float among them.
+    /// The gradient of a number made of all values, as a function; none if they have no float among
+    /// them.
     fn derivative(&self) -> Option<Function> {
         let mut graph = self.graph.clone();
         let loss = weighted(&mut graph, &self.values)?;
-        let values = gradients(&mut graph, loss, &self.of).into_iter().flatten().collect();
-        Some(Function { name: format!("gradient of {}", self.name), graph, of: self.of.clone(), values })
+        let values = gradients(&mut graph, loss, &self.of)
+            .into_iter()
+            .flatten()
+            .collect();
+        Some(Function {
+            name: format!("gradient of {}", self.name),
+            graph,
+            of: self.of.clone(),
+            values,
+        })
     }
 
     /// Evaluates a graph of the same inputs and variables.
     fn run(&self, graph: &Graph, arguments: &[Array]) -> Vec<Array> {
         let of_kind = |wanted: fn(&Op) -> Option<u32>| {
-            let mut found: Vec<(u32, &Array)> =
-                self.of.iter().zip(arguments).filter_map(|(id, a)| Some((wanted(&graph.node(*id).op)?, a))).collect();
+            let mut found: Vec<(u32, &Array)> = self
+                .of
+                .iter()
+                .zip(arguments)
+                .filter_map(|(id, a)| Some((wanted(&graph.node(*id).op)?, a)))
+                .collect();
             found.sort_by_key(|(at, _)| *at);
-            found.into_iter().map(|(_, a)| a.clone()).collect::<Vec<Array>>()
+            found
+                .into_iter()
+                .map(|(_, a)| a.clone())
+                .collect::<Vec<Array>>()
         };
-        let inputs = of_kind(|op| if let Op::Input(i) = op { Some(*i) } else { None });
-        let variables = of_kind(|op| if let Op::Variable(v) = op { Some(*v) } else { None });
-        let run = evaluate(graph, &Env::default(), &inputs, &variables, Precision::Double);
-        run.unwrap_or_else(|fault| panic!("{}: {fault}", self.name)).outputs
+        let inputs = of_kind(|op| {
+            if let Op::Input(i) = op {
+                Some(*i)
+            } else {
+                None
+            }
+        });
+        let variables = of_kind(|op| {
+            if let Op::Variable(v) = op {
+                Some(*v)
+            } else {
+                None
+            }
+        });
+        let run = evaluate(
+            graph,
+            &Env::default(),
+            &inputs,
+            &variables,
+            Precision::Double,
+        );
+        run.unwrap_or_else(|fault| panic!("{}: {fault}", self.name))
+            .outputs
     }
 
-    /// Checks the gradient, and the gradient of the gradient; returns the kinds of operations that were differentiated.
+    /// Checks the gradient, and the gradient of the gradient; returns the kinds of operations that
+    /// were differentiated.
     fn check_twice(&self, arguments: &[Array]) -> BTreeSet<usize> {
         let mut kinds = self.check(arguments);
-        kinds.extend(self.derivative().iter().flat_map(|second| second.check(arguments)));
+        kinds.extend(
+            self.derivative()
+                .iter()
+                .flat_map(|second| second.check(arguments)),
+        );
         kinds
     }
 
@@ -72,11 +126,16 @@ impl Function {
     fn check(&self, arguments: &[Array]) -> BTreeSet<usize> {
         let name = &self.name;
         let mut forward = self.graph.clone();
-        let Some(loss) = weighted(&mut forward, &self.values) else { return BTreeSet::new() };
+        let Some(loss) = weighted(&mut forward, &self.values) else {
+            return BTreeSet::new();
+        };
         forward.outputs = vec![loss];
         let mut backward = forward.clone();
         let found = gradients(&mut backward, loss, &self.of);
-        assert_eq!(backward.current_origin, forward.current_origin, "{name}: the origin is put back");
+        assert_eq!(
+            backward.current_origin, forward.current_origin,
+            "{name}: the origin is put back"
+        );
         assert_eq!(backward.verify(), Ok(()), "{name}");
         backward.outputs = found.iter().flatten().copied().collect();
         let mut slopes = self.run(&backward, arguments).into_iter();
@@ -95,11 +154,18 @@ impl Function {
                 let numeric = (loss_at(STEP) - loss_at(-STEP)) / (2.0 * STEP);
                 let exact = slope.as_ref().map_or(0.0, |s| s.values[at]);
                 let error = (numeric - exact).abs();
-                assert!(error <= TOLERANCE * (1.0 + numeric.abs()), "{name}: argument {k}[{at}] has slope {numeric}, gradient {exact}");
+                assert!(
+                    error <= TOLERANCE * (1.0 + numeric.abs()),
+                    "{name}: argument {k}[{at}] has slope {numeric}, gradient {exact}"
+                );
             }
         }
         let live = forward.live();
-        forward.ids().filter(|id| live[id.at()]).map(|id| kind(&forward.node(id).op)).collect()
+        forward
+            .ids()
+            .filter(|id| live[id.at()])
+            .map(|id| kind(&forward.node(id).op))
+            .collect()
     }
 }
 
@@ -110,8 +176,15 @@ struct Case {
 }
 
 impl Case {
-    fn new(name: impl Into<String>, arguments: Vec<Array>, build: impl Fn(&mut Graph, &[NodeId]) -> NodeId) -> Case {
-        Case { function: Function::built(name, &arguments, build), arguments }
+    fn new(
+        name: impl Into<String>,
+        arguments: Vec<Array>,
+        build: impl Fn(&mut Graph, &[NodeId]) -> NodeId,
+    ) -> Case {
+        Case {
+            function: Function::built(name, &arguments, build),
+            arguments,
+        }
     }
 
     fn check(self) -> BTreeSet<usize> {
@@ -119,7 +192,8 @@ impl Case {
     }
 }
 
-/// One number from all elements of all float values: each weighted on its own, so that no two errors cancel.
+/// One number from all elements of all float values: each weighted on its own, so that no two
+/// errors cancel.
 fn weighted(g: &mut Graph, values: &[NodeId]) -> Option<NodeId> {
     let mut sum = None;
     for (n, &value) in values.iter().enumerate() {
@@ -127,10 +201,15 @@ fn weighted(g: &mut Graph, values: &[NodeId]) -> Option<NodeId> {
             continue;
         }
         let shape = g.dims(value).clone();
-        let strides = (0..shape.len()).map(|i| Size::fixed(5 * i as i64 + 1)).collect();
+        let strides = (0..shape.len())
+            .map(|i| Size::fixed(5 * i as i64 + 1))
+            .collect();
         let index = g.emit(Op::Index(strides), &[], DType::I32, shape.clone());
         let index = g.cast(index, DType::F32);
-        let (slope, shift) = (g.full(0.7, DType::F32, &shape), g.full(0.3 + n as f32, DType::F32, &shape));
+        let (slope, shift) = (
+            g.full(0.7, DType::F32, &shape),
+            g.full(0.3 + n as f32, DType::F32, &shape),
+        );
         let angle = g.mul(index, slope);
         let angle = g.add(angle, shift);
         let weight = g.scalar(ScalarOp::Sin, &[angle]);
@@ -147,10 +226,13 @@ fn floats(rng: &mut Rng, lengths: &[usize]) -> Array {
     array(rng, DType::F32, lengths, (-2.0, 2.0), 0)
 }
 
-/// Where an operation's float arguments are drawn from: where it is defined, and does not grow too steep to difference.
+/// Where an operation's float arguments are drawn from: where it is defined, and does not grow too
+/// steep to difference.
 fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
     match (op, argument) {
-        (ScalarOp::Ln | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip, _) | (ScalarOp::Pow, 0) | (ScalarOp::Div, 1) => (0.4, 3.0),
+        (ScalarOp::Ln | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip, _)
+        | (ScalarOp::Pow, 0)
+        | (ScalarOp::Div, 1) => (0.4, 3.0),
         (ScalarOp::Log1p, _) => (-0.6, 3.0),
         // The lower bound is below the upper one.
         (ScalarOp::Clamp, 1) => (-2.0, -0.5),
@@ -163,7 +245,10 @@ fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
 fn every_row_of_the_scalar_table() {
     let mut rng = Rng(1);
     // These two say what their derivative is, whatever they compute.
-    for &op in ScalarOp::ALL.iter().filter(|op| !matches!(op, ScalarOp::Detach | ScalarOp::WithSlope)) {
+    for &op in ScalarOp::ALL
+        .iter()
+        .filter(|op| !matches!(op, ScalarOp::Detach | ScalarOp::WithSlope))
+    {
         let lane = |i: usize| match op.class() {
             Class::Float | Class::Num | Class::Compare => DType::F32,
             Class::Logic => DType::Bool,
@@ -175,7 +260,9 @@ fn every_row_of_the_scalar_table() {
                 }
             }
         };
-        let arguments: Vec<Array> = (0..op.arity()).map(|i| array(&mut rng, lane(i), &[12], domain(op, i), 0)).collect();
+        let arguments: Vec<Array> = (0..op.arity())
+            .map(|i| array(&mut rng, lane(i), &[12], domain(op, i), 0))
+            .collect();
         let kinds = Case::new(op.name(), arguments, move |g, x| {
             let y = g.scalar(op, x);
             g.cast(y, DType::F32)
@@ -189,12 +276,16 @@ fn every_row_of_the_scalar_table() {
 fn integer_arguments_have_no_gradient() {
     let mut rng = Rng(2);
     let whole = array(&mut rng, DType::I32, &[4], (0.0, 0.0), 9);
-    Case::new("through integers", vec![whole, floats(&mut rng, &[4])], |g, x| {
-        let down = g.cast(x[1], DType::I32);
-        let sum = g.add(down, x[0]);
-        let up = g.cast(sum, DType::F32);
-        g.mul(up, up)
-    })
+    Case::new(
+        "through integers",
+        vec![whole, floats(&mut rng, &[4])],
+        |g, x| {
+            let down = g.cast(x[1], DType::I32);
+            let sum = g.add(down, x[0]);
+            let up = g.cast(sum, DType::F32);
+            g.mul(up, up)
+        },
+    )
     .check();
 }
 
@@ -204,16 +295,33 @@ fn reductions(rng: &mut Rng, cases: &mut Vec<Case>) {
         for op in [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min] {
             let axes = axes.clone();
             let x = floats(rng, &[2, 3, 2]);
-            cases.push(Case::new(format!("{op:?} along {axes:?}"), vec![x], move |g, x| g.reduce(op, x[0], &axes)));
+            cases.push(Case::new(
+                format!("{op:?} along {axes:?}"),
+                vec![x],
+                move |g, x| g.reduce(op, x[0], &axes),
+            ));
         }
-        for op in [ReduceOp::Any, ReduceOp::All, ReduceOp::ArgMax, ReduceOp::ArgMin] {
+        for op in [
+            ReduceOp::Any,
+            ReduceOp::All,
+            ReduceOp::ArgMax,
+            ReduceOp::ArgMin,
+        ] {
             let (axes, x) = (axes.clone(), floats(rng, &[2, 3, 2]));
-            cases.push(Case::new(format!("{op:?} along {axes:?}"), vec![x], move |g, x| {
-                let logic = matches!(op, ReduceOp::Any | ReduceOp::All);
-                let x = if logic { g.cast(x[0], DType::Bool) } else { x[0] };
-                let y = g.reduce(op, x, &axes);
-                g.cast(y, DType::F32)
-            }));
+            cases.push(Case::new(
+                format!("{op:?} along {axes:?}"),
+                vec![x],
+                move |g, x| {
+                    let logic = matches!(op, ReduceOp::Any | ReduceOp::All);
+                    let x = if logic {
+                        g.cast(x[0], DType::Bool)
+                    } else {
+                        x[0]
+                    };
+                    let y = g.reduce(op, x, &axes);
+                    g.cast(y, DType::F32)
+                },
+            ));
         }
     }
 }
@@ -227,30 +335,72 @@ fn convolutions(rng: &mut Rng, cases: &mut Vec<Case>) {
             dilation: [either(2, 1, 2), either(2, 1, 3)],
             groups: either(3, 1, 2),
         };
-        let arguments = vec![floats(rng, &[2, 2, 5, 5]), floats(rng, &[2, 2 / geometry.groups, 2, 2])];
-        cases.push(Case::new(format!("{geometry:?}"), arguments, move |g, x| {
-            let size =
-                |i: usize, n: usize, k: usize| (n + 2 * geometry.pad[i] - geometry.dilation[i] * (k - 1) - 1) / geometry.stride[i] + 1;
-            let shape = dims(&[2, 2, size(0, 5, 2), size(1, 5, 2)]);
-            g.emit(Op::Conv2d(geometry), x, DType::F32, shape)
-        }));
+        let arguments = vec![
+            floats(rng, &[2, 2, 5, 5]),
+            floats(rng, &[2, 2 / geometry.groups, 2, 2]),
+        ];
+        cases.push(Case::new(
+            format!("{geometry:?}"),
+            arguments,
+            move |g, x| {
+                let size = |i: usize, n: usize, k: usize| {
+                    (n + 2 * geometry.pad[i] - geometry.dilation[i] * (k - 1) - 1)
+                        / geometry.stride[i]
+                        + 1
+                };
+                let shape = dims(&[2, 2, size(0, 5, 2), size(1, 5, 2)]);
+                g.emit(Op::Conv2d(geometry), x, DType::F32, shape)
+            },
+        ));
     }
 }
 
 fn poolings(rng: &mut Rng, cases: &mut Vec<Case>) {
     let windows = [
-        Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
-        Window { k: [3, 2], stride: [2, 1], pad: [1, 0] },
-        Window { k: [3, 3], stride: [1, 2], pad: [1, 1] },
+        Window {
+            k: [2, 2],
+            stride: [2, 2],
+            pad: [0, 0],
+        },
+        Window {
+            k: [3, 2],
+            stride: [2, 1],
+            pad: [1, 0],
+        },
+        Window {
+            k: [3, 3],
+            stride: [1, 2],
+            pad: [1, 1],
+        },
     ];
     for window in windows {
-        for kind in [PoolKind::Max, PoolKind::ArgMax, PoolKind::Avg { count_pad: true }, PoolKind::Avg { count_pad: false }] {
-            cases.push(Case::new(format!("{kind:?} {window:?}"), vec![floats(rng, &[1, 2, 5, 4])], move |g, x| {
-                let size = |i: usize, n: usize| (n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1;
-                let dtype = if kind == PoolKind::ArgMax { DType::U8 } else { DType::F32 };
-                let y = g.emit(Op::Pool2d(kind, window), x, dtype, dims(&[1, 2, size(0, 5), size(1, 4)]));
-                g.cast(y, DType::F32)
-            }));
+        for kind in [
+            PoolKind::Max,
+            PoolKind::ArgMax,
+            PoolKind::Avg { count_pad: true },
+            PoolKind::Avg { count_pad: false },
+        ] {
+            cases.push(Case::new(
+                format!("{kind:?} {window:?}"),
+                vec![floats(rng, &[1, 2, 5, 4])],
+                move |g, x| {
+                    let size = |i: usize, n: usize| {
+                        (n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1
+                    };
+                    let dtype = if kind == PoolKind::ArgMax {
+                        DType::U8
+                    } else {
+                        DType::F32
+                    };
+                    let y = g.emit(
+                        Op::Pool2d(kind, window),
+                        x,
+                        dtype,
+                        dims(&[1, 2, size(0, 5), size(1, 4)]),
+                    );
+                    g.cast(y, DType::F32)
+                },
+            ));
         }
     }
 }
@@ -261,43 +411,60 @@ fn indexed(rng: &mut Rng, cases: &mut Vec<Case>) {
             // Five choices among three: some are chosen twice.
             let index = array(rng, dtype, &lengths, (0.0, 0.0), 3);
             let arguments = vec![floats(rng, &[3, 3]), index.clone()];
-            cases.push(Case::new(format!("gather along {axis}"), arguments, move |g, x| {
-                g.emit(Op::Gather { axis }, x, DType::F32, dims(&lengths))
-            }));
+            cases.push(Case::new(
+                format!("gather along {axis}"),
+                arguments,
+                move |g, x| g.emit(Op::Gather { axis }, x, DType::F32, dims(&lengths)),
+            ));
             let arguments = vec![floats(rng, &lengths), index];
-            cases.push(Case::new(format!("scatter along {axis}"), arguments, move |g, x| {
-                g.emit(Op::ScatterAdd { axis }, x, DType::F32, dims(&[3, 3]))
-            }));
+            cases.push(Case::new(
+                format!("scatter along {axis}"),
+                arguments,
+                move |g, x| g.emit(Op::ScatterAdd { axis }, x, DType::F32, dims(&[3, 3])),
+            ));
         }
     }
 }
 
 /// What is chosen by values: positions have no gradient, the elements at them have.
 fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
-    cases.push(Case::new("a selection", vec![floats(rng, &[3, 4])], |g, x| {
-        let place = g.emit(Op::Index(dims(&[1, 2])), &[], DType::I32, dims(&[3, 4]));
-        let bound = g.full(3.0, DType::I32, &dims(&[3, 4]));
-        let mask = g.scalar(ScalarOp::Ge, &[place, bound]);
-        let chosen = select_by(g, x[0], mask).expect("a symbol is left");
-        let square = g.mul(chosen, chosen);
-        g.reduce(ReduceOp::Sum, square, &[0])
-    }));
+    cases.push(Case::new(
+        "a selection",
+        vec![floats(rng, &[3, 4])],
+        |g, x| {
+            let place = g.emit(Op::Index(dims(&[1, 2])), &[], DType::I32, dims(&[3, 4]));
+            let bound = g.full(3.0, DType::I32, &dims(&[3, 4]));
+            let mask = g.scalar(ScalarOp::Ge, &[place, bound]);
+            let chosen = select_by(g, x[0], mask).expect("a symbol is left");
+            let square = g.mul(chosen, chosen);
+            g.reduce(ReduceOp::Sum, square, &[0])
+        },
+    ));
     cases.push(Case::new("sorted", vec![floats(rng, &[2, 5])], |g, x| {
         let order = g.emit(Op::Sort { descending: true }, x, DType::I32, dims(&[2, 5]));
-        let sorted = g.emit(Op::Gather { axis: 1 }, &[x[0], order], DType::F32, dims(&[2, 5]));
+        let sorted = g.emit(
+            Op::Gather { axis: 1 },
+            &[x[0], order],
+            DType::F32,
+            dims(&[2, 5]),
+        );
         let rank = g.emit(Op::Index(dims(&[5, 1])), &[], DType::I32, dims(&[2, 5]));
         let rank = g.cast(rank, DType::F32);
         let weighted = g.mul(sorted, rank);
         g.mul(weighted, sorted)
     }));
-    cases.push(Case::new("boxes that stay", vec![floats(rng, &[4, 4])], |g, x| {
-        let keep = g.emit(Op::Suppress { threshold: 0.3 }, x, DType::Bool, dims(&[4]));
-        let keep = g.cast(keep, DType::F32);
-        let column = g.reshape(keep, &dims(&[4, 1]));
-        let keep = g.broadcast(column, &dims(&[4, 4]));
-        let kept = g.mul(x[0], keep);
-        g.mul(kept, x[0])
-    }));
+    cases.push(Case::new(
+        "boxes that stay",
+        vec![floats(rng, &[4, 4])],
+        |g, x| {
+            let keep = g.emit(Op::Suppress { threshold: 0.3 }, x, DType::Bool, dims(&[4]));
+            let keep = g.cast(keep, DType::F32);
+            let column = g.reshape(keep, &dims(&[4, 1]));
+            let keep = g.broadcast(column, &dims(&[4, 4]));
+            let kept = g.mul(x[0], keep);
+            g.mul(kept, x[0])
+        },
+    ));
 }
 
 /// Operations that move or repeat values; squared, so that the gradient has a gradient.
@@ -316,16 +483,29 @@ fn views(rng: &mut Rng, cases: &mut Vec<Case>) {
         g.broadcast(row, &dims(&[3, 2, 5, 4]))
     });
     case("slice", 1, |g, x| {
-        let op = Op::Slice { start: dims(&[0, 1, 1]), step: [1, 1, 2].into_iter().collect() };
+        let op = Op::Slice {
+            start: dims(&[0, 1, 1]),
+            step: [1, 1, 2].into_iter().collect(),
+        };
         g.emit(op, x, DType::F32, dims(&[2, 2, 2]))
     });
     case("pad", 1, |g, x| {
-        let op = Op::Pad { start: dims(&[1, 0, 2]), step: [1, 2, 1].into_iter().collect(), value: Value::F32(3.0) };
+        let op = Op::Pad {
+            start: dims(&[1, 0, 2]),
+            step: [1, 2, 1].into_iter().collect(),
+            value: Value::F32(3.0),
+        };
         g.emit(op, x, DType::F32, dims(&[4, 6, 7]))
     });
-    case("concat", 3, |g, x| g.emit(Op::Concat { axis: 1 }, x, DType::F32, dims(&[2, 9, 4])));
-    case("copy", 1, |g, x| g.emit(Op::Copy, x, DType::F32, dims(&[2, 3, 4])));
-    case("cast", 1, |g, x| g.emit(Op::Cast(DType::F32), x, DType::F32, dims(&[2, 3, 4])));
+    case("concat", 3, |g, x| {
+        g.emit(Op::Concat { axis: 1 }, x, DType::F32, dims(&[2, 9, 4]))
+    });
+    case("copy", 1, |g, x| {
+        g.emit(Op::Copy, x, DType::F32, dims(&[2, 3, 4]))
+    });
+    case("cast", 1, |g, x| {
+        g.emit(Op::Cast(DType::F32), x, DType::F32, dims(&[2, 3, 4]))
+    });
     case("one value twice", 1, |g, x| {
         let y = g.add(x[0], x[0]);
         g.mul(y, x[0])
@@ -336,7 +516,11 @@ fn products(rng: &mut Rng, cases: &mut Vec<Case>) {
     for batch in [&[][..], &[2], &[2, 2]] {
         let with = |tail: [usize; 2]| [batch, &tail].concat();
         let arguments = vec![floats(rng, &with([2, 3])), floats(rng, &with([3, 4]))];
-        cases.push(Case::new(format!("matmul in batches of {batch:?}"), arguments, |g, x| g.matmul(x[0], x[1])));
+        cases.push(Case::new(
+            format!("matmul in batches of {batch:?}"),
+            arguments,
+            |g, x| g.matmul(x[0], x[1]),
+        ));
     }
 }
 
@@ -356,20 +540,35 @@ fn every_structural_operation() {
         Op::Variable(0),
         Op::Size(Size::ONE),
         Op::Uniform { stream: 0 },
-        Op::CheckIndex { limit: Size::ONE, of: Checked::Index },
+        Op::CheckIndex {
+            limit: Size::ONE,
+            of: Checked::Index,
+        },
         Op::Assign(0),
     ]
     .map(|op| kind(&op));
-    let missing: Vec<usize> = (0..KINDS).filter(|k| !seen.contains(k) && !exempt.contains(k)).collect();
-    assert!(missing.is_empty(), "no case differentiates the operations numbered {missing:?} in support::kind");
+    let missing: Vec<usize> = (0..KINDS)
+        .filter(|k| !seen.contains(k) && !exempt.contains(k))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "no case differentiates the operations numbered {missing:?} in support::kind"
+    );
 }
 
 #[test]
 fn products_with_zeros() {
-    let x = |values: &[f64]| Array { dtype: DType::F32, dims: vec![4], values: values.to_vec() };
+    let x = |values: &[f64]| Array {
+        dtype: DType::F32,
+        dims: vec![4],
+        values: values.to_vec(),
+    };
     for values in [[2.0, 0.0, -3.0, 0.5], [0.0, 0.0, 4.0, 1.0], [0.0; 4]] {
         let arguments = [x(&values)];
-        Function::built("product", &arguments, |g, x| g.reduce(ReduceOp::Prod, x[0], &[0])).check(&arguments);
+        Function::built("product", &arguments, |g, x| {
+            g.reduce(ReduceOp::Prod, x[0], &[0])
+        })
+        .check(&arguments);
     }
 }
 
@@ -380,8 +579,19 @@ fn what_is_detached_is_a_constant() {
     let held = g.scalar(ScalarOp::Detach, &[x]);
     let y = g.mul(held, x);
     g.outputs = gradients(&mut g, y, &[x]).into_iter().flatten().collect();
-    let values = Array { dtype: DType::F32, dims: vec![2], values: vec![3.0, -0.5] };
-    let run = evaluate(&g, &Env::default(), std::slice::from_ref(&values), &[], Precision::Single).unwrap();
+    let values = Array {
+        dtype: DType::F32,
+        dims: vec![2],
+        values: vec![3.0, -0.5],
+    };
+    let run = evaluate(
+        &g,
+        &Env::default(),
+        std::slice::from_ref(&values),
+        &[],
+        Precision::Single,
+    )
+    .unwrap();
     assert_eq!(run.outputs[0].values, values.values);
 }
 
@@ -391,7 +601,11 @@ fn equal_maxima_share_the_gradient() {
     let x = input(&mut g, DType::F32, &dims(&[4]));
     let y = g.reduce(ReduceOp::Max, x, &[0]);
     g.outputs = gradients(&mut g, y, &[x]).into_iter().flatten().collect();
-    let values = Array { dtype: DType::F32, dims: vec![4], values: vec![1.0, 5.0, 5.0, -2.0] };
+    let values = Array {
+        dtype: DType::F32,
+        dims: vec![4],
+        values: vec![1.0, 5.0, 5.0, -2.0],
+    };
     let run = evaluate(&g, &Env::default(), &[values], &[], Precision::Single).unwrap();
     assert_eq!(run.outputs[0].values, [0.0, 0.5, 0.5, 0.0]);
 }
@@ -407,15 +621,29 @@ fn nodes_of_one_variable_count_as_one() {
     let found = gradients(&mut g, product, &[first, again, unused]);
     assert_eq!((found[0], found[2]), (found[1], None));
     g.outputs = vec![found[0].unwrap()];
-    let three = Array { dtype: DType::F32, dims: vec![], values: vec![3.0] };
-    let run = evaluate(&g, &Env::default(), &[], &[three.clone(), three], Precision::Single).unwrap();
+    let three = Array {
+        dtype: DType::F32,
+        dims: vec![],
+        values: vec![3.0],
+    };
+    let run = evaluate(
+        &g,
+        &Env::default(),
+        &[],
+        &[three.clone(), three],
+        Precision::Single,
+    )
+    .unwrap();
     assert_eq!(run.outputs[0].values, [6.0]);
 }
 
 #[test]
 fn only_the_way_to_the_loss_is_walked() {
     let mut g = graph();
-    let (x, y) = (input(&mut g, DType::F32, &dims(&[2])), input(&mut g, DType::F32, &dims(&[2])));
+    let (x, y) = (
+        input(&mut g, DType::F32, &dims(&[2])),
+        input(&mut g, DType::F32, &dims(&[2])),
+    );
     let far = g.scalar(ScalarOp::Exp, &[y]);
     let loss = g.mul(x, far);
     g.scalar(ScalarOp::Tanh, &[loss]);
@@ -428,6 +656,11 @@ fn only_the_way_to_the_loss_is_walked() {
     assert!((before..g.nodes.len()).all(|id| phase(id) == slabwise::graph::Phase::Backward));
     assert_eq!(gradients(&mut g, NodeId(9999), &[x]), [None]);
     let axes: Axes = Axes::from_slice(&[0]);
-    let position = g.emit(Op::Reduce(ReduceOp::ArgMax, axes), &[x], DType::I32, dims(&[1]));
+    let position = g.emit(
+        Op::Reduce(ReduceOp::ArgMax, axes),
+        &[x],
+        DType::I32,
+        dims(&[1]),
+    );
     assert_eq!(gradients(&mut g, position, &[x]), [None]);
 }

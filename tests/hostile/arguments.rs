@@ -5,23 +5,49 @@ use std::path::Path;
 use super::{example, refused, slabwise};
 
 /// What is no number of anything.
-const NO_COUNT: [&str; 8] = ["0", "-1", "1.5", "many", "", "99999999999999999999", "0x10", "１"];
+const NO_COUNT: [&str; 8] = [
+    "0",
+    "-1",
+    "1.5",
+    "many",
+    "",
+    "99999999999999999999",
+    "0x10",
+    "１",
+];
 const NO_SECONDS: [&str; 6] = ["-1", "nan", "inf", "soon", "", "1e300"];
-const NO_BYTES: [&str; 8] = ["-1", "lots", "", "5 parsecs", "16EiB", "1e9", "1.2.3MiB", "99999999999999999999"];
+const NO_BYTES: [&str; 8] = [
+    "-1",
+    "lots",
+    "",
+    "5 parsecs",
+    "16EiB",
+    "1e9",
+    "1.2.3MiB",
+    "99999999999999999999",
+];
 const NO_BUDGET: [&str; 6] = ["-5%", "lots", "", "nan%", "16EiB", "5 M"];
 const NO_LINK: [&str; 6] = ["0", "-1", "fast", "", "nan", "16 parsecs"];
 const NO_NAME: [&str; 5] = ["", "resnet99", "MLP", "\u{1b}[31m", "--"];
 
 /// Commands, an option of each, and values that it does not take.
 fn commands(table: &str, graph: &str) -> Vec<(String, &'static str, &'static [&'static str])> {
-    let (pack, remat, replay) = (format!("pack {table}"), format!("remat {graph} --budget 50%"), format!("replay {table}"));
+    let (pack, remat, replay) = (
+        format!("pack {table}"),
+        format!("remat {graph} --budget 50%"),
+        format!("replay {table}"),
+    );
     let of = |command: &str, option, values| (command.to_string(), option, values);
     vec![
         of("plan", "", &NO_NAME[..]),
         of("plan mlp", "--batch", &NO_COUNT),
         of("plan mlp", "--budget", &NO_BUDGET),
         of("plan mlp --budget 50%", "--offload", &NO_LINK),
-        of("plan mlp", "--device", &["tpu", "", "cuda", "cuda:x", "cuda:-1"]),
+        of(
+            "plan mlp",
+            "--device",
+            &["tpu", "", "cuda", "cuda:x", "cuda:-1"],
+        ),
         of("plan mlp", "--optimizer", &["sdg", "", "ADAM"]),
         of("compare", "", &NO_NAME),
         of("compare mlp", "--batch", &NO_COUNT),
@@ -41,7 +67,11 @@ fn commands(table: &str, graph: &str) -> Vec<(String, &'static str, &'static [&'
         of(&remat, "--time-limit", &NO_SECONDS),
         of(&remat, "--offload", &["-1", "nan", "inf", "fast", ""]),
         of(&replay, "--policy", &["best", "", "TLSF"]),
-        of(&replay, "--capacity", &["-1x", "0x", "nanx", "x", "lots", "", "16EiB"]),
+        of(
+            &replay,
+            "--capacity",
+            &["-1x", "0x", "nanx", "x", "lots", "", "16EiB"],
+        ),
     ]
 }
 
@@ -52,7 +82,9 @@ fn values_that_make_no_sense_are_wrong_usage() {
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\nb,1,3,6\n").expect("it is written");
     let graph = Path::new(env!("CARGO_MANIFEST_DIR")).join("planner/fuzz/graphs/chain.json");
     let mut count = 0;
-    for (command, option, values) in commands(&table.display().to_string(), &graph.display().to_string()) {
+    for (command, option, values) in
+        commands(&table.display().to_string(), &graph.display().to_string())
+    {
         for value in values {
             let mut line = slabwise();
             line.args(command.split(' '));
@@ -73,7 +105,12 @@ fn inputs_and_outputs_that_are_not_there_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\n").expect("it is written");
-    let [table, nowhere, own] = [table, folder.path().join("none/out.bin"), folder.path().into()].map(|path| path.display().to_string());
+    let [table, nowhere, own] = [
+        table,
+        folder.path().join("none/out.bin"),
+        folder.path().into(),
+    ]
+    .map(|path| path.display().to_string());
     for (line, names) in [
         ("pack nowhere.csv", "nowhere.csv"),
         ("order nowhere.json", "nowhere.json"),
@@ -95,14 +132,24 @@ fn inputs_and_outputs_that_are_not_there_are_named() {
         ("plan mlp --bach 3", "--bach"),
     ] {
         let mut command = slabwise();
-        command.args(line.split(' ').map(|word| word.replace("TABLE", &table).replace("FOLDER", &own)));
+        command.args(
+            line.split(' ')
+                .map(|word| word.replace("TABLE", &table).replace("FOLDER", &own)),
+        );
         let (code, message) = refused(command, names);
         assert_eq!(code, 2, "{line}: {message}");
     }
-    for line in ["pack TABLE --svg NOWHERE", "pack TABLE -o NOWHERE", "replay TABLE --snapshot NOWHERE", "replay TABLE --perfetto NOWHERE"]
-    {
+    for line in [
+        "pack TABLE --svg NOWHERE",
+        "pack TABLE -o NOWHERE",
+        "replay TABLE --snapshot NOWHERE",
+        "replay TABLE --perfetto NOWHERE",
+    ] {
         let mut command = slabwise();
-        command.args(line.split(' ').map(|word| word.replace("TABLE", &table).replace("NOWHERE", &nowhere)));
+        command.args(
+            line.split(' ')
+                .map(|word| word.replace("TABLE", &table).replace("NOWHERE", &nowhere)),
+        );
         assert_eq!(refused(command, &nowhere).0, 1, "{line}");
     }
 }
@@ -156,8 +203,22 @@ fn options_of_the_examples_are_checked() {
         ("--resume", &["nowhere.safetensors", "/"]),
     ];
     let own: [(&str, Options); 5] = [
-        ("mnist_mlp", &[("--epochs", &["0", "many"]), ("--batch", &["0", "60001"]), ("--data", &["nowhere"])]),
-        ("mnist_cnn", &[("--epochs", &["-1"]), ("--batch", &["x"]), ("--data", &["/"])]),
+        (
+            "mnist_mlp",
+            &[
+                ("--epochs", &["0", "many"]),
+                ("--batch", &["0", "60001"]),
+                ("--data", &["nowhere"]),
+            ],
+        ),
+        (
+            "mnist_cnn",
+            &[
+                ("--epochs", &["-1"]),
+                ("--batch", &["x"]),
+                ("--data", &["/"]),
+            ],
+        ),
         (
             "char_gpt",
             &[
@@ -170,15 +231,39 @@ fn options_of_the_examples_are_checked() {
                 ("--rate", &["fast"]),
             ],
         ),
-        ("cifar_resnet", &[("--data", &["nowhere"]), ("--epochs", &["0"]), ("--images", &["0"]), ("--rate", &["x"])]),
-        ("dynamic_shapes", &[("--steps", &["0"]), ("--longest", &["0", "65537"]), ("--width", &["0"])]),
+        (
+            "cifar_resnet",
+            &[
+                ("--data", &["nowhere"]),
+                ("--epochs", &["0"]),
+                ("--images", &["0"]),
+                ("--rate", &["x"]),
+            ],
+        ),
+        (
+            "dynamic_shapes",
+            &[
+                ("--steps", &["0"]),
+                ("--longest", &["0", "65537"]),
+                ("--width", &["0"]),
+            ],
+        ),
     ];
     for (name, options) in own {
-        for (option, values) in options.iter().chain(RUN.iter().filter(|(option, _)| *option != "--resume" || name == "dynamic_shapes")) {
+        for (option, values) in options.iter().chain(
+            RUN.iter()
+                .filter(|(option, _)| *option != "--resume" || name == "dynamic_shapes"),
+        ) {
             for value in *values {
-                let Some(mut command) = example(name) else { return };
+                let Some(mut command) = example(name) else {
+                    return;
+                };
                 command.arg(format!("{option}={value}"));
-                let file = if ["--data", "--resume"].contains(option) { value } else { option };
+                let file = if ["--data", "--resume"].contains(option) {
+                    value
+                } else {
+                    option
+                };
                 let (code, message) = refused(command, file.trim_start_matches("--"));
                 assert_eq!(code, 2, "{name} {option}={value}: {message}");
             }

@@ -86,10 +86,16 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
         }
         // A line or a word that is lost or comes twice.
         6 => {
-            let lines: Vec<&[u8]> = file.split_inclusive(|b| matches!(b, b'\n' | b',' | b'}')).collect();
+            let lines: Vec<&[u8]> = file
+                .split_inclusive(|b| matches!(b, b'\n' | b',' | b'}'))
+                .collect();
             let at = random.below(lines.len());
             let again = if random.below(2) == 0 { 0 } else { 2 };
-            bytes = lines.iter().enumerate().flat_map(|(i, line)| line.repeat(if i == at { again } else { 1 })).collect();
+            bytes = lines
+                .iter()
+                .enumerate()
+                .flat_map(|(i, line)| line.repeat(if i == at { again } else { 1 }))
+                .collect();
         }
         // Nothing of the file is left.
         7 => {
@@ -124,8 +130,19 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
         }),
         // Lengths, in the head most of all.
         2 | 3 => {
-            let words = [u64::MAX, 1 << 63, 1 << 31, u64::from(u32::MAX), 1 << 40, 0, 0xffff];
-            let (word, width) = (words[random.below(words.len())].to_le_bytes(), [1, 2, 4, 8][random.below(4)]);
+            let words = [
+                u64::MAX,
+                1 << 63,
+                1 << 31,
+                u64::from(u32::MAX),
+                1 << 40,
+                0,
+                0xffff,
+            ];
+            let (word, width) = (
+                words[random.below(words.len())].to_le_bytes(),
+                [1, 2, 4, 8][random.below(4)],
+            );
             let at = random.below(length.min(64));
             bytes.splice(at..(at + width).min(length), word[..width].iter().copied());
         }
@@ -137,7 +154,10 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
         _ => {
             let (at, many) = (random.below(length), 1 + random.below(40));
             let end = (at + many).min(length);
-            bytes[at..end].iter_mut().enumerate().for_each(|(i, byte)| *byte = (i as u8).wrapping_mul(n as u8 | 1));
+            bytes[at..end]
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, byte)| *byte = (i as u8).wrapping_mul(n as u8 | 1));
         }
     }
     bytes
@@ -145,13 +165,20 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
 
 /// A gzipped file after the `n`-th accident: to what it holds, or to itself.
 pub fn packed(file: &[u8], n: u64) -> Vec<u8> {
-    if n.is_multiple_of(2) { gzip(&text(file, n / 2)) } else { binary(&gzip(file), n) }
+    if n.is_multiple_of(2) {
+        gzip(&text(file, n / 2))
+    } else {
+        binary(&gzip(file), n)
+    }
 }
 
 /// A file as gzip packs it.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
-    packer.write_all(bytes).and_then(|()| packer.finish()).expect("in memory")
+    packer
+        .write_all(bytes)
+        .and_then(|()| packer.finish())
+        .expect("in memory")
 }
 
 /// Where numbers stand.

@@ -1,6 +1,7 @@
-//! Files and command lines that nobody tuned for: a hundred damaged files of each kind that is read, a hundred command lines with
-//! values that make no sense, and outputs in places that are not plain files. Each ends soon, with 1 or 2, and says what is
-//! wrong in a few lines; or it was harmless, and what was read is sound.
+//! Files and command lines that nobody tuned for: a hundred damaged files of each kind that is
+//! read, a hundred command lines with values that make no sense, and outputs in places that are not
+//! plain files. Each ends soon, with 1 or 2, and says what is wrong in a few lines; or it was
+//! harmless, and what was read is sound.
 #![cfg(all(feature = "cli", feature = "cuda", unix))]
 
 mod arguments;
@@ -15,7 +16,8 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that anything here may take on a machine that does other things too: something that hangs takes longer.
+/// The longest that anything here may take on a machine that does other things too: something that
+/// hangs takes longer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The longest message: a few lines that a person reads.
@@ -24,14 +26,23 @@ const MESSAGE_MAX: usize = 500;
 /// A command as on a machine without a GPU.
 fn slabwise() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
-    command.env("SLABWISE_LIBCUDA", "no driver").env_remove("SLABWISE_THREADS");
+    command
+        .env("SLABWISE_LIBCUDA", "no driver")
+        .env_remove("SLABWISE_THREADS");
     command
 }
 
-/// An example's program, if it was built: all are before the tests run, unless a single test is asked for.
+/// An example's program, if it was built: all are before the tests run, unless a single test is
+/// asked for.
 fn example(name: &str) -> Option<Command> {
-    let path = PathBuf::from(env!("CARGO_BIN_EXE_slabwise")).with_file_name("examples").join(name);
-    assert!(path.is_file() || std::env::var_os("CI").is_none(), "{} was not built, and CI is set", path.display());
+    let path = PathBuf::from(env!("CARGO_BIN_EXE_slabwise"))
+        .with_file_name("examples")
+        .join(name);
+    assert!(
+        path.is_file() || std::env::var_os("CI").is_none(),
+        "{} was not built, and CI is set",
+        path.display()
+    );
     path.is_file().then(|| {
         let mut command = Command::new(path);
         command.env("SLABWISE_LIBCUDA", "no driver");
@@ -41,7 +52,12 @@ fn example(name: &str) -> Option<Command> {
 
 /// Runs a command that has to end.
 fn ended(mut command: Command) -> Output {
-    let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it starts");
     let drain = |mut pipe: Box<dyn Read + Send>| {
         std::thread::spawn(move || {
             let mut bytes = Vec::new();
@@ -51,7 +67,11 @@ fn ended(mut command: Command) -> Output {
     let stdout = drain(Box::new(child.stdout.take().expect("piped")));
     let stderr = drain(Box::new(child.stderr.take().expect("piped")));
     let status = waited(&mut child).unwrap_or_else(|| panic!("{command:?} does not end"));
-    Output { status, stdout: stdout.join().expect("it is read"), stderr: stderr.join().expect("it is read") }
+    Output {
+        status,
+        stdout: stdout.join().expect("it is read"),
+        stderr: stderr.join().expect("it is read"),
+    }
 }
 
 /// The status of a child that ends; one that does not is killed.
@@ -69,7 +89,8 @@ fn waited(child: &mut Child) -> Option<std::process::ExitStatus> {
     }
 }
 
-/// What is wrong with a message, if anything is; `names` is the file or the option that it must name.
+/// What is wrong with a message, if anything is; `names` is the file or the option that it must
+/// name.
 fn faults(message: &str, names: &str) -> Vec<&'static str> {
     let lower = message.to_lowercase();
     let checks = [
@@ -77,18 +98,34 @@ fn faults(message: &str, names: &str) -> Vec<&'static str> {
         (message.contains(names), "does not name what is wrong"),
         (message.len() <= MESSAGE_MAX, "is too long"),
         (message.lines().count() <= 8, "has too many lines"),
-        (!message.chars().any(|c| c.is_control() && c != '\n'), "has control characters"),
-        (!["internal error", "panicked", "unwrap", "backtrace"].iter().any(|word| lower.contains(word)), "tells of a fault of its own"),
+        (
+            !message.chars().any(|c| c.is_control() && c != '\n'),
+            "has control characters",
+        ),
+        (
+            !["internal error", "panicked", "unwrap", "backtrace"]
+                .iter()
+                .any(|word| lower.contains(word)),
+            "tells of a fault of its own",
+        ),
     ];
-    checks.iter().filter(|(holds, _)| !holds).map(|(_, fault)| *fault).collect()
+    checks
+        .iter()
+        .filter(|(holds, _)| !holds)
+        .map(|(_, fault)| *fault)
+        .collect()
 }
 
 /// How a command ended that was given something bad: the code, and the message that was checked.
 fn refused(command: Command, names: &str) -> (i32, String) {
     let shown = format!("{command:?}");
     let output = ended(command);
-    let code = output.status.code().unwrap_or_else(|| panic!("{shown}: {}", output.status));
-    let message = String::from_utf8(output.stderr).unwrap_or_else(|_| panic!("{shown}: a message that is no text"));
+    let code = output
+        .status
+        .code()
+        .unwrap_or_else(|| panic!("{shown}: {}", output.status));
+    let message = String::from_utf8(output.stderr)
+        .unwrap_or_else(|_| panic!("{shown}: a message that is no text"));
     if code == 0 {
         return (code, message);
     }
@@ -97,6 +134,10 @@ fn refused(command: Command, names: &str) -> (i32, String) {
     if !message.starts_with("error: ") {
         faults.push("does not begin with the form of an error");
     }
-    assert!(faults.is_empty(), "{shown} ends with {code}, and its message {}:\n{message}", faults.join(", "));
+    assert!(
+        faults.is_empty(),
+        "{shown} ends with {code}, and its message {}:\n{message}",
+        faults.join(", ")
+    );
     (code, message)
 }

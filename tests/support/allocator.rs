@@ -1,6 +1,7 @@
 //! A global allocator that counts what any thread of a test program asks for.
 //!
-//! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator cannot be written without it.
+//! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator
+//! cannot be written without it.
 #![allow(dead_code, reason = "each test program counts something else")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -27,7 +28,8 @@ fn gave_back(bytes: usize) {
     LIVE.fetch_sub(bytes as u64, Ordering::Relaxed);
 }
 
-// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract; counting allocates nothing.
+// SAFETY: every call is passed on unchanged to the system's allocator, which keeps the contract;
+// counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         took(layout.size());
@@ -44,7 +46,8 @@ unsafe impl GlobalAlloc for Counting {
     unsafe fn realloc(&self, block: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
         took(bytes);
         LIVE.fetch_sub(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the block came from the system's allocator with this layout, as all blocks here do.
+        // SAFETY: the block came from the system's allocator with this layout, as all blocks here
+        // do.
         unsafe { System.realloc(block, layout, bytes) }
     }
 
@@ -60,12 +63,19 @@ static ALLOCATOR: Counting = Counting;
 
 /// How many allocations and deallocations `work` makes, on all threads together.
 pub fn counted(work: impl FnOnce()) -> (u64, u64) {
-    let before = (TAKEN.load(Ordering::SeqCst), GIVEN_BACK.load(Ordering::SeqCst));
+    let before = (
+        TAKEN.load(Ordering::SeqCst),
+        GIVEN_BACK.load(Ordering::SeqCst),
+    );
     work();
-    (TAKEN.load(Ordering::SeqCst) - before.0, GIVEN_BACK.load(Ordering::SeqCst) - before.1)
+    (
+        TAKEN.load(Ordering::SeqCst) - before.0,
+        GIVEN_BACK.load(Ordering::SeqCst) - before.1,
+    )
 }
 
-/// The most bytes that were allocated at once while `work` ran, beyond those that were before; of all threads together.
+/// The most bytes that were allocated at once while `work` ran, beyond those that were before; of
+/// all threads together.
 pub fn peak_bytes(work: impl FnOnce()) -> u64 {
     let before = LIVE.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);

@@ -55,14 +55,25 @@ pub fn dims(lengths: &[usize]) -> Dims {
 #[track_caller]
 pub fn graph() -> Graph {
     let mut graph = Graph::default();
-    graph.set_origin(Origin { location: std::panic::Location::caller(), layer: "".into(), phase: Phase::Forward, segment: 0, part: 0 });
+    graph.set_origin(Origin {
+        location: std::panic::Location::caller(),
+        layer: "".into(),
+        phase: Phase::Forward,
+        segment: 0,
+        part: 0,
+    });
     graph
 }
 
 /// Adds an input.
 pub fn input(graph: &mut Graph, dtype: DType, dims: &Dims) -> NodeId {
     let at = graph.inputs.len() as u32;
-    graph.inputs.push(InputInfo { name: "input".into(), dtype, dims: dims.clone(), donated_to: None });
+    graph.inputs.push(InputInfo {
+        name: "input".into(),
+        dtype,
+        dims: dims.clone(),
+        donated_to: None,
+    });
     graph.emit(Op::Input(at), &[], dtype, dims.clone())
 }
 
@@ -102,8 +113,8 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
 /// How many kinds of operations there are.
 pub const KINDS: usize = 30;
 
-/// Numbers the kinds of operations. There is no wildcard: a new operation asks here for a number, and the tests that count
-/// numbers ask for a case.
+/// Numbers the kinds of operations. There is no wildcard: a new operation asks here for a number,
+/// and the tests that count numbers ask for a case.
 pub fn kind(op: &Op) -> usize {
     match op {
         Op::Input(_) => 0,
@@ -140,7 +151,13 @@ pub fn kind(op: &Op) -> usize {
 }
 
 /// An array of a type, drawn at random: floats in `low..high`, integers in `0..limit`.
-pub fn array(rng: &mut Rng, dtype: DType, lengths: &[usize], (low, high): (f64, f64), limit: usize) -> Array {
+pub fn array(
+    rng: &mut Rng,
+    dtype: DType,
+    lengths: &[usize],
+    (low, high): (f64, f64),
+    limit: usize,
+) -> Array {
     Array::from_fn(dtype, lengths, |_| match dtype {
         DType::F32 => rng.float(low, high),
         DType::F16 => f16::from_f64(rng.float(low, high)).to_f64(),

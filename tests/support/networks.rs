@@ -6,9 +6,13 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Tuning};
 
-/// A tenth of the searching that there is otherwise, and no products timed: programs that are compared round alike.
+/// A tenth of the searching that there is otherwise, and no products timed: programs that are
+/// compared round alike.
 pub fn quick() -> CompileOptions {
-    let mut options = CompileOptions { tuning: Tuning::Off, ..CompileOptions::default() };
+    let mut options = CompileOptions {
+        tuning: Tuning::Off,
+        ..CompileOptions::default()
+    };
     options.planner.effort /= 10;
     options
 }
@@ -24,7 +28,12 @@ pub struct Trained {
 pub const WIDTH: usize = 64;
 
 /// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
-pub fn behind<'t>(seed: Option<usize>, layer: usize, before: Tensor<'t>, x: Tensor<'t>) -> Tensor<'t> {
+pub fn behind<'t>(
+    seed: Option<usize>,
+    layer: usize,
+    before: Tensor<'t>,
+    x: Tensor<'t>,
+) -> Tensor<'t> {
     match seed.map(|seed| (seed * 31 + layer * layer * 7) % 5) {
         None | Some(0) => x.tanh(),
         Some(1) => x.relu() + before,
@@ -40,7 +49,11 @@ pub fn train(budget: impl Into<Budget>, sizes: [usize; 3], seed: Option<usize>) 
 }
 
 /// Trains a chain of dense layers in a session made ready by `open`.
-pub fn train_with(open: impl FnOnce(Session) -> Session, sizes: [usize; 3], seed: Option<usize>) -> Result<Trained> {
+pub fn train_with(
+    open: impl FnOnce(Session) -> Session,
+    sizes: [usize; 3],
+    seed: Option<usize>,
+) -> Result<Trained> {
     train_on(Device::Cpu, open, sizes, seed)
 }
 
@@ -54,7 +67,10 @@ pub fn train_on(
     let params = Params::seeded(5);
     let layers = dense(&params, layers);
     learn_on(device, open, params, [batch, steps], |trace, x, labels| {
-        let logits = layers.iter().enumerate().fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
+        let logits = layers
+            .iter()
+            .enumerate()
+            .fold(x, |x, (i, layer)| behind(seed, i, x, x.apply(layer)));
         let loss = logits.cross_entropy(labels);
         trace.minimize(loss, Adam::new(1e-2));
         loss
@@ -78,21 +94,51 @@ fn learn_on(
     [batch, steps]: [usize; 2],
     model: impl for<'t> Fn(&'t Trace, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> Result<Trained> {
-    let mut session = open(Session::new(device, params)?.with_threads(2).with_options(quick()));
+    let mut session = open(
+        Session::new(device, params)?
+            .with_threads(2)
+            .with_options(quick()),
+    );
     let trace = Trace::training();
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
+    let (x, labels) = (
+        trace.input("x", F32, (batch, WIDTH)),
+        trace.input("labels", I32, (batch,)),
+    );
     let loss = model(&trace, x, labels);
     let program = session.compile(&trace, [loss])?;
     let (x, labels) = examples(batch);
-    let losses = (0..steps).map(|_| session.run(&program, (&x, &labels)).expect("a step")[0].item().to_bits()).collect();
-    let bits = |name: &str| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect();
-    let weights = session.names().map(|name| (name.to_string(), bits(name))).collect();
-    Ok(Trained { losses, weights, session, program })
+    let losses = (0..steps)
+        .map(|_| {
+            session.run(&program, (&x, &labels)).expect("a step")[0]
+                .item()
+                .to_bits()
+        })
+        .collect();
+    let bits = |name: &str| {
+        session
+            .value(name)
+            .expect("a weight")
+            .iter()
+            .map(|v| v.to_bits())
+            .collect()
+    };
+    let weights = session
+        .names()
+        .map(|name| (name.to_string(), bits(name)))
+        .collect();
+    Ok(Trained {
+        losses,
+        weights,
+        session,
+        program,
+    })
 }
 
 /// What these networks are trained on.
 pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
-    let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| ((i * 37 + j * 11) % 23) as f32 / 23.0);
+    let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| {
+        ((i * 37 + j * 11) % 23) as f32 / 23.0
+    });
     (x, Array1::from_shape_fn(batch, |i| (i % WIDTH) as i32))
 }
 
@@ -100,18 +146,30 @@ pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
 pub type Batch = (Array2<f32>, Array1<i32>);
 
 /// A program that trains some dense layers on batches of at most this length.
-pub fn trained_in_batches(session: &mut Session, layers: &[Linear], most: usize) -> Result<Program<1>> {
+pub fn trained_in_batches(
+    session: &mut Session,
+    layers: &[Linear],
+    most: usize,
+) -> Result<Program<1>> {
     let trace = Trace::training();
     let batch = Dim::bounded("batch", most as u32);
-    let (x, labels) = (trace.input("x", F32, (batch, WIDTH)), trace.input("labels", I32, (batch,)));
-    let loss = layers.iter().fold(x, |x, layer| x.apply(layer).tanh()).cross_entropy(labels);
+    let (x, labels) = (
+        trace.input("x", F32, (batch, WIDTH)),
+        trace.input("labels", I32, (batch,)),
+    );
+    let loss = layers
+        .iter()
+        .fold(x, |x, layer| x.apply(layer).tanh())
+        .cross_entropy(labels);
     trace.minimize(loss, Adam::new(1e-2));
     session.compile(&trace, [loss])
 }
 
 /// So many dense layers.
 pub fn dense(params: &Params, count: usize) -> Vec<Linear> {
-    (0..count).map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH)).collect()
+    (0..count)
+        .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))
+        .collect()
 }
 
 /// Batches of these lengths, each at most `most`, no two alike.
@@ -119,12 +177,25 @@ pub fn batches(most: usize, lengths: &[usize]) -> Vec<Batch> {
     let (x, labels) = examples(most);
     let part = |(step, &length): (usize, &usize)| {
         let rows = Slice::from(most - length..);
-        (x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0), labels.slice_axis(Axis(0), rows).to_owned())
+        (
+            x.slice_axis(Axis(0), rows).map(|v| v + step as f32 / 8.0),
+            labels.slice_axis(Axis(0), rows).to_owned(),
+        )
     };
     lengths.iter().enumerate().map(part).collect()
 }
 
 /// The bits of all weights.
 pub fn weights(session: &Session) -> Vec<Vec<u32>> {
-    session.names().map(|name| session.value(name).expect("a weight").iter().map(|v| v.to_bits()).collect()).collect()
+    session
+        .names()
+        .map(|name| {
+            session
+                .value(name)
+                .expect("a weight")
+                .iter()
+                .map(|v| v.to_bits())
+                .collect()
+        })
+        .collect()
 }

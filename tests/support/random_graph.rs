@@ -1,7 +1,8 @@
-//! Random graphs: of every kind of operation and every type, with a bounded batch, whose values stay near 1.
+//! Random graphs: of every kind of operation and every type, with a bounded batch, whose values
+//! stay near 1.
 //!
-//! Two implementations that round differently still agree about them closely: what jumps (comparisons, rounding, positions)
-//! is applied only to values that have no rounding in them.
+//! Two implementations that round differently still agree about them closely: what jumps
+//! (comparisons, rounding, positions) is applied only to values that have no rounding in them.
 
 mod structural;
 
@@ -33,12 +34,14 @@ pub struct RandomGraph {
 }
 
 impl RandomGraph {
-    /// The graph of a seed: about `size` steps, each of one operation or of a few that belong together.
+    /// The graph of a seed: about `size` steps, each of one operation or of a few that belong
+    /// together.
     pub fn new(seed: u64, size: usize) -> RandomGraph {
         RandomGraph::made(seed, size, false)
     }
 
-    /// The same where lengths of 0 and 1 are as likely as others: of inputs, parameters, slices and what is repeated.
+    /// The same where lengths of 0 and 1 are as likely as others: of inputs, parameters, slices and
+    /// what is repeated.
     pub fn short(seed: u64, size: usize) -> RandomGraph {
         RandomGraph::made(seed, size, true)
     }
@@ -48,7 +51,10 @@ impl RandomGraph {
         for _ in 0..size {
             maker.step();
         }
-        RandomGraph { graph: maker.finish(), seed }
+        RandomGraph {
+            graph: maker.finish(),
+            seed,
+        }
     }
 
     /// The lengths of a run.
@@ -80,12 +86,26 @@ impl RandomGraph {
             let mut drawn = array(&mut rng, dtype, &lengths, (-2.0, 2.0), LIMIT);
             if dtype.is_float() {
                 // Zeros, and equal numbers, on purpose.
-                drawn.values.iter_mut().filter(|v| v.abs() < 0.8).for_each(|v| *v = (*v * 4.0).round() / 4.0 + 0.0);
+                drawn
+                    .values
+                    .iter_mut()
+                    .filter(|v| v.abs() < 0.8)
+                    .for_each(|v| *v = (*v * 4.0).round() / 4.0 + 0.0);
             }
             drawn
         };
-        let inputs = self.graph.inputs.iter().map(|i| draw(i.dtype, &i.dims)).collect();
-        let variables = self.graph.variables.iter().map(|v| draw(v.dtype, &v.dims)).collect();
+        let inputs = self
+            .graph
+            .inputs
+            .iter()
+            .map(|i| draw(i.dtype, &i.dims))
+            .collect();
+        let variables = self
+            .graph
+            .variables
+            .iter()
+            .map(|v| draw(v.dtype, &v.dims))
+            .collect();
         (inputs, variables)
     }
 }
@@ -113,7 +133,11 @@ struct Maker {
 impl Maker {
     fn new(mut rng: Rng, short: bool) -> Maker {
         let mut g = graph();
-        let batch = Size::symbol(g.symbols.intern("batch", Extent::Bounded(BATCH)).expect("the first symbol"));
+        let batch = Size::symbol(
+            g.symbols
+                .intern("batch", Extent::Bounded(BATCH))
+                .expect("the first symbol"),
+        );
         let n = |n: i64| Size::fixed(n);
         let shapes: [(DType, Dims); 9] = [
             (DType::F32, Dims::from_slice(&[batch, n(3), n(4)])),
@@ -127,20 +151,65 @@ impl Maker {
             (DType::U8, Dims::from_slice(&[batch, n(4)])),
         ];
         let mut drawn = |dims: &Dims| -> Dims {
-            let cut = |d: &Size, rng: &mut Rng| if d.as_fixed().is_some() { *rng.pick(&[d, &Size::ZERO, &Size::ONE, d]) } else { *d };
-            if short { dims.iter().map(|d| cut(d, &mut rng)).collect() } else { dims.clone() }
+            let cut = |d: &Size, rng: &mut Rng| {
+                if d.as_fixed().is_some() {
+                    *rng.pick(&[d, &Size::ZERO, &Size::ONE, d])
+                } else {
+                    *d
+                }
+            };
+            if short {
+                dims.iter().map(|d| cut(d, &mut rng)).collect()
+            } else {
+                dims.clone()
+            }
         };
-        let mut inputs: Vec<NodeId> = shapes.iter().map(|(dtype, dims)| input(&mut g, *dtype, &drawn(dims))).collect();
+        let mut inputs: Vec<NodeId> = shapes
+            .iter()
+            .map(|(dtype, dims)| input(&mut g, *dtype, &drawn(dims)))
+            .collect();
         for lengths in [&[4, 3][..], &[2, 2, 3, 2], &[4], &[]] {
-            inputs.push(variable(&mut g, DType::F32, &drawn(&super::dims(lengths)), Init::Uniform { low: -1.0, high: 1.0 }));
+            inputs.push(variable(
+                &mut g,
+                DType::F32,
+                &drawn(&super::dims(lengths)),
+                Init::Uniform {
+                    low: -1.0,
+                    high: 1.0,
+                },
+            ));
         }
         let state = variable(&mut g, DType::I32, &super::dims(&[3]), Init::RandomState);
-        let known = inputs.into_iter().map(|id| (id, Known { bound: 3.0, exact: true })).collect();
-        Maker { g, rng, known, streams: 0, state, short }
+        let known = inputs
+            .into_iter()
+            .map(|id| {
+                (
+                    id,
+                    Known {
+                        bound: 3.0,
+                        exact: true,
+                    },
+                )
+            })
+            .collect();
+        Maker {
+            g,
+            rng,
+            known,
+            streams: 0,
+            state,
+            short,
+        }
     }
 
     fn of(&self, id: NodeId) -> Known {
-        self.known.iter().rev().find(|(k, _)| *k == id).map_or(Known { bound: BOUND, exact: false }, |(_, known)| *known)
+        self.known.iter().rev().find(|(k, _)| *k == id).map_or(
+            Known {
+                bound: BOUND,
+                exact: false,
+            },
+            |(_, known)| *known,
+        )
     }
 
     /// Lets further steps take a node; a float that may be large is scaled down first.
@@ -151,7 +220,13 @@ impl Maker {
         }
         if self.g.dtype(id).is_float() && bound > BOUND {
             let scaled = self.scaled(id, 2.0 / bound);
-            self.known.push((scaled, Known { bound: 2.0, exact: false }));
+            self.known.push((
+                scaled,
+                Known {
+                    bound: 2.0,
+                    exact: false,
+                },
+            ));
         } else {
             self.known.push((id, Known { bound, exact }));
         }
@@ -165,8 +240,16 @@ impl Maker {
 
     /// A node of which `fits` holds; later ones are likelier, so that graphs grow deep.
     fn find(&mut self, fits: impl Fn(&Graph, NodeId, Known) -> bool) -> Option<NodeId> {
-        let list: Vec<NodeId> = self.known.iter().filter(|(id, known)| fits(&self.g, *id, *known)).map(|(id, _)| *id).collect();
-        let late = self.rng.below(list.len().max(1)).max(self.rng.below(list.len().max(1)));
+        let list: Vec<NodeId> = self
+            .known
+            .iter()
+            .filter(|(id, known)| fits(&self.g, *id, *known))
+            .map(|(id, _)| *id)
+            .collect();
+        let late = self
+            .rng
+            .below(list.len().max(1))
+            .max(self.rng.below(list.len().max(1)));
         list.get(late).copied()
     }
 
@@ -207,7 +290,9 @@ impl Maker {
 
     /// Another node of the same shape whose lane is `lane`, or a constant.
     fn partner(&mut self, dims: &Dims, lane: Lane, exact: bool) -> (NodeId, Known) {
-        let found = self.find(|g, id, known| g.dims(id) == dims && g.dtype(id).lane() == lane && (known.exact || !exact));
+        let found = self.find(|g, id, known| {
+            g.dims(id) == dims && g.dtype(id).lane() == lane && (known.exact || !exact)
+        });
         if let Some(id) = found.filter(|_| !self.rng.one_in(4)) {
             return (id, self.of(id));
         }
@@ -221,14 +306,30 @@ impl Maker {
             // The batch, as the run knows it.
             let batch = Size::symbol(self.g.symbols.find("batch").expect("made at the start"));
             let size = self.g.emit(Op::Size(batch), &[], DType::I32, Dims::new());
-            return (self.g.broadcast(size, dims), Known { bound: f64::from(BATCH), exact: true });
+            return (
+                self.g.broadcast(size, dims),
+                Known {
+                    bound: f64::from(BATCH),
+                    exact: true,
+                },
+            );
         }
-        (self.g.full(number, dtype, dims), Known { bound: f64::from(number).abs(), exact: true })
+        (
+            self.g.full(number, dtype, dims),
+            Known {
+                bound: f64::from(number).abs(),
+                exact: true,
+            },
+        )
     }
 
     fn scalar(&mut self) -> Option<()> {
         let op = self.rng.pick(ScalarOp::ALL);
-        let jumps = op.class() == Class::Compare || matches!(op, ScalarOp::Floor | ScalarOp::Ceil | ScalarOp::Round | ScalarOp::Sign);
+        let jumps = op.class() == Class::Compare
+            || matches!(
+                op,
+                ScalarOp::Floor | ScalarOp::Ceil | ScalarOp::Round | ScalarOp::Sign
+            );
         let lanes: &[Lane] = match op.class() {
             Class::Float => &[Lane::F32],
             Class::Num => &[Lane::F32, Lane::F32, Lane::I32],
@@ -236,7 +337,8 @@ impl Maker {
             Class::Logic => &[Lane::Bool],
         };
         let lane = self.rng.pick(lanes);
-        let first = self.find(|g, id, known| g.dtype(id).lane() == lane && (known.exact || !jumps))?;
+        let first =
+            self.find(|g, id, known| g.dtype(id).lane() == lane && (known.exact || !jumps))?;
         let dims = self.g.dims(first).clone();
         let mut args = vec![(first, self.of(first))];
         while args.len() < op.arity() {
@@ -260,8 +362,16 @@ impl Maker {
             ScalarOp::Select => y.max(args[2].1.bound),
             _ => x.max(y).max(1.0),
         };
-        let kept = [ScalarOp::Neg, ScalarOp::Abs, ScalarOp::Min, ScalarOp::Max, ScalarOp::Relu, ScalarOp::Select];
-        let exact = args.iter().all(|(_, k)| k.exact) && (lane != Lane::F32 || jumps || kept.contains(&op));
+        let kept = [
+            ScalarOp::Neg,
+            ScalarOp::Abs,
+            ScalarOp::Min,
+            ScalarOp::Max,
+            ScalarOp::Relu,
+            ScalarOp::Select,
+        ];
+        let exact =
+            args.iter().all(|(_, k)| k.exact) && (lane != Lane::F32 || jumps || kept.contains(&op));
         self.keep(node, bound, exact);
         Some(())
     }
@@ -272,10 +382,21 @@ impl Maker {
             return;
         }
         let positive = match op {
-            ScalarOp::Ln | ScalarOp::Log1p | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip | ScalarOp::Pow => 0,
+            ScalarOp::Ln
+            | ScalarOp::Log1p
+            | ScalarOp::Sqrt
+            | ScalarOp::Rsqrt
+            | ScalarOp::Recip
+            | ScalarOp::Pow => 0,
             ScalarOp::Div => 1,
             ScalarOp::Exp | ScalarOp::Exp2 | ScalarOp::Expm1 if args[0].1.bound > 2.0 => {
-                args[0] = (self.scaled(args[0].0, 2.0 / args[0].1.bound), Known { bound: 2.0, exact: false });
+                args[0] = (
+                    self.scaled(args[0].0, 2.0 / args[0].1.bound),
+                    Known {
+                        bound: 2.0,
+                        exact: false,
+                    },
+                );
                 return;
             }
             _ => return,
@@ -284,26 +405,50 @@ impl Maker {
         let dims = self.g.dims(id).clone();
         let size = self.g.scalar(ScalarOp::Abs, &[id]);
         let half = self.g.full(0.5, DType::F32, &dims);
-        args[positive] = (self.g.add(size, half), Known { bound: known.bound + 0.5, exact: false });
+        args[positive] = (
+            self.g.add(size, half),
+            Known {
+                bound: known.bound + 0.5,
+                exact: false,
+            },
+        );
         if op == ScalarOp::Pow {
             let exponent = self.rng.pick(&[0.0, 0.5, 1.0, 2.0, -1.0]);
-            args[1] = (self.g.full(exponent, DType::F32, &dims), Known { bound: 2.0, exact: true });
+            args[1] = (
+                self.g.full(exponent, DType::F32, &dims),
+                Known {
+                    bound: 2.0,
+                    exact: true,
+                },
+            );
         }
     }
 
     fn cast(&mut self) -> Option<()> {
         let to = self.rng.pick(&DType::ALL);
         // Rounding to a half jumps, and f16 ends at 65,504.
-        let fits = |to: DType, known: &Known| (known.exact || to == DType::F32) && (to != DType::F16 || known.bound < 1e4);
+        let fits = |to: DType, known: &Known| {
+            (known.exact || to == DType::F32) && (to != DType::F16 || known.bound < 1e4)
+        };
         let from = self.find(|g, id, known| g.dtype(id) != to && fits(to, &known))?;
         let Known { bound, exact } = self.of(from);
-        let bound = if self.g.dtype(from) == DType::I32 && !to.is_float() { bound.max(255.0) } else { bound };
+        let bound = if self.g.dtype(from) == DType::I32 && !to.is_float() {
+            bound.max(255.0)
+        } else {
+            bound
+        };
         let node = self.g.cast(from, to);
         self.keep(node, bound, exact);
         // There and back again.
         if self.rng.one_in(2) {
             let back = self.rng.pick(&DType::ALL);
-            if !fits(back, &Known { bound: bound.max(255.0), exact }) {
+            if !fits(
+                back,
+                &Known {
+                    bound: bound.max(255.0),
+                    exact,
+                },
+            ) {
                 return Some(());
             }
             let node = self.g.cast(node, back);
@@ -318,24 +463,44 @@ impl Maker {
 
     fn reduce(&mut self) -> Option<()> {
         use ReduceOp as R;
-        let op = self.rng.pick(&[R::Sum, R::Sum, R::Prod, R::Max, R::Min, R::Any, R::All, R::ArgMax, R::ArgMin]);
+        let op = self.rng.pick(&[
+            R::Sum,
+            R::Sum,
+            R::Prod,
+            R::Max,
+            R::Min,
+            R::Any,
+            R::All,
+            R::ArgMax,
+            R::ArgMin,
+        ]);
         let logic = matches!(op, R::Any | R::All);
         let jumps = matches!(op, R::ArgMax | R::ArgMin);
-        let types = if logic { &[DType::Bool][..] } else { &[DType::F32, DType::F16, DType::BF16, DType::I32] };
-        let x = self.find(|g, id, known| types.contains(&g.dtype(id)) && (known.exact || !jumps))?;
+        let types = if logic {
+            &[DType::Bool][..]
+        } else {
+            &[DType::F32, DType::F16, DType::BF16, DType::I32]
+        };
+        let x =
+            self.find(|g, id, known| types.contains(&g.dtype(id)) && (known.exact || !jumps))?;
         let mut axes = self.some_axes(self.g.dims(x).len());
         // Nothing is the largest of no elements: such folds are refused before there is a graph.
         let identity = matches!(op, R::Sum | R::Prod | R::Any | R::All);
-        axes.retain(|&axis| identity || self.g.dims(x)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short);
+        axes.retain(|&axis| {
+            identity || self.g.dims(x)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short
+        });
         let Known { bound, exact } = self.of(x);
         let mut node = self.g.reduce(op, x, &axes);
         // A fold of a fold.
         if self.rng.one_in(3) && !jumps {
             let mut more = self.some_axes(self.g.dims(node).len());
-            more.retain(|&axis| identity || self.g.dims(node)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short);
+            more.retain(|&axis| {
+                identity || self.g.dims(node)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short
+            });
             node = self.g.reduce(op, node, &more);
         }
-        let points = |g: &Graph, id| elements(g.dims(id)).map_or(0, |n| n.at(&g.symbols.bounds())) as f64;
+        let points =
+            |g: &Graph, id| elements(g.dims(id)).map_or(0, |n| n.at(&g.symbols.bounds())) as f64;
         let count = points(&self.g, x) / points(&self.g, node).max(1.0);
         let bound = match op {
             R::Sum => bound * count,
@@ -353,9 +518,20 @@ impl Maker {
     fn random(&mut self) -> Option<()> {
         let like = self.any()?;
         let dims = self.g.dims(like).clone();
-        let strides = (0..dims.len()).map(|i| Size::fixed(7 * i as i64 + 1)).collect();
-        let index = self.g.emit(Op::Index(strides), &[], DType::I32, dims.clone());
-        let node = self.g.emit(Op::Uniform { stream: self.streams }, &[self.state, index], DType::F32, dims);
+        let strides = (0..dims.len())
+            .map(|i| Size::fixed(7 * i as i64 + 1))
+            .collect();
+        let index = self
+            .g
+            .emit(Op::Index(strides), &[], DType::I32, dims.clone());
+        let node = self.g.emit(
+            Op::Uniform {
+                stream: self.streams,
+            },
+            &[self.state, index],
+            DType::F32,
+            dims,
+        );
         // Now and then the same stream again: the same numbers.
         self.streams += u32::from(!self.rng.one_in(3));
         self.keep(node, 1.0, true);
@@ -373,7 +549,11 @@ impl Maker {
 
     fn gradient(&mut self) -> Option<()> {
         let loss = self.float()?;
-        let leaves: Vec<NodeId> = self.g.ids().filter(|id| matches!(self.g.node(*id).op, Op::Input(_) | Op::Variable(_))).collect();
+        let leaves: Vec<NodeId> = self
+            .g
+            .ids()
+            .filter(|id| matches!(self.g.node(*id).op, Op::Input(_) | Op::Variable(_)))
+            .collect();
         self.differentiate(loss, &leaves);
         Some(())
     }
@@ -420,7 +600,15 @@ impl Maker {
                 self.g.scalar(ScalarOp::Select, &[not, inner, x])
             }
         };
-        self.keep(node, bound.max(1.0), exact && !matches!(self.g.node(node).op, Op::Scalar(ScalarOp::Div | ScalarOp::Max)));
+        self.keep(
+            node,
+            bound.max(1.0),
+            exact
+                && !matches!(
+                    self.g.node(node).op,
+                    Op::Scalar(ScalarOp::Div | ScalarOp::Max)
+                ),
+        );
         Some(())
     }
 

@@ -1,5 +1,5 @@
-//! The readers of files that others make, each as a function of bytes: what is read is sound, or refused. Fuzz targets and
-//! tests call the same functions.
+//! The readers of files that others make, each as a function of bytes: what is read is sound, or
+//! refused. Fuzz targets and tests call the same functions.
 
 use std::path::Path;
 use std::sync::Mutex;
@@ -16,8 +16,8 @@ use slabwise_cuda::nvrtc::Cubin;
 use slabwise_planner::csv;
 use slabwise_planner::remat_graph::RematGraph;
 
-/// A reader: the folder of its seeds, whether bytes were accepted, and the most bytes of memory that it may take for each byte
-/// of a file.
+/// A reader: the folder of its seeds, whether bytes were accepted, and the most bytes of memory
+/// that it may take for each byte of a file.
 pub struct Reader {
     /// Its name, which is that of its folder and its fuzz target.
     pub name: &'static str,
@@ -33,25 +33,77 @@ pub struct Reader {
 
 const MIB: u64 = 1 << 20;
 
-/// All of them. What an IDX file's header declares is reserved up to 64 MiB before any of it is there; gzip packs a thousand
-/// to one.
+/// All of them. What an IDX file's header declares is reserved up to 64 MiB before any of it is
+/// there; gzip packs a thousand to one.
 pub const READERS: &[Reader] = &[
-    Reader { name: "trace", read: trace, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
-    Reader { name: "plan", read: plan, bytes_per_byte: 128, fixed_bytes: 4 * MIB },
-    Reader { name: "csv", read: csv, bytes_per_byte: 512, fixed_bytes: 4 * MIB },
-    Reader { name: "graph", read: graph, bytes_per_byte: 512, fixed_bytes: 4 * MIB },
-    Reader { name: "idx", read: idx, bytes_per_byte: 1100, fixed_bytes: 66 * MIB },
-    Reader { name: "cifar", read: cifar, bytes_per_byte: 8, fixed_bytes: 4 * MIB },
-    Reader { name: "weights", read: weights, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
-    Reader { name: "checkpoint", read: checkpoint, bytes_per_byte: 256, fixed_bytes: 4 * MIB },
-    Reader { name: "cubin", read: cubin, bytes_per_byte: 32, fixed_bytes: MIB },
+    Reader {
+        name: "trace",
+        read: trace,
+        bytes_per_byte: 256,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "plan",
+        read: plan,
+        bytes_per_byte: 128,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "csv",
+        read: csv,
+        bytes_per_byte: 512,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "graph",
+        read: graph,
+        bytes_per_byte: 512,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "idx",
+        read: idx,
+        bytes_per_byte: 1100,
+        fixed_bytes: 66 * MIB,
+    },
+    Reader {
+        name: "cifar",
+        read: cifar,
+        bytes_per_byte: 8,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "weights",
+        read: weights,
+        bytes_per_byte: 256,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "checkpoint",
+        read: checkpoint,
+        bytes_per_byte: 256,
+        fixed_bytes: 4 * MIB,
+    },
+    Reader {
+        name: "cubin",
+        read: cubin,
+        bytes_per_byte: 32,
+        fixed_bytes: MIB,
+    },
 ];
 
 /// A log of RMM, a snapshot of PyTorch (pickle or JSON), or lifetimes.
 fn trace(bytes: &[u8]) -> Result<(), String> {
     let trace = Replayed::of_bytes(bytes)?;
-    assert!(trace.ops().len() <= bytes.len(), "no operation out of nothing");
-    let frees = trace.ops().iter().filter(|op| matches!(op, Op::Free(_))).count();
+    assert!(
+        trace.ops().len() <= bytes.len(),
+        "no operation out of nothing"
+    );
+    let frees = trace
+        .ops()
+        .iter()
+        .filter(|op| matches!(op, Op::Free(_)))
+        .count();
     assert!(2 * frees <= trace.ops().len() && trace.peak_live_bytes() < 1 << 62);
     Ok(())
 }
@@ -60,15 +112,26 @@ fn trace(bytes: &[u8]) -> Result<(), String> {
 fn plan(bytes: &[u8]) -> Result<(), String> {
     let plan = PlanFile::read(str::from_utf8(bytes).map_err(|e| e.to_string())?)?;
     assert!(plan.buffers.iter().all(|row| row.start <= row.end && row.offset.checked_add(row.occupied_bytes).is_some()));
-    assert_eq!(plan.buffers.iter().map(|row| row.at_peak_bytes()).sum::<u64>(), plan.peak.bytes);
+    assert_eq!(
+        plan.buffers
+            .iter()
+            .map(|row| row.at_peak_bytes())
+            .sum::<u64>(),
+        plan.peak.bytes
+    );
     assert!(Diff::of(&plan, &plan).is_empty());
     Ok(())
 }
 
 /// A packing problem.
 fn csv(bytes: &[u8]) -> Result<(), String> {
-    let table = csv::read(str::from_utf8(bytes).map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
-    assert_eq!(csv::read(&csv::write(&table)).as_ref(), Ok(&table), "what is read survives writing");
+    let table =
+        csv::read(str::from_utf8(bytes).map_err(|e| e.to_string())?).map_err(|e| e.to_string())?;
+    assert_eq!(
+        csv::read(&csv::write(&table)).as_ref(),
+        Ok(&table),
+        "what is read survives writing"
+    );
     Ok(())
 }
 
@@ -76,14 +139,27 @@ fn csv(bytes: &[u8]) -> Result<(), String> {
 fn graph(bytes: &[u8]) -> Result<(), String> {
     let graph = RematGraph::read(bytes).map_err(|e| e.to_string())?;
     let known = |ids: &[u32]| ids.iter().all(|&id| (id as usize) < graph.nodes.len());
-    assert!(known(&graph.outputs) && graph.nodes.iter().all(|n| known(&n.inputs) && known(&n.inplace) && known(&n.mutates)));
-    graph.to_dag(true).dag.verify().map_err(|e| panic!("a graph that was accepted: {e}"))
+    assert!(
+        known(&graph.outputs)
+            && graph
+                .nodes
+                .iter()
+                .all(|n| known(&n.inputs) && known(&n.inplace) && known(&n.mutates))
+    );
+    graph
+        .to_dag(true)
+        .dag
+        .verify()
+        .map_err(|e| panic!("a graph that was accepted: {e}"))
 }
 
 /// Arrays of bytes as MNIST has them: labels, or images, which the number of dimensions tells.
 fn idx(bytes: &[u8]) -> Result<(), String> {
     let [labels, images] = [1, 3].map(|rank| Idx::of_bytes(bytes, rank));
-    assert!(labels.is_err() || images.is_err(), "a file has one number of dimensions");
+    assert!(
+        labels.is_err() || images.is_err(),
+        "a file has one number of dimensions"
+    );
     let idx = labels.or(images).map_err(|e| e.to_string())?;
     assert_eq!(idx.dims.iter().product::<usize>(), idx.data.len());
     Ok(())
@@ -102,7 +178,10 @@ fn weights(bytes: &[u8]) -> Result<(), String> {
     let sizes: u64 = file.tensors().map(|t| t.bytes.len() as u64).sum();
     assert!(sizes <= bytes.len() as u64, "tensors do not overlap");
     for tensor in file.tensors() {
-        assert_eq!(tensor.shape.iter().product::<u64>() * tensor.dtype.bytes() as u64, tensor.bytes.len() as u64);
+        assert_eq!(
+            tensor.shape.iter().product::<u64>() * tensor.dtype.bytes() as u64,
+            tensor.bytes.len() as u64
+        );
     }
     Ok(())
 }
@@ -110,41 +189,70 @@ fn weights(bytes: &[u8]) -> Result<(), String> {
 /// Weights and optimizer state of a small model: all of it, or nothing has changed.
 fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     static SESSION: Mutex<Option<Session>> = Mutex::new(None);
-    let mut session = SESSION.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+    let mut session = SESSION
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner());
     let session = session.get_or_insert_with(small_session);
     let names: Vec<String> = session.names().map(String::from).collect();
     let bits = |session: &Session| -> Vec<Vec<u32>> {
-        names.iter().map(|name| session.value(name).expect("it has one").iter().map(|x| x.to_bits()).collect()).collect()
+        names
+            .iter()
+            .map(|name| {
+                session
+                    .value(name)
+                    .expect("it has one")
+                    .iter()
+                    .map(|x| x.to_bits())
+                    .collect()
+            })
+            .collect()
     };
     let before = bits(session);
-    let file = File::of_bytes(Path::new("checkpoint"), bytes.to_vec()).map_err(|e| e.to_string())?;
+    let file =
+        File::of_bytes(Path::new("checkpoint"), bytes.to_vec()).map_err(|e| e.to_string())?;
     match session.load_file(&file) {
         Ok(()) => Ok(()),
         Err(error) => {
-            assert_eq!(bits(session), before, "refused, and yet something has changed");
+            assert_eq!(
+                bits(session),
+                before,
+                "refused, and yet something has changed"
+            );
             Err(error.to_string())
         }
     }
 }
 
-/// An entry of the cache of compiled kernels: as it is, and sealed anew, for nothing looks behind a seal that is broken.
+/// An entry of the cache of compiled kernels: as it is, and sealed anew, for nothing looks behind a
+/// seal that is broken.
 fn cubin(bytes: &[u8]) -> Result<(), String> {
     let key = "5eed".repeat(16);
     let sound = |cubin: Cubin| {
-        assert!(cubin.usage.iter().map(|u| u.name.len()).sum::<usize>() + cubin.image.len() <= bytes.len(), "no code out of nothing");
-        assert_eq!(entry::decode(&entry::encode(&cubin, &key), &key).expect("it was accepted"), cubin);
+        assert!(
+            cubin.usage.iter().map(|u| u.name.len()).sum::<usize>() + cubin.image.len()
+                <= bytes.len(),
+            "no code out of nothing"
+        );
+        assert_eq!(
+            entry::decode(&entry::encode(&cubin, &key), &key).expect("it was accepted"),
+            cubin
+        );
     };
     if let Some(rest) = bytes.get(entry::HEAD_BYTES..) {
         let _ = entry::decode(&entry::seal(rest, &key), &key).map(sound);
     }
-    entry::decode(bytes, &key).map(sound).map_err(|e| e.to_string())
+    entry::decode(bytes, &key)
+        .map(sound)
+        .map_err(|e| e.to_string())
 }
 
 /// Three weights in, two out, learnt by Adam.
 pub fn small_session() -> Session {
     let params = Params::seeded(0);
     let layer = Linear::new(&params.root() / "layer", 3, 2);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(1);
     let trace = Trace::training();
     let x = trace.input("x", F32, (4, 3));
     let loss = x.apply(&layer).square().mean();
@@ -156,6 +264,9 @@ pub fn small_session() -> Session {
 /// Reads bytes by the reader of a name.
 #[allow(dead_code, reason = "fuzz targets call readers by name")]
 pub fn read(name: &str, bytes: &[u8]) -> Result<(), String> {
-    let reader = READERS.iter().find(|r| r.name == name).expect("a reader of this name");
+    let reader = READERS
+        .iter()
+        .find(|r| r.name == name)
+        .expect("a reader of this name");
     (reader.read)(bytes)
 }

@@ -1,5 +1,6 @@
-//! The models of the usual benchmarks, in their full size, from weights that a formula gives here and in `record.py` alike: of
-//! logits and gradients some numbers are compared, of ten training steps the losses.
+//! The models of the usual benchmarks, in their full size, from weights that a formula gives here
+//! and in `record.py` alike: of logits and gradients some numbers are compared, of ten training
+//! steps the losses.
 
 use ndarray::{ArrayD, IxDyn};
 use slabwise::models::{Examples, Model};
@@ -30,9 +31,15 @@ fn classes(shape: &[usize], seed: usize, kinds: usize) -> ArrayD<i32> {
 fn batch(model: Model, batch: usize, step: usize) -> (Examples, ArrayD<i32>) {
     let shape: Vec<usize> = [batch].into_iter().chain(model.example()).collect();
     if let Model::Gpt(gpt) = model {
-        (Examples::Tokens(classes(&shape, 1000 + step, gpt.vocabulary)), classes(&shape, 2000 + step, gpt.vocabulary))
+        (
+            Examples::Tokens(classes(&shape, 1000 + step, gpt.vocabulary)),
+            classes(&shape, 2000 + step, gpt.vocabulary),
+        )
     } else {
-        (Examples::Images(noise(&shape, 1000 + step)), classes(&[batch], 2000 + step, model.classes()))
+        (
+            Examples::Images(noise(&shape, 1000 + step)),
+            classes(&[batch], 2000 + step, model.classes()),
+        )
     }
 }
 
@@ -51,44 +58,74 @@ fn fill(session: &mut Session, declared: &[Param]) {
         } else {
             even * 0.1f32
         };
-        session.set_value(param.name(), &values).expect("it is declared");
+        session
+            .set_value(param.name(), &values)
+            .expect("it is declared");
     }
 }
 
 /// Numbers at equal distances, at most `most`.
 fn some(all: &[f32], most: usize) -> ArrayD<f32> {
-    let few: Vec<f32> = all.iter().step_by(all.len().div_ceil(most)).copied().collect();
+    let few: Vec<f32> = all
+        .iter()
+        .step_by(all.len().div_ceil(most))
+        .copied()
+        .collect();
     ArrayD::from_shape_vec(IxDyn(&[few.len()]), few).expect("flat")
 }
 
 fn check(name: &'static str, n: usize, optimizer: impl Optimizer) {
-    let case = Case { name, file: File::open(path("full", "").with_file_name("full.safetensors")).expect("recorded") };
+    let case = Case {
+        name,
+        file: File::open(path("full", "").with_file_name("full.safetensors")).expect("recorded"),
+    };
     let model = Model::parse(name).expect("built in");
 
     let params = Params::seeded(0);
     let network = model.build(&params);
     let declared = params.declared();
     let trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
     let trace = Trace::training();
     let (x, y) = batch(model, n, 0);
     let logits = input(&trace, &x).apply(&network);
     let flat = gradients(&trace, loss(logits, &y), &trained);
-    let program = session.compile(&trace, [logits, flat]).expect("it compiles");
+    let program = session
+        .compile(&trace, [logits, flat])
+        .expect("it compiles");
     fill(&mut session, &declared);
     let [logits, flat] = session.run(&program, (&x, &y)).expect("it runs");
-    case.assert_close(&format!("{name}/logits"), &some(logits.array::<f32>().expect("f32").as_slice().expect("flat"), 1024), 1e-4);
+    case.assert_close(
+        &format!("{name}/logits"),
+        &some(
+            logits
+                .array::<f32>()
+                .expect("f32")
+                .as_slice()
+                .expect("flat"),
+            1024,
+        ),
+        1e-4,
+    );
     let flat = flat.array::<f32>().expect("f32");
     let mut rest = flat.as_slice().expect("flat");
     for param in trained {
         let (gradient, others) = rest.split_at(param.dims().iter().product());
         rest = others;
-        case.assert_close(&format!("{name}/grad.{}", param.name()), &some(gradient, 64), 1e-3);
+        case.assert_close(
+            &format!("{name}/grad.{}", param.name()),
+            &some(gradient, 64),
+            1e-3,
+        );
     }
 
     let params = Params::seeded(0);
     let network = model.build(&params);
-    let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
     let trace = Trace::training();
     let loss = loss(input(&trace, &x).apply(&network), &y);
     trace.minimize(loss, optimizer);
@@ -97,7 +134,10 @@ fn check(name: &'static str, n: usize, optimizer: impl Optimizer) {
     for (step, &expected) in case.floats(&format!("{name}/losses")).iter().enumerate() {
         let (x, y) = batch(model, n, step);
         let got = session.run(&train, (&x, &y)).expect("it runs")[0].item();
-        assert!((got - expected).abs() <= 1e-4 * expected, "{name}: step {step} of {STEPS}: loss {got} instead of {expected}");
+        assert!(
+            (got - expected).abs() <= 1e-4 * expected,
+            "{name}: step {step} of {STEPS}: loss {got} instead of {expected}"
+        );
     }
 }
 

@@ -1,6 +1,6 @@
-//! Small versions of the built-in models against what PyTorch computed (`tests/data/record.py`): weights load under PyTorch's
-//! names, and outputs, gradients, running statistics and ten training steps agree. The models of the usual benchmarks as they are
-//! are in `full.rs`.
+//! Small versions of the built-in models against what PyTorch computed (`tests/data/record.py`):
+//! weights load under PyTorch's names, and outputs, gradients, running statistics and ten training
+//! steps agree. The models of the usual benchmarks as they are are in `full.rs`.
 
 mod full;
 mod points;
@@ -19,7 +19,8 @@ const STEPS: usize = 10;
 const PARAMS_MAX: usize = 72;
 
 fn path(name: &str, part: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/data/torch/{name}.{part}.safetensors"))
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+        .join(format!("tests/data/torch/{name}.{part}.safetensors"))
 }
 
 /// What was recorded of a model.
@@ -38,10 +39,17 @@ impl Case {
     }
 
     fn read<T>(&self, tensor: &str, dtype: DType, of: fn([u8; 4]) -> T) -> ArrayD<T> {
-        let entry = self.file.get(tensor).unwrap_or_else(|| panic!("{}: no {tensor} was recorded", self.name));
+        let entry = self
+            .file
+            .get(tensor)
+            .unwrap_or_else(|| panic!("{}: no {tensor} was recorded", self.name));
         assert_eq!(entry.dtype, dtype, "{}: {tensor}", self.name);
         let shape: Vec<usize> = entry.shape.iter().map(|&n| n as usize).collect();
-        let values = entry.bytes.chunks_exact(4).map(|b| of(b.try_into().expect("four bytes"))).collect();
+        let values = entry
+            .bytes
+            .chunks_exact(4)
+            .map(|b| of(b.try_into().expect("four bytes")))
+            .collect();
         ArrayD::from_shape_vec(IxDyn(&shape), values).expect("the file was checked")
     }
 
@@ -49,10 +57,15 @@ impl Case {
     fn step(&self, step: usize) -> (Examples, ArrayD<i32>) {
         fn part<T: Clone>(all: ArrayD<T>, step: usize) -> ArrayD<T> {
             let n = all.shape()[0] / STEPS;
-            all.slice_axis(Axis(0), Slice::from(step * n..(step + 1) * n)).to_owned()
+            all.slice_axis(Axis(0), Slice::from(step * n..(step + 1) * n))
+                .to_owned()
         }
         let tokens = self.file.get("x").expect("recorded").dtype == I32;
-        let x = if tokens { Examples::Tokens(part(self.integers("x"), step)) } else { Examples::Images(part(self.floats("x"), step)) };
+        let x = if tokens {
+            Examples::Tokens(part(self.integers("x"), step))
+        } else {
+            Examples::Images(part(self.floats("x"), step))
+        };
         (x, part(self.integers("y"), step))
     }
 
@@ -63,7 +76,11 @@ impl Case {
         assert_eq!(got.shape(), expected.shape(), "{}: {what}", self.name);
         let largest = expected.iter().fold(0.0f32, |n, v| n.max(v.abs()));
         for (g, e) in got.iter().zip(&expected) {
-            assert!((g - e).abs() <= tolerance * (largest + 1e-3), "{}: {what}: {g} instead of {e}, largest {largest}", self.name);
+            assert!(
+                (g - e).abs() <= tolerance * (largest + 1e-3),
+                "{}: {what}: {g} instead of {e}, largest {largest}",
+                self.name
+            );
         }
     }
 }
@@ -78,27 +95,48 @@ fn input<'t>(trace: &'t Trace, x: &Examples) -> Tensor<'t> {
 /// The loss of logits with a label for each example, token or pixel.
 fn loss<'t>(logits: Tensor<'t>, y: &ArrayD<i32>) -> Tensor<'t> {
     let labels = logits.trace().input("y", I32, y.shape());
-    let by_class = if logits.rank() == 4 { logits.permute([0, 2, 3, 1]) } else { logits };
+    let by_class = if logits.rank() == 4 {
+        logits.permute([0, 2, 3, 1])
+    } else {
+        logits
+    };
     by_class.cross_entropy(labels)
 }
 
 /// The gradients of all parameters one behind the other.
 fn gradients<'t>(trace: &'t Trace, loss: Tensor<'t>, params: &[&Param]) -> Tensor<'t> {
     assert!(params.len() <= PARAMS_MAX, "{} parameters", params.len());
-    let all = trace.gradients(loss, std::array::from_fn::<_, PARAMS_MAX, _>(|i| params[i % params.len()]));
-    let flat: Vec<Tensor<'_>> = all[..params.len()].iter().map(|g| g.reshape([-1i64])).collect();
+    let all = trace.gradients(
+        loss,
+        std::array::from_fn::<_, PARAMS_MAX, _>(|i| params[i % params.len()]),
+    );
+    let flat: Vec<Tensor<'_>> = all[..params.len()]
+        .iter()
+        .map(|g| g.reshape([-1i64]))
+        .collect();
     trace.concat(&flat, 0)
 }
 
-fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) -> Box<dyn Module>) {
-    let case = Case { name, file: File::open(path(name, "case")).expect("recorded") };
+fn check(
+    name: &'static str,
+    optimizer: impl Optimizer,
+    layers: impl Fn(&Scope) -> Box<dyn Module>,
+) {
+    let case = Case {
+        name,
+        file: File::open(path(name, "case")).expect("recorded"),
+    };
     let (x, y) = case.step(0);
     let open = || {
         let params = Params::seeded(0);
         let model = layers(&params.root());
         let declared = params.declared();
-        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(2);
-        session.load_weights(path(name, "weights")).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(2);
+        session
+            .load_weights(path(name, "weights"))
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
         (session, model, declared)
     };
 
@@ -108,7 +146,9 @@ fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) 
     let trace = Trace::training();
     let logits = input(&trace, &x).apply(&*model);
     let flat = gradients(&trace, loss(logits, &y), &trained);
-    let program = session.compile(&trace, [logits, flat]).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let program = session
+        .compile(&trace, [logits, flat])
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
     let [logits, flat] = session.run(&program, (&x, &y)).expect("it runs");
     case.assert_close("logits", &logits.array().expect("f32"), 1e-4);
     let flat = flat.array::<f32>().expect("f32");
@@ -117,7 +157,9 @@ fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) 
         let n: usize = param.dims().iter().product();
         let gradient = flat.slice_axis(Axis(0), Slice::from(at..at + n)).to_owned();
         at += n;
-        let gradient = gradient.into_shape_with_order(param.dims()).expect("as many elements");
+        let gradient = gradient
+            .into_shape_with_order(param.dims())
+            .expect("as many elements");
         case.assert_close(&format!("grad.{}", param.name()), &gradient, 1e-3);
     }
 
@@ -126,7 +168,9 @@ fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) 
     let trace = Trace::training();
     let loss = loss(input(&trace, &x).apply(&*model), &y);
     trace.minimize(loss, optimizer);
-    let train = session.compile(&trace, [loss]).unwrap_or_else(|e| panic!("{name}: {e}"));
+    let train = session
+        .compile(&trace, [loss])
+        .unwrap_or_else(|e| panic!("{name}: {e}"));
     let losses: Vec<f32> = (0..STEPS)
         .map(|step| {
             let (x, y) = case.step(step);
@@ -134,13 +178,22 @@ fn check(name: &'static str, optimizer: impl Optimizer, layers: impl Fn(&Scope) 
         })
         .collect();
     for (step, (got, expected)) in losses.iter().zip(case.floats("losses")).enumerate() {
-        assert!((got - expected).abs() <= 1e-4 * expected, "{name}: step {step}: loss {got} instead of {expected}");
+        assert!(
+            (got - expected).abs() <= 1e-4 * expected,
+            "{name}: step {step}: loss {got} instead of {expected}"
+        );
     }
     for statistic in declared.iter().filter(|p| !p.is_trained()) {
-        case.assert_close(&format!("end.{}", statistic.name()), &session.value(statistic.name()).expect("there"), 1e-3);
+        case.assert_close(
+            &format!("end.{}", statistic.name()),
+            &session.value(statistic.name()).expect("there"),
+            1e-3,
+        );
     }
     let trace = Trace::inference();
-    let program = session.compile(&trace, [input(&trace, &x).apply(&*model)]).expect("it compiles");
+    let program = session
+        .compile(&trace, [input(&trace, &x).apply(&*model)])
+        .expect("it compiles");
     let [eval] = session.run(&program, (&x,)).expect("it runs");
     case.assert_close("eval", &eval.array().expect("f32"), 1e-3);
 }
@@ -152,7 +205,13 @@ fn sgd() -> Sgd {
 #[test]
 fn residual_networks() {
     let net = |large_stem: bool, bottleneck: bool, depths: &[usize]| {
-        let net = ResNet { large_stem, bottleneck, depths: depths.to_vec(), width: 4, classes: 5 };
+        let net = ResNet {
+            large_stem,
+            bottleneck,
+            depths: depths.to_vec(),
+            width: 4,
+            classes: 5,
+        };
         move |at: &Scope| -> Box<dyn Module> { Box::new(net.layers(at)) }
     };
     check("resnet20", sgd(), net(false, false, &[2, 2]));
@@ -162,19 +221,51 @@ fn residual_networks() {
 
 #[test]
 fn other_networks_of_images() {
-    let mobile = MobileNetV2 { stem: 4, stages: vec![[1, 4, 1, 1], [3, 6, 2, 2]], last: 12, classes: 5, dropout: 0.0 };
+    let mobile = MobileNetV2 {
+        stem: 4,
+        stages: vec![[1, 4, 1, 1], [3, 6, 2, 2]],
+        last: 12,
+        classes: 5,
+        dropout: 0.0,
+    };
     check("mobilenetv2", sgd(), |at| Box::new(mobile.layers(at)));
-    let vgg = Vgg { stages: vec![[4, 1], [8, 2]], places: 2, hidden: 16, classes: 5, dropout: 0.0 };
+    let vgg = Vgg {
+        stages: vec![[4, 1], [8, 2]],
+        places: 2,
+        hidden: 16,
+        classes: 5,
+        dropout: 0.0,
+    };
     check("vgg16", sgd(), |at| Box::new(vgg.layers(at)));
-    let unet = UNet { inputs: 3, width: 4, levels: 2, classes: 2 };
+    let unet = UNet {
+        inputs: 3,
+        width: 4,
+        levels: 2,
+        classes: 2,
+    };
     check("unet", Adam::new(1e-2), |at| Box::new(unet.layers(at)));
 }
 
 #[test]
 fn language_models() {
-    let gpt = Gpt { layers: 2, width: 16, heads: 2, length: 8, vocabulary: 32, tied: false };
-    check("gpt", AdamW::new(3e-3).weight_decay(0.1), |at| Box::new(gpt.layers(at)));
-    let lstm = LstmModel { vocabulary: 16, width: 8, hidden: 12, length: 6, layers: 1 };
+    let gpt = Gpt {
+        layers: 2,
+        width: 16,
+        heads: 2,
+        length: 8,
+        vocabulary: 32,
+        tied: false,
+    };
+    check("gpt", AdamW::new(3e-3).weight_decay(0.1), |at| {
+        Box::new(gpt.layers(at))
+    });
+    let lstm = LstmModel {
+        vocabulary: 16,
+        width: 8,
+        hidden: 12,
+        length: 6,
+        layers: 1,
+    };
     check("lstm", Adam::new(1e-2), |at| Box::new(lstm.layers(at)));
 }
 
@@ -188,7 +279,11 @@ struct Layers {
 
 impl Module for Layers {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        x.apply(&self.group).apply(&self.rms).apply(&self.attention).mean_over(1).apply(&self.fc)
+        x.apply(&self.group)
+            .apply(&self.rms)
+            .apply(&self.attention)
+            .mean_over(1)
+            .apply(&self.fc)
     }
 }
 
@@ -208,10 +303,26 @@ fn single_layers() {
 #[test]
 fn weights_of_another_model_are_refused() {
     let params = Params::seeded(0);
-    ResNet { large_stem: false, bottleneck: false, depths: vec![2, 1], width: 4, classes: 6 }.layers(&params.root());
+    ResNet {
+        large_stem: false,
+        bottleneck: false,
+        depths: vec![2, 1],
+        width: 4,
+        classes: 6,
+    }
+    .layers(&params.root());
     let mut session = Session::new(Device::Cpu, params).expect("a session");
-    let said = session.load_weights(path("resnet20", "weights")).unwrap_err().to_string();
-    for part in ["fc.weight", "[6, 8]", "[5, 8]", "unexpected: `layer2.1.bn1.running_mean`", "unexpected: `layer2.1.conv2.weight`"] {
+    let said = session
+        .load_weights(path("resnet20", "weights"))
+        .unwrap_err()
+        .to_string();
+    for part in [
+        "fc.weight",
+        "[6, 8]",
+        "[5, 8]",
+        "unexpected: `layer2.1.bn1.running_mean`",
+        "unexpected: `layer2.1.conv2.weight`",
+    ] {
         assert!(said.contains(part), "{part} in\n{said}");
     }
     assert!(!said.contains("num_batches_tracked"), "{said}");

@@ -1,6 +1,7 @@
-//! Single operations, losses and norms at special numbers (NaN, infinities, zeros, denormals, bounds, ties, saturation, overflow)
-//! against what PyTorch gives there, values and gradients. Where this library decides otherwise, `docs/numerics.md` says so, and
-//! the table at the end has what it gives instead.
+//! Single operations, losses and norms at special numbers (NaN, infinities, zeros, denormals,
+//! bounds, ties, saturation, overflow) against what PyTorch gives there, values and gradients.
+//! Where this library decides otherwise, `docs/numerics.md` says so, and the table at the end has
+//! what it gives instead.
 
 use slabwise::nn::{BatchNorm1d, Module, RmsNorm};
 use slabwise::prelude::*;
@@ -66,7 +67,9 @@ const CASES: &[(&str, Build)] = &[
     ("mse", |_, x| x[0].mse(x[1])),
     ("huber", |_, x| x[0].huber(x[1], 0.5)),
     ("bce", |_, x| x[0].binary_cross_entropy(x[1])),
-    ("bce_with_logits", |_, x| x[0].binary_cross_entropy_with_logits(x[1])),
+    ("bce_with_logits", |_, x| {
+        x[0].binary_cross_entropy_with_logits(x[1])
+    }),
     ("sum", |_, x| x[0].sum()),
     ("mean", |_, x| x[0].mean()),
     ("prod", |_, x| x[0].prod()),
@@ -76,15 +79,31 @@ const CASES: &[(&str, Build)] = &[
     ("softmax", |_, x| x[0].softmax(0)),
     ("log_softmax", |_, x| x[0].log_softmax(0)),
     ("logsumexp", |_, x| x[0].logsumexp(0)),
-    ("cross_entropy", |_, x| x[0].unsqueeze(0).cross_entropy(x[0].trace().full(1.0, I32, (1,)))),
+    ("cross_entropy", |_, x| {
+        x[0].unsqueeze(0)
+            .cross_entropy(x[0].trace().full(1.0, I32, (1,)))
+    }),
     ("layer_norm", |_, x| x[0].normalize(0, 1e-5)),
-    ("rms_norm", |at, x| x[0].apply(&RmsNorm::new(at / "norm", 4))),
-    ("group_norm", |_, x| x[0].reshape((1, 2, 2)).group_normalize(1, 1e-5).flatten(0)),
-    ("batch_norm", |at, x| BatchNorm1d::new(at / "norm", 1).forward(x[0].unsqueeze(1)).flatten(0)),
+    ("rms_norm", |at, x| {
+        x[0].apply(&RmsNorm::new(at / "norm", 4))
+    }),
+    ("group_norm", |_, x| {
+        x[0].reshape((1, 2, 2)).group_normalize(1, 1e-5).flatten(0)
+    }),
+    ("batch_norm", |at, x| {
+        BatchNorm1d::new(at / "norm", 1)
+            .forward(x[0].unsqueeze(1))
+            .flatten(0)
+    }),
 ];
 
 /// Case, tensor, arguments (one list each), and what this library gives.
-type Difference = (&'static str, &'static str, &'static [&'static [f32]], &'static [f32]);
+type Difference = (
+    &'static str,
+    &'static str,
+    &'static [&'static [f32]],
+    &'static [f32],
+);
 
 /// Where this library gives something else, and what.
 #[rustfmt::skip]
@@ -108,7 +127,8 @@ const OTHERWISE: &[Difference] = &[
     ("logsumexp", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[0.5, 0.0, 0.5, 0.0]),
     ("logsumexp", "d0", &[&[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0]], &[0.032_058_6, 0.087_144_315, 0.236_882_8, 0.643_914_2]),
     ("logsumexp", "d0", &[&[1e4, 1e4, -1e4, 0.0]], &[0.5, 0.5, 0.0, 0.0]),
-    // A product of pairs, in another order; the gradient takes zeros apart, and what is left is not finite.
+    // A product of pairs, in another order; the gradient takes zeros apart, and what is left is not
+    // finite.
     ("prod", "value", &[&[MAX, -MAX, 0.0, 0.0]], &[0.0]),
     ("prod", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
     ("prod", "d0", &[&[NAN, 1.0, 0.0, 2.0]], &[NAN; 4]),
@@ -128,7 +148,8 @@ const OTHERWISE: &[Difference] = &[
     ("batch_norm", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
     ("batch_norm", "value", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
     ("batch_norm", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
-    // Equal numbers have no variance, however large; ±1.34 and ±0.45 is what the last row is, normalised.
+    // Equal numbers have no variance, however large; ±1.34 and ±0.45 is what the last row is,
+    // normalised.
     ("batch_norm", "value", &[&[MAX, MAX, MAX, MAX]], &[0.0; 4]),
     ("batch_norm", "d0", &[&[MAX, MAX, MAX, MAX]], &[-474.341_67, -158.113_89, 158.113_89, 474.341_67]),
     ("layer_norm", "value", &[TEN_MILLIONS], EXACT),
@@ -142,63 +163,121 @@ const OTHERWISE: &[Difference] = &[
 const TEN_MILLIONS: &[f32] = &[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0];
 const EXACT: &[f32] = &[-1.341_635_5, -0.447_211_83, 0.447_211_83, 1.341_635_5];
 
-/// Whether two numbers are the same but for rounding: a few hundred units in the last place, for gradients of norms cancel.
+/// Whether two numbers are the same but for rounding: a few hundred units in the last place, for
+/// gradients of norms cancel.
 fn close(a: f32, b: f32) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || b.is_finite() && (a - b).abs() <= 2e-5 * (1.0 + b.abs())
 }
 
 fn same_bits(a: &[f32], b: &[f32]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
+    a.len() == b.len()
+        && a.iter()
+            .zip(b)
+            .all(|(a, b)| a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()))
 }
 
 #[test]
 fn special_numbers_are_as_in_pytorch() {
-    let file = slabwise::weights::File::open(format!("{}/tests/data/torch/points.safetensors", env!("CARGO_MANIFEST_DIR")));
-    let recorded = Case { name: "points", file: file.expect("recorded") };
+    let file = slabwise::weights::File::open(format!(
+        "{}/tests/data/torch/points.safetensors",
+        env!("CARGO_MANIFEST_DIR")
+    ));
+    let recorded = Case {
+        name: "points",
+        file: file.expect("recorded"),
+    };
     let (mut wrong, mut used) = (Vec::new(), vec![false; OTHERWISE.len()]);
     for (name, build) in CASES {
         let tensors = |kind: &str| -> Vec<ndarray::ArrayD<f32>> {
-            (0..2).map(|i| format!("{name}/{kind}{i}")).filter(|n| recorded.file.get(n).is_some()).map(|n| recorded.floats(&n)).collect()
+            (0..2)
+                .map(|i| format!("{name}/{kind}{i}"))
+                .filter(|n| recorded.file.get(n).is_some())
+                .map(|n| recorded.floats(&n))
+                .collect()
         };
-        let (arguments, slopes, values) = (tensors("x"), tensors("d"), recorded.floats(&format!("{name}/value")));
+        let (arguments, slopes, values) = (
+            tensors("x"),
+            tensors("d"),
+            recorded.floats(&format!("{name}/value")),
+        );
         let params = Params::seeded(0);
         let trace = Trace::training();
         let names = ["x0", "x1"];
-        let xs: Vec<Tensor<'_>> = arguments.iter().zip(names).map(|(a, name)| trace.input(name, F32, (a.shape()[1],))).collect();
+        let xs: Vec<Tensor<'_>> = arguments
+            .iter()
+            .zip(names)
+            .map(|(a, name)| trace.input(name, F32, (a.shape()[1],)))
+            .collect();
         let value = build(&params.root(), &xs).reshape([-1i64]);
         let weights = trace.arange(values.shape()[1]).cast(F32) + 1.0;
-        let of = if xs.len() == 1 { [xs[0], xs[0]] } else { [xs[0], xs[1]] };
+        let of = if xs.len() == 1 {
+            [xs[0], xs[0]]
+        } else {
+            [xs[0], xs[1]]
+        };
         let gradients = trace.gradients((value * weights).sum(), of);
-        let mut session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-        let program = session.compile(&trace, [value, gradients[0], gradients[1]]).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let mut session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(1);
+        let program = session
+            .compile(&trace, [value, gradients[0], gradients[1]])
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
         for row in 0..values.shape()[0] {
-            let args: Vec<_> = arguments.iter().map(|a| a.index_axis(ndarray::Axis(0), row).to_owned()).collect();
-            let run = if let [x] = &args[..] { session.run(&program, (x,)) } else { session.run(&program, (&args[0], &args[1])) };
-            let outputs = run.unwrap_or_else(|e| panic!("{name}: {e}")).map(|y| y.array::<f32>().expect("f32"));
+            let args: Vec<_> = arguments
+                .iter()
+                .map(|a| a.index_axis(ndarray::Axis(0), row).to_owned())
+                .collect();
+            let run = if let [x] = &args[..] {
+                session.run(&program, (x,))
+            } else {
+                session.run(&program, (&args[0], &args[1]))
+            };
+            let outputs = run
+                .unwrap_or_else(|e| panic!("{name}: {e}"))
+                .map(|y| y.array::<f32>().expect("f32"));
             let expected = std::iter::once(&values).chain(&slopes);
             for (k, (got, expected)) in outputs.iter().zip(expected).enumerate() {
-                let (got, expected) = (got.as_slice().expect("contiguous"), expected.index_axis(ndarray::Axis(0), row).to_owned());
+                let (got, expected) = (
+                    got.as_slice().expect("contiguous"),
+                    expected.index_axis(ndarray::Axis(0), row).to_owned(),
+                );
                 let expected = expected.as_slice().expect("contiguous");
                 let part = ["value", "d0", "d1"][k];
-                let args: Vec<&[f32]> = args.iter().map(|a| a.as_slice().expect("contiguous")).collect();
+                let args: Vec<&[f32]> = args
+                    .iter()
+                    .map(|a| a.as_slice().expect("contiguous"))
+                    .collect();
                 let at = OTHERWISE.iter().position(|(n, p, a, _)| {
-                    n == name && *p == part && a.len() == args.len() && a.iter().zip(&args).all(|(a, b)| same_bits(a, b))
+                    n == name
+                        && *p == part
+                        && a.len() == args.len()
+                        && a.iter().zip(&args).all(|(a, b)| same_bits(a, b))
                 });
                 let wanted = at.map_or(expected, |at| OTHERWISE[at].3);
                 // Zeros have signs where nothing but the sign is at stake.
                 let signs = *name != "plus_zero" || same_bits(got, wanted);
                 let agrees = |wanted: &[f32]| got.iter().zip(wanted).all(|(g, w)| close(*g, *w));
                 if !agrees(wanted) || !signs {
-                    wrong.push(format!("(\"{name}\", \"{part}\", &{args:?}, &{got:?}), // {expected:?}"));
+                    wrong.push(format!(
+                        "(\"{name}\", \"{part}\", &{args:?}, &{got:?}), // {expected:?}"
+                    ));
                 }
                 if let Some(at) = at {
-                    assert!(!agrees(expected), "{name} {part} of {args:?} is as in PyTorch");
+                    assert!(
+                        !agrees(expected),
+                        "{name} {part} of {args:?} is as in PyTorch"
+                    );
                     used[at] = true;
                 }
             }
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    let unused: Vec<_> = OTHERWISE.iter().zip(used).filter(|(_, used)| !used).map(|(o, _)| o).collect();
+    let unused: Vec<_> = OTHERWISE
+        .iter()
+        .zip(used)
+        .filter(|(_, used)| !used)
+        .map(|(o, _)| o)
+        .collect();
     assert!(unused.is_empty(), "never met, or as in PyTorch: {unused:?}");
 }

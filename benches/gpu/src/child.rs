@@ -11,7 +11,8 @@ const LOOK: Duration = Duration::from_millis(5);
 
 /// How a process ended, and what it said.
 pub struct Ended {
-    /// What the system tells of its end; `None` if it was ended at its limit, or could not be started.
+    /// What the system tells of its end; `None` if it was ended at its limit, or could not be
+    /// started.
     pub status: Option<ExitStatus>,
     /// Why it could not be started.
     pub refused: Option<String>,
@@ -23,7 +24,13 @@ pub struct Ended {
 impl Ended {
     /// What could not be started, because of this.
     pub fn refused(why: String) -> Ended {
-        Ended { status: None, refused: Some(why), stdout: String::new(), stderr: String::new(), took: Duration::ZERO }
+        Ended {
+            status: None,
+            refused: Some(why),
+            stdout: String::new(),
+            stderr: String::new(),
+            took: Duration::ZERO,
+        }
     }
 
     /// The signal that ended it, if one did.
@@ -41,22 +48,33 @@ impl Ended {
             let skip = tail.chars().count().saturating_sub(CHARACTERS);
             tail.chars().skip(skip).collect::<String>()
         };
-        [last(&self.stdout), last(&self.stderr)].join("\n").trim().into()
+        [last(&self.stdout), last(&self.stderr)]
+            .join("\n")
+            .trim()
+            .into()
     }
 }
 
-/// Runs a command to its end, or until its time is over: then it is ended, with all that it started.
+/// Runs a command to its end, or until its time is over: then it is ended, with all that it
+/// started.
 pub fn run(mut command: Command, limit: Duration) -> Ended {
     let began = Instant::now();
-    // Files rather than pipes: what a process left behind holds on to would be waited for at the end of a pipe.
+    // Files rather than pipes: what a process left behind holds on to would be waited for at the
+    // end of a pipe.
     let started = || -> std::io::Result<(Child, [File; 2])> {
         let said = [tempfile::tempfile()?, tempfile::tempfile()?];
-        command.stdin(Stdio::null()).stdout(said[0].try_clone()?).stderr(said[1].try_clone()?).process_group(0);
+        command
+            .stdin(Stdio::null())
+            .stdout(said[0].try_clone()?)
+            .stderr(said[1].try_clone()?)
+            .process_group(0);
         Ok((command.spawn()?, said))
     };
     let (mut child, mut said) = match { started }() {
         Ok(started) => started,
-        Err(e) => return Ended::refused(format!("{}: {e}", command.get_program().to_string_lossy())),
+        Err(e) => {
+            return Ended::refused(format!("{}: {e}", command.get_program().to_string_lossy()));
+        }
     };
     let status = loop {
         match child.try_wait() {
@@ -69,16 +87,30 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
     end(&mut child);
     let mut text = |at: usize| {
         let mut bytes = Vec::new();
-        let read = said[at].seek(SeekFrom::Start(0)).and_then(|_| said[at].read_to_end(&mut bytes));
-        read.map_or_else(|e| e.to_string(), |_| String::from_utf8_lossy(&bytes).into_owned())
+        let read = said[at]
+            .seek(SeekFrom::Start(0))
+            .and_then(|_| said[at].read_to_end(&mut bytes));
+        read.map_or_else(
+            |e| e.to_string(),
+            |_| String::from_utf8_lossy(&bytes).into_owned(),
+        )
     };
-    Ended { status, refused: None, stdout: text(0), stderr: text(1), took }
+    Ended {
+        status,
+        refused: None,
+        stdout: text(0),
+        stderr: text(1),
+        took,
+    }
 }
 
 /// Ends the process and the group of what it started: compilers' workers outlive it otherwise.
 fn end(child: &mut Child) {
     let group = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
-    let _ = Command::new("sh").args(["-c", &group]).stdin(Stdio::null()).status();
+    let _ = Command::new("sh")
+        .args(["-c", &group])
+        .stdin(Stdio::null())
+        .status();
     // The group's own signal did this, unless there is no shell.
     let _ = child.kill();
     let _ = child.wait();

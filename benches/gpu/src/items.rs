@@ -20,7 +20,11 @@ pub enum Work {
     /// A script of another framework.
     Peer { script: PathBuf, words: Vec<String> },
     /// A test of a test binary, and a checker that it runs in, if one does.
-    Test { binary: PathBuf, name: String, within: Option<PathBuf> },
+    Test {
+        binary: PathBuf,
+        name: String,
+        within: Option<PathBuf>,
+    },
 }
 
 /// An item of the list.
@@ -31,7 +35,8 @@ pub struct Item {
     /// Whether it runs alone, because of its times.
     pub timed: bool,
     pub limit: Duration,
-    /// Whether nothing is to be known from processes before: neither kernels nor which of them is the fastest.
+    /// Whether nothing is to be known from processes before: neither kernels nor which of them is
+    /// the fastest.
     pub fresh: bool,
     /// Variables of its process.
     pub variables: Vec<Variable>,
@@ -54,16 +59,30 @@ impl Places {
     /// # Errors
     /// If the folder of tests is not there.
     pub fn find(tests: Option<&Path>) -> Result<Places, String> {
-        let program = std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
+        let program =
+            std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
         let beside = program.parent().unwrap_or(Path::new(".")).to_path_buf();
         let packed = beside.join("peers");
-        let peers = if packed.is_dir() { packed } else { Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers") };
+        let peers = if packed.is_dir() {
+            packed
+        } else {
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers")
+        };
         let tests = match tests {
-            Some(folder) if !folder.is_dir() => return Err(format!("{} is no folder of test binaries", folder.display())),
+            Some(folder) if !folder.is_dir() => {
+                return Err(format!(
+                    "{} is no folder of test binaries",
+                    folder.display()
+                ));
+            }
             Some(folder) => Some(folder.to_path_buf()),
             None => Some(beside.join("tests")).filter(|folder| folder.is_dir()),
         };
-        Ok(Places { program, peers, tests })
+        Ok(Places {
+            program,
+            peers,
+            tests,
+        })
     }
 }
 
@@ -86,7 +105,8 @@ pub const TORCH_MODES: [&str; 4] = ["eager", "compile", "reduce-overhead", "grap
 /// Rows and columns of square products.
 pub const PRODUCTS: [&str; 4] = ["1024", "2048", "4096", "8192"];
 
-/// Convolutions of residual networks and of the small one: name, batch, channels in and out, image, window, stride.
+/// Convolutions of residual networks and of the small one: name, batch, channels in and out, image,
+/// window, stride.
 pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
     ("stem-7x7-s2", [64, 3, 64, 224, 7, 2]),
     ("64-3x3-56", [64, 64, 64, 56, 3, 1]),
@@ -102,7 +122,8 @@ pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
     ("cnn-32-64-5x5-14", [64, 32, 64, 14, 5, 1]),
 ];
 
-/// One small test of each family of kernels, for checkers of memory that slow it down a hundred times.
+/// One small test of each family of kernels, for checkers of memory that slow it down a hundred
+/// times.
 const FAMILIES: [(&str, &str); 8] = [
     ("elementwise", "updates_in_place"),
     ("reductions", "rows_of_a_size_known_at_launch"),
@@ -114,12 +135,17 @@ const FAMILIES: [(&str, &str); 8] = [
     ("choosing", "positions_are_those_of_a_plain_loop"),
 ];
 
-/// All items, in the order in which they run. Where it is to be quick, sizes and numbers of runs are small.
+/// All items, in the order in which they run. Where it is to be quick, sizes and numbers of runs
+/// are small.
 ///
 /// # Errors
 /// If a test binary does not list its tests.
 pub fn all(places: &Places, quick: bool) -> Result<Vec<Item>, String> {
-    let mut list = List { places, quick, items: Vec::new() };
+    let mut list = List {
+        places,
+        quick,
+        items: Vec::new(),
+    };
     let tests = list.tests()?;
     list.own("bandwidth/device-copy", 60, &["copy", "device"], &[]);
     list.own("bandwidth/to-device", 60, &["copy", "to-device"], &[]);
@@ -146,21 +172,46 @@ struct List<'a> {
 }
 
 impl List<'_> {
-    fn push(&mut self, name: String, seconds: u64, work: Work, variables: &[Variable]) -> &mut Item {
+    fn push(
+        &mut self,
+        name: String,
+        seconds: u64,
+        work: Work,
+        variables: &[Variable],
+    ) -> &mut Item {
         let program = self.places.program.clone();
         let limit = Duration::from_secs(seconds);
         let mut variables = variables.to_vec();
         if self.quick {
             variables.push((QUICK, "1"));
         }
-        self.items.push(Item { name, work, timed: true, limit, fresh: false, variables, program });
+        self.items.push(Item {
+            name,
+            work,
+            timed: true,
+            limit,
+            fresh: false,
+            variables,
+            program,
+        });
         self.items.last_mut().expect("it was just added")
     }
 
-    fn own(&mut self, name: &str, seconds: u64, words: &[&str], variables: &[Variable]) -> &mut Item {
+    fn own(
+        &mut self,
+        name: &str,
+        seconds: u64,
+        words: &[&str],
+        variables: &[Variable],
+    ) -> &mut Item {
         // What is reserved ahead is no peak.
         let variables = [&[("SLABWISE_PREALLOCATE", "0")], variables].concat();
-        self.push(name.into(), seconds, Work::Own(words.iter().map(|w| w.to_string()).collect()), &variables)
+        self.push(
+            name.into(),
+            seconds,
+            Work::Own(words.iter().map(|w| w.to_string()).collect()),
+            &variables,
+        )
     }
 
     fn peer(&mut self, name: &str, seconds: u64, script: &str, words: &[&str]) {
@@ -177,25 +228,60 @@ impl List<'_> {
                 let step = format!("step/{name}/{precision}");
                 let words = ["step", model, &batch, precision];
                 self.own(&format!("{step}/slabwise"), 180, &words, &[]);
-                self.own(&format!("{step}/slabwise-no-graph"), 180, &words, &[NO_GRAPHS]);
+                self.own(
+                    &format!("{step}/slabwise-no-graph"),
+                    180,
+                    &words,
+                    &[NO_GRAPHS],
+                );
                 for mode in TORCH_MODES {
-                    let seconds = if ["compile", "reduce-overhead"].contains(&mode) { 300 } else { 120 };
-                    self.peer(&format!("{step}/torch-{mode}"), seconds, "torch_step.py", &["step", mode, name, &batch, precision]);
+                    let seconds = if ["compile", "reduce-overhead"].contains(&mode) {
+                        300
+                    } else {
+                        120
+                    };
+                    self.peer(
+                        &format!("{step}/torch-{mode}"),
+                        seconds,
+                        "torch_step.py",
+                        &["step", mode, name, &batch, precision],
+                    );
                 }
-                self.peer(&format!("{step}/jax"), 240, "jax_step.py", &["step", name, &batch, precision]);
+                self.peer(
+                    &format!("{step}/jax"),
+                    240,
+                    "jax_step.py",
+                    &["step", name, &batch, precision],
+                );
             }
         }
     }
 
-    /// Steps within half of their slab, which must give what they give in all of it; planned bytes beside those of the driver.
+    /// Steps within half of their slab, which must give what they give in all of it; planned bytes
+    /// beside those of the driver.
     fn budgets(&mut self) {
         for (name, model, batch) in MODELS {
             let batch = if self.quick { 2 } else { batch }.to_string();
-            self.own(&format!("bytes/{name}"), 180, &["bytes", model, &batch], &[]);
+            self.own(
+                &format!("bytes/{name}"),
+                180,
+                &["bytes", model, &batch],
+                &[],
+            );
             // The small convolution network has one tensor that is larger than half of its slab.
             if ["resnet20", "gpt"].contains(&name) {
-                self.own(&format!("budget/{name}/recompute"), 240, &["budget", model, &batch, "recompute"], &[]);
-                self.own(&format!("budget/{name}/offload"), 240, &["budget", model, &batch, "offload"], &[]);
+                self.own(
+                    &format!("budget/{name}/recompute"),
+                    240,
+                    &["budget", model, &batch, "recompute"],
+                    &[],
+                );
+                self.own(
+                    &format!("budget/{name}/offload"),
+                    240,
+                    &["budget", model, &batch, "offload"],
+                    &[],
+                );
             }
         }
     }
@@ -204,8 +290,19 @@ impl List<'_> {
         for precision in PRECISIONS {
             for n in PRODUCTS {
                 let words = ["product", if self.quick { "64" } else { n }, precision];
-                self.own(&format!("product/{n}/{precision}/slabwise"), 120, &words, &[]).fresh = true;
-                self.peer(&format!("product/{n}/{precision}/torch"), 120, "torch_step.py", &words);
+                self.own(
+                    &format!("product/{n}/{precision}/slabwise"),
+                    120,
+                    &words,
+                    &[],
+                )
+                .fresh = true;
+                self.peer(
+                    &format!("product/{n}/{precision}/torch"),
+                    120,
+                    "torch_step.py",
+                    &words,
+                );
             }
         }
     }
@@ -213,27 +310,64 @@ impl List<'_> {
     fn convolutions(&mut self) {
         for precision in PRECISIONS {
             for (name, [batch, inputs, outputs, image, k, stride]) in CONVOLUTIONS {
-                let sizes = if self.quick { [1, inputs.min(8), 8, 8, k, stride] } else { [batch, inputs, outputs, image, k, stride] };
+                let sizes = if self.quick {
+                    [1, inputs.min(8), 8, 8, k, stride]
+                } else {
+                    [batch, inputs, outputs, image, k, stride]
+                };
                 let sizes = sizes.map(|n| n.to_string()).join(",");
-                self.own(&format!("conv/{name}/{precision}/slabwise"), 180, &["conv", &sizes, precision], &[]).fresh = true;
-                self.peer(&format!("conv/{name}/{precision}/torch"), 120, "torch_step.py", &["conv", &sizes, precision]);
+                self.own(
+                    &format!("conv/{name}/{precision}/slabwise"),
+                    180,
+                    &["conv", &sizes, precision],
+                    &[],
+                )
+                .fresh = true;
+                self.peer(
+                    &format!("conv/{name}/{precision}/torch"),
+                    120,
+                    "torch_step.py",
+                    &["conv", &sizes, precision],
+                );
             }
         }
     }
 
     /// Each test of each binary.
     fn tests(&mut self) -> Result<Vec<(String, String, PathBuf)>, String> {
-        let Some(folder) = &self.places.tests else { return Ok(Vec::new()) };
+        let Some(folder) = &self.places.tests else {
+            return Ok(Vec::new());
+        };
         let refuse = |e| format!("{}: {e}", folder.display());
-        let entries = std::fs::read_dir(folder).map_err(refuse)?.collect::<Result<Vec<_>, _>>().map_err(refuse)?;
-        let mut binaries: Vec<PathBuf> = entries.iter().map(|entry| entry.path()).filter(|path| path.is_file()).collect();
+        let entries = std::fs::read_dir(folder)
+            .map_err(refuse)?
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(refuse)?;
+        let mut binaries: Vec<PathBuf> = entries
+            .iter()
+            .map(|entry| entry.path())
+            .filter(|path| path.is_file())
+            .collect();
         binaries.sort();
         let mut found = Vec::new();
         for binary in binaries {
-            let family = binary.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let family = binary
+                .file_name()
+                .unwrap_or_default()
+                .to_string_lossy()
+                .into_owned();
             for name in listed(&binary)? {
-                let work = Work::Test { binary: binary.clone(), name: name.clone(), within: None };
-                let item = self.push(format!("test/{family}/{name}"), 300, work, &[("SLABWISE_REQUIRE_GPU", "1")]);
+                let work = Work::Test {
+                    binary: binary.clone(),
+                    name: name.clone(),
+                    within: None,
+                };
+                let item = self.push(
+                    format!("test/{family}/{name}"),
+                    300,
+                    work,
+                    &[("SLABWISE_REQUIRE_GPU", "1")],
+                );
                 item.timed = false;
                 found.push((family.clone(), name, binary.clone()));
             }
@@ -244,9 +378,23 @@ impl List<'_> {
     /// A small test of each family of kernels under the vendor's checker of memory.
     fn sanitized(&mut self, tests: &[(String, String, PathBuf)]) {
         for (family, test) in FAMILIES {
-            let Some((_, name, binary)) = tests.iter().find(|(f, name, _)| f == family && name == test) else { continue };
-            let work = Work::Test { binary: binary.clone(), name: name.clone(), within: Some(sanitizer()) };
-            let item = self.push(format!("memcheck/{family}/{name}"), 300, work, &[("SLABWISE_REQUIRE_GPU", "1")]);
+            let Some((_, name, binary)) = tests
+                .iter()
+                .find(|(f, name, _)| f == family && name == test)
+            else {
+                continue;
+            };
+            let work = Work::Test {
+                binary: binary.clone(),
+                name: name.clone(),
+                within: Some(sanitizer()),
+            };
+            let item = self.push(
+                format!("memcheck/{family}/{name}"),
+                300,
+                work,
+                &[("SLABWISE_REQUIRE_GPU", "1")],
+            );
             item.timed = false;
         }
     }
@@ -256,9 +404,17 @@ impl List<'_> {
 fn sanitizer() -> PathBuf {
     let name = "compute-sanitizer";
     let path = std::env::var_os("PATH").unwrap_or_default();
-    let usual = ["/usr/local/cuda/bin", "/opt/nvidia/compute-sanitizer", "/opt/nvidia/cuda/bin"].map(PathBuf::from);
+    let usual = [
+        "/usr/local/cuda/bin",
+        "/opt/nvidia/compute-sanitizer",
+        "/opt/nvidia/cuda/bin",
+    ]
+    .map(PathBuf::from);
     let folders = std::env::split_paths(&path).chain(usual);
-    folders.map(|folder| folder.join(name)).find(|file| file.is_file()).unwrap_or_else(|| name.into())
+    folders
+        .map(|folder| folder.join(name))
+        .find(|file| file.is_file())
+        .unwrap_or_else(|| name.into())
 }
 
 /// The names of a test binary's tests.
@@ -268,9 +424,17 @@ fn listed(binary: &Path) -> Result<Vec<String>, String> {
     let ended = child::run(command, Duration::from_secs(30));
     if !ended.status.is_some_and(|status| status.success()) {
         let why = ended.refused.clone().unwrap_or_else(|| ended.tail());
-        return Err(format!("{} does not list its tests: {why}", binary.display()));
+        return Err(format!(
+            "{} does not list its tests: {why}",
+            binary.display()
+        ));
     }
-    Ok(ended.stdout.lines().filter_map(|line| line.strip_suffix(": test")).map(String::from).collect())
+    Ok(ended
+        .stdout
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+        .map(String::from)
+        .collect())
 }
 
 impl Item {
@@ -287,11 +451,17 @@ impl Item {
                 command.arg(script).args(words);
                 command
             }
-            Work::Test { binary, name, within } => {
+            Work::Test {
+                binary,
+                name,
+                within,
+            } => {
                 let mut command = match within {
                     Some(checker) => {
                         let mut command = Command::new(checker);
-                        command.args(["--tool", "memcheck", "--error-exitcode", "9"]).arg(binary);
+                        command
+                            .args(["--tool", "memcheck", "--error-exitcode", "9"])
+                            .arg(binary);
                         command
                     }
                     None => Command::new(binary),
@@ -307,10 +477,29 @@ impl Item {
     /// How it is run, for people.
     pub fn shown(&self) -> String {
         let command = self.command();
-        let variables = self.variables.iter().map(|(name, value)| format!("{name}={value}"));
-        let file = |path: &std::ffi::OsStr| Path::new(path).file_name().unwrap_or(path).to_string_lossy().into_owned();
-        let words = command.get_args().map(|word| if Path::new(word).is_absolute() { file(word) } else { word.to_string_lossy().into() });
-        variables.chain([file(command.get_program())]).chain(words).collect::<Vec<_>>().join(" ")
+        let variables = self
+            .variables
+            .iter()
+            .map(|(name, value)| format!("{name}={value}"));
+        let file = |path: &std::ffi::OsStr| {
+            Path::new(path)
+                .file_name()
+                .unwrap_or(path)
+                .to_string_lossy()
+                .into_owned()
+        };
+        let words = command.get_args().map(|word| {
+            if Path::new(word).is_absolute() {
+                file(word)
+            } else {
+                word.to_string_lossy().into()
+            }
+        });
+        variables
+            .chain([file(command.get_program())])
+            .chain(words)
+            .collect::<Vec<_>>()
+            .join(" ")
     }
 }
 
@@ -333,8 +522,16 @@ mod tests {
     #[test]
     fn patterns_are_parts_of_names() {
         let name = "step/cnn/tf32/torch-graph";
-        assert!(["cnn", "step/*torch", "", "*", "step/*/tf32/*graph"].iter().all(|pattern| matches(pattern, name)));
-        assert!(["resnet", "torch*step", "step/*/f32*jax"].iter().all(|pattern| !matches(pattern, name)));
+        assert!(
+            ["cnn", "step/*torch", "", "*", "step/*/tf32/*graph"]
+                .iter()
+                .all(|pattern| matches(pattern, name))
+        );
+        assert!(
+            ["resnet", "torch*step", "step/*/f32*jax"]
+                .iter()
+                .all(|pattern| !matches(pattern, name))
+        );
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Everything that is to be measured and checked on a GPU, as one command.
 //!
-//! `slabwise-gpu` goes through a list of items: training steps, products, convolutions, bandwidths, the tests of kernels and
-//! sessions, and the same steps of PyTorch and JAX. Each is a process of its own with a limit of time, so that a crash, a hang or
-//! a peak of memory concerns one item alone; each result is a line of JSON that is written at once. Neither cargo nor a compiler
-//! nor a network is needed where it runs: `.ci/pack-gpu` makes an archive of it.
+//! `slabwise-gpu` goes through a list of items: training steps, products, convolutions, bandwidths,
+//! the tests of kernels and sessions, and the same steps of PyTorch and JAX. Each is a process of
+//! its own with a limit of time, so that a crash, a hang or a peak of memory concerns one item
+//! alone; each result is a line of JSON that is written at once. Neither cargo nor a compiler nor a
+//! network is needed where it runs: `.ci/pack-gpu` makes an archive of it.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -25,7 +26,10 @@ const WRONG_USAGE: u8 = 2;
 
 /// Measures and checks slabwise on a GPU, item by item, beside PyTorch and JAX.
 #[derive(Parser)]
-#[command(version, after_help = "A measurement alone is `slabwise-gpu measure WORDS`, with the words that --list shows.")]
+#[command(
+    version,
+    after_help = "A measurement alone is `slabwise-gpu measure WORDS`, with the words that --list shows."
+)]
 struct Args {
     /// Show the items and how each is run, and run none
     #[arg(long)]
@@ -36,7 +40,8 @@ struct Args {
     /// Seconds for all of it; what does not fit is left for another run with --resume
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     budget: Option<u64>,
-    /// Leave out the items that are ok in this file of results, which may be the one that is written
+    /// Leave out the items that are ok in this file of results, which may be the one that is
+    /// written
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
     /// Where a line is appended for each result
@@ -79,22 +84,43 @@ fn say(line: &str) {
 fn run(args: &Args) -> Result<ExitCode, String> {
     let places = items::Places::find(args.tests.as_deref())?;
     let mut items = items::all(&places, args.quick)?;
-    items.retain(|item| args.only.is_empty() || args.only.iter().any(|pattern| items::matches(pattern, &item.name)));
+    items.retain(|item| {
+        args.only.is_empty()
+            || args
+                .only
+                .iter()
+                .any(|pattern| items::matches(pattern, &item.name))
+    });
     if items.is_empty() {
-        return Err(format!("no item is named like {}; --list shows them all", args.only.join(" or ")));
+        return Err(format!(
+            "no item is named like {}; --list shows them all",
+            args.only.join(" or ")
+        ));
     }
     if args.list {
         for item in &items {
-            say(&format!("{:<44} {:>4} s  {}", item.name, item.limit.as_secs(), item.shown()));
+            say(&format!(
+                "{:<44} {:>4} s  {}",
+                item.name,
+                item.limit.as_secs(),
+                item.shown()
+            ));
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let before = args.resume.as_deref().map_or(Ok(Vec::new()), results::read)?;
+    let before = args
+        .resume
+        .as_deref()
+        .map_or(Ok(Vec::new()), results::read)?;
     let mut output = results::Output::append(&args.results)?;
     // What was only tried is not measured.
     let passed = |name: &str| {
-        let enough = |line: &serde_json::Value| line["status"] == "ok" && (args.quick || line["quick"] != true);
-        before.iter().any(|line| line["item"] == name && enough(line))
+        let enough = |line: &serde_json::Value| {
+            line["status"] == "ok" && (args.quick || line["quick"] != true)
+        };
+        before
+            .iter()
+            .any(|line| line["item"] == name && enough(line))
     };
     items.retain(|item| !passed(&item.name));
     let mut about = match sequence::device(&places) {
@@ -108,12 +134,19 @@ fn run(args: &Args) -> Result<ExitCode, String> {
     if args.quick {
         about.insert("quick".into(), true.into());
     }
-    let limits =
-        sequence::Limits { all: args.budget.map(Duration::from_secs), one: args.limit.map(Duration::from_secs), jobs: args.jobs as usize };
+    let limits = sequence::Limits {
+        all: args.budget.map(Duration::from_secs),
+        one: args.limit.map(Duration::from_secs),
+        jobs: args.jobs as usize,
+    };
     let done = sequence::run(&items, &about, &limits, &mut output)?;
     let left = items.len() - done.len();
     let bad = done.iter().any(table::is_bad);
     let lines: Vec<_> = before.into_iter().chain(done).collect();
     say(&table::render(&lines, left));
-    Ok(if bad { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    Ok(if bad {
+        ExitCode::FAILURE
+    } else {
+        ExitCode::SUCCESS
+    })
 }

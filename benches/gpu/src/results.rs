@@ -20,8 +20,15 @@ impl Output {
     /// If it cannot be written.
     pub fn append(path: &Path) -> Result<Output, String> {
         let refuse = |e| format!("{}: results cannot be written: {e}", path.display());
-        let file = OpenOptions::new().create(true).append(true).open(path).map_err(refuse)?;
-        Ok(Output { file, path: path.into() })
+        let file = OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(path)
+            .map_err(refuse)?;
+        Ok(Output {
+            file,
+            path: path.into(),
+        })
     }
 
     /// Writes a result, in one call, so that what stops the program leaves whole lines behind.
@@ -30,7 +37,10 @@ impl Output {
     /// If it cannot be written.
     pub fn line(&mut self, result: &Value) -> Result<(), String> {
         let refuse = |e| format!("{}: a result cannot be written: {e}", self.path.display());
-        self.file.write_all(format!("{result}\n").as_bytes()).and_then(|()| self.file.sync_data_if_file()).map_err(refuse)
+        self.file
+            .write_all(format!("{result}\n").as_bytes())
+            .and_then(|()| self.file.sync_data_if_file())
+            .map_err(refuse)
     }
 }
 
@@ -41,7 +51,11 @@ trait SyncIfFile {
 
 impl SyncIfFile for File {
     fn sync_data_if_file(&mut self) -> std::io::Result<()> {
-        if self.metadata()?.is_file() { self.sync_data() } else { self.flush() }
+        if self.metadata()?.is_file() {
+            self.sync_data()
+        } else {
+            self.flush()
+        }
     }
 }
 
@@ -55,9 +69,17 @@ pub fn read(path: &Path) -> Result<Vec<Value>, String> {
     let mut results = Vec::with_capacity(lines.len());
     for (at, line) in lines.iter().enumerate() {
         match serde_json::from_str::<Value>(line) {
-            Ok(value) if value["item"].is_string() && value["status"].is_string() => results.push(value),
+            Ok(value) if value["item"].is_string() && value["status"].is_string() => {
+                results.push(value)
+            }
             _ if at + 1 == lines.len() && !text.ends_with('\n') => {}
-            _ => return Err(format!("{}: line {} is no result of slabwise-gpu", path.display(), at + 1)),
+            _ => {
+                return Err(format!(
+                    "{}: line {} is no result of slabwise-gpu",
+                    path.display(),
+                    at + 1
+                ));
+            }
         }
     }
     Ok(results)

@@ -36,7 +36,9 @@ pub fn device(places: &Places) -> Result<Map<String, Value>, String> {
     let ended = child::run(command, LOOK);
     match (last_object(&ended.stdout), ended.status) {
         (Some(about), Some(status)) if status.success() => Ok(about),
-        (_, None) if ended.refused.is_none() => Err(format!("the driver gave no answer in {} s", LOOK.as_secs())),
+        (_, None) if ended.refused.is_none() => {
+            Err(format!("the driver gave no answer in {} s", LOOK.as_secs()))
+        }
         _ => Err(ended.refused.clone().unwrap_or_else(|| ended.tail())),
     }
 }
@@ -45,12 +47,21 @@ pub fn device(places: &Places) -> Result<Map<String, Value>, String> {
 ///
 /// # Errors
 /// If a result cannot be written: nothing is begun after that.
-pub fn run(items: &[Item], device: &Map<String, Value>, limits: &Limits, output: &mut Output) -> Result<Vec<Value>, String> {
+pub fn run(
+    items: &[Item],
+    device: &Map<String, Value>,
+    limits: &Limits,
+    output: &mut Output,
+) -> Result<Vec<Value>, String> {
     let sequence = Sequence {
         device,
         limits,
         end: limits.all.map(|all| Instant::now() + all),
-        state: Mutex::new(State { output, done: Vec::new(), failed: None }),
+        state: Mutex::new(State {
+            output,
+            done: Vec::new(),
+            failed: None,
+        }),
         count: items.len(),
     };
     for batch in items.chunk_by(|a, b| !a.timed && !b.timed) {
@@ -62,9 +73,14 @@ pub fn run(items: &[Item], device: &Map<String, Value>, limits: &Limits, output:
                 }
             }
         };
-        std::thread::scope(|scope| (0..limits.jobs.min(batch.len())).for_each(|_| drop(scope.spawn(work))));
+        std::thread::scope(|scope| {
+            (0..limits.jobs.min(batch.len())).for_each(|_| drop(scope.spawn(work)))
+        });
     }
-    let state = sequence.state.into_inner().expect("no thread panics with it");
+    let state = sequence
+        .state
+        .into_inner()
+        .expect("no thread panics with it");
     state.failed.map_or(Ok(state.done), Err)
 }
 
@@ -85,11 +101,23 @@ struct Sequence<'a> {
 impl Sequence<'_> {
     /// Runs an item and writes its result. Whether another may be begun.
     fn item(&self, item: &Item) -> bool {
-        let left = self.end.map_or(Duration::MAX, |end| end.saturating_duration_since(Instant::now()));
-        if left < LEAST || self.state.lock().expect("no thread panics with it").failed.is_some() {
+        let left = self.end.map_or(Duration::MAX, |end| {
+            end.saturating_duration_since(Instant::now())
+        });
+        if left < LEAST
+            || self
+                .state
+                .lock()
+                .expect("no thread panics with it")
+                .failed
+                .is_some()
+        {
             return false;
         }
-        let own = self.limits.one.map_or(item.limit, |one| one.min(item.limit));
+        let own = self
+            .limits
+            .one
+            .map_or(item.limit, |one| one.min(item.limit));
         let ended = match fresh(item) {
             Ok((command, _cache)) => child::run(command, own.min(left)),
             Err(e) => Ended::refused(format!("there is no folder for its kernels: {e}")),
@@ -97,12 +125,20 @@ impl Sequence<'_> {
         let cut = ended.status.is_none() && ended.refused.is_none() && left < own;
         let mut result = Map::new();
         result.insert("item".into(), json!(item.name));
-        result.extend(if cut { cut_off(left) } else { judge(item, &ended, own) });
+        result.extend(if cut {
+            cut_off(left)
+        } else {
+            judge(item, &ended, own)
+        });
         result.insert("seconds".into(), json!(ended.took.as_secs_f64()));
         result.extend(self.device.clone());
         let result = Value::Object(result);
         let mut state = self.state.lock().expect("no thread panics with it");
-        crate::say(&crate::table::progress(&result, state.done.len() + 1, self.count));
+        crate::say(&crate::table::progress(
+            &result,
+            state.done.len() + 1,
+            self.count,
+        ));
         state.failed = state.output.line(&result).err();
         state.done.push(result);
         state.failed.is_none()
@@ -122,22 +158,47 @@ fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
 /// The result of an item that the time for all did not suffice for.
 fn cut_off(left: Duration) -> Map<String, Value> {
     let why = format!("the budget had {:.0} s left for it", left.as_secs_f64());
-    Map::from_iter([("status".into(), json!("skipped")), ("error".into(), json!(why))])
+    Map::from_iter([
+        ("status".into(), json!("skipped")),
+        ("error".into(), json!(why)),
+    ])
 }
 
 /// What the end of a process says of its item.
 fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
-    let bad = |status: &str, why: String| Map::from_iter([("status".into(), json!(status)), ("error".into(), json!(why))]);
+    let bad = |status: &str, why: String| {
+        Map::from_iter([
+            ("status".into(), json!(status)),
+            ("error".into(), json!(why)),
+        ])
+    };
     if let Some(why) = &ended.refused {
         // What is not of this project may be missing.
-        let foreign = matches!(item.work, Work::Peer { .. } | Work::Test { within: Some(_), .. });
+        let foreign = matches!(
+            item.work,
+            Work::Peer { .. }
+                | Work::Test {
+                    within: Some(_),
+                    ..
+                }
+        );
         return bad(if foreign { "skipped" } else { "failed" }, why.clone());
     }
     let Some(status) = ended.status else {
-        return bad("timeout", format!("ended after {} s\n{}", limit.as_secs(), ended.tail()).trim_end().into());
+        return bad(
+            "timeout",
+            format!("ended after {} s\n{}", limit.as_secs(), ended.tail())
+                .trim_end()
+                .into(),
+        );
     };
     if let Some(signal) = ended.signal() {
-        return bad("crashed", format!("signal {signal}\n{}", ended.tail()).trim_end().into());
+        return bad(
+            "crashed",
+            format!("signal {signal}\n{}", ended.tail())
+                .trim_end()
+                .into(),
+        );
     }
     if !status.success() {
         return bad("failed", ended.tail());
@@ -167,8 +228,10 @@ fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
 
 /// The last line that is an object of JSON.
 fn last_object(text: &str) -> Option<Map<String, Value>> {
-    text.lines().rev().find_map(|line| match serde_json::from_str(line) {
-        Ok(Value::Object(object)) => Some(object),
-        _ => None,
-    })
+    text.lines()
+        .rev()
+        .find_map(|line| match serde_json::from_str(line) {
+            Ok(Value::Object(object)) => Some(object),
+            _ => None,
+        })
 }

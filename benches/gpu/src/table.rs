@@ -10,23 +10,46 @@ use crate::results::latest;
 
 /// The device and the versions, on a line.
 pub fn device(about: &Map<String, Value>) -> String {
-    let text = |value: &Value| value.as_str().map_or_else(|| value.to_string(), String::from);
+    let text = |value: &Value| {
+        value
+            .as_str()
+            .map_or_else(|| value.to_string(), String::from)
+    };
     let versions = about.get("versions").and_then(Value::as_object);
-    let versions = versions.into_iter().flatten().map(|(name, value)| format!("{name} {}", text(value)));
+    let versions = versions
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| format!("{name} {}", text(value)));
     let device = ["device", "driver"].map(|name| about.get(name).map_or_else(String::new, text));
-    format!("{}, driver {}, {}", device[0], device[1], versions.collect::<Vec<_>>().join(", "))
+    format!(
+        "{}, driver {}, {}",
+        device[0],
+        device[1],
+        versions.collect::<Vec<_>>().join(", ")
+    )
 }
 
-/// The line of an error that says what is wrong. What ended otherwise says it first; of what failed it is the line behind the place
-/// of a panic, a line that calls itself an error, or the last.
+/// The line of an error that says what is wrong. What ended otherwise says it first; of what failed
+/// it is the line behind the place of a panic, a line that calls itself an error, or the last.
 fn gist(line: &Value) -> &str {
     let lines: Vec<&str> = line["error"].as_str().unwrap_or_default().lines().collect();
     if line["status"] != "failed" {
         return lines.first().copied().unwrap_or_default();
     }
-    let panic = lines.iter().rposition(|line| line.contains("panicked at ")).and_then(|at| lines.get(at + 1));
-    let named = || lines.iter().rfind(|line| line.contains("rror: ") || line.contains("ERROR SUMMARY"));
-    panic.or_else(named).or(lines.last()).copied().unwrap_or_default()
+    let panic = lines
+        .iter()
+        .rposition(|line| line.contains("panicked at "))
+        .and_then(|at| lines.get(at + 1));
+    let named = || {
+        lines
+            .iter()
+            .rfind(|line| line.contains("rror: ") || line.contains("ERROR SUMMARY"))
+    };
+    panic
+        .or_else(named)
+        .or(lines.last())
+        .copied()
+        .unwrap_or_default()
 }
 
 /// A result as it comes.
@@ -37,37 +60,74 @@ pub fn progress(result: &Value, at: usize, of: usize) -> String {
         Some(ms) => format!("{ms:.4} ms"),
         None => gist(result).chars().take(140).collect(),
     };
-    format!("[{at}/{of}] {name:<44} {status:<8} {:>6.1} s  {told}", result["seconds"].as_f64().unwrap_or(0.0))
+    format!(
+        "[{at}/{of}] {name:<44} {status:<8} {:>6.1} s  {told}",
+        result["seconds"].as_f64().unwrap_or(0.0)
+    )
 }
 
 /// Whether an item came to a bad end.
 pub fn is_bad(line: &Value) -> bool {
-    ["failed", "crashed", "timeout"].iter().any(|bad| line["status"] == *bad)
+    ["failed", "crashed", "timeout"]
+        .iter()
+        .any(|bad| line["status"] == *bad)
 }
 
 /// The last result of each item, as tables; and how many items were not begun.
 pub fn render(lines: &[Value], left: usize) -> String {
-    let results: BTreeMap<&str, &Value> = latest(lines).into_iter().map(|line| (line["item"].as_str().unwrap_or_default(), line)).collect();
+    let results: BTreeMap<&str, &Value> = latest(lines)
+        .into_iter()
+        .map(|line| (line["item"].as_str().unwrap_or_default(), line))
+        .collect();
     let mut text = String::new();
     steps(&mut text, &results);
     pairs(&mut text, &results);
     others(&mut text, &results);
-    let count = |status: &str| results.values().filter(|line| line["status"] == status).count();
-    let counts = ["ok", "failed", "crashed", "timeout", "skipped"].map(|status| format!("{} {status}", count(status)));
-    let _ = writeln!(text, "\n{}{}", counts.join(", "), if left > 0 { format!(", {left} not begun") } else { String::new() });
+    let count = |status: &str| {
+        results
+            .values()
+            .filter(|line| line["status"] == status)
+            .count()
+    };
+    let counts = ["ok", "failed", "crashed", "timeout", "skipped"]
+        .map(|status| format!("{} {status}", count(status)));
+    let _ = writeln!(
+        text,
+        "\n{}{}",
+        counts.join(", "),
+        if left > 0 {
+            format!(", {left} not begun")
+        } else {
+            String::new()
+        }
+    );
     for (name, line) in results.iter().filter(|(_, line)| is_bad(line)) {
-        let _ = writeln!(text, "{} {name}: {}", line["status"].as_str().unwrap_or_default(), gist(line));
+        let _ = writeln!(
+            text,
+            "{} {name}: {}",
+            line["status"].as_str().unwrap_or_default(),
+            gist(line)
+        );
     }
     text.trim_end().into()
 }
 
 fn ms(results: &BTreeMap<&str, &Value>, name: &str) -> Option<f64> {
-    results.get(name).filter(|line| line["status"] == "ok").and_then(|line| line["ms"].as_f64())
+    results
+        .get(name)
+        .filter(|line| line["status"] == "ok")
+        .and_then(|line| line["ms"].as_f64())
 }
 
 fn mib(results: &BTreeMap<&str, &Value>, name: &str) -> String {
-    let bytes = results.get(name).filter(|line| line["status"] == "ok").and_then(|line| line["bytes"].as_f64());
-    bytes.map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)))
+    let bytes = results
+        .get(name)
+        .filter(|line| line["status"] == "ok")
+        .and_then(|line| line["bytes"].as_f64());
+    bytes.map_or_else(
+        || "-".into(),
+        |bytes| format!("{:.0}", bytes / f64::from(1 << 20)),
+    )
 }
 
 /// Milliseconds, and how many times those of slabwise they are.
@@ -81,7 +141,11 @@ fn beside(time: Option<f64>, own: Option<f64>) -> String {
 
 /// Steps: a row for each model and precision, a column for everyone; then their bytes.
 fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
-    let peers: Vec<String> = TORCH_MODES.iter().map(|mode| format!("torch-{mode}")).chain(["jax".into()]).collect();
+    let peers: Vec<String> = TORCH_MODES
+        .iter()
+        .map(|mode| format!("torch-{mode}"))
+        .chain(["jax".into()])
+        .collect();
     let mut head = format!("\n{:<18}{:>12}{:>12}", "step, ms", "slabwise", "no graph");
     head.extend(peers.iter().map(|peer| format!("{peer:>24}")));
     let _ = write!(head, "{:>36}", "MiB: own / planned / least peer");
@@ -90,20 +154,45 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
         for precision in PRECISIONS {
             let name = |who: &str| format!("step/{model}/{precision}/{who}");
             let own = ms(results, &name("slabwise"));
-            let times: Vec<Option<f64>> = peers.iter().map(|peer| ms(results, &name(peer))).collect();
+            let times: Vec<Option<f64>> =
+                peers.iter().map(|peer| ms(results, &name(peer))).collect();
             let bare = ms(results, &name("slabwise-no-graph"));
             if own.or(bare).is_none() && times.iter().flatten().next().is_none() {
                 continue;
             }
             let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"));
             let bare_text = bare.map_or_else(|| "-".into(), |ms| format!("{ms:.3}"));
-            let _ = write!(rows, "{:<18}{own_text:>12}{bare_text:>12}", format!("{model} {precision}"));
-            rows.extend(times.iter().map(|&time| format!("{:>24}", beside(time, own))));
-            let planned = results.get(name("slabwise").as_str()).and_then(|line| line["planned_bytes"].as_f64());
-            let planned = planned.map_or_else(|| "-".into(), |bytes| format!("{:.0}", bytes / f64::from(1 << 20)));
-            let least = peers.iter().filter_map(|peer| mib(results, &name(peer)).parse::<f64>().ok()).fold(f64::INFINITY, f64::min);
-            let least = if least.is_finite() { least.to_string() } else { "-".into() };
-            let _ = writeln!(rows, "{:>36}", format!("{} / {planned} / {least}", mib(results, &name("slabwise"))));
+            let _ = write!(
+                rows,
+                "{:<18}{own_text:>12}{bare_text:>12}",
+                format!("{model} {precision}")
+            );
+            rows.extend(
+                times
+                    .iter()
+                    .map(|&time| format!("{:>24}", beside(time, own))),
+            );
+            let planned = results
+                .get(name("slabwise").as_str())
+                .and_then(|line| line["planned_bytes"].as_f64());
+            let planned = planned.map_or_else(
+                || "-".into(),
+                |bytes| format!("{:.0}", bytes / f64::from(1 << 20)),
+            );
+            let least = peers
+                .iter()
+                .filter_map(|peer| mib(results, &name(peer)).parse::<f64>().ok())
+                .fold(f64::INFINITY, f64::min);
+            let least = if least.is_finite() {
+                least.to_string()
+            } else {
+                "-".into()
+            };
+            let _ = writeln!(
+                rows,
+                "{:>36}",
+                format!("{} / {planned} / {least}", mib(results, &name("slabwise")))
+            );
         }
     }
     if !rows.is_empty() {
@@ -118,25 +207,48 @@ fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for name in products.chain(convolutions) {
         for precision in PRECISIONS {
-            let [own, torch] = ["slabwise", "torch"].map(|who| ms(results, &format!("{name}/{precision}/{who}")));
+            let [own, torch] =
+                ["slabwise", "torch"].map(|who| ms(results, &format!("{name}/{precision}/{who}")));
             if own.or(torch).is_some() {
                 let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.4}"));
                 let line = results.get(format!("{name}/{precision}/slabwise").as_str());
-                let rate = line.and_then(|line| line["tflops"].as_f64()).map_or_else(String::new, |rate| format!("{rate:.1}"));
-                let _ = writeln!(rows, "{:<36}{own_text:>12}{rate:>10}{:>24}", format!("{name} {precision}"), beside(torch, own));
+                let rate = line
+                    .and_then(|line| line["tflops"].as_f64())
+                    .map_or_else(String::new, |rate| format!("{rate:.1}"));
+                let _ = writeln!(
+                    rows,
+                    "{:<36}{own_text:>12}{rate:>10}{:>24}",
+                    format!("{name} {precision}"),
+                    beside(torch, own)
+                );
             }
         }
     }
     if !rows.is_empty() {
-        let _ = write!(text, "\n{:<36}{:>12}{:>10}{:>24}\n{rows}", "product, ms", "slabwise", "Tflop/s", "torch");
+        let _ = write!(
+            text,
+            "\n{:<36}{:>12}{:>10}{:>24}\n{rows}",
+            "product, ms", "slabwise", "Tflop/s", "torch"
+        );
     }
 }
 
 /// Bandwidths, launches and budgets.
 fn others(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let ways = ["bandwidth/", "launches/", "budget/", "bytes/"];
-    for (name, line) in results.iter().filter(|(name, line)| line["status"] == "ok" && ways.iter().any(|way| name.starts_with(way))) {
-        let figures = ["ms", "gb_per_s", "us_per_launch", "bytes", "planned_bytes", "slab_bytes", "slab_without_bytes", "same_bits"];
+    for (name, line) in results.iter().filter(|(name, line)| {
+        line["status"] == "ok" && ways.iter().any(|way| name.starts_with(way))
+    }) {
+        let figures = [
+            "ms",
+            "gb_per_s",
+            "us_per_launch",
+            "bytes",
+            "planned_bytes",
+            "slab_bytes",
+            "slab_without_bytes",
+            "same_bits",
+        ];
         let told = figures.iter().filter_map(|figure| match &line[*figure] {
             Value::Number(n) if n.is_f64() => Some(format!("{figure} {:.3}", n.as_f64()?)),
             Value::Null => None,
@@ -166,19 +278,50 @@ mod tests {
         // A later result of an item takes the place of an earlier one.
         lines.push(ok("step/gpt/f32/slabwise", 10.0, 80));
         let text = render(&lines, 3);
-        let row = |name: &str| text.lines().find(|line| line.starts_with(name)).unwrap_or_else(|| panic!("{name}: {text}")).to_string();
-        let words = |name: &str| row(name).split_whitespace().map(String::from).collect::<Vec<_>>().join(" ");
-        assert_eq!(words("gpt f32"), "gpt f32 10.000 - - - - 30.000 (3.00×) 15.000 (1.50×) 80 / - / 100");
-        assert_eq!(words("product/4096 bf16"), "product/4096 bf16 0.2500 0.200 (0.80×)");
-        assert!(text.contains("5 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"), "{text}");
-        assert!(text.ends_with("crashed step/gpt/f32/torch-eager: signal 9"), "{text}");
+        let row = |name: &str| {
+            text.lines()
+                .find(|line| line.starts_with(name))
+                .unwrap_or_else(|| panic!("{name}: {text}"))
+                .to_string()
+        };
+        let words = |name: &str| {
+            row(name)
+                .split_whitespace()
+                .map(String::from)
+                .collect::<Vec<_>>()
+                .join(" ")
+        };
+        assert_eq!(
+            words("gpt f32"),
+            "gpt f32 10.000 - - - - 30.000 (3.00×) 15.000 (1.50×) 80 / - / 100"
+        );
+        assert_eq!(
+            words("product/4096 bf16"),
+            "product/4096 bf16 0.2500 0.200 (0.80×)"
+        );
+        assert!(
+            text.contains("5 ok, 0 failed, 1 crashed, 0 timeout, 0 skipped, 3 not begun"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("crashed step/gpt/f32/torch-eager: signal 9"),
+            "{text}"
+        );
     }
 
     #[test]
     fn errors_are_told_by_the_line_that_says_what_is_wrong() {
         let failed = |error: &str| gist(&json!({ "status": "failed", "error": error })).to_string();
-        assert_eq!(failed("runs on the GPU\nthread 'a' panicked at a.rs:1:1:\nleft is not right\nnote: run with"), "left is not right");
-        assert_eq!(failed("Traceback\n  a\nValueError: no\n----\nFor simplicity, frames are left out."), "ValueError: no");
+        assert_eq!(
+            failed(
+                "runs on the GPU\nthread 'a' panicked at a.rs:1:1:\nleft is not right\nnote: run with"
+            ),
+            "left is not right"
+        );
+        assert_eq!(
+            failed("Traceback\n  a\nValueError: no\n----\nFor simplicity, frames are left out."),
+            "ValueError: no"
+        );
         assert_eq!(failed("one\ntwo"), "two");
     }
 }

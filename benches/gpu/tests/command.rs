@@ -1,4 +1,5 @@
-//! The command from end to end on a driver without a device, with tests that pass, fail, crash and hang.
+//! The command from end to end on a driver without a device, with tests that pass, fail, crash and
+//! hang.
 #![cfg(unix)]
 
 use std::fs;
@@ -23,7 +24,11 @@ impl Bed {
         // It says what is missing here. Each run has a driver of its own.
         drop(FakeDriver::install()?);
         let (driver, functions) = fake::build().expect("it was built before");
-        Some(Bed { folder: tempfile::tempdir().expect("a folder"), driver, functions })
+        Some(Bed {
+            folder: tempfile::tempdir().expect("a folder"),
+            driver,
+            functions,
+        })
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -38,24 +43,40 @@ impl Bed {
 
     fn command_of(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"));
-        command.env("SLABWISE_LIBCUDA", &self.driver).env("SLABWISE_EMULATED", &self.functions).args(words);
-        command.env("SLABWISE_LIBCUBLASLT", "no library").env("SLABWISE_CACHE_DIR", self.path("cache"));
+        command
+            .env("SLABWISE_LIBCUDA", &self.driver)
+            .env("SLABWISE_EMULATED", &self.functions)
+            .args(words);
+        command
+            .env("SLABWISE_LIBCUBLASLT", "no library")
+            .env("SLABWISE_CACHE_DIR", self.path("cache"));
         // Peers do not see a GPU that is there.
-        command.env("CUDA_VISIBLE_DEVICES", "").env("JAX_PLATFORMS", "cpu").current_dir(self.folder.path());
+        command
+            .env("CUDA_VISIBLE_DEVICES", "")
+            .env("JAX_PLATFORMS", "cpu")
+            .current_dir(self.folder.path());
         command
     }
 
     fn results(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.path("results.jsonl")).expect("results were written");
-        text.lines().map(|line| serde_json::from_str(line).expect("each line is JSON")).collect()
+        text.lines()
+            .map(|line| serde_json::from_str(line).expect("each line is JSON"))
+            .collect()
     }
 
     /// A test binary that has these tests, each of which does what its script says.
     fn tests(&self, tests: &[(&str, &str)]) -> PathBuf {
         let folder = self.path("tests");
         fs::create_dir_all(&folder).expect("a folder");
-        let names: Vec<String> = tests.iter().map(|(name, _)| format!("echo '{name}: test'")).collect();
-        let cases: Vec<String> = tests.iter().map(|(name, script)| format!("{name}) {script};;")).collect();
+        let names: Vec<String> = tests
+            .iter()
+            .map(|(name, _)| format!("echo '{name}: test'"))
+            .collect();
+        let cases: Vec<String> = tests
+            .iter()
+            .map(|(name, script)| format!("{name}) {script};;"))
+            .collect();
         let text = format!(
             "#!/bin/sh\nif [ \"$1\" = --list ]; then\n{}\nexit 0\nfi\ntest \"$SLABWISE_REQUIRE_GPU\" = 1 || exit 3\n\
              case \"$2\" in\n{}\nesac\necho 'test result: ok. 1 passed'\n",
@@ -64,13 +85,18 @@ impl Bed {
         );
         let file = folder.join("family");
         fs::write(&file, text).expect("it is written");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("it is made executable");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755))
+            .expect("it is made executable");
         folder
     }
 }
 
 fn status<'a>(results: &'a [Value], item: &str) -> &'a str {
-    let found = results.iter().rev().find(|line| line["item"] == item).unwrap_or_else(|| panic!("no result of {item}: {results:?}"));
+    let found = results
+        .iter()
+        .rev()
+        .find(|line| line["item"] == item)
+        .unwrap_or_else(|| panic!("no result of {item}: {results:?}"));
     found["status"].as_str().expect("a status")
 }
 
@@ -81,33 +107,72 @@ fn said(output: &Output) -> String {
 #[test]
 fn measurements_become_lines_and_a_table() {
     let Some(bed) = Bed::new() else { return };
-    let items = ["step/mlp/f32/", "step/mlp/bf16/slabwise", "bytes/mlp", "product/1024/", "launches/", "bandwidth/"];
+    let items = [
+        "step/mlp/f32/",
+        "step/mlp/bf16/slabwise",
+        "bytes/mlp",
+        "product/1024/",
+        "launches/",
+        "bandwidth/",
+    ];
     let mut command = bed.command();
-    command.arg("--quick").args(items.iter().flat_map(|item| ["--only", item]));
+    command
+        .arg("--quick")
+        .args(items.iter().flat_map(|item| ["--only", item]));
     let output = command.output().expect("it starts");
     let (text, results) = (said(&output), bed.results());
     assert!(output.status.success(), "{text}");
-    for item in ["step/mlp/f32/slabwise", "step/mlp/f32/slabwise-no-graph", "product/1024/f32/slabwise", "launches/graph", "bytes/mlp"] {
+    for item in [
+        "step/mlp/f32/slabwise",
+        "step/mlp/f32/slabwise-no-graph",
+        "product/1024/f32/slabwise",
+        "launches/graph",
+        "bytes/mlp",
+    ] {
         assert_eq!(status(&results, item), "ok", "{text}");
     }
-    for item in ["step/mlp/f32/torch-eager", "step/mlp/f32/jax", "product/1024/f32/torch"] {
+    for item in [
+        "step/mlp/f32/torch-eager",
+        "step/mlp/f32/jax",
+        "product/1024/f32/torch",
+    ] {
         // Neither sees a GPU here, or is installed.
         assert_eq!(status(&results, item), "skipped", "{text}");
     }
     assert_eq!(status(&results, "step/mlp/bf16/slabwise"), "ok");
-    let step = results.iter().find(|line| line["item"] == "step/mlp/f32/slabwise").expect("it was measured");
-    assert!(step["ms"].as_f64() > Some(0.0) && step["ms_low"].as_f64() <= step["ms_high"].as_f64(), "{step}");
+    let step = results
+        .iter()
+        .find(|line| line["item"] == "step/mlp/f32/slabwise")
+        .expect("it was measured");
+    assert!(
+        step["ms"].as_f64() > Some(0.0) && step["ms_low"].as_f64() <= step["ms_high"].as_f64(),
+        "{step}"
+    );
     // Weights and momentum of 535,818 floats, and whole pages.
-    assert!(step["planned_bytes"].as_u64() > Some(8 * 535_818) && step["bytes"].as_u64() >= step["planned_bytes"].as_u64(), "{step}");
-    assert_eq!((&step["device"], &step["versions"]["sm"], &step["quick"]), (&"no device (emulated)".into(), &90.into(), &true.into()));
-    assert!(text.contains("mlp f32 ") && text.contains("product/1024 f32"), "{text}");
+    assert!(
+        step["planned_bytes"].as_u64() > Some(8 * 535_818)
+            && step["bytes"].as_u64() >= step["planned_bytes"].as_u64(),
+        "{step}"
+    );
+    assert_eq!(
+        (&step["device"], &step["versions"]["sm"], &step["quick"]),
+        (&"no device (emulated)".into(), &90.into(), &true.into())
+    );
+    assert!(
+        text.contains("mlp f32 ") && text.contains("product/1024 f32"),
+        "{text}"
+    );
     // What was only tried is measured by a run that resumes; a second try leaves it out.
     let mut again = bed.command();
-    again.args(["--quick", "--only", "bytes/mlp", "--resume"]).arg(bed.path("results.jsonl"));
+    again
+        .args(["--quick", "--only", "bytes/mlp", "--resume"])
+        .arg(bed.path("results.jsonl"));
     assert!(again.output().expect("it starts").status.success());
     assert_eq!(bed.results().len(), results.len());
     again = bed.command();
-    again.args(["--only", "bytes/mlp", "--limit", "1", "--resume"]).arg(bed.path("results.jsonl"));
+    again
+        .args(["--only", "bytes/mlp", "--limit", "1", "--resume"])
+        .arg(bed.path("results.jsonl"));
     again.output().expect("it starts");
     assert_eq!(bed.results().len(), results.len() + 1);
 }
@@ -115,13 +180,22 @@ fn measurements_become_lines_and_a_table() {
 #[test]
 fn products_and_convolutions_tell_their_candidates() {
     let Some(bed) = Bed::new() else { return };
-    let output = bed.command().args(["--quick", "--only", "conv/128-3x3-28/f32/slabwise"]).output().expect("it starts");
+    let output = bed
+        .command()
+        .args(["--quick", "--only", "conv/128-3x3-28/f32/slabwise"])
+        .output()
+        .expect("it starts");
     let results = bed.results();
     assert!(output.status.success(), "{}", said(&output));
     for part in ["forward", "data", "weight"] {
         let part = &results[0]["parts"][part];
         let told = part["candidates"].as_array().expect("a list");
-        assert!(told.iter().any(|line| line.as_str().is_some_and(|line| line.contains("µs") && line.contains('→'))), "{part}");
+        assert!(
+            told.iter().any(|line| line
+                .as_str()
+                .is_some_and(|line| line.contains("µs") && line.contains('→'))),
+            "{part}"
+        );
         assert!(part["ms"].as_f64() > Some(0.0), "{part}");
     }
 }
@@ -133,15 +207,25 @@ fn each_end_of_a_test_is_told_from_the_others() {
     let hang = format!("sleep 1000 & echo $! > {}; wait", left_behind.display());
     let tests = bed.tests(&[
         ("passes", &format!("echo {USES_THE_GPU}")),
-        ("fails", &format!("echo {USES_THE_GPU}; echo 'one is not two' >&2; exit 101")),
+        (
+            "fails",
+            &format!("echo {USES_THE_GPU}; echo 'one is not two' >&2; exit 101"),
+        ),
         ("crashes", "kill -SEGV $$"),
         ("hangs", &hang),
         ("stays_on_the_host", "true"),
-        ("is_filtered", &format!("echo {USES_THE_GPU}; echo 0 passed; exit 0")),
+        (
+            "is_filtered",
+            &format!("echo {USES_THE_GPU}; echo 0 passed; exit 0"),
+        ),
     ]);
     let run = || {
         let mut command = bed.command();
-        command.args(["--only", "test/", "--limit", "2", "--resume"]).arg(bed.path("results.jsonl")).arg("--tests").arg(&tests);
+        command
+            .args(["--only", "test/", "--limit", "2", "--resume"])
+            .arg(bed.path("results.jsonl"))
+            .arg("--tests")
+            .arg(&tests);
         command.output().expect("it starts")
     };
     fs::write(bed.path("results.jsonl"), "").expect("it is written");
@@ -149,11 +233,33 @@ fn each_end_of_a_test_is_told_from_the_others() {
     let (text, results) = (said(&output), bed.results());
     assert_eq!(output.status.code(), Some(1), "{text}");
     let ends = ["ok", "failed", "crashed", "timeout", "skipped", "failed"];
-    for (name, end) in ["passes", "fails", "crashes", "hangs", "stays_on_the_host", "is_filtered"].into_iter().zip(ends) {
-        assert_eq!(status(&results, &format!("test/family/{name}")), end, "{text}");
+    for (name, end) in [
+        "passes",
+        "fails",
+        "crashes",
+        "hangs",
+        "stays_on_the_host",
+        "is_filtered",
+    ]
+    .into_iter()
+    .zip(ends)
+    {
+        assert_eq!(
+            status(&results, &format!("test/family/{name}")),
+            end,
+            "{text}"
+        );
     }
-    let failed = results.iter().find(|line| line["item"] == "test/family/fails").expect("it has a result");
-    assert!(failed["error"].as_str().is_some_and(|error| error.contains("one is not two")), "{failed}");
+    let failed = results
+        .iter()
+        .find(|line| line["item"] == "test/family/fails")
+        .expect("it has a result");
+    assert!(
+        failed["error"]
+            .as_str()
+            .is_some_and(|error| error.contains("one is not two")),
+        "{failed}"
+    );
     let told = [
         "failed test/family/fails: one is not two",
         "timeout test/family/hangs: ended after 2 s",
@@ -161,11 +267,20 @@ fn each_end_of_a_test_is_told_from_the_others() {
     ];
     assert!(told.iter().all(|line| text.contains(line)), "{text}");
     let process = fs::read_to_string(&left_behind).expect("it was started");
-    assert!(!Path::new("/proc").join(process.trim()).join("exe").exists(), "what hung left {process} behind");
+    assert!(
+        !Path::new("/proc").join(process.trim()).join("exe").exists(),
+        "what hung left {process} behind"
+    );
     // What is ok is not run again.
     run();
     let again = bed.results().split_off(results.len());
-    assert!(again.len() == 5 && again.iter().all(|line| line["item"] != "test/family/passes"), "{again:?}");
+    assert!(
+        again.len() == 5
+            && again
+                .iter()
+                .all(|line| line["item"] != "test/family/passes"),
+        "{again:?}"
+    );
 }
 
 #[test]
@@ -173,12 +288,24 @@ fn a_budget_leaves_the_rest_for_another_run() {
     let Some(bed) = Bed::new() else { return };
     let tests = bed.tests(&[("hangs", "sleep 1000"), ("never_begins", "true")]);
     let mut command = bed.command();
-    command.args(["--only", "test/", "--jobs", "1", "--budget", "3", "--tests"]).arg(tests);
+    command
+        .args(["--only", "test/", "--jobs", "1", "--budget", "3", "--tests"])
+        .arg(tests);
     let output = command.output().expect("it starts");
     let (text, results) = (said(&output), bed.results());
     assert!(output.status.success(), "{text}");
-    assert_eq!((results.len(), status(&results, "test/family/hangs")), (1, "skipped"), "{text}");
-    assert!(results[0]["error"].as_str().is_some_and(|why| why.contains("budget")) && text.contains("1 not begun"), "{text}");
+    assert_eq!(
+        (results.len(), status(&results, "test/family/hangs")),
+        (1, "skipped"),
+        "{text}"
+    );
+    assert!(
+        results[0]["error"]
+            .as_str()
+            .is_some_and(|why| why.contains("budget"))
+            && text.contains("1 not begun"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -187,22 +314,42 @@ fn mistakes_are_refused_before_anything_runs() {
     let directory = bed.path("directory");
     fs::create_dir(&directory).expect("a folder");
     fs::write(bed.path("prose"), "not a result\n{}\n").expect("it is written");
-    fs::write(bed.path("torn"), "{\"item\":\"bytes/mlp\",\"status\":\"ok\"}\n{\"item\":\"bytes/cn").expect("it is written");
+    fs::write(
+        bed.path("torn"),
+        "{\"item\":\"bytes/mlp\",\"status\":\"ok\"}\n{\"item\":\"bytes/cn",
+    )
+    .expect("it is written");
     let path = |name: &str| bed.path(name).display().to_string();
     let refused: [(&[&str], &str); 9] = [
         (&["--budgit", "3"], "unexpected argument"),
         (&["--budget", "soon"], "invalid value"),
         (&["--jobs", "0"], "invalid value"),
-        (&["--only", "steps/of/nobody"], "no item is named like steps/of/nobody"),
-        (&["--tests", &path("nowhere")], "is no folder of test binaries"),
+        (
+            &["--only", "steps/of/nobody"],
+            "no item is named like steps/of/nobody",
+        ),
+        (
+            &["--tests", &path("nowhere")],
+            "is no folder of test binaries",
+        ),
         (&["--resume", &path("nowhere")], "nowhere"),
         (&["--resume", &path("prose")], "line 1 is no result"),
-        (&["--results", &path("directory")], "results cannot be written"),
-        (&["--results", "/dev/full", "--quick", "--only", "bytes/mlp"], "a result cannot be written"),
+        (
+            &["--results", &path("directory")],
+            "results cannot be written",
+        ),
+        (
+            &["--results", "/dev/full", "--quick", "--only", "bytes/mlp"],
+            "a result cannot be written",
+        ),
     ];
     for (words, why) in refused {
         let output = bed.command_of(words).output().expect("it starts");
-        assert!(output.status.code() == Some(2) && said(&output).contains(why), "{words:?}: {}", said(&output));
+        assert!(
+            output.status.code() == Some(2) && said(&output).contains(why),
+            "{words:?}: {}",
+            said(&output)
+        );
     }
     // A line that was cut off is no result, and what is on the lines before it counts.
     let mut command = bed.command();
@@ -214,31 +361,66 @@ fn mistakes_are_refused_before_anything_runs() {
 fn without_a_gpu_nothing_is_measured() {
     let folder = tempfile::tempdir().expect("a folder");
     let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"));
-    let output = command.env("SLABWISE_LIBCUDA", "no driver").current_dir(folder.path()).output().expect("it starts");
-    assert!(output.status.code() == Some(1) && said(&output).contains("There is no GPU to measure"), "{}", said(&output));
-    let list = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu")).arg("--list").env("SLABWISE_LIBCUDA", "no driver").output();
+    let output = command
+        .env("SLABWISE_LIBCUDA", "no driver")
+        .current_dir(folder.path())
+        .output()
+        .expect("it starts");
+    assert!(
+        output.status.code() == Some(1) && said(&output).contains("There is no GPU to measure"),
+        "{}",
+        said(&output)
+    );
+    let list = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"))
+        .arg("--list")
+        .env("SLABWISE_LIBCUDA", "no driver")
+        .output();
     let list = said(&list.expect("it starts"));
-    assert!(list.contains("step/resnet50/tf32/torch-graph") && list.contains("conv/cnn-32-64-5x5-14/bf16/slabwise"), "{list}");
+    assert!(
+        list.contains("step/resnet50/tf32/torch-graph")
+            && list.contains("conv/cnn-32-64-5x5-14/bf16/slabwise"),
+        "{list}"
+    );
 }
 
 #[test]
 fn peers_have_as_many_weights() {
     let gpt = "gpt:layers=6,width=384,heads=6,length=256";
-    for (name, model) in
-        [("mlp", "mlp"), ("cnn", "cnn"), ("resnet20", "resnet20"), ("resnet18", "resnet18"), ("resnet50", "resnet50"), ("gpt", gpt)]
-    {
+    for (name, model) in [
+        ("mlp", "mlp"),
+        ("cnn", "cnn"),
+        ("resnet20", "resnet20"),
+        ("resnet18", "resnet18"),
+        ("resnet50", "resnet50"),
+        ("gpt", gpt),
+    ] {
         let params = slabwise::Params::seeded(0);
-        slabwise::models::Model::parse(model).expect("it is known").build(&params);
-        let trained = params.declared().into_iter().filter(|param| param.is_trained());
-        let weights: usize = trained.map(|param| param.dims().iter().product::<usize>()).sum();
+        slabwise::models::Model::parse(model)
+            .expect("it is known")
+            .build(&params);
+        let trained = params
+            .declared()
+            .into_iter()
+            .filter(|param| param.is_trained());
+        let weights: usize = trained
+            .map(|param| param.dims().iter().product::<usize>())
+            .sum();
         for script in ["torch_step.py", "jax_step.py"] {
-            let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../peers").join(script);
-            let output = Command::new("python3").arg("-B").arg(&script).args(["count", name]).env("JAX_PLATFORMS", "cpu").output();
+            let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+                .join("../peers")
+                .join(script);
+            let output = Command::new("python3")
+                .arg("-B")
+                .arg(&script)
+                .args(["count", name])
+                .env("JAX_PLATFORMS", "cpu")
+                .output();
             let output = match output {
                 Ok(output) => output,
                 Err(e) => return eprintln!("skipped: python3: {e}"),
             };
-            let line: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|e| panic!("{e}: {}", said(&output)));
+            let line: Value = serde_json::from_slice(&output.stdout)
+                .unwrap_or_else(|e| panic!("{e}: {}", said(&output)));
             match line["skipped"].as_str() {
                 Some(why) => eprintln!("skipped: {why}"),
                 None => assert_eq!(line["weights"], weights, "{name}: {}", script.display()),

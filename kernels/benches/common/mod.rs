@@ -15,15 +15,33 @@ pub fn contiguous(sizes: &[usize]) -> Operand {
 
 /// A kernel that stores what its anchor computes.
 pub fn plain(body: Body, result: &[usize]) -> Spec {
-    let store = vec![Store { value: 0, operand: 0 }];
-    Spec { body, dims: dims(result), reduced: 0, operands: vec![contiguous(result)], indices: vec![], code: vec![Inst::Acc], stores: store }
+    let store = vec![Store {
+        value: 0,
+        operand: 0,
+    }];
+    Spec {
+        body,
+        dims: dims(result),
+        reduced: 0,
+        operands: vec![contiguous(result)],
+        indices: vec![],
+        code: vec![Inst::Acc],
+        stores: store,
+    }
 }
 
 /// Regions of so many `f32` each, filled with numbers between −½ and ½.
 pub fn filled(memory: &mut Memory, sizes: &[usize]) -> Vec<Region> {
-    let args: Vec<Region> = sizes.iter().map(|&s| memory.reserve(4 * s as u64).expect("memory")).collect();
+    let args: Vec<Region> = sizes
+        .iter()
+        .map(|&s| memory.reserve(4 * s as u64).expect("memory"))
+        .collect();
     for arg in &args {
-        memory.elements_mut::<f32>(arg).iter_mut().enumerate().for_each(|(i, x)| *x = (i % 1013) as f32 / 1013.0 - 0.5);
+        memory
+            .elements_mut::<f32>(arg)
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, x)| *x = (i % 1013) as f32 / 1013.0 - 0.5);
     }
     args
 }
@@ -43,8 +61,20 @@ pub struct Convolution {
 
 impl std::fmt::Display for Convolution {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Convolution { kind, n, ci, co, hw, k, stride, groups } = self;
-        write!(f, "{n}×{ci}×{hw}² {k}² → {co}, stride {stride}, {groups} groups, {kind:?}")
+        let Convolution {
+            kind,
+            n,
+            ci,
+            co,
+            hw,
+            k,
+            stride,
+            groups,
+        } = self;
+        write!(
+            f,
+            "{n}×{ci}×{hw}² {k}² → {co}, stride {stride}, {groups} groups, {kind:?}"
+        )
     }
 }
 
@@ -61,7 +91,10 @@ impl Convolution {
 
     /// The kernel, and the elements of its operands and result.
     pub fn spec(&self) -> (Spec, [usize; 3]) {
-        let (image, result) = ([self.n, self.ci, self.hw, self.hw], [self.n, self.co, self.out(), self.out()]);
+        let (image, result) = (
+            [self.n, self.ci, self.hw, self.hw],
+            [self.n, self.co, self.out(), self.out()],
+        );
         let weight = [self.co, self.ci / self.groups, self.k, self.k];
         let [a, b, to] = match self.kind {
             ConvKind::Forward => [image, weight, result],
@@ -85,6 +118,9 @@ impl Convolution {
             b: contiguous(&b),
             prologue: None,
         };
-        (plain(Body::Conv2d(body), &to), [a, b, to].map(|d| d.iter().product()))
+        (
+            plain(Body::Conv2d(body), &to),
+            [a, b, to].map(|d| d.iter().product()),
+        )
     }
 }

@@ -1,4 +1,5 @@
-//! What a session has of a device's memory, and of pinned memory of the host: arenas, named by number.
+//! What a session has of a device's memory, and of pinned memory of the host: arenas, named by
+//! number.
 
 use slabwise_kernels::memory::Region;
 
@@ -62,7 +63,8 @@ impl Device {
         Ok(region)
     }
 
-    /// An arena of pinned memory of the host, zeros, all of it as a region: for copies from the device and back, see
+    /// An arena of pinned memory of the host, zeros, all of it as a region: for copies from the
+    /// device and back, see
     /// [`Device::start_copy`], and for nothing else.
     ///
     /// # Errors
@@ -70,28 +72,47 @@ impl Device {
     pub fn reserve_host(&mut self, bytes: u64) -> Result<Region> {
         self.ready()?;
         let refused = DriverError::OutOfMemory { bytes };
-        let memory = usize::try_from(bytes).map_err(|_| refused).and_then(Pinned::new);
+        let memory = usize::try_from(bytes)
+            .map_err(|_| refused)
+            .and_then(Pinned::new);
         let memory = self.noting(memory)?;
         Ok(self.add(Arena::Host(memory)))
     }
 
     fn add(&mut self, arena: Arena) -> Region {
-        let slot = self.arenas.iter().position(Option::is_none).unwrap_or(self.arenas.len());
+        let slot = self
+            .arenas
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or(self.arenas.len());
         if slot == self.arenas.len() {
             self.arenas.push(None);
         }
         let bytes = arena.bytes();
         self.arenas[slot] = Some(arena);
-        Region { arena: slot as u32, offset: 0, bytes }
+        Region {
+            arena: slot as u32,
+            offset: 0,
+            bytes,
+        }
     }
 
     /// Lets `work` have the reservation, which is made if this is the first use of the device.
     fn in_space<T>(&self, work: impl FnOnce(&Shared, &mut Space) -> Result<T>) -> Result<T> {
-        let Properties { total_bytes, maps_pages, .. } = self.shared.properties;
+        let Properties {
+            total_bytes,
+            maps_pages,
+            ..
+        } = self.shared.properties;
         let mut space = self.shared.space();
         let space = match &mut *space {
             Some(space) => space,
-            none => none.insert(Space::new(&self.shared.context, &self.limits, total_bytes, maps_pages)?),
+            none => none.insert(Space::new(
+                &self.shared.context,
+                &self.limits,
+                total_bytes,
+                maps_pages,
+            )?),
         };
         self.noting(work(&self.shared, space))
     }
@@ -103,14 +124,16 @@ impl Device {
 
     /// Gives an arena back, after all work. Regions of it must not be used again.
     pub fn release(&mut self, arena: u32) {
-        let Some(arena) = self.arenas.get_mut(arena as usize).and_then(Option::take) else { return };
+        let Some(arena) = self.arenas.get_mut(arena as usize).and_then(Option::take) else {
+            return;
+        };
         // If the device is lost its memory is, too.
         let _ = self.synchronize();
         arena.close(&self.shared);
     }
 
-    /// Whether ranges of pages can be had beside the reservation: where memory is mapped, and was not taken ahead. Makes the
-    /// reservation if this is the first use of the device.
+    /// Whether ranges of pages can be had beside the reservation: where memory is mapped, and was
+    /// not taken ahead. Makes the reservation if this is the first use of the device.
     ///
     /// # Errors
     /// If it cannot be made.
@@ -119,8 +142,9 @@ impl Device {
         Ok(self.shared.properties.maps_pages && self.in_space(|_, space| Ok(!space.is_ahead()))?)
     }
 
-    /// An arena of addresses without memory, which [`Device::map`] puts behind whole pages of it: the arena and the bytes of a
-    /// page. `None` if there is no such thing, see [`Device::has_ranges`].
+    /// An arena of addresses without memory, which [`Device::map`] puts behind whole pages of it:
+    /// the arena and the bytes of a page. `None` if there is no such thing, see
+    /// [`Device::has_ranges`].
     ///
     /// # Errors
     /// If the driver has not so many addresses.
@@ -134,7 +158,11 @@ impl Device {
     }
 
     /// Lets `work` have the range that a region is in.
-    fn in_pages<T>(&mut self, arena: u32, work: impl FnOnce(&Shared, &mut Pages) -> Result<T>) -> Result<T> {
+    fn in_pages<T>(
+        &mut self,
+        arena: u32,
+        work: impl FnOnce(&Shared, &mut Pages) -> Result<T>,
+    ) -> Result<T> {
         let Some(Some(Arena::Pages(pages))) = self.arenas.get_mut(arena as usize) else {
             panic!("arena {arena} is no range of pages");
         };
@@ -152,7 +180,9 @@ impl Device {
     pub fn map(&mut self, pages: &Region) -> Result<()> {
         self.ready()?;
         self.in_space(|_, space| space.lend(pages.bytes))?;
-        let mapped = self.in_pages(pages.arena, |shared, range| range.map(&shared.context, pages.offset, pages.bytes));
+        let mapped = self.in_pages(pages.arena, |shared, range| {
+            range.map(&shared.context, pages.offset, pages.bytes)
+        });
         if mapped.is_err() {
             self.in_space(|_, space| {
                 space.take_back(pages.bytes);
@@ -182,8 +212,8 @@ impl Device {
         });
     }
 
-    /// Puts the memory behind whole pages of a range, one region after the other, behind the pages of another region of it,
-    /// which have none, after all work. No byte is copied.
+    /// Puts the memory behind whole pages of a range, one region after the other, behind the pages
+    /// of another region of it, which have none, after all work. No byte is copied.
     ///
     /// # Errors
     /// If the driver refuses: then all memory is where it was.
@@ -192,15 +222,28 @@ impl Device {
     /// If the regions are not whole pages of one range with memory behind the first ones.
     pub fn remap(&mut self, from: &[Region], to: &Region) -> Result<()> {
         self.synchronize()?;
-        assert!(from.iter().all(|r| r.arena == to.arena), "pages of {from:?} for another range's {to:?}");
-        assert_eq!(from.iter().map(|r| r.bytes).sum::<u64>(), to.bytes, "pages of {from:?} for {to:?}");
+        assert!(
+            from.iter().all(|r| r.arena == to.arena),
+            "pages of {from:?} for another range's {to:?}"
+        );
+        assert_eq!(
+            from.iter().map(|r| r.bytes).sum::<u64>(),
+            to.bytes,
+            "pages of {from:?} for {to:?}"
+        );
         let from: Vec<(u64, u64)> = from.iter().map(|r| (r.offset, r.bytes)).collect();
-        self.in_pages(to.arena, |shared, range| range.remap(&shared.context, &from, to.offset))
+        self.in_pages(to.arena, |shared, range| {
+            range.remap(&shared.context, &from, to.offset)
+        })
     }
 
     fn arena(&self, region: &Region) -> Option<&Arena> {
         let arena = self.arenas.get(region.arena as usize)?.as_ref()?;
-        region.offset.checked_add(region.bytes).is_some_and(|end| end <= arena.bytes()).then_some(arena)
+        region
+            .offset
+            .checked_add(region.bytes)
+            .is_some_and(|end| end <= arena.bytes())
+            .then_some(arena)
     }
 
     /// The address of a region's first byte.
@@ -213,7 +256,8 @@ impl Device {
             Some(Arena::Pages(pages)) => Some(pages.base()),
             Some(Arena::Host(_)) | None => None,
         };
-        base.unwrap_or_else(|| panic!("{region:?} is not inside a live arena of the device")) + region.offset
+        base.unwrap_or_else(|| panic!("{region:?} is not inside a live arena of the device"))
+            + region.offset
     }
 
     /// The address of the first byte of a region of the host.

@@ -1,8 +1,10 @@
-//! Compiled functions on disk, and which kernels were chosen, so that a kernel is compiled once and not at every start.
+//! Compiled functions on disk, and which kernels were chosen, so that a kernel is compiled once and
+//! not at every start.
 //!
-//! An [`entry`] is known by a hash of everything that its code depends on: source, options, architecture and the compiler's
-//! version. It holds code that will be run: so the folder belongs to the user alone, and one that others can write to is
-//! refused. Entries are written beside and renamed, carry a hash of themselves, and are made anew if anything is wrong with them.
+//! An [`entry`] is known by a hash of everything that its code depends on: source, options,
+//! architecture and the compiler's version. It holds code that will be run: so the folder belongs
+//! to the user alone, and one that others can write to is refused. Entries are written beside and
+//! renamed, carry a hash of themselves, and are made anew if anything is wrong with them.
 
 use std::fs;
 use std::io::{self, Write};
@@ -35,7 +37,9 @@ pub struct Cache {
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Nothing says where it should be.
-    #[error("there is no folder for compiled kernels: set SLABWISE_CACHE_DIR, XDG_CACHE_HOME or HOME")]
+    #[error(
+        "there is no folder for compiled kernels: set SLABWISE_CACHE_DIR, XDG_CACHE_HOME or HOME"
+    )]
     Nowhere,
     /// The folder cannot be made or looked at.
     #[error("the folder of compiled kernels {}: {source}; SLABWISE_CACHE_DIR names another", folder.display())]
@@ -64,7 +68,11 @@ impl Cache {
     /// # Errors
     /// If there is no such folder and none can be made, or others can write to it.
     pub fn of_user() -> Result<Cache, Error> {
-        let variable = |name| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+        let variable = |name| {
+            std::env::var_os(name)
+                .filter(|v| !v.is_empty())
+                .map(PathBuf::from)
+        };
         let folder = variable("SLABWISE_CACHE_DIR")
             .or_else(|| variable("XDG_CACHE_HOME").map(|d| d.join("slabwise")))
             .or_else(|| variable("HOME").map(|d| d.join(".cache/slabwise")));
@@ -78,7 +86,10 @@ impl Cache {
     pub fn at(folder: impl Into<PathBuf>) -> Result<Cache, Error> {
         let folder = folder.into();
         private(&folder)?;
-        Ok(Cache { folder, bytes_max: BYTES_MAX })
+        Ok(Cache {
+            folder,
+            bytes_max: BYTES_MAX,
+        })
     }
 
     /// The same with another bound on what all entries together may take, bytes.
@@ -102,15 +113,26 @@ impl Cache {
             None
         })?;
         // The time of the last use is what the oldest are chosen by.
-        let _ = fs::File::options().append(true).open(&file).and_then(|f| f.set_modified(SystemTime::now()));
+        let _ = fs::File::options()
+            .append(true)
+            .open(&file)
+            .and_then(|f| f.set_modified(SystemTime::now()));
         Some(cubin)
     }
 
     /// Keeps code under a key, if that can be; after all that is new, [`Cache::trim`] is called.
     pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) {
-        let (file, bytes, bytes_max) = (self.cubin_file(key), entry::encode(cubin, key), self.entry_bytes_max());
+        let (file, bytes, bytes_max) = (
+            self.cubin_file(key),
+            entry::encode(cubin, key),
+            self.entry_bytes_max(),
+        );
         if bytes.len() as u64 > bytes_max {
-            log::warn!("{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}", file.display(), bytes.len());
+            log::warn!(
+                "{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}",
+                file.display(),
+                bytes.len()
+            );
         } else if let Err(e) = self.keep(&file, &bytes) {
             log::warn!("{} cannot be kept: {e}", file.display());
         }
@@ -128,7 +150,10 @@ impl Cache {
     pub(crate) fn pick(&self, key: &str) -> Option<Vec<u8>> {
         let file = self.pick_file(key);
         let read = entry::bytes(&file, PICK_BYTES_MAX).and_then(|bytes| {
-            let rest = bytes.as_deref().map(|bytes| entry::open(PICK, bytes, key)).transpose()?;
+            let rest = bytes
+                .as_deref()
+                .map(|bytes| entry::open(PICK, bytes, key))
+                .transpose()?;
             Ok(rest.map(<[u8]>::to_vec))
         });
         read.unwrap_or_else(|why| {
@@ -153,7 +178,11 @@ impl Cache {
     /// Writes an entry beside its place and moves it there, so that nobody ever reads half of one.
     fn keep(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = unused(&self.folder);
-        let written = fs::OpenOptions::new().write(true).create_new(true).open(&beside).and_then(|mut f| f.write_all(bytes));
+        let written = fs::OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&beside)
+            .and_then(|mut f| f.write_all(bytes));
         let moved = written.and_then(|()| fs::rename(&beside, file));
         if moved.is_err() {
             let _ = fs::remove_file(&beside);
@@ -161,14 +190,23 @@ impl Cache {
         moved
     }
 
-    /// Removes the least recently used entries beyond the bound. It looks at every entry, and so is called once for all that a
-    /// program has added.
+    /// Removes the least recently used entries beyond the bound. It looks at every entry, and so is
+    /// called once for all that a program has added.
     pub(crate) fn trim(&self) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
-            let (path, Ok(meta)) = (entry.path(), entry.metadata()) else { continue };
-            if path.extension().is_some_and(|e| e == "cubin" || e == "pick") {
-                entries.push((meta.modified().unwrap_or(SystemTime::UNIX_EPOCH), meta.len(), path));
+            let (path, Ok(meta)) = (entry.path(), entry.metadata()) else {
+                continue;
+            };
+            if path
+                .extension()
+                .is_some_and(|e| e == "cubin" || e == "pick")
+            {
+                entries.push((
+                    meta.modified().unwrap_or(SystemTime::UNIX_EPOCH),
+                    meta.len(),
+                    path,
+                ));
             }
         }
         entries.sort();
@@ -188,7 +226,10 @@ impl Cache {
 #[cfg(unix)]
 fn private(folder: &Path) -> Result<(), Error> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
-    let fail = |source| Error::Folder { folder: folder.into(), source };
+    let fail = |source| Error::Folder {
+        folder: folder.into(),
+        source,
+    };
     if let Some(above) = folder.parent() {
         fs::create_dir_all(above).map_err(fail)?;
     }
@@ -200,10 +241,21 @@ fn private(folder: &Path) -> Result<(), Error> {
     if !meta.is_dir() {
         return Err(fail(io::Error::from(io::ErrorKind::NotADirectory)));
     }
-    let not = |why: String| Err(Error::NotPrivate { folder: folder.into(), why });
+    let not = |why: String| {
+        Err(Error::NotPrivate {
+            folder: folder.into(),
+            why,
+        })
+    };
     // Whom a process acts for is whose files it makes.
     let probe = unused(folder);
-    let own = fs::OpenOptions::new().write(true).create_new(true).open(&probe).and_then(|f| f.metadata()).map_err(fail)?.uid();
+    let own = fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&probe)
+        .and_then(|f| f.metadata())
+        .map_err(fail)?
+        .uid();
     let _ = fs::remove_file(&probe);
     if meta.uid() != own {
         return not(format!("belongs to user {}, not to user {own}", meta.uid()));
@@ -218,20 +270,32 @@ fn private(folder: &Path) -> Result<(), Error> {
 /// Makes the folder; elsewhere than on Unix it has its user's permissions by where it lies.
 #[cfg(not(unix))]
 fn private(folder: &Path) -> Result<(), Error> {
-    fs::create_dir_all(folder).map_err(|source| Error::Folder { folder: folder.into(), source })
+    fs::create_dir_all(folder).map_err(|source| Error::Folder {
+        folder: folder.into(),
+        source,
+    })
 }
 
 /// The name of a file in the folder that no other thread or process writes.
 fn unused(folder: &Path) -> PathBuf {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
-    let since_epoch = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |d| d.as_nanos());
+    let since_epoch = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0, |d| d.as_nanos());
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    folder.join(format!("writing-{}-{count}-{since_epoch}", std::process::id()))
+    folder.join(format!(
+        "writing-{}-{count}-{since_epoch}",
+        std::process::id()
+    ))
 }
 
 /// What a program is known by: everything that its code depends on.
 pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
-    hash(&[&format!("NVRTC {major}.{minor} sm_{}", program.sm), &options.join(" "), &program.source])
+    hash(&[
+        &format!("NVRTC {major}.{minor} sm_{}", program.sm),
+        &options.join(" "),
+        &program.source,
+    ])
 }
 
 /// A hash of texts, as 64 digits.
@@ -241,7 +305,10 @@ pub(crate) fn hash(parts: &[&str]) -> String {
         hash.update((part.len() as u64).to_le_bytes());
         hash.update(part.as_bytes());
     }
-    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    hash.finalize()
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect()
 }
 
 #[cfg(test)]
@@ -261,13 +328,23 @@ mod tests {
 
         fn new() -> Kept {
             let folder = tempfile::tempdir().expect("a folder");
-            let cache = Cache::at(folder.path().join("cache")).expect("a private folder").with_bytes_max(1000);
+            let cache = Cache::at(folder.path().join("cache"))
+                .expect("a private folder")
+                .with_bytes_max(1000);
             let file = cache.folder().join(format!("{}.cubin", Kept::KEY));
-            Kept { cache, file, made: 0, _folder: folder }
+            Kept {
+                cache,
+                file,
+                made: 0,
+                _folder: folder,
+            }
         }
 
         fn get(&mut self, image_bytes: usize) -> usize {
-            let cubin = Cubin { image: vec![7; image_bytes], usage: Vec::new() };
+            let cubin = Cubin {
+                image: vec![7; image_bytes],
+                usage: Vec::new(),
+            };
             match self.cache.cubin(Kept::KEY) {
                 Some(kept) => assert_eq!(kept, cubin),
                 None => {
@@ -292,7 +369,11 @@ mod tests {
                 });
             }
         });
-        assert_eq!(fs::read_dir(&cache).expect("own folder").count(), 0, "nothing is left behind");
+        assert_eq!(
+            fs::read_dir(&cache).expect("own folder").count(),
+            0,
+            "nothing is left behind"
+        );
     }
 
     #[test]
@@ -300,17 +381,36 @@ mod tests {
         let mut kept = Kept::new();
         assert_eq!((kept.get(100), kept.get(100)), (1, 1));
         let whole = fs::read(&kept.file).expect("an entry");
-        let foreign = entry::encode(&Cubin { image: vec![8], usage: Vec::new() }, "another key");
+        let foreign = entry::encode(
+            &Cubin {
+                image: vec![8],
+                usage: Vec::new(),
+            },
+            "another key",
+        );
         let mut damaged = whole.clone();
         damaged[150] ^= 1;
-        for (count, bytes) in [&whole[..60], &damaged, &foreign, b"", &[0; 4000]].into_iter().enumerate() {
+        for (count, bytes) in [&whole[..60], &damaged, &foreign, b"", &[0; 4000]]
+            .into_iter()
+            .enumerate()
+        {
             fs::write(&kept.file, bytes).expect("own folder");
-            assert_eq!((kept.get(100), kept.get(100)), (count + 2, count + 2), "then it is kept again");
+            assert_eq!(
+                (kept.get(100), kept.get(100)),
+                (count + 2, count + 2),
+                "then it is kept again"
+            );
             assert_eq!(fs::read(&kept.file).expect("an entry"), whole);
         }
         // More than there is memory: the length decides, before anything is read.
-        fs::File::options().write(true).open(&kept.file).and_then(|f| f.set_len(1 << 43)).expect("a file with a hole");
-        assert!(matches!(entry::read(&kept.file, Kept::KEY, 1000), Err(entry::Refused::TooLarge { bytes, .. }) if bytes == 1 << 43));
+        fs::File::options()
+            .write(true)
+            .open(&kept.file)
+            .and_then(|f| f.set_len(1 << 43))
+            .expect("a file with a hole");
+        assert!(
+            matches!(entry::read(&kept.file, Kept::KEY, 1000), Err(entry::Refused::TooLarge { bytes, .. }) if bytes == 1 << 43)
+        );
         assert_eq!((kept.get(100), kept.get(100)), (7, 7));
     }
 
@@ -320,20 +420,37 @@ mod tests {
         assert_eq!((kept.get(2000), kept.get(2000)), (1, 2));
         assert!(!kept.file.exists(), "larger than an entry may be");
         fs::create_dir(&kept.file).expect("own folder");
-        assert!(matches!(entry::read(&kept.file, Kept::KEY, 1000), Err(entry::Refused::NotAFile)));
+        assert!(matches!(
+            entry::read(&kept.file, Kept::KEY, 1000),
+            Err(entry::Refused::NotAFile)
+        ));
         assert_eq!((kept.get(100), kept.get(100)), (3, 4));
-        assert_eq!(fs::read_dir(kept.cache.folder()).expect("a folder").count(), 1, "nothing half written stays");
+        assert_eq!(
+            fs::read_dir(kept.cache.folder()).expect("a folder").count(),
+            1,
+            "nothing half written stays"
+        );
     }
 
     #[test]
     fn a_key_follows_everything_that_code_depends_on() {
-        let program = |source: &str, sm| Program { names: String::new(), source: source.into(), sm };
-        let key = |source, sm, minor, options: &[&str]| key(&program(source, sm), (13, minor), options);
+        let program = |source: &str, sm| Program {
+            names: String::new(),
+            source: source.into(),
+            sm,
+        };
+        let key =
+            |source, sm, minor, options: &[&str]| key(&program(source, sm), (13, minor), options);
         let options = crate::nvrtc::options((13, 0));
         let base = key("x", 90, 0, &options);
         assert_eq!(base.len(), 64);
         assert_eq!(base, key("x", 90, 0, &options));
-        for other in [key("y", 90, 0, &options), key("x", 80, 0, &options), key("x", 90, 1, &options), key("x", 90, 0, &options[1..])] {
+        for other in [
+            key("y", 90, 0, &options),
+            key("x", 80, 0, &options),
+            key("x", 90, 1, &options),
+            key("x", 90, 0, &options[1..]),
+        ] {
             assert_ne!(base, other);
         }
     }
@@ -341,13 +458,19 @@ mod tests {
     #[test]
     fn the_least_recently_used_go_first() {
         let folder = tempfile::tempdir().expect("a folder");
-        let cache = Cache::at(folder.path().join("cache")).expect("a private folder").with_bytes_max(250);
+        let cache = Cache::at(folder.path().join("cache"))
+            .expect("a private folder")
+            .with_bytes_max(250);
         let file = |name: &str| cache.folder().join(format!("{name}.cubin"));
         for (name, age) in [("old", 30), ("older", 60), ("new", 0)] {
             cache.keep(&file(name), &[0; 100]).expect("it is written");
             let past = SystemTime::now() - std::time::Duration::from_secs(age);
             if file(name).exists() {
-                fs::File::options().append(true).open(file(name)).and_then(|f| f.set_modified(past)).expect("a time");
+                fs::File::options()
+                    .append(true)
+                    .open(file(name))
+                    .and_then(|f| f.set_modified(past))
+                    .expect("a time");
             }
             cache.trim();
         }
@@ -363,8 +486,17 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let made = folder.path().join("made");
         Cache::at(&made).expect("it is made");
-        assert_eq!(fs::metadata(&made).expect("a folder").permissions().mode() & 0o777, 0o700);
-        for (mode, refused) in [(0o777, true), (0o770, true), (0o702, true), (0o755, false), (0o700, false)] {
+        assert_eq!(
+            fs::metadata(&made).expect("a folder").permissions().mode() & 0o777,
+            0o700
+        );
+        for (mode, refused) in [
+            (0o777, true),
+            (0o770, true),
+            (0o702, true),
+            (0o755, false),
+            (0o700, false),
+        ] {
             fs::set_permissions(&made, fs::Permissions::from_mode(mode)).expect("own folder");
             let opened = Cache::at(&made);
             assert_eq!(opened.is_err(), refused, "{mode:o}");

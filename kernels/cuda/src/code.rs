@@ -1,7 +1,8 @@
 //! The straight-line program of a spec as CUDA statements for one point of its iteration space.
 //!
-//! What an operation computes is the business of the table ([`ScalarOp::cuda`]); how an element is stored is a row of
-//! [`Storage`]. Where operands lie at a point is told by whoever writes the loop around it: a [`Site`].
+//! What an operation computes is the business of the table ([`ScalarOp::cuda`]); how an element is
+//! stored is a row of [`Storage`]. Where operands lie at a point is told by whoever writes the loop
+//! around it: a [`Site`].
 
 use std::fmt::Write as _;
 
@@ -26,14 +27,39 @@ pub struct Storage {
 impl Storage {
     /// The row of a type.
     pub fn of(dtype: DType) -> Storage {
-        let row = |ty, widen, from_float, from_int| Storage { ty, widen, from_float, from_int };
+        let row = |ty, widen, from_float, from_int| Storage {
+            ty,
+            widen,
+            from_float,
+            from_int,
+        };
         match dtype {
             DType::F32 => row("float", "{}", "{}", "float({})"),
-            DType::F16 => row("f16", "widen({})", "narrow_f16({})", "narrow_f16(float({}))"),
-            DType::BF16 => row("bf16", "widen({})", "narrow_bf16({})", "narrow_bf16(float({}))"),
+            DType::F16 => row(
+                "f16",
+                "widen({})",
+                "narrow_f16({})",
+                "narrow_f16(float({}))",
+            ),
+            DType::BF16 => row(
+                "bf16",
+                "widen({})",
+                "narrow_bf16({})",
+                "narrow_bf16(float({}))",
+            ),
             DType::I32 => row("int", "{}", "__float2int_rz({})", "{}"),
-            DType::U8 => row("unsigned char", "int({})", "(unsigned char)min(__float2uint_rz({}), 255u)", "(unsigned char)({})"),
-            DType::Bool => row("unsigned char", "({} != 0)", "(unsigned char)({} != 0.0f)", "(unsigned char)({} != 0)"),
+            DType::U8 => row(
+                "unsigned char",
+                "int({})",
+                "(unsigned char)min(__float2uint_rz({}), 255u)",
+                "(unsigned char)({})",
+            ),
+            DType::Bool => row(
+                "unsigned char",
+                "({} != 0)",
+                "(unsigned char)({} != 0.0f)",
+                "(unsigned char)({} != 0)",
+            ),
         }
     }
 
@@ -87,10 +113,16 @@ pub fn cast(x: &str, from: Lane, to: Lane) -> String {
 
 /// An operation on values that are names or numbers.
 pub fn operation(op: ScalarOp, lane: Lane, args: &[String]) -> String {
-    op.arguments().iter().zip(args).fold(op.cuda(lane).to_string(), |text, (name, arg)| text.replace(&format!("{{{name}}}"), arg))
+    op.arguments()
+        .iter()
+        .zip(args)
+        .fold(op.cuda(lane).to_string(), |text, (name, arg)| {
+            text.replace(&format!("{{{name}}}"), arg)
+        })
 }
 
-/// One point of the iteration space, as the code around it writes it down. Every answer is an expression.
+/// One point of the iteration space, as the code around it writes it down. Every answer is an
+/// expression.
 pub trait Site {
     /// The element of operand `k` that is read, as stored.
     fn read(&self, k: u16) -> String;
@@ -132,10 +164,18 @@ impl<'a> Code<'a> {
         }
         for i in (0..spec.code.len()).rev() {
             if needed[i] {
-                spec.code[i].arguments().iter().for_each(|&a| needed[usize::from(a)] = true);
+                spec.code[i]
+                    .arguments()
+                    .iter()
+                    .for_each(|&a| needed[usize::from(a)] = true);
             }
         }
-        Ok(Code { spec, lanes, needed, folded: spec.folded() })
+        Ok(Code {
+            spec,
+            lanes,
+            needed,
+            folded: spec.folded(),
+        })
     }
 
     /// The lane of a value.
@@ -155,7 +195,16 @@ impl<'a> Code<'a> {
 
     /// Operands that are read point by point, each once.
     pub fn loads(&self) -> Vec<u16> {
-        let mut list: Vec<u16> = self.needed().filter_map(|i| if let Inst::Load(k) = self.spec.code[i] { Some(k) } else { None }).collect();
+        let mut list: Vec<u16> = self
+            .needed()
+            .filter_map(|i| {
+                if let Inst::Load(k) = self.spec.code[i] {
+                    Some(k)
+                } else {
+                    None
+                }
+            })
+            .collect();
         list.sort_unstable();
         list.dedup();
         list
@@ -163,8 +212,16 @@ impl<'a> Code<'a> {
 
     /// Indices that are needed, each once.
     pub fn indices(&self) -> Vec<u16> {
-        let mut list: Vec<u16> =
-            self.needed().filter_map(|i| if let Inst::Index(k) = self.spec.code[i] { Some(k) } else { None }).collect();
+        let mut list: Vec<u16> = self
+            .needed()
+            .filter_map(|i| {
+                if let Inst::Index(k) = self.spec.code[i] {
+                    Some(k)
+                } else {
+                    None
+                }
+            })
+            .collect();
         list.sort_unstable();
         list.dedup();
         list
@@ -177,9 +234,18 @@ impl<'a> Code<'a> {
             Inst::Acc => site.acc(),
             Inst::Const(value) => constant(*value),
             Inst::Index(k) => site.index(*k),
-            Inst::Uniform { state, stream, index } => format!("uniform({}, {stream}u, {})", site.state(*state), site.value(*index)),
+            Inst::Uniform {
+                state,
+                stream,
+                index,
+            } => format!(
+                "uniform({}, {stream}u, {})",
+                site.state(*state),
+                site.value(*index)
+            ),
             Inst::Op(op, args) => {
-                let names: Vec<String> = args[..op.arity()].iter().map(|&a| site.value(a)).collect();
+                let names: Vec<String> =
+                    args[..op.arity()].iter().map(|&a| site.value(a)).collect();
                 operation(*op, self.lane(args[op.arity() - 1]), &names)
             }
             Inst::Cast(a, to) => cast(&site.value(*a), self.lane(*a), *to),
@@ -189,20 +255,31 @@ impl<'a> Code<'a> {
 
     /// The declaration of value `i`.
     pub fn statement(&self, i: usize, site: &dyn Site) -> String {
-        format!("const {} {} = {};\n", lane_type(self.lanes[i]), site.value(i as ValueId), self.expression(i, site))
+        format!(
+            "const {} {} = {};\n",
+            lane_type(self.lanes[i]),
+            site.value(i as ValueId),
+            self.expression(i, site)
+        )
     }
 
     /// The statement of a store.
     pub fn store(&self, store: &Store, site: &dyn Site) -> String {
-        let value = self.storage(store.operand).narrow(&site.value(store.value), self.lane(store.value));
+        let value = self
+            .storage(store.operand)
+            .narrow(&site.value(store.value), self.lane(store.value));
         format!("{} = {value};\n", site.write(store.operand))
     }
 
-    /// The whole program at a point, where nothing is reduced: every value that is needed, then the stores.
+    /// The whole program at a point, where nothing is reduced: every value that is needed, then the
+    /// stores.
     pub fn point(&self, site: &dyn Site) -> String {
         let mut text = String::new();
         self.needed().for_each(|i| text += &self.statement(i, site));
-        self.spec.stores.iter().for_each(|s| text += &self.store(s, site));
+        self.spec
+            .stores
+            .iter()
+            .for_each(|s| text += &self.store(s, site));
         text
     }
 }
@@ -227,13 +304,23 @@ impl Fold {
 
     /// The type of the accumulator.
     pub fn ty(self) -> &'static str {
-        if self.finds() { "Rank" } else { lane_type(self.lane) }
+        if self.finds() {
+            "Rank"
+        } else {
+            lane_type(self.lane)
+        }
     }
 
     /// The accumulator of nothing.
     pub fn identity(self) -> String {
         let float = self.lane == Lane::F32;
-        let of = |x: f32, i: i32| if float { constant(Value::F32(x)) } else { constant(Value::I32(i)) };
+        let of = |x: f32, i: i32| {
+            if float {
+                constant(Value::F32(x))
+            } else {
+                constant(Value::I32(i))
+            }
+        };
         match self.op {
             ReduceOp::Sum => of(0.0, 0),
             ReduceOp::Prod => of(1.0, 1),
@@ -270,7 +357,11 @@ impl Fold {
 
     /// The result: the best of no elements is said to be the first.
     pub fn result(self, acc: &str) -> String {
-        if self.finds() { format!("{acc}.position == 2147483647 ? 0 : {acc}.position") } else { acc.into() }
+        if self.finds() {
+            format!("{acc}.position == 2147483647 ? 0 : {acc}.position")
+        } else {
+            acc.into()
+        }
     }
 }
 

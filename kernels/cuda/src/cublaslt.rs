@@ -1,8 +1,10 @@
-//! cuBLASLt, as far as it is needed: products of matrices that lie in memory of the caller's, with a workspace of the caller's.
+//! cuBLASLt, as far as it is needed: products of matrices that lie in memory of the caller's, with
+//! a workspace of the caller's.
 //!
-//! Calls go through cudarc's bindings, which load the library by its name; so it is looked for first, and what is not there is an
-//! error. What it is told of a product it takes as objects of its own, on the host: they are made for each call and given back,
-//! which costs a microsecond where a run is recorded, and nothing where it is replayed.
+//! Calls go through cudarc's bindings, which load the library by its name; so it is looked for
+//! first, and what is not there is an error. What it is told of a product it takes as objects of
+//! its own, on the host: they are made for each call and given back, which costs a microsecond
+//! where a run is recorded, and nothing where it is replayed.
 
 use std::ffi::c_void;
 use std::mem::size_of;
@@ -19,7 +21,11 @@ type Result<T> = std::result::Result<T, LibraryError>;
 fn check(call: &'static str, status: Status) -> Result<()> {
     match status {
         Status::CUBLAS_STATUS_SUCCESS => Ok(()),
-        status => Err(LibraryError::Failed { library: Library::CublasLt, call, status: format!("{status:?}") }),
+        status => Err(LibraryError::Failed {
+            library: Library::CublasLt,
+            call,
+            status: format!("{status:?}"),
+        }),
     }
 }
 
@@ -32,13 +38,18 @@ pub fn version() -> Result<usize> {
     // SAFETY: initialisers of the library may run at any time.
     if !unsafe { sys::is_culib_present() } {
         let why = ": it was found, but the loader does not know it by its name".into();
-        return Err(Missing { library: Library::CublasLt, why }.into());
+        return Err(Missing {
+            library: Library::CublasLt,
+            why,
+        }
+        .into());
     }
     // SAFETY: the library is open, and the call may be made at any time.
     Ok(unsafe { sys::cublasLtGetVersion() })
 }
 
-/// One of the library's kernels, set up: 64 bytes that mean something to the version of the library that gave them.
+/// One of the library's kernels, set up: 64 bytes that mean something to the version of the library
+/// that gave them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Algorithm {
     /// The library's description of it.
@@ -107,7 +118,11 @@ fn stored(dtype: DType) -> Result<sys::cudaDataType_t> {
         DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
         DType::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
         DType::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
-        other => Err(LibraryError::Failed { library: Library::CublasLt, call: "a product", status: format!("{other}: not a float") }),
+        other => Err(LibraryError::Failed {
+            library: Library::CublasLt,
+            call: "a product",
+            status: format!("{other}: not a float"),
+        }),
     }
 }
 
@@ -138,17 +153,47 @@ impl Layout {
         let mut raw = null_mut();
         let (rows, columns) = (self.rows as u64, self.columns as u64);
         // SAFETY: the library is open, and the pointer is valid for writing.
-        let made = unsafe { sys::cublasLtMatrixLayoutCreate(&mut raw, stored(self.dtype)?, rows, columns, self.stride) };
+        let made = unsafe {
+            sys::cublasLtMatrixLayoutCreate(
+                &mut raw,
+                stored(self.dtype)?,
+                rows,
+                columns,
+                self.stride,
+            )
+        };
         check("cublasLtMatrixLayoutCreate", made)?;
-        let layout = Object { raw, destroy: sys::cublasLtMatrixLayoutDestroy };
+        let layout = Object {
+            raw,
+            destroy: sys::cublasLtMatrixLayoutDestroy,
+        };
         if self.products > 1 {
             let count = i32::try_from(self.products).unwrap_or(i32::MAX);
             // SAFETY: the object lives, and the attributes are of these types.
             unsafe {
                 let set = "cublasLtMatrixLayoutSetAttribute";
-                let (batch, offset) = (A::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, A::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET);
-                check(set, sys::cublasLtMatrixLayoutSetAttribute(raw, batch, from_ref(&count).cast(), size_of::<i32>()))?;
-                check(set, sys::cublasLtMatrixLayoutSetAttribute(raw, offset, from_ref(&self.apart).cast(), size_of::<i64>()))?;
+                let (batch, offset) = (
+                    A::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
+                    A::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                );
+                check(
+                    set,
+                    sys::cublasLtMatrixLayoutSetAttribute(
+                        raw,
+                        batch,
+                        from_ref(&count).cast(),
+                        size_of::<i32>(),
+                    ),
+                )?;
+                check(
+                    set,
+                    sys::cublasLtMatrixLayoutSetAttribute(
+                        raw,
+                        offset,
+                        from_ref(&self.apart).cast(),
+                        size_of::<i64>(),
+                    ),
+                )?;
             }
         }
         Ok(layout)
@@ -156,7 +201,8 @@ impl Layout {
 }
 
 impl Product {
-    /// `bias` is where the numbers lie that are added to each row. Where nothing is computed only its alignment matters.
+    /// `bias` is where the numbers lie that are added to each row. Where nothing is computed only
+    /// its alignment matters.
     fn described(&self, bias: u64) -> Result<Described> {
         use sys::cublasLtMatmulDescAttributes_t as A;
         let compute = match self.tf32 && self.a.dtype == DType::F32 {
@@ -165,25 +211,59 @@ impl Product {
         };
         let mut raw = null_mut();
         // SAFETY: the library is open, and the pointer is valid for writing.
-        let made = unsafe { sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F) };
+        let made = unsafe {
+            sys::cublasLtMatmulDescCreate(&mut raw, compute, sys::cudaDataType_t::CUDA_R_32F)
+        };
         check("cublasLtMatmulDescCreate", made)?;
-        let product = Object { raw, destroy: sys::cublasLtMatmulDescDestroy };
+        let product = Object {
+            raw,
+            destroy: sys::cublasLtMatmulDescDestroy,
+        };
         let set = |attribute: A, value: *const c_void, bytes: usize| {
             // SAFETY: the object lives; below, each attribute is given a value of its type.
-            check("cublasLtMatmulDescSetAttribute", unsafe { sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes) })
+            check("cublasLtMatmulDescSetAttribute", unsafe {
+                sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes)
+            })
         };
-        for (attribute, turned) in [A::CUBLASLT_MATMUL_DESC_TRANSA, A::CUBLASLT_MATMUL_DESC_TRANSB].into_iter().zip(self.turned) {
+        for (attribute, turned) in [
+            A::CUBLASLT_MATMUL_DESC_TRANSA,
+            A::CUBLASLT_MATMUL_DESC_TRANSB,
+        ]
+        .into_iter()
+        .zip(self.turned)
+        {
             // CUBLAS_OP_N and CUBLAS_OP_T.
-            set(attribute, from_ref(&i32::from(turned)).cast(), size_of::<i32>())?;
+            set(
+                attribute,
+                from_ref(&i32::from(turned)).cast(),
+                size_of::<i32>(),
+            )?;
         }
         if let Some(dtype) = self.bias {
             let epilogue = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u32;
-            set(A::CUBLASLT_MATMUL_DESC_EPILOGUE, from_ref(&epilogue).cast(), size_of::<u32>())?;
+            set(
+                A::CUBLASLT_MATMUL_DESC_EPILOGUE,
+                from_ref(&epilogue).cast(),
+                size_of::<u32>(),
+            )?;
             let stored = stored(dtype)? as i32;
-            set(A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, from_ref(&stored).cast(), size_of::<i32>())?;
-            set(A::CUBLASLT_MATMUL_DESC_BIAS_POINTER, from_ref(&bias).cast(), size_of::<u64>())?;
+            set(
+                A::CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE,
+                from_ref(&stored).cast(),
+                size_of::<i32>(),
+            )?;
+            set(
+                A::CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+                from_ref(&bias).cast(),
+                size_of::<u64>(),
+            )?;
         }
-        Ok(Described { product, a: self.a.described()?, b: self.b.described()?, d: self.d.described()? })
+        Ok(Described {
+            product,
+            a: self.a.described()?,
+            b: self.b.described()?,
+            d: self.d.described()?,
+        })
     }
 
     /// A bias that is nowhere, aligned as the one of a run will be.
@@ -202,30 +282,62 @@ impl Handle {
         Ok(Handle(raw))
     }
 
-    /// What the library would compute a product by, the best guess first: at most `count` of its kernels that need at most so
-    /// many bytes of workspace and give the same bits on every run. None where it has no kernel for the product.
-    pub fn algorithms(&self, product: &Product, workspace_max: u64, count: usize) -> Result<Vec<Algorithm>> {
+    /// What the library would compute a product by, the best guess first: at most `count` of its
+    /// kernels that need at most so many bytes of workspace and give the same bits on every run.
+    /// None where it has no kernel for the product.
+    pub fn algorithms(
+        &self,
+        product: &Product,
+        workspace_max: u64,
+        count: usize,
+    ) -> Result<Vec<Algorithm>> {
         use sys::cublasLtMatmulPreferenceAttributes_t as P;
         let described = product.described(product.sample_bias())?;
         let mut raw = null_mut();
         // SAFETY: the library is open, and the pointer is valid for writing.
-        check("cublasLtMatmulPreferenceCreate", unsafe { sys::cublasLtMatmulPreferenceCreate(&mut raw) })?;
-        let preference = Object { raw, destroy: sys::cublasLtMatmulPreferenceDestroy };
+        check("cublasLtMatmulPreferenceCreate", unsafe {
+            sys::cublasLtMatmulPreferenceCreate(&mut raw)
+        })?;
+        let preference = Object {
+            raw,
+            destroy: sys::cublasLtMatmulPreferenceDestroy,
+        };
         let set = |attribute: P, value: *const c_void, bytes: usize| {
             // SAFETY: the object lives; below, each attribute is given a value of its type.
             check("cublasLtMatmulPreferenceSetAttribute", unsafe {
                 sys::cublasLtMatmulPreferenceSetAttribute(preference.raw, attribute, value, bytes)
             })
         };
-        set(P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, from_ref(&workspace_max).cast(), size_of::<u64>())?;
-        // Parts of sums stay f32 and are added by a kernel of their own: nothing depends on who is first.
+        set(
+            P::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+            from_ref(&workspace_max).cast(),
+            size_of::<u64>(),
+        )?;
+        // Parts of sums stay f32 and are added by a kernel of their own: nothing depends on who is
+        // first.
         let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
-        set(P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, from_ref(&schemes).cast(), size_of::<u32>())?;
+        set(
+            P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+            from_ref(&schemes).cast(),
+            size_of::<u32>(),
+        )?;
         let aligned = [
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, product.a.align),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, product.b.align),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, product.d.align),
-            (P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, product.d.align),
+            (
+                P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
+                product.a.align,
+            ),
+            (
+                P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                product.b.align,
+            ),
+            (
+                P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES,
+                product.d.align,
+            ),
+            (
+                P::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES,
+                product.d.align,
+            ),
         ];
         for (attribute, align) in aligned {
             set(attribute, from_ref(&align).cast(), size_of::<u32>())?;
@@ -254,9 +366,13 @@ impl Handle {
         }
         check("cublasLtMatmulAlgoGetHeuristic", asked)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
-        let fits =
-            |r: &sys::cublasLtMatmulHeuristicResult_t| r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max;
-        let algorithms = found.into_iter().filter(fits).map(|r| Algorithm { words: r.algo.data, workspace: r.workspaceSize as u64 });
+        let fits = |r: &sys::cublasLtMatmulHeuristicResult_t| {
+            r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max
+        };
+        let algorithms = found.into_iter().filter(fits).map(|r| Algorithm {
+            words: r.algo.data,
+            workspace: r.workspaceSize as u64,
+        });
         Ok(algorithms.filter(Algorithm::is_ordered).collect())
     }
 
@@ -265,28 +381,48 @@ impl Handle {
         let described = product.described(product.sample_bias())?;
         let Described { product, a, b, d } = &described;
         let mut result = no_result();
-        // SAFETY: all objects live. The words are the library's, or any: then it says that they mean nothing.
+        // SAFETY: all objects live. The words are the library's, or any: then it says that they
+        // mean nothing.
         let checked = unsafe {
             let raw = algorithm.raw();
-            sys::cublasLtMatmulAlgoCheck(self.0, product.raw, a.raw, b.raw, d.raw, d.raw, &raw, &mut result)
+            sys::cublasLtMatmulAlgoCheck(
+                self.0,
+                product.raw,
+                a.raw,
+                b.raw,
+                d.raw,
+                d.raw,
+                &raw,
+                &mut result,
+            )
         };
         check("cublasLtMatmulAlgoCheck", checked)?;
         check("cublasLtMatmulAlgoCheck", result.state)?;
-        Ok(Algorithm { workspace: result.workspaceSize as u64, ..*algorithm })
+        Ok(Algorithm {
+            workspace: result.workspaceSize as u64,
+            ..*algorithm
+        })
     }
 
     /// Asks for a product on a stream.
     ///
     /// # Safety
-    /// The addresses are memory of the device as large as the layouts say, each with the alignment that they say; the workspace is
-    /// as large as the algorithm says.
-    pub unsafe fn multiply(&self, product: &Product, algorithm: &Algorithm, at: &Addresses, stream: &Stream) -> Result<()> {
+    /// The addresses are memory of the device as large as the layouts say, each with the alignment
+    /// that they say; the workspace is as large as the algorithm says.
+    pub unsafe fn multiply(
+        &self,
+        product: &Product,
+        algorithm: &Algorithm,
+        at: &Addresses,
+        stream: &Stream,
+    ) -> Result<()> {
         let described = product.described(at.bias)?;
         let (alpha, beta) = (product.alpha, f32::from(u8::from(product.adds)));
         let added = if product.adds { at.c } else { at.d };
         let Described { product, a, b, d } = &described;
         let raw = algorithm.raw();
-        // SAFETY: all objects live; scales are read before the call returns; the rest is the caller's promise.
+        // SAFETY: all objects live; scales are read before the call returns; the rest is the
+        // caller's promise.
         let asked = unsafe {
             sys::cublasLtMatmul(
                 self.0,
@@ -321,7 +457,8 @@ impl Drop for Handle {
 impl Algorithm {
     /// The library's number of it.
     pub fn id(&self) -> u32 {
-        self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID).unwrap_or(0)
+        self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID)
+            .unwrap_or(0)
     }
 
     /// A setting of it, if the library says one.
@@ -329,9 +466,17 @@ impl Algorithm {
         version().ok()?;
         let (mut value, mut written) = (0u32, 0);
         let raw = self.raw();
-        // SAFETY: the library is open, the settings asked for are of this type, and the pointers are valid for writing.
-        let asked =
-            unsafe { sys::cublasLtMatmulAlgoConfigGetAttribute(&raw, attribute, (&raw mut value).cast(), size_of::<u32>(), &mut written) };
+        // SAFETY: the library is open, the settings asked for are of this type, and the pointers
+        // are valid for writing.
+        let asked = unsafe {
+            sys::cublasLtMatmulAlgoConfigGetAttribute(
+                &raw,
+                attribute,
+                (&raw mut value).cast(),
+                size_of::<u32>(),
+                &mut written,
+            )
+        };
         (asked == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
     }
 
@@ -339,10 +484,13 @@ impl Algorithm {
         sys::cublasLtMatmulAlgo_t { data: self.words }
     }
 
-    /// Whether sums that are cut into parts are added in an order of their own, and not as parts arrive.
+    /// Whether sums that are cut into parts are added in an order of their own, and not as parts
+    /// arrive.
     fn is_ordered(&self) -> bool {
         let in_place = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_INPLACE as u32;
-        let scheme = self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME);
+        let scheme = self.number(
+            sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
+        );
         scheme.is_some_and(|scheme| scheme & in_place == 0)
     }
 }
@@ -351,5 +499,11 @@ impl Algorithm {
 fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
     let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
     let state = Status::CUBLAS_STATUS_NOT_SUPPORTED;
-    sys::cublasLtMatmulHeuristicResult_t { algo, workspaceSize: 0, state, wavesCount: 0.0, reserved: [0; 4] }
+    sys::cublasLtMatmulHeuristicResult_t {
+        algo,
+        workspaceSize: 0,
+        state,
+        wavesCount: 0.0,
+        reserved: [0; 4],
+    }
 }

@@ -1,8 +1,10 @@
-//! cuDNN, as far as it is needed: convolutions of tensors that lie in memory of the caller's, with a workspace of the caller's.
+//! cuDNN, as far as it is needed: convolutions of tensors that lie in memory of the caller's, with
+//! a workspace of the caller's.
 //!
-//! It describes operands by objects of its own, on the host: they are made for each call and given back, which costs microseconds
-//! where a run is recorded, and nothing where it is replayed. Only algorithms are used that give the same bits on every run and add
-//! the products that a convolution is made of; those by way of Fourier's or Winograd's transforms round far more than sums do.
+//! It describes operands by objects of its own, on the host: they are made for each call and given
+//! back, which costs microseconds where a run is recorded, and nothing where it is replayed. Only
+//! algorithms are used that give the same bits on every run and add the products that a convolution
+//! is made of; those by way of Fourier's or Winograd's transforms round far more than sums do.
 
 mod calls;
 
@@ -51,7 +53,8 @@ pub struct Algorithm {
     pub workspace: u64,
 }
 
-/// A tensor of images: their number, channels, rows and columns, with the elements from each to the next.
+/// A tensor of images: their number, channels, rows and columns, with the elements from each to the
+/// next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Images {
     pub dtype: DType,
@@ -87,7 +90,8 @@ pub(crate) struct Convolution {
     pub tf32: bool,
 }
 
-/// Where the tensors of a convolution lie: what is computed from, in the order of the spec's operands, and what is computed.
+/// Where the tensors of a convolution lie: what is computed from, in the order of the spec's
+/// operands, and what is computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Addresses {
     pub a: u64,
@@ -130,7 +134,11 @@ fn stored(dtype: DType) -> Result<i32> {
         DType::F32 => Ok(0),
         DType::F16 => Ok(2),
         DType::BF16 => Ok(9),
-        other => Err(LibraryError::Failed { library: Library::Cudnn, call: "a convolution", status: format!("{other}: not a float") }),
+        other => Err(LibraryError::Failed {
+            library: Library::Cudnn,
+            call: "a convolution",
+            status: format!("{other}: not a float"),
+        }),
     }
 }
 
@@ -139,7 +147,10 @@ impl Calls {
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
         self.check(call, unsafe { (objects.create)(&mut raw) })?;
-        Ok(Object { raw, destroy: objects.destroy })
+        Ok(Object {
+            raw,
+            destroy: objects.destroy,
+        })
     }
 
     fn images(&self, images: &Images) -> Result<Object> {
@@ -147,19 +158,34 @@ impl Calls {
         let (dims, strides) = (images.dims.as_ptr(), images.strides.as_ptr());
         // SAFETY: the object lives, and there are as many numbers as axes.
         let set = unsafe { (self.set_tensor)(object.raw, stored(images.dtype)?, 4, dims, strides) };
-        self.check("cudnnSetTensorNdDescriptor", set).map(|()| object)
+        self.check("cudnnSetTensorNdDescriptor", set)
+            .map(|()| object)
     }
 
     fn weight(&self, weight: &Weight) -> Result<Object> {
         let object = self.object("cudnnCreateFilterDescriptor", &self.filter)?;
-        let format = if weight.channels_last { CHANNELS_LAST } else { ROWS_LAST };
+        let format = if weight.channels_last {
+            CHANNELS_LAST
+        } else {
+            ROWS_LAST
+        };
         // SAFETY: the object lives, and there are as many numbers as axes.
-        let set = unsafe { (self.set_filter)(object.raw, stored(weight.dtype)?, format, 4, weight.dims.as_ptr()) };
-        self.check("cudnnSetFilterNdDescriptor", set).map(|()| object)
+        let set = unsafe {
+            (self.set_filter)(
+                object.raw,
+                stored(weight.dtype)?,
+                format,
+                4,
+                weight.dims.as_ptr(),
+            )
+        };
+        self.check("cudnnSetFilterNdDescriptor", set)
+            .map(|()| object)
     }
 }
 
-/// A convolution as the library wants it described: both operands and the result in the order of its calls.
+/// A convolution as the library wants it described: both operands and the result in the order of
+/// its calls.
 struct Described {
     a: Object,
     b: Object,
@@ -172,21 +198,43 @@ impl Convolution {
         let convolution = calls.object("cudnnCreateConvolutionDescriptor", &calls.convolution)?;
         // SAFETY: the object lives, there are as many numbers as axes, and sums are in f32.
         let set = unsafe {
-            let [pad, stride, dilation] = [&self.pad, &self.stride, &self.dilation].map(|pair| pair.as_ptr());
-            (calls.set_convolution)(convolution.raw, 2, pad, stride, dilation, CROSS_CORRELATION, stored(DType::F32)?)
+            let [pad, stride, dilation] =
+                [&self.pad, &self.stride, &self.dilation].map(|pair| pair.as_ptr());
+            (calls.set_convolution)(
+                convolution.raw,
+                2,
+                pad,
+                stride,
+                dilation,
+                CROSS_CORRELATION,
+                stored(DType::F32)?,
+            )
         };
         calls.check("cudnnSetConvolutionNdDescriptor", set)?;
         // SAFETY: the object lives.
-        calls.check("cudnnSetConvolutionGroupCount", unsafe { (calls.set_groups)(convolution.raw, self.groups) })?;
+        calls.check("cudnnSetConvolutionGroupCount", unsafe {
+            (calls.set_groups)(convolution.raw, self.groups)
+        })?;
         // SAFETY: as above.
-        calls.check("cudnnSetConvolutionMathType", unsafe { (calls.set_math)(convolution.raw, math) })?;
-        let (image, weight, result) = (calls.images(&self.image)?, calls.weight(&self.weight)?, calls.images(&self.result)?);
+        calls.check("cudnnSetConvolutionMathType", unsafe {
+            (calls.set_math)(convolution.raw, math)
+        })?;
+        let (image, weight, result) = (
+            calls.images(&self.image)?,
+            calls.weight(&self.weight)?,
+            calls.images(&self.result)?,
+        );
         let [a, b, to] = match self.kind {
             ConvKind::Forward => [image, weight, result],
             ConvKind::InputGrad => [weight, result, image],
             ConvKind::WeightGrad => [image, result, weight],
         };
-        Ok(Described { a, b, to, convolution })
+        Ok(Described {
+            a,
+            b,
+            to,
+            convolution,
+        })
     }
 
     fn calls<'a>(&self, calls: &'a Calls) -> &'a Kind {
@@ -202,7 +250,8 @@ impl Convolution {
         self.image.dtype == DType::F32 && !self.tf32
     }
 
-    /// How many algorithms the library knows for it, and which of them add products without a transform.
+    /// How many algorithms the library knows for it, and which of them add products without a
+    /// transform.
     fn known(&self) -> (usize, &'static [i32]) {
         match self.kind {
             // By implicit products, with indices made before, with a written out image, directly.
@@ -217,22 +266,48 @@ impl Handle {
     /// The library for the current context's device.
     pub fn new() -> Result<Handle> {
         let calls = Calls::bound()?;
-        Ok(Handle { calls, raw: Mutex::new(calls.object("cudnnCreate", &calls.handle)?) })
+        Ok(Handle {
+            calls,
+            raw: Mutex::new(calls.object("cudnnCreate", &calls.handle)?),
+        })
     }
 
-    /// What the library would compute a convolution by, the best guess first: at most `count` of its algorithms that need at most
-    /// so many bytes of workspace and give the same bits on every run. None where it has no algorithm for the convolution.
-    pub fn algorithms(&self, convolution: &Convolution, workspace_max: u64, count: usize) -> Result<Vec<Algorithm>> {
+    /// What the library would compute a convolution by, the best guess first: at most `count` of
+    /// its algorithms that need at most so many bytes of workspace and give the same bits on every
+    /// run. None where it has no algorithm for the convolution.
+    pub fn algorithms(
+        &self,
+        convolution: &Convolution,
+        workspace_max: u64,
+        count: usize,
+    ) -> Result<Vec<Algorithm>> {
         let plain = convolution.is_plain();
-        let described = convolution.described(self.calls, if plain { PLAIN } else { TENSOR_CORES })?;
+        let described =
+            convolution.described(self.calls, if plain { PLAIN } else { TENSOR_CORES })?;
         let (most, sums) = convolution.known();
         let mut found = vec![Performance::default(); most];
         let mut returned = 0;
         let (call, heuristics) = convolution.calls(self.calls).heuristics;
-        let Described { a, b, to, convolution: shape } = &described;
+        let Described {
+            a,
+            b,
+            to,
+            convolution: shape,
+        } = &described;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: all objects live, and there is room for as many results as are asked for.
-        let asked = unsafe { heuristics(raw.raw, a.raw, b.raw, shape.raw, to.raw, most as i32, &mut returned, found.as_mut_ptr()) };
+        let asked = unsafe {
+            heuristics(
+                raw.raw,
+                a.raw,
+                b.raw,
+                shape.raw,
+                to.raw,
+                most as i32,
+                &mut returned,
+                found.as_mut_ptr(),
+            )
+        };
         drop(raw);
         if asked / 1000 * 1000 == NOT_SUPPORTED {
             return Ok(Vec::new());
@@ -249,16 +324,24 @@ impl Handle {
                 one.math,
                 one.workspace
             );
-            // The library lists algorithms with roundings that were not asked for (those on tensor cores as ones that round f32 to
-            // halves): what is set is what counts.
+            // The library lists algorithms with roundings that were not asked for (those on tensor
+            // cores as ones that round f32 to halves): what is set is what counts.
             let math = if plain { PLAIN } else { TENSOR_CORES };
-            if one.status != 0 || one.determinism != DETERMINISTIC || !sums.contains(&one.algorithm) {
+            if one.status != 0 || one.determinism != DETERMINISTIC || !sums.contains(&one.algorithm)
+            {
                 continue;
             }
             let same = |known: &Algorithm| (known.number, known.math) == (one.algorithm, math);
             if algorithms.len() < count
                 && !algorithms.iter().any(same)
-                && let Ok(algorithm) = self.checked(convolution, &Algorithm { number: one.algorithm, math, workspace: 0 })
+                && let Ok(algorithm) = self.checked(
+                    convolution,
+                    &Algorithm {
+                        number: one.algorithm,
+                        math,
+                        workspace: 0,
+                    },
+                )
                 && algorithm.workspace <= workspace_max
             {
                 algorithms.push(algorithm);
@@ -271,30 +354,67 @@ impl Handle {
     pub fn checked(&self, convolution: &Convolution, algorithm: &Algorithm) -> Result<Algorithm> {
         let described = convolution.described(self.calls, algorithm.math)?;
         let (call, workspace) = convolution.calls(self.calls).workspace;
-        let Described { a, b, to, convolution: shape } = &described;
+        let Described {
+            a,
+            b,
+            to,
+            convolution: shape,
+        } = &described;
         let mut bytes = 0;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: all objects live, and the pointer is valid for writing.
-        let asked = unsafe { workspace(raw.raw, a.raw, b.raw, shape.raw, to.raw, algorithm.number, &mut bytes) };
+        let asked = unsafe {
+            workspace(
+                raw.raw,
+                a.raw,
+                b.raw,
+                shape.raw,
+                to.raw,
+                algorithm.number,
+                &mut bytes,
+            )
+        };
         self.calls.check(call, asked)?;
-        Ok(Algorithm { workspace: bytes as u64, ..*algorithm })
+        Ok(Algorithm {
+            workspace: bytes as u64,
+            ..*algorithm
+        })
     }
 
     /// Asks for a convolution on a stream.
     ///
     /// # Safety
-    /// The addresses are memory of the device as large as the tensors say; the workspace is as large as the algorithm says.
-    pub unsafe fn convolve(&self, convolution: &Convolution, algorithm: &Algorithm, at: &Addresses, stream: &Stream) -> Result<()> {
+    /// The addresses are memory of the device as large as the tensors say; the workspace is as
+    /// large as the algorithm says.
+    pub unsafe fn convolve(
+        &self,
+        convolution: &Convolution,
+        algorithm: &Algorithm,
+        at: &Addresses,
+        stream: &Stream,
+    ) -> Result<()> {
         let described = convolution.described(self.calls, algorithm.math)?;
         let (call, run) = convolution.calls(self.calls).run;
-        let Described { a, b, to, convolution: shape } = &described;
+        let Described {
+            a,
+            b,
+            to,
+            convolution: shape,
+        } = &described;
         // The library takes the weight first where it computes the gradient of the image.
-        let [first, second] = if convolution.kind == ConvKind::InputGrad { [at.b, at.a] } else { [at.a, at.b] };
+        let [first, second] = if convolution.kind == ConvKind::InputGrad {
+            [at.b, at.a]
+        } else {
+            [at.a, at.b]
+        };
         let (alpha, beta) = (convolution.alpha, 0.0f32);
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: the handle lives, and so does the stream.
-        self.calls.check("cudnnSetStream", unsafe { (self.calls.set_stream)(raw.raw, stream.raw()) })?;
-        // SAFETY: all objects live; scales are read before the call returns; the rest is the caller's promise.
+        self.calls.check("cudnnSetStream", unsafe {
+            (self.calls.set_stream)(raw.raw, stream.raw())
+        })?;
+        // SAFETY: all objects live; scales are read before the call returns; the rest is the
+        // caller's promise.
         let asked = unsafe {
             run(
                 raw.raw,

@@ -1,4 +1,5 @@
-//! A device as a session sees it: a stream of work on arenas of its memory, and the record of what went wrong there.
+//! A device as a session sees it: a stream of work on arenas of its memory, and the record of what
+//! went wrong there.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -37,24 +38,41 @@ impl Shared {
         let properties = driver::properties(ordinal)?;
         let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
         open.retain(|shared| shared.strong_count() > 0);
-        if let Some(shared) = open.iter().filter_map(Weak::upgrade).find(|s| s.ordinal == ordinal) {
+        if let Some(shared) = open
+            .iter()
+            .filter_map(Weak::upgrade)
+            .find(|s| s.ordinal == ordinal)
+        {
             shared.context.bind()?;
             return Ok(shared);
         }
         let (cublaslt, cudnn, context) = (OnceLock::new(), OnceLock::new(), Context::of(ordinal)?);
-        let shared = Arc::new(Shared { ordinal, properties, space: Mutex::new(None), cublaslt, cudnn, context });
+        let shared = Arc::new(Shared {
+            ordinal,
+            properties,
+            space: Mutex::new(None),
+            cublaslt,
+            cudnn,
+            context,
+        });
         open.push(Arc::downgrade(&shared));
         Ok(shared)
     }
 
     /// cuBLASLt for this device, if it can be used.
     pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
-        self.cublaslt.get_or_init(cublaslt::Handle::new).as_ref().map_err(Clone::clone)
+        self.cublaslt
+            .get_or_init(cublaslt::Handle::new)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     /// cuDNN for this device, if it can be used.
     pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
-        self.cudnn.get_or_init(cudnn::Handle::new).as_ref().map_err(Clone::clone)
+        self.cudnn
+            .get_or_init(cudnn::Handle::new)
+            .as_ref()
+            .map_err(Clone::clone)
     }
 
     pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
@@ -90,9 +108,9 @@ const FAULT_BYTES: usize = 2 * size_of::<u64>();
 
 /// A CUDA device, opened for one session.
 ///
-/// All work goes to one stream, in the order in which it is asked for, and is not waited for but where a method says so. Inputs
-/// of a run travel on a second stream while runs before it are at work, to memory of their own; what leaves for the host and
-/// comes back has two more.
+/// All work goes to one stream, in the order in which it is asked for, and is not waited for but
+/// where a method says so. Inputs of a run travel on a second stream while runs before it are at
+/// work, to memory of their own; what leaves for the host and comes back has two more.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) stream: Arc<Stream>,
@@ -111,7 +129,8 @@ pub struct Device {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Whether a device can be used: there are a driver, the device, a compiler that makes code for it, and the driver takes that.
+/// Whether a device can be used: there are a driver, the device, a compiler that makes code for it,
+/// and the driver takes that.
 ///
 /// # Errors
 /// What is missing.
@@ -129,17 +148,20 @@ pub fn usable(ordinal: u32) -> Result<()> {
     }
     if let Architecture::Ptx(older) = nvrtc::architecture(sm)? {
         let (major, minor) = compiler;
-        log::info!("NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles");
+        log::info!(
+            "NVRTC {major}.{minor} does not know sm_{sm}: it makes PTX for compute_{older}, which the driver compiles"
+        );
     }
     Ok(())
 }
 
 impl Device {
-    /// Opens a device. Its memory is reserved at the first use; limits of a device that the process has in use already are
-    /// those that it was first used with.
+    /// Opens a device. Its memory is reserved at the first use; limits of a device that the process
+    /// has in use already are those that it was first used with.
     ///
     /// # Errors
-    /// If there is no driver, no such device, no compiler, or the driver is older than what the compiler's code needs.
+    /// If there is no driver, no such device, no compiler, or the driver is older than what the
+    /// compiler's code needs.
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
@@ -178,7 +200,11 @@ impl Device {
 
     /// What of the device's memory this process uses.
     pub fn usage(&self) -> Usage {
-        self.shared.space().as_ref().map(Space::usage).unwrap_or_default()
+        self.shared
+            .space()
+            .as_ref()
+            .map(Space::usage)
+            .unwrap_or_default()
     }
 
     /// Free and total bytes of the device, as the driver says.
@@ -223,7 +249,10 @@ impl Device {
             return Ok(());
         }
         // SAFETY: the region is memory of the device, as `address` checked; the copy is waited for.
-        self.noting(unsafe { self.stream.upload(self.address(region), bytes.as_ptr(), bytes.len()) })?;
+        self.noting(unsafe {
+            self.stream
+                .upload(self.address(region), bytes.as_ptr(), bytes.len())
+        })?;
         self.synchronize()
     }
 
@@ -235,8 +264,12 @@ impl Device {
         self.ready()?;
         assert_eq!(region.bytes, bytes.len() as u64, "bytes of {region:?}");
         if !bytes.is_empty() {
-            // SAFETY: the region is memory of the device, as `address` checked; the copy is waited for.
-            self.noting(unsafe { self.stream.download(bytes.as_mut_ptr(), self.address(region), bytes.len()) })?;
+            // SAFETY: the region is memory of the device, as `address` checked; the copy is waited
+            // for.
+            self.noting(unsafe {
+                self.stream
+                    .download(bytes.as_mut_ptr(), self.address(region), bytes.len())
+            })?;
         }
         self.synchronize()
     }
@@ -248,22 +281,32 @@ impl Device {
             return Ok(());
         }
         // SAFETY: the region is memory of the device, as `address` checked.
-        self.noting(unsafe { self.stream.fill(self.address(region), byte, region.bytes as usize) })
+        self.noting(unsafe {
+            self.stream
+                .fill(self.address(region), byte, region.bytes as usize)
+        })
     }
 
-    /// Copies one region to another of the same length, which shares nothing with it or is the same.
+    /// Copies one region to another of the same length, which shares nothing with it or is the
+    /// same.
     ///
     /// # Panics
     /// If the lengths differ, or the regions share a part.
     pub fn copy(&self, from: &Region, to: &Region) -> Result<()> {
         self.ready()?;
-        assert_eq!(from.bytes, to.bytes, "copy between regions of different lengths");
+        assert_eq!(
+            from.bytes, to.bytes,
+            "copy between regions of different lengths"
+        );
         if from == to || from.bytes == 0 {
             return Ok(());
         }
         assert!(!from.overlaps(to), "copy between regions that share a part");
         // SAFETY: both are memory of the device, as `address` checked, and share none of it.
-        self.noting(unsafe { self.stream.copy(self.address(to), self.address(from), from.bytes as usize) })
+        self.noting(unsafe {
+            self.stream
+                .copy(self.address(to), self.address(from), from.bytes as usize)
+        })
     }
 
     /// Makes the record of faults, so that the first run takes no memory.
@@ -292,8 +335,12 @@ impl Device {
             // Nothing has been launched that could have met one.
             return Ok(());
         }
-        // SAFETY: the record is memory of the device; its words are read as ones that may change at any time.
-        unsafe { self.stream.download(self.seen.as_ptr(), self.fault, FAULT_BYTES) }
+        // SAFETY: the record is memory of the device; its words are read as ones that may change at
+        // any time.
+        unsafe {
+            self.stream
+                .download(self.seen.as_ptr(), self.fault, FAULT_BYTES)
+        }
     }
 
     /// The first index out of range, as far as runs that are done have met one. Waits for nothing.
@@ -301,7 +348,11 @@ impl Device {
         let (word, step) = (self.seen.word(0), self.seen.word(1));
         // A copy that is under way may have brought one of the two.
         let whole = word != NO_FAULT && step != NO_FAULT;
-        whole.then_some(Fault { step: step as u32, position: (word >> 32) as u32, value: word as u32 as i32 })
+        whole.then_some(Fault {
+            step: step as u32,
+            position: (word >> 32) as u32,
+            value: word as u32 as i32,
+        })
     }
 
     /// Forgets the fault, after all work.
@@ -320,9 +371,17 @@ impl Device {
 impl Drop for Device {
     fn drop(&mut self) {
         // If the device is lost nothing of it is in use.
-        let waited = self.shared.context.bind().and_then(|()| self.transfers.synchronize()).and_then(|()| self.stream.synchronize());
+        let waited = self
+            .shared
+            .context
+            .bind()
+            .and_then(|()| self.transfers.synchronize())
+            .and_then(|()| self.stream.synchronize());
         let _ = waited.and_then(|()| self.ways.as_ref().map_or(Ok(()), Ways::synchronize));
-        self.arenas.drain(..).flatten().for_each(|arena| arena.close(&self.shared));
+        self.arenas
+            .drain(..)
+            .flatten()
+            .for_each(|arena| arena.close(&self.shared));
         if let Some(space) = &mut *self.shared.space() {
             space.give(&self.shared.context, self.fault);
             space.give(&self.shared.context, self.staging.landing_base());

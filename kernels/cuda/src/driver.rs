@@ -1,8 +1,8 @@
-//! The driver, as far as it is needed: each thing that it gives out is given back when its owner is dropped, and each call
-//! that fails says which it was.
+//! The driver, as far as it is needed: each thing that it gives out is given back when its owner is
+//! dropped, and each call that fails says which it was.
 //!
-//! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every allocation, which captured
-//! graphs must not see, and has no address ranges.
+//! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every
+//! allocation, which captured graphs must not see, and has no address ranges.
 
 mod clock;
 mod edges;
@@ -95,8 +95,14 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
         | E::CUDA_ERROR_CONTEXT_IS_DESTROYED
         | E::CUDA_ERROR_DEINITIALIZED
         | E::CUDA_ERROR_EXTERNAL_DEVICE
-        | E::CUDA_ERROR_UNKNOWN => Err(DriverError::Lost(format!("{call} answered {}", describe(result)))),
-        _ => Err(DriverError::Failed { call, code: describe(result) }),
+        | E::CUDA_ERROR_UNKNOWN => Err(DriverError::Lost(format!(
+            "{call} answered {}",
+            describe(result)
+        ))),
+        _ => Err(DriverError::Failed {
+            call,
+            code: describe(result),
+        }),
     }
 }
 
@@ -104,10 +110,15 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
 fn describe(result: CUresult) -> String {
     let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = null();
-        // SAFETY: the pointer is valid for writing; what the driver sets it to is a text of its own that stays.
+        // SAFETY: the pointer is valid for writing; what the driver sets it to is a text of its own
+        // that stays.
         let known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
         // SAFETY: as above.
-        known.then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned())
+        known.then(|| {
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned()
+        })
     };
     let name = text(sys::cuGetErrorName).unwrap_or_else(|| format!("{result:?}"));
     text(sys::cuGetErrorString).map_or(name.clone(), |more| format!("{name} ({more})"))
@@ -115,7 +126,13 @@ fn describe(result: CUresult) -> String {
 
 /// The same error, with the bytes that were asked for.
 fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
-    move |e| if matches!(e, DriverError::OutOfMemory { .. }) { DriverError::OutOfMemory { bytes } } else { e }
+    move |e| {
+        if matches!(e, DriverError::OutOfMemory { .. }) {
+            DriverError::OutOfMemory { bytes }
+        } else {
+            e
+        }
+    }
 }
 
 /// Opens the driver and starts it, once for the process, and says of which CUDA version it is.
@@ -132,7 +149,9 @@ pub fn start() -> Result<(u32, u32)> {
     STARTED.get_or_init(start).clone()?;
     let mut version: c_int = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
-    check("cuDriverGetVersion", unsafe { sys::cuDriverGetVersion(&mut version) })?;
+    check("cuDriverGetVersion", unsafe {
+        sys::cuDriverGetVersion(&mut version)
+    })?;
     Ok((version as u32 / 1000, version as u32 % 1000 / 10))
 }
 
@@ -160,7 +179,9 @@ pub fn device_count() -> Result<u32> {
     start()?;
     let mut count: c_int = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
-    check("cuDeviceGetCount", unsafe { sys::cuDeviceGetCount(&mut count) })?;
+    check("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
     Ok(count.max(0) as u32)
 }
 
@@ -189,19 +210,27 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     }
     let mut device = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
-    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&mut device, ordinal as c_int)
+    })?;
     let attribute = |which: A| -> Result<u32> {
         let mut value = 0;
         // SAFETY: as above; the device exists.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut value, which, device)
+        })?;
         Ok(value.max(0) as u32)
     };
     let mut name = [0u8; 128];
     // SAFETY: as above; the name is as long as it is said to be.
-    check("cuDeviceGetName", unsafe { sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device) })?;
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr().cast(), name.len() as c_int, device)
+    })?;
     let mut total = 0;
     // SAFETY: as above.
-    check("cuDeviceTotalMem", unsafe { sys::cuDeviceTotalMem_v2(&mut total, device) })?;
+    check("cuDeviceTotalMem", unsafe {
+        sys::cuDeviceTotalMem_v2(&mut total, device)
+    })?;
     let major = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
     let minor = attribute(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
     let target = Target {
@@ -211,9 +240,16 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
         tf32: false,
         guarded: false,
     };
-    let name = CStr::from_bytes_until_nul(&name).map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+    let name = CStr::from_bytes_until_nul(&name)
+        .map(|n| n.to_string_lossy().into_owned())
+        .unwrap_or_default();
     let maps_pages = attribute(A::CU_DEVICE_ATTRIBUTE_VIRTUAL_ADDRESS_MANAGEMENT_SUPPORTED)? != 0;
-    Ok(Properties { name, target, total_bytes: total as u64, maps_pages })
+    Ok(Properties {
+        name,
+        target,
+        total_bytes: total as u64,
+        maps_pages,
+    })
 }
 
 /// A device's primary context, which all of a process's work on it shares.
@@ -232,9 +268,13 @@ impl Context {
     pub fn of(ordinal: u32) -> Result<Context> {
         let (mut device, mut raw) = (0, null_mut());
         // SAFETY: the pointers are valid for writing.
-        check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+        check("cuDeviceGet", unsafe {
+            sys::cuDeviceGet(&mut device, ordinal as c_int)
+        })?;
         // SAFETY: as above; the device exists.
-        check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device) })?;
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut raw, device)
+        })?;
         let context = Context { device, raw };
         context.bind()?;
         Ok(context)
@@ -255,7 +295,9 @@ impl Context {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
         // SAFETY: the pointers are valid for writing.
-        check("cuMemGetInfo", unsafe { sys::cuMemGetInfo_v2(&mut free, &mut total) })?;
+        check("cuMemGetInfo", unsafe {
+            sys::cuMemGetInfo_v2(&mut free, &mut total)
+        })?;
         Ok((free as u64, total as u64))
     }
 
@@ -264,14 +306,20 @@ impl Context {
         self.bind()?;
         let mut address = 0;
         // SAFETY: the pointer is valid for writing.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&mut address, bytes as usize) }).map_err(of_bytes(bytes))?;
+        check("cuMemAlloc", unsafe {
+            sys::cuMemAlloc_v2(&mut address, bytes as usize)
+        })
+        .map_err(of_bytes(bytes))?;
         Ok(address)
     }
 
     /// Gives memory of the device back; work that uses it must be done.
     pub fn free(&self, address: u64) {
-        // SAFETY: the caller got the address from `allocate` and frees it once. A lost context has freed it already.
-        let _ = self.bind().and_then(|()| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
+        // SAFETY: the caller got the address from `allocate` and frees it once. A lost context has
+        // freed it already.
+        let _ = self
+            .bind()
+            .and_then(|()| check("cuMemFree", unsafe { sys::cuMemFree_v2(address) }));
     }
 }
 
@@ -301,8 +349,13 @@ impl Stream {
         let mut raw = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the pointer is valid for writing.
-        check("cuStreamCreate", unsafe { sys::cuStreamCreate(&mut raw, flags) })?;
-        Ok(Stream { raw, recording: Mutex::default() })
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut raw, flags)
+        })?;
+        Ok(Stream {
+            raw,
+            recording: Mutex::default(),
+        })
     }
 
     /// The stream as other libraries of NVIDIA's take it.
@@ -312,31 +365,41 @@ impl Stream {
 
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream lives.
-        check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) })
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(self.raw)
+        })
     }
 
     /// Does what comes after only once the event has been reached, as it was recorded last.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
-        check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(self.raw, event.0, 0) })
+        check("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(self.raw, event.0, 0)
+        })
     }
 
     /// Copies from host memory.
     ///
     /// # Safety
-    /// `to` is memory of the device, `from` is memory of the host that stays as it is until the copy is done.
+    /// `to` is memory of the device, `from` is memory of the host that stays as it is until the
+    /// copy is done.
     pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyHtoDAsync", unsafe { sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw) })
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
+        })
     }
 
     /// Copies to host memory.
     ///
     /// # Safety
-    /// `from` is memory of the device, `to` is memory of the host that nobody looks at until the copy is done.
+    /// `from` is memory of the device, `to` is memory of the host that nobody looks at until the
+    /// copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw) })
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
+        })
     }
 
     /// Copies within the device.
@@ -345,7 +408,9 @@ impl Stream {
     /// Both are memory of the device, and share none of it.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemcpyDtoDAsync", unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw) })
+        check("cuMemcpyDtoDAsync", unsafe {
+            sys::cuMemcpyDtoDAsync_v2(to, from, bytes, self.raw)
+        })
     }
 
     /// Fills memory with a byte.
@@ -354,47 +419,83 @@ impl Stream {
     /// It is memory of the device.
     pub unsafe fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(to, byte, bytes, self.raw) })
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(to, byte, bytes, self.raw)
+        })
     }
 
     /// Launches a kernel whose one parameter is `words`.
     ///
     /// # Safety
     /// The function takes at most as many words, and reaches through them only what it may.
-    pub unsafe fn launch(&self, function: Function, grid: [u32; 3], block: [u32; 3], shared_bytes: u32, words: &[u64]) -> Result<()> {
+    pub unsafe fn launch(
+        &self,
+        function: Function,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        words: &[u64],
+    ) -> Result<()> {
         let mut parameters = [words.as_ptr().cast_mut().cast::<c_void>()];
         let ([gx, gy, gz], [bx, by, bz]) = (grid, block);
-        // SAFETY: the driver copies the parameter before it returns; the rest is the caller's promise.
+        // SAFETY: the driver copies the parameter before it returns; the rest is the caller's
+        // promise.
         let launched = unsafe {
-            sys::cuLaunchKernel(function.raw(), gx, gy, gz, bx, by, bz, shared_bytes, self.raw, parameters.as_mut_ptr(), null_mut())
+            sys::cuLaunchKernel(
+                function.raw(),
+                gx,
+                gy,
+                gz,
+                bx,
+                by,
+                bz,
+                shared_bytes,
+                self.raw,
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
         };
         check("cuLaunchKernel", launched)
     }
 
-    /// Waits until all work is done, and before that for a recording by another thread, which a wait would spoil.
+    /// Waits until all work is done, and before that for a recording by another thread, which a
+    /// wait would spoil.
     pub fn settle(&self) -> Result<()> {
-        let _alone = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self
+            .recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         self.synchronize()
     }
 
     /// Records what `work` submits to this stream, instead of doing it.
     ///
-    /// `work` may call anything but what waits for the stream: libraries allocate memory and load kernels when they are first
-    /// asked for one, which the driver refuses in the other modes.
+    /// `work` may call anything but what waits for the stream: libraries allocate memory and load
+    /// kernels when they are first asked for one, which the driver refuses in the other modes.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
-        let _alone = self.recording.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = self
+            .recording
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
         // SAFETY: the stream lives and is not being captured.
-        check("cuStreamBeginCapture", unsafe { sys::cuStreamBeginCapture_v2(self.raw, mode) })?;
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(self.raw, mode)
+        })?;
         let submitted = work();
         let mut graph = null_mut();
-        // SAFETY: the pointer is valid for writing; a capture that has begun is ended whatever happened.
-        let ended = check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(self.raw, &mut graph) });
+        // SAFETY: the pointer is valid for writing; a capture that has begun is ended whatever
+        // happened.
+        let ended = check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(self.raw, &mut graph)
+        });
         let mut made = null_mut();
         // SAFETY: as above; the graph was captured.
-        let instantiated = submitted
-            .and(ended)
-            .and_then(|()| check("cuGraphInstantiate", unsafe { sys::cuGraphInstantiateWithFlags(&mut made, graph, 0) }));
+        let instantiated = submitted.and(ended).and_then(|()| {
+            check("cuGraphInstantiate", unsafe {
+                sys::cuGraphInstantiateWithFlags(&mut made, graph, 0)
+            })
+        });
         if !graph.is_null() {
             // SAFETY: what was instantiated does not need it any more.
             unsafe { sys::cuGraphDestroy(graph) };
@@ -404,7 +505,9 @@ impl Stream {
 
     pub fn replay(&self, graph: &Graph) -> Result<()> {
         // SAFETY: both live.
-        check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(graph.0, self.raw) })
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(graph.0, self.raw)
+        })
     }
 }
 
@@ -419,12 +522,14 @@ impl Drop for Stream {
 #[derive(Debug)]
 pub(crate) struct Graph(sys::CUgraphExec);
 
-// SAFETY: a graph that can be launched may be so from any thread, though not from two at once: it is used through a lock.
+// SAFETY: a graph that can be launched may be so from any thread, though not from two at once: it
+// is used through a lock.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // SAFETY: it was instantiated and is destroyed only here; the driver keeps it while it runs.
+        // SAFETY: it was instantiated and is destroyed only here; the driver keeps it while it
+        // runs.
         unsafe { sys::cuGraphExecDestroy(self.0) };
     }
 }
@@ -444,19 +549,25 @@ impl Event {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, flags as u32) })?;
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut raw, flags as u32)
+        })?;
         Ok(Event(raw))
     }
 
     pub fn record(&self, stream: &Stream) -> Result<()> {
         // SAFETY: both live.
-        check("cuEventRecord", unsafe { sys::cuEventRecord(self.0, stream.raw) })
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.0, stream.raw)
+        })
     }
 
     /// Waits on the host.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
-        check("cuEventSynchronize", unsafe { sys::cuEventSynchronize(self.0) })
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.0)
+        })
     }
 }
 
@@ -467,14 +578,16 @@ impl Drop for Event {
     }
 }
 
-/// Host memory that the device copies from and to by itself. Its context is current and outlives it.
+/// Host memory that the device copies from and to by itself. Its context is current and outlives
+/// it.
 #[derive(Debug)]
 pub(crate) struct Pinned {
     start: NonNull<u8>,
     bytes: usize,
 }
 
-// SAFETY: it owns its memory, which is read by shared and written by exclusive reference, but for what devices do meanwhile.
+// SAFETY: it owns its memory, which is read by shared and written by exclusive reference, but for
+// what devices do meanwhile.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
@@ -485,8 +598,13 @@ impl Pinned {
         let mut raw = null_mut();
         // Not write-combined: that would be slow to read.
         // SAFETY: the pointer is valid for writing.
-        check("cuMemHostAlloc", unsafe { sys::cuMemHostAlloc(&mut raw, bytes.max(1), 0) }).map_err(of_bytes(bytes as u64))?;
-        let start = NonNull::new(raw.cast::<u8>()).ok_or(DriverError::OutOfMemory { bytes: bytes as u64 })?;
+        check("cuMemHostAlloc", unsafe {
+            sys::cuMemHostAlloc(&mut raw, bytes.max(1), 0)
+        })
+        .map_err(of_bytes(bytes as u64))?;
+        let start = NonNull::new(raw.cast::<u8>()).ok_or(DriverError::OutOfMemory {
+            bytes: bytes as u64,
+        })?;
         // SAFETY: it is as long as was asked for.
         unsafe { start.as_ptr().write_bytes(0, bytes) };
         Ok(Pinned { start, bytes })
@@ -502,7 +620,8 @@ impl Pinned {
 
     /// The bytes to write, while no device copies from them.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: it is initialised, and borrowed exclusively; whoever lets a device copy waits before coming back.
+        // SAFETY: it is initialised, and borrowed exclusively; whoever lets a device copy waits
+        // before coming back.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
@@ -519,7 +638,8 @@ impl Pinned {
     fn atomic(&self, at: usize) -> &AtomicU64 {
         let bytes = size_of::<u64>();
         assert!(self.bytes / bytes > at, "word {at} of {} bytes", self.bytes);
-        // SAFETY: the driver's memory starts at a page, is long enough, and lives as long as `self`.
+        // SAFETY: the driver's memory starts at a page, is long enough, and lives as long as
+        // `self`.
         unsafe { AtomicU64::from_ptr(self.start.as_ptr().add(at * bytes).cast()) }
     }
 }

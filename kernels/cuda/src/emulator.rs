@@ -1,10 +1,11 @@
 //! The emulator: generated source compiled by `g++` and run on the CPU, where there is no GPU.
 //!
-//! It runs the same text that NVRTC compiles, over host memory, thread by thread (`emulator/runtime.cpp`), and catches what a
-//! GPU would leave to chance: barriers that are missing or that not all threads reach, shared memory read before it is
-//! written, asynchronous copies not waited for, misaligned vectors, exited lanes in a mask and, with
-//! [`Check::Addresses`], touching memory that the launch has no business with. It knows nothing of the rounding inside
-//! tensor cores, of bank conflicts, or of memory ordering between blocks.
+//! It runs the same text that NVRTC compiles, over host memory, thread by thread
+//! (`emulator/runtime.cpp`), and catches what a GPU would leave to chance: barriers that are
+//! missing or that not all threads reach, shared memory read before it is written, asynchronous
+//! copies not waited for, misaligned vectors, exited lanes in a mask and, with
+//! [`Check::Addresses`], touching memory that the launch has no business with. It knows nothing of
+//! the rounding inside tensor cores, of bank conflicts, or of memory ordering between blocks.
 
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -29,7 +30,8 @@ pub const ABI: &str = include_str!("../emulator/abi.h");
 pub enum Check {
     /// Nothing.
     Nothing,
-    /// Every address, by AddressSanitizer: the process must have been started with its library loaded ([`asan_library`]).
+    /// Every address, by AddressSanitizer: the process must have been started with its library
+    /// loaded ([`asan_library`]).
     Addresses,
 }
 
@@ -71,8 +73,8 @@ pub enum EmulatorError {
     Launch(String),
 }
 
-/// With this variable set to 1, a test of a GPU fails where there is none, and nothing runs under the emulator or on the driver without
-/// a device.
+/// With this variable set to 1, a test of a GPU fails where there is none, and nothing runs under
+/// the emulator or on the driver without a device.
 const REQUIRED: &str = "SLABWISE_REQUIRE_GPU";
 
 /// What a test prints before it runs on a GPU: those that never do are told from those that did.
@@ -83,7 +85,8 @@ pub fn gpu_required() -> bool {
     env::var_os(REQUIRED).is_some_and(|value| value == "1")
 }
 
-/// Whether a test can run on the first GPU, which is said. Where it cannot, it does nothing, except where a GPU is required.
+/// Whether a test can run on the first GPU, which is said. Where it cannot, it does nothing, except
+/// where a GPU is required.
 ///
 /// # Panics
 /// If there is none, and one is required.
@@ -99,8 +102,8 @@ pub fn gpu_usable() -> bool {
     true
 }
 
-/// Whether emulated kernels can run here. Where they cannot, a test that needs them says so and does nothing, except under
-/// continuous integration (`CI` is set), where that is a failure.
+/// Whether emulated kernels can run here. Where they cannot, a test that needs them says so and
+/// does nothing, except under continuous integration (`CI` is set), where that is a failure.
 ///
 /// # Panics
 /// If they cannot and `CI` is set.
@@ -121,39 +124,66 @@ pub fn available() -> bool {
 
 /// The library to preload (`LD_PRELOAD`) into a process that checks addresses.
 pub fn asan_library() -> Option<PathBuf> {
-    let found = Command::new("g++").arg("-print-file-name=libasan.so").output().ok()?;
+    let found = Command::new("g++")
+        .arg("-print-file-name=libasan.so")
+        .output()
+        .ok()?;
     let path = PathBuf::from(String::from_utf8(found.stdout).ok()?.trim());
-    path.is_absolute().then(|| path.canonicalize().ok()).flatten()
+    path.is_absolute()
+        .then(|| path.canonicalize().ok())
+        .flatten()
 }
 
 /// Where compiled objects are kept: beside the executable, in the build's own folder.
 pub(crate) fn folder() -> Result<PathBuf, EmulatorError> {
     let executable = env::current_exe().map_err(|e| EmulatorError::Object(e.to_string()))?;
-    let built = executable.parent().and_then(Path::parent).unwrap_or(Path::new("."));
+    let built = executable
+        .parent()
+        .and_then(Path::parent)
+        .unwrap_or(Path::new("."));
     let folder = built.join("slabwise-emulated");
-    fs::create_dir_all(&folder).map_err(|e| EmulatorError::Object(format!("{}: {e}", folder.display())))?;
+    fs::create_dir_all(&folder)
+        .map_err(|e| EmulatorError::Object(format!("{}: {e}", folder.display())))?;
     Ok(folder)
 }
 
 /// A path beside this one that no other thread or process writes.
 pub(crate) fn beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    path.with_extension(format!("{}-{}.part", process::id(), COUNT.fetch_add(1, Ordering::Relaxed)))
+    path.with_extension(format!(
+        "{}-{}.part",
+        process::id(),
+        COUNT.fetch_add(1, Ordering::Relaxed)
+    ))
 }
 
 fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(), EmulatorError> {
     // Written under another name and renamed: nobody sees half an object.
     let partial = beside(output);
-    let result = Command::new("g++").args(arguments).args(inputs).arg("-o").arg(&partial).output();
+    let result = Command::new("g++")
+        .args(arguments)
+        .args(inputs)
+        .arg("-o")
+        .arg(&partial)
+        .output();
     let done = result.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
     if !done.status.success() {
-        let log: String = String::from_utf8_lossy(&done.stderr).lines().take(40).collect::<Vec<_>>().join("\n");
-        return Err(EmulatorError::Compile { path: inputs[0].to_path_buf(), log });
+        let log: String = String::from_utf8_lossy(&done.stderr)
+            .lines()
+            .take(40)
+            .collect::<Vec<_>>()
+            .join("\n");
+        return Err(EmulatorError::Compile {
+            path: inputs[0].to_path_buf(),
+            log,
+        });
     }
-    fs::rename(&partial, output).map_err(|e| EmulatorError::Object(format!("{}: {e}", output.display())))
+    fs::rename(&partial, output)
+        .map_err(|e| EmulatorError::Object(format!("{}: {e}", output.display())))
 }
 
-/// Writes a text to a file that depends on it, unless it is there. Whoever reads the file sees all of it or none.
+/// Writes a text to a file that depends on it, unless it is there. Whoever reads the file sees all
+/// of it or none.
 fn write_once(path: &Path, text: &str) -> Result<(), EmulatorError> {
     if fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
@@ -173,8 +203,18 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
         write_once(&sources.join("abi.h"), ABI)?;
         let source = sources.join("runtime.cpp");
         write_once(&source, RUNTIME)?;
-        // Vector registers would be more to save when stacks are switched; red zones would be overwritten by it.
-        let flags = ["-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-mno-red-zone", "-fno-exceptions", "-w", "-c"];
+        // Vector registers would be more to save when stacks are switched; red zones would be
+        // overwritten by it.
+        let flags = [
+            "-std=c++17",
+            "-O2",
+            "-fPIC",
+            "-fvisibility=hidden",
+            "-mno-red-zone",
+            "-fno-exceptions",
+            "-w",
+            "-c",
+        ];
         let compiled = run_compiler(&flags, &[&source], &object);
         fs::remove_dir_all(&sources).map_err(|e| EmulatorError::Object(e.to_string()))?;
         compiled?;
@@ -190,8 +230,11 @@ fn program(functions: &[Function]) -> String {
     text += EPILOGUE;
     let mut entries = String::new();
     for f in functions {
-        let _ =
-            writeln!(text, "SLABWISE_SECTION({0})\n#undef SLABWISE_SHARED\n#define SLABWISE_SHARED \"shared_{0}\"\n{1}", f.name, f.source);
+        let _ = writeln!(
+            text,
+            "SLABWISE_SECTION({0})\n#undef SLABWISE_SHARED\n#define SLABWISE_SHARED \"shared_{0}\"\n{1}",
+            f.name, f.source
+        );
         let _ = writeln!(entries, "SLABWISE_ENTRY({}),", f.name);
     }
     let count = functions.len();
@@ -202,7 +245,8 @@ fn program(functions: &[Function]) -> String {
     text
 }
 
-/// Compiles functions to a shared object that exports what [`ABI`] says, or finds it compiled before.
+/// Compiles functions to a shared object that exports what [`ABI`] says, or finds it compiled
+/// before.
 pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, EmulatorError> {
     let mut distinct: Vec<Function> = Vec::new();
     for f in functions {
@@ -213,16 +257,34 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
     let folder = folder()?;
     let runtime = runtime(&folder)?;
     let text = program(&distinct);
-    let mut flags =
-        vec!["-std=c++17", "-O1", "-fPIC", "-shared", "-fno-strict-aliasing", "-fno-gnu-unique", "-fno-math-errno", "-fvisibility=hidden"];
+    let mut flags = vec![
+        "-std=c++17",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-fno-strict-aliasing",
+        "-fno-gnu-unique",
+        "-fno-math-errno",
+        "-fvisibility=hidden",
+    ];
     // No product is fused with a sum but where the source says so, as NVRTC is told.
     flags.extend(["-ffp-contract=off", "-fno-exceptions", "-fwrapv", "-w"]);
     #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c") {
+    if is_x86_feature_detected!("avx2")
+        && is_x86_feature_detected!("fma")
+        && is_x86_feature_detected!("f16c")
+    {
         flags.extend(["-mavx2", "-mfma", "-mf16c"]);
     }
     if check == Check::Addresses {
-        flags.extend(["-fsanitize=address", "-fsanitize-recover=address", "--param", "asan-stack=0", "--param", "asan-globals=0"]);
+        flags.extend([
+            "-fsanitize=address",
+            "-fsanitize-recover=address",
+            "--param",
+            "asan-stack=0",
+            "--param",
+            "asan-globals=0",
+        ]);
     }
     let name = digest(&[&text, &flags.join(" "), &runtime.to_string_lossy()]);
     let object = folder.join(format!("emulated-{name:016x}.so"));
@@ -240,20 +302,29 @@ pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
 /// That folder, for a process that has no such variable.
 pub(crate) static PUBLISHED: OnceLock<PathBuf> = OnceLock::new();
 
-/// Compiles functions and leaves word of them where a driver without a device finds them: in the folder that
-/// [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its object. Nothing without the variable.
+/// Compiles functions and leaves word of them where a driver without a device finds them: in the
+/// folder that [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its
+/// object. Nothing without the variable.
 ///
 /// # Errors
 /// If the source is not what g++ takes.
 pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
-    let Some(folder) = PUBLISHED.get().cloned().or_else(|| env::var_os(FOLDER_VARIABLE).map(PathBuf::from)) else { return Ok(()) };
+    let Some(folder) = PUBLISHED
+        .get()
+        .cloned()
+        .or_else(|| env::var_os(FOLDER_VARIABLE).map(PathBuf::from))
+    else {
+        return Ok(());
+    };
     let unknown = |f: &&Function| !folder.join(&f.name).exists();
     let fresh: Vec<Function> = functions.iter().filter(unknown).cloned().collect();
     if fresh.is_empty() {
         return Ok(());
     }
     let object = compile_object(&fresh, Check::Nothing)?;
-    fresh.iter().try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
+    fresh
+        .iter()
+        .try_for_each(|f| write_once(&folder.join(&f.name), &object.to_string_lossy()))
 }
 
 unsafe extern "C" {
@@ -285,7 +356,8 @@ pub struct Emulator {
 }
 
 fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
-    // SAFETY: a handle that `dlopen` gave, or null for the whole process, and a text that ends in 0.
+    // SAFETY: a handle that `dlopen` gave, or null for the whole process, and a text that ends in
+    // 0.
     let found = unsafe { dlsym(handle, name.as_ptr()) };
     (!found.is_null()).then_some(found)
 }
@@ -293,17 +365,27 @@ fn symbol(handle: *mut c_void, name: &CStr) -> Option<*mut c_void> {
 impl Emulator {
     /// Compiles and loads functions.
     pub fn new(functions: &[Function], check: Check) -> Result<Emulator, EmulatorError> {
-        if check == Check::Addresses && symbol(std::ptr::null_mut(), c"__asan_poison_memory_region").is_none() {
-            return Err(EmulatorError::Object("addresses are checked only where the sanitizer's library is preloaded".into()));
+        if check == Check::Addresses
+            && symbol(std::ptr::null_mut(), c"__asan_poison_memory_region").is_none()
+        {
+            return Err(EmulatorError::Object(
+                "addresses are checked only where the sanitizer's library is preloaded".into(),
+            ));
         }
         let object = compile_object(functions, check)?;
-        let path = CString::new(object.as_os_str().as_encoded_bytes()).map_err(|e| EmulatorError::Object(e.to_string()))?;
-        // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no code of its own.
+        let path = CString::new(object.as_os_str().as_encoded_bytes())
+            .map_err(|e| EmulatorError::Object(e.to_string()))?;
+        // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no code of
+        // its own.
         let handle = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
         if handle.is_null() {
             // SAFETY: after a failure, `dlerror` gives a text.
             let why = unsafe { CStr::from_ptr(dlerror()) };
-            return Err(EmulatorError::Object(format!("{}: {}", object.display(), why.to_string_lossy())));
+            return Err(EmulatorError::Object(format!(
+                "{}: {}",
+                object.display(),
+                why.to_string_lossy()
+            )));
         }
         let missing = || EmulatorError::Object(format!("{} exports too little", object.display()));
         let emulate = symbol(handle, c"slabwise_emulate").ok_or_else(missing)?;
@@ -320,35 +402,61 @@ impl Emulator {
     /// Runs one launch; `words` are the dispatch's, with addresses of this process.
     ///
     /// # Safety
-    /// What the function reaches through `words` must be memory of this process that nobody else uses meanwhile; with
-    /// [`Check::Addresses`] and memory marked by [`protect`], a function that reaches elsewhere is reported instead.
-    pub unsafe fn launch(&self, function: &Function, dispatch: &Dispatch, words: &[u64], order: Order) -> Result<(), EmulatorError> {
-        let name = CString::new(function.name.as_str()).map_err(|e| EmulatorError::Launch(e.to_string()))?;
+    /// What the function reaches through `words` must be memory of this process that nobody else
+    /// uses meanwhile; with [`Check::Addresses`] and memory marked by [`protect`], a function that
+    /// reaches elsewhere is reported instead.
+    pub unsafe fn launch(
+        &self,
+        function: &Function,
+        dispatch: &Dispatch,
+        words: &[u64],
+        order: Order,
+    ) -> Result<(), EmulatorError> {
+        let name = CString::new(function.name.as_str())
+            .map_err(|e| EmulatorError::Launch(e.to_string()))?;
         // SAFETY: a name that ends in 0.
         let expected = unsafe { (self.words)(name.as_ptr()) } as usize;
         if expected != words.len() {
-            return Err(EmulatorError::Launch(format!("{} takes {expected} words, not {}", function.name, words.len())));
+            return Err(EmulatorError::Launch(format!(
+                "{} takes {expected} words, not {}",
+                function.name,
+                words.len()
+            )));
         }
         let (order, seed) = match order {
             Order::Forward => (0, 0),
             Order::Reverse => (1, 0),
             Order::Shuffled(seed) => (2, seed),
         };
-        let launch = Launch { grid: dispatch.grid, block: dispatch.block, shared_bytes: dispatch.shared_bytes, order, seed };
+        let launch = Launch {
+            grid: dispatch.grid,
+            block: dispatch.block,
+            shared_bytes: dispatch.shared_bytes,
+            order,
+            seed,
+        };
         // SAFETY: name, words and launch live through the call; the rest is the caller's promise.
         let failed = unsafe { (self.emulate)(name.as_ptr(), words.as_ptr().cast(), &launch) };
         if failed.is_null() {
             return Ok(());
         }
         // SAFETY: the header promises a text.
-        Err(EmulatorError::Launch(unsafe { CStr::from_ptr(failed) }.to_string_lossy().into_owned()))
+        Err(EmulatorError::Launch(
+            unsafe { CStr::from_ptr(failed) }
+                .to_string_lossy()
+                .into_owned(),
+        ))
     }
 }
 
-/// Marks memory as out of bounds for code that checks addresses, or as within again. Does nothing where the sanitizer's
-/// library is not loaded. Works on whole groups of 8 bytes.
+/// Marks memory as out of bounds for code that checks addresses, or as within again. Does nothing
+/// where the sanitizer's library is not loaded. Works on whole groups of 8 bytes.
 pub fn protect(memory: &[u8], forbidden: bool) {
-    let name = if forbidden { c"__asan_poison_memory_region" } else { c"__asan_unpoison_memory_region" };
+    let name = if forbidden {
+        c"__asan_poison_memory_region"
+    } else {
+        c"__asan_unpoison_memory_region"
+    };
     if let Some(mark) = symbol(std::ptr::null_mut(), name) {
         // SAFETY: the sanitizer's interface says so.
         let mark = unsafe { std::mem::transmute::<*mut c_void, Mark>(mark) };
@@ -368,10 +476,19 @@ mod tests {
         }
         let folder = tempfile::tempdir().expect("a folder");
         let objects: Vec<_> = std::thread::scope(|scope| {
-            let threads: Vec<_> = (0..3).map(|_| scope.spawn(|| runtime(folder.path()))).collect();
-            threads.into_iter().map(|t| t.join().expect("no panic").expect("it is compiled")).collect()
+            let threads: Vec<_> = (0..3)
+                .map(|_| scope.spawn(|| runtime(folder.path())))
+                .collect();
+            threads
+                .into_iter()
+                .map(|t| t.join().expect("no panic").expect("it is compiled"))
+                .collect()
         });
         assert!(objects.iter().all(|o| o.exists()));
-        assert_eq!(fs::read_dir(folder.path()).expect("own folder").count(), 1, "only the object is left");
+        assert_eq!(
+            fs::read_dir(folder.path()).expect("own folder").count(),
+            1,
+            "only the object is left"
+        );
     }
 }

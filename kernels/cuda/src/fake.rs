@@ -1,5 +1,6 @@
-//! A driver without a device, which the tests of everything above the driver run on (`emulator/fake_libcuda.c`), and a cuBLASLt and a
-//! cuDNN that work with it (`emulator/fake_libcublaslt.c`, `emulator/fake_libcudnn.c`).
+//! A driver without a device, which the tests of everything above the driver run on
+//! (`emulator/fake_libcuda.c`), and a cuBLASLt and a cuDNN that work with it
+//! (`emulator/fake_libcublaslt.c`, `emulator/fake_libcudnn.c`).
 
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
@@ -15,7 +16,10 @@ use crate::lower::digest;
 use crate::nvrtc;
 use crate::tune::Picks;
 
-const SOURCE: &str = concat!(include_str!("../emulator/fake_work.c"), include_str!("../emulator/fake_libcuda.c"));
+const SOURCE: &str = concat!(
+    include_str!("../emulator/fake_work.c"),
+    include_str!("../emulator/fake_libcuda.c")
+);
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
@@ -36,14 +40,15 @@ const DEFAULTS: [(&str, i64); 13] = [
     ("strict", 0),
 ];
 
-/// The driver, for one test at a time: what it is set to and what it counts is of the whole process.
+/// The driver, for one test at a time: what it is set to and what it counts is of the whole
+/// process.
 pub struct FakeDriver {
     object: &'static Object,
     _alone: MutexGuard<'static, ()>,
 }
 
-/// The driver's object file and the folder of emulated functions, for another process's `SLABWISE_LIBCUDA` and
-/// `SLABWISE_EMULATED`.
+/// The driver's object file and the folder of emulated functions, for another process's
+/// `SLABWISE_LIBCUDA` and `SLABWISE_EMULATED`.
 ///
 /// # Errors
 /// If it cannot be compiled.
@@ -54,7 +59,8 @@ pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
     Ok((driver, functions))
 }
 
-/// The object file of a cuBLASLt that works with the driver, for another process's `SLABWISE_LIBCUBLASLT`.
+/// The object file of a cuBLASLt that works with the driver, for another process's
+/// `SLABWISE_LIBCUBLASLT`.
 ///
 /// # Errors
 /// If it cannot be compiled.
@@ -62,7 +68,8 @@ pub fn build_cublaslt() -> Result<PathBuf, EmulatorError> {
     object("libcublasLt", CUBLASLT)
 }
 
-/// The object file of a cuDNN that works with the driver, for another process's `SLABWISE_LIBCUDNN`.
+/// The object file of a cuDNN that works with the driver, for another process's
+/// `SLABWISE_LIBCUDNN`.
 ///
 /// # Errors
 /// If it cannot be compiled.
@@ -85,11 +92,26 @@ fn object(name: &str, text: &str) -> Result<PathBuf, EmulatorError> {
         fs::write(sources.join("abi.h"), ABI).map_err(io(&sources))?;
         fs::write(&source, text).map_err(io(&source))?;
         let partial = sources.join("made.so");
-        let flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", &format!("-Wl,-soname,{name}.so")];
-        let made = Command::new("gcc").args(flags).arg(&source).args(["-o"]).arg(&partial).args(["-ldl", "-lpthread"]).output();
+        let flags = [
+            "-std=gnu11",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            &format!("-Wl,-soname,{name}.so"),
+        ];
+        let made = Command::new("gcc")
+            .args(flags)
+            .arg(&source)
+            .args(["-o"])
+            .arg(&partial)
+            .args(["-ldl", "-lpthread"])
+            .output();
         let made = made.map_err(|e| EmulatorError::NoCompiler(e.to_string()))?;
         if !made.status.success() {
-            return Err(EmulatorError::Compile { path: source, log: String::from_utf8_lossy(&made.stderr).into_owned() });
+            return Err(EmulatorError::Compile {
+                path: source,
+                log: String::from_utf8_lossy(&made.stderr).into_owned(),
+            });
         }
         fs::rename(&partial, &object).map_err(io(&object))?;
         fs::remove_dir_all(&sources).map_err(io(&sources))?;
@@ -98,8 +120,8 @@ fn object(name: &str, text: &str) -> Result<PathBuf, EmulatorError> {
 }
 
 impl FakeDriver {
-    /// Makes the driver this process's, as it is by default. `None` where it cannot work, which is said; with `CI` set that
-    /// is a failure.
+    /// Makes the driver this process's, as it is by default. `None` where it cannot work, which is
+    /// said; with `CI` set that is a failure.
     ///
     /// # Panics
     /// If it cannot work and `CI` is set, or it is not the driver that is found.
@@ -114,30 +136,42 @@ impl FakeDriver {
             eprintln!("skipped: {e}");
             return None;
         }
-        // A test that failed leaves the lock behind, and nothing that the next one does not set anew.
+        // A test that failed leaves the lock behind, and nothing that the next one does not set
+        // anew.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let object = OBJECT.get_or_init(|| {
             let (file, functions) = build().unwrap_or_else(|e| panic!("{e}"));
-            let found = Library::Driver.open_as(&file).unwrap_or_else(|e| panic!("{e}"));
+            let found = Library::Driver
+                .open_as(&file)
+                .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, file, "another driver was opened before");
             // Libraries that are installed here would look for a real driver.
             let library = build_cublaslt().unwrap_or_else(|e| panic!("{e}"));
-            let found = Library::CublasLt.open_as(&library).unwrap_or_else(|e| panic!("{e}"));
+            let found = Library::CublasLt
+                .open_as(&library)
+                .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, library, "another cuBLASLt was opened before");
             // A test may have looked for one that cannot be used.
             let _ = Library::Cudnn.open_as(&build_cudnn().unwrap_or_else(|e| panic!("{e}")));
             // SAFETY: the object has no initialisers.
-            let object = unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
-            let path = CString::new(functions.as_os_str().as_encoded_bytes()).expect("a path without zeros");
+            let object =
+                unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
+            let path = CString::new(functions.as_os_str().as_encoded_bytes())
+                .expect("a path without zeros");
             // SAFETY: the source says that the function is of this type; the path ends in 0.
             unsafe {
-                let name_folder = object.get::<unsafe extern "C" fn(*const c_char)>(b"fake_folder\0").expect("it is exported");
+                let name_folder = object
+                    .get::<unsafe extern "C" fn(*const c_char)>(b"fake_folder\0")
+                    .expect("it is exported");
                 name_folder(path.as_ptr());
             }
             PUBLISHED.get_or_init(|| functions);
             object
         });
-        let driver = FakeDriver { object, _alone: alone };
+        let driver = FakeDriver {
+            object,
+            _alone: alone,
+        };
         driver.fail("", -1, 0);
         driver.cost("", 1000);
         Picks::forget_all();
@@ -155,7 +189,10 @@ impl FakeDriver {
         let text = CString::new(name).expect("a name without zeros");
         // SAFETY: the source says that the function is of this type; the name ends in 0.
         let known = unsafe {
-            let set = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong) -> c_int>(b"fake_set\0").expect("it is exported");
+            let set = self
+                .object
+                .get::<unsafe extern "C" fn(*const c_char, c_longlong) -> c_int>(b"fake_set\0")
+                .expect("it is exported");
             set(text.as_ptr(), value)
         };
         assert_ne!(known, 0, "the driver has no {name}");
@@ -166,28 +203,39 @@ impl FakeDriver {
         let text = CString::new(name).expect("a name without zeros");
         // SAFETY: as for `set`.
         unsafe {
-            let get = self.object.get::<unsafe extern "C" fn(*const c_char) -> c_longlong>(b"fake_get\0").expect("it is exported");
+            let get = self
+                .object
+                .get::<unsafe extern "C" fn(*const c_char) -> c_longlong>(b"fake_get\0")
+                .expect("it is exported");
             get(text.as_ptr())
         }
     }
 
-    /// Lets the call of this name fail with the driver's error `code`, once it has succeeded so many times.
+    /// Lets the call of this name fail with the driver's error `code`, once it has succeeded so
+    /// many times.
     pub fn fail(&self, call: &str, after: i64, code: i32) {
         let text = CString::new(call).expect("a name without zeros");
         // SAFETY: as for `set`.
         unsafe {
-            let fail = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong, c_int)>(b"fake_fail\0").expect("it is exported");
+            let fail = self
+                .object
+                .get::<unsafe extern "C" fn(*const c_char, c_longlong, c_int)>(b"fake_fail\0")
+                .expect("it is exported");
             fail(text.as_ptr(), after, code);
         }
     }
 
-    /// Lets kernels whose names begin so take so many nanoseconds by the events' clock, and forgets what was said before if that
-    /// is all kernels. cuBLASLt's algorithms are `cublaslt_21`, …, cuDNN's `cudnn_forward_1`, `cudnn_data_1_plain`, `cudnn_filter_1`, ….
+    /// Lets kernels whose names begin so take so many nanoseconds by the events' clock, and forgets
+    /// what was said before if that is all kernels. cuBLASLt's algorithms are `cublaslt_21`, …,
+    /// cuDNN's `cudnn_forward_1`, `cudnn_data_1_plain`, `cudnn_filter_1`, ….
     pub fn cost(&self, begins: &str, nanoseconds: i64) {
         let text = CString::new(begins).expect("a name without zeros");
         // SAFETY: as for `set`.
         unsafe {
-            let cost = self.object.get::<unsafe extern "C" fn(*const c_char, c_longlong)>(b"fake_cost\0").expect("it is exported");
+            let cost = self
+                .object
+                .get::<unsafe extern "C" fn(*const c_char, c_longlong)>(b"fake_cost\0")
+                .expect("it is exported");
             cost(text.as_ptr(), nanoseconds);
         }
     }

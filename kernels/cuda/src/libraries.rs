@@ -1,10 +1,11 @@
 //! NVIDIA's libraries: looked for, never required.
 //!
-//! A binary must start on a machine that has none of them. So each is looked for before the first call that needs it, in
-//! places that serve users in this order: the file that a variable names, the loader's own path, the usual folders of the
-//! CUDA toolkit and the driver, and the `nvidia-*` wheels of the active Python environment. What is found is opened by its
-//! path and stays open. Calls of NVRTC and cuDNN are bound to that file; bindings of the others ask the loader for it by name, which
-//! gives the one that is open.
+//! A binary must start on a machine that has none of them. So each is looked for before the first
+//! call that needs it, in places that serve users in this order: the file that a variable names,
+//! the loader's own path, the usual folders of the CUDA toolkit and the driver, and the `nvidia-*`
+//! wheels of the active Python environment. What is found is opened by its path and stays open.
+//! Calls of NVRTC and cuDNN are bound to that file; bindings of the others ask the loader for it by
+//! name, which gives the one that is open.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -77,7 +78,12 @@ pub enum LibraryError {
 
 impl Library {
     /// All of them, in the order in which they are needed.
-    pub const ALL: [Library; 4] = [Library::Driver, Library::Nvrtc, Library::CublasLt, Library::Cudnn];
+    pub const ALL: [Library; 4] = [
+        Library::Driver,
+        Library::Nvrtc,
+        Library::CublasLt,
+        Library::Cudnn,
+    ];
 
     /// Its name, as NVIDIA writes it.
     pub fn name(self) -> &'static str {
@@ -102,10 +108,18 @@ impl Library {
     /// What to do if it is missing.
     pub fn advice(self) -> &'static str {
         match self {
-            Library::Driver => "install NVIDIA's driver, version 580 or newer, or name its file in SLABWISE_LIBCUDA",
-            Library::Nvrtc => "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC",
-            Library::CublasLt => "it is optional: pip install nvidia-cublas, or install the CUDA toolkit",
-            Library::Cudnn => "it is optional: pip install nvidia-cudnn-cu13, or name its file in SLABWISE_LIBCUDNN",
+            Library::Driver => {
+                "install NVIDIA's driver, version 580 or newer, or name its file in SLABWISE_LIBCUDA"
+            }
+            Library::Nvrtc => {
+                "pip install nvidia-cuda-nvrtc==13.0.88, or install the CUDA toolkit, or name the file in SLABWISE_LIBNVRTC"
+            }
+            Library::CublasLt => {
+                "it is optional: pip install nvidia-cublas, or install the CUDA toolkit"
+            }
+            Library::Cudnn => {
+                "it is optional: pip install nvidia-cudnn-cu13, or name its file in SLABWISE_LIBCUDNN"
+            }
         }
     }
 
@@ -118,8 +132,8 @@ impl Library {
         }
     }
 
-    /// The file names it goes by, the best first. Major versions of NVRTC and cuBLASLt are those whose code a driver of 12
-    /// or 13 takes.
+    /// The file names it goes by, the best first. Major versions of NVRTC and cuBLASLt are those
+    /// whose code a driver of 12 or 13 takes.
     fn files(self) -> &'static [&'static str] {
         match self {
             Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
@@ -129,7 +143,8 @@ impl Library {
         }
     }
 
-    /// What a library opens by name and must therefore be open before it, in its own folder: beginnings of file names.
+    /// What a library opens by name and must therefore be open before it, in its own folder:
+    /// beginnings of file names.
     fn companions(self) -> &'static [&'static str] {
         match self {
             Library::Nvrtc => &["libnvrtc-builtins.so."],
@@ -143,15 +158,28 @@ impl Library {
     /// # Errors
     /// If it is nowhere, or what the variable names cannot be opened.
     pub fn open(self) -> Result<&'static Found, &'static Missing> {
-        OPENED[self as usize].get_or_init(|| find(self, &Surroundings::of_this_process())).as_ref()
+        OPENED[self as usize]
+            .get_or_init(|| find(self, &Surroundings::of_this_process()))
+            .as_ref()
     }
 
-    /// Takes this file as the library, as if its variable named it; for tests, which cannot set variables. Nothing if the
-    /// library has been looked for before.
+    /// Takes this file as the library, as if its variable named it; for tests, which cannot set
+    /// variables. Nothing if the library has been looked for before.
     #[cfg(feature = "emulator")]
     pub(crate) fn open_as(self, file: &Path) -> Result<&'static Found, &'static Missing> {
         let named = |name: &str| (name == self.variable()).then(|| file.as_os_str().to_owned());
-        OPENED[self as usize].get_or_init(|| find(self, &Surroundings { variable: &named, python: &Vec::new, roots: &[] })).as_ref()
+        OPENED[self as usize]
+            .get_or_init(|| {
+                find(
+                    self,
+                    &Surroundings {
+                        variable: &named,
+                        python: &Vec::new,
+                        roots: &[],
+                    },
+                )
+            })
+            .as_ref()
     }
 }
 
@@ -168,7 +196,8 @@ impl fmt::Display for Found {
 }
 
 /// What was found, by library.
-static OPENED: [OnceLock<Result<Found, Missing>>; Library::ALL.len()] = [const { OnceLock::new() }; Library::ALL.len()];
+static OPENED: [OnceLock<Result<Found, Missing>>; Library::ALL.len()] =
+    [const { OnceLock::new() }; Library::ALL.len()];
 
 /// What the search looks at besides the file system.
 struct Surroundings<'a> {
@@ -181,48 +210,92 @@ struct Surroundings<'a> {
 
 impl Surroundings<'_> {
     fn of_this_process() -> Self {
-        const ROOTS: &[&str] =
-            &["/usr/local/cuda", "/opt/cuda", "/usr/local/nvidia", "/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/lib/wsl/lib"];
-        Surroundings { variable: &|name| std::env::var_os(name).filter(|value| !value.is_empty()), python: &python_packages, roots: ROOTS }
+        const ROOTS: &[&str] = &[
+            "/usr/local/cuda",
+            "/opt/cuda",
+            "/usr/local/nvidia",
+            "/usr/lib/x86_64-linux-gnu",
+            "/usr/lib64",
+            "/usr/lib/wsl/lib",
+        ];
+        Surroundings {
+            variable: &|name| std::env::var_os(name).filter(|value| !value.is_empty()),
+            python: &python_packages,
+            roots: ROOTS,
+        }
     }
 
     /// Folders in which a toolkit keeps libraries.
     fn toolkits(&self) -> Vec<PathBuf> {
-        let named = ["CUDA_HOME", "CUDA_PATH"].iter().filter_map(|v| (self.variable)(v)).map(PathBuf::from);
+        let named = ["CUDA_HOME", "CUDA_PATH"]
+            .iter()
+            .filter_map(|v| (self.variable)(v))
+            .map(PathBuf::from);
         let roots: Vec<PathBuf> = named.chain(self.roots.iter().map(PathBuf::from)).collect();
-        roots.iter().flat_map(|root| ["lib64", "lib", "targets/x86_64-linux/lib", ""].map(|sub| root.join(sub))).collect()
+        roots
+            .iter()
+            .flat_map(|root| {
+                ["lib64", "lib", "targets/x86_64-linux/lib", ""].map(|sub| root.join(sub))
+            })
+            .collect()
     }
 
-    /// Folders of wheels' libraries in an environment's packages: `nvidia/cu13/lib`, `nvidia/cuda_nvrtc/lib`, ….
+    /// Folders of wheels' libraries in an environment's packages: `nvidia/cu13/lib`,
+    /// `nvidia/cuda_nvrtc/lib`, ….
     fn wheels(&self) -> impl Iterator<Item = PathBuf> + '_ {
-        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(|v| (self.variable)(v)).map(PathBuf::from);
+        let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+            .into_iter()
+            .filter_map(|v| (self.variable)(v))
+            .map(PathBuf::from);
         let packages = environments.flat_map(|root| {
-            let versions = entries(&root.join("lib")).into_iter().filter(|p| name_starts(p, "python3"));
-            versions.map(|version| version.join("site-packages")).collect::<Vec<_>>()
+            let versions = entries(&root.join("lib"))
+                .into_iter()
+                .filter(|p| name_starts(p, "python3"));
+            versions
+                .map(|version| version.join("site-packages"))
+                .collect::<Vec<_>>()
         });
         let others = std::iter::once_with(|| (self.python)()).flatten();
-        packages.chain(others).flat_map(|packages| entries(&packages.join("nvidia"))).map(|wheel| wheel.join("lib"))
+        packages
+            .chain(others)
+            .flat_map(|packages| entries(&packages.join("nvidia")))
+            .map(|wheel| wheel.join("lib"))
     }
 }
 
-/// What a folder holds, in the order of names from the last to the first, so that newer versions come before older ones.
+/// What a folder holds, in the order of names from the last to the first, so that newer versions
+/// come before older ones.
 fn entries(folder: &Path) -> Vec<PathBuf> {
-    let mut found: Vec<PathBuf> = std::fs::read_dir(folder).into_iter().flatten().flatten().map(|entry| entry.path()).collect();
+    let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .collect();
     found.sort();
     found.reverse();
     found
 }
 
 fn name_starts(path: &Path, with: &str) -> bool {
-    path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(with))
+    path.file_name()
+        .is_some_and(|name| name.to_string_lossy().starts_with(with))
 }
 
-/// The packages of the interpreter that a user's shell would start. Asked only when nothing else led anywhere.
+/// The packages of the interpreter that a user's shell would start. Asked only when nothing else
+/// led anywhere.
 fn python_packages() -> Vec<PathBuf> {
     const ASK: &str = "import site, sysconfig; print('\\n'.join({*sysconfig.get_paths().values(), site.getusersitepackages()}))";
-    let asked = Command::new("python3").args(["-I", "-c", ASK]).stdin(Stdio::null()).stderr(Stdio::null()).output();
+    let asked = Command::new("python3")
+        .args(["-I", "-c", ASK])
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output();
     let Ok(answer) = asked else { return Vec::new() };
-    let mut folders: Vec<PathBuf> = String::from_utf8_lossy(&answer.stdout).lines().map(PathBuf::from).collect();
+    let mut folders: Vec<PathBuf> = String::from_utf8_lossy(&answer.stdout)
+        .lines()
+        .map(PathBuf::from)
+        .collect();
     folders.sort();
     folders
 }
@@ -232,26 +305,51 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
     let missing = |why: String| Missing { library, why };
     if let Some(named) = (around.variable)(library.variable()).filter(|n| !n.is_empty()) {
         let named = PathBuf::from(named);
-        let file = if named.is_dir() { in_folder(library, &named) } else { Some(named.clone()) };
-        let file = file.ok_or_else(|| missing(format!(": {} is {}, which has no such file", library.variable(), named.display())))?;
+        let file = if named.is_dir() {
+            in_folder(library, &named)
+        } else {
+            Some(named.clone())
+        };
+        let file = file.ok_or_else(|| {
+            missing(format!(
+                ": {} is {}, which has no such file",
+                library.variable(),
+                named.display()
+            ))
+        })?;
         return match open(library, &file) {
-            Ok(()) => Ok(Found { file, place: Place::Variable }),
-            Err(e) => Err(missing(format!(": {} is {}, which cannot be opened: {e}", library.variable(), named.display()))),
+            Ok(()) => Ok(Found {
+                file,
+                place: Place::Variable,
+            }),
+            Err(e) => Err(missing(format!(
+                ": {} is {}, which cannot be opened: {e}",
+                library.variable(),
+                named.display()
+            ))),
         };
     }
     for &name in library.files() {
         if open_file(Path::new(name)).is_ok() {
-            return Ok(Found { file: name.into(), place: Place::Loader });
+            return Ok(Found {
+                file: name.into(),
+                place: Place::Loader,
+            });
         }
     }
     let mut why = String::new();
-    let toolkits = around.toolkits().into_iter().map(|folder| (folder, Place::Toolkit));
+    let toolkits = around
+        .toolkits()
+        .into_iter()
+        .map(|folder| (folder, Place::Toolkit));
     for (folder, place) in toolkits.chain(around.wheels().map(|folder| (folder, Place::Wheel))) {
         // No wheel brings the driver.
         if library == Library::Driver && place == Place::Wheel {
             break;
         }
-        let Some(file) = in_folder(library, &folder) else { continue };
+        let Some(file) = in_folder(library, &folder) else {
+            continue;
+        };
         match open(library, &file) {
             Ok(()) => return Ok(Found { file, place }),
             Err(e) => why = format!(": {} cannot be opened: {e}", file.display()),
@@ -262,14 +360,20 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
 
 /// The library's file in a folder.
 fn in_folder(library: Library, folder: &Path) -> Option<PathBuf> {
-    library.files().iter().map(|name| folder.join(name)).find(|file| file.is_file())
+    library
+        .files()
+        .iter()
+        .map(|name| folder.join(name))
+        .find(|file| file.is_file())
 }
 
 /// Opens a library after what it needs from its own folder.
 fn open(library: Library, file: &Path) -> Result<(), String> {
     let folder = file.parent().map(entries).unwrap_or_default();
     for companion in library.companions() {
-        let beside = folder.iter().filter(|p| name_starts(p, companion) && !p.to_string_lossy().contains(".alt."));
+        let beside = folder
+            .iter()
+            .filter(|p| name_starts(p, companion) && !p.to_string_lossy().contains(".alt."));
         for file in beside {
             // The library itself says what it misses, should it miss one.
             let _ = open_file(file);
@@ -280,7 +384,8 @@ fn open(library: Library, file: &Path) -> Result<(), String> {
 
 /// Opens a file for the rest of the process.
 fn open_file(file: &Path) -> Result<(), String> {
-    // SAFETY: the initialisers of these libraries may run at any time, and the library is never closed.
+    // SAFETY: the initialisers of these libraries may run at any time, and the library is never
+    // closed.
     let opened = unsafe { libloading::Library::new(file) };
     opened.map(std::mem::forget).map_err(|e| e.to_string())
 }
@@ -294,8 +399,15 @@ mod tests {
         std::fs::write(file, b"no library").expect("a writable file");
     }
 
-    fn around<'a>(variable: &'a dyn Fn(&str) -> Option<OsString>, python: &'a dyn Fn() -> Vec<PathBuf>) -> Surroundings<'a> {
-        Surroundings { variable, python, roots: &[] }
+    fn around<'a>(
+        variable: &'a dyn Fn(&str) -> Option<OsString>,
+        python: &'a dyn Fn() -> Vec<PathBuf>,
+    ) -> Surroundings<'a> {
+        Surroundings {
+            variable,
+            python,
+            roots: &[],
+        }
     }
 
     #[test]
@@ -305,14 +417,26 @@ mod tests {
         std::fs::create_dir(&empty).expect("a folder");
         let broken = folder.path().join("libnvrtc.so.13");
         touch(&broken);
-        for (named, says) in
-            [(&empty, "has no such file"), (&broken, "cannot be opened"), (&folder.path().to_path_buf(), "cannot be opened")]
-        {
-            let variable = |name: &str| (name == "SLABWISE_LIBNVRTC").then(|| named.clone().into_os_string());
+        for (named, says) in [
+            (&empty, "has no such file"),
+            (&broken, "cannot be opened"),
+            (&folder.path().to_path_buf(), "cannot be opened"),
+        ] {
+            let variable =
+                |name: &str| (name == "SLABWISE_LIBNVRTC").then(|| named.clone().into_os_string());
             let unasked = || panic!("Python was asked");
-            let missing = find(Library::Nvrtc, &around(&variable, &unasked)).expect_err("it is no library");
-            assert!(missing.why.contains(says) && missing.why.contains("SLABWISE_LIBNVRTC"), "{missing}");
-            assert!(missing.to_string().contains("pip install nvidia-cuda-nvrtc"), "{missing}");
+            let missing =
+                find(Library::Nvrtc, &around(&variable, &unasked)).expect_err("it is no library");
+            assert!(
+                missing.why.contains(says) && missing.why.contains("SLABWISE_LIBNVRTC"),
+                "{missing}"
+            );
+            assert!(
+                missing
+                    .to_string()
+                    .contains("pip install nvidia-cuda-nvrtc"),
+                "{missing}"
+            );
         }
     }
 
@@ -326,22 +450,51 @@ mod tests {
         touch(&second.join("libcublasLt.so.12"));
         let third = other.join("nvidia/cudnn/lib");
         touch(&third.join("libcudnn.so.9"));
-        let variable = |name: &str| (name == "VIRTUAL_ENV").then(|| environment.clone().into_os_string());
+        let variable =
+            |name: &str| (name == "VIRTUAL_ENV").then(|| environment.clone().into_os_string());
         let python = || vec![other.clone()];
         let around = around(&variable, &python);
-        assert_eq!(around.wheels().collect::<Vec<_>>(), [first.clone(), third.clone(), second.clone()]);
-        assert_eq!(in_folder(Library::Cudnn, &third), Some(third.join("libcudnn.so.9")));
-        let missing = find(Library::Cudnn, &Surroundings { variable: &variable, python: &Vec::new, roots: &[] });
-        assert!(missing.expect_err("it is in no environment").to_string().starts_with("cuDNN (libcudnn) was not found"));
-        assert_eq!(in_folder(Library::Nvrtc, &first), Some(first.join("libnvrtc.so.13")));
-        assert_eq!(in_folder(Library::CublasLt, &second), Some(second.join("libcublasLt.so.12")));
+        assert_eq!(
+            around.wheels().collect::<Vec<_>>(),
+            [first.clone(), third.clone(), second.clone()]
+        );
+        assert_eq!(
+            in_folder(Library::Cudnn, &third),
+            Some(third.join("libcudnn.so.9"))
+        );
+        let missing = find(
+            Library::Cudnn,
+            &Surroundings {
+                variable: &variable,
+                python: &Vec::new,
+                roots: &[],
+            },
+        );
+        assert!(
+            missing
+                .expect_err("it is in no environment")
+                .to_string()
+                .starts_with("cuDNN (libcudnn) was not found")
+        );
+        assert_eq!(
+            in_folder(Library::Nvrtc, &first),
+            Some(first.join("libnvrtc.so.13"))
+        );
+        assert_eq!(
+            in_folder(Library::CublasLt, &second),
+            Some(second.join("libcublasLt.so.12"))
+        );
         assert_eq!(in_folder(Library::CublasLt, &first), None);
     }
 
     #[test]
     fn toolkits_named_by_a_variable_come_before_the_usual_folders() {
         let variable = |name: &str| (name == "CUDA_HOME").then(|| "/elsewhere".into());
-        let around = Surroundings { variable: &variable, python: &Vec::new, roots: &["/usual"] };
+        let around = Surroundings {
+            variable: &variable,
+            python: &Vec::new,
+            roots: &["/usual"],
+        };
         let folders = around.toolkits();
         assert_eq!(folders[0], Path::new("/elsewhere/lib64"));
         assert!(folders.contains(&PathBuf::from("/usual/targets/x86_64-linux/lib")));

@@ -1,13 +1,15 @@
 //! What a spec becomes: functions in CUDA C++, and how to launch them for the sizes of a run.
 //!
-//! Nothing here needs a driver or a compiler. Every function has one parameter, a block of 64-bit words:
+//! Nothing here needs a driver or a compiler. Every function has one parameter, a block of 64-bit
+//! words:
 //!
 //! ```text
 //! extern "C" __global__ void NAME(const __grid_constant__ Words<N> p)   // struct { unsigned long long w[N]; }
 //! ```
 //!
-//! so that a launch is a list of [`Word`]s whatever the kernel, on a device and in an emulator. A function's name contains a
-//! hash of its source: equal kernels of a program are one function, and names never collide in one module.
+//! so that a launch is a list of [`Word`]s whatever the kernel, on a device and in an emulator. A
+//! function's name contains a hash of its source: equal kernels of a program are one function, and
+//! names never collide in one module.
 
 use std::fmt;
 
@@ -27,8 +29,8 @@ pub struct Target {
     pub shared_bytes_max: u32,
     /// Whether products of f32 may be rounded to tf32.
     pub tf32: bool,
-    /// Whether the kernel starts with a look at the fault record, and does nothing if an index was out of range before it. For
-    /// kernels that store to variables.
+    /// Whether the kernel starts with a look at the fault record, and does nothing if an index was
+    /// out of range before it. For kernels that store to variables.
     pub guarded: bool,
 }
 
@@ -42,7 +44,8 @@ pub struct Function {
 }
 
 impl Function {
-    /// A function from a text in which `NAME` stands for its name, which becomes `kind` and a hash of the text.
+    /// A function from a text in which `NAME` stands for its name, which becomes `kind` and a hash
+    /// of the text.
     pub fn new(kind: &str, text: &str) -> Function {
         let name = format!("{kind}_{:016x}", digest(&[text]));
         let source = text.replace("NAME", &name);
@@ -58,19 +61,23 @@ impl Function {
 /// A hash of texts that stays the same from version to version (FNV-1a; Fowler, Noll, Vo).
 pub(crate) fn digest(texts: &[&str]) -> u64 {
     let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
-    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+    bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
 }
 
 /// One 64-bit word of a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a multiple of 16.
+    /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a
+    /// multiple of 16.
     Argument(u16),
     /// The address so many bytes into the workspace.
     Workspace(u64),
-    /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of the first index out of range,
-    /// then the step that met it. All ones while there is none. Steps that look for such indices leave what earlier ones found;
-    /// in one step the first position wins, by `atomicMin`.
+    /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of
+    /// the first index out of range, then the step that met it. All ones while there is none. Steps
+    /// that look for such indices leave what earlier ones found; in one step the first position
+    /// wins, by `atomicMin`.
     Fault,
     /// Which step of the program this is.
     Step,
@@ -109,7 +116,8 @@ type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
 pub struct Lowered {
     /// Every function that a launch may name.
     pub functions: Vec<Function>,
-    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a multiple of 256.
+    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a
+    /// multiple of 256.
     pub workspace: u64,
     /// What a library computes before the launches.
     pub(crate) by_library: Option<ByLibrary>,
@@ -117,9 +125,19 @@ pub struct Lowered {
 }
 
 impl Lowered {
-    /// `launches` gives the launches in their order for the sizes of a run, which are at most the bounds.
-    pub fn new(functions: Vec<Function>, workspace: u64, launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static) -> Self {
-        Lowered { functions, workspace, by_library: None, launches: Box::new(launches) }
+    /// `launches` gives the launches in their order for the sizes of a run, which are at most the
+    /// bounds.
+    pub fn new(
+        functions: Vec<Function>,
+        workspace: u64,
+        launches: impl Fn(&Env) -> Vec<Dispatch> + Send + Sync + 'static,
+    ) -> Self {
+        Lowered {
+            functions,
+            workspace,
+            by_library: None,
+            launches: Box::new(launches),
+        }
     }
 
     /// What of it a library computes, as text.
@@ -140,6 +158,9 @@ impl Lowered {
 
 impl fmt::Debug for Lowered {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lowered").field("functions", &self.functions).field("workspace", &self.workspace).finish_non_exhaustive()
+        f.debug_struct("Lowered")
+            .field("functions", &self.functions)
+            .field("workspace", &self.workspace)
+            .finish_non_exhaustive()
     }
 }

@@ -1,7 +1,8 @@
 //! From source to machine code: NVRTC.
 //!
-//! Code is made for one architecture (a *cubin*), not as PTX: so mistakes show here rather than in the driver, and nothing is
-//! compiled a second time there. Only for a device that is newer than the compiler there is PTX, of which the driver makes code.
+//! Code is made for one architecture (a *cubin*), not as PTX: so mistakes show here rather than in
+//! the driver, and nothing is compiled a second time there. Only for a device that is newer than
+//! the compiler there is PTX, of which the driver makes code.
 
 mod calls;
 
@@ -87,16 +88,25 @@ pub enum Error {
 }
 
 fn saved(file: Option<&PathBuf>) -> String {
-    file.map_or_else(|| " could not be saved".into(), |file| format!(" is in {}", file.display()))
+    file.map_or_else(
+        || " could not be saved".into(),
+        |file| format!(" is in {}", file.display()),
+    )
 }
 
 fn listed(known: &[u32]) -> String {
-    known.iter().map(|sm| format!("sm_{sm}")).collect::<Vec<_>>().join(", ")
+    known
+        .iter()
+        .map(|sm| format!("sm_{sm}"))
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 fn other_compiler(sm: u32) -> &'static str {
     match sm >= OLDEST {
-        true => "install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC",
+        true => {
+            "install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
+        }
         false => "slabwise needs a device of sm_80 or newer",
     }
 }
@@ -104,13 +114,20 @@ fn other_compiler(sm: u32) -> &'static str {
 /// The oldest compute capability that kernels are written for.
 const OLDEST: u32 = 80;
 
-/// The options besides the architecture, for a compiler of this version. They are part of what a cached cubin is known by.
+/// The options besides the architecture, for a compiler of this version. They are part of what a
+/// cached cubin is known by.
 ///
-/// The compiler fuses no products with sums by itself: it would as the code around them goes, and so the same operations would
-/// give other bits in another kernel. Kernels ask for fused ones by name. From 12.4 on it can leave out textures and what device
-/// code calls of the runtime, which takes a third off the time of parsing.
+/// The compiler fuses no products with sums by itself: it would as the code around them goes, and
+/// so the same operations would give other bits in another kernel. Kernels ask for fused ones by
+/// name. From 12.4 on it can leave out textures and what device code calls of the runtime, which
+/// takes a third off the time of parsing.
 pub fn options(version: (u32, u32)) -> Vec<&'static str> {
-    let mut options = vec!["--std=c++17", "--device-as-default-execution-space", "--fmad=false", "--ptxas-options=-v"];
+    let mut options = vec![
+        "--std=c++17",
+        "--device-as-default-execution-space",
+        "--fmad=false",
+        "--ptxas-options=-v",
+    ];
     if version >= (12, 4) {
         options.push("--minimal");
     }
@@ -128,7 +145,11 @@ pub enum Architecture {
 
 impl Program {
     /// A program of these functions, each once, behind what they share.
-    pub fn new<'a>(prelude: &str, functions: impl IntoIterator<Item = &'a Function>, sm: u32) -> Program {
+    pub fn new<'a>(
+        prelude: &str,
+        functions: impl IntoIterator<Item = &'a Function>,
+        sm: u32,
+    ) -> Program {
         let mut source = String::from(prelude);
         let mut names = Vec::new();
         for function in functions {
@@ -140,13 +161,24 @@ impl Program {
             source.push_str(&function.source);
         }
         source.push('\n');
-        let names = names.iter().map(|name| name.as_str()).collect::<Vec<_>>().join(", ");
+        let names = names
+            .iter()
+            .map(|name| name.as_str())
+            .collect::<Vec<_>>()
+            .join(", ");
         Program { names, source, sm }
     }
 
     /// A program for each function.
-    pub fn each<'a>(prelude: &str, functions: impl IntoIterator<Item = &'a Function>, sm: u32) -> Vec<Program> {
-        functions.into_iter().map(|function| Program::new(prelude, [function], sm)).collect()
+    pub fn each<'a>(
+        prelude: &str,
+        functions: impl IntoIterator<Item = &'a Function>,
+        sm: u32,
+    ) -> Vec<Program> {
+        functions
+            .into_iter()
+            .map(|function| Program::new(prelude, [function], sm))
+            .collect()
     }
 }
 
@@ -158,20 +190,35 @@ pub fn version() -> Result<(u32, u32), Error> {
     Calls::bound()?.version()
 }
 
-/// What is made for a device of compute capability `sm`: code for its own, or for the newest before it of its generation, which
-/// it runs as well; for a generation that the compiler does not know, PTX for the newest before it.
+/// What is made for a device of compute capability `sm`: code for its own, or for the newest before
+/// it of its generation, which it runs as well; for a generation that the compiler does not know,
+/// PTX for the newest before it.
 ///
 /// # Errors
 /// If there is no compiler, or it makes nothing that the device runs.
 pub fn architecture(sm: u32) -> Result<Architecture, Error> {
     let calls = Calls::bound()?;
     let known = calls.architectures()?;
-    nearest(sm, &known).ok_or(Error::Architecture { sm, version: calls.version()?, known })
+    nearest(sm, &known).ok_or(Error::Architecture {
+        sm,
+        version: calls.version()?,
+        known,
+    })
 }
 
 fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
-    let before = |generation: bool| known.iter().copied().filter(|&k| k <= sm && (!generation || k / 10 == sm / 10)).max();
-    let ptx = || before(false).filter(|&k| k >= OLDEST).map(Architecture::Ptx);
+    let before = |generation: bool| {
+        known
+            .iter()
+            .copied()
+            .filter(|&k| k <= sm && (!generation || k / 10 == sm / 10))
+            .max()
+    };
+    let ptx = || {
+        before(false)
+            .filter(|&k| k >= OLDEST)
+            .map(Architecture::Ptx)
+    };
     before(true).map(Architecture::Machine).or_else(ptx)
 }
 
@@ -182,8 +229,14 @@ fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
 pub fn compile(program: &Program) -> Result<Cubin, Error> {
     let handle = compiled(program)?;
     Ok(match architecture(program.sm)? {
-        Architecture::Machine(_) => Cubin { image: handle.image()?, usage: usages(&handle.log()?) },
-        Architecture::Ptx(_) => Cubin { image: handle.ptx()?, usage: Vec::new() },
+        Architecture::Machine(_) => Cubin {
+            image: handle.image()?,
+            usage: usages(&handle.log()?),
+        },
+        Architecture::Ptx(_) => Cubin {
+            image: handle.ptx()?,
+            usage: Vec::new(),
+        },
     })
 }
 
@@ -197,24 +250,45 @@ pub fn ptx(program: &Program) -> Result<String, Error> {
 
 fn compiled(program: &Program) -> Result<Handle, Error> {
     let calls = Calls::bound()?;
-    let failed = |call| move |e: std::ffi::NulError| Error::Failed { call, code: e.to_string() };
+    let failed = |call| {
+        move |e: std::ffi::NulError| Error::Failed {
+            call,
+            code: e.to_string(),
+        }
+    };
     let source = CString::new(program.source.as_str()).map_err(failed("nvrtcCreateProgram"))?;
     let architecture = match architecture(program.sm)? {
         Architecture::Machine(sm) => format!("--gpu-architecture=sm_{sm}"),
         Architecture::Ptx(sm) => format!("--gpu-architecture=compute_{sm}"),
     };
-    let options = options(calls.version()?).into_iter().chain([architecture.as_str()]).map(CString::new);
-    let options = options.collect::<Result<Vec<CString>, _>>().map_err(failed("nvrtcCompileProgram"))?;
-    let mut handle = Handle { calls, raw: std::ptr::null_mut() };
+    let options = options(calls.version()?)
+        .into_iter()
+        .chain([architecture.as_str()])
+        .map(CString::new);
+    let options = options
+        .collect::<Result<Vec<CString>, _>>()
+        .map_err(failed("nvrtcCompileProgram"))?;
+    let mut handle = Handle {
+        calls,
+        raw: std::ptr::null_mut(),
+    };
     let (name, none) = (c"slabwise.cu".as_ptr(), std::ptr::null());
     // SAFETY: the texts end in 0 and outlive the call, and there are no headers.
-    calls.check("nvrtcCreateProgram", unsafe { (calls.create)(&mut handle.raw, source.as_ptr(), name, 0, none, none) })?;
+    calls.check("nvrtcCreateProgram", unsafe {
+        (calls.create)(&mut handle.raw, source.as_ptr(), name, 0, none, none)
+    })?;
     let pointers: Vec<*const c_char> = options.iter().map(|o| o.as_ptr()).collect();
     // SAFETY: the program was created, and the texts end in 0 and outlive the call.
-    let compiled = unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
+    let compiled =
+        unsafe { (calls.compile)(handle.raw, pointers.len() as c_int, pointers.as_ptr()) };
     if compiled == calls::REFUSED {
         let (names, source_file) = (program.names.clone(), save(&program.source));
-        return Err(Error::Refused { names, sm: program.sm, source_file, log: handle.log()? });
+        return Err(Error::Refused {
+            names,
+            sm: program.sm,
+            source_file,
+            log: handle.log()?,
+        });
     }
     calls.check("nvrtcCompileProgram", compiled)?;
     Ok(handle)
@@ -228,7 +302,8 @@ struct Handle {
 
 impl Handle {
     fn log(&self) -> Result<String, Error> {
-        self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log).map(text)
+        self.bytes("nvrtcGetProgramLog", self.calls.log_bytes, self.calls.log)
+            .map(text)
     }
 
     /// PTX, which ends in 0.
@@ -241,20 +316,30 @@ impl Handle {
     }
 
     /// What a call of this name writes, after another has said how much that is.
-    fn bytes(&self, call: &'static str, count: calls::Count, write: calls::Write) -> Result<Vec<u8>, Error> {
+    fn bytes(
+        &self,
+        call: &'static str,
+        count: calls::Count,
+        write: calls::Write,
+    ) -> Result<Vec<u8>, Error> {
         let mut bytes = 0;
         // SAFETY: the program was created, and the count is valid for writing.
-        self.calls.check(call, unsafe { count(self.raw, &mut bytes) })?;
+        self.calls
+            .check(call, unsafe { count(self.raw, &mut bytes) })?;
         let mut written = vec![0u8; bytes];
         // SAFETY: there is as much room as the compiler said.
-        self.calls.check(call, unsafe { write(self.raw, written.as_mut_ptr().cast()) })?;
+        self.calls.check(call, unsafe {
+            write(self.raw, written.as_mut_ptr().cast())
+        })?;
         Ok(written)
     }
 }
 
 /// A text that ends in 0.
 fn text(bytes: Vec<u8>) -> String {
-    CStr::from_bytes_until_nul(&bytes).map(|text| text.to_string_lossy().into_owned()).unwrap_or_default()
+    CStr::from_bytes_until_nul(&bytes)
+        .map(|text| text.to_string_lossy().into_owned())
+        .unwrap_or_default()
 }
 
 impl Drop for Handle {
@@ -268,12 +353,23 @@ impl Drop for Handle {
 
 /// Writes a refused source to a file of its own, each line behind its number.
 fn save(source: &str) -> Option<PathBuf> {
-    let numbered: String = source.lines().enumerate().map(|(at, line)| format!("{:5}  {line}\n", at + 1)).collect();
+    let numbered: String = source
+        .lines()
+        .enumerate()
+        .map(|(at, line)| format!("{:5}  {line}\n", at + 1))
+        .collect();
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
     let count = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-    let file = std::env::temp_dir().join(format!("slabwise-refused-{}-{count}.cu", std::process::id()));
+    let file = std::env::temp_dir().join(format!(
+        "slabwise-refused-{}-{count}.cu",
+        std::process::id()
+    ));
     // Whoever could make a file of this name first, or a link, would choose what it is written to.
-    let mut fresh = std::fs::OpenOptions::new().write(true).create_new(true).open(&file).ok()?;
+    let mut fresh = std::fs::OpenOptions::new()
+        .write(true)
+        .create_new(true)
+        .open(&file)
+        .ok()?;
     std::io::Write::write_all(&mut fresh, numbered.as_bytes()).ok()?;
     Some(file)
 }
@@ -281,13 +377,23 @@ fn save(source: &str) -> Option<PathBuf> {
 /// Reads what each function uses from the assembler's notes.
 fn usages(log: &str) -> Vec<Usage> {
     let mut found: Vec<Usage> = Vec::new();
-    let before =
-        |line: &str, word: &str| -> Option<u32> { line[..line.find(word)?].split([' ', ',']).rfind(|w| !w.is_empty())?.parse().ok() };
+    let before = |line: &str, word: &str| -> Option<u32> {
+        line[..line.find(word)?]
+            .split([' ', ','])
+            .rfind(|w| !w.is_empty())?
+            .parse()
+            .ok()
+    };
     for line in log.lines() {
         if let Some(rest) = line.split("Compiling entry function '").nth(1) {
-            found.push(Usage { name: rest.split('\'').next().unwrap_or_default().into(), ..Usage::default() });
+            found.push(Usage {
+                name: rest.split('\'').next().unwrap_or_default().into(),
+                ..Usage::default()
+            });
         }
-        let Some(last) = found.last_mut() else { continue };
+        let Some(last) = found.last_mut() else {
+            continue;
+        };
         if let Some(bytes) = before(line, " bytes stack frame") {
             last.stack_bytes = bytes;
             last.spill_bytes = before(line, " bytes spill stores").unwrap_or(0);
@@ -318,8 +424,18 @@ ptxas info    : Function properties for second
     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
 ptxas info    : Used 8 registers, used 0 barriers
 ";
-        let first = Usage { name: "first".into(), registers: 32, spill_bytes: 12, stack_bytes: 16, shared_bytes: 1024 };
-        let second = Usage { name: "second".into(), registers: 8, ..Usage::default() };
+        let first = Usage {
+            name: "first".into(),
+            registers: 32,
+            spill_bytes: 12,
+            stack_bytes: 16,
+            shared_bytes: 1024,
+        };
+        let second = Usage {
+            name: "second".into(),
+            registers: 8,
+            ..Usage::default()
+        };
         assert_eq!(usages(log), [first, second]);
     }
 
@@ -327,15 +443,30 @@ ptxas info    : Used 8 registers, used 0 barriers
     fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_ptx() {
         let known = vec![75, 80, 86, 89, 90, 100, 103, 120, 121];
         let of = [80, 89, 90, 104, 121, 129].map(|sm| nearest(sm, &known));
-        assert_eq!(of, [80, 89, 90, 103, 121, 121].map(|k| Some(Architecture::Machine(k))));
+        assert_eq!(
+            of,
+            [80, 89, 90, 103, 121, 121].map(|k| Some(Architecture::Machine(k)))
+        );
         let of = [110, 130].map(|sm| nearest(sm, &known));
         assert_eq!(of, [103, 121].map(|k| Some(Architecture::Ptx(k))));
         // Of too old a device there is too old PTX.
         assert_eq!(
-            [nearest(70, &known), nearest(76, &[75, 80]), nearest(130, &[75]), nearest(80, &[90])],
+            [
+                nearest(70, &known),
+                nearest(76, &[75, 80]),
+                nearest(130, &[75]),
+                nearest(80, &[90])
+            ],
             [None, Some(Architecture::Machine(75)), None, None]
         );
-        let said = |sm| Error::Architecture { sm, version: (13, 0), known: vec![75] }.to_string();
+        let said = |sm| {
+            Error::Architecture {
+                sm,
+                version: (13, 0),
+                known: vec![75],
+            }
+            .to_string()
+        };
         assert_eq!(
             said(130),
             "NVRTC 13.0 makes no code for sm_130, only for sm_75; install a newer one: pip install --upgrade nvidia-cuda-nvrtc, or name its file in SLABWISE_LIBNVRTC"
@@ -345,7 +476,10 @@ ptxas info    : Used 8 registers, used 0 barriers
 
     #[test]
     fn a_function_is_in_a_program_once() {
-        let function = |name: &str| Function { name: name.into(), source: format!("void {name}() {{}}") };
+        let function = |name: &str| Function {
+            name: name.into(),
+            source: format!("void {name}() {{}}"),
+        };
         let functions = [function("a"), function("b"), function("a")];
         let program = Program::new("// shared", &functions, 90);
         assert_eq!(program.source, "// shared\nvoid a() {}\nvoid b() {}\n");

@@ -42,6 +42,8 @@ impl Device {
     pub fn code_of(&self, function: &Function) -> Result<Arc<Cubin>, nvrtc::Error> {
         let program = Program::new(PRELUDE, [function], self.properties().target.sm);
         // One for each program.
-        Ok(Compiler::of_process().compile(Cache::of_user().ok().as_ref(), &[program])?.swap_remove(0))
+        Ok(Compiler::of_process()
+            .compile(Cache::of_user().ok().as_ref(), &[program])?
+            .swap_remove(0))
     }
 }

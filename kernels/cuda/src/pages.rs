@@ -1,6 +1,7 @@
 //! A range of addresses whose pages get memory and lose it again, each by itself.
 //!
-//! Every page is an allocation of its own, so that what lies behind one address can be put behind another without a copy.
+//! Every page is an allocation of its own, so that what lies behind one address can be put behind
+//! another without a copy.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +21,15 @@ pub(crate) struct Pages {
 impl Pages {
     /// So many addresses, rounded up to whole pages, without memory.
     pub fn reserve(context: &Context, bytes: u64, page: u64) -> Result<Pages> {
-        let rounded = bytes.max(1).checked_next_multiple_of(page).ok_or(DriverError::OutOfMemory { bytes })?;
-        Ok(Pages { range: AddressRange::reserve(context, rounded)?, page, memory: BTreeMap::new() })
+        let rounded = bytes
+            .max(1)
+            .checked_next_multiple_of(page)
+            .ok_or(DriverError::OutOfMemory { bytes })?;
+        Ok(Pages {
+            range: AddressRange::reserve(context, rounded)?,
+            page,
+            memory: BTreeMap::new(),
+        })
     }
 
     pub fn base(&self) -> u64 {
@@ -48,7 +56,13 @@ impl Pages {
     fn each(&self, offset: u64, bytes: u64) -> impl Iterator<Item = u64> + use<> {
         let page = self.page;
         let whole = offset.is_multiple_of(page) && bytes.is_multiple_of(page);
-        assert!(whole && offset.checked_add(bytes).is_some_and(|end| end <= self.range.bytes), "pages {offset}+{bytes} of {self:?}");
+        assert!(
+            whole
+                && offset
+                    .checked_add(bytes)
+                    .is_some_and(|end| end <= self.range.bytes),
+            "pages {offset}+{bytes} of {self:?}"
+        );
         (0..bytes / page).map(move |k| offset + k * page)
     }
 
@@ -64,7 +78,8 @@ impl Pages {
         });
         match placed.and_then(|()| self.range.allow(context, offset, bytes)) {
             Ok(()) => {
-                self.memory.extend(fresh.into_iter().map(|(at, memory, _)| (at, memory)));
+                self.memory
+                    .extend(fresh.into_iter().map(|(at, memory, _)| (at, memory)));
                 Ok(())
             }
             Err(e) => {
@@ -74,7 +89,11 @@ impl Pages {
                     }
                     memory.release(context);
                 }
-                Err(if let DriverError::OutOfMemory { .. } = e { DriverError::OutOfMemory { bytes } } else { e })
+                Err(if let DriverError::OutOfMemory { .. } = e {
+                    DriverError::OutOfMemory { bytes }
+                } else {
+                    e
+                })
             }
         }
     }
@@ -89,27 +108,38 @@ impl Pages {
         }
     }
 
-    /// Puts the memory behind these stretches, one after the other, behind the addresses from `to` on, which have none; work
-    /// that uses it must be done. On an error everything is where it was.
+    /// Puts the memory behind these stretches, one after the other, behind the addresses from `to`
+    /// on, which have none; work that uses it must be done. On an error everything is where it was.
     ///
     /// # Panics
     /// If a page has no memory that should.
     pub fn remap(&mut self, context: &Context, from: &[(u64, u64)], to: u64) -> Result<()> {
-        let sources: Vec<u64> = from.iter().flat_map(|&(offset, bytes)| self.each(offset, bytes)).collect();
+        let sources: Vec<u64> = from
+            .iter()
+            .flat_map(|&(offset, bytes)| self.each(offset, bytes))
+            .collect();
         let targets: Vec<u64> = self.each(to, sources.len() as u64 * self.page).collect();
-        // For a moment the memory is behind two addresses: so nothing has to be undone that could fail.
+        // For a moment the memory is behind two addresses: so nothing has to be undone that could
+        // fail.
         let mut placed = 0;
         let mut moved = sources.iter().zip(&targets).try_for_each(|(from, &to)| {
-            let memory = self.memory.get(from).unwrap_or_else(|| panic!("page {from} of {:?} has no memory", self.range));
+            let memory = self
+                .memory
+                .get(from)
+                .unwrap_or_else(|| panic!("page {from} of {:?} has no memory", self.range));
             self.range.place(context, to, self.page, memory)?;
             placed += 1;
             Ok(())
         });
         if moved.is_ok() {
-            moved = self.range.allow(context, to, targets.len() as u64 * self.page);
+            moved = self
+                .range
+                .allow(context, to, targets.len() as u64 * self.page);
         }
         if moved.is_err() {
-            targets[..placed].iter().for_each(|&at| self.range.unmap(context, at, self.page));
+            targets[..placed]
+                .iter()
+                .for_each(|&at| self.range.unmap(context, at, self.page));
             return moved;
         }
         for (from, to) in sources.into_iter().zip(targets) {

@@ -1,12 +1,14 @@
 //! A device's memory: one reservation for the process, from which arenas are cut.
 //!
-//! Where the driver can map memory behind addresses page by page, the reservation is a range of addresses as long as the
-//! limit, and memory is put behind it when an arena needs it, or all at once if the reservation is made ahead
-//! (*preallocated*, the default on a device, which others may use too: it is better to know at once). Where it cannot, the
-//! reservation is one allocation made ahead, or each arena an allocation of its own.
+//! Where the driver can map memory behind addresses page by page, the reservation is a range of
+//! addresses as long as the limit, and memory is put behind it when an arena needs it, or all at
+//! once if the reservation is made ahead (*preallocated*, the default on a device, which others may
+//! use too: it is better to know at once). Where it cannot, the reservation is one allocation made
+//! ahead, or each arena an allocation of its own.
 //!
-//! Where memory is mapped as it is needed, there can be ranges beside the reservation whose pages are mapped one by one
-//! ([`Pages`]). Their bytes count as the reservation's do, towards the same limit.
+//! Where memory is mapped as it is needed, there can be ranges beside the reservation whose pages
+//! are mapped one by one ([`Pages`]). Their bytes count as the reservation's do, towards the same
+//! limit.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +18,8 @@ use crate::pages::Pages;
 /// What arenas start at a multiple of, bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
 
-/// About how many pages all that may be used is mapped in at most: each is some calls of the driver.
+/// About how many pages all that may be used is mapped in at most: each is some calls of the
+/// driver.
 const PAGES_MOST: u64 = 4096;
 
 /// How much of a device's memory may be used, and when it is taken.
@@ -58,7 +61,12 @@ enum Backing {
     /// One allocation.
     Whole { base: u64 },
     /// A range of addresses with memory behind some of its pages.
-    Mapped { range: AddressRange, page: u64, pieces: BTreeMap<u64, Piece>, ahead: bool },
+    Mapped {
+        range: AddressRange,
+        page: u64,
+        pieces: BTreeMap<u64, Piece>,
+        ahead: bool,
+    },
     /// An allocation for each arena.
     Each,
 }
@@ -74,11 +82,24 @@ struct Piece {
 
 impl Space {
     /// Makes the reservation.
-    pub fn new(context: &Context, limits: &Limits, total: u64, maps_pages: bool) -> Result<Space, DriverError> {
+    pub fn new(
+        context: &Context,
+        limits: &Limits,
+        total: u64,
+        maps_pages: bool,
+    ) -> Result<Space, DriverError> {
         // A whole number of bytes below 2^53 for every device there is.
         let limit = (limits.fraction * total as f64).floor() as u64;
-        let limit = limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
-        let mut space = Space { limit, used: 0, paged: 0, backing: Backing::Each, free: Extents::default(), arenas: BTreeMap::new() };
+        let limit =
+            limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
+        let mut space = Space {
+            limit,
+            used: 0,
+            paged: 0,
+            backing: Backing::Each,
+            free: Extents::default(),
+            arenas: BTreeMap::new(),
+        };
         if maps_pages {
             let page = page_bytes(context)?;
             let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
@@ -88,15 +109,29 @@ impl Space {
             if ahead {
                 // Others may hold what the limit allows; then memory is taken as it is needed.
                 match range.map_new(context, 0, range.bytes) {
-                    Ok(memory) => drop(pieces.insert(0, Piece { bytes: range.bytes, memory, arenas: 0 })),
+                    Ok(memory) => drop(pieces.insert(
+                        0,
+                        Piece {
+                            bytes: range.bytes,
+                            memory,
+                            arenas: 0,
+                        },
+                    )),
                     Err(DriverError::OutOfMemory { .. }) => {
-                        log::warn!("{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed");
+                        log::warn!(
+                            "{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed"
+                        );
                         ahead = false;
                     }
                     Err(e) => return Err(e),
                 }
             }
-            space.backing = Backing::Mapped { range, page, pieces, ahead };
+            space.backing = Backing::Mapped {
+                range,
+                page,
+                pieces,
+                ahead,
+            };
         } else if limits.preallocate {
             let base = context.allocate(limit)?;
             space.free.give(base, limit);
@@ -108,28 +143,46 @@ impl Space {
     pub fn usage(&self) -> Usage {
         let reserved = match &self.backing {
             Backing::Whole { .. } => self.limit,
-            Backing::Mapped { pieces, .. } => pieces.values().map(|p| p.bytes).sum::<u64>() + self.paged,
+            Backing::Mapped { pieces, .. } => {
+                pieces.values().map(|p| p.bytes).sum::<u64>() + self.paged
+            }
             Backing::Each => self.used,
         };
-        Usage { limit: self.limit, reserved, used: self.used }
+        Usage {
+            limit: self.limit,
+            reserved,
+            used: self.used,
+        }
     }
 
     /// Whether all that may be used has been taken from the driver.
     pub fn is_ahead(&self) -> bool {
-        matches!(self.backing, Backing::Whole { .. } | Backing::Mapped { ahead: true, .. })
+        matches!(
+            self.backing,
+            Backing::Whole { .. } | Backing::Mapped { ahead: true, .. }
+        )
     }
 
     /// Bytes that may still be taken from the driver, where that is done page by page.
     fn room(&self) -> u64 {
-        let Backing::Mapped { page, .. } = &self.backing else { return 0 };
-        self.limit.next_multiple_of(*page).saturating_sub(self.usage().reserved)
+        let Backing::Mapped { page, .. } = &self.backing else {
+            return 0;
+        };
+        self.limit
+            .next_multiple_of(*page)
+            .saturating_sub(self.usage().reserved)
     }
 
-    /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not mapped or was taken ahead.
+    /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not
+    /// mapped or was taken ahead.
     pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
         match &self.backing {
-            Backing::Mapped { page, ahead: false, .. } => {
-                let page = page.next_power_of_two().max((self.limit / PAGES_MOST).next_power_of_two());
+            Backing::Mapped {
+                page, ahead: false, ..
+            } => {
+                let page = page
+                    .next_power_of_two()
+                    .max((self.limit / PAGES_MOST).next_power_of_two());
                 Pages::reserve(context, bytes, page).map(Some)
             }
             _ => Ok(None),
@@ -138,7 +191,12 @@ impl Space {
 
     /// Counts bytes that a range is about to map.
     pub fn lend(&mut self, bytes: u64) -> Result<(), DriverError> {
-        if self.used.checked_add(bytes).is_none_or(|used| used > self.limit) || bytes > self.room() {
+        if self
+            .used
+            .checked_add(bytes)
+            .is_none_or(|used| used > self.limit)
+            || bytes > self.room()
+        {
             return Err(DriverError::OutOfMemory { bytes });
         }
         (self.used, self.paged) = (self.used + bytes, self.paged + bytes);
@@ -147,26 +205,46 @@ impl Space {
 
     /// Counts bytes that a range maps no more.
     pub fn take_back(&mut self, bytes: u64) {
-        (self.used, self.paged) = (self.used.saturating_sub(bytes), self.paged.saturating_sub(bytes));
+        (self.used, self.paged) = (
+            self.used.saturating_sub(bytes),
+            self.paged.saturating_sub(bytes),
+        );
     }
 
     /// The address of so many bytes; none for 0.
     pub fn take(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
         let refused = DriverError::OutOfMemory { bytes };
-        let padded = bytes.checked_next_multiple_of(ARENA_ALIGN).ok_or(refused.clone())?;
+        let padded = bytes
+            .checked_next_multiple_of(ARENA_ALIGN)
+            .ok_or(refused.clone())?;
         if padded == 0 {
             return Ok(0);
         }
-        if self.used.checked_add(padded).is_none_or(|used| used > self.limit) {
+        if self
+            .used
+            .checked_add(padded)
+            .is_none_or(|used| used > self.limit)
+        {
             return Err(refused);
         }
         let room = self.room();
         let base = match &mut self.backing {
             Backing::Each => context.allocate(padded)?,
             Backing::Whole { .. } => self.free.take(padded).ok_or(refused)?,
-            Backing::Mapped { range, page, pieces, .. } => {
+            Backing::Mapped {
+                range,
+                page,
+                pieces,
+                ..
+            } => {
                 let base = self.free.take(padded).ok_or(refused)?;
-                if let Err(e) = back(context, (range, *page), pieces, (base - range.base, padded), room) {
+                if let Err(e) = back(
+                    context,
+                    (range, *page),
+                    pieces,
+                    (base - range.base, padded),
+                    room,
+                ) {
                     self.free.give(base, padded);
                     return Err(e);
                 }
@@ -180,17 +258,30 @@ impl Space {
 
     /// Takes an arena back; work that uses it must be done.
     pub fn give(&mut self, context: &Context, base: u64) {
-        let Some(bytes) = self.arenas.remove(&base) else { return };
+        let Some(bytes) = self.arenas.remove(&base) else {
+            return;
+        };
         self.used -= bytes;
         match &mut self.backing {
             Backing::Each => context.free(base),
             Backing::Whole { .. } => self.free.give(base, bytes),
-            Backing::Mapped { range, pieces, ahead, .. } => {
+            Backing::Mapped {
+                range,
+                pieces,
+                ahead,
+                ..
+            } => {
                 self.free.give(base, bytes);
                 let (from, to) = (base - range.base, base - range.base + bytes);
-                let touched: Vec<u64> = pieces.range(..to).filter(|(at, p)| *at + p.bytes > from).map(|(at, _)| *at).collect();
+                let touched: Vec<u64> = pieces
+                    .range(..to)
+                    .filter(|(at, p)| *at + p.bytes > from)
+                    .map(|(at, _)| *at)
+                    .collect();
                 for at in touched {
-                    let Some(piece) = pieces.get_mut(&at) else { continue };
+                    let Some(piece) = pieces.get_mut(&at) else {
+                        continue;
+                    };
                     piece.arenas -= 1;
                     if piece.arenas == 0
                         && !*ahead
@@ -221,7 +312,8 @@ impl Space {
     }
 }
 
-/// Puts memory behind those pages of a stretch that have none, `room` bytes at most, and counts it at all that it touches.
+/// Puts memory behind those pages of a stretch that have none, `room` bytes at most, and counts it
+/// at all that it touches.
 fn back(
     context: &Context,
     (range, page): (&AddressRange, u64),
@@ -229,11 +321,24 @@ fn back(
     (offset, bytes): (u64, u64),
     room: u64,
 ) -> Result<(), DriverError> {
-    let (mut at, end) = (offset / page * page, (offset + bytes).next_multiple_of(page));
-    let mut touched: Vec<u64> = pieces.range(..end).filter(|(start, p)| *start + p.bytes > at).map(|(start, _)| *start).collect();
+    let (mut at, end) = (
+        offset / page * page,
+        (offset + bytes).next_multiple_of(page),
+    );
+    let mut touched: Vec<u64> = pieces
+        .range(..end)
+        .filter(|(start, p)| *start + p.bytes > at)
+        .map(|(start, _)| *start)
+        .collect();
     let mut fresh = Vec::new();
-    let known: Vec<(u64, u64)> = touched.iter().map(|start| (*start, *start + pieces[start].bytes)).collect();
-    let there: u64 = known.iter().map(|&(start, stop)| stop.min(end) - start.max(at)).sum();
+    let known: Vec<(u64, u64)> = touched
+        .iter()
+        .map(|start| (*start, *start + pieces[start].bytes))
+        .collect();
+    let there: u64 = known
+        .iter()
+        .map(|&(start, stop)| stop.min(end) - start.max(at))
+        .sum();
     if end - at - there > room {
         return Err(DriverError::OutOfMemory { bytes });
     }
@@ -241,7 +346,14 @@ fn back(
         if start > at {
             match range.map_new(context, at, start - at) {
                 Ok(memory) => {
-                    pieces.insert(at, Piece { bytes: start - at, memory, arenas: 0 });
+                    pieces.insert(
+                        at,
+                        Piece {
+                            bytes: start - at,
+                            memory,
+                            arenas: 0,
+                        },
+                    );
                     fresh.push(at);
                 }
                 Err(e) => {
@@ -274,7 +386,11 @@ struct Extents(BTreeMap<u64, u64>);
 impl Extents {
     /// The start of the smallest stretch that suffices; the rest of it stays free.
     fn take(&mut self, bytes: u64) -> Option<u64> {
-        let (&base, &length) = self.0.iter().filter(|(_, length)| **length >= bytes).min_by_key(|(base, length)| (**length, **base))?;
+        let (&base, &length) = self
+            .0
+            .iter()
+            .filter(|(_, length)| **length >= bytes)
+            .min_by_key(|(base, length)| (**length, **base))?;
         self.0.remove(&base);
         if length > bytes {
             self.0.insert(base + bytes, length - bytes);
@@ -305,7 +421,9 @@ mod tests {
     fn what_is_given_back_is_joined_and_can_be_taken_as_one() {
         let mut free = Extents::default();
         free.give(1 << 20, 4096);
-        let parts: Vec<u64> = (0..4).map(|_| free.take(1024).expect("there is room")).collect();
+        let parts: Vec<u64> = (0..4)
+            .map(|_| free.take(1024).expect("there is room"))
+            .collect();
         assert_eq!(free.take(256), None);
         for at in [2, 0, 3, 1] {
             free.give(parts[at], 1024);

@@ -1,8 +1,10 @@
-//! Inputs on their way to the device: written to pinned memory of the host, from where the device copies them by itself.
+//! Inputs on their way to the device: written to pinned memory of the host, from where the device
+//! copies them by itself.
 //!
-//! There are two sets of that memory in turn, so that what a run is fed with is written while the run before it is at work.
-//! Large inputs travel then, too: on a stream of their own to a place beside the memory that runs use, the *landing*, from
-//! which they are moved when their run has its turn.
+//! There are two sets of that memory in turn, so that what a run is fed with is written while the
+//! run before it is at work. Large inputs travel then, too: on a stream of their own to a place
+//! beside the memory that runs use, the *landing*, from which they are moved when their run has its
+//! turn.
 
 use slabwise_kernels::memory::Region;
 
@@ -12,12 +14,17 @@ use crate::space::ARENA_ALIGN;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for another stream does.
+/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for
+/// another stream does.
 const LANDING_LEAST: u64 = 1 << 20;
 
 /// The bytes that an input of so many takes of the landing, if there is room: none if it is small.
 pub fn landing_bytes(input: u64) -> u64 {
-    if input < LANDING_LEAST { 0 } else { input.next_multiple_of(ARENA_ALIGN) }
+    if input < LANDING_LEAST {
+        0
+    } else {
+        input.next_multiple_of(ARENA_ALIGN)
+    }
 }
 
 /// Inputs of a run on their way to the device.
@@ -50,9 +57,26 @@ struct Landing {
 
 impl Staging {
     pub fn new() -> Result<Staging> {
-        let set = || Ok::<_, DriverError>(Set { memory: Pinned::new(0)?, used: 0, copied: Event::new()? });
-        let landing = Landing { base: 0, bytes: 0, used: 0, sent: Vec::with_capacity(32), arrived: Event::new()?, taken: Event::new()? };
-        Ok(Staging { sets: [set()?, set()?], turn: 0, landing })
+        let set = || {
+            Ok::<_, DriverError>(Set {
+                memory: Pinned::new(0)?,
+                used: 0,
+                copied: Event::new()?,
+            })
+        };
+        let landing = Landing {
+            base: 0,
+            bytes: 0,
+            used: 0,
+            sent: Vec::with_capacity(32),
+            arrived: Event::new()?,
+            taken: Event::new()?,
+        };
+        Ok(Staging {
+            sets: [set()?, set()?],
+            turn: 0,
+            landing,
+        })
     }
 
     /// The address of the landing.
@@ -62,7 +86,8 @@ impl Staging {
 }
 
 impl Device {
-    /// Makes room in the host's memory for this many bytes of inputs of a run, so that staging them allocates nothing.
+    /// Makes room in the host's memory for this many bytes of inputs of a run, so that staging them
+    /// allocates nothing.
     ///
     /// # Errors
     /// If the host has not so much memory to pin.
@@ -79,8 +104,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the landing this large: for the sum of [`landing_bytes`] of a run's inputs. Without room there, inputs are copied
-    /// when their run has its turn. `false` if the device has not so much memory; then there is no landing.
+    /// Makes the landing this large: for the sum of [`landing_bytes`] of a run's inputs. Without
+    /// room there, inputs are copied when their run has its turn. `false` if the device has not so
+    /// much memory; then there is no landing.
     ///
     /// # Errors
     /// If the driver refuses for another reason.
@@ -119,17 +145,24 @@ impl Device {
         self.noting(self.transfers.synchronize())
     }
 
-    /// Begins to stage a run's inputs. There are two sets of them: what is staged for a run is written by the host while the
-    /// run before it is still at work.
+    /// Begins to stage a run's inputs. There are two sets of them: what is staged for a run is
+    /// written by the host while the run before it is still at work.
     pub fn begin_staging(&mut self) -> Result<()> {
         self.ready()?;
-        let Staging { sets, turn, landing } = &mut self.staging;
+        let Staging {
+            sets,
+            turn,
+            landing,
+        } = &mut self.staging;
         *turn = 1 - *turn;
         let set = &mut sets[*turn];
         set.used = 0;
         landing.used = 0;
         landing.sent.clear();
-        let waited = set.copied.synchronize().and_then(|()| self.transfers.wait(&landing.taken));
+        let waited = set
+            .copied
+            .synchronize()
+            .and_then(|()| self.transfers.wait(&landing.taken));
         self.noting(waited)
     }
 
@@ -140,7 +173,11 @@ impl Device {
             return Ok(());
         }
         let address = self.address(region);
-        let Staging { sets, turn, landing } = &mut self.staging;
+        let Staging {
+            sets,
+            turn,
+            landing,
+        } = &mut self.staging;
         let set = &mut sets[*turn];
         let from = set.used.next_multiple_of(16);
         if from + bytes > set.memory.len() {
@@ -160,8 +197,8 @@ impl Device {
         } else {
             (&*self.stream, address)
         };
-        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the device; this part of the staging
-        // memory is written again only after its event.
+        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the
+        // device; this part of the staging memory is written again only after its event.
         let copied = unsafe { stream.upload(to, set.memory.as_ptr().add(from), bytes) };
         self.noting(copied)
     }
@@ -174,7 +211,17 @@ impl Device {
 
     /// Lets the run's stream take what was sent ahead.
     fn arrive(&self) -> Result<()> {
-        let Staging { sets, turn, landing: Landing { sent, arrived, taken, .. } } = &self.staging;
+        let Staging {
+            sets,
+            turn,
+            landing:
+                Landing {
+                    sent,
+                    arrived,
+                    taken,
+                    ..
+                },
+        } = &self.staging;
         let copied = &sets[*turn].copied;
         if sent.is_empty() {
             return copied.record(&self.stream);

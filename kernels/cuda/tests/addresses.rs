@@ -1,5 +1,5 @@
-//! Every family of kernels with the whole of memory marked as forbidden but what its launch was given: none reaches further, and
-//! each is caught if it is given less.
+//! Every family of kernels with the whole of memory marked as forbidden but what its launch was
+//! given: none reaches further, and each is caught if it is given less.
 
 #[path = "../../tests/loops/builder.rs"]
 #[allow(dead_code)] // not every test needs all of it
@@ -17,19 +17,41 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Access, Body, CheckIndex, Compact, Conv2d, ConvKind, Gather, Inst, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec,
-    Store, Suppress, Window,
+    Access, Body, CheckIndex, Compact, Conv2d, ConvKind, Gather, Inst, Pool2d, Pool2dGrad,
+    PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
 };
 
 /// What an anchor finds, stored as it is.
 fn storing(body: Body, dims: &[i64], dtype: DType) -> Spec {
-    let (operands, stores) = (vec![contiguous(dtype, dims)], vec![Store { value: 0, operand: 0 }]);
-    Spec { body, dims: sizes(dims), reduced: 0, operands, indices: vec![], code: vec![Inst::Acc], stores }
+    let (operands, stores) = (
+        vec![contiguous(dtype, dims)],
+        vec![Store {
+            value: 0,
+            operand: 0,
+        }],
+    );
+    Spec {
+        body,
+        dims: sizes(dims),
+        reduced: 0,
+        operands,
+        indices: vec![],
+        code: vec![Inst::Acc],
+        stores,
+    }
 }
 
 /// An anchor that writes its result itself.
 fn writing(body: Body, dims: &[i64]) -> Spec {
-    Spec { body, dims: sizes(dims), reduced: 0, operands: vec![], indices: vec![], code: vec![], stores: vec![] }
+    Spec {
+        body,
+        dims: sizes(dims),
+        reduced: 0,
+        operands: vec![],
+        indices: vec![],
+        code: vec![],
+        stores: vec![],
+    }
 }
 
 fn scaled(dims: &[i64], from: &[i64], to: &[i64]) -> Spec {
@@ -68,30 +90,66 @@ fn random() -> Spec {
     let state = b.typed(DType::I32, &[0]);
     b.spec.indices.push(sizes(&[1]));
     let index = b.inst(Inst::Index(0));
-    let x = b.inst(Inst::Uniform { state, stream: 7, index });
+    let x = b.inst(Inst::Uniform {
+        state,
+        stream: 7,
+        index,
+    });
     let out = b.operand(&[1]);
     b.store(x, out);
     b.spec
 }
 
 fn pools() -> [Spec; 2] {
-    let window = Window { k: [3, 3], stride: [2, 2], pad: [1, 1] };
+    let window = Window {
+        k: [3, 3],
+        stride: [2, 2],
+        pad: [1, 1],
+    };
     let (image, result) = ([2, 3, 9, 9], [2, 3, 5, 5]);
     let arg = || Some(contiguous(DType::U8, &result));
     let hw = [Size::fixed(9); 2];
-    let forward = Pool2d { kind: PoolKind::Max, window, hw, x: contiguous(DType::F32, &image), arg: arg() };
+    let forward = Pool2d {
+        kind: PoolKind::Max,
+        window,
+        hw,
+        x: contiguous(DType::F32, &image),
+        arg: arg(),
+    };
     let ohw = [Size::fixed(5); 2];
-    let back = Pool2dGrad { kind: PoolKind::Max, window, ohw, dy: contiguous(DType::F32, &result), arg: arg() };
-    [storing(Body::Pool2d(forward), &result, DType::F32), storing(Body::Pool2dGrad(back), &image, DType::F32)]
+    let back = Pool2dGrad {
+        kind: PoolKind::Max,
+        window,
+        ohw,
+        dy: contiguous(DType::F32, &result),
+        arg: arg(),
+    };
+    [
+        storing(Body::Pool2d(forward), &result, DType::F32),
+        storing(Body::Pool2dGrad(back), &image, DType::F32),
+    ]
 }
 
 fn indexing() -> [Spec; 3] {
     let index = |strides: &[usize]| typed(DType::I32, 0, strides);
     let source = strided(0, &[0, 1]);
-    let gather = Gather { source, index: index(&[1, 0]), axis_stride: Size::fixed(20), axis_len: Size::fixed(9) };
+    let gather = Gather {
+        source,
+        index: index(&[1, 0]),
+        axis_stride: Size::fixed(20),
+        axis_len: Size::fixed(9),
+    };
     let value = contiguous(DType::F32, &[70, 20]);
-    let scatter = ScatterAdd { axis: 0, space: sizes(&[70, 20]), value, index: index(&[1, 0]) };
-    let check = CheckIndex { index: index(&[1]), limit: Size::fixed(1000) };
+    let scatter = ScatterAdd {
+        axis: 0,
+        space: sizes(&[70, 20]),
+        value,
+        index: index(&[1, 0]),
+    };
+    let check = CheckIndex {
+        index: index(&[1]),
+        limit: Size::fixed(1000),
+    };
     [
         storing(Body::Gather(gather), &[70, 20], DType::F32),
         storing(Body::ScatterAdd(scatter), &[9, 20], DType::F32),
@@ -109,17 +167,43 @@ fn convolution(kind: ConvKind) -> Spec {
     };
     let (hw, k, one) = ([n(9), n(9)], [3, 3], [1, 1]);
     let [a, b, to] = [a, b, out].map(|dims| contiguous(DType::F32, &dims));
-    let body =
-        Conv2d { kind, n: n(2), ci: n(5), co: n(6), hw, ohw: hw, k, stride: one, pad: one, dilation: one, groups: 1, a, b, prologue: None };
+    let body = Conv2d {
+        kind,
+        n: n(2),
+        ci: n(5),
+        co: n(6),
+        hw,
+        ohw: hw,
+        k,
+        stride: one,
+        pad: one,
+        dilation: one,
+        groups: 1,
+        a,
+        b,
+        prologue: None,
+    };
     plain(Body::Conv2d(body), &out.map(|d| d as usize), to)
 }
 
 fn choosing() -> [Spec; 4] {
-    let compact = Compact { space: sizes(&[5000]), mask: contiguous(DType::Bool, &[5000]), positions: contiguous(DType::I32, &[2400]) };
-    let sort = |dims: &[i64]| {
-        Body::Sort(Sort { descending: false, source: contiguous(DType::F32, dims), positions: contiguous(DType::I32, dims) })
+    let compact = Compact {
+        space: sizes(&[5000]),
+        mask: contiguous(DType::Bool, &[5000]),
+        positions: contiguous(DType::I32, &[2400]),
     };
-    let boxes = Suppress { threshold: 0.4, boxes: contiguous(DType::F32, &[1100, 4]), keep: contiguous(DType::Bool, &[1100]) };
+    let sort = |dims: &[i64]| {
+        Body::Sort(Sort {
+            descending: false,
+            source: contiguous(DType::F32, dims),
+            positions: contiguous(DType::I32, dims),
+        })
+    };
+    let boxes = Suppress {
+        threshold: 0.4,
+        boxes: contiguous(DType::F32, &[1100, 4]),
+        keep: contiguous(DType::Bool, &[1100]),
+    };
     [
         writing(Body::Compact(compact), &[2400]),
         writing(sort(&[5, 70]), &[5, 70]),
@@ -140,24 +224,44 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
         ("rows in parts", total(&[1, 40_000], &[0, 1], &[1, 0])),
         ("columns", total(&[50, 30], &[1, 50], &[1, 0])),
         ("random", random()),
-        ("product", matmul(&[70, 50], 33, strided(0, &[33, 1]), strided(0, &[50, 1]))),
-        ("product of few rows", matmul(&[2, 300], 90, strided(0, &[90, 1]), strided(0, &[300, 1]))),
-        ("product of halves", matmul(&[70, 64], 48, half(&[48, 1]), half(&[64, 1]))),
+        (
+            "product",
+            matmul(&[70, 50], 33, strided(0, &[33, 1]), strided(0, &[50, 1])),
+        ),
+        (
+            "product of few rows",
+            matmul(&[2, 300], 90, strided(0, &[90, 1]), strided(0, &[300, 1])),
+        ),
+        (
+            "product of halves",
+            matmul(&[70, 64], 48, half(&[48, 1]), half(&[64, 1])),
+        ),
         ("convolution", convolution(ConvKind::Forward)),
         ("its input's gradient", convolution(ConvKind::InputGrad)),
         ("its weight's gradient", convolution(ConvKind::WeightGrad)),
     ];
     specs.extend(["gather", "scatter", "check"].into_iter().zip(indexing()));
     specs.extend(["pool", "pool's gradient"].into_iter().zip(pools()));
-    specs.extend(["positions", "short sort", "long sort", "suppression"].into_iter().zip(choosing()));
-    let mut cases: Vec<Case> = specs.into_iter().map(|(name, spec)| Case::new(name, spec, choices)).collect();
+    specs.extend(
+        ["positions", "short sort", "long sort", "suppression"]
+            .into_iter()
+            .zip(choosing()),
+    );
+    let mut cases: Vec<Case> = specs
+        .into_iter()
+        .map(|(name, spec)| Case::new(name, spec, choices))
+        .collect();
     for case in &mut cases {
         // Few places to gather from and to scatter to.
         if matches!(case.spec.body, Body::Gather(_) | Body::ScatterAdd(_)) {
-            case.args[1] = (0..case.args[1].len() / 4).flat_map(|i| (i as i32 * 5 % 9).to_le_bytes()).collect();
+            case.args[1] = (0..case.args[1].len() / 4)
+                .flat_map(|i| (i as i32 * 5 % 9).to_le_bytes())
+                .collect();
         }
         if matches!(case.spec.body, Body::CheckIndex(_)) {
-            case.args[0].chunks_mut(4).for_each(|b| b.copy_from_slice(&3i32.to_le_bytes()));
+            case.args[0]
+                .chunks_mut(4)
+                .for_each(|b| b.copy_from_slice(&3i32.to_le_bytes()));
         }
     }
     cases
@@ -165,7 +269,10 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
 
 /// The first of what a kernel writes.
 fn written(case: &Case) -> Option<usize> {
-    case.spec.arguments().iter().position(|(_, _, access)| *access != Access::Read)
+    case.spec
+        .arguments()
+        .iter()
+        .position(|(_, _, access)| *access != Access::Read)
 }
 
 /// Runs in a process of its own, started by the test below with the sanitizer's library.
@@ -174,11 +281,18 @@ fn written(case: &Case) -> Option<usize> {
 fn addresses_of_every_family_child() {
     let mut choices = Choices::new(41);
     let mut all = cases(&mut choices);
-    let mut kernels: Vec<Lowered> = all.iter().map(|c| lower(&c.spec, &c.bounds, &TARGET).expect("source")).collect();
+    let mut kernels: Vec<Lowered> = all
+        .iter()
+        .map(|c| lower(&c.spec, &c.bounds, &TARGET).expect("source"))
+        .collect();
     // Several in one launch: all arguments, one spec's after the other's.
-    let members: Vec<Case> = [30, 700, 1003].map(|n| Case::new("some", scaled(&[n], &[1], &[1]), &mut choices)).into();
+    let members: Vec<Case> = [30, 700, 1003]
+        .map(|n| Case::new("some", scaled(&[n], &[1], &[1]), &mut choices))
+        .into();
     let specs: Vec<&Spec> = members.iter().map(|case| &case.spec).collect();
-    let group = lower_many(&specs, &Env::default(), &TARGET).expect("source").remove(0);
+    let group = lower_many(&specs, &Env::default(), &TARGET)
+        .expect("source")
+        .remove(0);
     assert_eq!(group.members.len(), 3);
     let mut whole = members[0].clone();
     whole.name = "many".into();
@@ -194,7 +308,9 @@ fn addresses_of_every_family_child() {
         let mut short = case.clone();
         let argument = &mut short.args[written(case).unwrap_or(0)];
         argument.truncate((argument.len() - 1) / 8 * 8);
-        let error = run(&short).err().unwrap_or_else(|| panic!("{} is not caught", case.name));
+        let error = run(&short)
+            .err()
+            .unwrap_or_else(|| panic!("{} is not caught", case.name));
         assert!(error.contains("AddressSanitizer"), "{}: {error}", case.name);
     }
 }

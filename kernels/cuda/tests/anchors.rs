@@ -9,12 +9,22 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec, Store, Window,
+    Body, CheckIndex, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec,
+    Store, Window,
 };
 
 /// A spec that stores the anchor's value plus an operand of its type.
-fn storing(choices: &mut Choices, body: Body, dims: &[i64], dtype: DType, contiguous: bool) -> Spec {
-    let operands = vec![layout(choices, dtype, dims, contiguous), layout(choices, dtype, dims, contiguous)];
+fn storing(
+    choices: &mut Choices,
+    body: Body,
+    dims: &[i64],
+    dtype: DType,
+    contiguous: bool,
+) -> Spec {
+    let operands = vec![
+        layout(choices, dtype, dims, contiguous),
+        layout(choices, dtype, dims, contiguous),
+    ];
     let plain = dtype == DType::Bool || choices.once_in(2);
     Spec {
         body,
@@ -22,8 +32,19 @@ fn storing(choices: &mut Choices, body: Body, dims: &[i64], dtype: DType, contig
         reduced: 0,
         operands,
         indices: vec![],
-        code: vec![Inst::Load(0), Inst::Acc, if plain { Inst::Acc } else { Inst::Op(ScalarOp::Add, [0, 1, 0]) }],
-        stores: vec![Store { value: 2, operand: 1 }],
+        code: vec![
+            Inst::Load(0),
+            Inst::Acc,
+            if plain {
+                Inst::Acc
+            } else {
+                Inst::Op(ScalarOp::Add, [0, 1, 0])
+            },
+        ],
+        stores: vec![Store {
+            value: 2,
+            operand: 1,
+        }],
     }
 }
 
@@ -33,7 +54,13 @@ fn fill_indices(case: &mut Case, argument: usize, limit: i64, wild: bool, choice
     let count = case.args[argument].len() / dtype.bytes();
     // The neighbours of what is allowed, and others.
     let outside = [limit as i32, -1, 499, i32::MIN, i32::MAX];
-    let mut number = || if wild && choices.once_in(9) { choices.pick(&outside) } else { choices.below(limit.max(1) as usize) as i32 };
+    let mut number = || {
+        if wild && choices.once_in(9) {
+            choices.pick(&outside)
+        } else {
+            choices.below(limit.max(1) as usize) as i32
+        }
+    };
     case.args[argument] = match dtype {
         DType::U8 => (0..count).map(|_| number().clamp(0, 255) as u8).collect(),
         _ => (0..count).flat_map(|_| number().to_le_bytes()).collect(),
@@ -41,7 +68,9 @@ fn fill_indices(case: &mut Case, argument: usize, limit: i64, wild: bool, choice
 }
 
 fn dims(choices: &mut Choices) -> Vec<i64> {
-    let mut dims: Vec<i64> = (0..1 + choices.below(3)).map(|_| 1 + choices.below(7) as i64).collect();
+    let mut dims: Vec<i64> = (0..1 + choices.below(3))
+        .map(|_| 1 + choices.below(7) as i64)
+        .collect();
     let last = dims.len() - 1;
     dims[last] = choices.pick(&[1, 3, 8, 20, 48]);
     dims
@@ -66,7 +95,12 @@ fn gathers() {
         let axis_stride = std::mem::replace(&mut source.strides[axis], Size::ZERO);
         let index_type = choices.pick(&[DType::U8, DType::I32]);
         let index = repeating(&mut choices, index_type, &dims, contiguous);
-        let body = Body::Gather(Gather { source, index, axis_stride, axis_len: Size::fixed(len) });
+        let body = Body::Gather(Gather {
+            source,
+            index,
+            axis_stride,
+            axis_len: Size::fixed(len),
+        });
         let stored = dtype.lane().stored();
         let spec = storing(&mut choices, body, &dims, stored, contiguous);
         let mut case = Case::new(format!("gather {round}"), spec, &mut choices);
@@ -94,13 +128,19 @@ fn scatters_add_in_order() {
         let index_type = choices.pick(&[DType::U8, DType::I32]);
         let index = repeating(&mut choices, index_type, &of, contiguous);
         let value = layout(&mut choices, DType::F32, &of, contiguous);
-        let body = Body::ScatterAdd(ScatterAdd { axis, space: sizes(&of), value, index });
+        let body = Body::ScatterAdd(ScatterAdd {
+            axis,
+            space: sizes(&of),
+            value,
+            index,
+        });
         let spec = storing(&mut choices, body, &result, DType::F32, contiguous);
         let mut case = Case::new(format!("scatter {round}"), spec, &mut choices);
         fill_indices(&mut case, 1, result[axis], true, &mut choices);
         cases.push(case);
     }
-    // Sums in the order of the values, whatever the order of threads: equal to the CPU's in every bit.
+    // Sums in the order of the values, whatever the order of threads: equal to the CPU's in every
+    // bit.
     check(&cases, 0.0);
 }
 
@@ -117,22 +157,35 @@ fn the_gradient_of_an_embedding() {
         let (places, width) = (400, 24);
         let space = Dims::from_slice(&[tokens, Size::fixed(width)]);
         let value = Operand::contiguous(DType::F32, &space).expect("small");
-        let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
-        let body = Body::ScatterAdd(ScatterAdd { axis: 0, space, value, index });
+        let index = Operand {
+            dtype: DType::I32,
+            offset: Size::ZERO,
+            strides: sizes(&[1, 0]),
+        };
+        let body = Body::ScatterAdd(ScatterAdd {
+            axis: 0,
+            space,
+            value,
+            index,
+        });
         let spec = storing(&mut choices, body, &[places, width], DType::F32, true);
         let (bounds, env) = (Env([bound; 8]), Env([size; 8]));
         let mut case = Case::bounded(format!("{size} tokens"), spec, bounds, env, &mut choices);
         // Some tokens come often.
         case.args[1] = (0..size)
-            .flat_map(|_| (choices.below(places as usize) as i32 / if choices.once_in(2) { 1 } else { 50 }).to_le_bytes())
+            .flat_map(|_| {
+                (choices.below(places as usize) as i32 / if choices.once_in(2) { 1 } else { 50 })
+                    .to_le_bytes()
+            })
             .collect();
         cases.push(case);
     }
     check(&cases, 0.0);
 }
 
-/// Many tokens of few words, one of them much commoner than the others: indices in chunks, whose number follows from the device,
-/// and long lists. Sums are in the order of the tokens, whatever the chunks.
+/// Many tokens of few words, one of them much commoner than the others: indices in chunks, whose
+/// number follows from the device, and long lists. Sums are in the order of the tokens, whatever
+/// the chunks.
 #[test]
 fn tokens_of_few_words_are_listed_in_chunks() {
     if !available() {
@@ -141,17 +194,34 @@ fn tokens_of_few_words_are_listed_in_chunks() {
     let mut choices = Choices::new(6);
     let mut cases = Vec::new();
     let tokens = Size::symbol(Symbol(0));
-    for (places, width, multiprocessors) in [(65, 20, 1), (65, 20, 132), (3, 64, 132), (700, 12, 20)] {
+    for (places, width, multiprocessors) in
+        [(65, 20, 1), (65, 20, 132), (3, 64, 132), (700, 12, 20)]
+    {
         for size in [5000, 1111] {
             let space = Dims::from_slice(&[tokens, Size::fixed(width)]);
             let value = Operand::contiguous(DType::F32, &space).expect("small");
-            let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
-            let body = Body::ScatterAdd(ScatterAdd { axis: 0, space, value, index });
+            let index = Operand {
+                dtype: DType::I32,
+                offset: Size::ZERO,
+                strides: sizes(&[1, 0]),
+            };
+            let body = Body::ScatterAdd(ScatterAdd {
+                axis: 0,
+                space,
+                value,
+                index,
+            });
             let spec = storing(&mut choices, body, &[places, width], DType::F32, true);
             let name = format!("{size} tokens of {places} words on {multiprocessors}");
             let mut case = Case::bounded(name, spec, Env([5000; 8]), Env([size; 8]), &mut choices);
             case.target.multiprocessors = multiprocessors;
-            let mut word = || if choices.once_in(3) { 1 } else { choices.below(places as usize) as i32 };
+            let mut word = || {
+                if choices.once_in(3) {
+                    1
+                } else {
+                    choices.below(places as usize) as i32
+                }
+            };
             case.args[1] = (0..size).flat_map(|_| word().to_le_bytes()).collect();
             cases.push(case);
         }
@@ -160,7 +230,10 @@ fn tokens_of_few_words_are_listed_in_chunks() {
         let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");
         lowered.launches(&case.env)[0].grid[0]
     };
-    assert_eq!(cases.iter().map(chunks).collect::<Vec<_>>(), [4, 4, 10, 10, 10, 10, 60, 60]);
+    assert_eq!(
+        cases.iter().map(chunks).collect::<Vec<_>>(),
+        [4, 4, 10, 10, 10, 10, 60, 60]
+    );
     check(&cases, 0.0);
 }
 
@@ -172,13 +245,28 @@ fn the_first_bad_index_is_reported() {
     let mut choices = Choices::new(4);
     let mut cases = Vec::new();
     for round in 0..30 {
-        let dims = if round == 0 { vec![] } else { dims(&mut choices) };
+        let dims = if round == 0 {
+            vec![]
+        } else {
+            dims(&mut choices)
+        };
         let limit = 1 + choices.below(200) as i64;
         let index_type = choices.pick(&[DType::U8, DType::I32]);
         let contiguous = choices.once_in(2);
         let index = layout(&mut choices, index_type, &dims, contiguous);
-        let body = Body::CheckIndex(CheckIndex { index, limit: Size::fixed(limit) });
-        let spec = Spec { body, dims: sizes(&dims), reduced: 0, operands: vec![], indices: vec![], code: vec![], stores: vec![] };
+        let body = Body::CheckIndex(CheckIndex {
+            index,
+            limit: Size::fixed(limit),
+        });
+        let spec = Spec {
+            body,
+            dims: sizes(&dims),
+            reduced: 0,
+            operands: vec![],
+            indices: vec![],
+            code: vec![],
+            stores: vec![],
+        };
         let mut case = Case::new(format!("check {round}"), spec, &mut choices);
         fill_indices(&mut case, 0, limit, round % 2 == 0, &mut choices);
         cases.push(case);
@@ -200,13 +288,31 @@ fn pooling_and_its_gradient() {
     for round in 0..60 {
         let k = [1 + choices.below(3), 1 + choices.below(4)];
         let window = match choices.once_in(3) {
-            true => Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
-            false => Window { k, stride: [1 + choices.below(3), 1 + choices.below(3)], pad: [choices.below(k[0]), choices.below(k[1])] },
+            true => Window {
+                k: [2, 2],
+                stride: [2, 2],
+                pad: [0, 0],
+            },
+            false => Window {
+                k,
+                stride: [1 + choices.below(3), 1 + choices.below(3)],
+                pad: [choices.below(k[0]), choices.below(k[1])],
+            },
         };
-        let image = [choices.below(3) as i64 + 1, choices.below(3) as i64 + 1, choices.below(12) as i64 + 1, choices.below(20) as i64 + 1];
+        let image = [
+            choices.below(3) as i64 + 1,
+            choices.below(3) as i64 + 1,
+            choices.below(12) as i64 + 1,
+            choices.below(20) as i64 + 1,
+        ];
         let mut result = image;
         for axis in 0..2 {
-            result[2 + axis] = pooled(image[2 + axis], window.k[axis], window.stride[axis], window.pad[axis]);
+            result[2 + axis] = pooled(
+                image[2 + axis],
+                window.k[axis],
+                window.stride[axis],
+                window.pad[axis],
+            );
         }
         let contiguous = choices.once_in(2);
         let kind = choices.pick(&[
@@ -223,27 +329,64 @@ fn pooling_and_its_gradient() {
                 PoolKind::Avg { .. } => DType::F32,
                 _ => choices.pick(&[DType::F32, DType::F32, DType::I32, DType::U8, DType::Bool]),
             };
-            let arg = (is_max && choices.once_in(2)).then(|| layout(&mut choices, marks, &result, contiguous));
-            let stored = if kind == PoolKind::ArgMax { DType::I32 } else { dtype.lane().stored() };
+            let arg = (is_max && choices.once_in(2))
+                .then(|| layout(&mut choices, marks, &result, contiguous));
+            let stored = if kind == PoolKind::ArgMax {
+                DType::I32
+            } else {
+                dtype.lane().stored()
+            };
             let x = layout(&mut choices, dtype, &image, contiguous);
-            let body = Body::Pool2d(Pool2d { kind, window, hw: [Size::fixed(image[2]), Size::fixed(image[3])], x, arg });
+            let body = Body::Pool2d(Pool2d {
+                kind,
+                window,
+                hw: [Size::fixed(image[2]), Size::fixed(image[3])],
+                x,
+                arg,
+            });
             let spec = storing(&mut choices, body, &result, stored, contiguous);
             let mut case = Case::new(format!("{kind:?} pooling {round}"), spec, &mut choices);
             if dtype == DType::F32 && is_max {
                 // Ties and special values.
-                let some = [0.0, 1.0, f32::NEG_INFINITY, -1.0, 1.0, f32::NAN, f32::INFINITY];
+                let some = [
+                    0.0,
+                    1.0,
+                    f32::NEG_INFINITY,
+                    -1.0,
+                    1.0,
+                    f32::NAN,
+                    f32::INFINITY,
+                ];
                 let count = case.args[0].len() / 4;
-                case.args[0] = (0..count).flat_map(|_| some[choices.below(5 + round / 20)].to_le_bytes()).collect();
+                case.args[0] = (0..count)
+                    .flat_map(|_| some[choices.below(5 + round / 20)].to_le_bytes())
+                    .collect();
             }
             cases.push(case);
         } else if kind != PoolKind::ArgMax {
             let arg = is_max.then(|| layout(&mut choices, marks, &result, contiguous));
             let dy = layout(&mut choices, DType::F32, &result, contiguous);
-            let body = Body::Pool2dGrad(Pool2dGrad { kind, window, ohw: [Size::fixed(result[2]), Size::fixed(result[3])], dy, arg });
+            let body = Body::Pool2dGrad(Pool2dGrad {
+                kind,
+                window,
+                ohw: [Size::fixed(result[2]), Size::fixed(result[3])],
+                dy,
+                arg,
+            });
             let spec = storing(&mut choices, body, &image, DType::F32, contiguous);
-            let mut case = Case::new(format!("gradient of {kind:?} pooling {round}"), spec, &mut choices);
+            let mut case = Case::new(
+                format!("gradient of {kind:?} pooling {round}"),
+                spec,
+                &mut choices,
+            );
             if is_max {
-                fill_indices(&mut case, 1, (window.k[0] * window.k[1]) as i64, false, &mut choices);
+                fill_indices(
+                    &mut case,
+                    1,
+                    (window.k[0] * window.k[1]) as i64,
+                    false,
+                    &mut choices,
+                );
             }
             cases.push(case);
         }

@@ -1,4 +1,5 @@
-//! The kernels that models spend their time in: compiled for every architecture, none with too few registers.
+//! The kernels that models spend their time in: compiled for every architecture, none with too few
+//! registers.
 
 #[path = "../../tests/loops/builder.rs"]
 #[allow(dead_code)] // not every test needs all of it
@@ -13,7 +14,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Body, Compact, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
+    Body, Compact, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Sort, Spec,
+    Store, Suppress, Window,
 };
 
 fn storing(body: Body, dims: &[i64]) -> Spec {
@@ -24,7 +26,10 @@ fn storing(body: Body, dims: &[i64]) -> Spec {
         operands: vec![contiguous(DType::F32, dims)],
         indices: vec![],
         code: vec![Inst::Acc],
-        stores: vec![Store { value: 0, operand: 0 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 0,
+        }],
     }
 }
 
@@ -56,7 +61,12 @@ fn gelu() -> Spec {
     let mut b = Builder::new(&[8192, 3072], 0);
     let (x, bias) = (b.load(&[3072, 1]), b.load(&[0, 1]));
     let x = b.op(ScalarOp::Add, &[x, bias]);
-    let (third, scale, half, one) = (b.number(0.044_715), b.number(0.797_884_6), b.number(0.5), b.number(1.0));
+    let (third, scale, half, one) = (
+        b.number(0.044_715),
+        b.number(0.797_884_6),
+        b.number(0.5),
+        b.number(1.0),
+    );
     let square = b.op(ScalarOp::Mul, &[x, x]);
     let cubic = b.op(ScalarOp::Mul, &[square, third]);
     let factor = b.op(ScalarOp::Add, &[cubic, one]);
@@ -80,20 +90,58 @@ fn transposed() -> Spec {
 }
 
 fn embedding(tokens: i64, width: i64, places: i64) -> [Spec; 2] {
-    let index = Operand { dtype: DType::I32, offset: Size::ZERO, strides: sizes(&[1, 0]) };
-    let source = Operand { dtype: DType::F32, offset: Size::ZERO, strides: sizes(&[0, 1]) };
-    let gather = Gather { source, index: index.clone(), axis_stride: Size::fixed(width), axis_len: Size::fixed(places) };
+    let index = Operand {
+        dtype: DType::I32,
+        offset: Size::ZERO,
+        strides: sizes(&[1, 0]),
+    };
+    let source = Operand {
+        dtype: DType::F32,
+        offset: Size::ZERO,
+        strides: sizes(&[0, 1]),
+    };
+    let gather = Gather {
+        source,
+        index: index.clone(),
+        axis_stride: Size::fixed(width),
+        axis_len: Size::fixed(places),
+    };
     let value = contiguous(DType::F32, &[tokens, width]);
-    let scatter = ScatterAdd { axis: 0, space: sizes(&[tokens, width]), value, index };
-    [storing(Body::Gather(gather), &[tokens, width]), storing(Body::ScatterAdd(scatter), &[places, width])]
+    let scatter = ScatterAdd {
+        axis: 0,
+        space: sizes(&[tokens, width]),
+        value,
+        index,
+    };
+    [
+        storing(Body::Gather(gather), &[tokens, width]),
+        storing(Body::ScatterAdd(scatter), &[places, width]),
+    ]
 }
 
 /// What finds positions, an order, and what stays of boxes.
 fn choosing() -> [Spec; 4] {
-    let own = |body, dims: &[i64]| Spec { operands: vec![], code: vec![], stores: vec![], ..storing(body, dims) };
-    let compact = Compact { space: sizes(&[1 << 20]), mask: contiguous(DType::Bool, &[1 << 20]), positions: contiguous(DType::I32, &[9]) };
-    let sort = |dims: &[i64]| Sort { descending: true, source: contiguous(DType::F32, dims), positions: contiguous(DType::I32, dims) };
-    let boxes = Suppress { threshold: 0.5, boxes: contiguous(DType::F32, &[5000, 4]), keep: contiguous(DType::Bool, &[5000]) };
+    let own = |body, dims: &[i64]| Spec {
+        operands: vec![],
+        code: vec![],
+        stores: vec![],
+        ..storing(body, dims)
+    };
+    let compact = Compact {
+        space: sizes(&[1 << 20]),
+        mask: contiguous(DType::Bool, &[1 << 20]),
+        positions: contiguous(DType::I32, &[9]),
+    };
+    let sort = |dims: &[i64]| Sort {
+        descending: true,
+        source: contiguous(DType::F32, dims),
+        positions: contiguous(DType::I32, dims),
+    };
+    let boxes = Suppress {
+        threshold: 0.5,
+        boxes: contiguous(DType::F32, &[5000, 4]),
+        keep: contiguous(DType::Bool, &[5000]),
+    };
     [
         own(Body::Compact(compact), &[9]),
         own(Body::Sort(sort(&[64, 300])), &[64, 300]),
@@ -103,9 +151,22 @@ fn choosing() -> [Spec; 4] {
 }
 
 fn max_pool() -> Spec {
-    let window = Window { k: [2, 2], stride: [2, 2], pad: [0, 0] };
-    let (x, arg) = (contiguous(DType::F32, &[64, 32, 28, 28]), Some(contiguous(DType::U8, &[64, 32, 14, 14])));
-    let pool = Pool2d { kind: PoolKind::Max, window, hw: [Size::fixed(28); 2], x, arg };
+    let window = Window {
+        k: [2, 2],
+        stride: [2, 2],
+        pad: [0, 0],
+    };
+    let (x, arg) = (
+        contiguous(DType::F32, &[64, 32, 28, 28]),
+        Some(contiguous(DType::U8, &[64, 32, 14, 14])),
+    );
+    let pool = Pool2d {
+        kind: PoolKind::Max,
+        window,
+        hw: [Size::fixed(28); 2],
+        x,
+        arg,
+    };
     storing(Body::Pool2d(pool), &[64, 32, 14, 14])
 }
 
@@ -127,8 +188,16 @@ fn hot_kernels_spill_nothing() {
     specs.extend(embedding(16_384, 384, 65));
     specs.extend(choosing());
     for sm in [80, 90, 100] {
-        let target = Target { sm, multiprocessors: 132, shared_bytes_max: 227 << 10, tf32: false, guarded: false };
-        let lowered = specs.iter().map(|spec| lower(spec, &Env::default(), &target).expect("source"));
+        let target = Target {
+            sm,
+            multiprocessors: 132,
+            shared_bytes_max: 227 << 10,
+            tf32: false,
+            guarded: false,
+        };
+        let lowered = specs
+            .iter()
+            .map(|spec| lower(spec, &Env::default(), &target).expect("source"));
         let functions: Vec<Function> = lowered.flat_map(|l| l.functions).collect();
         assert!(functions.len() > specs.len());
         compile_for_gpu(&functions, sm, 0);

@@ -1,4 +1,5 @@
-//! Compaction, sorting and suppression, against the CPU's kernels: what has a length that only a run finds is made by them.
+//! Compaction, sorting and suppression, against the CPU's kernels: what has a length that only a
+//! run finds is made by them.
 
 mod common;
 
@@ -10,7 +11,15 @@ use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Compact, Dims, Operand, Sort, Spec, Suppress};
 
 fn spec(body: Body, dims: Dims) -> Spec {
-    Spec { body, dims, reduced: 0, operands: vec![], indices: vec![], code: vec![], stores: vec![] }
+    Spec {
+        body,
+        dims,
+        reduced: 0,
+        operands: vec![],
+        indices: vec![],
+        code: vec![],
+        stores: vec![],
+    }
 }
 
 fn functions(case: &Case) -> (usize, Lowered) {
@@ -28,18 +37,33 @@ fn positions_are_those_of_a_plain_loop() {
     for round in 0..24 {
         // Up to some chunks, none, and a rest behind whole ones.
         let long = [40, 3000, 9000, 2048, 4096, 0][round % 6];
-        let mut dims: Vec<i64> = vec![1 + choices.below(3) as i64, 1 + choices.below(4) as i64, long];
+        let mut dims: Vec<i64> = vec![
+            1 + choices.below(3) as i64,
+            1 + choices.below(4) as i64,
+            long,
+        ];
         dims.drain(..choices.below(3));
         let contiguous = choices.once_in(2);
         let dtype = choices.pick(&[DType::Bool, DType::U8]);
         let mask = layout(&mut choices, dtype, &dims, contiguous);
         // A result may be given too little room, or too much.
-        let room = dims.iter().product::<i64>() / [1, 2, 3, 20][choices.below(4)] + choices.below(3) as i64;
+        let room = dims.iter().product::<i64>() / [1, 2, 3, 20][choices.below(4)]
+            + choices.below(3) as i64;
         let positions = layout(&mut choices, DType::I32, &[room], contiguous);
-        let body = Body::Compact(Compact { space: sizes(&dims), mask, positions });
-        let mut case = Case::new(format!("positions {round}"), spec(body, sizes(&[room])), &mut choices);
+        let body = Body::Compact(Compact {
+            space: sizes(&dims),
+            mask,
+            positions,
+        });
+        let mut case = Case::new(
+            format!("positions {round}"),
+            spec(body, sizes(&[room])),
+            &mut choices,
+        );
         let one_in = [1, 2, 9][round % 3];
-        case.args[0].iter_mut().for_each(|b| *b = u8::from(choices.once_in(one_in)) * 3);
+        case.args[0]
+            .iter_mut()
+            .for_each(|b| *b = u8::from(choices.once_in(one_in)) * 3);
         cases.push(case);
     }
     // Prepared for more than there is, in the length of the mask and of the result.
@@ -48,13 +72,26 @@ fn positions_are_those_of_a_plain_loop() {
         let space = Dims::from_slice(&[rows, Size::fixed(10)]);
         let mask = Operand::contiguous(DType::Bool, &space).expect("small");
         let positions = Operand::contiguous(DType::I32, &[found]).expect("small");
-        let body = Body::Compact(Compact { space, mask, positions });
+        let body = Body::Compact(Compact {
+            space,
+            mask,
+            positions,
+        });
         let env = |rows, found| Env([rows, found, 0, 0, 0, 0, 0, 0]);
         let spec = spec(body, Dims::from_slice(&[found]));
-        cases.push(Case::bounded(format!("{count} rows"), spec, env(900, 9000), env(count, length), &mut choices));
+        cases.push(Case::bounded(
+            format!("{count} rows"),
+            spec,
+            env(900, 9000),
+            env(count, length),
+            &mut choices,
+        ));
     }
     let counts: Vec<usize> = cases.iter().map(|case| functions(case).0).collect();
-    assert!(counts.contains(&1) && counts.contains(&3), "one chunk and several: {counts:?}");
+    assert!(
+        counts.contains(&1) && counts.contains(&3),
+        "one chunk and several: {counts:?}"
+    );
     check(&cases, 0.0);
 }
 
@@ -68,39 +105,91 @@ fn orders_are_those_of_a_stable_sort() {
     for round in 0..30 {
         let dtype = [DType::F32, DType::I32, DType::U8, DType::F16, DType::BF16][round % 5];
         let len = [1, 7, 40, 300, 700, 2048][choices.below(6)];
-        let mut dims = vec![1 + choices.below(3) as i64, 1 + choices.below((30 / (1 + len as usize / 40)).max(1)) as i64, len];
+        let mut dims = vec![
+            1 + choices.below(3) as i64,
+            1 + choices.below((30 / (1 + len as usize / 40)).max(1)) as i64,
+            len,
+        ];
         dims.drain(..choices.below(3));
         let contiguous = choices.once_in(2);
-        let (source, positions) = (layout(&mut choices, dtype, &dims, contiguous), layout(&mut choices, DType::I32, &dims, contiguous));
-        let body = Body::Sort(Sort { descending: choices.once_in(2), source, positions });
-        cases.push(Case::new(format!("sort {round}"), spec(body, sizes(&dims)), &mut choices));
+        let (source, positions) = (
+            layout(&mut choices, dtype, &dims, contiguous),
+            layout(&mut choices, DType::I32, &dims, contiguous),
+        );
+        let body = Body::Sort(Sort {
+            descending: choices.once_in(2),
+            source,
+            positions,
+        });
+        cases.push(Case::new(
+            format!("sort {round}"),
+            spec(body, sizes(&dims)),
+            &mut choices,
+        ));
     }
-    // Rows of several chunks: merged once, twice, and three times, where the last run has no neighbour.
+    // Rows of several chunks: merged once, twice, and three times, where the last run has no
+    // neighbour.
     for (rows, len) in [(2, 4000), (1, 8000), (1, 12_500), (3, 2049)] {
         let dtype = if len == 4000 { DType::F32 } else { DType::I32 };
-        let (source, positions) =
-            (layout(&mut choices, dtype, &[rows, len], rows == 1), layout(&mut choices, DType::I32, &[rows, len], true));
-        let body = Body::Sort(Sort { descending: rows == 2, source, positions });
-        cases.push(Case::new(format!("{rows} rows of {len}"), spec(body, sizes(&[rows, len])), &mut choices));
+        let (source, positions) = (
+            layout(&mut choices, dtype, &[rows, len], rows == 1),
+            layout(&mut choices, DType::I32, &[rows, len], true),
+        );
+        let body = Body::Sort(Sort {
+            descending: rows == 2,
+            source,
+            positions,
+        });
+        cases.push(Case::new(
+            format!("{rows} rows of {len}"),
+            spec(body, sizes(&[rows, len])),
+            &mut choices,
+        ));
     }
     // Prepared for long rows, run on short ones, and on none.
     let length = Size::symbol(Symbol(0));
     for n in [5, 2048, 5000, 0] {
         let source = Operand::contiguous(DType::F32, &[length]).expect("small");
         let positions = Operand::contiguous(DType::I32, &[length]).expect("small");
-        let body = Body::Sort(Sort { descending: false, source, positions });
+        let body = Body::Sort(Sort {
+            descending: false,
+            source,
+            positions,
+        });
         let spec = spec(body, Dims::from_slice(&[length]));
-        cases.push(Case::bounded(format!("{n} of 5000"), spec, Env([5000; 8]), Env([n; 8]), &mut choices));
+        cases.push(Case::bounded(
+            format!("{n} of 5000"),
+            spec,
+            Env([5000; 8]),
+            Env([n; 8]),
+            &mut choices,
+        ));
     }
     // Many equal ones, both zeros, infinities, and NaN of either sign.
-    let odd = [f32::NAN, -f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1e-40, -1e-40, 2.5];
+    let odd = [
+        f32::NAN,
+        -f32::NAN,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        0.0,
+        -0.0,
+        1e-40,
+        -1e-40,
+        2.5,
+    ];
     for case in &mut cases {
         let dtype = case.spec.arguments()[0].0.dtype;
         let mut some = || odd[choices.below(odd.len())];
         match dtype {
-            DType::F32 => case.args[0].chunks_mut(4).for_each(|b| b.copy_from_slice(&some().to_le_bytes())),
-            DType::F16 => case.args[0].chunks_mut(2).for_each(|b| b.copy_from_slice(&half::f16::from_f32(some()).to_le_bytes())),
-            DType::BF16 => case.args[0].chunks_mut(2).for_each(|b| b.copy_from_slice(&half::bf16::from_f32(some()).to_le_bytes())),
+            DType::F32 => case.args[0]
+                .chunks_mut(4)
+                .for_each(|b| b.copy_from_slice(&some().to_le_bytes())),
+            DType::F16 => case.args[0]
+                .chunks_mut(2)
+                .for_each(|b| b.copy_from_slice(&half::f16::from_f32(some()).to_le_bytes())),
+            DType::BF16 => case.args[0]
+                .chunks_mut(2)
+                .for_each(|b| b.copy_from_slice(&half::bf16::from_f32(some()).to_le_bytes())),
             _ => {}
         }
     }
@@ -115,10 +204,15 @@ fn boxes_stay_as_one_after_the_other_would() {
     let mut choices = Choices::new(33);
     let mut cases = Vec::new();
     // Panels have 1024 boxes.
-    for (round, count) in [0, 1, 63, 64, 65, 300, 1024, 1100, 2100].into_iter().enumerate() {
+    for (round, count) in [0, 1, 63, 64, 65, 300, 1024, 1100, 2100]
+        .into_iter()
+        .enumerate()
+    {
         let contiguous = choices.once_in(2);
-        let (boxes, keep) =
-            (layout(&mut choices, DType::F32, &[count, 4], contiguous), layout(&mut choices, DType::Bool, &[count], contiguous));
+        let (boxes, keep) = (
+            layout(&mut choices, DType::F32, &[count, 4], contiguous),
+            layout(&mut choices, DType::Bool, &[count], contiguous),
+        );
         let place: Vec<usize> = (0..count)
             .flat_map(|i| (0..4).map(move |k| (i, k)))
             .map(|(i, k)| {
@@ -126,10 +220,19 @@ fn boxes_stay_as_one_after_the_other_would() {
                 (at(boxes.offset) + i * at(boxes.strides[0]) + k * at(boxes.strides[1])) as usize
             })
             .collect();
-        let body = Body::Suppress(Suppress { threshold: [0.0, 0.3, 0.5, 0.7][round % 4], boxes, keep });
-        let mut case = Case::new(format!("{count} boxes"), spec(body, sizes(&[count])), &mut choices);
+        let body = Body::Suppress(Suppress {
+            threshold: [0.0, 0.3, 0.5, 0.7][round % 4],
+            boxes,
+            keep,
+        });
+        let mut case = Case::new(
+            format!("{count} boxes"),
+            spec(body, sizes(&[count])),
+            &mut choices,
+        );
         for four in place.chunks(4) {
-            let [x, y, w, h] = [60, 60, 16, 16].map(|n| choices.below(n) as f32 + choices.unit() / 4.0);
+            let [x, y, w, h] =
+                [60, 60, 16, 16].map(|n| choices.below(n) as f32 + choices.unit() / 4.0);
             for (&at, side) in four.iter().zip([x, y, x + w, y + h]) {
                 case.args[0][4 * at..4 * at + 4].copy_from_slice(&side.to_le_bytes());
             }

@@ -27,7 +27,10 @@ fn add(name: &str) -> Function {
          __shared__ float row[256];\n    row[threadIdx.x] = ((const float*)p.w[0])[threadIdx.x];\n    __syncthreads();\n    \
          ((float*)p.w[1])[threadIdx.x] = row[255 - threadIdx.x] + (float)p.w[2];\n}}\n"
     );
-    Function { name: name.into(), source }
+    Function {
+        name: name.into(),
+        source,
+    }
 }
 
 const PRELUDE: &str = "template <int N> struct Words { unsigned long long w[N]; };\n";
@@ -38,14 +41,19 @@ fn several_functions_are_compiled_for_every_architecture() {
         return;
     }
     for sm in [80, 90, 100] {
-        let made = nvrtc::compile(&Program::new(PRELUDE, &[add("a"), add("b")], sm)).expect("the source is fine");
+        let made = nvrtc::compile(&Program::new(PRELUDE, &[add("a"), add("b")], sm))
+            .expect("the source is fine");
         assert!(made.image.starts_with(b"\x7fELF"), "sm_{sm}");
         let mut names: Vec<&str> = made.usage.iter().map(|u| u.name.as_str()).collect();
         names.sort_unstable();
         assert_eq!(names, ["a", "b"]);
         for usage in &made.usage {
             assert!((4..=255).contains(&usage.registers), "{usage:?}");
-            assert_eq!((usage.spill_bytes, usage.shared_bytes), (0, 1024), "{usage:?}");
+            assert_eq!(
+                (usage.spill_bytes, usage.shared_bytes),
+                (0, 1024),
+                "{usage:?}"
+            );
         }
     }
 }
@@ -55,12 +63,31 @@ fn a_refused_source_is_saved_with_line_numbers() {
     if !compiler() {
         return;
     }
-    let broken = Function { name: "broken".into(), source: "extern \"C\" __global__ void broken() { undeclared = 1; }".into() };
-    let error = nvrtc::compile(&Program::new(PRELUDE, &[broken], 90)).expect_err("it names what there is not");
-    let Error::Refused { source_file: Some(file), log, .. } = &error else { panic!("{error}") };
-    assert!(log.contains("undeclared") && error.to_string().contains(&file.display().to_string()), "{error}");
+    let broken = Function {
+        name: "broken".into(),
+        source: "extern \"C\" __global__ void broken() { undeclared = 1; }".into(),
+    };
+    let error = nvrtc::compile(&Program::new(PRELUDE, &[broken], 90))
+        .expect_err("it names what there is not");
+    let Error::Refused {
+        source_file: Some(file),
+        log,
+        ..
+    } = &error
+    else {
+        panic!("{error}")
+    };
+    assert!(
+        log.contains("undeclared") && error.to_string().contains(&file.display().to_string()),
+        "{error}"
+    );
     let saved = std::fs::read_to_string(file).expect("the saved source");
-    assert!(saved.lines().any(|l| l.trim_start().starts_with("3  ") && l.contains("undeclared")), "{saved}");
+    assert!(
+        saved
+            .lines()
+            .any(|l| l.trim_start().starts_with("3  ") && l.contains("undeclared")),
+        "{saved}"
+    );
     std::fs::remove_file(file).expect("it was there");
 }
 
@@ -70,15 +97,22 @@ fn each(names: &[&str]) -> Vec<Program> {
     Program::each(PRELUDE, &functions, 90)
 }
 
-/// What a process that has compiled nothing yet makes of these functions, how many of them NVRTC compiled, and how many were read.
+/// What a process that has compiled nothing yet makes of these functions, how many of them NVRTC
+/// compiled, and how many were read.
 fn anew(cache: &Cache, names: &[&str]) -> (Vec<Arc<Cubin>>, usize, usize) {
     let compiler = Compiler::default();
-    let code = compiler.compile(Some(cache), &each(names)).expect("the source is fine");
+    let code = compiler
+        .compile(Some(cache), &each(names))
+        .expect("the source is fine");
     (code, compiler.compiled(), compiler.read())
 }
 
 fn entries(cache: &Cache) -> Vec<PathBuf> {
-    let mut files: Vec<PathBuf> = std::fs::read_dir(cache.folder()).expect("a folder").flatten().map(|e| e.path()).collect();
+    let mut files: Vec<PathBuf> = std::fs::read_dir(cache.folder())
+        .expect("a folder")
+        .flatten()
+        .map(|e| e.path())
+        .collect();
     files.sort();
     files
 }
@@ -94,14 +128,24 @@ fn one_damaged_or_foreign_entry_is_compiled_anew_and_no_other() {
     let (first, compiled, read) = anew(&cache, &names);
     assert_eq!((compiled, read), (3, 0));
     for (code, name) in first.iter().zip(names) {
-        assert_eq!(code.usage.iter().map(|u| u.name.as_str()).collect::<Vec<_>>(), [name]);
+        assert_eq!(
+            code.usage
+                .iter()
+                .map(|u| u.name.as_str())
+                .collect::<Vec<_>>(),
+            [name]
+        );
     }
     assert_eq!(anew(&cache, &names), (first.clone(), 0, 3));
     let files = entries(&cache);
     assert_eq!(files.len(), 3, "an entry for each function");
     let whole = std::fs::read(&files[1]).expect("an entry");
-    let damages: [fn(&mut Vec<u8>); 4] =
-        [Vec::clear, |b| b.truncate(b.len() / 2), |b| b[200] ^= 4, |b| b.splice(0..16, *b"somebody else's ").for_each(drop)];
+    let damages: [fn(&mut Vec<u8>); 4] = [
+        Vec::clear,
+        |b| b.truncate(b.len() / 2),
+        |b| b[200] ^= 4,
+        |b| b.splice(0..16, *b"somebody else's ").for_each(drop),
+    ];
     for damage in damages {
         let mut bytes = whole.clone();
         damage(&mut bytes);
@@ -110,7 +154,11 @@ fn one_damaged_or_foreign_entry_is_compiled_anew_and_no_other() {
         assert_eq!(std::fs::read(&files[1]).expect("an entry"), whole);
     }
     std::fs::copy(&files[0], &files[1]).expect("own folder");
-    assert_eq!(anew(&cache, &names), (first, 1, 2), "another function's entry");
+    assert_eq!(
+        anew(&cache, &names),
+        (first, 1, 2),
+        "another function's entry"
+    );
 }
 
 #[test]
@@ -119,7 +167,11 @@ fn functions_are_compiled_once_for_all_programs_and_threads_of_a_process() {
         return;
     }
     let shared = Compiler::default();
-    let code = |names: &[&str]| shared.compile(None, &each(names)).expect("the source is fine");
+    let code = |names: &[&str]| {
+        shared
+            .compile(None, &each(names))
+            .expect("the source is fine")
+    };
     let first = code(&["a", "b", "a"]);
     assert_eq!((shared.compiled(), first.len()), (2, 3));
     assert!(Arc::ptr_eq(&first[0], &first[2]));
@@ -152,23 +204,47 @@ fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
     if !compiler() {
         return;
     }
-    let broken =
-        |name: &str| Function { name: name.into(), source: format!("extern \"C\" __global__ void {name}() {{ undeclared = 1; }}") };
-    let functions = [add("a"), broken("first_broken"), add("b"), broken("second_broken"), add("c")];
+    let broken = |name: &str| Function {
+        name: name.into(),
+        source: format!("extern \"C\" __global__ void {name}() {{ undeclared = 1; }}"),
+    };
+    let functions = [
+        add("a"),
+        broken("first_broken"),
+        add("b"),
+        broken("second_broken"),
+        add("c"),
+    ];
     for threads in [1, 4] {
         let compiler = Compiler::default();
         compiler.set_threads(threads);
-        let error = compiler.compile(None, &Program::each(PRELUDE, &functions, 90)).expect_err("it names what there is not");
-        assert!(matches!(&error, Error::Refused { names, .. } if names == "first_broken"), "{error}");
-        assert!(error.to_string().contains("the generated kernel first_broken for sm_90"), "{error}");
+        let error = compiler
+            .compile(None, &Program::each(PRELUDE, &functions, 90))
+            .expect_err("it names what there is not");
+        assert!(
+            matches!(&error, Error::Refused { names, .. } if names == "first_broken"),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .contains("the generated kernel first_broken for sm_90"),
+            "{error}"
+        );
         // What was refused is not what others see of the functions that are fine.
-        compiler.compile(None, &each(&["a", "b", "c"])).expect("the source is fine");
+        compiler
+            .compile(None, &each(&["a", "b", "c"]))
+            .expect("the source is fine");
         assert_eq!(compiler.compiled(), 3);
     }
     let own = format!("slabwise-refused-{}-", std::process::id());
-    for file in std::fs::read_dir(std::env::temp_dir()).expect("a folder").flatten() {
+    for file in std::fs::read_dir(std::env::temp_dir())
+        .expect("a folder")
+        .flatten()
+    {
         let ours = file.file_name().to_string_lossy().starts_with(&own);
-        if ours && std::fs::read_to_string(file.path()).is_ok_and(|text| text.contains("_broken()")) {
+        if ours && std::fs::read_to_string(file.path()).is_ok_and(|text| text.contains("_broken()"))
+        {
             std::fs::remove_file(file.path()).expect("it was there");
         }
     }
@@ -180,7 +256,8 @@ const MANY: [&str; 6] = ["a", "b", "c", "d", "e", "f"];
 #[test]
 #[ignore = "one of several processes, which another test starts"]
 fn a_process_among_others() {
-    let cache = Cache::at(std::env::var_os(FOLDER).expect("the other test says where")).expect("a private folder");
+    let cache = Cache::at(std::env::var_os(FOLDER).expect("the other test says where"))
+        .expect("a private folder");
     for round in 0..3 {
         let (code, compiled, read) = anew(&cache, &MANY);
         assert!(code.iter().all(|code| code.image.starts_with(b"\x7fELF")));
@@ -198,14 +275,28 @@ fn processes_that_compile_the_same_functions_at_once_do_not_disturb_each_other()
     let cubins = folder.path().join("cubins");
     let process = || {
         let mut command = Command::new(std::env::current_exe().expect("a path"));
-        command.args(["--exact", "a_process_among_others", "--ignored"]).env(FOLDER, &cubins);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
+        command
+            .args(["--exact", "a_process_among_others", "--ignored"])
+            .env(FOLDER, &cubins);
+        command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("it starts")
     };
     for process in [process(), process(), process()] {
         let output = process.wait_with_output().expect("it ends");
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+        assert!(
+            output.status.success(),
+            "{}",
+            String::from_utf8_lossy(&output.stdout)
+        );
     }
     let cache = Cache::at(&cubins).expect("a private folder");
-    assert_eq!(entries(&cache).len(), MANY.len(), "nothing half written stays");
+    assert_eq!(
+        entries(&cache).len(),
+        MANY.len(),
+        "nothing half written stays"
+    );
     assert_eq!(anew(&cache, &MANY).1, 0, "every entry is whole");
 }

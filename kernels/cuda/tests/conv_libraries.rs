@@ -9,7 +9,8 @@ use std::process::Command;
 use common::{Case, Choices};
 use products::convolution::{KINDS, Shape};
 use products::library::{
-    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers, op, picks_in, target, tuner, with,
+    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers,
+    op, picks_in, target, tuner, with,
 };
 use products::{numbers, typed};
 use slabwise_cuda::cudnn;
@@ -36,15 +37,27 @@ fn channels_last(shape: &Shape, kind: ConvKind) -> Spec {
     let weight = if kind == ConvKind::WeightGrad { 2 } else { 1 };
     let spaces = shape.spaces(kind);
     let operand = |at: usize| {
-        let order = if at == weight { [0, 1, 2, 3] } else { [0, 2, 3, 1] };
-        typed(if at == 2 { DType::F32 } else { shape.dtype }, 0, &lying(order, spaces[at]))
+        let order = if at == weight {
+            [0, 1, 2, 3]
+        } else {
+            [0, 2, 3, 1]
+        };
+        typed(
+            if at == 2 { DType::F32 } else { shape.dtype },
+            0,
+            &lying(order, spaces[at]),
+        )
     };
     shape.spec(kind, [operand(0), operand(1), operand(2)])
 }
 
 /// With a number for each channel of the result added, and relu behind it.
 fn with_bias_and_relu(spec: Spec) -> Spec {
-    let code = vec![Inst::Load(1), op(ScalarOp::Add, 0, 1), op(ScalarOp::Relu, 2, 0)];
+    let code = vec![
+        Inst::Load(1),
+        op(ScalarOp::Add, 0, 1),
+        op(ScalarOp::Relu, 2, 0),
+    ];
     with(spec, vec![typed(DType::F32, 0, &[0, 1, 0, 0])], code)
 }
 
@@ -56,21 +69,42 @@ fn a_kernel_of_one_element_is_a_product_for_each_image() {
     let mut specs: Vec<(&str, Spec, bool)> = Vec::new();
     for kind in KINDS {
         // Products of images that lie apart are added by a kernel of ours.
-        specs.push(("by channels", shape.contiguous(kind), kind != ConvKind::WeightGrad));
+        specs.push((
+            "by channels",
+            shape.contiguous(kind),
+            kind != ConvKind::WeightGrad,
+        ));
         specs.push(("one image", single.contiguous(kind), true));
         specs.push(("by channels last", channels_last(&shape, kind), true));
-        specs.push(("with more behind", with_bias_and_relu(shape.contiguous(kind)), false));
-        specs.push(("by channels last with more behind", with_bias_and_relu(channels_last(&shape, kind)), false));
+        specs.push((
+            "with more behind",
+            with_bias_and_relu(shape.contiguous(kind)),
+            false,
+        ));
+        specs.push((
+            "by channels last with more behind",
+            with_bias_and_relu(channels_last(&shape, kind)),
+            false,
+        ));
     }
-    specs.push(("in groups", Shape { groups: 2, ..shape }.contiguous(ConvKind::WeightGrad), false));
+    specs.push((
+        "in groups",
+        Shape { groups: 2, ..shape }.contiguous(ConvKind::WeightGrad),
+        false,
+    ));
     let mut apart = shape.contiguous(ConvKind::Forward);
-    let Body::Conv2d(body) = &mut apart.body else { unreachable!() };
+    let Body::Conv2d(body) = &mut apart.body else {
+        unreachable!()
+    };
     // Every other image, behind others.
     body.a = typed(DType::F32, 8, &[300, 25, 5, 1]);
     specs.push(("images with others between", apart, true));
     let mut cases = on_small_integers(specs, 11);
     let mut guarded = cases[10].clone();
-    guarded.0.target = Target { guarded: true, ..target() };
+    guarded.0.target = Target {
+        guarded: true,
+        ..target()
+    };
     cases.push(guarded);
     let multiplied = driver.get("products");
     check(&cases, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-6);
@@ -82,23 +116,40 @@ fn convolutions_of_halves_are_summed_in_single_precision() {
     let Some(_driver) = installed() else { return };
     let mut specs = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
-        let shape = Shape { dtype, ..Shape::simple(2, 6, 8, 4, 1, 0) };
+        let shape = Shape {
+            dtype,
+            ..Shape::simple(2, 6, 8, 4, 1, 0)
+        };
         for kind in KINDS {
-            specs.push(("halves", shape.contiguous(kind), kind != ConvKind::WeightGrad));
+            specs.push((
+                "halves",
+                shape.contiguous(kind),
+                kind != ConvKind::WeightGrad,
+            ));
         }
     }
     let cases = on_small_integers(specs, 12);
     for ((case, _), got) in cases.iter().zip(computed(&cases, &[by(21, 0)])) {
-        assert_eq!(numbers(DType::F32, &got[2]), of_wide(case), "{:?}", case.spec);
+        assert_eq!(
+            numbers(DType::F32, &got[2]),
+            of_wide(case),
+            "{:?}",
+            case.spec
+        );
     }
 }
 
 /// What a convolution of halves gives on the CPU with its numbers in single precision.
 fn of_wide(case: &Case) -> Vec<f64> {
     let mut wide = case.clone();
-    let Body::Conv2d(body) = &mut wide.spec.body else { unreachable!() };
+    let Body::Conv2d(body) = &mut wide.spec.body else {
+        unreachable!()
+    };
     for (at, operand) in [&mut body.a, &mut body.b].into_iter().enumerate() {
-        wide.args[at] = numbers(operand.dtype, &case.args[at]).iter().flat_map(|&x| (x as f32).to_le_bytes()).collect();
+        wide.args[at] = numbers(operand.dtype, &case.args[at])
+            .iter()
+            .flat_map(|&x| (x as f32).to_le_bytes())
+            .collect();
         operand.dtype = DType::F32;
     }
     wide.args[2] = vec![0; case.args[2].len() / case.spec.operands[0].dtype.bytes() * 4];
@@ -114,33 +165,63 @@ fn a_kernel_of_one_element_with_steps_borders_or_groups_is_no_product() {
     let mut choices = Choices::new(13);
     let one = Shape::simple(2, 6, 8, 4, 1, 0);
     for shape in [
-        Shape { stride: [2, 1], ..one },
+        Shape {
+            stride: [2, 1],
+            ..one
+        },
         Shape { pad: [0, 1], ..one },
         Shape { k: [1, 2], ..one },
         Shape { groups: 2, ..one },
         Shape { cut: [1, 0], ..one },
     ] {
-        // Products of groups and images are so many steps apart from one another; but weights are not, which all images share.
-        for kind in KINDS.into_iter().filter(|kind| shape.groups == 1 || *kind != ConvKind::WeightGrad) {
+        // Products of groups and images are so many steps apart from one another; but weights are
+        // not, which all images share.
+        for kind in KINDS
+            .into_iter()
+            .filter(|kind| shape.groups == 1 || *kind != ConvKind::WeightGrad)
+        {
             let case = shape.case(kind, &mut choices);
-            let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm(21, 0))).expect("it has a source");
-            assert!(lowered.library().is_none() && !lowered.functions.is_empty(), "{}", case.name);
+            let lowered = lower_as(
+                &case.spec,
+                &case.bounds,
+                &case.target,
+                &Choice::Library(algorithm(21, 0)),
+            )
+            .expect("it has a source");
+            assert!(
+                lowered.library().is_none() && !lowered.functions.is_empty(),
+                "{}",
+                case.name
+            );
         }
     }
 }
 
 /// Convolutions of batches of up to 4 images.
-fn of_batches(shape: &Shape, kind: ConvKind, batches: &[u32], behind: impl Fn(Spec) -> Spec) -> Vec<Case> {
+fn of_batches(
+    shape: &Shape,
+    kind: ConvKind,
+    batches: &[u32],
+    behind: impl Fn(Spec) -> Spec,
+) -> Vec<Case> {
     let (mut choices, env) = (Choices::new(14), |n| Env([n, 0, 0, 0, 0, 0, 0, 0]));
     let batch = Size::symbol(Symbol(0));
     let mut spec = behind(shape.contiguous(kind));
-    let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+    let Body::Conv2d(body) = &mut spec.body else {
+        unreachable!()
+    };
     body.n = batch;
     if kind != ConvKind::WeightGrad {
         spec.dims[0] = batch;
     }
     let case = |&n: &u32| {
-        let mut case = Case::bounded(format!("{kind:?} of {n}"), spec.clone(), env(4), env(n), &mut choices);
+        let mut case = Case::bounded(
+            format!("{kind:?} of {n}"),
+            spec.clone(),
+            env(4),
+            env(n),
+            &mut choices,
+        );
         // As many as at the bound: regions are planned for it.
         case.args = Case::bounded("", spec.clone(), env(4), env(4), &mut choices).args;
         case.target = target();
@@ -154,7 +235,11 @@ fn of_batches(shape: &Shape, kind: ConvKind, batches: &[u32], behind: impl Fn(Sp
 fn batches_may_be_smaller_than_at_the_bounds() {
     let Some(_driver) = installed() else { return };
     let shape = Shape::simple(4, 6, 8, 4, 1, 0);
-    let of = |kind| of_batches(&shape, kind, &[4, 3, 1, 0], |spec| spec).into_iter().map(move |case| (case, kind != ConvKind::WeightGrad));
+    let of = |kind| {
+        of_batches(&shape, kind, &[4, 3, 1, 0], |spec| spec)
+            .into_iter()
+            .map(move |case| (case, kind != ConvKind::WeightGrad))
+    };
     let cases: Vec<(Case, bool)> = KINDS.into_iter().flat_map(of).collect();
     check(&cases, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-5);
 }
@@ -169,15 +254,22 @@ fn the_tuner_offers_products_of_images() {
         driver.cost("cublaslt_21", 10_000);
         driver.cost("gemm_parts", 10_000);
         let folder = tempfile::tempdir().expect("a folder");
-        let choice = tuner(picks_in(&folder)).choose(&[(&spec, target())], &Env::default()).remove(0);
+        let choice = tuner(picks_in(&folder))
+            .choose(&[(&spec, target())], &Env::default())
+            .remove(0);
         assert_eq!(choice, Choice::Library(algorithm(21, 0)), "{kind:?}");
         driver.cost("", 1_000_000);
         driver.cost("gemm_", 10_000);
         let folder = tempfile::tempdir().expect("a folder");
-        let choice = tuner(picks_in(&folder)).choose(&[(&spec, target())], &Env::default()).remove(0);
+        let choice = tuner(picks_in(&folder))
+            .choose(&[(&spec, target())], &Env::default())
+            .remove(0);
         assert!(matches!(choice, Choice::Own(_)), "{kind:?}: {choice:?}");
     }
-    let lowered = of_library(&shape.case(ConvKind::Forward, &mut Choices::new(1)), &by(21, 0));
+    let lowered = of_library(
+        &shape.case(ConvKind::Forward, &mut Choices::new(1)),
+        &by(21, 0),
+    );
     assert_eq!(lowered.library().as_deref(), Some("cuBLASLt algorithm 21"));
 }
 
@@ -189,7 +281,11 @@ const PLAIN: i32 = 3;
 
 /// An algorithm of cuDNN's that adds products of f32 as they are.
 fn dnn(number: i32, workspace: u64) -> Choice {
-    Choice::Cudnn(cudnn::Algorithm { number, math: PLAIN, workspace })
+    Choice::Cudnn(cudnn::Algorithm {
+        number,
+        math: PLAIN,
+        workspace,
+    })
 }
 
 /// The driver with cuDNN.
@@ -202,7 +298,10 @@ fn with_cudnn() -> Option<FakeDriver> {
 
 /// The target of a device that may round f32 to tf32.
 fn rounding() -> Target {
-    Target { tf32: true, ..target() }
+    Target {
+        tf32: true,
+        ..target()
+    }
 }
 
 #[test]
@@ -211,25 +310,61 @@ fn cudnn_computes_every_kind_with_steps_borders_gaps_and_groups() {
     let one = Shape::simple;
     let shapes = [
         one(2, 3, 4, 6, 3, 1),
-        Shape { stride: [2, 1], ..one(1, 4, 5, 7, 3, 0) },
-        Shape { k: [2, 3], pad: [0, 2], dilation: [2, 1], ..one(2, 3, 2, 5, 1, 0) },
-        Shape { groups: 2, stride: [1, 2], ..one(2, 4, 6, 6, 3, 1) },
-        Shape { groups: 5, ..one(2, 5, 10, 5, 3, 1) },
+        Shape {
+            stride: [2, 1],
+            ..one(1, 4, 5, 7, 3, 0)
+        },
+        Shape {
+            k: [2, 3],
+            pad: [0, 2],
+            dilation: [2, 1],
+            ..one(2, 3, 2, 5, 1, 0)
+        },
+        Shape {
+            groups: 2,
+            stride: [1, 2],
+            ..one(2, 4, 6, 6, 3, 1)
+        },
+        Shape {
+            groups: 5,
+            ..one(2, 5, 10, 5, 3, 1)
+        },
         // The last row and column are left over.
-        Shape { stride: [2, 2], ..one(2, 3, 4, 6, 1, 0) },
-        Shape { hw: [1, 9], k: [1, 4], ..one(3, 2, 3, 1, 1, 0) },
+        Shape {
+            stride: [2, 2],
+            ..one(2, 3, 4, 6, 1, 0)
+        },
+        Shape {
+            hw: [1, 9],
+            k: [1, 4],
+            ..one(3, 2, 3, 1, 1, 0)
+        },
     ];
     let mut specs: Vec<(&str, Spec, bool)> = Vec::new();
-    for (shape, kind) in shapes.iter().flat_map(|shape| KINDS.map(|kind| (shape, kind))) {
+    for (shape, kind) in shapes
+        .iter()
+        .flat_map(|shape| KINDS.map(|kind| (shape, kind)))
+    {
         let halved = vec![Inst::Const(Value::F32(0.5)), op(ScalarOp::Mul, 0, 1)];
         specs.push(("plain", shape.contiguous(kind), true));
         specs.push(("scaled", with(shape.contiguous(kind), vec![], halved), true));
         specs.push(("by channels last", channels_last(shape, kind), true));
-        specs.push(("with more behind", with_bias_and_relu(shape.contiguous(kind)), false));
-        specs.push(("by channels last with more behind", with_bias_and_relu(channels_last(shape, kind)), false));
+        specs.push((
+            "with more behind",
+            with_bias_and_relu(shape.contiguous(kind)),
+            false,
+        ));
+        specs.push((
+            "by channels last with more behind",
+            with_bias_and_relu(channels_last(shape, kind)),
+            false,
+        ));
     }
     let mut guarded = on_small_integers(specs[..1].to_vec(), 31).remove(0);
-    guarded.0.target = Target { guarded: true, ..target() };
+    guarded.0.target = Target {
+        guarded: true,
+        ..target()
+    };
     guarded.1 = false;
     let mut cases = on_small_integers(specs, 30);
     cases.push(guarded);
@@ -261,24 +396,44 @@ fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
 fn cudnn_stores_halves_of_halves_and_nothing_else() {
     let Some(_driver) = with_cudnn() else { return };
     let of = |dtype, round, kind| {
-        let shape = Shape { dtype, groups: 2, stride: [2, 1], ..Shape::simple(2, 4, 6, 5, 3, 1) };
+        let shape = Shape {
+            dtype,
+            groups: 2,
+            stride: [2, 1],
+            ..Shape::simple(2, 4, 6, 5, 3, 1)
+        };
         let mut spec = with(shape.contiguous(kind), vec![], vec![op(round, 0, 0)]);
         spec.operands[0].dtype = dtype;
         spec
     };
     let mut specs = Vec::new();
-    for (dtype, round) in [(DType::F16, ScalarOp::RoundF16), (DType::BF16, ScalarOp::RoundBf16)] {
+    for (dtype, round) in [
+        (DType::F16, ScalarOp::RoundF16),
+        (DType::BF16, ScalarOp::RoundBf16),
+    ] {
         specs.extend(KINDS.map(|kind| ("halves", of(dtype, round, kind), true)));
     }
     let cases = on_small_integers(specs, 33);
-    let choice = Choice::Cudnn(cudnn::Algorithm { number: 1, math: TENSOR_CORES, workspace: 1 << 20 });
-    for ((case, _), got) in cases.iter().zip(computed(&cases, std::slice::from_ref(&choice))) {
+    let choice = Choice::Cudnn(cudnn::Algorithm {
+        number: 1,
+        math: TENSOR_CORES,
+        workspace: 1 << 20,
+    });
+    for ((case, _), got) in cases
+        .iter()
+        .zip(computed(&cases, std::slice::from_ref(&choice)))
+    {
         let dtype = case.spec.operands[0].dtype;
         let rounded = of_wide(case).into_iter().map(|x| match dtype {
             DType::F16 => half::f16::from_f64(x).to_f64(),
             _ => half::bf16::from_f64(x).to_f64(),
         });
-        assert_eq!(numbers(dtype, &got[2]), rounded.collect::<Vec<_>>(), "{:?}", case.spec);
+        assert_eq!(
+            numbers(dtype, &got[2]),
+            rounded.collect::<Vec<_>>(),
+            "{:?}",
+            case.spec
+        );
     }
     // Sums that are to stay in f32, or to be computed with before they are rounded.
     let mut choices = Choices::new(34);
@@ -290,8 +445,13 @@ fn cudnn_stores_halves_of_halves_and_nothing_else() {
     relu.stores[0].value = 2;
     for spec in [wide, relu] {
         let case = Case::new("in f32", spec, &mut choices);
-        let lowered = lower_as(&case.spec, &case.bounds, &case.target, &choice).expect("it has a source");
-        assert!(lowered.library().is_none() && !lowered.functions.is_empty(), "{:?}", case.spec);
+        let lowered =
+            lower_as(&case.spec, &case.bounds, &case.target, &choice).expect("it has a source");
+        assert!(
+            lowered.library().is_none() && !lowered.functions.is_empty(),
+            "{:?}",
+            case.spec
+        );
     }
 }
 
@@ -301,22 +461,44 @@ fn cudnn_is_not_asked_for_what_it_cannot_be_told() {
     let shape = Shape::simple(2, 4, 4, 6, 3, 1);
     let changed = |change: &dyn Fn(&mut Conv2d)| {
         let mut spec = shape.contiguous(ConvKind::Forward);
-        let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+        let Body::Conv2d(body) = &mut spec.body else {
+            unreachable!()
+        };
         change(body);
         spec
     };
     let specs = [
-        ("a row less than there would be", Shape { cut: [1, 0], ..shape }.contiguous(ConvKind::Forward)),
+        (
+            "a row less than there would be",
+            Shape {
+                cut: [1, 0],
+                ..shape
+            }
+            .contiguous(ConvKind::Forward),
+        ),
         ("two types", changed(&|body| body.a.dtype = DType::F16)),
-        ("a weight with gaps", changed(&|body| body.b = typed(DType::F32, 0, &[40, 9, 3, 1]))),
-        ("a weight behind others", changed(&|body| body.b.offset = Size::fixed(1))),
-        ("one image for all", changed(&|body| body.a.strides[0] = Size::ZERO)),
+        (
+            "a weight with gaps",
+            changed(&|body| body.b = typed(DType::F32, 0, &[40, 9, 3, 1])),
+        ),
+        (
+            "a weight behind others",
+            changed(&|body| body.b.offset = Size::fixed(1)),
+        ),
+        (
+            "one image for all",
+            changed(&|body| body.a.strides[0] = Size::ZERO),
+        ),
     ];
     let mut choices = Choices::new(35);
     for (name, spec) in specs {
         let case = Case::new(name, spec, &mut choices);
-        let lowered = lower_as(&case.spec, &case.bounds, &case.target, &dnn(1, 1 << 20)).expect("it has a source");
-        assert!(lowered.library().is_none() && !lowered.functions.is_empty(), "{name}");
+        let lowered = lower_as(&case.spec, &case.bounds, &case.target, &dnn(1, 1 << 20))
+            .expect("it has a source");
+        assert!(
+            lowered.library().is_none() && !lowered.functions.is_empty(),
+            "{name}"
+        );
     }
 }
 
@@ -327,19 +509,37 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
     let shape = Shape::simple(4, 3, 5, 6, 3, 1);
     let mut cases = Vec::new();
     for relu in [false, true] {
-        let behind = |spec| if relu { with(spec, vec![], vec![op(ScalarOp::Relu, 0, 0)]) } else { spec };
-        cases.extend(KINDS.into_iter().flat_map(|kind| of_batches(&shape, kind, &[4, 3, 0], behind)).map(|case| (case, !relu)));
+        let behind = |spec| {
+            if relu {
+                with(spec, vec![], vec![op(ScalarOp::Relu, 0, 0)])
+            } else {
+                spec
+            }
+        };
+        cases.extend(
+            KINDS
+                .into_iter()
+                .flat_map(|kind| of_batches(&shape, kind, &[4, 3, 0], behind))
+                .map(|case| (case, !relu)),
+        );
     }
     check(&cases, &[dnn(1, 1 << 20)], 1e-5);
-    // An algorithm that the batch of a run refuses gives way to another; where there is none, the run does not begin.
+    // An algorithm that the batch of a run refuses gives way to another; where there is none, the
+    // run does not begin.
     let forward = &cases[1..2];
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);
     check(forward, &[dnn(1, 1 << 20)], 1e-5);
     let (lowered, env) = (of_library(&forward[0].0, &dnn(1, 0)), forward[0].0.env);
     let device = Device::open(0, LIMITS).expect("it is there");
     driver.fail("cudnnGetConvolutionForwardAlgorithm_v7", 0, NOT_SUPPORTED);
-    let refused = device.foresee([&lowered].into_iter(), &env).expect_err("it was told to fail").to_string();
-    assert!(refused.contains("no way to convolve 3 images within 0 bytes"), "{refused}");
+    let refused = device
+        .foresee([&lowered].into_iter(), &env)
+        .expect_err("it was told to fail")
+        .to_string();
+    assert!(
+        refused.contains("no way to convolve 3 images within 0 bytes"),
+        "{refused}"
+    );
     // There is one that needs no workspace.
     assert_eq!(device.foresee([&lowered].into_iter(), &env), Ok(()));
 }
@@ -353,13 +553,27 @@ fn a_cudnn_that_fails_says_how_to_do_without() {
     let run = || on_device(&[(&case, &lowered)]).remove(0);
     driver.fail("cudnnConvolutionBackwardData", 0, EXECUTION_FAILED);
     let error = run().expect_err("it was told to fail").to_string();
-    assert_eq!(error, "cudnnConvolutionBackwardData answered CUDNN_STATUS_EXECUTION_FAILED; SLABWISE_CUDNN=0 leaves cuDNN out");
+    assert_eq!(
+        error,
+        "cudnnConvolutionBackwardData answered CUDNN_STATUS_EXECUTION_FAILED; SLABWISE_CUDNN=0 leaves cuDNN out"
+    );
     let few = of_library(&case, &dnn(1, 8));
-    let error = on_device(&[(&case, &few)]).remove(0).expect_err("that is too little").to_string();
-    assert!(error.contains("SIZE_INSUFFICIENT (too little workspace)"), "{error}");
+    let error = on_device(&[(&case, &few)])
+        .remove(0)
+        .expect_err("that is too little")
+        .to_string();
+    assert!(
+        error.contains("SIZE_INSUFFICIENT (too little workspace)"),
+        "{error}"
+    );
     driver.set("cudnn", 0);
     let error = run().expect_err("there is none now").to_string();
-    assert!(error.contains("cudnnCreate answered CUDNN_STATUS_NOT_INITIALIZED (there is no such library now)"), "{error}");
+    assert!(
+        error.contains(
+            "cudnnCreate answered CUDNN_STATUS_NOT_INITIALIZED (there is no such library now)"
+        ),
+        "{error}"
+    );
 }
 
 /// In a process whose `SLABWISE_LIBCUDNN` is no cuDNN.
@@ -370,18 +584,31 @@ fn without_a_library_that_can_be_used() {
     let Some(driver) = with_cudnn() else { return };
     driver.cost("cudnn", 1);
     let refused = cudnn::version().expect_err("it is none").to_string();
-    assert!(refused.starts_with("cuDNN (libcudnn) was not found: "), "{refused}");
+    assert!(
+        refused.starts_with("cuDNN (libcudnn) was not found: "),
+        "{refused}"
+    );
     match found {
         Ok(_) => assert!(refused.contains("lacks cudnnGetVersion"), "{refused}"),
-        Err(missing) => assert!(refused == missing && refused.contains("SLABWISE_LIBCUDNN"), "{refused}"),
+        Err(missing) => assert!(
+            refused == missing && refused.contains("SLABWISE_LIBCUDNN"),
+            "{refused}"
+        ),
     }
     let folder = tempfile::tempdir().expect("a folder");
-    let choice = tuner(picks_in(&folder)).choose(&[(&timed().contiguous(ConvKind::Forward), target())], &Env::default()).remove(0);
+    let choice = tuner(picks_in(&folder))
+        .choose(
+            &[(&timed().contiguous(ConvKind::Forward), target())],
+            &Env::default(),
+        )
+        .remove(0);
     assert!(matches!(choice, Choice::Own(_)), "{choice:?}");
     assert_eq!(kept(&folder), 1, "nothing will be different another time");
     let mut case = timed().case(ConvKind::Forward, &mut Choices::new(38));
     case.target = target();
-    let error = on_device(&[(&case, &of_library(&case, &dnn(1, 1 << 16)))]).remove(0).expect_err("it cannot be loaded");
+    let error = on_device(&[(&case, &of_library(&case, &dnn(1, 1 << 16)))])
+        .remove(0)
+        .expect_err("it cannot be loaded");
     assert_eq!(error.to_string(), refused);
 }
 
@@ -393,23 +620,41 @@ fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
     let other = slabwise_cuda::fake::build_cublaslt().expect("it was built before");
     for file in [Path::new("/nowhere/libcudnn.so.9"), &other] {
         let mut child = Command::new(std::env::current_exe().expect("a path"));
-        child.args(["--exact", "without_a_library_that_can_be_used", "--ignored", "--nocapture"]).env("SLABWISE_LIBCUDNN", file);
+        child
+            .args([
+                "--exact",
+                "without_a_library_that_can_be_used",
+                "--ignored",
+                "--nocapture",
+            ])
+            .env("SLABWISE_LIBCUDNN", file);
         let output = child.output().expect("it starts");
-        let text = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success() && text.contains("1 passed"), "{}: {text}", file.display());
+        let text = String::from_utf8_lossy(&output.stdout).into_owned()
+            + &String::from_utf8_lossy(&output.stderr);
+        assert!(
+            output.status.success() && text.contains("1 passed"),
+            "{}: {text}",
+            file.display()
+        );
     }
 }
 
 /// How many picks a folder keeps.
 fn kept(folder: &tempfile::TempDir) -> usize {
-    let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
-    files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
+    let files = std::fs::read_dir(folder.path().join("cache"))
+        .expect("a folder")
+        .flatten();
+    files
+        .filter(|entry| entry.path().extension().is_some_and(|e| e == "pick"))
+        .count()
 }
 
 /// The choice for a spec, with nothing known from before.
 fn chosen(spec: &Spec, target: Target) -> Choice {
     let folder = tempfile::tempdir().expect("a folder");
-    tuner(picks_in(&folder)).choose(&[(spec, target)], &Env::default()).remove(0)
+    tuner(picks_in(&folder))
+        .choose(&[(spec, target)], &Env::default())
+        .remove(0)
 }
 
 fn timed() -> Shape {
@@ -419,49 +664,100 @@ fn timed() -> Shape {
 #[test]
 fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
     let Some(driver) = with_cudnn() else { return };
-    let results = [("cudnn_forward", 2 * 16 * 8 * 8), ("cudnn_data", 2 * 16 * 8 * 8), ("cudnn_filter", 16 * 16 * 9)];
+    let results = [
+        ("cudnn_forward", 2 * 16 * 8 * 8),
+        ("cudnn_data", 2 * 16 * 8 * 8),
+        ("cudnn_filter", 16 * 16 * 9),
+    ];
     for (kind, (name, elements)) in KINDS.into_iter().zip(results) {
         let spec = timed().contiguous(kind);
         driver.cost("", 1_000_000);
-        // Those that are not deterministic, that transform, or that need more memory than there may be, whatever they take.
-        [0, 2, 3, 4, 5, 6].iter().for_each(|n| driver.cost(&format!("{name}_{n}"), 1));
+        // Those that are not deterministic, that transform, or that need more memory than there may
+        // be, whatever they take.
+        [0, 2, 3, 4, 5, 6]
+            .iter()
+            .for_each(|n| driver.cost(&format!("{name}_{n}"), 1));
         if kind == ConvKind::Forward {
             assert_eq!(chosen(&spec, target()), dnn(0, 0));
             driver.cost("cudnn_forward_0", 1_000_000_000);
         }
         driver.cost(&format!("{name}_1"), 10_000);
         assert_eq!(chosen(&spec, target()), dnn(1, 4 * elements), "{kind:?}");
-        let with_tensor_cores = cudnn::Algorithm { number: 1, math: TENSOR_CORES, workspace: 4 * elements };
-        assert_eq!(chosen(&spec, rounding()), Choice::Cudnn(with_tensor_cores), "{kind:?}");
+        let with_tensor_cores = cudnn::Algorithm {
+            number: 1,
+            math: TENSOR_CORES,
+            workspace: 4 * elements,
+        };
+        assert_eq!(
+            chosen(&spec, rounding()),
+            Choice::Cudnn(with_tensor_cores),
+            "{kind:?}"
+        );
         driver.cost(&format!("{name}_1_plain"), 1_000_000_000);
-        assert_eq!(chosen(&spec, rounding()), Choice::Cudnn(with_tensor_cores), "{kind:?}");
-        assert!(matches!(chosen(&spec, target()), Choice::Own(_)), "{kind:?}: products of f32 are not rounded");
+        assert_eq!(
+            chosen(&spec, rounding()),
+            Choice::Cudnn(with_tensor_cores),
+            "{kind:?}"
+        );
+        assert!(
+            matches!(chosen(&spec, target()), Choice::Own(_)),
+            "{kind:?}: products of f32 are not rounded"
+        );
         let folder = tempfile::tempdir().expect("a folder");
-        let without = Tuner { cudnn: false, ..tuner(picks_in(&folder)) };
-        assert!(matches!(without.choose(&[(&spec, rounding())], &Env::default())[0], Choice::Own(_)), "it is switched off");
+        let without = Tuner {
+            cudnn: false,
+            ..tuner(picks_in(&folder))
+        };
+        assert!(
+            matches!(
+                without.choose(&[(&spec, rounding())], &Env::default())[0],
+                Choice::Own(_)
+            ),
+            "it is switched off"
+        );
     }
     // Kernels with one convolution are computed alike, whatever follows on it.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_0", 10_000);
     driver.cost("gemm_parts", 10_000);
-    let (plain, relu) = (timed().contiguous(ConvKind::Forward), with_bias_and_relu(timed().contiguous(ConvKind::Forward)));
+    let (plain, relu) = (
+        timed().contiguous(ConvKind::Forward),
+        with_bias_and_relu(timed().contiguous(ConvKind::Forward)),
+    );
     let folder = tempfile::tempdir().expect("a folder");
-    let choices = tuner(picks_in(&folder)).choose(&[(&plain, target()), (&relu, target())], &Env::default());
+    let choices =
+        tuner(picks_in(&folder)).choose(&[(&plain, target()), (&relu, target())], &Env::default());
     assert_eq!(choices, [dnn(0, 0), dnn(0, 0)]);
-    let lowered = lower_as(&relu, &Env::default(), &target(), &choices[1]).expect("it has a source");
-    assert_eq!((lowered.library().as_deref(), lowered.workspace), (Some("cuDNN algorithm 0"), 4 * 2 * 16 * 8 * 8));
+    let lowered =
+        lower_as(&relu, &Env::default(), &target(), &choices[1]).expect("it has a source");
+    assert_eq!(
+        (lowered.library().as_deref(), lowered.workspace),
+        (Some("cuDNN algorithm 0"), 4 * 2 * 16 * 8 * 8)
+    );
 }
 
 #[test]
 fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
     let Some(driver) = with_cudnn() else { return };
     let spec = timed().contiguous(ConvKind::Forward);
-    let pick = |folder: &tempfile::TempDir| tuner(picks_in(folder)).choose(&[(&spec, target())], &Env::default()).remove(0);
+    let pick = |folder: &tempfile::TempDir| {
+        tuner(picks_in(folder))
+            .choose(&[(&spec, target())], &Env::default())
+            .remove(0)
+    };
     for (call, code, stays) in [
         ("cudnnCreate", 4000, false),
-        ("cudnnGetConvolutionForwardAlgorithm_v7", EXECUTION_FAILED, false),
+        (
+            "cudnnGetConvolutionForwardAlgorithm_v7",
+            EXECUTION_FAILED,
+            false,
+        ),
         // It has no algorithm for the convolution, and will have none.
-        ("cudnnGetConvolutionForwardAlgorithm_v7", NOT_SUPPORTED, true),
+        (
+            "cudnnGetConvolutionForwardAlgorithm_v7",
+            NOT_SUPPORTED,
+            true,
+        ),
     ] {
         driver.cost("", 1_000_000);
         driver.cost("cudnn_forward_1", 10_000);
@@ -469,7 +765,11 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
         driver.fail(call, 0, code);
         let choice = pick(&folder);
         assert!(matches!(choice, Choice::Own(_)), "{call}: {choice:?}");
-        assert_eq!(kept(&folder), usize::from(stays), "{call}: what may work another time is tried then");
+        assert_eq!(
+            kept(&folder),
+            usize::from(stays),
+            "{call}: what may work another time is tried then"
+        );
     }
     // The one that fails when it is asked for is left out, another stays.
     let folder = tempfile::tempdir().expect("a folder");
@@ -478,12 +778,18 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
     assert_eq!(pick(&folder), dnn(0, 0));
     // A pick that was kept is taken over, and run once and recorded once before it is trusted.
     let ran = driver.get("products");
-    assert_eq!((pick(&folder), driver.get("products") - ran), (dnn(0, 0), 2));
+    assert_eq!(
+        (pick(&folder), driver.get("products") - ran),
+        (dnn(0, 0), 2)
+    );
     // What the library no longer does is timed anew.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_1", 10_000);
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);
-    assert!(matches!(pick(&folder), Choice::Cudnn(cudnn::Algorithm { number: 1, .. })));
+    assert!(matches!(
+        pick(&folder),
+        Choice::Cudnn(cudnn::Algorithm { number: 1, .. })
+    ));
     driver.set("cudnn", 0);
     assert!(matches!(pick(&folder), Choice::Own(_)), "it is gone");
 }

@@ -3,7 +3,10 @@
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
-use slabwise_cuda::{Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, landing_bytes, nvrtc};
+use slabwise_cuda::{
+    Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, landing_bytes,
+    nvrtc,
+};
 use slabwise_kernels::size::Env;
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -11,7 +14,11 @@ const CONTAINED: i32 = 226;
 const ILLEGAL_ADDRESS: i32 = 700;
 
 fn limits(preallocate: bool) -> Limits {
-    Limits { fraction: 0.75, bytes_max: None, preallocate }
+    Limits {
+        fraction: 0.75,
+        bytes_max: None,
+        preallocate,
+    }
 }
 
 /// A kernel that adds a number to 64 floats.
@@ -20,20 +27,35 @@ fn add() -> Lowered {
                 const int i = blockIdx.x * blockDim.x + threadIdx.x;\n    \
                 if (i < 64) ((float*)p.w[1])[i] = ((const float*)p.w[0])[i] + (float)(long long)p.w[2];\n}\n";
     Lowered::new(vec![Function::new("add", text)], 0, |env: &Env| {
-        let words = vec![Word::Argument(0), Word::Argument(1), Word::Number(i64::from(env.0[0]))];
-        vec![Dispatch { function: 0, grid: [2, 1, 1], block: [32, 1, 1], shared_bytes: 0, words }]
+        let words = vec![
+            Word::Argument(0),
+            Word::Argument(1),
+            Word::Number(i64::from(env.0[0])),
+        ];
+        vec![Dispatch {
+            function: 0,
+            grid: [2, 1, 1],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            words,
+        }]
     })
 }
 
 fn floats(device: &Device, region: &slabwise_kernels::memory::Region) -> Vec<f32> {
     let mut bytes = vec![0; region.bytes as usize];
     device.read(region, &mut bytes).expect("it is read");
-    bytes.chunks_exact(4).map(|c| f32::from_ne_bytes(c.try_into().expect("4 bytes"))).collect()
+    bytes
+        .chunks_exact(4)
+        .map(|c| f32::from_ne_bytes(c.try_into().expect("4 bytes")))
+        .collect()
 }
 
 #[test]
 fn memory_is_reserved_at_the_first_use_and_given_back() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     for (maps_pages, preallocate) in [(1, true), (1, false), (0, true), (0, false)] {
         driver.set("maps_pages", maps_pages);
         let before = driver.get("live_bytes");
@@ -47,22 +69,34 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
             (0, false) => 1024,
             _ => 2 << 20,
         };
-        assert_eq!((taken, device.usage().limit), (expected, limit), "{maps_pages} {preallocate}");
+        assert_eq!(
+            (taken, device.usage().limit),
+            (expected, limit),
+            "{maps_pages} {preallocate}"
+        );
         assert_eq!(device.usage().reserved, taken);
         let b = device.reserve(5 << 20).expect("there is room");
         device.write(&a, &[7; 1000]).expect("it is written");
         device.fill(&b, 3).expect("it is filled");
-        device.copy(&a.part(0, 500), &b.part(1 << 20, 500)).expect("it is copied");
+        device
+            .copy(&a.part(0, 500), &b.part(1 << 20, 500))
+            .expect("it is copied");
         let mut bytes = vec![0; 502];
-        device.read(&b.part((1 << 20) - 1, 502), &mut bytes).expect("it is read");
+        device
+            .read(&b.part((1 << 20) - 1, 502), &mut bytes)
+            .expect("it is read");
         assert_eq!((bytes[0], bytes[1], bytes[500], bytes[501]), (3, 7, 7, 3));
         device.release(b.arena);
-        let c = device.reserve(5 << 20).expect("what was given back is there again");
+        let c = device
+            .reserve(5 << 20)
+            .expect("what was given back is there again");
         assert_eq!(device.usage().used, 1024 + (5 << 20));
         let mut bytes = vec![1; 5 << 20];
         device.read(&c, &mut bytes).expect("it is read");
         assert!(bytes.iter().all(|b| *b == 0), "arenas are zeros");
-        let refused = device.reserve(limit).expect_err("more than the limit leaves");
+        let refused = device
+            .reserve(limit)
+            .expect_err("more than the limit leaves");
         assert_eq!(refused, DriverError::OutOfMemory { bytes: limit });
         drop(device);
         assert_eq!(driver.get("live_bytes"), before, "everything is given back");
@@ -72,15 +106,25 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
 
 #[test]
 fn what_the_driver_refuses_leaves_the_device_as_it_was() {
-    let Some(driver) = FakeDriver::install() else { return };
-    for (maps_pages, call) in [(1, "cuMemCreate"), (1, "cuMemMap"), (1, "cuMemSetAccess"), (0, "cuMemAlloc_v2")] {
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    for (maps_pages, call) in [
+        (1, "cuMemCreate"),
+        (1, "cuMemMap"),
+        (1, "cuMemSetAccess"),
+        (0, "cuMemAlloc_v2"),
+    ] {
         driver.set("maps_pages", maps_pages);
         let before = driver.get("live_bytes");
         let mut device = Device::open(0, limits(false)).expect("it is there");
         let first = device.reserve(3 << 20).expect("there is room");
         driver.fail(call, 0, OUT_OF_MEMORY);
         let error = device.reserve(3 << 20).expect_err("it was told to fail");
-        assert!(matches!(error, DriverError::OutOfMemory { .. }), "{call}: {error}");
+        assert!(
+            matches!(error, DriverError::OutOfMemory { .. }),
+            "{call}: {error}"
+        );
         let second = device.reserve(3 << 20).expect("it fails once");
         device.fill(&first, 1).expect("it is filled");
         device.fill(&second, 2).expect("it is filled");
@@ -92,12 +136,21 @@ fn what_the_driver_refuses_leaves_the_device_as_it_was() {
 
 #[test]
 fn a_graph_is_recorded_once_and_replayed_without_allocations() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let mut device = Device::open(0, limits(false)).expect("it is there");
-    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let (x, y) = (
+        device.reserve(256).expect("room"),
+        device.reserve(256).expect("room"),
+    );
     let kernel = add();
-    let program = device.load(&[&kernel, &kernel]).expect("the kernels are fine");
-    let usage = program.usage(&kernel.functions[0].name).expect("it was compiled");
+    let program = device
+        .load(&[&kernel, &kernel])
+        .expect("the kernels are fine");
+    let usage = program
+        .usage(&kernel.functions[0].name)
+        .expect("it was compiled");
     assert!(usage.registers > 0 && usage.spill_bytes == 0);
     device.prepare_staging(256).expect("there is room");
     let env = Env([5, 0, 0, 0, 0, 0, 0, 0]);
@@ -105,16 +158,34 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
     for turn in 0..6u32 {
         let allocations = driver.get("allocations");
         device.begin_staging().expect("it begins");
-        let mut write = |bytes: &mut [u8]| bytes.chunks_exact_mut(4).for_each(|c| c.copy_from_slice(&(turn as f32).to_ne_bytes()));
+        let mut write = |bytes: &mut [u8]| {
+            bytes
+                .chunks_exact_mut(4)
+                .for_each(|c| c.copy_from_slice(&(turn as f32).to_ne_bytes()))
+        };
         device.stage(&x, &mut write).expect("it is staged");
         device.end_staging().expect("it ends");
         if !device.replay(&program, &[5]).expect("the device is fine") {
             assert_eq!(turn, 0);
             let arguments = [[x, y], [y, y]];
-            let launches =
-                (0..2).map(|step| Launch { step, kernel: &kernel, arguments: &arguments[step], workspace: empty }).map(Work::Launch);
-            let run = Run { key: &[5], env: &env, checked: true, after: None, early: false };
-            device.record(&program, &run, launches).expect("it is recorded");
+            let launches = (0..2)
+                .map(|step| Launch {
+                    step,
+                    kernel: &kernel,
+                    arguments: &arguments[step],
+                    workspace: empty,
+                })
+                .map(Work::Launch);
+            let run = Run {
+                key: &[5],
+                env: &env,
+                checked: true,
+                after: None,
+                early: false,
+            };
+            device
+                .record(&program, &run, launches)
+                .expect("it is recorded");
             assert!(device.replay(&program, &[5]).expect("the device is fine"));
         } else {
             assert_eq!(driver.get("allocations"), allocations, "turn {turn}");
@@ -127,102 +198,189 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
     assert_eq!((driver.get("captures"), device.fault()), (1, None));
 }
 
-/// A kernel that copies 64 floats through shared memory that it declares, beside so many bytes that its launches give.
+/// A kernel that copies 64 floats through shared memory that it declares, beside so many bytes that
+/// its launches give.
 fn through_shared(bytes: u32) -> Lowered {
     let text = "extern \"C\" __global__ void __launch_bounds__(64) NAME(const __grid_constant__ Words<2> p) {\n    \
                 __shared__ float own[1024];\n    SHARED_BYTES(float, given);\n    \
                 own[1023 - threadIdx.x] = given[threadIdx.x] = ((const float*)p.w[0])[threadIdx.x];\n    __syncthreads();\n    \
                 const int other = 63 - threadIdx.x;\n    ((float*)p.w[1])[threadIdx.x] = own[1023 - other] + given[other];\n}\n";
-    Lowered::new(vec![Function::new("through_shared", text)], 0, move |_: &Env| {
-        let words = vec![Word::Argument(0), Word::Argument(1)];
-        vec![Dispatch { function: 0, grid: [1, 1, 1], block: [64, 1, 1], shared_bytes: bytes, words }]
-    })
+    Lowered::new(
+        vec![Function::new("through_shared", text)],
+        0,
+        move |_: &Env| {
+            let words = vec![Word::Argument(0), Word::Argument(1)];
+            vec![Dispatch {
+                function: 0,
+                grid: [1, 1, 1],
+                block: [64, 1, 1],
+                shared_bytes: bytes,
+                words,
+            }]
+        },
+    )
 }
 
 #[test]
 fn a_launch_gives_a_kernel_all_shared_memory_beside_its_own() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     for (capability, shared_bytes) in [(80, 163 << 10), (89, 99 << 10), (90, 227 << 10)] {
         driver.set("capability", capability);
         driver.set("shared_bytes", i64::from(shared_bytes));
         let mut device = Device::open(0, limits(false)).expect("it is there");
-        let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+        let (x, y) = (
+            device.reserve(256).expect("room"),
+            device.reserve(256).expect("room"),
+        );
         let values: Vec<u8> = (0..64).flat_map(|i| (i as f32).to_ne_bytes()).collect();
         device.write(&x, &values).expect("it is written");
         let left = shared_bytes - 4096;
         for (bytes, fits) in [(256, true), (left, true), (left + 1, false)] {
             let kernel = through_shared(bytes);
-            let program = device.load(&[&kernel]).unwrap_or_else(|e| panic!("sm_{capability}: {e}"));
-            assert_eq!(program.usage(&kernel.functions[0].name).map(|u| u.shared_bytes), Some(4096));
-            let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
+            let program = device
+                .load(&[&kernel])
+                .unwrap_or_else(|e| panic!("sm_{capability}: {e}"));
+            assert_eq!(
+                program
+                    .usage(&kernel.functions[0].name)
+                    .map(|u| u.shared_bytes),
+                Some(4096)
+            );
+            let launch = Launch {
+                step: 0,
+                kernel: &kernel,
+                arguments: &[x, y],
+                workspace: x.part(0, 0),
+            };
             let launched = device.launch(&program, &Env::default(), &launch);
-            assert_eq!(launched.is_ok(), fits, "sm_{capability}, {bytes} bytes: {launched:?}");
+            assert_eq!(
+                launched.is_ok(),
+                fits,
+                "sm_{capability}, {bytes} bytes: {launched:?}"
+            );
             let expected: Vec<f32> = (0..64).map(|i| 2.0 * (63 - i) as f32).collect();
-            assert!(!fits || floats(&device, &y) == expected, "sm_{capability}, {bytes} bytes");
+            assert!(
+                !fits || floats(&device, &y) == expected,
+                "sm_{capability}, {bytes} bytes"
+            );
         }
     }
 }
 
 #[test]
 fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let modules = driver.get("live_modules");
     for elsewhere in [false, true] {
         let mut device = Device::open(0, limits(false)).expect("it is there");
-        let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+        let (x, y) = (
+            device.reserve(256).expect("room"),
+            device.reserve(256).expect("room"),
+        );
         let kernel = add();
         let program = device.load(&[&kernel]).expect("the kernel is fine");
-        let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
-        device.launch(&program, &Env([5, 0, 0, 0, 0, 0, 0, 0]), &launch).expect("it is launched");
+        let launch = Launch {
+            step: 0,
+            kernel: &kernel,
+            arguments: &[x, y],
+            workspace: x.part(0, 0),
+        };
+        device
+            .launch(&program, &Env([5, 0, 0, 0, 0, 0, 0, 0]), &launch)
+            .expect("it is launched");
         assert_eq!(driver.get("live_modules"), modules + 1);
         match elsewhere {
-            true => std::thread::spawn(move || drop(program)).join().expect("no panic"),
+            true => std::thread::spawn(move || drop(program))
+                .join()
+                .expect("no panic"),
             false => drop(program),
         }
-        assert_eq!(driver.get("live_modules"), modules, "dropped by another thread: {elsewhere}");
+        assert_eq!(
+            driver.get("live_modules"),
+            modules,
+            "dropped by another thread: {elsewhere}"
+        );
         assert_eq!(floats(&device, &y), [5.0; 64]);
     }
 }
 
 #[test]
 fn recording_allows_what_libraries_do_meanwhile() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let mut device = Device::open(0, limits(false)).expect("it is there");
-    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let (x, y) = (
+        device.reserve(256).expect("room"),
+        device.reserve(256).expect("room"),
+    );
     let kernel = add();
     let program = device.load(&[&kernel]).expect("the kernel is fine");
     let (env, arguments) = (Env([5, 0, 0, 0, 0, 0, 0, 0]), [x, y]);
     for (key, strict) in [(1, 0), (2, 1), (3, 0)] {
         driver.set("strict", strict);
-        let work = [Launch { step: 0, kernel: &kernel, arguments: &arguments, workspace: x.part(0, 0) }].into_iter().map(|launch| {
-            // It pins memory, which the driver refuses in the stricter modes, and what is recorded is lost.
+        let work = [Launch {
+            step: 0,
+            kernel: &kernel,
+            arguments: &arguments,
+            workspace: x.part(0, 0),
+        }]
+        .into_iter()
+        .map(|launch| {
+            // It pins memory, which the driver refuses in the stricter modes, and what is recorded
+            // is lost.
             let opened = Device::open(0, limits(false)).map(|_| ());
             assert_eq!(opened.is_ok(), strict == 0, "{opened:?}");
             Work::Launch(launch)
         });
-        let run = Run { key: &[key], env: &env, checked: false, after: None, early: false };
+        let run = Run {
+            key: &[key],
+            env: &env,
+            checked: false,
+            after: None,
+            early: false,
+        };
         let recorded = device.record(&program, &run, work);
         assert_eq!(recorded.is_ok(), strict == 0, "{recorded:?}");
         assert_eq!(device.replay(&program, &[key]), Ok(strict == 0));
-        assert_eq!(floats(&device, &y), [if key == 1 || key == 3 { 5.0 } else { 0.0 }; 64]);
+        assert_eq!(
+            floats(&device, &y),
+            [if key == 1 || key == 3 { 5.0 } else { 0.0 }; 64]
+        );
         device.fill(&y, 0).expect("it is filled");
     }
 }
 
 #[test]
 fn a_device_newer_than_the_compiler_runs_ptx_and_one_too_old_is_refused() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     driver.set("capability", 990);
     driver.set("shared_bytes", 227 << 10);
     let mut device = Device::open(0, limits(false)).expect("its driver compiles PTX");
-    let (x, y) = (device.reserve(256).expect("room"), device.reserve(256).expect("room"));
+    let (x, y) = (
+        device.reserve(256).expect("room"),
+        device.reserve(256).expect("room"),
+    );
     let values: Vec<u8> = (0..64).flat_map(|i| (i as f32).to_ne_bytes()).collect();
     device.write(&x, &values).expect("it is written");
     let left = (227 << 10) - 4096;
     for (bytes, fits) in [(left, true), (left + 1, false)] {
         let kernel = through_shared(bytes);
-        let program = device.load(&[&kernel]).expect("it is PTX for a device before this one");
-        let launch = Launch { step: 0, kernel: &kernel, arguments: &[x, y], workspace: x.part(0, 0) };
+        let program = device
+            .load(&[&kernel])
+            .expect("it is PTX for a device before this one");
+        let launch = Launch {
+            step: 0,
+            kernel: &kernel,
+            arguments: &[x, y],
+            workspace: x.part(0, 0),
+        };
         let launched = device.launch(&program, &Env::default(), &launch);
         assert_eq!(launched.is_ok(), fits, "{bytes} bytes: {launched:?}");
     }
@@ -230,20 +388,35 @@ fn a_device_newer_than_the_compiler_runs_ptx_and_one_too_old_is_refused() {
     assert_eq!(floats(&device, &y), expected);
     drop(device);
     driver.set("capability", 70);
-    let error = Device::open(0, limits(false)).map(|_| ()).expect_err("there is no such code").to_string();
-    for part in ["makes no code for sm_70", "sm_90", "a device of sm_80 or newer"] {
+    let error = Device::open(0, limits(false))
+        .map(|_| ())
+        .expect_err("there is no such code")
+        .to_string();
+    for part in [
+        "makes no code for sm_70",
+        "sm_90",
+        "a device of sm_80 or newer",
+    ] {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
 }
 
 #[test]
 fn programs_share_the_code_of_their_functions() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let device = Device::open(0, limits(false)).expect("it is there");
     // No other test has these.
     let of = |number: usize| {
-        let text = format!("extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {{\n    *(int*)p.w[0] = {number};\n}}\n");
-        Lowered::new(vec![Function::new("shared_by_programs", &text)], 0, |_: &Env| vec![])
+        let text = format!(
+            "extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {{\n    *(int*)p.w[0] = {number};\n}}\n"
+        );
+        Lowered::new(
+            vec![Function::new("shared_by_programs", &text)],
+            0,
+            |_: &Env| vec![],
+        )
     };
     let kernels: Vec<Lowered> = (1..=3).map(of).collect();
     let loaded = |steps: &[&Lowered]| {
@@ -268,36 +441,75 @@ fn made() -> usize {
 }
 
 fn program_uses(program: &slabwise_cuda::Program, kernels: &[Lowered]) -> bool {
-    kernels.iter().all(|kernel| program.usage(&kernel.functions[0].name).is_some_and(|usage| usage.registers > 0))
+    kernels.iter().all(|kernel| {
+        program
+            .usage(&kernel.functions[0].name)
+            .is_some_and(|usage| usage.registers > 0)
+    })
 }
 
 #[test]
 fn a_kernel_that_does_not_compile_is_kept_for_reading() {
-    let Some(_driver) = FakeDriver::install() else { return };
+    let Some(_driver) = FakeDriver::install() else {
+        return;
+    };
     let device = Device::open(0, limits(false)).expect("it is there");
     let text = "extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {\n    undeclared = 1;\n}\n";
     let kernel = Lowered::new(vec![Function::new("broken", text)], 0, |_: &Env| vec![]);
-    let error = device.load(&[&kernel]).map(|_| ()).expect_err("it names what there is not");
-    let LoadError::Compile(nvrtc::Error::Refused { source_file: Some(file), log, .. }) = &error else { panic!("{error}") };
+    let error = device
+        .load(&[&kernel])
+        .map(|_| ())
+        .expect_err("it names what there is not");
+    let LoadError::Compile(nvrtc::Error::Refused {
+        source_file: Some(file),
+        log,
+        ..
+    }) = &error
+    else {
+        panic!("{error}")
+    };
     let message = error.to_string();
-    assert!(message.contains(&format!("the generated kernel {} for sm_90", kernel.functions[0].name)), "{message}");
-    assert!(log.contains("undeclared") && message.contains(log) && message.contains(&file.display().to_string()), "{message}");
+    assert!(
+        message.contains(&format!(
+            "the generated kernel {} for sm_90",
+            kernel.functions[0].name
+        )),
+        "{message}"
+    );
+    assert!(
+        log.contains("undeclared")
+            && message.contains(log)
+            && message.contains(&file.display().to_string()),
+        "{message}"
+    );
     // The line that the log names is the one that the file shows under its number.
     let numbered = |line: &&str| line.contains("undeclared = 1");
     let saved = std::fs::read_to_string(file).expect("the saved source");
-    let number = saved.lines().find(numbered).and_then(|line| line.split_whitespace().next()).expect("it is numbered");
-    assert!(log.contains(&format!("({number})")), "line {number} is not in: {log}");
+    let number = saved
+        .lines()
+        .find(numbered)
+        .and_then(|line| line.split_whitespace().next())
+        .expect("it is numbered");
+    assert!(
+        log.contains(&format!("({number})")),
+        "line {number} is not in: {log}"
+    );
     std::fs::remove_file(file).expect("it was there");
 }
 
 #[test]
 fn a_device_that_is_lost_says_so_from_then_on() {
-    let Some(driver) = FakeDriver::install() else { return };
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
     let mut device = Device::open(0, limits(false)).expect("it is there");
     let x = device.reserve(256).expect("room");
     driver.fail("cuStreamSynchronize", 0, ILLEGAL_ADDRESS);
     let error = device.synchronize().expect_err("it was told to fail");
-    assert!(matches!(&error, DriverError::Lost(why) if why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")), "{error}");
+    assert!(
+        matches!(&error, DriverError::Lost(why) if why.contains("CUDA_ERROR_ILLEGAL_ADDRESS")),
+        "{error}"
+    );
     assert_eq!(device.fill(&x, 0), Err(error.clone()));
     assert_eq!(device.reserve(1).map(|_| ()), Err(error));
     // An error of the memory that the device has shut in.
@@ -310,50 +522,92 @@ fn a_device_that_is_lost_says_so_from_then_on() {
 
 #[test]
 fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
-    let Some(driver) = FakeDriver::install() else { return };
-    let error = Device::open(1, limits(true)).map(|_| ()).expect_err("there is one");
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    let error = Device::open(1, limits(true))
+        .map(|_| ())
+        .expect_err("there is one");
     assert_eq!(error, DriverError::NoDevice { count: 1 });
     assert_eq!(error.to_string(), "there is one CUDA device, cuda:0");
     driver.set("devices", 0);
-    let error = Device::open(0, limits(true)).map(|_| ()).expect_err("there is none");
+    let error = Device::open(0, limits(true))
+        .map(|_| ())
+        .expect_err("there is none");
     assert_eq!(error.to_string(), "there is no CUDA device");
     driver.set("devices", 1);
     for (version, found) in [(12080, (12, 8)), (11040, (11, 4))] {
         driver.set("version", version);
-        let error = Device::open(0, limits(true)).map(|_| ()).expect_err("it is too old");
+        let error = Device::open(0, limits(true))
+            .map(|_| ())
+            .expect_err("it is too old");
         assert_eq!(error, DriverError::TooOld { found, needed: 13 });
     }
 }
 
 #[test]
 fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
-    let Some(driver) = FakeDriver::install() else { return };
-    // As late as the driver may do things, each run still sees its own inputs, with and without room to send them ahead.
+    let Some(driver) = FakeDriver::install() else {
+        return;
+    };
+    // As late as the driver may do things, each run still sees its own inputs, with and without
+    // room to send them ahead.
     for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
         driver.set("total", total);
         driver.set("maps_pages", 0);
         let mut device = Device::open(0, limits(false)).expect("it is there");
         let bytes = 5 << 18;
-        let (x, y) = (device.reserve(bytes).expect("room"), device.reserve(256).expect("room"));
+        let (x, y) = (
+            device.reserve(bytes).expect("room"),
+            device.reserve(256).expect("room"),
+        );
         let before = device.usage().used;
         device.prepare_staging(bytes as usize).expect("it is ready");
-        assert_eq!(device.set_landing(landing_bytes(bytes)).expect("the driver is fine"), ahead);
-        assert_eq!(device.usage().used - before, if ahead { landing_bytes(bytes) } else { 0 });
+        assert_eq!(
+            device
+                .set_landing(landing_bytes(bytes))
+                .expect("the driver is fine"),
+            ahead
+        );
+        assert_eq!(
+            device.usage().used - before,
+            if ahead { landing_bytes(bytes) } else { 0 }
+        );
         let mut seen = device.reserve(8 * 16).expect("room");
         seen.bytes = 8;
         for turn in 0..16u8 {
             let made = driver.get("allocations");
             device.begin_staging().expect("it begins");
-            device.stage(&x, &mut |bytes| bytes.fill(turn + 1)).expect("it is staged");
+            device
+                .stage(&x, &mut |bytes| bytes.fill(turn + 1))
+                .expect("it is staged");
             device.end_staging().expect("it ends");
             // What stands for the run: it looks at the last bytes of its input.
-            device.copy(&x.part(bytes - 8, 8), &y.part(0, 8)).expect("it is copied");
-            device.copy(&y.part(0, 8), &slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }).expect("it is copied");
+            device
+                .copy(&x.part(bytes - 8, 8), &y.part(0, 8))
+                .expect("it is copied");
+            device
+                .copy(
+                    &y.part(0, 8),
+                    &slabwise_kernels::memory::Region {
+                        offset: 8 * u64::from(turn),
+                        ..seen
+                    },
+                )
+                .expect("it is copied");
             assert_eq!(driver.get("allocations"), made);
         }
         for turn in 0..16u8 {
             let mut read = [0; 8];
-            device.read(&slabwise_kernels::memory::Region { offset: 8 * u64::from(turn), ..seen }, &mut read).expect("it is read");
+            device
+                .read(
+                    &slabwise_kernels::memory::Region {
+                        offset: 8 * u64::from(turn),
+                        ..seen
+                    },
+                    &mut read,
+                )
+                .expect("it is read");
             assert_eq!(read, [turn + 1; 8], "run {turn}");
         }
     }

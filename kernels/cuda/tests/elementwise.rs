@@ -15,12 +15,44 @@ use slabwise_kernels::spec::{Inst, ReduceOp};
 
 /// Numbers of all kinds: special, tiny, huge, and many in between.
 fn floats() -> Vec<f32> {
-    let special = [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 2.5, -2.5, 3e9, -3e9];
-    special.into_iter().chain((0..400).map(|i| i as f32 * 0.043 - 8.6)).collect()
+    let special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        2.5,
+        -2.5,
+        3e9,
+        -3e9,
+    ];
+    special
+        .into_iter()
+        .chain((0..400).map(|i| i as f32 * 0.043 - 8.6))
+        .collect()
 }
 
 fn integers() -> Vec<i32> {
-    [0, 1, -1, 2, -7, i32::MAX, i32::MIN, i32::MIN + 1, 1 << 20, 255, 256].into_iter().chain(-40..40).collect()
+    [
+        0,
+        1,
+        -1,
+        2,
+        -7,
+        i32::MAX,
+        i32::MIN,
+        i32::MIN + 1,
+        1 << 20,
+        255,
+        256,
+    ]
+    .into_iter()
+    .chain(-40..40)
+    .collect()
 }
 
 /// Every pair of samples, as three arguments of a type.
@@ -28,10 +60,18 @@ fn arguments(dtype: DType, which: usize) -> Vec<u8> {
     let n = 420;
     let pick = |i: usize, len: usize| (i * [1, 17, 5][which] + which) % len;
     match dtype {
-        DType::F32 => (0..n).flat_map(|i| floats()[pick(i, floats().len())].to_le_bytes()).collect(),
-        DType::F16 => (0..n).flat_map(|i| half::f16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes()).collect(),
-        DType::BF16 => (0..n).flat_map(|i| half::bf16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes()).collect(),
-        DType::I32 => (0..n).flat_map(|i| integers()[pick(i, integers().len())].to_le_bytes()).collect(),
+        DType::F32 => (0..n)
+            .flat_map(|i| floats()[pick(i, floats().len())].to_le_bytes())
+            .collect(),
+        DType::F16 => (0..n)
+            .flat_map(|i| half::f16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes())
+            .collect(),
+        DType::BF16 => (0..n)
+            .flat_map(|i| half::bf16::from_f32(floats()[pick(i, floats().len())]).to_le_bytes())
+            .collect(),
+        DType::I32 => (0..n)
+            .flat_map(|i| integers()[pick(i, integers().len())].to_le_bytes())
+            .collect(),
         DType::U8 => (0..n).map(|i| (i * 7 + which) as u8).collect(),
         DType::Bool => (0..n).map(|i| (i >> which & 1) as u8).collect(),
     }
@@ -40,7 +80,20 @@ fn arguments(dtype: DType, which: usize) -> Vec<u8> {
 /// Operations that a GPU computes by functions of its own; all others are the CPU's in every bit.
 fn is_near(op: ScalarOp) -> bool {
     use ScalarOp as S;
-    let near = [S::Pow, S::Exp, S::Exp2, S::Expm1, S::Ln, S::Log1p, S::Rsqrt, S::Tanh, S::Sigmoid, S::Erf, S::Sin, S::Cos];
+    let near = [
+        S::Pow,
+        S::Exp,
+        S::Exp2,
+        S::Expm1,
+        S::Ln,
+        S::Log1p,
+        S::Rsqrt,
+        S::Tanh,
+        S::Sigmoid,
+        S::Erf,
+        S::Sin,
+        S::Cos,
+    ];
     near.contains(&op)
 }
 
@@ -53,17 +106,30 @@ fn operations() {
     let (mut exact, mut near) = (Vec::new(), Vec::new());
     for &op in ScalarOp::ALL {
         for dtype in [DType::F32, DType::I32, DType::Bool] {
-            let types: Vec<DType> =
-                (0..op.arity()).map(|k| if op.class() == Class::Select && k == 0 { DType::Bool } else { dtype }).collect();
+            let types: Vec<DType> = (0..op.arity())
+                .map(|k| {
+                    if op.class() == Class::Select && k == 0 {
+                        DType::Bool
+                    } else {
+                        dtype
+                    }
+                })
+                .collect();
             let lanes: Vec<Lane> = types.iter().map(|t| t.lane()).collect();
-            let Some(lane) = op.lane(&lanes) else { continue };
+            let Some(lane) = op.lane(&lanes) else {
+                continue;
+            };
             let mut b = Builder::new(&[420], 0);
             let values: Vec<u16> = types.iter().map(|&t| b.typed(t, &[1])).collect();
             let values: Vec<u16> = values.into_iter().map(|k| b.inst(Inst::Load(k))).collect();
             let y = b.op(op, &values);
             let out = b.typed(lane.stored(), &[1]);
             b.store(y, out);
-            let mut case = Case::new(format!("{} of {dtype}", op.name()), b.spec, &mut Choices::new(1));
+            let mut case = Case::new(
+                format!("{} of {dtype}", op.name()),
+                b.spec,
+                &mut Choices::new(1),
+            );
             for (k, &t) in types.iter().enumerate() {
                 case.args[k] = arguments(t, k);
             }
@@ -151,16 +217,29 @@ fn program(choices: &mut Choices, round: usize) -> Case {
     let k = b.typed(dtype, &along);
     ints.push(b.inst(Inst::Load(k)));
     let along: Vec<i64> = (0..rank).map(|_| choices.below(50) as i64 - 10).collect();
-    b.spec.indices.push(along.iter().map(|&s| Size::fixed(s)).collect());
+    b.spec
+        .indices
+        .push(along.iter().map(|&s| Size::fixed(s)).collect());
     ints.push(b.inst(Inst::Index(0)));
     if choices.once_in(2) {
         let state = b.typed(DType::I32, &vec![0; rank]);
         let index = choices.pick(&ints);
-        floats.push(b.inst(Inst::Uniform { state, stream: choices.bits(), index }));
+        floats.push(b.inst(Inst::Uniform {
+            state,
+            stream: choices.bits(),
+            index,
+        }));
     }
     for _ in 0..1 + choices.below(8) {
-        let mut op =
-            choices.pick(&[ScalarOp::Add, ScalarOp::Mul, ScalarOp::Sub, ScalarOp::Max, ScalarOp::Min, ScalarOp::Tanh, ScalarOp::Abs]);
+        let mut op = choices.pick(&[
+            ScalarOp::Add,
+            ScalarOp::Mul,
+            ScalarOp::Sub,
+            ScalarOp::Max,
+            ScalarOp::Min,
+            ScalarOp::Tanh,
+            ScalarOp::Abs,
+        ]);
         if op == ScalarOp::Tanh && is_exact(round) {
             op = choices.pick(&[ScalarOp::Div, ScalarOp::Sqrt]);
         }
@@ -195,12 +274,18 @@ fn random_programs() {
     let mut choices = Choices::new(7);
     let rounds = (0..80).map(|round| (is_exact(round), program(&mut choices, round)));
     let (exact, near): (Vec<_>, Vec<_>) = rounds.partition(|(exact, _)| *exact);
-    check(&exact.into_iter().map(|(_, case)| case).collect::<Vec<_>>(), 0.0);
-    check(&near.into_iter().map(|(_, case)| case).collect::<Vec<_>>(), 1e-5);
+    check(
+        &exact.into_iter().map(|(_, case)| case).collect::<Vec<_>>(),
+        0.0,
+    );
+    check(
+        &near.into_iter().map(|(_, case)| case).collect::<Vec<_>>(),
+        1e-5,
+    );
 }
 
-/// Sums of products, in whatever company: stored alone, beside a product, and of numbers that are the same for a whole row. A
-/// product that is fused with a sum is rounded once instead of twice.
+/// Sums of products, in whatever company: stored alone, beside a product, and of numbers that are
+/// the same for a whole row. A product that is fused with a sum is rounded once instead of twice.
 #[test]
 fn products_are_rounded_before_they_are_added() {
     if !available() {
@@ -210,32 +295,49 @@ fn products_are_rounded_before_they_are_added() {
     for company in 0..3 {
         let mut b = Builder::new(&[40, 1003], 0);
         let row: &[i64] = if company == 2 { &[1, 0] } else { &[1003, 1] };
-        let (x, y, z, w) = (b.load(row), b.load(row), b.load(&[1003, 1]), b.load(&[1003, 1]));
+        let (x, y, z, w) = (
+            b.load(row),
+            b.load(row),
+            b.load(&[1003, 1]),
+            b.load(&[1003, 1]),
+        );
         let (p, q) = (b.op(ScalarOp::Mul, &[x, y]), b.op(ScalarOp::Mul, &[z, w]));
         let sum = b.op(ScalarOp::Add, &[p, q]);
-        for value in if company == 1 { vec![sum, p] } else { vec![sum] } {
+        for value in if company == 1 {
+            vec![sum, p]
+        } else {
+            vec![sum]
+        } {
             let out = b.operand(&[1003, 1]);
             b.store(value, out);
         }
         let lowered = lower(&b.spec, &Env::default(), &TARGET).expect("source");
         let case = Case::new(format!("company {company}"), b.spec, &mut Choices::new(5));
         if nvrtc::version().is_ok() {
-            let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &lowered.functions, 90)).unwrap_or_else(|e| panic!("{e}"));
-            assert!(ptx.contains("mul.rn.f32") && !ptx.contains("fma.rn.f32"), "{ptx}");
+            let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &lowered.functions, 90))
+                .unwrap_or_else(|e| panic!("{e}"));
+            assert!(
+                ptx.contains("mul.rn.f32") && !ptx.contains("fma.rn.f32"),
+                "{ptx}"
+            );
         }
         cases.push(case);
     }
     check(&cases, 0.0);
 }
 
-/// What is moved in vectors is loaded and stored by one instruction each, whatever the strides of the other axes.
+/// What is moved in vectors is loaded and stored by one instruction each, whatever the strides of
+/// the other axes.
 #[test]
 fn vectors_are_stored_whole() {
     if nvrtc::version().is_err() {
         return;
     }
     let mut pointwise = Builder::new(&[16, 256, 3136], 0);
-    let (x, bias) = (pointwise.load(&[802_816, 3136, 1]), pointwise.load(&[0, 1, 0]));
+    let (x, bias) = (
+        pointwise.load(&[802_816, 3136, 1]),
+        pointwise.load(&[0, 1, 0]),
+    );
     let y = pointwise.op(ScalarOp::Add, &[x, bias]);
     let out = pointwise.operand(&[802_816, 3136, 1]);
     pointwise.store(y, out);
@@ -248,14 +350,25 @@ fn vectors_are_stored_whole() {
     rows.store(y, out);
     for (name, spec) in [("points", pointwise.spec), ("rows", rows.spec)] {
         let lowered = lower(&spec, &Env::default(), &TARGET).expect("source");
-        assert!(lowered.functions.iter().any(|f| f.source.contains("store_vec")), "{name}");
-        let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &lowered.functions, 90)).unwrap_or_else(|e| panic!("{e}"));
+        assert!(
+            lowered
+                .functions
+                .iter()
+                .any(|f| f.source.contains("store_vec")),
+            "{name}"
+        );
+        let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &lowered.functions, 90))
+            .unwrap_or_else(|e| panic!("{e}"));
         let count = |instruction: &str| ptx.matches(instruction).count();
-        assert!(count("ld.global.v4") > 0 && count("st.global.v4") > 0 && count("st.global.f32") == 0, "{name}: {ptx}");
+        assert!(
+            count("ld.global.v4") > 0 && count("st.global.v4") > 0 && count("st.global.f32") == 0,
+            "{name}: {ptx}"
+        );
     }
 }
 
-/// What optimizers do: several results over the memory of the arguments, of a length that is no multiple of a vector.
+/// What optimizers do: several results over the memory of the arguments, of a length that is no
+/// multiple of a vector.
 #[test]
 fn updates_in_place() {
     if !available() {
@@ -291,7 +404,11 @@ fn sizes_known_at_launch() {
     for size in [0, 1, 5, 48] {
         for across in [false, true] {
             let mut b = Builder::new(&[3, 48, 40], 0);
-            let x = b.load(if across { &[1920, 1, 48] } else { &[1920, 40, 1] });
+            let x = b.load(if across {
+                &[1920, 1, 48]
+            } else {
+                &[1920, 40, 1]
+            });
             let bias = b.load(&[0, 0, 1]);
             let y = b.op(ScalarOp::Add, &[x, bias]);
             let out = b.operand(&[1920, 40, 1]);
@@ -305,7 +422,13 @@ fn sizes_known_at_launch() {
                 b.spec.operands[0].strides[2] = n;
             }
             let name = format!("{size} of 48, across {across}");
-            cases.push(Case::bounded(name, b.spec, Env([48; 8]), Env([size; 8]), &mut Choices::new(3)));
+            cases.push(Case::bounded(
+                name,
+                b.spec,
+                Env([48; 8]),
+                Env([size; 8]),
+                &mut Choices::new(3),
+            ));
         }
     }
     check(&cases, 0.0);

@@ -11,7 +11,12 @@ use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
 /// A kernel of one or two words: the addresses of floats.
 fn kernel(body: &str) -> Function {
     let declare = "float* const a = reinterpret_cast<float*>(p.w[0]);\nfloat* const b = reinterpret_cast<float*>(p.w[1]);\nconst int t = threadIdx.x;";
-    Function::new("test", &format!("extern \"C\" __global__ void NAME(const __grid_constant__ Words<2> p) {{\n{declare}\n{body}\n}}\n"))
+    Function::new(
+        "test",
+        &format!(
+            "extern \"C\" __global__ void NAME(const __grid_constant__ Words<2> p) {{\n{declare}\n{body}\n}}\n"
+        ),
+    )
 }
 
 /// Kernels compiled together.
@@ -23,23 +28,40 @@ struct Kernels {
 impl Kernels {
     fn new(bodies: &[&str]) -> Result<Kernels, String> {
         let functions: Vec<Function> = bodies.iter().map(|body| kernel(body)).collect();
-        Ok(Kernels { emulator: Emulator::new(&functions, Check::Nothing).map_err(|e| e.to_string())?, functions })
+        Ok(Kernels {
+            emulator: Emulator::new(&functions, Check::Nothing).map_err(|e| e.to_string())?,
+            functions,
+        })
     }
 
-    /// Runs one block of `threads` over two arrays of 256 floats; gives the second, or what went wrong.
+    /// Runs one block of `threads` over two arrays of 256 floats; gives the second, or what went
+    /// wrong.
     fn run(&self, which: usize, threads: u32, order: Order) -> Result<Vec<f32>, String> {
         let mut a: Vec<f32> = (0..256).map(|i| i as f32).collect();
         let mut b = vec![0.0f32; 256];
-        let dispatch = Dispatch { function: which, grid: [1; 3], block: [threads, 1, 1], shared_bytes: 4096, words: vec![] };
+        let dispatch = Dispatch {
+            function: which,
+            grid: [1; 3],
+            block: [threads, 1, 1],
+            shared_bytes: 4096,
+            words: vec![],
+        };
         let words = [a.as_mut_ptr() as u64, b.as_mut_ptr() as u64];
         // SAFETY: the kernels below stay inside of the arrays, which nobody else uses.
-        unsafe { self.emulator.launch(&self.functions[which], &dispatch, &words, order) }.map_err(|e| e.to_string())?;
+        unsafe {
+            self.emulator
+                .launch(&self.functions[which], &dispatch, &words, order)
+        }
+        .map_err(|e| e.to_string())?;
         Ok(b)
     }
 
     /// Whether some order fails or gives something else than the others, or a NaN.
     fn is_caught(&self, which: usize, threads: u32) -> bool {
-        let results: Vec<_> = Order::ALL.iter().map(|&order| self.run(which, threads, order)).collect();
+        let results: Vec<_> = Order::ALL
+            .iter()
+            .map(|&order| self.run(which, threads, order))
+            .collect();
         results.iter().any(|r| match (r, &results[0]) {
             (Ok(values), Ok(first)) => values.iter().any(|x| x.is_nan()) || values != first,
             _ => true,
@@ -47,7 +69,8 @@ impl Kernels {
     }
 }
 
-const REVERSED: &str = "__shared__ float s[128];\ns[t] = a[t];\n__syncthreads();\nb[t] = s[127 - t];";
+const REVERSED: &str =
+    "__shared__ float s[128];\ns[t] = a[t];\n__syncthreads();\nb[t] = s[127 - t];";
 
 #[test]
 fn right_kernels_run_in_every_order() {
@@ -66,7 +89,9 @@ fn right_kernels_run_in_every_order() {
         b[t] = s[t];",
     ])
     .expect("compiles");
-    let expected: Vec<f32> = (0..256).map(|i| if i < 128 { (127 - i) as f32 } else { 0.0 }).collect();
+    let expected: Vec<f32> = (0..256)
+        .map(|i| if i < 128 { (127 - i) as f32 } else { 0.0 })
+        .collect();
     for order in Order::ALL {
         assert_eq!(kernels.run(0, 128, order).as_ref(), Ok(&expected));
         let shuffled = kernels.run(1, 64, order).expect("runs");
@@ -75,7 +100,10 @@ fn right_kernels_run_in_every_order() {
             assert_eq!(*x, ((t ^ 1) + down) as f32);
         }
         assert_eq!(kernels.run(2, 64, order).expect("runs")[..64], [4011.0; 64]);
-        assert_eq!(kernels.run(3, 32, order).expect("runs")[..10], [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, 8.0, 9.0]);
+        assert_eq!(
+            kernels.run(3, 32, order).expect("runs")[..10],
+            [0.0, 1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, 8.0, 9.0]
+        );
     }
 }
 
@@ -85,19 +113,51 @@ fn mistakes_are_caught() {
         return;
     }
     let mistakes = [
-        ("no barrier", "__shared__ float s[128];\ns[t] = a[t];\nb[t] = s[127 - t];", 128),
+        (
+            "no barrier",
+            "__shared__ float s[128];\ns[t] = a[t];\nb[t] = s[127 - t];",
+            128,
+        ),
         (
             "no second barrier",
             "__shared__ float s[128];\nfor (int i = 0; i < 2; ++i) {\ns[t] = a[t] + i;\n__syncthreads();\nb[t] += s[127 - t];\n}",
             128,
         ),
-        ("shared memory never written", "__shared__ float s[128];\nif (t < 127) s[t] = a[t];\n__syncthreads();\nb[t] = s[t];", 128),
-        ("dynamic shared memory never written", "SHARED_BYTES(float, s);\nb[t] = s[t];", 32),
-        ("a barrier that not all reach", "if (t < 32) __syncthreads();\nelse if (t < 40) __syncwarp();\nb[t] = a[t];", 64),
-        ("a shuffle that not all reach", "if (t != 3) b[t] = __shfl_xor_sync(0xffffffffu, a[t], 1);\nelse __syncthreads();", 32),
-        ("a lane that has returned", "if (t == 3) return;\nb[t] = __shfl_xor_sync(0xffffffffu, a[t], 1);", 32),
-        ("a lane outside of its mask", "b[t] = __shfl_xor_sync(0xffffu, a[t], 1);", 32),
-        ("a misaligned vector", "const Vec<float, 4> v = load_vec<Vec<float, 4>>(a + 1);\nb[t] = v.v[0];", 32),
+        (
+            "shared memory never written",
+            "__shared__ float s[128];\nif (t < 127) s[t] = a[t];\n__syncthreads();\nb[t] = s[t];",
+            128,
+        ),
+        (
+            "dynamic shared memory never written",
+            "SHARED_BYTES(float, s);\nb[t] = s[t];",
+            32,
+        ),
+        (
+            "a barrier that not all reach",
+            "if (t < 32) __syncthreads();\nelse if (t < 40) __syncwarp();\nb[t] = a[t];",
+            64,
+        ),
+        (
+            "a shuffle that not all reach",
+            "if (t != 3) b[t] = __shfl_xor_sync(0xffffffffu, a[t], 1);\nelse __syncthreads();",
+            32,
+        ),
+        (
+            "a lane that has returned",
+            "if (t == 3) return;\nb[t] = __shfl_xor_sync(0xffffffffu, a[t], 1);",
+            32,
+        ),
+        (
+            "a lane outside of its mask",
+            "b[t] = __shfl_xor_sync(0xffffu, a[t], 1);",
+            32,
+        ),
+        (
+            "a misaligned vector",
+            "const Vec<float, 4> v = load_vec<Vec<float, 4>>(a + 1);\nb[t] = v.v[0];",
+            32,
+        ),
         (
             "a copy not waited for",
             "SHARED_BYTES(float, s);\ncopy_async<4>(s + t, a + t, true);\ncopy_async_commit();\ncopy_async_wait<1>();\nb[t] = s[t];",
@@ -105,23 +165,31 @@ fn mistakes_are_caught() {
         ),
         ("two threads write one place", "b[0] = a[t];", 32),
     ];
-    let bodies: Vec<&str> = mistakes.iter().map(|(_, body, _)| *body).chain([REVERSED]).collect();
+    let bodies: Vec<&str> = mistakes
+        .iter()
+        .map(|(_, body, _)| *body)
+        .chain([REVERSED])
+        .collect();
     let kernels = Kernels::new(&bodies).expect("compiles");
     for (which, (what, _, threads)) in mistakes.iter().enumerate() {
         assert!(kernels.is_caught(which, *threads), "{what}");
     }
     assert!(!kernels.is_caught(mistakes.len(), 128), "a right kernel");
-    let too_large = kernels.run(mistakes.len(), 2048, Order::Forward).expect_err("too many threads");
+    let too_large = kernels
+        .run(mistakes.len(), 2048, Order::Forward)
+        .expect_err("too many threads");
     assert!(too_large.contains("1024 threads"), "{too_large}");
 }
 
-/// Products of tensor cores, against sums written out: operands as the PTX manual lays them out over the warp.
+/// Products of tensor cores, against sums written out: operands as the PTX manual lays them out
+/// over the warp.
 #[test]
 fn matrix_instructions_multiply() {
     if !available() {
         return;
     }
-    // a is 16×16 of f16 in shared memory, b is 16×8, both loaded by ldmatrix; b as its rows, transposed while it is loaded.
+    // a is 16×16 of f16 in shared memory, b is 16×8, both loaded by ldmatrix; b as its rows,
+    // transposed while it is loaded.
     let body = "
         __shared__ __align__(16) f16 x[16][24];
         __shared__ __align__(16) f16 y[16][8];
@@ -157,7 +225,11 @@ fn matrix_instructions_multiply() {
 
 /// y = x over 100 elements, where the kernel believes that there are `claimed`.
 fn copy(claimed: i64) -> Spec {
-    let operand = Operand { dtype: slabwise_kernels::dtype::DType::F32, offset: Size::ZERO, strides: [Size::ONE].into_iter().collect() };
+    let operand = Operand {
+        dtype: slabwise_kernels::dtype::DType::F32,
+        offset: Size::ZERO,
+        strides: [Size::ONE].into_iter().collect(),
+    };
     Spec {
         body: Body::Loop,
         dims: [Size::fixed(claimed)].into_iter().collect(),
@@ -165,7 +237,10 @@ fn copy(claimed: i64) -> Spec {
         operands: vec![operand.clone(), operand],
         indices: vec![],
         code: vec![Inst::Load(0)],
-        stores: vec![Store { value: 0, operand: 1 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 1,
+        }],
     }
 }
 
@@ -176,16 +251,20 @@ fn addresses_child() {
     let lowered = lower(&copy(101), &Env::default(), &TARGET).expect("a copy");
     let emulator = Emulator::new(&lowered.functions, Check::Addresses).expect("compiles");
     let mut case = Case::new("copy", copy(101), &mut Choices::new(1));
-    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).expect("a right kernel passes");
+    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
+        .expect("a right kernel passes");
     // Another argument's memory is not this one's, though both are the process's.
     for short in [0, 1] {
         let mut case = case.clone();
         case.args[short].truncate(400);
-        let error = case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).expect_err("one element too many");
+        let error = case
+            .emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
+            .expect_err("one element too many");
         assert!(error.contains("AddressSanitizer"), "{error}");
     }
     case.args[0].fill(0);
-    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).expect("it goes on after a report");
+    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
+        .expect("it goes on after a report");
 }
 
 #[test]
@@ -207,8 +286,18 @@ fn a_fault_keeps_guarded_kernels_from_writing() {
     let emulator = Emulator::new(&lowered.functions, Check::Nothing).expect("compiles");
     let (before, after) = (case.args.clone(), case.on_cpu().0);
     assert_ne!(before, after);
-    assert_eq!(case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).expect("runs").0, after);
-    assert_eq!(case.emulated(&lowered, &emulator, Order::Forward, 7 << 32).expect("runs").0, before);
+    assert_eq!(
+        case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
+            .expect("runs")
+            .0,
+        after
+    );
+    assert_eq!(
+        case.emulated(&lowered, &emulator, Order::Forward, 7 << 32)
+            .expect("runs")
+            .0,
+        before
+    );
 }
 
 #[test]
@@ -216,6 +305,11 @@ fn a_source_that_does_not_compile_says_why() {
     if !available() {
         return;
     }
-    let Err(error) = Kernels::new(&["b[t] = nothing;"]) else { panic!("there is no such name") };
-    assert!(error.contains("nothing") && error.contains(".cpp"), "{error}");
+    let Err(error) = Kernels::new(&["b[t] = nothing;"]) else {
+        panic!("there is no such name")
+    };
+    assert!(
+        error.contains("nothing") && error.contains(".cpp"),
+        "{error}"
+    );
 }

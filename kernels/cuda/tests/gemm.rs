@@ -1,10 +1,14 @@
-//! Matrix products: the kernels that could compute them, emulated, against sums in double precision and the CPU's kernels.
+//! Matrix products: the kernels that could compute them, emulated, against sums in double precision
+//! and the CPU's kernels.
 
 mod common;
 mod products;
 
 use common::{Case, Choices, NO_FAULT, TARGET, available};
-use products::{Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers, strided, typed};
+use products::{
+    Pick, check, check_exact, check_like_cpu, check_within, contiguous, matmul, small_integers,
+    strided, typed,
+};
 use slabwise_cuda::emulator::{self, Check, Emulator, Order};
 use slabwise_cuda::{Target, candidates, lower};
 use slabwise_kernels::dtype::DType;
@@ -14,7 +18,12 @@ use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store};
 
 /// Row- and column-major, for both operands.
 fn layouts(m: usize, n: usize, k: usize) -> [([usize; 2], [usize; 2]); 4] {
-    [([k, 1], [n, 1]), ([1, m], [1, k]), ([1, m], [n, 1]), ([k, 1], [1, k])]
+    [
+        ([k, 1], [n, 1]),
+        ([1, m], [1, k]),
+        ([1, m], [n, 1]),
+        ([k, 1], [1, k]),
+    ]
 }
 
 fn laid(shape: [usize; 3], a: [usize; 2], b: [usize; 2]) -> Spec {
@@ -29,15 +38,28 @@ fn every_tile_on_ragged_shapes() {
     }
     let mut choices = Choices::new(1);
     let mut cases = Vec::new();
-    for (i, (m, n, k)) in [(140, 130, 37), (132, 64, 16), (33, 137, 19)].into_iter().enumerate() {
-        for (a, b) in layouts(m, n, k).into_iter().skip(if i == 0 { 0 } else { i % 2 * 3 }).take(if i == 0 { 4 } else { 1 }) {
-            let mut case = Case::new(format!("{m}×{n}×{k} {a:?} {b:?}"), laid([m, n, k], a, b), &mut choices);
+    for (i, (m, n, k)) in [(140, 130, 37), (132, 64, 16), (33, 137, 19)]
+        .into_iter()
+        .enumerate()
+    {
+        for (a, b) in layouts(m, n, k)
+            .into_iter()
+            .skip(if i == 0 { 0 } else { i % 2 * 3 })
+            .take(if i == 0 { 4 } else { 1 })
+        {
+            let mut case = Case::new(
+                format!("{m}×{n}×{k} {a:?} {b:?}"),
+                laid([m, n, k], a, b),
+                &mut choices,
+            );
             case.target.multiprocessors = 1;
             cases.push(case);
         }
     }
     let ran = check(&cases, Pick::All);
-    for tile in ["128x128", "128x64", "64x128", "64x64", "32x128", "128x32", "32x32"] {
+    for tile in [
+        "128x128", "128x64", "64x128", "64x64", "32x128", "128x32", "32x32",
+    ] {
         assert!(ran.contains(&format!("gemm_{tile}")), "{ran:?}");
     }
 }
@@ -49,19 +71,39 @@ fn few_rows_or_columns() {
     }
     let mut choices = Choices::new(2);
     let mut cases = Vec::new();
-    for (m, n, k) in [(1, 300, 90), (300, 1, 120), (7, 70, 100), (270, 3, 259), (1, 1, 1100), (2, 2, 3)] {
+    for (m, n, k) in [
+        (1, 300, 90),
+        (300, 1, 120),
+        (7, 70, 100),
+        (270, 3, 259),
+        (1, 1, 1100),
+        (2, 2, 3),
+    ] {
         for (a, b) in layouts(m, n, k).into_iter().skip(m % 2).step_by(2) {
-            cases.push(Case::new(format!("{m}×{n}×{k} {a:?} {b:?}"), laid([m, n, k], a, b), &mut choices));
+            cases.push(Case::new(
+                format!("{m}×{n}×{k} {a:?} {b:?}"),
+                laid([m, n, k], a, b),
+                &mut choices,
+            ));
         }
     }
     // Few multiprocessors want few parts; these want many.
     cases.iter_mut().for_each(|c| c.target.multiprocessors = 40);
     let ran = check(&cases, Pick::Vectors);
-    assert!(ran.iter().any(|n| n.starts_with("gemv_dots") && n.ends_with("parts")), "{ran:?}");
-    assert!(ran.iter().any(|n| n.starts_with("gemv_columns") && n.ends_with("parts")), "{ran:?}");
+    assert!(
+        ran.iter()
+            .any(|n| n.starts_with("gemv_dots") && n.ends_with("parts")),
+        "{ran:?}"
+    );
+    assert!(
+        ran.iter()
+            .any(|n| n.starts_with("gemv_columns") && n.ends_with("parts")),
+        "{ran:?}"
+    );
 }
 
-/// Strides of a batch of `rows × columns` matrices: row-major, column-major, padded rows, scattered or broadcast.
+/// Strides of a batch of `rows × columns` matrices: row-major, column-major, padded rows, scattered
+/// or broadcast.
 fn scattered(choices: &mut Choices, batch: &[usize], rows: usize, columns: usize) -> Operand {
     let (row, column, size) = match choices.below(5) {
         0 => (columns, 1, rows * columns),
@@ -88,10 +130,15 @@ fn batches_broadcasts_and_odd_strides() {
     let mut choices = Choices::new(3);
     let cases: Vec<Case> = (0..24)
         .map(|i| {
-            let batch: Vec<usize> = (0..[0, 1, 1, 2][choices.below(4)]).map(|_| 1 + choices.below(3)).collect();
+            let batch: Vec<usize> = (0..[0, 1, 1, 2][choices.below(4)])
+                .map(|_| 1 + choices.below(3))
+                .collect();
             let most = if i % 3 == 0 { 12 } else { 70 };
             let [m, n, k] = [0; 3].map(|_| 1 + choices.below(most));
-            let (a, b) = (scattered(&mut choices, &batch, m, k), scattered(&mut choices, &batch, k, n));
+            let (a, b) = (
+                scattered(&mut choices, &batch, m, k),
+                scattered(&mut choices, &batch, k, n),
+            );
             let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
             let mut spec = matmul(&dims, k, a, b);
             if choices.once_in(3) {
@@ -137,7 +184,9 @@ fn sizes_below_the_bound() {
     let (rows, deep) = (Size::symbol(Symbol(0)), Size::symbol(Symbol(1)));
     let mut spec = laid([1, 36, 1], [1, 1], [36, 1]);
     spec.dims[0] = rows;
-    let Body::Matmul(body) = &mut spec.body else { unreachable!() };
+    let Body::Matmul(body) = &mut spec.body else {
+        unreachable!()
+    };
     body.k = deep;
     body.a.strides[0] = deep;
     let bounds = Env([60, 300, 0, 0, 0, 0, 0, 0]);
@@ -145,7 +194,13 @@ fn sizes_below_the_bound() {
         .into_iter()
         .map(|(m, k)| {
             let env = Env([m, k, 0, 0, 0, 0, 0, 0]);
-            let mut case = Case::bounded(format!("{m} rows, {k} deep"), spec.clone(), bounds, env, &mut choices);
+            let mut case = Case::bounded(
+                format!("{m} rows, {k} deep"),
+                spec.clone(),
+                bounds,
+                env,
+                &mut choices,
+            );
             case.target.multiprocessors = 8;
             case
         })
@@ -175,7 +230,20 @@ fn with_epilogue(mut spec: Spec, out: Operand) -> Spec {
         Inst::Cast(8, slabwise_kernels::dtype::Lane::F32),
         Inst::Op(ScalarOp::Sub, [7, 9, 0]),
     ];
-    spec.stores = vec![Store { value: 7, operand: 0 }, Store { value: 10, operand: 2 }, Store { value: 3, operand: 3 }];
+    spec.stores = vec![
+        Store {
+            value: 7,
+            operand: 0,
+        },
+        Store {
+            value: 10,
+            operand: 2,
+        },
+        Store {
+            value: 3,
+            operand: 3,
+        },
+    ];
     spec
 }
 
@@ -186,8 +254,12 @@ fn epilogues() {
     }
     let mut choices = Choices::new(6);
     let mut cases = Vec::new();
-    for (dims, k, turned) in [(vec![70, 45], 33, false), (vec![70, 45], 33, true), (vec![3, 20, 17], 400, false), (vec![2, 90], 65, false)]
-    {
+    for (dims, k, turned) in [
+        (vec![70, 45], 33, false),
+        (vec![70, 45], 33, true),
+        (vec![3, 20, 17], 400, false),
+        (vec![2, 90], 65, false),
+    ] {
         let rank = dims.len();
         let (m, n) = (dims[rank - 2], dims[rank - 1]);
         let (mut a, mut b) = (vec![m * k; rank - 2], vec![0; rank - 2]);
@@ -197,7 +269,10 @@ fn epilogues() {
         if turned {
             out = vec![1, m];
         }
-        let spec = with_epilogue(matmul(&dims, k, strided(0, &a), strided(0, &b)), strided(0, &out));
+        let spec = with_epilogue(
+            matmul(&dims, k, strided(0, &a), strided(0, &b)),
+            strided(0, &out),
+        );
         let mut case = Case::new(format!("{dims:?}×{k} {turned}"), spec, &mut choices);
         case.target.multiprocessors = 12;
         cases.push(case);
@@ -205,7 +280,8 @@ fn epilogues() {
     check_like_cpu(&cases, Pick::All, 2e-5);
 }
 
-/// Weights and momentum updated in place behind their gradient, each element read before it is written.
+/// Weights and momentum updated in place behind their gradient, each element read before it is
+/// written.
 #[test]
 fn an_update_in_place() {
     if !available() {
@@ -227,7 +303,16 @@ fn an_update_in_place() {
         Inst::Op(ScalarOp::Mul, [4, 6, 0]),
         Inst::Op(ScalarOp::Sub, [5, 7, 0]),
     ];
-    spec.stores = vec![Store { value: 4, operand: 1 }, Store { value: 8, operand: 0 }];
+    spec.stores = vec![
+        Store {
+            value: 4,
+            operand: 1,
+        },
+        Store {
+            value: 8,
+            operand: 0,
+        },
+    ];
     let mut case = Case::new("momentum", spec, &mut choices);
     case.target.multiprocessors = 12;
     check_like_cpu(&[case], Pick::All, 2e-5);
@@ -245,13 +330,22 @@ fn tensor_cores() {
         let (a, b) = layouts(m, n, k)[at];
         let spec = matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b));
         let mut case = Case::new(format!("{dtype} {m}×{n}×{k} {a:?} {b:?}"), spec, choices);
-        case.target = Target { tf32: true, multiprocessors: 1, shared_bytes_max: 164 << 10, ..TARGET };
+        case.target = Target {
+            tf32: true,
+            multiprocessors: 1,
+            shared_bytes_max: 164 << 10,
+            ..TARGET
+        };
         small_integers(&mut case, choices);
         cases.push(case);
     };
-    for (i, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
+    for (i, dtype) in [DType::F32, DType::F16, DType::BF16]
+        .into_iter()
+        .enumerate()
+    {
         for at in 0..4 {
-            // Types differ in one instruction: each has one shape of whole vectors, and what is ragged is spread over them.
+            // Types differ in one instruction: each has one shape of whole vectors, and what is
+            // ragged is spread over them.
             if i < 2 || at == 3 {
                 add(dtype, [136, 136, 72], at, &mut choices);
             }
@@ -266,8 +360,9 @@ fn tensor_cores() {
     }
 }
 
-/// Numbers of every size: products of halves are exact in single precision and tensor cores cut sums where others round them;
-/// operands of tf32 are rounded to 11 bits first (NVIDIA, *PTX ISA*, alternate floating-point formats).
+/// Numbers of every size: products of halves are exact in single precision and tensor cores cut
+/// sums where others round them; operands of tf32 are rounded to 11 bits first (NVIDIA, *PTX ISA*,
+/// alternate floating-point formats).
 #[test]
 fn tensor_cores_round_as_their_formats_say() {
     if !available() {
@@ -276,14 +371,29 @@ fn tensor_cores_round_as_their_formats_say() {
     let mut choices = Choices::new(11);
     let [m, n, k] = [72, 88, 200];
     let sums = |terms: f64| (terms + 4.0) * f64::from(f32::EPSILON);
-    for (dtype, operands) in [(DType::F32, 2f64.powi(-10)), (DType::F16, 0.0), (DType::BF16, 0.0)] {
+    for (dtype, operands) in [
+        (DType::F32, 2f64.powi(-10)),
+        (DType::F16, 0.0),
+        (DType::BF16, 0.0),
+    ] {
         let mut cases: Vec<Case> = layouts(m, n, k)
             .into_iter()
             .map(|(a, b)| {
-                Case::new(format!("{dtype} {a:?} {b:?}"), matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b)), &mut choices)
+                Case::new(
+                    format!("{dtype} {a:?} {b:?}"),
+                    matmul(&[m, n], k, typed(dtype, 0, &a), typed(dtype, 0, &b)),
+                    &mut choices,
+                )
             })
             .collect();
-        cases.iter_mut().for_each(|c| c.target = Target { tf32: true, multiprocessors: 8, shared_bytes_max: 164 << 10, ..TARGET });
+        cases.iter_mut().for_each(|c| {
+            c.target = Target {
+                tf32: true,
+                multiprocessors: 8,
+                shared_bytes_max: 164 << 10,
+                ..TARGET
+            }
+        });
         check_within(&cases, Pick::Two, |terms| sums(terms) + operands);
     }
 }
@@ -297,10 +407,17 @@ fn mixed_types() {
     let mut choices = Choices::new(9);
     let (m, n, k) = (40, 33, 50);
     let spec = |a, b| matmul(&[m, n], k, typed(a, 0, &[k, 1]), typed(b, 0, &[n, 1]));
-    let cases = [(DType::F32, DType::BF16), (DType::F16, DType::F32), (DType::BF16, DType::F16)];
-    let cases: Vec<Case> = cases.map(|(a, b)| Case::new(format!("{a} · {b}"), spec(a, b), &mut choices)).into();
+    let cases = [
+        (DType::F32, DType::BF16),
+        (DType::F16, DType::F32),
+        (DType::BF16, DType::F16),
+    ];
+    let cases: Vec<Case> = cases
+        .map(|(a, b)| Case::new(format!("{a} · {b}"), spec(a, b), &mut choices))
+        .into();
     check(&cases, Pick::Two);
-    let refused = lower(&spec(DType::I32, DType::F32), &Env::default(), &TARGET).expect_err("integers have no products");
+    let refused = lower(&spec(DType::I32, DType::F32), &Env::default(), &TARGET)
+        .expect_err("integers have no products");
     assert!(refused.to_string().contains("i32"), "{refused}");
 }
 
@@ -310,13 +427,26 @@ fn a_fault_stops_guarded_kernels() {
     if !emulator::available() {
         return;
     }
-    let mut case = Case::new("guarded", laid([20, 20, 200], [200, 1], [20, 1]), &mut Choices::new(10));
-    case.target = Target { guarded: true, multiprocessors: 30, ..TARGET };
+    let mut case = Case::new(
+        "guarded",
+        laid([20, 20, 200], [200, 1], [20, 1]),
+        &mut Choices::new(10),
+    );
+    case.target = Target {
+        guarded: true,
+        multiprocessors: 30,
+        ..TARGET
+    };
     for candidate in candidates(&case.spec, &case.bounds, &case.target).expect("a product") {
-        let emulator = Emulator::new(&candidate.lowered.functions, Check::Nothing).expect("its source is fine");
-        let (after, fault) = case.emulated(&candidate.lowered, &emulator, Order::Forward, 7).expect("it runs");
+        let emulator = Emulator::new(&candidate.lowered.functions, Check::Nothing)
+            .expect("its source is fine");
+        let (after, fault) = case
+            .emulated(&candidate.lowered, &emulator, Order::Forward, 7)
+            .expect("it runs");
         assert!(after == case.args && fault == 7, "{}", candidate.name);
-        let (after, _) = case.emulated(&candidate.lowered, &emulator, Order::Forward, NO_FAULT).expect("it runs");
+        let (after, _) = case
+            .emulated(&candidate.lowered, &emulator, Order::Forward, NO_FAULT)
+            .expect("it runs");
         assert!(after != case.args, "{}", candidate.name);
     }
 }
@@ -324,23 +454,67 @@ fn a_fault_stops_guarded_kernels() {
 /// What is chosen follows from shapes and target alone, and is what one would choose.
 #[test]
 fn choices_are_sane_and_repeatable() {
-    let target = Target { multiprocessors: 108, shared_bytes_max: 163 << 10, ..TARGET };
+    let target = Target {
+        multiprocessors: 108,
+        shared_bytes_max: 163 << 10,
+        ..TARGET
+    };
     let names = |[m, n, k]: [usize; 3], target: &Target| -> Vec<String> {
         let spec = laid([m, n, k], [k, 1], [n, 1]);
-        candidates(&spec, &Env::default(), target).expect("a product").into_iter().map(|c| c.name).collect()
+        candidates(&spec, &Env::default(), target)
+            .expect("a product")
+            .into_iter()
+            .map(|c| c.name)
+            .collect()
     };
     let first = |shape| names(shape, &target)[0].clone();
     assert_eq!(first([4096, 4096, 4096]), "gemm_128x128");
-    assert!(first([1, 4096, 4096]).starts_with("gemv_columns_1"), "{}", first([1, 4096, 4096]));
-    assert!(first([64, 64, 65536]).ends_with("parts"), "{}", first([64, 64, 65536]));
-    assert!(!first([2048, 2048, 64]).ends_with("parts"), "{}", first([2048, 2048, 64]));
-    assert!(names([4096, 4096, 4096], &Target { tf32: true, ..target })[0].starts_with("gemm_tf32_128x"));
-    assert_eq!(names([300, 200, 100], &target), names([300, 200, 100], &target));
+    assert!(
+        first([1, 4096, 4096]).starts_with("gemv_columns_1"),
+        "{}",
+        first([1, 4096, 4096])
+    );
+    assert!(
+        first([64, 64, 65536]).ends_with("parts"),
+        "{}",
+        first([64, 64, 65536])
+    );
+    assert!(
+        !first([2048, 2048, 64]).ends_with("parts"),
+        "{}",
+        first([2048, 2048, 64])
+    );
+    assert!(
+        names(
+            [4096, 4096, 4096],
+            &Target {
+                tf32: true,
+                ..target
+            }
+        )[0]
+        .starts_with("gemm_tf32_128x")
+    );
+    assert_eq!(
+        names([300, 200, 100], &target),
+        names([300, 200, 100], &target)
+    );
     // Shared memory that a device does not have is not asked for.
-    let small = Target { tf32: true, shared_bytes_max: 48 << 10, ..target };
+    let small = Target {
+        tf32: true,
+        shared_bytes_max: 48 << 10,
+        ..target
+    };
     let mut fitting = names([300, 200, 100], &small);
     fitting.sort_unstable();
-    assert_eq!(fitting, ["gemm_tf32_128x64", "gemm_tf32_64x128", "gemm_tf32_64x64"]);
-    let old = lower(&laid([3, 3, 3], [3, 1], [3, 1]), &Env::default(), &Target { sm: 75, ..target }).expect_err("too old");
+    assert_eq!(
+        fitting,
+        ["gemm_tf32_128x64", "gemm_tf32_64x128", "gemm_tf32_64x64"]
+    );
+    let old = lower(
+        &laid([3, 3, 3], [3, 1], [3, 1]),
+        &Env::default(),
+        &Target { sm: 75, ..target },
+    )
+    .expect_err("too old");
     assert!(old.to_string().contains("7.5"), "{old}");
 }

@@ -1,5 +1,5 @@
-//! What can be said about the speed of products without a device: the compiler's registers and spills, and banks of shared
-//! memory.
+//! What can be said about the speed of products without a device: the compiler's registers and
+//! spills, and banks of shared memory.
 
 mod common;
 mod products;
@@ -62,46 +62,86 @@ fn square(dtype: DType, n: usize, a: [usize; 2], b: [usize; 2]) -> Spec {
 fn kernels(spec: &Spec, target: &Target, names: &[&str]) -> Vec<Function> {
     let list: Vec<Candidate> = candidates(spec, &Env::default(), target).expect("a product");
     let find = |name: &&str| {
-        let found = list.iter().find(|c| c.name.split(' ').next() == Some(name)).unwrap_or_else(|| panic!("{name} among {list:?}"));
+        let found = list
+            .iter()
+            .find(|c| c.name.split(' ').next() == Some(name))
+            .unwrap_or_else(|| panic!("{name} among {list:?}"));
         found.lowered.functions[0].clone()
     };
     names.iter().map(find).collect()
 }
 
-/// The kernels of large products and convolutions keep what they compute in registers, on every architecture.
+/// The kernels of large products and convolutions keep what they compute in registers, on every
+/// architecture.
 #[test]
 fn hot_kernels_do_not_spill() {
     if !compiler() {
         return;
     }
     let n = 4096;
-    let device = Target { multiprocessors: 108, shared_bytes_max: 163 << 10, ..TARGET };
-    let tensor = Target { tf32: true, ..device };
+    let device = Target {
+        multiprocessors: 108,
+        shared_bytes_max: 163 << 10,
+        ..TARGET
+    };
+    let tensor = Target {
+        tf32: true,
+        ..device
+    };
     let mut functions = Vec::new();
-    functions.extend(kernels(&square(DType::F32, n, [n, 1], [n, 1]), &device, &["gemm_128x128", "gemm_64x64"]));
+    functions.extend(kernels(
+        &square(DType::F32, n, [n, 1], [n, 1]),
+        &device,
+        &["gemm_128x128", "gemm_64x64"],
+    ));
     for kind in [ConvKind::Forward, ConvKind::WeightGrad] {
-        functions.extend(kernels(&convolution(kind), &device, &["gemm_128x128", "gemm_64x128"]));
+        functions.extend(kernels(
+            &convolution(kind),
+            &device,
+            &["gemm_128x128", "gemm_64x128"],
+        ));
     }
-    functions.extend(kernels(&square(DType::BF16, n, [n, 1], [n, 1]), &tensor, &["gemm_bf16_128x256", "gemm_bf16_128x128"]));
-    functions.extend(kernels(&square(DType::F16, n, [n, 1], [1, n]), &tensor, &["gemm_f16_128x128"]));
-    functions.extend(kernels(&square(DType::F32, n, [1, n], [n, 1]), &tensor, &["gemm_tf32_128x128"]));
+    functions.extend(kernels(
+        &square(DType::BF16, n, [n, 1], [n, 1]),
+        &tensor,
+        &["gemm_bf16_128x256", "gemm_bf16_128x128"],
+    ));
+    functions.extend(kernels(
+        &square(DType::F16, n, [n, 1], [1, n]),
+        &tensor,
+        &["gemm_f16_128x128"],
+    ));
+    functions.extend(kernels(
+        &square(DType::F32, n, [1, n], [n, 1]),
+        &tensor,
+        &["gemm_tf32_128x128"],
+    ));
     let spill = |usage: &&Usage| usage.spill_bytes > 0 || usage.stack_bytes > 0;
     for sm in [80, 90, 100] {
         // The largest tiles everywhere; the rest once.
-        let some = if sm == 80 { &functions[..] } else { &functions[..2] };
-        let made = nvrtc::compile(&Program::new(PRELUDE, some, sm)).unwrap_or_else(|e| panic!("{e}"));
+        let some = if sm == 80 {
+            &functions[..]
+        } else {
+            &functions[..2]
+        };
+        let made =
+            nvrtc::compile(&Program::new(PRELUDE, some, sm)).unwrap_or_else(|e| panic!("{e}"));
         assert_eq!(made.usage.len(), some.len(), "sm_{sm}: {:?}", made.usage);
         let spilled: Vec<&Usage> = made.usage.iter().filter(spill).collect();
         assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
     }
 }
 
-/// How many turns shared memory takes to serve a warp's accesses of `width` bytes each, by the model of 32 banks of 4 bytes: as many
-/// lanes as 128 bytes are served at once, and words of one bank one after the other.
+/// How many turns shared memory takes to serve a warp's accesses of `width` bytes each, by the
+/// model of 32 banks of 4 bytes: as many lanes as 128 bytes are served at once, and words of one
+/// bank one after the other.
 fn turns(addresses: &[i32], width: usize) -> usize {
     let mut total = 0;
     for group in addresses.chunks(128 / width) {
-        let mut words: Vec<i32> = group.iter().flat_map(|&a| (0..width as i32).step_by(4).map(move |b| (a + b) / 4)).collect();
+        let mut words: Vec<i32> = group
+            .iter()
+            .flat_map(|&a| (0..width as i32).step_by(4).map(move |b| (a + b) / 4))
+            .collect();
         words.sort_unstable();
         words.dedup();
         let in_bank = |bank: i32| words.iter().filter(|&&w| w % 32 == bank).count();
@@ -113,22 +153,44 @@ fn turns(addresses: &[i32], width: usize) -> usize {
 /// Byte addresses of the 32 lanes by an expression over `lane`, evaluated by the source itself.
 fn addresses(expressions: &[String]) -> Vec<Vec<i32>> {
     let source = |text: &str| {
-        let body = format!("const int lane = int(threadIdx.x);\nreinterpret_cast<int*>(p.w[0])[lane] = {text};\n");
-        Function::new("addresses", &format!("extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {{\n{body}}}\n"))
+        let body = format!(
+            "const int lane = int(threadIdx.x);\nreinterpret_cast<int*>(p.w[0])[lane] = {text};\n"
+        );
+        Function::new(
+            "addresses",
+            &format!(
+                "extern \"C\" __global__ void NAME(const __grid_constant__ Words<1> p) {{\n{body}}}\n"
+            ),
+        )
     };
     let functions: Vec<Function> = expressions.iter().map(|e| source(e)).collect();
     let emulator = Emulator::new(&functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
     let run = |function: &Function| {
         let mut lanes = vec![0i32; 32];
-        let dispatch = Dispatch { function: 0, grid: [1; 3], block: [32, 1, 1], shared_bytes: 0, words: vec![] };
+        let dispatch = Dispatch {
+            function: 0,
+            grid: [1; 3],
+            block: [32, 1, 1],
+            shared_bytes: 0,
+            words: vec![],
+        };
         // SAFETY: the function writes the 32 integers of `lanes`, which nobody else uses.
-        unsafe { emulator.launch(function, &dispatch, &[lanes.as_mut_ptr() as u64], Order::Forward) }.unwrap_or_else(|e| panic!("{e}"));
+        unsafe {
+            emulator.launch(
+                function,
+                &dispatch,
+                &[lanes.as_mut_ptr() as u64],
+                Order::Forward,
+            )
+        }
+        .unwrap_or_else(|e| panic!("{e}"));
         lanes
     };
     functions.iter().map(run).collect()
 }
 
-/// No two lanes of an access meet in a bank: neither where fragments are read for the multiplications, nor where tiles are written.
+/// No two lanes of an access meet in a bank: neither where fragments are read for the
+/// multiplications, nor where tiles are written.
 #[test]
 fn banks_do_not_conflict() {
     if !available() {
@@ -136,33 +198,95 @@ fn banks_do_not_conflict() {
     }
     let mut accesses: Vec<(String, usize, usize)> = Vec::new();
     let mut access = |text: String, width: usize, best: usize| accesses.push((text, width, best));
-    // Register tiles: reads of 4 rows or columns per lane, of which a warp shares most; writes of 4 neighbours, or transposed.
-    access("4 * Steps<128, 8>::at(RegisterTile<128, 128, 8, 8, 8, 4>::first_row(lane), 3)".into(), 16, 4);
-    access("4 * Steps<128, 8>::at(RegisterTile<128, 128, 8, 8, 8, 4>::first_column(lane), 3)".into(), 16, 4);
+    // Register tiles: reads of 4 rows or columns per lane, of which a warp shares most; writes of 4
+    // neighbours, or transposed.
+    access(
+        "4 * Steps<128, 8>::at(RegisterTile<128, 128, 8, 8, 8, 4>::first_row(lane), 3)".into(),
+        16,
+        4,
+    );
+    access(
+        "4 * Steps<128, 8>::at(RegisterTile<128, 128, 8, 8, 8, 4>::first_column(lane), 3)".into(),
+        16,
+        4,
+    );
     access("4 * Steps<128, 8>::at(4 * lane, 5)".into(), 16, 4);
     access("4 * Steps<128, 8>::at(lane / 8, lane % 8)".into(), 4, 1);
-    access("4 * ((lane / 4) * RegisterTile<128, 128, 8, 8, 8, 4>::LEAD + lane % 4 * 4)".into(), 16, 4);
+    access(
+        "4 * ((lane / 4) * RegisterTile<128, 128, 8, 8, 8, 4>::LEAD + lane % 4 * 4)".into(),
+        16,
+        4,
+    );
     // Tensor tiles: `ldmatrix` reads eight rows of 16 bytes at once, four times.
-    for (layout, chunks) in [("DeepRows<bf16, 128, 32>", 4), ("DeepRows<bf16, 64, 64>", 8)] {
+    for (layout, chunks) in [
+        ("DeepRows<bf16, 128, 32>", 4),
+        ("DeepRows<bf16, 64, 64>", 8),
+    ] {
         for step in 0..2 {
-            access(format!("2 * {layout}::at(16 + lane % 16, {step} * 16 + lane / 16 * 8)"), 16, 4);
-            access(format!("2 * {layout}::at(32 + lane / 16 * 8 + lane % 8, {step} * 16 + lane / 8 % 2 * 8)"), 16, 4);
+            access(
+                format!("2 * {layout}::at(16 + lane % 16, {step} * 16 + lane / 16 * 8)"),
+                16,
+                4,
+            );
+            access(
+                format!(
+                    "2 * {layout}::at(32 + lane / 16 * 8 + lane % 8, {step} * 16 + lane / 8 % 2 * 8)"
+                ),
+                16,
+                4,
+            );
         }
-        access(format!("2 * {layout}::at(lane / {chunks}, lane % {chunks} * 8)"), 16, 4);
+        access(
+            format!("2 * {layout}::at(lane / {chunks}, lane % {chunks} * 8)"),
+            16,
+            4,
+        );
     }
     for free in [64, 128, 256] {
-        access(format!("2 * FreeRows<f16, {free}, 32>::at(48 + lane / 8 % 2 * 8, 16 + lane / 16 * 8 + lane % 8)"), 16, 4);
-        access(format!("2 * FreeRows<f16, {free}, 32>::at(16 + lane / 16 * 8, 16 + lane % 16)"), 16, 4);
-        access(format!("4 * FreeRows<float, {free}, 16>::at(8 + lane / 4, 12 + lane % 4)"), 4, 1);
-        access(format!("4 * FreeRows<float, {free}, 16>::at(32 + lane, 7)"), 4, 1);
+        access(
+            format!(
+                "2 * FreeRows<f16, {free}, 32>::at(48 + lane / 8 % 2 * 8, 16 + lane / 16 * 8 + lane % 8)"
+            ),
+            16,
+            4,
+        );
+        access(
+            format!("2 * FreeRows<f16, {free}, 32>::at(16 + lane / 16 * 8, 16 + lane % 16)"),
+            16,
+            4,
+        );
+        access(
+            format!("4 * FreeRows<float, {free}, 16>::at(8 + lane / 4, 12 + lane % 4)"),
+            4,
+            1,
+        );
+        access(
+            format!("4 * FreeRows<float, {free}, 16>::at(32 + lane, 7)"),
+            4,
+            1,
+        );
     }
     // Results on their way out: two neighbours per lane.
-    access("4 * ((lane / 4) * TensorTile<bf16, 128, 128, 64, 64, 64, 4>::LEAD + lane % 4 * 2)".into(), 8, 2);
+    access(
+        "4 * ((lane / 4) * TensorTile<bf16, 128, 128, 64, 64, 64, 4>::LEAD + lane % 4 * 2)".into(),
+        8,
+        2,
+    );
     let lanes = addresses(&accesses.iter().map(|a| a.0.clone()).collect::<Vec<_>>());
     for ((text, width, best), lanes) in accesses.iter().zip(lanes) {
-        assert!(turns(&lanes, *width) <= *best, "{text}: {} turns instead of {best}: {lanes:?}", turns(&lanes, *width));
+        assert!(
+            turns(&lanes, *width) <= *best,
+            "{text}: {} turns instead of {best}: {lanes:?}",
+            turns(&lanes, *width)
+        );
     }
     // The model itself sees a conflict.
-    assert_eq!(turns(&(0..32).map(|lane| lane * 128).collect::<Vec<_>>(), 4), 32);
-    assert_eq!(turns(&(0..32).map(|lane| lane * 4).collect::<Vec<_>>(), 4), 1);
+    assert_eq!(
+        turns(&(0..32).map(|lane| lane * 128).collect::<Vec<_>>(), 4),
+        32
+    );
+    assert_eq!(
+        turns(&(0..32).map(|lane| lane * 4).collect::<Vec<_>>(), 4),
+        1
+    );
 }

@@ -7,7 +7,9 @@ mod common;
 
 use builder::Builder;
 use common::gpu::Gpu;
-use common::{Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, available, compile_for_gpu, emulate};
+use common::{
+    Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, available, compile_for_gpu, emulate,
+};
 use slabwise_cuda::emulator::Order;
 use slabwise_cuda::lower_many;
 use slabwise_kernels::scalar::ScalarOp;
@@ -51,17 +53,37 @@ fn updates_of_all_parameters_share_launches() {
     let mut choices = Choices::new(1);
     // More parameters than one launch has room for, and something else among them.
     let mut specs: Vec<Spec> = (0..90).map(|i| update(&[2 + i * 7 % 50])).collect();
-    specs.extend([update(&[30, 40]), total(300), update(&[5001]), update(&[3, 5, 7])]);
+    specs.extend([
+        update(&[30, 40]),
+        total(300),
+        update(&[5001]),
+        update(&[3, 5, 7]),
+    ]);
     let all: Vec<&Spec> = specs.iter().collect();
     let groups = lower_many(&all, &Env::default(), &TARGET).expect("source");
     assert_eq!(groups.len(), 2);
-    assert_eq!(groups[0].members.len() + groups[1].members.len(), specs.len());
+    assert_eq!(
+        groups[0].members.len() + groups[1].members.len(),
+        specs.len()
+    );
     let launches = groups[0].lowered.launches(&Env::default());
-    assert!((2..=3).contains(&launches.len()), "{} launches", launches.len());
-    let functions: Vec<_> = groups.iter().flat_map(|g| g.lowered.functions.clone()).collect();
+    assert!(
+        (2..=3).contains(&launches.len()),
+        "{} launches",
+        launches.len()
+    );
+    let functions: Vec<_> = groups
+        .iter()
+        .flat_map(|g| g.lowered.functions.clone())
+        .collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
     let emulator = emulate(&functions);
-    let mut gpu = Gpu::load(&groups.iter().map(|group| &group.lowered).collect::<Vec<_>>());
+    let mut gpu = Gpu::load(
+        &groups
+            .iter()
+            .map(|group| &group.lowered)
+            .collect::<Vec<_>>(),
+    );
     for (step, group) in groups.iter().enumerate() {
         let mut case = |m: usize| {
             let mut case = Case::new(format!("member {m}"), specs[m].clone(), &mut choices);
@@ -76,23 +98,44 @@ fn updates_of_all_parameters_share_launches() {
         (whole.args, whole.same) = (vec![], vec![]);
         for case in &cases {
             let first = whole.args.len();
-            whole.same.extend(case.same.iter().map(|(again, of)| (first + again, first + of)));
+            whole.same.extend(
+                case.same
+                    .iter()
+                    .map(|(again, of)| (first + again, first + of)),
+            );
             whole.args.extend(case.args.clone());
         }
         let expected: Vec<Vec<u8>> = cases.iter().flat_map(|case| case.on_cpu().0).collect();
         let check = |what: &str, all: &[Vec<u8>]| {
             for (a, (got, expected)) in all.iter().zip(&expected).enumerate() {
-                let floats = |bytes: &[u8]| bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes"))).collect::<Vec<_>>();
-                let near = floats(got).iter().zip(floats(expected)).all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
+                let floats = |bytes: &[u8]| {
+                    bytes
+                        .chunks(4)
+                        .map(|b| f32::from_le_bytes(b.try_into().expect("4 bytes")))
+                        .collect::<Vec<_>>()
+                };
+                let near = floats(got)
+                    .iter()
+                    .zip(floats(expected))
+                    .all(|(x, y)| (x - y).abs() <= 1e-5 * y.abs().max(1.0));
                 assert!(near, "argument {a} ({what})");
             }
         };
         if let Some(gpu) = &mut gpu {
-            check("on the GPU", &gpu.run(step, &whole, &group.lowered).expect("runs").0);
+            check(
+                "on the GPU",
+                &gpu.run(step, &whole, &group.lowered).expect("runs").0,
+            );
         }
         let Some(emulator) = &emulator else { continue };
         for order in Order::ALL {
-            check(&format!("{order:?}"), &whole.emulated(&group.lowered, emulator, order, NO_FAULT).expect("runs").0);
+            check(
+                &format!("{order:?}"),
+                &whole
+                    .emulated(&group.lowered, emulator, order, NO_FAULT)
+                    .expect("runs")
+                    .0,
+            );
         }
     }
 }

@@ -14,10 +14,19 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Inst, ReduceOp};
 
-const OPS: [ReduceOp; 8] =
-    [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min, ReduceOp::Any, ReduceOp::All, ReduceOp::ArgMax, ReduceOp::ArgMin];
+const OPS: [ReduceOp; 8] = [
+    ReduceOp::Sum,
+    ReduceOp::Prod,
+    ReduceOp::Max,
+    ReduceOp::Min,
+    ReduceOp::Any,
+    ReduceOp::All,
+    ReduceOp::ArgMax,
+    ReduceOp::ArgMin,
+];
 
-/// Dims, how many of them are reduced, and the strides of the source: short rows, warps, blocks, columns, several axes, parts.
+/// Dims, how many of them are reduced, and the strides of the source: short rows, warps, blocks,
+/// columns, several axes, parts.
 fn layouts() -> Vec<(Vec<i64>, usize, Vec<i64>)> {
     vec![
         (vec![5, 3], 1, vec![3, 1]),
@@ -47,7 +56,11 @@ fn operations() {
     for (at, (dims, reduced, strides)) in layouts().into_iter().enumerate() {
         for (of, op) in OPS.into_iter().enumerate() {
             let truth = matches!(op, ReduceOp::Any | ReduceOp::All);
-            for dtype in if truth { vec![DType::Bool] } else { vec![DType::F32, DType::I32] } {
+            for dtype in if truth {
+                vec![DType::Bool]
+            } else {
+                vec![DType::F32, DType::I32]
+            } {
                 // The types by turns, but for one short layout.
                 if at != 2 && (of + at) % 3 != 0 {
                     continue;
@@ -57,23 +70,37 @@ fn operations() {
                 let x = b.inst(Inst::Load(x));
                 let y = b.reduce(op, x);
                 let kept = dims.len() - reduced;
-                let mut to: Vec<i64> = (0..kept).map(|a| dims[a + 1..kept].iter().product()).collect();
+                let mut to: Vec<i64> = (0..kept)
+                    .map(|a| dims[a + 1..kept].iter().product())
+                    .collect();
                 to.resize(dims.len(), 0);
                 let found = matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin);
                 let out = b.typed(if found { DType::I32 } else { dtype }, &to);
                 b.store(y, out);
                 let mut choices = Choices::new(at as u32);
-                let mut case = Case::new(format!("{op:?} of {dtype} over {dims:?} as {strides:?}"), b.spec, &mut choices);
+                let mut case = Case::new(
+                    format!("{op:?} of {dtype} over {dims:?} as {strides:?}"),
+                    b.spec,
+                    &mut choices,
+                );
                 let count = case.args[0].len() / dtype.bytes();
                 if op == ReduceOp::Prod && dtype == DType::F32 {
                     // Thousands of factors whose product is exact in every order.
                     let some = [2.0f32, 0.5, -1.0, -2.0, -0.5];
-                    let mut factor = || if choices.once_in(20) { choices.pick(&some) } else { 1.0 };
+                    let mut factor = || {
+                        if choices.once_in(20) {
+                            choices.pick(&some)
+                        } else {
+                            1.0
+                        }
+                    };
                     case.args[0] = (0..count).flat_map(|_| factor().to_le_bytes()).collect();
                 } else if dtype == DType::F32 && op != ReduceOp::Sum {
                     // Ties, zeros of both signs, and in some rows NaN.
                     let some = [0.0, -0.0, 1.0, -1.0, 1.0, f32::INFINITY];
-                    let mut values: Vec<f32> = (0..count).map(|_| some[choices.below(if at % 2 == 0 { 5 } else { 6 })]).collect();
+                    let mut values: Vec<f32> = (0..count)
+                        .map(|_| some[choices.below(if at % 2 == 0 { 5 } else { 6 })])
+                        .collect();
                     if at % 3 == 0 {
                         let nan = choices.below(count);
                         values[nan] = f32::NAN;
@@ -82,7 +109,9 @@ fn operations() {
                 } else if dtype == DType::Bool {
                     // Mostly one answer.
                     let all = op == ReduceOp::All;
-                    case.args[0] = (0..count).map(|_| u8::from(choices.once_in(900) != all)).collect();
+                    case.args[0] = (0..count)
+                        .map(|_| u8::from(choices.once_in(900) != all))
+                        .collect();
                 }
                 cases.push(case);
             }
@@ -139,19 +168,43 @@ fn rows_in_several_passes() {
     }
     let mut choices = Choices::new(3);
     let mut cases = Vec::new();
-    for (rows, n) in [(1, 1), (5, 7), (33, 64), (4, 100), (9, 1000), (2, 1024), (3, 4096), (2, 5003), (1, 20_000), (2, 40_000)] {
+    for (rows, n) in [
+        (1, 1),
+        (5, 7),
+        (33, 64),
+        (4, 100),
+        (9, 1000),
+        (2, 1024),
+        (3, 4096),
+        (2, 5003),
+        (1, 20_000),
+        (2, 40_000),
+    ] {
         for across in [false, true] {
-            cases.push(Case::new(format!("softmax {rows} × {n}, across {across}"), softmax(rows, n, across).spec, &mut choices));
+            cases.push(Case::new(
+                format!("softmax {rows} × {n}, across {across}"),
+                softmax(rows, n, across).spec,
+                &mut choices,
+            ));
         }
-        cases.push(Case::new(format!("layer norm {rows} × {n}"), layer_norm(rows, n).spec, &mut choices));
+        cases.push(Case::new(
+            format!("layer norm {rows} × {n}"),
+            layer_norm(rows, n).spec,
+            &mut choices,
+        ));
     }
     // In place: the result lies where the argument was.
     for (rows, n) in [(5, 64), (3, 4100), (1, 20_000)] {
-        let mut case = Case::new(format!("softmax {rows} × {n} in place"), softmax(rows, n, false).spec, &mut choices);
+        let mut case = Case::new(
+            format!("softmax {rows} × {n} in place"),
+            softmax(rows, n, false).spec,
+            &mut choices,
+        );
         case.same.push((1, 0));
         cases.push(case);
     }
-    // More rows than a turn of all blocks takes, with one reduction, whose place in shared memory is used again.
+    // More rows than a turn of all blocks takes, with one reduction, whose place in shared memory
+    // is used again.
     for (rows, n, strides) in [(40, 1500, [1500, 1]), (1400, 40, [1, 1400])] {
         let mut b = Builder::new(&[rows, n], 1);
         let x = b.load(&strides);
@@ -163,13 +216,18 @@ fn rows_in_several_passes() {
         cases.push(case);
     }
     // More than the device keeps on chip.
-    let mut case = Case::new("softmax of a row too long to keep", softmax(3, 40_000, false).spec, &mut choices);
+    let mut case = Case::new(
+        "softmax of a row too long to keep",
+        softmax(3, 40_000, false).spec,
+        &mut choices,
+    );
     case.target.multiprocessors = 1;
     cases.push(case);
     check(&cases, 1e-5);
 }
 
-/// The two sums of a batch norm's gradient over [n, c, h, w] for each channel, and the gradient itself.
+/// The two sums of a batch norm's gradient over [n, c, h, w] for each channel, and the gradient
+/// itself.
 fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {
     let mut b = Builder::new(&[c, n, hw], 2);
     let image = [hw, c * hw, 1];
@@ -178,9 +236,15 @@ fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {
     let (mean, scale) = (b.load(&[1, 0, 0]), b.load(&[1, 0, 0]));
     let centred = b.op(ScalarOp::Sub, &[x, mean]);
     let product = b.op(ScalarOp::Mul, &[dy, centred]);
-    let (sum, dot) = (b.reduce(ReduceOp::Sum, dy), b.reduce(ReduceOp::Sum, product));
+    let (sum, dot) = (
+        b.reduce(ReduceOp::Sum, dy),
+        b.reduce(ReduceOp::Sum, product),
+    );
     let each = b.number(1.0 / (n * hw) as f32);
-    let (sum, dot) = (b.op(ScalarOp::Mul, &[sum, each]), b.op(ScalarOp::Mul, &[dot, each]));
+    let (sum, dot) = (
+        b.op(ScalarOp::Mul, &[sum, each]),
+        b.op(ScalarOp::Mul, &[dot, each]),
+    );
     let along = b.op(ScalarOp::Mul, &[centred, dot]);
     let rest = b.op(ScalarOp::Sub, &[dy, sum]);
     let rest = b.op(ScalarOp::Sub, &[rest, along]);
@@ -191,8 +255,9 @@ fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {
     b
 }
 
-/// Sums over two axes that are not one in memory: planes of vectors and of odd lengths, one turn and many, whole rows, kept in
-/// registers, in shared memory or nowhere, and parts; the gradient in its own place and in that of an argument.
+/// Sums over two axes that are not one in memory: planes of vectors and of odd lengths, one turn
+/// and many, whole rows, kept in registers, in shared memory or nowhere, and parts; the gradient in
+/// its own place and in that of an argument.
 #[test]
 fn sums_over_two_axes() {
     if !available() {
@@ -200,11 +265,24 @@ fn sums_over_two_axes() {
     }
     let mut choices = Choices::new(6);
     let mut cases = Vec::new();
-    let shapes =
-        [(3, 5, 49), (2, 3, 16), (5, 2, 784), (16, 2, 64), (7, 3, 1024), (16, 4, 1024), (40, 1, 1296), (33, 2, 1027), (1, 2, 20_000)];
+    let shapes = [
+        (3, 5, 49),
+        (2, 3, 16),
+        (5, 2, 784),
+        (16, 2, 64),
+        (7, 3, 1024),
+        (16, 4, 1024),
+        (40, 1, 1296),
+        (33, 2, 1027),
+        (1, 2, 20_000),
+    ];
     for (at, (n, c, hw)) in shapes.into_iter().enumerate() {
         for dtype in [DType::F32, DType::BF16] {
-            let mut case = Case::new(format!("[{n}, {c}, {hw}] of {dtype}"), batch_norm_gradient(n, c, hw, dtype).spec, &mut choices);
+            let mut case = Case::new(
+                format!("[{n}, {c}, {hw}] of {dtype}"),
+                batch_norm_gradient(n, c, hw, dtype).spec,
+                &mut choices,
+            );
             if at % 2 == 1 {
                 case.same.push((4, at / 2 % 2));
             }
@@ -218,8 +296,14 @@ fn sums_over_two_axes() {
         let strides = [b_ * c * (d + 1) * e, c * (d + 1) * e, e * (d + 1), e, 1];
         let (x, y) = (b.load(&strides), b.load(&[0, 0, e * d, 0, 1]));
         let product = b.op(ScalarOp::Mul, &[x, y]);
-        let (sum, most) = (b.reduce(ReduceOp::Sum, product), b.reduce(ReduceOp::ArgMax, x));
-        let (out, found) = (b.operand(&[b_, 1, 0, 0, 0]), b.typed(DType::I32, &[b_, 1, 0, 0, 0]));
+        let (sum, most) = (
+            b.reduce(ReduceOp::Sum, product),
+            b.reduce(ReduceOp::ArgMax, x),
+        );
+        let (out, found) = (
+            b.operand(&[b_, 1, 0, 0, 0]),
+            b.typed(DType::I32, &[b_, 1, 0, 0, 0]),
+        );
         b.store(sum, out);
         b.store(most, found);
         let mut case = Case::new(format!("three axes of {a} rows"), b.spec, &mut choices);
@@ -231,21 +315,36 @@ fn sums_over_two_axes() {
         let symbol = Size::symbol(Symbol(0));
         let mut b = batch_norm_gradient(40, 2, 1024, DType::F32);
         b.spec.dims[1] = symbol;
-        cases.push(Case::bounded(format!("{size} images"), b.spec, Env([40; 8]), Env([size; 8]), &mut choices));
+        cases.push(Case::bounded(
+            format!("{size} images"),
+            b.spec,
+            Env([40; 8]),
+            Env([size; 8]),
+            &mut choices,
+        ));
         let mut b = batch_norm_gradient(6, 2, 1, DType::F32);
-        let plane = symbol.checked_mul(symbol).and_then(|s| s.checked_mul(Size::fixed(4))).expect("a size");
+        let plane = symbol
+            .checked_mul(symbol)
+            .and_then(|s| s.checked_mul(Size::fixed(4)))
+            .expect("a size");
         b.spec.dims[2] = plane;
         for k in [0, 1, 4] {
             b.spec.operands[k].strides[0] = plane;
             b.spec.operands[k].strides[1] = plane.checked_mul(Size::fixed(2)).expect("a size");
         }
-        cases.push(Case::bounded(format!("planes of {size}²"), b.spec, Env([40; 8]), Env([size; 8]), &mut choices));
+        cases.push(Case::bounded(
+            format!("planes of {size}²"),
+            b.spec,
+            Env([40; 8]),
+            Env([size; 8]),
+            &mut choices,
+        ));
     }
     check(&cases, 1e-5);
 }
 
-/// The sums of a kernel that stores nothing else are said to have the same bits only where they do: what else a kernel stores may
-/// change how wide its vectors are.
+/// The sums of a kernel that stores nothing else are said to have the same bits only where they do:
+/// what else a kernel stores may change how wide its vectors are.
 #[test]
 fn sums_that_are_alike_have_the_same_bits() {
     if !available() {
@@ -267,15 +366,24 @@ fn sums_that_are_alike_have_the_same_bits() {
                     let out = b.typed(dtype, &image);
                     b.store(y, out);
                 }
-                Case::new(format!("[{n}, {c}, {hw}] of {from} and {stored:?}"), b.spec, &mut Choices::new(8))
+                Case::new(
+                    format!("[{n}, {c}, {hw}] of {from} and {stored:?}"),
+                    b.spec,
+                    &mut Choices::new(8),
+                )
             };
             let alone = with(None);
             for other in [DType::F32, DType::BF16].map(|dtype| with(Some(dtype))) {
-                let alike = sums_alike(&alone.spec, &other.spec, &Env::default(), &TARGET).expect("kernels");
+                let alike = sums_alike(&alone.spec, &other.spec, &Env::default(), &TARGET)
+                    .expect("kernels");
                 let sums = [&alone, &other].map(|case| {
                     let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");
-                    let emulator = Emulator::new(&lowered.functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}"));
-                    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT).unwrap_or_else(|e| panic!("{e}")).0.swap_remove(1)
+                    let emulator = Emulator::new(&lowered.functions, Check::Nothing)
+                        .unwrap_or_else(|e| panic!("{e}"));
+                    case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
+                        .unwrap_or_else(|e| panic!("{e}"))
+                        .0
+                        .swap_remove(1)
                 });
                 assert!(!alike || sums[0] == sums[1], "{}", other.name);
                 seen[usize::from(alike)] += 1;
@@ -285,23 +393,48 @@ fn sums_that_are_alike_have_the_same_bits() {
     assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
-/// What rows over two axes load and store, as the compiler for a device writes it: in vectors, the loads of all turns before the
-/// first store.
+/// What rows over two axes load and store, as the compiler for a device writes it: in vectors, the
+/// loads of all turns before the first store.
 #[test]
 fn two_axes_are_moved_in_vectors() {
     if !available() || nvrtc::version().is_err() {
         return;
     }
-    let target = Target { sm: 90, multiprocessors: 132, ..TARGET };
-    for (n, c, hw, least) in [(64, 64, 3136, 4), (64, 256, 196, 4), (64, 512, 784, 2), (16, 64, 256, 2)] {
+    let target = Target {
+        sm: 90,
+        multiprocessors: 132,
+        ..TARGET
+    };
+    for (n, c, hw, least) in [
+        (64, 64, 3136, 4),
+        (64, 256, 196, 4),
+        (64, 512, 784, 2),
+        (16, 64, 256, 2),
+    ] {
         let spec = batch_norm_gradient(n, c, hw, DType::F32).spec;
         let lowered = lower(&spec, &Env::default(), &target).expect("source");
-        [80, 90].into_iter().for_each(|sm| compile_for_gpu(&lowered.functions, sm, 0));
-        let storing: Vec<Function> = lowered.functions.into_iter().filter(|f| f.source.contains("store_vec")).collect();
-        let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &storing, 90)).unwrap_or_else(|e| panic!("{e}"));
-        let moved: Vec<&str> = ptx.lines().filter(|l| l.contains(".global.") && l.contains("v4")).collect();
-        let first = moved.iter().position(|l| l.contains("st.global.v4")).expect("a store");
-        assert!(first >= least && moved[first..].iter().all(|l| l.contains("st.global.v4")), "[{n}, {c}, {hw}]: {moved:#?}");
+        [80, 90]
+            .into_iter()
+            .for_each(|sm| compile_for_gpu(&lowered.functions, sm, 0));
+        let storing: Vec<Function> = lowered
+            .functions
+            .into_iter()
+            .filter(|f| f.source.contains("store_vec"))
+            .collect();
+        let ptx = nvrtc::ptx(&nvrtc::Program::new(PRELUDE, &storing, 90))
+            .unwrap_or_else(|e| panic!("{e}"));
+        let moved: Vec<&str> = ptx
+            .lines()
+            .filter(|l| l.contains(".global.") && l.contains("v4"))
+            .collect();
+        let first = moved
+            .iter()
+            .position(|l| l.contains("st.global.v4"))
+            .expect("a store");
+        assert!(
+            first >= least && moved[first..].iter().all(|l| l.contains("st.global.v4")),
+            "[{n}, {c}, {hw}]: {moved:#?}"
+        );
     }
 }
 
@@ -317,13 +450,25 @@ fn rows_of_a_size_known_at_launch() {
         let (bounds, env) = (Env([bound; 8]), Env([size; 8]));
         let mut b = softmax(40, 48, false);
         b.spec.dims[0] = symbol;
-        cases.push(Case::bounded(format!("{size} rows of {bound}"), b.spec, bounds, env, &mut choices));
+        cases.push(Case::bounded(
+            format!("{size} rows of {bound}"),
+            b.spec,
+            bounds,
+            env,
+            &mut choices,
+        ));
         let mut b = softmax(6, 40, false);
         b.spec.dims[1] = symbol;
         for k in [0, 1] {
             b.spec.operands[k].strides[0] = symbol;
         }
-        cases.push(Case::bounded(format!("rows of {size} of {bound}"), b.spec, bounds, env, &mut choices));
+        cases.push(Case::bounded(
+            format!("rows of {size} of {bound}"),
+            b.spec,
+            bounds,
+            env,
+            &mut choices,
+        ));
         // The gradient of a bias: few columns, many rows.
         let mut b = Builder::new(&[24, 9000], 1);
         let x = b.load(&[1, 24]);
@@ -331,7 +476,13 @@ fn rows_of_a_size_known_at_launch() {
         let out = b.operand(&[1, 0]);
         b.store(sum, out);
         b.spec.dims[1] = symbol.checked_mul(Size::fixed(450)).expect("a size");
-        cases.push(Case::bounded(format!("columns of {} of 18000", 450 * size), b.spec, bounds, env, &mut choices));
+        cases.push(Case::bounded(
+            format!("columns of {} of 18000", 450 * size),
+            b.spec,
+            bounds,
+            env,
+            &mut choices,
+        ));
     }
     check(&cases, 1e-5);
 }
@@ -344,7 +495,10 @@ fn values_that_do_not_vary_are_folded_too() {
     let mut b = Builder::new(&[6, 10], 1);
     let flat = b.load(&[1, 0]);
     let three = b.inst(Inst::Const(Value::F32(3.0)));
-    let (sum, product) = (b.reduce(ReduceOp::Sum, flat), b.reduce(ReduceOp::Prod, three));
+    let (sum, product) = (
+        b.reduce(ReduceOp::Sum, flat),
+        b.reduce(ReduceOp::Prod, three),
+    );
     let found = b.reduce(ReduceOp::ArgMax, flat);
     let both = b.op(ScalarOp::Add, &[sum, product]);
     let (out, at) = (b.operand(&[1, 0]), b.typed(DType::I32, &[1, 0]));

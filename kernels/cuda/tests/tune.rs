@@ -1,5 +1,5 @@
-//! Products by a library, and which of the ways to compute a product is picked, over a driver without a device: its events count
-//! the time that a test says kernels take.
+//! Products by a library, and which of the ways to compute a product is picked, over a driver
+//! without a device: its events count the time that a test says kernels take.
 
 mod common;
 mod products;
@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use common::{Case, Choices, TARGET};
 use products::library::{
-    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers, op, picks_in, target, tuner, with,
+    LIMITS, algorithm, by, check, computed, installed, of_library, on_device, on_small_integers,
+    op, picks_in, target, tuner, with,
 };
 use products::{matmul, numbers, strided, typed};
 use slabwise_cuda::cache::Cache;
@@ -24,7 +25,13 @@ const NOT_SUPPORTED: i32 = 15;
 const INTERNAL_ERROR: i32 = 14;
 
 fn is_of_library(case: &Case) -> bool {
-    let lowered = lower_as(&case.spec, &case.bounds, &case.target, &Choice::Library(algorithm(21, 0))).expect("it has a source");
+    let lowered = lower_as(
+        &case.spec,
+        &case.bounds,
+        &case.target,
+        &Choice::Library(algorithm(21, 0)),
+    )
+    .expect("it has a source");
     lowered.library().is_some()
 }
 
@@ -47,32 +54,112 @@ fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
     // With whether the library writes the result itself.
     let specs: Vec<(&str, Spec, bool)> = vec![
         ("rows, rows", plain(), true),
-        ("columns, rows", square(strided(0, &[1, m]), columns()), true),
+        (
+            "columns, rows",
+            square(strided(0, &[1, m]), columns()),
+            true,
+        ),
         ("rows, columns", square(rows(), strided(0, &[1, k])), true),
-        ("columns, columns", square(strided(0, &[1, m]), strided(0, &[1, k])), true),
-        ("padded and behind others", square(strided(5, &[k + 3, 1]), strided(8, &[n + 6, 1])), true),
+        (
+            "columns, columns",
+            square(strided(0, &[1, m]), strided(0, &[1, k])),
+            true,
+        ),
+        (
+            "padded and behind others",
+            square(strided(5, &[k + 3, 1]), strided(8, &[n + 6, 1])),
+            true,
+        ),
         ("a result by columns", turned_result(), true),
         ("several", batched(&[m * k, k, 1], &[k * n, n, 1]), true),
         ("several by one", batched(&[m * k, k, 1], &[0, n, 1]), true),
-        ("scaled", with(plain(), vec![], vec![Inst::Const(Value::F32(0.25)), op(ScalarOp::Mul, 1, 0)]), true),
-        ("with a bias", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1)]), true),
-        ("added to another", with(plain(), vec![strided(0, &[n, 1])], vec![Inst::Load(1), op(add, 1, 0)]), true),
+        (
+            "scaled",
+            with(
+                plain(),
+                vec![],
+                vec![Inst::Const(Value::F32(0.25)), op(ScalarOp::Mul, 1, 0)],
+            ),
+            true,
+        ),
+        (
+            "with a bias",
+            with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1)]),
+            true,
+        ),
+        (
+            "added to another",
+            with(
+                plain(),
+                vec![strided(0, &[n, 1])],
+                vec![Inst::Load(1), op(add, 1, 0)],
+            ),
+            true,
+        ),
         (
             "scaled, added to another, with a bias",
             with(
                 plain(),
                 vec![bias(), strided(0, &[n, 1])],
-                vec![Inst::Const(Value::F32(-2.0)), op(ScalarOp::Mul, 0, 1), Inst::Load(1), op(add, 2, 3), Inst::Load(2), op(add, 4, 5)],
+                vec![
+                    Inst::Const(Value::F32(-2.0)),
+                    op(ScalarOp::Mul, 0, 1),
+                    Inst::Load(1),
+                    op(add, 2, 3),
+                    Inst::Load(2),
+                    op(add, 4, 5),
+                ],
             ),
             true,
         ),
-        ("a bias and relu", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), op(relu, 2, 0)]), false),
-        ("a number for each row", with(plain(), vec![strided(0, &[1, 0])], vec![Inst::Load(1), op(add, 0, 1)]), false),
-        ("a bias that lies askew", with(plain(), vec![strided(1, &[0, 1])], vec![Inst::Load(1), op(add, 0, 1)]), false),
-        ("twice a bias", with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), op(add, 2, 1)]), false),
+        (
+            "a bias and relu",
+            with(
+                plain(),
+                vec![bias()],
+                vec![Inst::Load(1), op(add, 0, 1), op(relu, 2, 0)],
+            ),
+            false,
+        ),
+        (
+            "a number for each row",
+            with(
+                plain(),
+                vec![strided(0, &[1, 0])],
+                vec![Inst::Load(1), op(add, 0, 1)],
+            ),
+            false,
+        ),
+        (
+            "a bias that lies askew",
+            with(
+                plain(),
+                vec![strided(1, &[0, 1])],
+                vec![Inst::Load(1), op(add, 0, 1)],
+            ),
+            false,
+        ),
+        (
+            "twice a bias",
+            with(
+                plain(),
+                vec![bias()],
+                vec![Inst::Load(1), op(add, 0, 1), op(add, 2, 1)],
+            ),
+            false,
+        ),
         (
             "scaled after a bias",
-            with(plain(), vec![bias()], vec![Inst::Load(1), op(add, 0, 1), Inst::Const(Value::F32(3.0)), op(ScalarOp::Mul, 2, 3)]),
+            with(
+                plain(),
+                vec![bias()],
+                vec![
+                    Inst::Load(1),
+                    op(add, 0, 1),
+                    Inst::Const(Value::F32(3.0)),
+                    op(ScalarOp::Mul, 2, 3),
+                ],
+            ),
             false,
         ),
     ];
@@ -87,7 +174,12 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
     let Some(_driver) = installed() else { return };
     let (m, n, k) = (12, 10, 9);
     let half = |dtype, to| {
-        let mut spec = matmul(&[m, n], k, typed(dtype, 0, &[k, 1]), typed(dtype, 0, &[n, 1]));
+        let mut spec = matmul(
+            &[m, n],
+            k,
+            typed(dtype, 0, &[k, 1]),
+            typed(dtype, 0, &[n, 1]),
+        );
         spec.operands[0].dtype = to;
         spec
     };
@@ -96,8 +188,16 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
         ("halves", half(DType::F16, DType::F16), true),
         ("to single precision", half(DType::BF16, DType::F32), true),
         ("to other halves", half(DType::F16, DType::BF16), false),
-        ("rounded", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundBf16), true),
-        ("rounded to others", rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16), false),
+        (
+            "rounded",
+            rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundBf16),
+            true,
+        ),
+        (
+            "rounded to others",
+            rounded(half(DType::BF16, DType::BF16), ScalarOp::RoundF16),
+            false,
+        ),
     ];
     let cases = on_small_integers(specs, 5);
     for ((case, _), got) in cases.iter().zip(computed(&cases, &[by(21, 0)])) {
@@ -115,27 +215,70 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
 fn what_is_no_product_of_two_matrices_stays_ours() {
     let Some(_driver) = installed() else { return };
     let mut choices = Choices::new(2);
-    let mut mixed = matmul(&[8, 8], 8, typed(DType::F16, 0, &[8, 1]), strided(0, &[8, 1]));
+    let mut mixed = matmul(
+        &[8, 8],
+        8,
+        typed(DType::F16, 0, &[8, 1]),
+        strided(0, &[8, 1]),
+    );
     mixed.operands[0].dtype = DType::F32;
     for (name, spec) in [
-        ("one row", matmul(&[1, 64], 32, strided(0, &[32, 1]), strided(0, &[64, 1]))),
-        ("one column", matmul(&[64, 1], 32, strided(0, &[32, 1]), strided(0, &[1, 1]))),
-        ("every other element", matmul(&[8, 8], 8, strided(0, &[16, 2]), strided(0, &[8, 1]))),
-        ("one by several", matmul(&[3, 8, 8], 8, strided(0, &[0, 8, 1]), strided(0, &[64, 8, 1]))),
-        ("rows that overlap", matmul(&[8, 8], 8, strided(0, &[4, 1]), strided(0, &[8, 1]))),
-        ("a batch of batches", matmul(&[2, 3, 8, 8], 8, strided(0, &[64, 200, 8, 1]), strided(0, &[192, 64, 8, 1]))),
+        (
+            "one row",
+            matmul(&[1, 64], 32, strided(0, &[32, 1]), strided(0, &[64, 1])),
+        ),
+        (
+            "one column",
+            matmul(&[64, 1], 32, strided(0, &[32, 1]), strided(0, &[1, 1])),
+        ),
+        (
+            "every other element",
+            matmul(&[8, 8], 8, strided(0, &[16, 2]), strided(0, &[8, 1])),
+        ),
+        (
+            "one by several",
+            matmul(
+                &[3, 8, 8],
+                8,
+                strided(0, &[0, 8, 1]),
+                strided(0, &[64, 8, 1]),
+            ),
+        ),
+        (
+            "rows that overlap",
+            matmul(&[8, 8], 8, strided(0, &[4, 1]), strided(0, &[8, 1])),
+        ),
+        (
+            "a batch of batches",
+            matmul(
+                &[2, 3, 8, 8],
+                8,
+                strided(0, &[64, 200, 8, 1]),
+                strided(0, &[192, 64, 8, 1]),
+            ),
+        ),
         ("two types", mixed),
     ] {
-        assert!(!is_of_library(&Case::new(name, spec, &mut choices)), "{name}");
+        assert!(
+            !is_of_library(&Case::new(name, spec, &mut choices)),
+            "{name}"
+        );
     }
     // A kernel that must look first whether something went wrong looks after the library.
-    let mut case = Case::new("guarded", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
-    case.target = Target { guarded: true, ..target() };
+    let mut case = Case::new(
+        "guarded",
+        matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])),
+        &mut choices,
+    );
+    case.target = Target {
+        guarded: true,
+        ..target()
+    };
     check(&[(case, false)], &[by(21, 0)], 1e-6);
 }
 
-/// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b × 6`), where nothing may be left
-/// to sum.
+/// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b ×
+/// 6`), where nothing may be left to sum.
 #[test]
 fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
     let Some(driver) = installed() else { return };
@@ -144,16 +287,33 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
     let mut forward = matmul(&[12, 6], 8, strided(0, &[8, 1]), strided(0, &[6, 1]));
     forward.dims[0] = batch;
     let mut gradient = matmul(&[8, 6], 12, strided(0, &[1, 8]), strided(0, &[6, 1]));
-    let Body::Matmul(body) = &mut gradient.body else { unreachable!() };
+    let Body::Matmul(body) = &mut gradient.body else {
+        unreachable!()
+    };
     body.k = batch;
     let relu = with(gradient.clone(), vec![], vec![op(ScalarOp::Relu, 0, 0)]);
-    let biased = with(gradient.clone(), vec![typed(DType::F32, 0, &[0, 1])], vec![Inst::Load(1), op(ScalarOp::Add, 0, 1)]);
-    let cases = [("forward", forward, true), ("gradient", gradient, true), ("relu", relu, false), ("biased", biased, false)];
+    let biased = with(
+        gradient.clone(),
+        vec![typed(DType::F32, 0, &[0, 1])],
+        vec![Inst::Load(1), op(ScalarOp::Add, 0, 1)],
+    );
+    let cases = [
+        ("forward", forward, true),
+        ("gradient", gradient, true),
+        ("relu", relu, false),
+        ("biased", biased, false),
+    ];
     let mut choices = Choices::new(3);
     let mut list = Vec::new();
     for (name, spec, direct) in cases {
         for n in [12, 7, 1, 0] {
-            let mut case = Case::bounded(format!("{name} of {n}"), spec.clone(), env(12), env(n), &mut choices);
+            let mut case = Case::bounded(
+                format!("{name} of {n}"),
+                spec.clone(),
+                env(12),
+                env(n),
+                &mut choices,
+            );
             // As many as at the bound: regions are planned for it.
             case.args = Case::bounded("", spec.clone(), env(12), env(12), &mut choices).args;
             case.target = target();
@@ -166,9 +326,21 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
     let device = Device::open(0, LIMITS).expect("it is there");
     let done = driver.get("products");
     driver.fail("cublasLtMatmulAlgoGetHeuristic", 0, INTERNAL_ERROR);
-    let refused = device.foresee([&lowered].into_iter(), &list[1].0.env).expect_err("it was told to fail").to_string();
-    assert!(refused.contains("cublasLtMatmulAlgoGetHeuristic answered"), "{refused}");
-    assert_eq!((device.foresee([&lowered].into_iter(), &list[1].0.env), driver.get("products")), (Ok(()), done));
+    let refused = device
+        .foresee([&lowered].into_iter(), &list[1].0.env)
+        .expect_err("it was told to fail")
+        .to_string();
+    assert!(
+        refused.contains("cublasLtMatmulAlgoGetHeuristic answered"),
+        "{refused}"
+    );
+    assert_eq!(
+        (
+            device.foresee([&lowered].into_iter(), &list[1].0.env),
+            driver.get("products")
+        ),
+        (Ok(()), done)
+    );
     drop(device);
     // An algorithm that does not do for smaller sizes gives way to one that does.
     let asked = driver.get("heuristics");
@@ -181,16 +353,26 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
 fn a_library_that_fails_says_how_to_do_without() {
     let Some(driver) = installed() else { return };
     let mut choices = Choices::new(4);
-    let mut case = Case::new("product", matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])), &mut choices);
+    let mut case = Case::new(
+        "product",
+        matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])),
+        &mut choices,
+    );
     case.target = target();
     let lowered = of_library(&case, &by(21, 0));
     let run = || on_device(&[(&case, &lowered)]).remove(0);
     driver.fail("cublasLtMatmul", 0, 13);
     let error = run().expect_err("it was told to fail").to_string();
-    assert_eq!(error, "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out");
+    assert_eq!(
+        error,
+        "cublasLtMatmul answered CUBLAS_STATUS_EXECUTION_FAILED; SLABWISE_AUTOTUNE=0 leaves cuBLASLt out"
+    );
     driver.set("library", 0);
     let error = run().expect_err("there is none now").to_string();
-    assert!(error.contains("cublasLtCreate answered CUBLAS_STATUS_NOT_INITIALIZED"), "{error}");
+    assert!(
+        error.contains("cublasLtCreate answered CUBLAS_STATUS_NOT_INITIALIZED"),
+        "{error}"
+    );
 }
 
 /// A product that is timed.
@@ -205,12 +387,18 @@ fn other_product() -> Spec {
 
 /// The one choice for a spec.
 fn choose(picks: Arc<Picks>, spec: &Spec) -> Choice {
-    tuner(picks).choose(&[(spec, target())], &Env::default()).remove(0)
+    tuner(picks)
+        .choose(&[(spec, target())], &Env::default())
+        .remove(0)
 }
 
 /// The names of our own candidates.
 fn own(spec: &Spec) -> Vec<String> {
-    candidates(spec, &Env::default(), &target()).expect("it has sources").into_iter().map(|c| c.name).collect()
+    candidates(spec, &Env::default(), &target())
+        .expect("it has sources")
+        .into_iter()
+        .map(|c| c.name)
+        .collect()
 }
 
 #[test]
@@ -220,7 +408,8 @@ fn what_was_timed_is_not_compiled_again() {
     let products = [product(), other_product()];
     let wanted: Vec<(&Spec, Target)> = products.iter().map(|spec| (spec, target())).collect();
     let choices = tuner(picks_in(&folder)).choose(&wanted, &Env::default());
-    // Functions are compiled once in a process: the candidates of both products have been, whichever was picked.
+    // Functions are compiled once in a process: the candidates of both products have been,
+    // whichever was picked.
     let made = || Compiler::of_process().compiled() + Compiler::of_process().read();
     let before = made();
     assert!(before > 0);
@@ -229,8 +418,14 @@ fn what_was_timed_is_not_compiled_again() {
         let own = candidates(spec, &Env::default(), &target()).expect("it has sources");
         assert!(own.len() > 1);
         let picked = lower_as(spec, &Env::default(), &target(), choice).expect("it has a source");
-        let timed = own.iter().take(4).map(|candidate| &candidate.lowered).chain([&picked]);
-        device.load(&timed.collect::<Vec<_>>()).expect("the kernels are fine");
+        let timed = own
+            .iter()
+            .take(4)
+            .map(|candidate| &candidate.lowered)
+            .chain([&picked]);
+        device
+            .load(&timed.collect::<Vec<_>>())
+            .expect("the kernels are fine");
     }
     assert_eq!(made(), before);
 }
@@ -243,24 +438,47 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
     let names = own(&spec);
     let pick = |costs: &[(&str, i64)]| {
         driver.cost("", 1_000_000);
-        costs.iter().for_each(|(begins, cost)| driver.cost(begins, *cost));
+        costs
+            .iter()
+            .for_each(|(begins, cost)| driver.cost(begins, *cost));
         let folder = tempfile::tempdir().expect("a folder");
         choose(picks_in(&folder), &spec)
     };
     // All launches take the same: the fewest are fastest, and of those the first.
-    let single = names.iter().take(4).find(|name| !name.contains("parts")).expect("one of the first has no parts");
+    let single = names
+        .iter()
+        .take(4)
+        .find(|name| !name.contains("parts"))
+        .expect("one of the first has no parts");
     assert_eq!(pick(&[]), Choice::Own(single.clone()));
-    let kinds: Vec<&str> = names.iter().take(4).map(|name| name.split(' ').next().expect("a name")).collect();
+    let kinds: Vec<&str> = names
+        .iter()
+        .take(4)
+        .map(|name| name.split(' ').next().expect("a name"))
+        .collect();
     assert!(kinds.iter().any(|kind| *kind != kinds[0]), "{names:?}");
     for kind in kinds {
-        let Choice::Own(name) = pick(&[(kind, 10_000), ("gemm_parts", 1)]) else { panic!("{kind} is the fastest") };
+        let Choice::Own(name) = pick(&[(kind, 10_000), ("gemm_parts", 1)]) else {
+            panic!("{kind} is the fastest")
+        };
         assert!(name.starts_with(kind), "{name} instead of {kind}");
     }
-    assert_eq!(pick(&[("cublaslt_21", 500_000)]), Choice::Library(algorithm(21, 0)));
-    assert_eq!(pick(&[("cublaslt_21", 990_000)]), Choice::Own(single.clone()), "that is not clearly faster");
-    // Two of the library's: the one that is faster needs a workspace, which is no more than what the product touches.
+    assert_eq!(
+        pick(&[("cublaslt_21", 500_000)]),
+        Choice::Library(algorithm(21, 0))
+    );
+    assert_eq!(
+        pick(&[("cublaslt_21", 990_000)]),
+        Choice::Own(single.clone()),
+        "that is not clearly faster"
+    );
+    // Two of the library's: the one that is faster needs a workspace, which is no more than what
+    // the product touches.
     let wide = 48 * 40 * 3 * 4;
-    assert_eq!(pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]), Choice::Library(algorithm(23, wide)));
+    assert_eq!(
+        pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]),
+        Choice::Library(algorithm(23, wide))
+    );
     // Of all that was taken for it nothing stays.
     assert_eq!(driver.get("live_bytes"), before);
 }
@@ -271,16 +489,31 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
     let folder = tempfile::tempdir().expect("a folder");
     for (spec, faster) in [(product(), Some("cublaslt_24")), (other_product(), None)] {
         let file = || {
-            let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten().map(|entry| entry.path());
-            let mut picks: Vec<_> = files.filter(|path| path.extension().is_some_and(|e| e == "pick")).collect();
-            picks.sort_by_key(|path| std::fs::metadata(path).and_then(|m| m.modified()).expect("a time"));
+            let files = std::fs::read_dir(folder.path().join("cache"))
+                .expect("a folder")
+                .flatten()
+                .map(|entry| entry.path());
+            let mut picks: Vec<_> = files
+                .filter(|path| path.extension().is_some_and(|e| e == "pick"))
+                .collect();
+            picks.sort_by_key(|path| {
+                std::fs::metadata(path)
+                    .and_then(|m| m.modified())
+                    .expect("a time")
+            });
             picks.pop().expect("it is kept")
         };
         driver.cost("", 1_000_000);
-        faster.into_iter().for_each(|name| driver.cost(name, 10_000));
+        faster
+            .into_iter()
+            .for_each(|name| driver.cost(name, 10_000));
         let picks = picks_in(&folder);
         let first = choose(picks.clone(), &spec);
-        assert_eq!(matches!(first, Choice::Library(_)), faster.is_some(), "{first:?}");
+        assert_eq!(
+            matches!(first, Choice::Library(_)),
+            faster.is_some(),
+            "{first:?}"
+        );
         let run = |driver: &FakeDriver| driver.get("launches") + driver.get("products");
         let timed = run(&driver);
         // Other times are of no account any more.
@@ -294,7 +527,10 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
         // What cannot be read is timed anew.
         let whole = std::fs::read(file()).expect("an entry");
         std::fs::write(file(), &whole[..whole.len() - 1]).expect("own folder");
-        assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+        assert_eq!(
+            choose(picks_in(&folder), &spec),
+            Choice::Library(algorithm(21, 0))
+        );
         assert_ne!(std::fs::read(file()).expect("an entry"), whole, "and kept");
     }
 }
@@ -304,8 +540,12 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
     let Some(driver) = installed() else { return };
     let spec = product();
     let kept = |folder: &tempfile::TempDir| {
-        let files = std::fs::read_dir(folder.path().join("cache")).expect("a folder").flatten();
-        files.filter(|entry| entry.path().extension().is_some_and(|e| e == "pick")).count()
+        let files = std::fs::read_dir(folder.path().join("cache"))
+            .expect("a folder")
+            .flatten();
+        files
+            .filter(|entry| entry.path().extension().is_some_and(|e| e == "pick"))
+            .count()
     };
     for (call, code, stays) in [
         ("cublasLtCreate", 1, false),
@@ -321,14 +561,24 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
         driver.fail(call, 0, code);
         let choice = choose(picks_in(&folder), &spec);
         assert!(matches!(choice, Choice::Own(_)), "{call}: {choice:?}");
-        assert_eq!(kept(&folder), usize::from(stays), "{call}: what may work another time is tried then");
+        assert_eq!(
+            kept(&folder),
+            usize::from(stays),
+            "{call}: what may work another time is tried then"
+        );
     }
     // What was kept and is refused now is timed anew.
     let folder = tempfile::tempdir().expect("a folder");
-    assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+    assert_eq!(
+        choose(picks_in(&folder), &spec),
+        Choice::Library(algorithm(21, 0))
+    );
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
     let launched = driver.get("launches");
-    assert_eq!(choose(picks_in(&folder), &spec), Choice::Library(algorithm(21, 0)));
+    assert_eq!(
+        choose(picks_in(&folder), &spec),
+        Choice::Library(algorithm(21, 0))
+    );
     assert!(driver.get("launches") > launched, "our own were run again");
 }
 
@@ -342,8 +592,14 @@ fn without_memory_or_work_nothing_is_timed() {
     for (total, room) in [(needed, None), (64 << 20, Some(needed as u64 - 4))] {
         driver.set("total", total);
         let before = driver.get("live_bytes");
-        let tuner = Tuner { room, ..tuner(picks.clone()) };
-        assert_eq!(tuner.choose(&[(&spec, target())], &Env::default()), [Choice::Ranked]);
+        let tuner = Tuner {
+            room,
+            ..tuner(picks.clone())
+        };
+        assert_eq!(
+            tuner.choose(&[(&spec, target())], &Env::default()),
+            [Choice::Ranked]
+        );
         assert_eq!(driver.get("live_bytes"), before);
     }
     driver.set("total", 64 << 20);
@@ -361,25 +617,46 @@ fn specs_of_one_product_are_computed_the_same_way() {
     driver.cost("cublaslt_21", 10_000);
     let plain = product();
     let relu = with(plain.clone(), vec![], vec![op(ScalarOp::Relu, 0, 0)]);
-    let guarded = Target { guarded: true, ..target() };
+    let guarded = Target {
+        guarded: true,
+        ..target()
+    };
     let other = other_product();
-    let picks = Picks::at(Cache::at(tempfile::tempdir().expect("a folder").path().join("cache")).expect("a private folder"));
-    let wanted = [(&plain, target()), (&other, target()), (&relu, target()), (&plain, guarded)];
+    let picks = Picks::at(
+        Cache::at(tempfile::tempdir().expect("a folder").path().join("cache"))
+            .expect("a private folder"),
+    );
+    let wanted = [
+        (&plain, target()),
+        (&other, target()),
+        (&relu, target()),
+        (&plain, guarded),
+    ];
     let choices = tuner(picks).choose(&wanted, &Env::default());
-    assert!(choices.iter().all(|choice| *choice == Choice::Library(algorithm(21, 0))), "{choices:?}");
-    // An operand by columns makes another of our own kernels of one of them: they share what both have.
+    assert!(
+        choices
+            .iter()
+            .all(|choice| *choice == Choice::Library(algorithm(21, 0))),
+        "{choices:?}"
+    );
+    // An operand by columns makes another of our own kernels of one of them: they share what both
+    // have.
     driver.set("library", 0);
     let mut turned = plain.clone();
     turned.operands[0] = strided(0, &[1, 48]);
     driver.cost("", 1_000_000);
     let folder = tempfile::tempdir().expect("a folder");
-    let choices = tuner(picks_in(&folder)).choose(&[(&plain, target()), (&turned, target())], &Env::default());
-    let Choice::Own(name) = &choices[0] else { panic!("{choices:?}") };
+    let choices = tuner(picks_in(&folder))
+        .choose(&[(&plain, target()), (&turned, target())], &Env::default());
+    let Choice::Own(name) = &choices[0] else {
+        panic!("{choices:?}")
+    };
     assert_eq!(choices[0], choices[1]);
     assert!(own(&plain).contains(name) && own(&turned).contains(name));
 }
 
-/// The order that a pick depends on is that of all targets: what tests use elsewhere has fewer multiprocessors.
+/// The order that a pick depends on is that of all targets: what tests use elsewhere has fewer
+/// multiprocessors.
 #[test]
 fn a_choice_that_does_not_fit_is_the_first() {
     let spec = product();
@@ -389,6 +666,12 @@ fn a_choice_that_does_not_fit_is_the_first() {
         assert_eq!(lowered.functions, first.functions, "{choice:?}");
     }
     let vector = matmul(&[1, 64], 32, strided(0, &[32, 1]), strided(0, &[64, 1]));
-    let lowered = lower_as(&vector, &Env::default(), &TARGET, &Choice::Library(algorithm(21, 0))).expect("it has a source");
+    let lowered = lower_as(
+        &vector,
+        &Env::default(),
+        &TARGET,
+        &Choice::Library(algorithm(21, 0)),
+    )
+    .expect("it has a source");
     assert!(lowered.library().is_none() && !lowered.functions.is_empty());
 }

@@ -1,7 +1,8 @@
 //! The positions of true elements: counted chunk by chunk, then written chunk by chunk.
 //!
-//! Chunks are cut by the size of the mask alone, and where a chunk's positions go follows from the counts of those before it:
-//! the order of a plain loop, whatever the number of threads (compaction by prefix sums; Blelloch 1990).
+//! Chunks are cut by the size of the mask alone, and where a chunk's positions go follows from the
+//! counts of those before it: the order of a plain loop, whatever the number of threads (compaction
+//! by prefix sums; Blelloch 1990).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,17 +14,21 @@ use crate::spec::{Body, Spec};
 /// Elements of a chunk.
 const CHUNK: usize = 1 << 12;
 
-/// See [`Body::Compact`]. Positions for which the result has no room are not written, and what has no position is 0: the run is
-/// memory-safe whatever length it was given.
+/// See [`Body::Compact`]. Positions for which the result has no room are not written, and what has
+/// no position is 0: the run is memory-safe whatever length it was given.
 pub(crate) struct Compact {
     chunks_max: usize,
 }
 
 impl Compact {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        let Body::Compact(compact) = &spec.body else { return Err(SpecError("not a compaction".into())) };
+        let Body::Compact(compact) = &spec.body else {
+            return Err(SpecError("not a compaction".into()));
+        };
         check_rank(&compact.space, 0)?;
-        Ok(Compact { chunks_max: Space::new(&compact.space, bound).points().div_ceil(CHUNK) })
+        Ok(Compact {
+            chunks_max: Space::new(&compact.space, bound).points().div_ceil(CHUNK),
+        })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -33,8 +38,13 @@ impl Compact {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Compact(compact) = &spec.body else { unreachable!("checked by new") };
-        let (space, room) = (Space::new(&compact.space, launch.env), spec.dims[0].usize_at(launch.env));
+        let Body::Compact(compact) = &spec.body else {
+            unreachable!("checked by new")
+        };
+        let (space, room) = (
+            Space::new(&compact.space, launch.env),
+            spec.dims[0].usize_at(launch.env),
+        );
         let mask = Walk::new(&compact.mask, launch.args[0], launch.env);
         let positions = Walk::new(&compact.positions, launch.args[1], launch.env);
         let points = space.points();
@@ -52,8 +62,10 @@ impl Compact {
                 }
             });
         };
-        // SAFETY: the workspace has a counter for each chunk of the bound, and belongs to this launch.
-        let counts = unsafe { std::slice::from_raw_parts(launch.workspace.cast::<AtomicU32>(), chunks) };
+        // SAFETY: the workspace has a counter for each chunk of the bound, and belongs to this
+        // launch.
+        let counts =
+            unsafe { std::slice::from_raw_parts(launch.workspace.cast::<AtomicU32>(), chunks) };
         launch.team.run(chunks, &|chunk, _| {
             let mut count = 0;
             each(chunk, &mut |_| count += 1);
@@ -67,8 +79,13 @@ impl Compact {
             total += here;
         }
         let write = |at: usize, position: i32| {
-            // SAFETY: inside the result, and no other chunk writes it: chunks begin where those before end.
-            unsafe { positions.element::<i32>(at as isize * positions.strides[0]).write(position) };
+            // SAFETY: inside the result, and no other chunk writes it: chunks begin where those
+            // before end.
+            unsafe {
+                positions
+                    .element::<i32>(at as isize * positions.strides[0])
+                    .write(position)
+            };
         };
         launch.team.run(chunks, &|chunk, _| {
             let mut to = counts[chunk].load(Ordering::Relaxed) as usize;

@@ -1,12 +1,15 @@
-//! Convolution and its gradients, as matrix products whose image side is never written out as a matrix.
+//! Convolution and its gradients, as matrix products whose image side is never written out as a
+//! matrix.
 //!
-//! All three products read one operand (the image, or for the input gradient the output gradient) shifted by each element
-//! of the kernel. A block of the product needs a small part of it: that part is copied, with its zero padding, into
-//! a [`tile`] in the workspace, where the element for any output position and kernel element is found by adding one offset each. The forward
-//! product and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient walks the tile in
-//! place ([`weight_grad`]). Where every channel is a group of its own no product is left, and loops over the tile's rows take its
-//! place ([`depthwise`]). The idea of lowering inside the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014),
-//! the addressing by offsets that of the indirect convolution (Dukhan, 2019).
+//! All three products read one operand (the image, or for the input gradient the output gradient)
+//! shifted by each element of the kernel. A block of the product needs a small part of it: that
+//! part is copied, with its zero padding, into a [`tile`] in the workspace, where the element for
+//! any output position and kernel element is found by adding one offset each. The forward product
+//! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient walks
+//! the tile in place ([`weight_grad`]). Where every channel is a group of its own no product is
+//! left, and loops over the tile's rows take its place ([`depthwise`]). The idea of lowering inside
+//! the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the addressing by offsets
+//! that of the indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
@@ -38,7 +41,8 @@ pub(crate) struct Conv2d {
 }
 
 impl Conv2d {
-    /// Prepared for sizes up to `bound`, with a worker's part of the workspace of no more than `most` bytes where that is possible.
+    /// Prepared for sizes up to `bound`, with a worker's part of the workspace of no more than
+    /// `most` bytes where that is possible.
     pub fn new(spec: &Spec, bound: &Env, config: &Config, most: usize) -> Result<Self, SpecError> {
         let body = body(spec)?;
         check(spec, body, bound)?;
@@ -48,33 +52,60 @@ impl Conv2d {
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
         let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
-            return Err(SpecError("a prologue of a convolution whose channels are groups of their own".into()));
+            return Err(SpecError(
+                "a prologue of a convolution whose channels are groups of their own".into(),
+            ));
         }
         // As much as stays in the cache until it is packed, at least what a tile has of a channel.
         let made = |limits: &Limits| match body.kind {
-            ConvKind::WeightGrad => weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2),
+            ConvKind::WeightGrad => {
+                weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
+            }
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let (limits, space) = Limits::within(most, |limits| {
-            let room = prologue.as_ref().map_or(0, |prologue| prologue.room(made(limits)));
+            let room = prologue
+                .as_ref()
+                .map_or(0, |prologue| prologue.room(made(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
                 ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, room),
                 _ => columns::space(&sizes, micro, limits, room),
             };
-            Space { scratch: space.scratch + code.scratch_bytes(), ..space }
+            Space {
+                scratch: space.scratch + code.scratch_bytes(),
+                ..space
+            }
         });
         let prologue = prologue.map(|prologue| Box::new(prologue.with_room(made(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
-            return Err(SpecError(format!("a convolution that needs a tile of {} elements", space.right.max(space.left))));
+            return Err(SpecError(format!(
+                "a convolution that needs a tile of {} elements",
+                space.right.max(space.left)
+            )));
         }
-        Ok(Conv2d { code, micro, threads: config.threads.max(1), limits, space, depthwise, prologue })
+        Ok(Conv2d {
+            code,
+            micro,
+            threads: config.threads.max(1),
+            limits,
+            space,
+            depthwise,
+            prologue,
+        })
     }
 
-    /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of images varies.
+    /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of
+    /// images varies.
     pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
         let sizes = Sizes::new(body(spec).ok()?, bound);
-        sizes.fixed.then(|| if self.depthwise { depthwise::cut_off(&sizes, self.micro) } else { weight_grad::cut_off(&sizes, self.micro) })
+        sizes.fixed.then(|| {
+            if self.depthwise {
+                depthwise::cut_off(&sizes, self.micro)
+            } else {
+                weight_grad::cut_off(&sizes, self.micro)
+            }
+        })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -87,9 +118,17 @@ impl Conv2d {
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Ok(body) = body(spec) else { unreachable!("checked by new") };
+        let Ok(body) = body(spec) else {
+            unreachable!("checked by new")
+        };
         let sizes = Sizes::new(body, launch.env);
-        let call = Call { spec, body, launch, sizes: &sizes, kernel: self };
+        let call = Call {
+            spec,
+            body,
+            launch,
+            sizes: &sizes,
+            kernel: self,
+        };
         // SAFETY: by the contract of `run`.
         unsafe {
             match body.kind {
@@ -126,7 +165,12 @@ fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError>
     }
     check_operand("the first operand", &body.a, 4, &[DType::F32])?;
     check_operand("the second operand", &body.b, 4, &[DType::F32])?;
-    let positive = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
+    let positive = body
+        .k
+        .iter()
+        .chain(&body.stride)
+        .chain(&body.dilation)
+        .all(|&x| x > 0 && x <= 1 << 16);
     if !positive || body.groups == 0 || body.pad.iter().any(|&p| p > 1 << 16) {
         return fail(format!(
             "kernel {:?}, stride {:?}, dilation {:?}, pad {:?}, groups {}",
@@ -135,12 +179,26 @@ fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError>
     }
     for (name, channels) in [("input", body.ci), ("output", body.co)] {
         if !channels.usize_at(bound).is_multiple_of(body.groups) {
-            return fail(format!("{} {name} channels in {} groups", channels.usize_at(bound), body.groups));
+            return fail(format!(
+                "{} {name} channels in {} groups",
+                channels.usize_at(bound),
+                body.groups
+            ));
         }
     }
     let dims = match body.kind {
-        ConvKind::Forward => [Some(body.n), Some(body.co), Some(body.ohw[0]), Some(body.ohw[1])],
-        ConvKind::InputGrad => [Some(body.n), Some(body.ci), Some(body.hw[0]), Some(body.hw[1])],
+        ConvKind::Forward => [
+            Some(body.n),
+            Some(body.co),
+            Some(body.ohw[0]),
+            Some(body.ohw[1]),
+        ],
+        ConvKind::InputGrad => [
+            Some(body.n),
+            Some(body.ci),
+            Some(body.hw[0]),
+            Some(body.hw[1]),
+        ],
         ConvKind::WeightGrad => [
             Some(body.co),
             body.ci.checked_div(body.groups as i64),
@@ -148,8 +206,16 @@ fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError>
             Some(Size::fixed(body.k[1] as i64)),
         ],
     };
-    if spec.dims.iter().zip(dims).any(|(&is, should)| Some(is) != should) {
-        return fail(format!("a {:?} convolution over {:?}", body.kind, spec.dims));
+    if spec
+        .dims
+        .iter()
+        .zip(dims)
+        .any(|(&is, should)| Some(is) != should)
+    {
+        return fail(format!(
+            "a {:?} convolution over {:?}",
+            body.kind, spec.dims
+        ));
     }
     Ok(())
 }
@@ -169,16 +235,38 @@ struct Sizes {
 
 impl Sizes {
     fn new(body: &spec::Conv2d, env: &Env) -> Sizes {
-        let (ci, co) = (body.ci.usize_at(env) / body.groups, body.co.usize_at(env) / body.groups);
+        let (ci, co) = (
+            body.ci.usize_at(env) / body.groups,
+            body.co.usize_at(env) / body.groups,
+        );
         let axis = |i: usize| {
             let (image, result) = (body.hw[i].usize_at(env), body.ohw[i].usize_at(env));
             let geometry = [body.k[i], body.stride[i], body.dilation[i], body.pad[i]];
-            let make = if body.kind == ConvKind::InputGrad { Axis::backward } else { Axis::forward };
+            let make = if body.kind == ConvKind::InputGrad {
+                Axis::backward
+            } else {
+                Axis::forward
+            };
             make(image, result, geometry)
         };
-        let (source, other) = if body.kind == ConvKind::InputGrad { (co, ci) } else { (ci, co) };
-        let fixed = [body.ci, body.co].iter().chain(&body.hw).chain(&body.ohw).all(|s| s.as_fixed().is_some());
-        Sizes { images: body.n.usize_at(env), groups: body.groups, source, other, axes: [axis(0), axis(1)], fixed }
+        let (source, other) = if body.kind == ConvKind::InputGrad {
+            (co, ci)
+        } else {
+            (ci, co)
+        };
+        let fixed = [body.ci, body.co]
+            .iter()
+            .chain(&body.hw)
+            .chain(&body.ohw)
+            .all(|s| s.as_fixed().is_some());
+        Sizes {
+            images: body.n.usize_at(env),
+            groups: body.groups,
+            source,
+            other,
+            axes: [axis(0), axis(1)],
+            fixed,
+        }
     }
 
     /// Elements of the kernel.
@@ -190,7 +278,11 @@ impl Sizes {
 impl Call<'_> {
     /// Images of each example of a batch in slices.
     fn per_example(&self) -> usize {
-        let batch = self.launch.part.and_then(|part| self.body.n.checked_div_size(Size::symbol(part.slicing.batch)));
+        let batch = self.launch.part.and_then(|part| {
+            self.body
+                .n
+                .checked_div_size(Size::symbol(part.slicing.batch))
+        });
         batch.map_or(1, |images| images.usize_at(self.launch.env))
     }
 }
@@ -198,8 +290,16 @@ impl Call<'_> {
 /// The same of an argument that holds one slice of a batch, images counted through the whole.
 fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
     let source = source(operand, call.launch.args[argument], call.launch.env);
-    let before = call.launch.part.map_or(0, |part| part.examples.start * call.per_example());
-    Source { at: source.at.wrapping_offset(-(before as isize * source.strides[0])), ..source }
+    let before = call
+        .launch
+        .part
+        .map_or(0, |part| part.examples.start * call.per_example());
+    Source {
+        at: source
+            .at
+            .wrapping_offset(-(before as isize * source.strides[0])),
+        ..source
+    }
 }
 
 /// An operand's address under an environment.
@@ -208,5 +308,10 @@ fn source(operand: &Operand, at: *mut u8, env: &Env) -> Source {
     for (to, from) in strides.iter_mut().zip(&operand.strides) {
         *to = from.at(env) as isize;
     }
-    Source { at: at.cast::<f32>().wrapping_offset(operand.offset.at(env) as isize), strides }
+    Source {
+        at: at
+            .cast::<f32>()
+            .wrapping_offset(operand.offset.at(env) as isize),
+        strides,
+    }
 }

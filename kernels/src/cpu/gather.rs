@@ -8,11 +8,12 @@ use super::{Config, Fault, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
-/// Most points of a block: the values stay in the first-level cache until the epilogue has used them.
+/// Most points of a block: the values stay in the first-level cache until the epilogue has used
+/// them.
 const BLOCK: usize = 2048;
 
-/// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty axis: the run is memory-safe
-/// whatever the indices are, and [`CheckIndex`] is what reports them.
+/// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty
+/// axis: the run is memory-safe whatever the indices are, and [`CheckIndex`] is what reports them.
 pub(crate) struct Gather {
     code: TileCode,
     threads: usize,
@@ -24,7 +25,11 @@ impl Gather {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(Gather { code: TileCode::new(spec, bound, config)?, threads: config.threads, capacity })
+        Ok(Gather {
+            code: TileCode::new(spec, bound, config)?,
+            threads: config.threads,
+            capacity,
+        })
     }
 
     fn values_bytes(&self) -> usize {
@@ -42,7 +47,9 @@ impl Gather {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Gather(gather) = &spec.body else { unreachable!("checked by new") };
+        let Body::Gather(gather) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
         let lookup = Lookup {
             source: Walk::new(&gather.source, launch.args[0], launch.env),
@@ -55,14 +62,24 @@ impl Gather {
         let code = self.code.bind(spec, launch);
         launch.team.run(blocks.count(), &|index, worker| {
             let (block, values) = (blocks.block(index), scratch.of(worker).cast::<u32>());
-            blocks.space.rows(block.from, block.points, |at, len, done| {
-                // SAFETY: the worker's values hold a block, of which this row's begin at `done`.
-                let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
-                // SAFETY: the row lies inside the space that the operands are walked over.
-                unsafe { lookup.row(at, row) };
-            });
+            blocks
+                .space
+                .rows(block.from, block.points, |at, len, done| {
+                    // SAFETY: the worker's values hold a block, of which this row's begin at
+                    // `done`.
+                    let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
+                    // SAFETY: the row lies inside the space that the operands are walked over.
+                    unsafe { lookup.row(at, row) };
+                });
             // SAFETY: the epilogue's bytes follow the values.
-            unsafe { blocks.finish(&code, &block, values, scratch.of(worker).wrapping_add(self.values_bytes())) };
+            unsafe {
+                blocks.finish(
+                    &code,
+                    &block,
+                    values,
+                    scratch.of(worker).wrapping_add(self.values_bytes()),
+                )
+            };
         });
     }
 }
@@ -87,7 +104,10 @@ impl Lookup {
             return;
         }
         let (source, index) = (self.source.offset(at), self.index.offset(at));
-        let (source_step, index_step) = (self.source.strides[self.last], self.index.strides[self.last]);
+        let (source_step, index_step) = (
+            self.source.strides[self.last],
+            self.index.strides[self.last],
+        );
         let place = |k: usize| {
             // SAFETY: the caller's promise.
             let index = unsafe { self.index.load(index + k as isize * index_step) } as i32;
@@ -96,13 +116,24 @@ impl Lookup {
         // SAFETY: the caller's promise; `place` has brought the index into the axis.
         let load = |offset: isize| unsafe { self.source.load(offset) };
         if index_step != 0 {
-            row.iter_mut().enumerate().for_each(|(k, to)| *to = load(place(k) + k as isize * source_step));
+            row.iter_mut()
+                .enumerate()
+                .for_each(|(k, to)| *to = load(place(k) + k as isize * source_step));
         } else if source_step == 1 && self.source.dtype.bytes() == 4 {
-            // SAFETY: the row's elements are neighbours in the source; scratch and operands do not overlap.
-            unsafe { std::ptr::copy_nonoverlapping(self.source.element::<u32>(place(0)), row.as_mut_ptr(), row.len()) };
+            // SAFETY: the row's elements are neighbours in the source; scratch and operands do not
+            // overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.source.element::<u32>(place(0)),
+                    row.as_mut_ptr(),
+                    row.len(),
+                )
+            };
         } else {
             let first = place(0);
-            row.iter_mut().enumerate().for_each(|(k, to)| *to = load(first + k as isize * source_step));
+            row.iter_mut()
+                .enumerate()
+                .for_each(|(k, to)| *to = load(first + k as isize * source_step));
         }
     }
 }
@@ -126,8 +157,13 @@ impl CheckIndex {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) -> Result<(), Fault> {
-        let Body::CheckIndex(check) = &spec.body else { unreachable!("checked by new") };
-        let (space, limit) = (Space::new(&spec.dims, launch.env), check.limit.at(launch.env));
+        let Body::CheckIndex(check) = &spec.body else {
+            unreachable!("checked by new")
+        };
+        let (space, limit) = (
+            Space::new(&spec.dims, launch.env),
+            check.limit.at(launch.env),
+        );
         let index = Walk::new(&check.index, launch.args[0], launch.env);
         let step = index.strides[spec.dims.len().saturating_sub(1)];
         // SAFETY: called for points of the space that the operand is walked over.
@@ -152,7 +188,11 @@ impl CheckIndex {
             u64::MAX => Ok(()),
             position => {
                 let value = load(index.offset(&space.point(position as usize)));
-                Err(Fault::Index { position, value, limit: limit.max(0) as u64 })
+                Err(Fault::Index {
+                    position,
+                    value,
+                    limit: limit.max(0) as u64,
+                })
             }
         }
     }

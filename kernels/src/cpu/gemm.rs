@@ -17,7 +17,8 @@ use drive::{Blocking, Carry, Chains, MicroPanel, Product, Room, Space, drive_som
 use micro::{Left, Micro, Right};
 use pack::Source;
 
-/// Steps of the contracted axis in a chain, most of them: a right micro-panel of so many steps stays in L2 beside the left panels.
+/// Steps of the contracted axis in a chain, most of them: a right micro-panel of so many steps
+/// stays in L2 beside the left panels.
 pub(super) const DEPTH: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
 pub(super) const ROWS: usize = 168;
@@ -25,7 +26,8 @@ pub(super) const ROWS: usize = 168;
 pub(super) const TILE: usize = 32 << 10;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
 pub(super) const LEFT: usize = 96 << 10;
-/// Most elements of a block of the result while the left operand stays packed: the epilogue finds them in L2.
+/// Most elements of a block of the result while the left operand stays packed: the epilogue finds
+/// them in L2.
 pub(super) const ACC: usize = 32 << 10;
 /// The same when the left operand is packed anew for every strip, which wants wide strips.
 pub(super) const ACC_WIDE: usize = 64 << 10;
@@ -43,17 +45,53 @@ pub(super) struct Limits {
     pub steps: usize,
     /// Elements of a tile of an image.
     pub tile: usize,
-    /// About how many times as long kernels take as with the first: products, convolutions, and their weights' gradients.
+    /// About how many times as long kernels take as with the first: products, convolutions, and
+    /// their weights' gradients.
     pub slower: [f64; 3],
 }
 
 /// From the fastest to the smallest, for whoever has no memory for that.
 static LIMITS: [Limits; 5] = [
-    Limits { rows: ROWS, left: LEFT, acc: [ACC, ACC_WIDE], steps: DEPTH, tile: TILE, slower: [1.0; 3] },
-    Limits { rows: ROWS / 2, left: LEFT / 3, acc: [ACC / 4; 2], steps: DEPTH / 2, tile: TILE / 2, slower: [1.05, 1.1, 1.02] },
-    Limits { rows: ROWS / 3, left: LEFT / 12, acc: [ACC / 8; 2], steps: DEPTH / 4, tile: TILE / 4, slower: [1.15, 1.2, 1.1] },
-    Limits { rows: ROWS / 6, left: LEFT / 48, acc: [ACC / 16; 2], steps: DEPTH / 8, tile: TILE / 8, slower: [1.3, 1.3, 1.5] },
-    Limits { rows: ROWS / 12, left: LEFT / 192, acc: [ACC / 64; 2], steps: DEPTH / 16, tile: TILE / 16, slower: [1.6, 1.4, 2.6] },
+    Limits {
+        rows: ROWS,
+        left: LEFT,
+        acc: [ACC, ACC_WIDE],
+        steps: DEPTH,
+        tile: TILE,
+        slower: [1.0; 3],
+    },
+    Limits {
+        rows: ROWS / 2,
+        left: LEFT / 3,
+        acc: [ACC / 4; 2],
+        steps: DEPTH / 2,
+        tile: TILE / 2,
+        slower: [1.05, 1.1, 1.02],
+    },
+    Limits {
+        rows: ROWS / 3,
+        left: LEFT / 12,
+        acc: [ACC / 8; 2],
+        steps: DEPTH / 4,
+        tile: TILE / 4,
+        slower: [1.15, 1.2, 1.1],
+    },
+    Limits {
+        rows: ROWS / 6,
+        left: LEFT / 48,
+        acc: [ACC / 16; 2],
+        steps: DEPTH / 8,
+        tile: TILE / 8,
+        slower: [1.3, 1.3, 1.5],
+    },
+    Limits {
+        rows: ROWS / 12,
+        left: LEFT / 192,
+        acc: [ACC / 64; 2],
+        steps: DEPTH / 16,
+        tile: TILE / 16,
+        slower: [1.6, 1.4, 2.6],
+    },
 ];
 
 /// Blocks of the result below which a long contracted axis is split.
@@ -73,10 +111,17 @@ pub(crate) struct Matmul {
 }
 
 impl Matmul {
-    /// Prepared for sizes up to `bound`, of slices of a run of sizes up to `whole`, with a worker's part of the workspace of no more
-    /// than `most` bytes where that is possible.
-    pub fn new(spec: &Spec, [bound, whole]: [&Env; 2], config: &Config, most: usize) -> Result<Self, SpecError> {
-        let Body::Matmul(body) = &spec.body else { return Err(SpecError("not a matrix product".into())) };
+    /// Prepared for sizes up to `bound`, of slices of a run of sizes up to `whole`, with a worker's
+    /// part of the workspace of no more than `most` bytes where that is possible.
+    pub fn new(
+        spec: &Spec,
+        [bound, whole]: [&Env; 2],
+        config: &Config,
+        most: usize,
+    ) -> Result<Self, SpecError> {
+        let Body::Matmul(body) = &spec.body else {
+            return Err(SpecError("not a matrix product".into()));
+        };
         let rank = spec.dims.len();
         if !(2..=MAX_AXES).contains(&rank) {
             return Err(SpecError(format!("a product of rank {rank}")));
@@ -89,32 +134,64 @@ impl Matmul {
         let (m, n) = (size(spec.dims[rank - 2]), size(spec.dims[rank - 1]));
         let k = [size(body.k), body.k.usize_at(whole)];
         let fixed = spec.dims.iter().all(|d| d.as_fixed().is_some());
-        let groups = spec.dims[..rank - 2].iter().fold(1usize, |p, &d| p.saturating_mul(size(d)));
+        let groups = spec.dims[..rank - 2]
+            .iter()
+            .fold(1usize, |p, &d| p.saturating_mul(size(d)));
         let space = |limits: &Limits| {
-            let of = |m, n| space(m, n, k, if fixed { split_blocks(groups, m, n) } else { 1 }, micro, limits);
+            let of = |m, n| {
+                space(
+                    m,
+                    n,
+                    k,
+                    if fixed { split_blocks(groups, m, n) } else { 1 },
+                    micro,
+                    limits,
+                )
+            };
             // See `run` for what a single column does.
             let space = match spec.dims[rank - 1].as_fixed() {
                 Some(1) => of(1, m),
                 Some(_) => of(m, n),
                 None => of(m, n).max(&of(1, m)),
             };
-            Space { scratch: code.scratch_bytes(), ..space }
+            Space {
+                scratch: code.scratch_bytes(),
+                ..space
+            }
         };
         let (limits, space) = Limits::within(most, space);
-        Ok(Matmul { code, micro, threads: config.threads.max(1), limits, space })
+        Ok(Matmul {
+            code,
+            micro,
+            threads: config.threads.max(1),
+            limits,
+            space,
+        })
     }
 
-    /// The sums of a product over a batch, which slices may cut anywhere; `None` if sizes of the result vary.
+    /// The sums of a product over a batch, which slices may cut anywhere; `None` if sizes of the
+    /// result vary.
     pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
-        let Body::Matmul(body) = &spec.body else { return None };
-        let dims: Vec<usize> = spec.dims.iter().map(|d| d.as_fixed().and_then(|d| usize::try_from(d).ok())).collect::<Option<_>>()?;
-        let [groups @ .., m, n] = &dims[..] else { return None };
+        let Body::Matmul(body) = &spec.body else {
+            return None;
+        };
+        let dims: Vec<usize> = spec
+            .dims
+            .iter()
+            .map(|d| d.as_fixed().and_then(|d| usize::try_from(d).ok()))
+            .collect::<Option<_>>()?;
+        let [groups @ .., m, n] = &dims[..] else {
+            return None;
+        };
         let groups = groups.iter().fold(1usize, |p, &d| p.saturating_mul(d));
         let (m, n) = if *n == 1 { (1, *m) } else { (*m, *n) };
         // A longer contracted axis makes no fewer splits.
         let chains = body.k.usize_at(bound).div_ceil(DEPTH);
         let parts = splits(split_blocks(groups, m, n), chains) + usize::from(chains > 1);
-        Some(CutOff { unit: 1, sums: drive::sums(groups, m, n, parts, self.micro) })
+        Some(CutOff {
+            unit: 1,
+            sums: drive::sums(groups, m, n, parts, self.micro),
+        })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -126,14 +203,24 @@ impl Matmul {
     }
 
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Matmul(body) = &spec.body else { unreachable!("checked by new") };
+        let Body::Matmul(body) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let env = launch.env;
         let (batch, sizes) = spec.dims.split_at(spec.dims.len() - 2);
         let groups = batch.iter().map(|d| d.usize_at(env)).product();
-        let (mut m, mut n, k) = (sizes[0].usize_at(env), sizes[1].usize_at(env), body.k.usize_at(env));
-        let (mut a, mut b) = (Matrix::new(&body.a, launch.args[0], env), Matrix::new(&body.b, launch.args[1], env));
-        // A matrix times a vector: the vector's one column would fill a lane of each vector register, so the product is
-        // computed transposed, which changes neither a sum nor, with one column, where the epilogue finds it.
+        let (mut m, mut n, k) = (
+            sizes[0].usize_at(env),
+            sizes[1].usize_at(env),
+            body.k.usize_at(env),
+        );
+        let (mut a, mut b) = (
+            Matrix::new(&body.a, launch.args[0], env),
+            Matrix::new(&body.b, launch.args[1], env),
+        );
+        // A matrix times a vector: the vector's one column would fill a lane of each vector
+        // register, so the product is computed transposed, which changes neither a sum nor, with
+        // one column, where the epilogue finds it.
         let turned = n == 1;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
@@ -145,22 +232,41 @@ impl Matmul {
             (m, n) = (n, m);
             (a, b) = (b.turned(), a.turned());
         }
-        let room = Room { workspace: launch.workspace, space: &self.space, threads: self.threads, team: launch.team };
+        let room = Room {
+            workspace: launch.workspace,
+            space: &self.space,
+            threads: self.threads,
+            team: launch.team,
+        };
         let chains = Chains::new(k, even(k, DEPTH, 1), self.limits.steps);
         let folded = launch.part.filter(|part| part.slicing.folds);
         let slice = folded.map_or(0..k, |part| {
-            let steps = body.k.checked_div_size(Size::symbol(part.slicing.batch)).map_or(1, |steps| steps.usize_at(env));
+            let steps = body
+                .k
+                .checked_div_size(Size::symbol(part.slicing.batch))
+                .map_or(1, |steps| steps.usize_at(env));
             part.examples.start * steps..part.examples.end * steps
         });
         let carry = folded.map(|part| Carry {
-            chains: if slice.is_empty() { 0..0 } else { slice.start / chains.size()..slice.end.div_ceil(chains.size()) },
+            chains: if slice.is_empty() {
+                0..0
+            } else {
+                slice.start / chains.size()..slice.end.div_ceil(chains.size())
+            },
             begun: !slice.start.is_multiple_of(chains.size()),
             open: slice.end < k && !slice.end.is_multiple_of(chains.size()),
             sums: part.sums.cast(),
             last: part.last,
         });
         let splits = splits(blocks, chains.count());
-        let blocking = blocking([m, n, slice.len()], groups, splits, self.threads.min(launch.team.threads()), self.micro, self.limits);
+        let blocking = blocking(
+            [m, n, slice.len()],
+            groups,
+            splits,
+            self.threads.min(launch.team.threads()),
+            self.micro,
+            self.limits,
+        );
         let product = Strided {
             spec,
             env,
@@ -174,63 +280,112 @@ impl Matmul {
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
-        // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+        // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
+        // contract of `run`.
         unsafe { drive_some(&product, self.micro, &blocking, &room, carry) };
     }
 }
 
-/// `total` cut evenly into parts of at most `most`: the size of every part but the last, a multiple of `multiple`.
+/// `total` cut evenly into parts of at most `most`: the size of every part but the last, a multiple
+/// of `multiple`.
 pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
-    total.div_ceil(total.div_ceil(most.max(1)).max(1)).next_multiple_of(multiple).max(multiple)
+    total
+        .div_ceil(total.div_ceil(most.max(1)).max(1))
+        .next_multiple_of(multiple)
+        .max(multiple)
 }
 
-/// How a product, or a slice of it, is cut. Only `splits` (and the chains of k) decide in which order an element is summed, and they
-/// follow from the sizes alone; the rest may look at the number of threads, and at the memory there is.
-fn blocking([m, n, k]: [usize; 3], groups: usize, splits: usize, threads: usize, micro: &Micro, limits: &Limits) -> Blocking {
+/// How a product, or a slice of it, is cut. Only `splits` (and the chains of k) decide in which
+/// order an element is summed, and they follow from the sizes alone; the rest may look at the
+/// number of threads, and at the memory there is.
+fn blocking(
+    [m, n, k]: [usize; 3],
+    groups: usize,
+    splits: usize,
+    threads: usize,
+    micro: &Micro,
+    limits: &Limits,
+) -> Blocking {
     let width = micro.columns();
     if splits > 1 {
-        return Blocking { rows: even(m, ROWS, 1), columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)), resident: false, splits };
+        return Blocking {
+            rows: even(m, ROWS, 1),
+            columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)),
+            resident: false,
+            splits,
+        };
     }
     let mut rows = even(m, limits.rows, 1);
     let resident = limits.resident(rows, k);
     let acc = limits.acc[usize::from(!resident)];
     let mut columns = even(n, (acc / rows / width * width).max(width), width);
-    // Enough blocks for every thread to have several, by narrower strips first, as they need no more packing of the left
-    // operand, then by fewer rows.
+    // Enough blocks for every thread to have several, by narrower strips first, as they need no
+    // more packing of the left operand, then by fewer rows.
     let blocks = groups * m.div_ceil(rows);
     if threads > 1 && blocks * n.div_ceil(columns) < wanted(threads) {
-        columns = columns.min(even(n, n.div_ceil(wanted(threads).div_ceil(blocks.max(1))), width));
+        columns = columns.min(even(
+            n,
+            n.div_ceil(wanted(threads).div_ceil(blocks.max(1))),
+            width,
+        ));
         rows = share_rows(m, rows, groups * n.div_ceil(columns), threads);
     }
-    Blocking { rows, columns, resident, splits }
+    Blocking {
+        rows,
+        columns,
+        resident,
+        splits,
+    }
 }
 
-/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to others.
+/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to
+/// others.
 pub(super) fn wanted(threads: usize) -> usize {
     3 * threads
 }
 
-/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks side by side.
+/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks
+/// side by side.
 pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
-    if others * m.div_ceil(rows) < threads { rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1)) } else { rows }
+    if others * m.div_ceil(rows) < threads {
+        rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
+    } else {
+        rows
+    }
 }
 
 /// Blocks of a result whose contracted axis is split.
 pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
-    groups.saturating_mul(rows.div_ceil(ROWS)).saturating_mul(columns.div_ceil(SPLIT_COLUMNS)).max(1)
+    groups
+        .saturating_mul(rows.div_ceil(ROWS))
+        .saturating_mul(columns.div_ceil(SPLIT_COLUMNS))
+        .max(1)
 }
 
-/// Into how many parts a contracted axis of so many blocks is split: more than one when the result alone has too few blocks
-/// to share.
+/// Into how many parts a contracted axis of so many blocks is split: more than one when the result
+/// alone has too few blocks to share.
 pub(super) fn splits(blocks: usize, depth_blocks: usize) -> usize {
-    (SPLIT_BLOCKS / blocks).min(depth_blocks / SPLIT_DEPTH).max(1)
+    (SPLIT_BLOCKS / blocks)
+        .min(depth_blocks / SPLIT_DEPTH)
+        .max(1)
 }
 
-/// Elements that the sums of splits may need with sizes up to these; `fewest`: what [`split_blocks`] may come down to.
-pub(super) fn partial_space(rows: usize, columns: usize, fewest: usize, depth_blocks: usize, micro: &Micro) -> usize {
+/// Elements that the sums of splits may need with sizes up to these; `fewest`: what
+/// [`split_blocks`] may come down to.
+pub(super) fn partial_space(
+    rows: usize,
+    columns: usize,
+    fewest: usize,
+    depth_blocks: usize,
+    micro: &Micro,
+) -> usize {
     // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
     let columns = SPLIT_COLUMNS.min(columns.next_multiple_of(micro.columns()));
-    if splits(fewest, depth_blocks) > 1 { SPLIT_BLOCKS * ROWS.min(rows) * columns } else { 0 }
+    if splits(fewest, depth_blocks) > 1 {
+        SPLIT_BLOCKS * ROWS.min(rows) * columns
+    } else {
+        0
+    }
 }
 
 impl Limits {
@@ -238,7 +393,8 @@ impl Limits {
     pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
         let all = LIMITS.iter().map(|limits| (limits, space(limits)));
         let fits = all.clone().find(|(_, space)| space.part() <= most);
-        fits.or_else(|| all.min_by_key(|(_, space)| space.part())).expect("there are limits")
+        fits.or_else(|| all.min_by_key(|(_, space)| space.part()))
+            .expect("there are limits")
     }
 
     /// Whether a left operand of so many rows and steps stays packed.
@@ -248,22 +404,41 @@ impl Limits {
 }
 
 /// Room for every blocking of sizes up to these; `k` of a slice and of the whole run.
-fn space(m: usize, n: usize, [k, whole]: [usize; 2], fewest: usize, micro: &Micro, limits: &Limits) -> Space {
+fn space(
+    m: usize,
+    n: usize,
+    [k, whole]: [usize; 2],
+    fewest: usize,
+    micro: &Micro,
+    limits: &Limits,
+) -> Space {
     let width = micro.columns();
     let (columns, steps) = (n.saturating_add(width), k.min(limits.steps));
     let block = |rows: usize, left: usize, acc: usize| Space {
-        left: rows.saturating_mul(k).min(left.max(rows.saturating_mul(steps))),
+        left: rows
+            .saturating_mul(k)
+            .min(left.max(rows.saturating_mul(steps))),
         micro_panel: steps * width,
-        acc: rows.saturating_mul(columns).min(acc.max(rows.saturating_mul(width))),
+        acc: rows
+            .saturating_mul(columns)
+            .min(acc.max(rows.saturating_mul(width))),
         ..Space::default()
     };
     let (rows, chains) = (m.min(limits.rows), whole.div_ceil(DEPTH));
-    let mut space = block(rows, limits.left, limits.acc[usize::from(!limits.resident(rows, k))]);
+    let mut space = block(
+        rows,
+        limits.left,
+        limits.acc[usize::from(!limits.resident(rows, k))],
+    );
     if splits(fewest, chains) > 1 {
         let rows = m.min(ROWS);
         space = space.max(&block(rows, 0, rows * SPLIT_COLUMNS));
         // Slices keep these sums between them.
-        space.partial = if k < whole { 0 } else { partial_space(m, n, fewest, chains, micro) };
+        space.partial = if k < whole {
+            0
+        } else {
+            partial_space(m, n, fewest, chains, micro)
+        };
     }
     if chains > 1 && limits.steps < DEPTH {
         space.chain = space.acc;
@@ -282,19 +457,33 @@ impl<'a> Matrix<'a> {
     fn new(operand: &'a Operand, at: *mut u8, env: &Env) -> Self {
         let rank = operand.strides.len();
         let stride = |axis: usize| operand.strides[axis].at(env) as isize;
-        let at = at.cast::<f32>().wrapping_offset(operand.offset.at(env) as isize);
-        Matrix { operand, at, strides: [stride(rank - 2), stride(rank - 1)] }
+        let at = at
+            .cast::<f32>()
+            .wrapping_offset(operand.offset.at(env) as isize);
+        Matrix {
+            operand,
+            at,
+            strides: [stride(rank - 2), stride(rank - 1)],
+        }
     }
 
     fn turned(self) -> Self {
         let [rows, columns] = self.strides;
-        Matrix { strides: [columns, rows], ..self }
+        Matrix {
+            strides: [columns, rows],
+            ..self
+        }
     }
 
     /// Element (i, j) of the matrix at these batch coordinates.
     fn at(&self, batch: &[usize], i: usize, j: usize, env: &Env) -> *const f32 {
-        let group: isize = batch.iter().zip(&self.operand.strides).map(|(&c, s)| c as isize * s.at(env) as isize).sum();
-        self.at.wrapping_offset(group + i as isize * self.strides[0] + j as isize * self.strides[1])
+        let group: isize = batch
+            .iter()
+            .zip(&self.operand.strides)
+            .map(|(&c, s)| c as isize * s.at(env) as isize)
+            .sum();
+        self.at
+            .wrapping_offset(group + i as isize * self.strides[0] + j as isize * self.strides[1])
     }
 }
 
@@ -342,7 +531,9 @@ impl Product for Strided<'_> {
     }
 
     fn left_group(&self, group: usize) -> usize {
-        let shared = self.a.operand.strides[..self.spec.dims.len() - 2].iter().all(|s| s.at(self.env) == 0);
+        let shared = self.a.operand.strides[..self.spec.dims.len() - 2]
+            .iter()
+            .all(|s| s.at(self.env) == 0);
         if shared { 0 } else { group }
     }
 
@@ -371,21 +562,53 @@ impl Product for Strided<'_> {
         steps.start.clamp(start, end) - start..steps.end.clamp(start, end) - start
     }
 
-    unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {
+    unsafe fn left(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        panel: usize,
+        block: usize,
+        to: *mut f32,
+    ) {
         let depth = self.depth(block);
         let [stride, step] = self.a.strides;
         let origin = self.origin(group);
         for row in rows.clone().step_by(panel) {
-            let at = self.a.at(&origin[..self.spec.dims.len() - 2], row, depth.start, self.env);
+            let at = self.a.at(
+                &origin[..self.spec.dims.len() - 2],
+                row,
+                depth.start,
+                self.env,
+            );
             let count = panel.min(rows.end - row);
-            // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer one after another.
-            unsafe { (self.micro.pack)(Source { at, stride, step }, count, depth.len(), to.add((row - rows.start) * depth.len()), count) };
+            // SAFETY: the rows and steps lie inside the operand, and panels fill the buffer one
+            // after another.
+            unsafe {
+                (self.micro.pack)(
+                    Source { at, stride, step },
+                    count,
+                    depth.len(),
+                    to.add((row - rows.start) * depth.len()),
+                    count,
+                )
+            };
         }
     }
 
-    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left {
+    unsafe fn panel(
+        &self,
+        _group: usize,
+        _rows: &Range<usize>,
+        row: usize,
+        block: usize,
+        left: *const f32,
+    ) -> Left {
         // SAFETY: `row` rows are packed before it.
-        Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
+        Left {
+            base: unsafe { left.add(row * self.depth(block).len()) },
+            rows: std::ptr::null(),
+            steps: std::ptr::null(),
+        }
     }
 
     unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
@@ -394,22 +617,62 @@ impl Product for Strided<'_> {
         let depth = self.depth(at.block);
         let [step, stride] = self.b.strides;
         let origin = self.origin(at.group);
-        let from = self.b.at(&origin[..self.spec.dims.len() - 2], depth.start, at.columns.start, self.env);
+        let from = self.b.at(
+            &origin[..self.spec.dims.len() - 2],
+            depth.start,
+            at.columns.start,
+            self.env,
+        );
         // Read once and in whole vectors: packing would only be another pass.
         if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
             return Right::packed(from, step as usize);
         }
-        // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth · width` elements.
-        unsafe { (self.micro.pack)(Source { at: from, stride, step }, at.columns.len(), depth.len(), to, at.width) };
+        // SAFETY: the columns and steps lie inside the operand, and the buffer takes `depth ·
+        // width` elements.
+        unsafe {
+            (self.micro.pack)(
+                Source {
+                    at: from,
+                    stride,
+                    step,
+                },
+                at.columns.len(),
+                depth.len(),
+                to,
+                at.width,
+            )
+        };
         Right::packed(to, at.width)
     }
 
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+    unsafe fn finish(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        strip: usize,
+        acc: *mut f32,
+        stride: usize,
+        scratch: *mut u8,
+    ) {
         let (rank, columns) = (self.spec.dims.len(), self.strip(strip));
-        let (rows, columns, stride) = if self.turned { (columns, rows, 1) } else { (rows, columns, stride) };
+        let (rows, columns, stride) = if self.turned {
+            (columns, rows, 1)
+        } else {
+            (rows, columns, stride)
+        };
         let mut origin = self.origin(group);
         (origin[rank - 2], origin[rank - 1]) = (rows.start, columns.start);
         // SAFETY: the block is this worker's, and so is the scratch memory.
-        unsafe { self.code.block(&origin[..rank], rank - 2, rows.len(), columns.len(), acc.cast(), stride, scratch) };
+        unsafe {
+            self.code.block(
+                &origin[..rank],
+                rank - 2,
+                rows.len(),
+                columns.len(),
+                acc.cast(),
+                stride,
+                scratch,
+            )
+        };
     }
 }

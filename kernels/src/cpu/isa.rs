@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// A level of SIMD instructions. Every kernel exists at each level; a test can ask for one, a user gets the best.
+/// A level of SIMD instructions. Every kernel exists at each level; a test can ask for one, a user
+/// gets the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
     /// What the target always has (SSE2 on x86-64, NEON on aarch64).
@@ -26,8 +27,12 @@ impl Isa {
         {
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
                 levels.push(Isa::Avx2);
-                let has = is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
-                if has && is_x86_feature_detected!("avx512dq") && is_x86_feature_detected!("avx512vl") {
+                let has =
+                    is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+                if has
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                {
                     levels.push(Isa::Avx512);
                 }
             }

@@ -1,4 +1,5 @@
-//! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without allocating.
+//! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without
+//! allocating.
 
 mod compact;
 mod conv2d;
@@ -54,12 +55,14 @@ pub enum Fault {
 
 /// What the kernels of one launch see: addresses instead of regions.
 ///
-/// `args[i]` points at the first byte of argument `i`'s region; everything reachable through it by `spec` under `env` is
-/// inside memory that this launch may use, and overlaps nothing it writes (but see [`Access::ReadWrite`]).
+/// `args[i]` points at the first byte of argument `i`'s region; everything reachable through it by
+/// `spec` under `env` is inside memory that this launch may use, and overlaps nothing it writes
+/// (but see [`Access::ReadWrite`]).
 pub(crate) struct Launch<'a> {
     pub args: &'a [*mut u8],
     pub workspace: *mut u8,
-    /// The sizes of the launch; of a kernel that sums over a batch in slices, those of the whole run.
+    /// The sizes of the launch; of a kernel that sums over a batch in slices, those of the whole
+    /// run.
     pub env: &'a Env,
     pub team: &'a Team,
     /// What there is to know of the whole, if this is a slice of it.
@@ -73,7 +76,8 @@ impl Launch<'_> {
     }
 }
 
-// SAFETY: the addresses are plain numbers until a kernel reaches through them, and each kernel says why its threads may.
+// SAFETY: the addresses are plain numbers until a kernel reaches through them, and each kernel says
+// why its threads may.
 unsafe impl Sync for Launch<'_> {}
 
 /// A spec made ready for this CPU: strategy chosen, registers assigned, workspace sized.
@@ -122,14 +126,24 @@ impl Kernel {
         Kernel::within(spec, bound, config, u64::MAX)
     }
 
-    /// The same with a workspace of no more than `workspace` bytes, or of as few as can be: what is packed and summed up at a time is
-    /// smaller then, which takes longer and changes no bit.
-    pub fn within(spec: Spec, bound: &Env, config: &Config, workspace: u64) -> Result<Kernel, SpecError> {
+    /// The same with a workspace of no more than `workspace` bytes, or of as few as can be: what is
+    /// packed and summed up at a time is smaller then, which takes longer and changes no bit.
+    pub fn within(
+        spec: Spec,
+        bound: &Env,
+        config: &Config,
+        workspace: u64,
+    ) -> Result<Kernel, SpecError> {
         Kernel::prepare(spec, [bound, bound], config, workspace)
     }
 
     /// Prepares a spec to run with sizes up to `bound`, for slices of runs of sizes up to `whole`.
-    fn prepare(spec: Spec, [bound, whole]: [&Env; 2], config: &Config, workspace: u64) -> Result<Kernel, SpecError> {
+    fn prepare(
+        spec: Spec,
+        [bound, whole]: [&Env; 2],
+        config: &Config,
+        workspace: u64,
+    ) -> Result<Kernel, SpecError> {
         if config.isa > Isa::detect() {
             return Err(SpecError(format!("this CPU has no {}", config.isa)));
         }
@@ -137,29 +151,55 @@ impl Kernel {
         let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);
         let body = match &spec.body {
             Body::Loop => Prepared::Loop(loops::Loop::new(&spec, bound, config)?),
-            Body::Matmul(_) => Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?),
+            Body::Matmul(_) => {
+                Prepared::Matmul(gemm::Matmul::new(&spec, [bound, whole], config, each)?)
+            }
             Body::Conv2d(_) => Prepared::Conv2d(conv2d::Conv2d::new(&spec, bound, config, each)?),
             Body::Pool2d(_) => Prepared::Pool2d(pool2d::Pool2d::new(&spec, bound, config)?),
-            Body::Pool2dGrad(_) => Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?),
+            Body::Pool2dGrad(_) => {
+                Prepared::Pool2dGrad(pool2d::Pool2dGrad::new(&spec, bound, config)?)
+            }
             Body::Gather(_) => Prepared::Gather(gather::Gather::new(&spec, bound, config)?),
-            Body::ScatterAdd(_) => Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?),
-            Body::CheckIndex(_) => Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?),
+            Body::ScatterAdd(_) => {
+                Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?)
+            }
+            Body::CheckIndex(_) => {
+                Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?)
+            }
             Body::Compact(_) => Prepared::Compact(compact::Compact::new(&spec, bound, config)?),
             Body::Sort(_) => Prepared::Sort(sort::Sort::new(&spec, bound, config)?),
             Body::Suppress(_) => Prepared::Suppress(suppress::Suppress::new(&spec, bound, config)?),
         };
         let arguments = spec.arguments();
-        Ok(Kernel { spec, arguments, bound: *bound, threads: config.threads.max(1), body, slices: None })
+        Ok(Kernel {
+            spec,
+            arguments,
+            bound: *bound,
+            threads: config.threads.max(1),
+            body,
+            slices: None,
+        })
     }
 
-    /// Prepares a spec to run on slices of at most `most` examples along `batch` with [`Kernel::run_slice`]; `None` if it cannot. The
-    /// workspace is as of [`Kernel::within`].
-    pub fn sliced(spec: Spec, batch: Symbol, most: u32, bound: &Env, config: &Config, workspace: u64) -> Result<Option<Kernel>, SpecError> {
-        let Some(slicing) = Slicing::of(&spec, batch) else { return Ok(None) };
-        // What decides how sums are split is the whole, which is what all loops and the sums over the batch but a product's are
-        // prepared for. Others need the workspace of a slice.
+    /// Prepares a spec to run on slices of at most `most` examples along `batch` with
+    /// [`Kernel::run_slice`]; `None` if it cannot. The workspace is as of [`Kernel::within`].
+    pub fn sliced(
+        spec: Spec,
+        batch: Symbol,
+        most: u32,
+        bound: &Env,
+        config: &Config,
+        workspace: u64,
+    ) -> Result<Option<Kernel>, SpecError> {
+        let Some(slicing) = Slicing::of(&spec, batch) else {
+            return Ok(None);
+        };
+        // What decides how sums are split is the whole, which is what all loops and the sums over
+        // the batch but a product's are prepared for. Others need the workspace of a slice.
         let mut own = *bound;
-        if matches!(spec.body, Body::Matmul(_)) || !slicing.folds && !matches!(spec.body, Body::Loop) {
+        if matches!(spec.body, Body::Matmul(_))
+            || !slicing.folds && !matches!(spec.body, Body::Loop)
+        {
             let examples = &mut own.0[usize::from(batch.0)];
             *examples = (*examples).min(most);
         }
@@ -171,7 +211,10 @@ impl Kernel {
             Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &slicing),
             _ => None,
         };
-        Ok(cut.map(|cut| Kernel { slices: Some(Slices { slicing, cut }), ..kernel }))
+        Ok(cut.map(|cut| Kernel {
+            slices: Some(Slices { slicing, cut }),
+            ..kernel
+        }))
     }
 
     /// How this kernel runs on slices, if it was prepared by [`Kernel::sliced`].
@@ -181,7 +224,9 @@ impl Kernel {
 
     /// Every slice but the last must be a multiple of so many examples.
     pub fn slice_unit(&self) -> u32 {
-        self.slices.as_ref().map_or(1, |s| u32::try_from(s.cut.unit).unwrap_or(u32::MAX))
+        self.slices
+            .as_ref()
+            .map_or(1, |s| u32::try_from(s.cut.unit).unwrap_or(u32::MAX))
     }
 
     /// Bytes of the sums that go from slice to slice; 64-byte aligned.
@@ -225,27 +270,44 @@ impl Kernel {
         }
     }
 
-    /// Runs the kernel over regions of `memory`, one per argument in the order of [`Spec::arguments`].
+    /// Runs the kernel over regions of `memory`, one per argument in the order of
+    /// [`Spec::arguments`].
     ///
     /// # Panics
-    /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a region is too small for what the kernel reaches under `env`, is not aligned to its
-    /// elements (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or overlaps a region
-    /// that is written, other than as the same region with the same walk (in-place elementwise work), or if a copy in flight
-    /// writes a region or reads one that is written: a plan that passed
-    /// its checker never does this, so it is a bug of the caller, and memory safety does not depend on the caller.
-    pub fn run(&self, memory: &mut Memory, args: &[Region], workspace: &Region, env: &Env, team: &Team) -> Result<(), Fault> {
-        assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
+    /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a
+    /// region is too small for what the kernel reaches under `env`, is not aligned to its elements
+    /// (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or
+    /// overlaps a region that is written, other than as the same region with the same walk
+    /// (in-place elementwise work), or if a copy in flight writes a region or reads one that is
+    /// written: a plan that passed its checker never does this, so it is a bug of the caller, and
+    /// memory safety does not depend on the caller.
+    pub fn run(
+        &self,
+        memory: &mut Memory,
+        args: &[Region],
+        workspace: &Region,
+        env: &Env,
+        team: &Team,
+    ) -> Result<(), Fault> {
+        assert!(
+            team.threads() <= self.threads,
+            "a team of {} runs a kernel prepared for {}",
+            team.threads(),
+            self.threads
+        );
         self.check(args, workspace, env);
         self.launch(memory, args, workspace, env, team, None)
     }
 
-    /// Runs a slice of a run of the sizes `whole`: the regions hold the slice's examples, and those of arguments that all
-    /// slices see alike the same as ever. Slices go one after the other, and the last one says so. A kernel with [`Kernel::sums`] takes
-    /// their region as its last argument; what it stores besides is written by the last slice only, unless it differs
+    /// Runs a slice of a run of the sizes `whole`: the regions hold the slice's examples, and those
+    /// of arguments that all slices see alike the same as ever. Slices go one after the other, and
+    /// the last one says so. A kernel with [`Kernel::sums`] takes their region as its last
+    /// argument; what it stores besides is written by the last slice only, unless it differs
     /// between examples.
     ///
     /// # Panics
-    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice is cut off at the wrong place.
+    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice is cut off at
+    /// the wrong place.
     pub fn run_slice(
         &self,
         memory: &mut Memory,
@@ -255,30 +317,57 @@ impl Kernel {
         team: &Team,
         slice: Slice,
     ) -> Result<(), Fault> {
-        let Some(Slices { slicing, cut }) = &self.slices else { panic!("a slice of a kernel that was not prepared for it") };
-        assert!(team.threads() <= self.threads, "a team of {} runs a kernel prepared for {}", team.threads(), self.threads);
+        let Some(Slices { slicing, cut }) = &self.slices else {
+            panic!("a slice of a kernel that was not prepared for it")
+        };
+        assert!(
+            team.threads() <= self.threads,
+            "a team of {} runs a kernel prepared for {}",
+            team.threads(),
+            self.threads
+        );
         let examples = whole.0[usize::from(slicing.batch.0)];
         let own = slice.sizes(whole, slicing.batch);
         let to = slice.to.min(examples);
         for end in [slice.from, to].into_iter().filter(|&end| end < examples) {
-            assert!((end as usize).is_multiple_of(cut.unit), "a slice that ends at {end}, not a multiple of {}", cut.unit);
+            assert!(
+                (end as usize).is_multiple_of(cut.unit),
+                "a slice that ends at {end}, not a multiple of {}",
+                cut.unit
+            );
         }
         let (args, sums) = args.split_at(self.arguments.len().min(args.len()));
         assert_eq!(sums.len(), usize::from(cut.sums > 0), "regions for sums");
         self.check(args, workspace, &own);
         for sums in sums {
-            assert!(sums.bytes >= self.sums() && sums.offset.is_multiple_of(64), "sums of {} bytes in {sums:?}", self.sums());
-            assert!(!args.iter().chain([workspace]).any(|arg| arg.overlaps(sums)), "the sums overlap an argument or the workspace");
+            assert!(
+                sums.bytes >= self.sums() && sums.offset.is_multiple_of(64),
+                "sums of {} bytes in {sums:?}",
+                self.sums()
+            );
+            assert!(
+                !args.iter().chain([workspace]).any(|arg| arg.overlaps(sums)),
+                "the sums overlap an argument or the workspace"
+            );
         }
         let part = Part {
             whole,
             examples: slice.from.min(to) as usize..to as usize,
             last: slice.last,
             slicing,
-            sums: sums.first().map_or(std::ptr::null_mut(), |sums| memory.address(sums)),
+            sums: sums
+                .first()
+                .map_or(std::ptr::null_mut(), |sums| memory.address(sums)),
         };
         sums.iter().for_each(|sums| memory.assert_writable(sums));
-        self.launch(memory, args, workspace, if slicing.folds { whole } else { &own }, team, Some(&part))
+        self.launch(
+            memory,
+            args,
+            workspace,
+            if slicing.folds { whole } else { &own },
+            team,
+            Some(&part),
+        )
     }
 
     /// Runs checked regions.
@@ -292,16 +381,32 @@ impl Kernel {
         part: Option<&Part<'_>>,
     ) -> Result<(), Fault> {
         for (region, (_, _, access)) in args.iter().zip(&self.arguments) {
-            if *access == Access::Read { memory.assert_readable(region) } else { memory.assert_writable(region) }
+            if *access == Access::Read {
+                memory.assert_readable(region)
+            } else {
+                memory.assert_writable(region)
+            }
         }
         memory.assert_writable(workspace);
-        let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> = args.iter().map(|r| memory.address(r)).collect();
+        let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
+            args.iter().map(|r| memory.address(r)).collect();
         // Where there is none, an address that may be that of a slice of no elements.
-        let workspace = if workspace.bytes == 0 { std::ptr::without_provenance_mut(64) } else { memory.address(workspace) };
-        let launch = Launch { args: &addresses, workspace, env, team, part };
-        // SAFETY: `check` proved that every access lies inside its region and that written regions overlap nothing else (of a
-        // slice: every access of the slice's examples, and to the sums); `memory` is borrowed exclusively for the whole run, and
-        // no copy in flight is in the way of any region.
+        let workspace = if workspace.bytes == 0 {
+            std::ptr::without_provenance_mut(64)
+        } else {
+            memory.address(workspace)
+        };
+        let launch = Launch {
+            args: &addresses,
+            workspace,
+            env,
+            team,
+            part,
+        };
+        // SAFETY: `check` proved that every access lies inside its region and that written regions
+        // overlap nothing else (of a slice: every access of the slice's examples, and to the sums);
+        // `memory` is borrowed exclusively for the whole run, and no copy in flight is in the way
+        // of any region.
         unsafe {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),
@@ -322,32 +427,69 @@ impl Kernel {
 
     fn check(&self, args: &[Region], workspace: &Region, env: &Env) {
         assert_eq!(args.len(), self.arguments.len(), "one region per argument");
-        assert!(env.0.iter().zip(self.bound.0).all(|(&size, most)| size <= most), "sizes {:?} above the bound {:?}", env.0, self.bound.0);
-        assert!(workspace.bytes >= self.workspace(), "workspace of {} bytes, {} needed", workspace.bytes, self.workspace());
-        assert!(workspace.offset.is_multiple_of(64), "workspace at {}, not 64-byte aligned", workspace.offset);
+        assert!(
+            env.0
+                .iter()
+                .zip(self.bound.0)
+                .all(|(&size, most)| size <= most),
+            "sizes {:?} above the bound {:?}",
+            env.0,
+            self.bound.0
+        );
+        assert!(
+            workspace.bytes >= self.workspace(),
+            "workspace of {} bytes, {} needed",
+            workspace.bytes,
+            self.workspace()
+        );
+        assert!(
+            workspace.offset.is_multiple_of(64),
+            "workspace at {}, not 64-byte aligned",
+            workspace.offset
+        );
         for (i, (operand, dims, access)) in self.arguments.iter().enumerate() {
-            assert!(args[i].offset.is_multiple_of(operand.dtype.bytes() as u64), "argument {i} is not aligned to {}", operand.dtype);
-            let needed = operand.extent(dims, env).saturating_mul(operand.dtype.bytes() as u64);
-            assert!(needed <= args[i].bytes, "argument {i} reaches {needed} bytes of a region of {}", args[i].bytes);
-            assert!(!args[i].overlaps(workspace), "argument {i} overlaps the workspace");
+            assert!(
+                args[i].offset.is_multiple_of(operand.dtype.bytes() as u64),
+                "argument {i} is not aligned to {}",
+                operand.dtype
+            );
+            let needed = operand
+                .extent(dims, env)
+                .saturating_mul(operand.dtype.bytes() as u64);
+            assert!(
+                needed <= args[i].bytes,
+                "argument {i} reaches {needed} bytes of a region of {}",
+                args[i].bytes
+            );
+            assert!(
+                !args[i].overlaps(workspace),
+                "argument {i} overlaps the workspace"
+            );
             assert!(operand.is_forward(env), "argument {i} is walked backwards");
             if *access == Access::Read {
                 continue;
             }
-            assert!(operand.is_injective(dims, env), "argument {i} is written to one place from several points");
+            assert!(
+                operand.is_injective(dims, env),
+                "argument {i} is written to one place from several points"
+            );
             for (j, (other, _, _)) in self.arguments.iter().enumerate().filter(|&(j, _)| j != i) {
                 if args[i].overlaps(&args[j]) {
-                    // Walked alike from one address they meet only at the point that is read before it is written, however far
-                    // either region goes on behind what is reached.
+                    // Walked alike from one address they meet only at the point that is read before
+                    // it is written, however far either region goes on behind what is reached.
                     let start = |region: &Region| (region.arena, region.offset);
-                    let same = start(&args[i]) == start(&args[j]) && operand == other && self.is_pointwise(i) && self.is_pointwise(j);
+                    let same = start(&args[i]) == start(&args[j])
+                        && operand == other
+                        && self.is_pointwise(i)
+                        && self.is_pointwise(j);
                     assert!(same, "argument {i} is written and overlaps argument {j}");
                 }
             }
         }
     }
 
-    /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point by point.
+    /// Whether an argument belongs to `code` rather than to the anchor, so that it is touched point
+    /// by point.
     fn is_pointwise(&self, argument: usize) -> bool {
         argument + self.spec.operands.len() >= self.arguments.len()
     }

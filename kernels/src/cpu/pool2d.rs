@@ -1,9 +1,10 @@
 //! Pooling and its gradient.
 //!
-//! Both walk their result in tiles of whole rows. A row is computed window element by window element, so that the inner
-//! loop runs along the row whatever the geometry; windows of 2×2 with stride 2, the common case, have loops of their own.
-//! The gradient gathers: each input element adds up what the windows over it send, in row-major order of the windows, so
-//! that no two threads meet and the sums do not depend on how the work was shared.
+//! Both walk their result in tiles of whole rows. A row is computed window element by window
+//! element, so that the inner loop runs along the row whatever the geometry; windows of 2×2 with
+//! stride 2, the common case, have loops of their own. The gradient gathers: each input element
+//! adds up what the windows over it send, in row-major order of the windows, so that no two threads
+//! meet and the sums do not depend on how the work was shared.
 
 mod forward;
 mod grad;
@@ -19,7 +20,8 @@ use super::{Config, Isa, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Spec, Window};
 
-/// Most points of a tile: their values, positions and the epilogue's registers stay in the first-level cache.
+/// Most points of a tile: their values, positions and the epilogue's registers stay in the
+/// first-level cache.
 const TILE: usize = 2048;
 
 /// What both kernels prepare.
@@ -34,7 +36,12 @@ struct Common {
 impl Common {
     fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Common, SpecError> {
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, TILE);
-        Ok(Common { code: TileCode::new(spec, bound, config)?, isa: config.isa, threads: config.threads, capacity })
+        Ok(Common {
+            code: TileCode::new(spec, bound, config)?,
+            isa: config.isa,
+            threads: config.threads,
+            capacity,
+        })
     }
 
     /// Bytes of one array of a tile's values.
@@ -48,8 +55,8 @@ impl Common {
     }
 }
 
-/// How the result `n, c, h, w` is cut into tiles: some rows of one image, all channels in one sequence of rows; rows longer
-/// than a tile are cut as well. The cut depends on the sizes alone.
+/// How the result `n, c, h, w` is cut into tiles: some rows of one image, all channels in one
+/// sequence of rows; rows longer than a tile are cut as well. The cut depends on the sizes alone.
 #[derive(Clone, Copy)]
 struct Tiling {
     dims: [usize; 4],
@@ -70,10 +77,18 @@ struct Tile {
 impl Tiling {
     fn new(dims: &[Size], capacity: usize, env: &Env) -> Tiling {
         let space = Space::new(dims, env);
-        let &[n, c, h, w] = space.sizes() else { unreachable!("four axes") };
+        let &[n, c, h, w] = space.sizes() else {
+            unreachable!("four axes")
+        };
         let cols = w.clamp(1, capacity);
         let rows = (capacity / cols).max(1);
-        Tiling { dims: [n, c, h, w], rows, cols, row_tiles: (c * h).div_ceil(rows), col_tiles: w.div_ceil(cols) }
+        Tiling {
+            dims: [n, c, h, w],
+            rows,
+            cols,
+            row_tiles: (c * h).div_ceil(rows),
+            col_tiles: w.div_ceil(cols),
+        }
     }
 
     fn tiles(&self) -> usize {
@@ -85,14 +100,22 @@ impl Tiling {
         let col = index % self.col_tiles * self.cols;
         let row = index / self.col_tiles % self.row_tiles * self.rows;
         let n = index / self.col_tiles / self.row_tiles;
-        Tile { n, rows: row..(row + self.rows).min(c * h), cols: col..(col + self.cols).min(w) }
+        Tile {
+            n,
+            rows: row..(row + self.rows).min(c * h),
+            cols: col..(col + self.cols).min(w),
+        }
     }
 
     /// The rows of a tile.
     #[inline(always)]
     fn rows(&self, tile: &Tile) -> Rows {
         let h = self.dims[2];
-        Rows { next: [tile.n, tile.rows.start / h, tile.rows.start % h], h, left: tile.rows.len() }
+        Rows {
+            next: [tile.n, tile.rows.start / h, tile.rows.start % h],
+            h,
+            left: tile.rows.len(),
+        }
     }
 
     /// Runs the epilogue over a tile's values.
@@ -101,15 +124,21 @@ impl Tiling {
     /// `acc` holds the tile's values, `scratch` the epilogue's bytes for this worker.
     unsafe fn finish(&self, code: &Bound<'_>, tile: &Tile, acc: *const u32, scratch: *mut u8) {
         let h = self.dims[2];
-        let origin = [tile.n, tile.rows.start / h, tile.rows.start % h, tile.cols.start];
+        let origin = [
+            tile.n,
+            tile.rows.start / h,
+            tile.rows.start % h,
+            tile.cols.start,
+        ];
         let points = tile.rows.len() * tile.cols.len();
-        // SAFETY: the points of a tile are neighbours in row-major order: whole rows, or a part of one.
+        // SAFETY: the points of a tile are neighbours in row-major order: whole rows, or a part of
+        // one.
         unsafe { code.block(&origin, 0, 1, points, acc, points, scratch) };
     }
 }
 
-/// The rows `n, c, y` of a tile. An iterator rather than a closure called for each row: a closure would be compiled once,
-/// for the least instruction set, instead of into each of its callers.
+/// The rows `n, c, y` of a tile. An iterator rather than a closure called for each row: a closure
+/// would be compiled once, for the least instruction set, instead of into each of its callers.
 struct Rows {
     next: [usize; 3],
     h: usize,
@@ -148,7 +177,9 @@ impl Geometry {
     fn inside(&self, axis: usize, i: usize) -> Range<usize> {
         let (start, pad) = (i * self.window.stride[axis], self.window.pad[axis]);
         let from = pad.saturating_sub(start);
-        from..(self.hw[axis] + pad).saturating_sub(start).clamp(from, self.window.k[axis].max(from))
+        from..(self.hw[axis] + pad)
+            .saturating_sub(start)
+            .clamp(from, self.window.k[axis].max(from))
     }
 
     /// The windows along an axis whose element `k` lies at a place in `places` of the image.
@@ -156,25 +187,38 @@ impl Geometry {
     fn windows(&self, axis: usize, k: usize, places: Range<usize>) -> Range<usize> {
         let (stride, pad) = (self.window.stride[axis], self.window.pad[axis]);
         let from = (places.start + pad).saturating_sub(k).div_ceil(stride);
-        let to = (places.end + pad).saturating_sub(k).div_ceil(stride).min(self.ohw[axis]);
+        let to = (places.end + pad)
+            .saturating_sub(k)
+            .div_ceil(stride)
+            .min(self.ohw[axis]);
         from.min(to)..to
     }
 
     #[inline(always)]
     fn is_2x2(&self) -> bool {
-        self.window == Window { k: [2, 2], stride: [2, 2], pad: [0, 0] }
+        self.window
+            == Window {
+                k: [2, 2],
+                stride: [2, 2],
+                pad: [0, 0],
+            }
     }
 
     /// What a mean over window (i, j) divides by; 1 for a window with nothing in it.
     #[inline(always)]
     fn divisor(&self, count_pad: bool, rows: usize, j: usize) -> f32 {
-        let count = if count_pad { product(&self.window.k) } else { rows * self.inside(1, j).len() };
+        let count = if count_pad {
+            product(&self.window.k)
+        } else {
+            rows * self.inside(1, j).len()
+        };
         count.max(1) as f32
     }
 }
 
-/// Runs `$four` at places `$k` that together cover `0..$count` in steps of four, the last moved back to end at `$count`, so
-/// that a row which is no multiple of four has no remainder; a row of less than four runs `$one` at every place.
+/// Runs `$four` at places `$k` that together cover `0..$count` in steps of four, the last moved
+/// back to end at `$count`, so that a row which is no multiple of four has no remainder; a row of
+/// less than four runs `$one` at every place.
 macro_rules! in_fours {
     ($count:expr, |$k:ident| $four:expr, $one:expr) => {{
         let (count, mut next): (usize, usize) = ($count, 0);

@@ -1,7 +1,7 @@
 //! Deterministic scatter-add.
 //!
-//! The result is cut into blocks and each block looks for what is added to it, in the order of the values: no atomics, and
-//! the sums do not depend on how the blocks are shared among threads.
+//! The result is cut into blocks and each block looks for what is added to it, in the order of the
+//! values: no atomics, and the sums do not depend on how the blocks are shared among threads.
 
 use std::ops::Range;
 
@@ -11,12 +11,12 @@ use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
-/// Most points of a block. Every block reads all indices that may lead to it, so blocks are as large as the second-level
-/// cache holds with ease.
+/// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
+/// large as the second-level cache holds with ease.
 const BLOCK: usize = 1 << 14;
 
-/// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere; [`super::gather::CheckIndex`] is
-/// what reports them.
+/// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere;
+/// [`super::gather::CheckIndex`] is what reports them.
 pub(crate) struct ScatterAdd {
     code: TileCode,
     threads: usize,
@@ -28,7 +28,11 @@ impl ScatterAdd {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 1)?;
         let capacity = Space::new(&spec.dims, bound).points().clamp(1, BLOCK);
-        Ok(ScatterAdd { code: TileCode::new(spec, bound, config)?, threads: config.threads, capacity })
+        Ok(ScatterAdd {
+            code: TileCode::new(spec, bound, config)?,
+            threads: config.threads,
+            capacity,
+        })
     }
 
     fn values_bytes(&self) -> usize {
@@ -46,7 +50,9 @@ impl ScatterAdd {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::ScatterAdd(scatter) = &spec.body else { unreachable!("checked by new") };
+        let Body::ScatterAdd(scatter) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let (env, axis) = (launch.env, scatter.axis);
         let blocks = Blocks::new(&spec.dims, self.capacity, env);
         let sums = Sums {
@@ -68,7 +74,14 @@ impl ScatterAdd {
             // SAFETY: the operands are walked inside their spaces.
             unsafe { sums.add(block.from..block.from + block.points, row) };
             // SAFETY: the epilogue's bytes follow the values.
-            unsafe { blocks.finish(&code, &block, acc.cast(), scratch.of(worker).wrapping_add(self.values_bytes())) };
+            unsafe {
+                blocks.finish(
+                    &code,
+                    &block,
+                    acc.cast(),
+                    scratch.of(worker).wrapping_add(self.values_bytes()),
+                )
+            };
         });
     }
 }
@@ -92,11 +105,21 @@ impl Sums {
     unsafe fn add(&self, range: Range<usize>, sums: &mut [f32]) {
         let inner = self.inner.points();
         let per_outer = self.len * inner;
-        let (index_axis, index_inner) = self.index.strides[self.axis..].split_first().expect("the axis exists");
+        let (index_axis, index_inner) = self.index.strides[self.axis..]
+            .split_first()
+            .expect("the axis exists");
         let value_inner = &self.value.strides[self.axis + 1..];
-        let along = |strides: &[isize], at: &[usize]| -> isize { at.iter().zip(strides).map(|(&c, &s)| c as isize * s).sum() };
+        let along = |strides: &[isize], at: &[usize]| -> isize {
+            at.iter().zip(strides).map(|(&c, &s)| c as isize * s).sum()
+        };
         let last = self.inner.sizes().len().saturating_sub(1);
-        let step = |strides: &[isize]| if self.inner.sizes().is_empty() { 0 } else { strides[last] };
+        let step = |strides: &[isize]| {
+            if self.inner.sizes().is_empty() {
+                0
+            } else {
+                strides[last]
+            }
+        };
         let (value_step, index_step) = (step(value_inner), step(index_inner));
         let repeats = index_inner.iter().all(|&s| s == 0);
         // SAFETY: called for points of the values' space only.
@@ -104,33 +127,56 @@ impl Sums {
         // SAFETY: as above.
         let value = |offset: isize| unsafe { self.value.element::<f32>(offset).read() };
         for outer in range.start / per_outer..range.end.div_ceil(per_outer) {
-            let (from, to) = (range.start.max(outer * per_outer), range.end.min((outer + 1) * per_outer));
+            let (from, to) = (
+                range.start.max(outer * per_outer),
+                range.end.min((outer + 1) * per_outer),
+            );
             // The part of this outer index's `len × inner` that is in the range.
-            let (here, wanted) = (from - range.start, from - outer * per_outer..to - outer * per_outer);
+            let (here, wanted) = (
+                from - range.start,
+                from - outer * per_outer..to - outer * per_outer,
+            );
             let at = self.outer.point(outer);
             for s in 0..self.values {
                 let index_at = self.index.offset(&at[..self.axis]) + s as isize * index_axis;
-                let value_at = self.value.offset(&at[..self.axis]) + s as isize * self.value.strides[self.axis];
+                let value_at = self.value.offset(&at[..self.axis])
+                    + s as isize * self.value.strides[self.axis];
                 if repeats {
-                    let Some(place) = self.place(index(index_at), inner) else { continue };
+                    let Some(place) = self.place(index(index_at), inner) else {
+                        continue;
+                    };
                     let (first, end) = (place.max(wanted.start), (place + inner).min(wanted.end));
                     if first >= end {
                         continue;
                     }
                     let to = &mut sums[here + first - wanted.start..here + end - wanted.start];
-                    self.inner.rows(first - place, end - first, |at, len, done| {
-                        let first = value_at + along(value_inner, at);
-                        for (k, sum) in to[done..done + len].iter_mut().enumerate() {
-                            *sum += value(first + if value_step == 1 { k as isize } else { k as isize * value_step });
-                        }
-                    });
+                    self.inner
+                        .rows(first - place, end - first, |at, len, done| {
+                            let first = value_at + along(value_inner, at);
+                            for (k, sum) in to[done..done + len].iter_mut().enumerate() {
+                                *sum += value(
+                                    first
+                                        + if value_step == 1 {
+                                            k as isize
+                                        } else {
+                                            k as isize * value_step
+                                        },
+                                );
+                            }
+                        });
                 } else {
                     self.inner.rows(0, inner, |at, len, done| {
-                        let (index_at, value_at) = (index_at + along(index_inner, at), value_at + along(value_inner, at));
+                        let (index_at, value_at) = (
+                            index_at + along(index_inner, at),
+                            value_at + along(value_inner, at),
+                        );
                         for k in 0..len {
-                            let place = self.place(index(index_at + k as isize * index_step), inner).map(|place| place + done + k);
+                            let place = self
+                                .place(index(index_at + k as isize * index_step), inner)
+                                .map(|place| place + done + k);
                             if let Some(place) = place.filter(|place| wanted.contains(place)) {
-                                sums[here + place - wanted.start] += value(value_at + k as isize * value_step);
+                                sums[here + place - wanted.start] +=
+                                    value(value_at + k as isize * value_step);
                             }
                         }
                     });
@@ -141,6 +187,9 @@ impl Sums {
 
     /// Where the part of an index begins in `len × inner`, if it is in range.
     fn place(&self, index: i32, inner: usize) -> Option<usize> {
-        usize::try_from(index).ok().filter(|&index| index < self.len).map(|index| index * inner)
+        usize::try_from(index)
+            .ok()
+            .filter(|&index| index < self.len)
+            .map(|index| index * inner)
     }
 }

@@ -8,7 +8,8 @@ pub(crate) trait Routine: 'static {
     /// What it works on.
     type Args;
 
-    /// The code, to be marked `#[inline(always)]`: only then does it take on the caller's instruction set.
+    /// The code, to be marked `#[inline(always)]`: only then does it take on the caller's
+    /// instruction set.
     ///
     /// # Safety
     /// As the routine says of its arguments.

@@ -1,7 +1,8 @@
 //! The order of elements along the last axis.
 //!
-//! Each element becomes a number of 64 bits: above, its value as an integer of the same order; below, its position. So equal
-//! values keep their order, and one sort of integers serves every type and both directions.
+//! Each element becomes a number of 64 bits: above, its value as an integer of the same order;
+//! below, its position. So equal values keep their order, and one sort of integers serves every
+//! type and both directions.
 
 use super::walk::{Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
@@ -20,7 +21,10 @@ impl Sort {
         check_rank(&spec.dims, 1)?;
         let (rows, row) = spec.dims.split_at(spec.dims.len() - 1);
         let rows = Space::new(rows, bound).points();
-        Ok(Sort { row_max: row[0].usize_at(bound), workers: if rows <= 1 { 1 } else { config.threads.max(1) } })
+        Ok(Sort {
+            row_max: row[0].usize_at(bound),
+            workers: if rows <= 1 { 1 } else { config.threads.max(1) },
+        })
     }
 
     fn worker_bytes(&self) -> usize {
@@ -34,7 +38,9 @@ impl Sort {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Sort(sort) = &spec.body else { unreachable!("checked by new") };
+        let Body::Sort(sort) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let (outer, last) = spec.dims.split_at(spec.dims.len() - 1);
         let (outer, len) = (Space::new(outer, launch.env), last[0].usize_at(launch.env));
         let source = Walk::new(&sort.source, launch.args[0], launch.env);
@@ -47,7 +53,8 @@ impl Sort {
             let (from, to) = (source.offset(&at[..axis]), positions.offset(&at[..axis]));
             let own = if self.workers == 1 { 0 } else { worker };
             // SAFETY: the worker's part of the workspace holds the longest row, and is its own.
-            let keys = unsafe { std::slice::from_raw_parts_mut(scratch.of(own).cast::<u64>(), len) };
+            let keys =
+                unsafe { std::slice::from_raw_parts_mut(scratch.of(own).cast::<u64>(), len) };
             for (k, key) in keys.iter_mut().enumerate() {
                 // SAFETY: an element of the row.
                 let bits = unsafe { source.load(from + k as isize * source.strides[axis]) };
@@ -56,19 +63,32 @@ impl Sort {
             keys.sort_unstable();
             for (k, key) in keys.iter().enumerate() {
                 // SAFETY: an element of the row of positions, which no other worker writes.
-                unsafe { positions.element::<i32>(to + k as isize * positions.strides[axis]).write(*key as u32 as i32) };
+                unsafe {
+                    positions
+                        .element::<i32>(to + k as isize * positions.strides[axis])
+                        .write(*key as u32 as i32)
+                };
             }
         });
     }
 }
 
-/// An integer of the same order as the value: −0 is 0, and every NaN is the same, above all numbers.
+/// An integer of the same order as the value: −0 is 0, and every NaN is the same, above all
+/// numbers.
 fn rank(bits: u32, lane: Lane) -> u32 {
     match lane {
         Lane::F32 => {
             let value = f32::from_bits(bits);
-            let bits = if value.is_nan() { f32::NAN.to_bits() & (u32::MAX >> 1) } else { (value + 0.0).to_bits() };
-            if bits >> 31 == 0 { bits | 1 << 31 } else { !bits }
+            let bits = if value.is_nan() {
+                f32::NAN.to_bits() & (u32::MAX >> 1)
+            } else {
+                (value + 0.0).to_bits()
+            };
+            if bits >> 31 == 0 {
+                bits | 1 << 31
+            } else {
+                !bits
+            }
         }
         Lane::I32 | Lane::Bool => bits ^ 1 << 31,
     }
@@ -80,11 +100,27 @@ mod tests {
 
     #[test]
     fn ranks_keep_the_order_of_values() {
-        let floats = [f32::NEG_INFINITY, -3.0, -1e-40, -0.0, 1e-40, 2.5, f32::MAX, f32::INFINITY, f32::NAN];
-        let ranks: Vec<u32> = floats.iter().map(|f| rank(f.to_bits(), Lane::F32)).collect();
+        let floats = [
+            f32::NEG_INFINITY,
+            -3.0,
+            -1e-40,
+            -0.0,
+            1e-40,
+            2.5,
+            f32::MAX,
+            f32::INFINITY,
+            f32::NAN,
+        ];
+        let ranks: Vec<u32> = floats
+            .iter()
+            .map(|f| rank(f.to_bits(), Lane::F32))
+            .collect();
         assert!(ranks.is_sorted_by(|a, b| a < b), "{ranks:?}");
         assert_eq!(rank((-0.0f32).to_bits(), Lane::F32), rank(0, Lane::F32));
-        assert_eq!(rank((-f32::NAN).to_bits(), Lane::F32), rank(f32::NAN.to_bits() | 1, Lane::F32));
+        assert_eq!(
+            rank((-f32::NAN).to_bits(), Lane::F32),
+            rank(f32::NAN.to_bits() | 1, Lane::F32)
+        );
         assert!([i32::MIN, -1, 0, 7, i32::MAX].is_sorted_by_key(|&i| rank(i as u32, Lane::I32)));
     }
 }

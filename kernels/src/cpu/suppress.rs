@@ -1,7 +1,9 @@
-//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which stays overlaps too much.
+//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which
+//! stays overlaps too much.
 //!
-//! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves is then held against all
-//! later boxes at once. The result is that of one box after the other, for any number of threads.
+//! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves
+//! is then held against all later boxes at once. The result is that of one box after the other, for
+//! any number of threads.
 
 use super::walk::{Walk, aligned};
 use super::{Config, Launch, SpecError};
@@ -23,7 +25,9 @@ type Rect = [f32; 5];
 
 impl Suppress {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Ok(Suppress { boxes_max: spec.dims[0].usize_at(bound) })
+        Ok(Suppress {
+            boxes_max: spec.dims[0].usize_at(bound),
+        })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -33,22 +37,32 @@ impl Suppress {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Suppress(suppress) = &spec.body else { unreachable!("checked by new") };
+        let Body::Suppress(suppress) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let count = spec.dims[0].usize_at(launch.env);
         let boxes = Walk::new(&suppress.boxes, launch.args[0], launch.env);
         let keep = Walk::new(&suppress.keep, launch.args[1], launch.env);
         // SAFETY: the workspace holds the most boxes there can be, and belongs to this launch.
-        let rects = unsafe { std::slice::from_raw_parts_mut(launch.workspace.cast::<Rect>(), count) };
+        let rects =
+            unsafe { std::slice::from_raw_parts_mut(launch.workspace.cast::<Rect>(), count) };
         for (i, rect) in rects.iter_mut().enumerate() {
             // SAFETY: four numbers of one box.
-            let side = |k: isize| f32::from_bits(unsafe { boxes.load(i as isize * boxes.strides[0] + k * boxes.strides[1]) });
+            let side = |k: isize| {
+                f32::from_bits(unsafe {
+                    boxes.load(i as isize * boxes.strides[0] + k * boxes.strides[1])
+                })
+            };
             let [x0, y0, x1, y1] = [side(0), side(1), side(2), side(3)];
             *rect = [x0, y0, x1, y1, (x1 - x0) * (y1 - y0)];
         }
         let rects = &*rects;
         let place = |i: usize| keep.element::<u8>(i as isize * keep.strides[0]);
         // SAFETY: each of these touches one element of the result, which one worker at a time has.
-        let (stays, set) = (|i: usize| unsafe { place(i).read() } != 0, |i: usize, to: u8| unsafe { place(i).write(to) });
+        let (stays, set) = (
+            |i: usize| unsafe { place(i).read() } != 0,
+            |i: usize, to: u8| unsafe { place(i).write(to) },
+        );
         (0..count).for_each(|i| set(i, 1));
         let covers = |i: usize, j: usize| overlap(&rects[i], &rects[j]) > suppress.threshold;
         for from in (0..count).step_by(BLOCK) {

@@ -1,12 +1,14 @@
 //! A team of threads that shares the chunks of one kernel.
 //!
-//! Fork-join over numbered chunks, and nothing else: no queues, no futures, no allocation. A step of a small model is about
-//! a millisecond with tens of parallel regions in it, so handing one out must cost about a microsecond; idle threads spin
-//! for a few tens of microseconds, which covers the time between two kernels of a step, and then sleep.
+//! Fork-join over numbered chunks, and nothing else: no queues, no futures, no allocation. A step
+//! of a small model is about a millisecond with tens of parallel regions in it, so handing one out
+//! must cost about a microsecond; idle threads spin for a few tens of microseconds, which covers
+//! the time between two kernels of a step, and then sleep.
 //!
-//! One atomic word holds the number of the current region and how many of its chunks nobody has taken yet. Taking a chunk is
-//! a compare-and-swap on both at once, so a thread that looks at a region late can never take a chunk of a later one by
-//! mistake, and the caller never waits for threads that have not woken up: it runs what they do not take.
+//! One atomic word holds the number of the current region and how many of its chunks nobody has
+//! taken yet. Taking a chunk is a compare-and-swap on both at once, so a thread that looks at a
+//! region late can never take a chunk of a later one by mistake, and the caller never waits for
+//! threads that have not woken up: it runs what they do not take.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -69,7 +71,8 @@ struct Shared {
 }
 
 impl Team {
-    /// A team of `threads` threads, the caller of [`Team::run`] included (at least one). If the system gives fewer, the team is smaller.
+    /// A team of `threads` threads, the caller of [`Team::run`] included (at least one). If the
+    /// system gives fewer, the team is smaller.
     pub fn new(threads: usize) -> Self {
         let shared = Arc::new(Shared {
             state: AtomicU64::new(0),
@@ -85,7 +88,10 @@ impl Team {
         });
         let start = |index| {
             let shared = Arc::clone(&shared);
-            std::thread::Builder::new().name(format!("slabwise-{index}")).spawn(move || shared.help(index)).ok()
+            std::thread::Builder::new()
+                .name(format!("slabwise-{index}"))
+                .spawn(move || shared.help(index))
+                .ok()
         };
         let helpers = (1..threads).map_while(start).collect();
         Team { shared, helpers }
@@ -96,25 +102,38 @@ impl Team {
         self.helpers.len() + 1
     }
 
-    /// Runs `work(chunk, worker)` once for each chunk in `0..chunks` and returns when all are done. `worker` is below
+    /// Runs `work(chunk, worker)` once for each chunk in `0..chunks` and returns when all are done.
+    /// `worker` is below
     /// [`Team::threads`], and no two chunks of a region that run at the same time have the same.
     ///
-    /// A call from inside a chunk runs on its own thread alone, under that thread's index; so does, as worker 0, a call made
-    /// while another thread's is under way.
+    /// A call from inside a chunk runs on its own thread alone, under that thread's index; so does,
+    /// as worker 0, a call made while another thread's is under way.
     ///
     /// # Panics
-    /// If a chunk panics. The panic reaches the caller after the other chunks have ended; a call that runs alone stops at it.
+    /// If a chunk panics. The panic reaches the caller after the other chunks have ended; a call
+    /// that runs alone stops at it.
     pub fn run(&self, chunks: usize, work: &(dyn Fn(usize, usize) + Sync)) {
         let (team, worker) = CURRENT.get();
         let nested = std::ptr::eq(team, Arc::as_ptr(&self.shared));
-        if nested || chunks <= 1 || self.helpers.is_empty() || self.shared.busy.swap(true, Ordering::Acquire) {
+        if nested
+            || chunks <= 1
+            || self.helpers.is_empty()
+            || self.shared.busy.swap(true, Ordering::Acquire)
+        {
             let worker = if nested { worker } else { 0 };
             (0..chunks).for_each(|chunk| work(chunk, worker));
             return;
         }
         let mut thrown = None;
         for first in (0..chunks).step_by(CHUNK_MASK as usize) {
-            thrown = self.shared.region(&Job { work, first, chunks: (chunks - first).min(CHUNK_MASK as usize) }).or(thrown);
+            thrown = self
+                .shared
+                .region(&Job {
+                    work,
+                    first,
+                    chunks: (chunks - first).min(CHUNK_MASK as usize),
+                })
+                .or(thrown);
         }
         self.shared.busy.store(false, Ordering::Release);
         if let Some(thrown) = thrown {
@@ -136,7 +155,8 @@ impl Drop for Team {
 }
 
 impl Shared {
-    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as any.
+    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as
+    /// any.
     fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
         self.thrown.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -144,10 +164,13 @@ impl Shared {
     /// Runs one region as the caller and returns what its chunks threw.
     fn region(&self, job: &Job<'_>) -> Option<Box<dyn Any + Send>> {
         self.unfinished.store(job.chunks, Ordering::Relaxed);
-        self.job.store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
+        self.job
+            .store(std::ptr::from_ref(job).cast_mut().cast(), Ordering::Relaxed);
         let number = (self.state.load(Ordering::Relaxed) >> CHUNK_BITS).wrapping_add(1);
-        // Publishes the two stores above; sequentially consistent, as `sleeping` must be read after it.
-        self.state.store(number << CHUNK_BITS | job.chunks as u64, Ordering::SeqCst);
+        // Publishes the two stores above; sequentially consistent, as `sleeping` must be read after
+        // it.
+        self.state
+            .store(number << CHUNK_BITS | job.chunks as u64, Ordering::SeqCst);
         let sleeping = self.sleeping.load(Ordering::SeqCst);
         if sleeping > 0 {
             drop(self.lock());
@@ -158,7 +181,10 @@ impl Shared {
             let mut guard = self.lock();
             self.caller_sleeps.store(true, Ordering::SeqCst);
             while self.unfinished.load(Ordering::SeqCst) != 0 {
-                guard = self.work_done.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                guard = self
+                    .work_done
+                    .wait(guard)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             self.caller_sleeps.store(false, Ordering::Relaxed);
         }
@@ -171,20 +197,28 @@ impl Shared {
         let mut state = self.state.load(Ordering::Acquire);
         while state & CHUNK_MASK != 0 {
             let job = self.job.load(Ordering::Relaxed);
-            if let Err(now) = self.state.compare_exchange_weak(state, state - 1, Ordering::AcqRel, Ordering::Acquire) {
+            if let Err(now) = self.state.compare_exchange_weak(
+                state,
+                state - 1,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
                 state = now;
                 continue;
             }
-            // SAFETY: the exchange took a chunk of the region that `state` numbers, and `job` was read while that chunk was
-            // free, so it is that region's: the next one's is stored only after every chunk of this one has finished. For the
-            // same reason the caller, whose stack holds the job and all it borrows, is still inside `region`.
+            // SAFETY: the exchange took a chunk of the region that `state` numbers, and `job` was
+            // read while that chunk was free, so it is that region's: the next one's is stored only
+            // after every chunk of this one has finished. For the same reason the caller, whose
+            // stack holds the job and all it borrows, is still inside `region`.
             let job = unsafe { &*job };
             let chunk = job.first + job.chunks - (state & CHUNK_MASK) as usize;
             if let Err(thrown) = catch_unwind(AssertUnwindSafe(|| (job.work)(chunk, worker))) {
                 self.lock().get_or_insert(thrown);
             }
             // After this the job may be gone.
-            if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 && self.caller_sleeps.load(Ordering::SeqCst) {
+            if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1
+                && self.caller_sleeps.load(Ordering::SeqCst)
+            {
                 drop(self.lock());
                 self.work_done.notify_one();
             }
@@ -200,9 +234,13 @@ impl Shared {
             if !spin_until(|| wanted(Ordering::Acquire)) {
                 let mut guard = self.lock();
                 self.sleeping.fetch_add(1, Ordering::SeqCst);
-                // Either this sees the new region, or the region's caller sees `sleeping` and waits for the mutex to wake us.
+                // Either this sees the new region, or the region's caller sees `sleeping` and waits
+                // for the mutex to wake us.
                 while !wanted(Ordering::SeqCst) {
-                    guard = self.work_ready.wait(guard).unwrap_or_else(PoisonError::into_inner);
+                    guard = self
+                        .work_ready
+                        .wait(guard)
+                        .unwrap_or_else(PoisonError::into_inner);
                 }
                 self.sleeping.fetch_sub(1, Ordering::SeqCst);
             }

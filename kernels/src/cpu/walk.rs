@@ -1,5 +1,5 @@
-//! What the kernels that visit memory point by point share: sizes and strides at launch, per-worker scratch, and code
-//! compiled once per instruction set.
+//! What the kernels that visit memory point by point share: sizes and strides at launch, per-worker
+//! scratch, and code compiled once per instruction set.
 
 use super::tile::Bound;
 use super::{Isa, Launch, SpecError};
@@ -15,7 +15,10 @@ pub(super) fn check_rank(dims: &Dims, least: usize) -> Result<(), SpecError> {
     if (least..=MAX_RANK).contains(&dims.len()) {
         return Ok(());
     }
-    Err(SpecError(format!("a space of rank {}; {least} to {MAX_RANK} axes are possible", dims.len())))
+    Err(SpecError(format!(
+        "a space of rank {}; {least} to {MAX_RANK} axes are possible",
+        dims.len()
+    )))
 }
 
 /// The sizes of a space at launch.
@@ -34,7 +37,10 @@ impl Space {
         for (size, dim) in sizes.iter_mut().zip(dims) {
             *size = dim.usize_at(env);
         }
-        Space { sizes, rank: dims.len() }
+        Space {
+            sizes,
+            rank: dims.len(),
+        }
     }
 
     pub fn sizes(&self) -> &[usize] {
@@ -56,8 +62,8 @@ impl Space {
         at
     }
 
-    /// Visits a run of points from a row-major position on, one row of the last axis (or the part of it in the run) at a
-    /// time: `row(first point, length, points of the run before it)`.
+    /// Visits a run of points from a row-major position on, one row of the last axis (or the part
+    /// of it in the run) at a time: `row(first point, length, points of the run before it)`.
     #[inline(always)]
     pub fn rows(&self, from: usize, points: usize, mut row: impl FnMut(&Point, usize, usize)) {
         if points == 0 {
@@ -84,8 +90,8 @@ impl Space {
     }
 }
 
-/// A space cut into blocks of neighbouring points, none larger than a capacity: steps along one axis, with all that
-/// the axes after it hold. The cut depends on the sizes alone.
+/// A space cut into blocks of neighbouring points, none larger than a capacity: steps along one
+/// axis, with all that the axes after it hold. The cut depends on the sizes alone.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     pub space: Space,
@@ -107,10 +113,17 @@ impl Blocks {
     pub fn new(dims: &[Size], capacity: usize, env: &Env) -> Blocks {
         let space = Space::new(dims, env);
         let inner = |axis: usize| product(&space.sizes()[axis + 1..]);
-        let axis = (0..space.rank).find(|&axis| inner(axis) <= capacity).unwrap_or(0);
+        let axis = (0..space.rank)
+            .find(|&axis| inner(axis) <= capacity)
+            .unwrap_or(0);
         let inner = inner(axis);
         let steps = (capacity / inner.max(1)).max(1);
-        Blocks { space, axis, steps: (steps, space.sizes[axis]), inner }
+        Blocks {
+            space,
+            axis,
+            steps: (steps, space.sizes[axis]),
+            inner,
+        }
     }
 
     fn per_outer(&self) -> usize {
@@ -119,29 +132,56 @@ impl Blocks {
 
     /// How many blocks there are.
     pub fn count(&self) -> usize {
-        if self.inner == 0 { 0 } else { product(&self.space.sizes[..self.axis]) * self.per_outer() }
+        if self.inner == 0 {
+            0
+        } else {
+            product(&self.space.sizes[..self.axis]) * self.per_outer()
+        }
     }
 
     /// The block of an index below the count.
     pub fn block(&self, index: usize) -> Block {
-        let (outer, step) = (index / self.per_outer(), index % self.per_outer() * self.steps.0);
+        let (outer, step) = (
+            index / self.per_outer(),
+            index % self.per_outer() * self.steps.0,
+        );
         let steps = self.steps.0.min(self.steps.1 - step);
-        Block { from: (outer * self.steps.1 + step) * self.inner, points: steps * self.inner }
+        Block {
+            from: (outer * self.steps.1 + step) * self.inner,
+            points: steps * self.inner,
+        }
     }
 
     /// Runs the epilogue over the values of a block.
     ///
     /// # Safety
     /// `acc` holds the block's values, `scratch` the epilogue's bytes for this worker.
-    pub unsafe fn finish(&self, code: &Bound<'_>, block: &Block, acc: *const u32, scratch: *mut u8) {
+    pub unsafe fn finish(
+        &self,
+        code: &Bound<'_>,
+        block: &Block,
+        acc: *const u32,
+        scratch: *mut u8,
+    ) {
         let origin = self.space.point(block.from);
-        // Steps along the first axis are the block's rows; along a later one they are columns of the axis before.
+        // Steps along the first axis are the block's rows; along a later one they are columns of
+        // the axis before.
         let (axis, rows, cols) = match self.axis {
             0 => (0, block.points / self.inner, self.inner),
             axis => (axis - 1, 1, block.points),
         };
         // SAFETY: the caller's promise.
-        unsafe { code.block(&origin[..self.space.rank], axis, rows, cols, acc, cols, scratch) };
+        unsafe {
+            code.block(
+                &origin[..self.space.rank],
+                axis,
+                rows,
+                cols,
+                acc,
+                cols,
+                scratch,
+            )
+        };
     }
 }
 
@@ -158,7 +198,8 @@ pub(super) struct Walk {
     pub strides: [isize; MAX_RANK],
 }
 
-// SAFETY: a `Walk` is an address and strides; whoever reaches memory through it answers for the access (see its methods).
+// SAFETY: a `Walk` is an address and strides; whoever reaches memory through it answers for the
+// access (see its methods).
 unsafe impl Sync for Walk {}
 
 impl Walk {
@@ -169,12 +210,19 @@ impl Walk {
             *slot = stride.at(env) as isize;
         }
         let offset = operand.offset.at(env) as isize * operand.dtype.bytes() as isize;
-        Walk { base: address.wrapping_offset(offset), dtype: operand.dtype, strides }
+        Walk {
+            base: address.wrapping_offset(offset),
+            dtype: operand.dtype,
+            strides,
+        }
     }
 
     /// Elements from the operand's first to the one at a point.
     pub fn offset(&self, at: &[usize]) -> isize {
-        at.iter().zip(&self.strides).map(|(&c, &s)| c as isize * s).sum()
+        at.iter()
+            .zip(&self.strides)
+            .map(|(&c, &s)| c as isize * s)
+            .sum()
     }
 
     /// Where an element lies, as a pointer to `T`, whose size is that of the operand's type.
@@ -193,8 +241,12 @@ impl Walk {
         unsafe {
             match self.dtype {
                 DType::F32 | DType::I32 => self.element::<u32>(offset).read(),
-                DType::F16 => half::f16::from_bits(self.element::<u16>(offset).read()).to_f32().to_bits(),
-                DType::BF16 => half::bf16::from_bits(self.element::<u16>(offset).read()).to_f32().to_bits(),
+                DType::F16 => half::f16::from_bits(self.element::<u16>(offset).read())
+                    .to_f32()
+                    .to_bits(),
+                DType::BF16 => half::bf16::from_bits(self.element::<u16>(offset).read())
+                    .to_f32()
+                    .to_bits(),
                 DType::U8 | DType::Bool => u32::from(self.element::<u8>(offset).read()),
             }
         }
@@ -213,7 +265,10 @@ unsafe impl Sync for Scratch {}
 
 impl Scratch {
     pub fn new(launch: &Launch, bytes_per_worker: usize) -> Scratch {
-        Scratch { base: launch.workspace, bytes: bytes_per_worker }
+        Scratch {
+            base: launch.workspace,
+            bytes: bytes_per_worker,
+        }
     }
 
     /// The first byte of a worker's part.
@@ -229,7 +284,8 @@ pub(super) fn aligned(bytes: usize) -> usize {
 
 /// A piece of work compiled once per instruction set.
 pub(super) trait Vectorized {
-    /// Does the work. Implementations are `#[inline(always)]`, so that they take on the caller's instruction set.
+    /// Does the work. Implementations are `#[inline(always)]`, so that they take on the caller's
+    /// instruction set.
     ///
     /// # Safety
     /// As the implementation says.
@@ -254,7 +310,8 @@ pub(super) unsafe fn vectorized(isa: Isa, work: impl Vectorized) {
             unsafe { work.run() }
         }
         match isa {
-            // SAFETY: the CPU has the level (a condition of `Config`); the rest is the caller's promise.
+            // SAFETY: the CPU has the level (a condition of `Config`); the rest is the caller's
+            // promise.
             Isa::Avx512 => return unsafe { avx512(work) },
             // SAFETY: as above.
             Isa::Avx2 => return unsafe { avx2(work) },

@@ -5,10 +5,20 @@ use super::*;
 /// The error of `got` in units in the last place of the exact result.
 fn ulps(got: f32, exact: f64) -> f64 {
     if exact.is_nan() || got.is_nan() {
-        return if exact.is_nan() && got.is_nan() { 0.0 } else { f64::INFINITY };
+        return if exact.is_nan() && got.is_nan() {
+            0.0
+        } else {
+            f64::INFINITY
+        };
     }
     // Beyond the largest float, infinity stands for the next power of two.
-    let wide = |x: f64| if x.abs() > f64::from(f32::MAX) { x.signum() * x.abs().min(2f64.powi(128)) } else { x };
+    let wide = |x: f64| {
+        if x.abs() > f64::from(f32::MAX) {
+            x.signum() * x.abs().min(2f64.powi(128))
+        } else {
+            x
+        }
+    };
     let (got, exact) = (wide(f64::from(got)), wide(exact));
     let exponent = ((exact.abs().to_bits() >> 52) as i32 - 1023).clamp(-126, 127);
     (got - exact).abs() / 2f64.powi(exponent - 23)
@@ -17,7 +27,8 @@ fn ulps(got: f32, exact: f64) -> f64 {
 /// The largest error over every `step`th float, and where.
 fn worst(step: usize, f: impl Fn(f32) -> f32, exact: impl Fn(f64) -> f64) -> (f64, f32) {
     let all = (0..=u32::MAX).step_by(step).map(f32::from_bits);
-    all.map(|x| (ulps(f(x), exact(f64::from(x))), x)).fold((0.0, 0.0), |a, b| if b.0 > a.0 { b } else { a })
+    all.map(|x| (ulps(f(x), exact(f64::from(x))), x))
+        .fold((0.0, 0.0), |a, b| if b.0 > a.0 { b } else { a })
 }
 
 /// erf by its series and continued fraction (Abramowitz & Stegun 7.1.6 and 7.1.14).
@@ -45,7 +56,11 @@ fn erf_reference(x: f64) -> f64 {
 /// 1/(1 + e⁻ˣ), 0 where `sigmoid` says so.
 fn sigmoid_reference(x: f64) -> f64 {
     let y = 1.0 / (1.0 + (-x).exp());
-    if y < f64::from(f32::MIN_POSITIVE) { 0.0 } else { y }
+    if y < f64::from(f32::MIN_POSITIVE) {
+        0.0
+    } else {
+        y
+    }
 }
 
 macro_rules! accurate {
@@ -77,7 +92,11 @@ accurate! {
 /// Where results change fast or cancel, every order of magnitude is too coarse a sample.
 #[test]
 fn accurate_between_bounds() {
-    let check = |name: &str, range: std::ops::Range<f64>, limit: f64, f: &dyn Fn(f32) -> f32, exact: &dyn Fn(f64) -> f64| {
+    let check = |name: &str,
+                 range: std::ops::Range<f64>,
+                 limit: f64,
+                 f: &dyn Fn(f32) -> f32,
+                 exact: &dyn Fn(f64) -> f64| {
         let n = 400_000;
         for i in 0..n {
             let x = (range.start + (range.end - range.start) * f64::from(i) / f64::from(n)) as f32;
@@ -86,12 +105,30 @@ fn accurate_between_bounds() {
         }
     };
     check("exp", -104.0..89.0, 1.05, &super::exp::<Plain>, &f64::exp);
-    check("exp2", -151.0..129.0, 1.05, &super::exp2::<Plain>, &f64::exp2);
-    check("expm1", -20.0..5.0, 1.65, &super::expm1::<Plain>, &f64::exp_m1);
+    check(
+        "exp2",
+        -151.0..129.0,
+        1.05,
+        &super::exp2::<Plain>,
+        &f64::exp2,
+    );
+    check(
+        "expm1",
+        -20.0..5.0,
+        1.65,
+        &super::expm1::<Plain>,
+        &f64::exp_m1,
+    );
     check("ln", 0.5..2.0, 0.9, &super::ln::<Plain>, &f64::ln);
     check("log1p", -0.9..3.0, 0.9, &super::log1p::<Plain>, &f64::ln_1p);
     check("tanh", -10.0..10.0, 1.95, &super::tanh::<Plain>, &f64::tanh);
-    check("sigmoid", -88.0..20.0, 1.9, &super::sigmoid::<Plain>, &sigmoid_reference);
+    check(
+        "sigmoid",
+        -88.0..20.0,
+        1.9,
+        &super::sigmoid::<Plain>,
+        &sigmoid_reference,
+    );
     check("erf", -4.5..4.5, 1.3, &super::erf::<Plain>, &erf_reference);
     check("sin", -100.0..100.0, 1.6, &super::sin::<Plain>, &f64::sin);
     check("cos", -100.0..100.0, 1.6, &super::cos::<Plain>, &f64::cos);
@@ -117,7 +154,22 @@ fn pow_is_correct() {
 #[test]
 fn special_values() {
     let bits = |x: f32| if x.is_nan() { 0x7FC0_0000 } else { x.to_bits() };
-    let specials = [0.0, -0.0, 1.0, -1.0, 2.0, 3.0, 0.5, -0.5, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, 1e-40, -1e-40, f32::MAX];
+    let specials = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        2.0,
+        3.0,
+        0.5,
+        -0.5,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        1e-40,
+        -1e-40,
+        f32::MAX,
+    ];
     for x in specials {
         let wide = f64::from(x);
         let zero_or_special = |f: f64| f == 0.0 || !f.is_finite();
@@ -144,6 +196,12 @@ fn special_values() {
             }
         }
     }
-    assert_eq!([super::sigmoid::<Plain>(f32::NEG_INFINITY), super::sigmoid::<Plain>(f32::INFINITY)], [0.0, 1.0]);
+    assert_eq!(
+        [
+            super::sigmoid::<Plain>(f32::NEG_INFINITY),
+            super::sigmoid::<Plain>(f32::INFINITY)
+        ],
+        [0.0, 1.0]
+    );
     assert!(super::sigmoid::<Plain>(f32::NAN).is_nan());
 }

@@ -5,7 +5,15 @@ use slabwise_kernels::spec::{Body, Compact, Operand, Sort, Spec, Suppress};
 use crate::harness::*;
 
 fn spec(body: Body, axes: &[Axis]) -> Spec {
-    Spec { body, dims: sizes(axes), reduced: 0, operands: vec![], indices: vec![], code: vec![], stores: vec![] }
+    Spec {
+        body,
+        dims: sizes(axes),
+        reduced: 0,
+        operands: vec![],
+        indices: vec![],
+        code: vec![],
+        stores: vec![],
+    }
 }
 
 #[test]
@@ -14,19 +22,35 @@ fn positions_are_those_of_a_plain_loop() {
     for round in 0..60 {
         // Some masks are longer than a chunk.
         let long = if round % 10 == 0 { 9000 } else { 30 };
-        let mut axes = vec![bounded(random.pick(0..BOUND + 1)), fixed(random.pick(1..4)), fixed(random.pick(1..long))];
+        let mut axes = vec![
+            bounded(random.pick(0..BOUND + 1)),
+            fixed(random.pick(1..4)),
+            fixed(random.pick(1..long)),
+        ];
         axes.truncate(random.pick(1..4));
         let one_in = random.pick(1..6);
-        let mask: Vec<u32> = (0..points(&axes)).map(|_| u32::from(random.chance(one_in))).collect();
-        let expected: Vec<u32> = (0..mask.len() as u32).filter(|&i| mask[i as usize] != 0).collect();
+        let mask: Vec<u32> = (0..points(&axes))
+            .map(|_| u32::from(random.chance(one_in)))
+            .collect();
+        let expected: Vec<u32> = (0..mask.len() as u32)
+            .filter(|&i| mask[i as usize] != 0)
+            .collect();
         // A result may be given too little room, or too much.
-        let (room, contiguous) = ((expected.len() + random.pick(0..3)).saturating_sub(1), random.chance(2));
+        let (room, contiguous) = (
+            (expected.len() + random.pick(0..3)).saturating_sub(1),
+            random.chance(2),
+        );
         let body = Body::Compact(Compact {
             space: sizes(&axes),
             mask: layout(&mut random, DType::Bool, &axes, contiguous),
             positions: layout(&mut random, DType::I32, &[fixed(room)], contiguous),
         });
-        let found = run(&spec(body, &[fixed(room)]), axes[0].value, &[Some(Values(mask)), None]).unwrap();
+        let found = run(
+            &spec(body, &[fixed(room)]),
+            axes[0].value,
+            &[Some(Values(mask)), None],
+        )
+        .unwrap();
         let mut expected = expected;
         expected.resize(room, 0);
         assert_eq!(found[1].0, expected, "round {round}");
@@ -37,19 +61,39 @@ fn positions_are_those_of_a_plain_loop() {
 fn orders_are_those_of_a_stable_sort() {
     let mut random = Random(22);
     for round in 0..60 {
-        let mut axes = vec![bounded(random.pick(0..BOUND + 1)), fixed(random.pick(1..5)), fixed(random.pick(1..40))];
+        let mut axes = vec![
+            bounded(random.pick(0..BOUND + 1)),
+            fixed(random.pick(1..5)),
+            fixed(random.pick(1..40)),
+        ];
         let rank = random.pick(1..4);
         axes.drain(..3 - rank);
         let dtype = [DType::F32, DType::I32, DType::U8, DType::F16, DType::BF16][round % 5];
         let (count, len) = (points(&axes), axes[rank - 1].value);
         let (bits, keys): (Vec<u32>, Vec<f64>) = match dtype {
-            DType::F32 => random.floats(count).iter().map(|v| (v.to_bits(), f64::from(*v))).unzip(),
+            DType::F32 => random
+                .floats(count)
+                .iter()
+                .map(|v| (v.to_bits(), f64::from(*v)))
+                .unzip(),
             DType::F16 | DType::BF16 => {
                 // Halves of few digits are the upper bits of floats; for f16 small integers do.
-                let half = |v: f32| if dtype == DType::BF16 { v.to_bits() >> 16 } else { u32::from(half::f16::from_f32(v).to_bits()) };
-                (0..count).map(|_| random.pick(0..9) as f32 - 4.0).map(|v| (half(v), f64::from(v))).unzip()
+                let half = |v: f32| {
+                    if dtype == DType::BF16 {
+                        v.to_bits() >> 16
+                    } else {
+                        u32::from(half::f16::from_f32(v).to_bits())
+                    }
+                };
+                (0..count)
+                    .map(|_| random.pick(0..9) as f32 - 4.0)
+                    .map(|v| (half(v), f64::from(v)))
+                    .unzip()
             }
-            _ => (0..count).map(|_| random.pick(0..20) as u32).map(|v| (v, f64::from(v))).unzip(),
+            _ => (0..count)
+                .map(|_| random.pick(0..20) as u32)
+                .map(|v| (v, f64::from(v)))
+                .unzip(),
         };
         let (descending, contiguous) = (random.chance(2), random.chance(2));
         let mut expected: Vec<u32> = vec![];
@@ -62,7 +106,9 @@ fn orders_are_those_of_a_stable_sort() {
                     let (a, b) = (row[a as usize], row[b as usize]);
                     if descending { above(a, b) } else { above(b, a) }
                 };
-                let next = (0..order.len()).find(|&k| order.iter().all(|&other| !before(other, order[k]))).unwrap();
+                let next = (0..order.len())
+                    .find(|&k| order.iter().all(|&other| !before(other, order[k])))
+                    .unwrap();
                 expected.push(order.remove(next));
             }
         }
@@ -71,7 +117,12 @@ fn orders_are_those_of_a_stable_sort() {
             source: layout(&mut random, dtype, &axes, contiguous),
             positions: layout(&mut random, DType::I32, &axes, contiguous),
         });
-        let found = run(&spec(body, &axes), axes[0].value, &[Some(Values(bits)), None]).unwrap();
+        let found = run(
+            &spec(body, &axes),
+            axes[0].value,
+            &[Some(Values(bits)), None],
+        )
+        .unwrap();
         assert_eq!(found[1].0, expected, "round {round} of {dtype}");
     }
 }
@@ -80,7 +131,11 @@ fn orders_are_those_of_a_stable_sort() {
 fn boxes_stay_as_one_after_the_other_would() {
     let mut random = Random(23);
     for round in 0..40 {
-        let count = if round % 8 == 0 { random.pick(1000..1400) } else { random.pick(0..150) };
+        let count = if round % 8 == 0 {
+            random.pick(1000..1400)
+        } else {
+            random.pick(0..150)
+        };
         let axes = [fixed(count)];
         let corners: Vec<[f32; 4]> = (0..count)
             .map(|_| {
@@ -96,7 +151,10 @@ fn boxes_stay_as_one_after_the_other_would() {
         };
         let mut kept: Vec<usize> = vec![];
         for i in 0..count {
-            if !kept.iter().any(|&k| share(&corners[k], &corners[i]) > threshold) {
+            if !kept
+                .iter()
+                .any(|&k| share(&corners[k], &corners[i]) > threshold)
+            {
                 kept.push(i);
             }
         }
@@ -109,7 +167,10 @@ fn boxes_stay_as_one_after_the_other_would() {
         });
         let given = Values::f32(&corners.concat());
         let found = run(&spec(body, &axes), 1, &[Some(given), None]).unwrap();
-        assert_eq!(found[1].0, expected, "round {round}: {count} boxes, {threshold}");
+        assert_eq!(
+            found[1].0, expected,
+            "round {round}: {count} boxes, {threshold}"
+        );
     }
 }
 
@@ -117,17 +178,58 @@ fn boxes_stay_as_one_after_the_other_would() {
 fn what_is_no_selection_is_refused() {
     let kernel = |body: Body, dims: &[usize]| {
         let axes: Vec<Axis> = dims.iter().map(|&n| fixed(n)).collect();
-        let (bound, config) = (Default::default(), slabwise_kernels::cpu::Config { threads: 1, isa: slabwise_kernels::cpu::Isa::Portable });
-        slabwise_kernels::cpu::Kernel::new(spec(body, &axes), &bound, &config).err().expect("refused").to_string()
+        let (bound, config) = (
+            Default::default(),
+            slabwise_kernels::cpu::Config {
+                threads: 1,
+                isa: slabwise_kernels::cpu::Isa::Portable,
+            },
+        );
+        slabwise_kernels::cpu::Kernel::new(spec(body, &axes), &bound, &config)
+            .err()
+            .expect("refused")
+            .to_string()
     };
     let operand = |dtype, rank: usize| Operand::contiguous(dtype, &vec![Size::ONE; rank]).unwrap();
-    let compact = |mask, positions| Body::Compact(Compact { space: sizes(&[fixed(3)]), mask, positions });
-    assert!(kernel(compact(operand(DType::F32, 1), operand(DType::I32, 1)), &[3]).contains("the mask is f32"));
-    assert!(kernel(compact(operand(DType::Bool, 1), operand(DType::F32, 1)), &[3]).contains("the positions is f32"));
-    assert!(kernel(compact(operand(DType::Bool, 1), operand(DType::I32, 1)), &[3, 1]).contains("one axis, not 2"));
-    let sort = Body::Sort(Sort { descending: false, source: operand(DType::Bool, 1), positions: operand(DType::I32, 1) });
+    let compact = |mask, positions| {
+        Body::Compact(Compact {
+            space: sizes(&[fixed(3)]),
+            mask,
+            positions,
+        })
+    };
+    assert!(
+        kernel(
+            compact(operand(DType::F32, 1), operand(DType::I32, 1)),
+            &[3]
+        )
+        .contains("the mask is f32")
+    );
+    assert!(
+        kernel(
+            compact(operand(DType::Bool, 1), operand(DType::F32, 1)),
+            &[3]
+        )
+        .contains("the positions is f32")
+    );
+    assert!(
+        kernel(
+            compact(operand(DType::Bool, 1), operand(DType::I32, 1)),
+            &[3, 1]
+        )
+        .contains("one axis, not 2")
+    );
+    let sort = Body::Sort(Sort {
+        descending: false,
+        source: operand(DType::Bool, 1),
+        positions: operand(DType::I32, 1),
+    });
     assert!(kernel(sort, &[3]).contains("the source is bool"));
-    let suppress = Body::Suppress(Suppress { threshold: 0.5, boxes: operand(DType::F32, 1), keep: operand(DType::Bool, 1) });
+    let suppress = Body::Suppress(Suppress {
+        threshold: 0.5,
+        boxes: operand(DType::F32, 1),
+        keep: operand(DType::Bool, 1),
+    });
     assert!(kernel(suppress, &[3]).contains("the boxes has 1 strides for 2 axes"));
 }
 
@@ -140,17 +242,26 @@ fn nothing_to_choose_from_is_nothing_chosen() {
         mask: layout(&mut random, DType::Bool, &none, true),
         positions: layout(&mut random, DType::I32, &two, true),
     });
-    assert_eq!(run(&spec(body, &two), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, [0, 0]);
+    assert_eq!(
+        run(&spec(body, &two), 1, &[Some(Values(vec![])), None]).unwrap()[1].0,
+        [0, 0]
+    );
     let body = Body::Sort(Sort {
         descending: false,
         source: layout(&mut random, DType::F32, &none, true),
         positions: layout(&mut random, DType::I32, &none, true),
     });
-    assert_eq!(run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, []);
+    assert_eq!(
+        run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0,
+        []
+    );
     let body = Body::Suppress(Suppress {
         threshold: 0.5,
         boxes: layout(&mut random, DType::F32, &[none[0], fixed(4)], true),
         keep: layout(&mut random, DType::Bool, &none, true),
     });
-    assert_eq!(run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0, []);
+    assert_eq!(
+        run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0,
+        []
+    );
 }

@@ -30,12 +30,22 @@ impl Random {
     /// Values with many ties, some −0, ±∞ and NaN.
     pub fn floats(&mut self, count: usize) -> Vec<f32> {
         let special = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, -0.0];
-        (0..count).map(|_| if self.chance(6) { special[self.pick(0..4)] } else { self.pick(0..9) as f32 * 0.75 - 3.0 }).collect()
+        (0..count)
+            .map(|_| {
+                if self.chance(6) {
+                    special[self.pick(0..4)]
+                } else {
+                    self.pick(0..9) as f32 * 0.75 - 3.0
+                }
+            })
+            .collect()
     }
 
     /// Finite values whose sums round.
     pub fn finite(&mut self, count: usize) -> Vec<f32> {
-        (0..count).map(|_| (self.next() >> 40) as f32 / 8e6 - 1.0).collect()
+        (0..count)
+            .map(|_| (self.next() >> 40) as f32 / 8e6 - 1.0)
+            .collect()
     }
 }
 
@@ -48,12 +58,18 @@ pub struct Axis {
 
 /// A fixed axis.
 pub fn fixed(value: usize) -> Axis {
-    Axis { size: Size::fixed(value as i64), value }
+    Axis {
+        size: Size::fixed(value as i64),
+        value,
+    }
 }
 
 /// An axis known by its bound, `value` long in the run.
 pub fn bounded(value: usize) -> Axis {
-    Axis { size: Size::symbol(Symbol(0)), value }
+    Axis {
+        size: Size::symbol(Symbol(0)),
+        value,
+    }
 }
 
 pub fn sizes(axes: &[Axis]) -> Dims {
@@ -79,7 +95,9 @@ pub fn coordinates(axes: &[Axis]) -> impl Iterator<Item = Vec<usize>> {
 
 /// The row-major position of a coordinate.
 pub fn position(at: &[usize], axes: &[Axis]) -> usize {
-    at.iter().zip(axes).fold(0, |p, (&c, axis)| p * axis.value + c)
+    at.iter()
+        .zip(axes)
+        .fold(0, |p, (&c, axis)| p * axis.value + c)
 }
 
 /// An operand over `axes`: contiguous, or with its axes permuted, gaps between rows and an offset.
@@ -91,12 +109,18 @@ pub fn layout(random: &mut Random, dtype: DType, axes: &[Axis], contiguous: bool
     for i in (1..order.len()).rev() {
         order.swap(i, random.pick(0..i + 1));
     }
-    let mut operand = Operand { dtype, offset: Size::fixed(random.pick(0..5) as i64), strides: sizes(axes) };
+    let mut operand = Operand {
+        dtype,
+        offset: Size::fixed(random.pick(0..5) as i64),
+        strides: sizes(axes),
+    };
     let mut stride = Size::fixed(random.pick(1..3) as i64);
     for &axis in order.iter().rev() {
         operand.strides[axis] = stride;
         let gap = Size::fixed(random.pick(0..2) as i64);
-        stride = stride.checked_mul(axes[axis].size.checked_add(gap).unwrap()).unwrap();
+        stride = stride
+            .checked_mul(axes[axis].size.checked_add(gap).unwrap())
+            .unwrap();
     }
     operand
 }
@@ -115,7 +139,8 @@ impl Values {
     }
 }
 
-/// A spec whose `code` stores the anchor's value; with `plus`, the value plus another operand (argument before the result).
+/// A spec whose `code` stores the anchor's value; with `plus`, the value plus another operand
+/// (argument before the result).
 pub fn storing(body: Body, dims: Dims, out: Operand, plus: Option<Operand>) -> Spec {
     let plain = plus.is_none();
     Spec {
@@ -124,8 +149,22 @@ pub fn storing(body: Body, dims: Dims, out: Operand, plus: Option<Operand>) -> S
         reduced: 0,
         operands: plus.into_iter().chain([out]).collect(),
         indices: vec![],
-        code: if plain { vec![Inst::Acc] } else { vec![Inst::Load(0), Inst::Acc, Inst::Op(ScalarOp::Add, [0, 1, 0])] },
-        stores: vec![if plain { Store { value: 0, operand: 0 } } else { Store { value: 2, operand: 1 } }],
+        code: if plain {
+            vec![Inst::Acc]
+        } else {
+            vec![Inst::Load(0), Inst::Acc, Inst::Op(ScalarOp::Add, [0, 1, 0])]
+        },
+        stores: vec![if plain {
+            Store {
+                value: 0,
+                operand: 0,
+            }
+        } else {
+            Store {
+                value: 2,
+                operand: 1,
+            }
+        }],
     }
 }
 
@@ -133,8 +172,9 @@ const POISON: u8 = 0xa5;
 /// The bound of the one symbol that tests use.
 pub const BOUND: usize = 5;
 
-/// Runs a spec with every instruction set and one to three threads. `given` holds an argument's values, or `None` for one
-/// that is written. Returns the values of every argument; panics if runs differ in a bit or touch other memory.
+/// Runs a spec with every instruction set and one to three threads. `given` holds an argument's
+/// values, or `None` for one that is written. Returns the values of every argument; panics if runs
+/// differ in a bit or touch other memory.
 pub fn run(spec: &Spec, batch: usize, given: &[Option<Values>]) -> Result<Vec<Values>, Fault> {
     let mut results: Vec<Result<Vec<Values>, Fault>> = vec![];
     for isa in Isa::available() {
@@ -143,11 +183,19 @@ pub fn run(spec: &Spec, batch: usize, given: &[Option<Values>]) -> Result<Vec<Va
         }
     }
     let first = results.swap_remove(0);
-    assert!(results.iter().all(|r| *r == first), "runs of {spec:?} differ");
+    assert!(
+        results.iter().all(|r| *r == first),
+        "runs of {spec:?} differ"
+    );
     first
 }
 
-fn run_once(spec: &Spec, batch: usize, given: &[Option<Values>], config: &Config) -> Result<Vec<Values>, Fault> {
+fn run_once(
+    spec: &Spec,
+    batch: usize,
+    given: &[Option<Values>],
+    config: &Config,
+) -> Result<Vec<Values>, Fault> {
     // A first axis of fixed size may be longer than the bound; no size depends on the symbol then.
     let (bound, env) = (Env([BOUND as u32; 8]), Env([batch.min(BOUND) as u32; 8]));
     let kernel = Kernel::new(spec.clone(), &bound, config).unwrap();
@@ -159,17 +207,32 @@ fn run_once(spec: &Spec, batch: usize, given: &[Option<Values>], config: &Config
     let mut places = vec![];
     let mut regions = vec![];
     for ((operand, dims, _), values) in arguments.iter().zip(given) {
-        // The source of a gather has an axis more than its values here name: it is given in memory order.
-        let axes: Vec<Axis> = dims.iter().map(|d| Axis { size: *d, value: d.usize_at(&env) }).collect();
+        // The source of a gather has an axis more than its values here name: it is given in memory
+        // order.
+        let axes: Vec<Axis> = dims
+            .iter()
+            .map(|d| Axis {
+                size: *d,
+                value: d.usize_at(&env),
+            })
+            .collect();
         let width = operand.dtype.bytes();
         let mut elements: Vec<usize> = coordinates(&axes)
-            .map(|at| operand.offset.usize_at(&env) + at.iter().zip(&operand.strides).map(|(c, s)| c * s.usize_at(&env)).sum::<usize>())
+            .map(|at| {
+                operand.offset.usize_at(&env)
+                    + at.iter()
+                        .zip(&operand.strides)
+                        .map(|(c, s)| c * s.usize_at(&env))
+                        .sum::<usize>()
+            })
             .collect();
         if matches!(spec.body, Body::Gather(_)) && operand.strides.len() > spec.dims.len() {
             elements.sort_unstable();
             elements.dedup();
         }
-        let region = memory.reserve(operand.extent(dims, &env) * width as u64).unwrap();
+        let region = memory
+            .reserve(operand.extent(dims, &env) * width as u64)
+            .unwrap();
         let bytes = memory.bytes_mut(&region);
         bytes.fill(POISON);
         if let Some(values) = values {
@@ -181,7 +244,13 @@ fn run_once(spec: &Spec, batch: usize, given: &[Option<Values>], config: &Config
         regions.push(region);
         places.push(elements);
     }
-    kernel.run(&mut memory, &regions, &workspace, &env, &Team::new(config.threads))?;
+    kernel.run(
+        &mut memory,
+        &regions,
+        &workspace,
+        &env,
+        &Team::new(config.threads),
+    )?;
     let mut results = vec![];
     for (((operand, _, _), region), elements) in arguments.iter().zip(&regions).zip(&places) {
         let width = operand.dtype.bytes();
@@ -194,7 +263,13 @@ fn run_once(spec: &Spec, batch: usize, given: &[Option<Values>], config: &Config
             u32::from_le_bytes(bits)
         });
         results.push(Values(values.collect()));
-        assert!(bytes.iter().zip(untouched).all(|(&b, free)| !free || b == POISON), "a gap of an argument was written");
+        assert!(
+            bytes
+                .iter()
+                .zip(untouched)
+                .all(|(&b, free)| !free || b == POISON),
+            "a gap of an argument was written"
+        );
     }
     Ok(results)
 }
@@ -213,6 +288,9 @@ pub fn assert_same(lane: Lane, got: &Values, expected: &[u32], what: &str) {
     for (i, (&g, &e)) in got.0.iter().zip(expected).enumerate() {
         let (fg, fe) = (f32::from_bits(g), f32::from_bits(e));
         let same = g == e || lane == Lane::F32 && fg.is_nan() && fe.is_nan();
-        assert!(same, "{what}: point {i} is {g:#x} ({fg}), expected {e:#x} ({fe})");
+        assert!(
+            same,
+            "{what}: point {i} is {g:#x} ({fg}), expected {e:#x} ({fe})"
+        );
     }
 }

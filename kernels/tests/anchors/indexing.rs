@@ -13,7 +13,11 @@ fn space(random: &mut Random) -> Vec<Axis> {
     let large = if random.chance(6) { 3000 } else { 9 };
     let mut axes: Vec<Axis> = (0..rank).map(|_| fixed(random.pick(1..9))).collect();
     axes[rank - 1] = fixed(random.pick(1..large));
-    axes[0] = if random.chance(2) { bounded(batch) } else { fixed(random.pick(0..12)) };
+    axes[0] = if random.chance(2) {
+        bounded(batch)
+    } else {
+        fixed(random.pick(0..12))
+    };
     while points(&axes) > 20_000 {
         let longest = axes.iter().map(|axis| axis.value).max();
         axes.retain(|axis| Some(axis.value) != longest);
@@ -22,10 +26,14 @@ fn space(random: &mut Random) -> Vec<Axis> {
     axes
 }
 
-/// An index over a space: varying everywhere, or only along some axes (stride 0 along the others). Returns the operand, its
-/// values over the whole space, and whether they are valid for `len`.
+/// An index over a space: varying everywhere, or only along some axes (stride 0 along the others).
+/// Returns the operand, its values over the whole space, and whether they are valid for `len`.
 fn index(random: &mut Random, axes: &[Axis], len: usize, contiguous: bool) -> (Operand, Values) {
-    let dtype = if len <= 256 && random.chance(2) { DType::U8 } else { DType::I32 };
+    let dtype = if len <= 256 && random.chance(2) {
+        DType::U8
+    } else {
+        DType::I32
+    };
     let mut own = axes.to_vec();
     for axis in &mut own {
         if random.chance(2) {
@@ -33,14 +41,20 @@ fn index(random: &mut Random, axes: &[Axis], len: usize, contiguous: bool) -> (O
         }
     }
     let mut operand = layout(random, dtype, &own, contiguous);
-    let values: Vec<i32> = (0..points(&own)).map(|_| random.pick(0..len.max(1)) as i32).collect();
+    let values: Vec<i32> = (0..points(&own))
+        .map(|_| random.pick(0..len.max(1)) as i32)
+        .collect();
     for (axis, stride) in own.iter().zip(&mut operand.strides) {
         if axis.size.is(1) {
             *stride = Size::ZERO;
         }
     }
     let repeated = coordinates(axes).map(|at| {
-        let at: Vec<usize> = at.iter().zip(&own).map(|(&c, axis)| if axis.size.is(1) { 0 } else { c }).collect();
+        let at: Vec<usize> = at
+            .iter()
+            .zip(&own)
+            .map(|(&c, axis)| if axis.size.is(1) { 0 } else { c })
+            .collect();
         values[position(&at, &own)]
     });
     (operand, Values::i32(&repeated.collect::<Vec<_>>()))
@@ -56,7 +70,8 @@ fn gather_matches_plain_loops() {
         let dtype = DType::ALL[random.pick(0..DType::ALL.len())];
         let (lane, stored) = (dtype.lane(), dtype.lane().stored());
         let contiguous = random.chance(2);
-        // The source: `axes` with the gathered axis `len` long. Its memory is filled in order of address.
+        // The source: `axes` with the gathered axis `len` long. Its memory is filled in order of
+        // address.
         let mut source_axes = axes.clone();
         source_axes[axis] = fixed(len);
         let mut source = layout(&mut random, dtype, &source_axes, contiguous);
@@ -65,11 +80,18 @@ fn gather_matches_plain_loops() {
         let element = |at: &[usize], k: usize| {
             let env = slabwise_kernels::size::Env([axes[0].value as u32; 8]);
             let base = source.offset.usize_at(&env) + k * axis_stride.usize_at(&env);
-            base + at.iter().zip(&source.strides).map(|(c, s)| c * s.usize_at(&env)).sum::<usize>()
+            base + at
+                .iter()
+                .zip(&source.strides)
+                .map(|(c, s)| c * s.usize_at(&env))
+                .sum::<usize>()
         };
-        // Elements the gather may reach, in order of address: what the harness fills. Values name their address.
-        let mut reached: Vec<usize> =
-            coordinates(&axes).flat_map(|at| (0..len).map(move |k| (at.clone(), k))).map(|(at, k)| element(&at, k)).collect();
+        // Elements the gather may reach, in order of address: what the harness fills. Values name
+        // their address.
+        let mut reached: Vec<usize> = coordinates(&axes)
+            .flat_map(|at| (0..len).map(move |k| (at.clone(), k)))
+            .map(|(at, k)| element(&at, k))
+            .collect();
         reached.sort_unstable();
         reached.dedup();
         // As it lies in the source; halves hold the first 256 integers.
@@ -81,14 +103,37 @@ fn gather_matches_plain_loops() {
             DType::U8 => (element % 251) as u32,
             DType::Bool => (element * 7 / 3 % 2) as u32,
         };
-        let widened = |element: usize| if dtype.is_half() { ((element % 251) as f32).to_bits() } else { value(element) };
-        let expected: Vec<u32> = coordinates(&axes).zip(&indices.0).map(|(at, &k)| widened(element(&at, k as usize))).collect();
-        let body = Body::Gather(Gather { source: source.clone(), index, axis_stride, axis_len: Size::fixed(len as i64) });
+        let widened = |element: usize| {
+            if dtype.is_half() {
+                ((element % 251) as f32).to_bits()
+            } else {
+                value(element)
+            }
+        };
+        let expected: Vec<u32> = coordinates(&axes)
+            .zip(&indices.0)
+            .map(|(at, &k)| widened(element(&at, k as usize)))
+            .collect();
+        let body = Body::Gather(Gather {
+            source: source.clone(),
+            index,
+            axis_stride,
+            axis_len: Size::fixed(len as i64),
+        });
         let out = layout(&mut random, stored, &axes, contiguous);
         let spec = storing(body, sizes(&axes), out, None);
-        let given = [Some(Values(reached.iter().map(|&e| value(e)).collect())), Some(indices), None];
+        let given = [
+            Some(Values(reached.iter().map(|&e| value(e)).collect())),
+            Some(indices),
+            None,
+        ];
         let got = run(&spec, axes[0].value, &given).unwrap();
-        assert_same(lane, &got[2], &expected, &format!("round {round}, {spec:?}"));
+        assert_same(
+            lane,
+            &got[2],
+            &expected,
+            &format!("round {round}, {spec:?}"),
+        );
     }
 }
 
@@ -96,22 +141,51 @@ fn gather_matches_plain_loops() {
 fn indices_outside_stay_inside_memory() {
     let axes = [fixed(4)];
     let index = Operand::contiguous(DType::I32, &sizes(&axes)).unwrap();
-    let source = Operand { dtype: DType::F32, offset: Size::ZERO, strides: [Size::ZERO].into_iter().collect() };
+    let source = Operand {
+        dtype: DType::F32,
+        offset: Size::ZERO,
+        strides: [Size::ZERO].into_iter().collect(),
+    };
     let indices = Values::i32(&[-1, 0, 3, i32::MAX]);
     let out = Operand::contiguous(DType::F32, &sizes(&axes)).unwrap();
     let gather = |axis_len| {
-        Body::Gather(Gather { source: source.clone(), index: index.clone(), axis_stride: Size::ONE, axis_len: Size::fixed(axis_len) })
+        Body::Gather(Gather {
+            source: source.clone(),
+            index: index.clone(),
+            axis_stride: Size::ONE,
+            axis_len: Size::fixed(axis_len),
+        })
     };
     let run = |axis_len: i64, given: &[f32]| {
         let spec = storing(gather(axis_len), sizes(&axes), out.clone(), None);
-        run(&spec, 1, &[Some(Values::f32(given)), Some(indices.clone()), None]).unwrap()[2].clone()
+        run(
+            &spec,
+            1,
+            &[Some(Values::f32(given)), Some(indices.clone()), None],
+        )
+        .unwrap()[2]
+            .clone()
     };
     assert_eq!(run(3, &[5.0, 6.0, 7.0]), Values::f32(&[5.0, 5.0, 7.0, 7.0]));
     assert_eq!(run(0, &[]), Values::f32(&[0.0; 4]));
-    let scatter = Body::ScatterAdd(ScatterAdd { axis: 0, space: sizes(&axes), value: out.clone(), index: index.clone() });
+    let scatter = Body::ScatterAdd(ScatterAdd {
+        axis: 0,
+        space: sizes(&axes),
+        value: out.clone(),
+        index: index.clone(),
+    });
     let result = Operand::contiguous(DType::F32, &[Size::fixed(3)]).unwrap();
     let spec = storing(scatter, sizes(&[fixed(3)]), result, None);
-    let got = crate::harness::run(&spec, 1, &[Some(Values::f32(&[1.0, 2.0, 4.0, 8.0])), Some(indices.clone()), None]).unwrap();
+    let got = crate::harness::run(
+        &spec,
+        1,
+        &[
+            Some(Values::f32(&[1.0, 2.0, 4.0, 8.0])),
+            Some(indices.clone()),
+            None,
+        ],
+    )
+    .unwrap();
     assert_eq!(got[2], Values::f32(&[2.0, 0.0, 0.0]));
 }
 
@@ -137,8 +211,12 @@ fn scatter_adds_in_row_major_order() {
         let value = random.finite(points(&axes));
         let plain = random.chance(2);
         let added = random.finite(points(&result));
-        let body =
-            Body::ScatterAdd(ScatterAdd { axis, space: sizes(&axes), value: layout(&mut random, DType::F32, &axes, contiguous), index });
+        let body = Body::ScatterAdd(ScatterAdd {
+            axis,
+            space: sizes(&axes),
+            value: layout(&mut random, DType::F32, &axes, contiguous),
+            index,
+        });
         let out = layout(&mut random, DType::F32, &result, contiguous);
         let other = (!plain).then(|| layout(&mut random, DType::F32, &result, contiguous));
         let spec = storing(body, sizes(&result), out, other);
@@ -147,18 +225,36 @@ fn scatter_adds_in_row_major_order() {
             at[axis] = k as usize;
             sums[position(&at, &result)] += v;
         }
-        let expected: Vec<u32> = sums.iter().zip(&added).map(|(s, a)| if plain { s.to_bits() } else { (a + s).to_bits() }).collect();
+        let expected: Vec<u32> = sums
+            .iter()
+            .zip(&added)
+            .map(|(s, a)| {
+                if plain {
+                    s.to_bits()
+                } else {
+                    (a + s).to_bits()
+                }
+            })
+            .collect();
         let mut given = vec![Some(Values::f32(&value)), Some(indices)];
         given.extend((!plain).then(|| Some(Values::f32(&added))));
         given.push(None);
         let got = run(&spec, axes[0].value, &given).unwrap();
-        assert_same(Lane::F32, got.last().unwrap(), &expected, &format!("round {round}, {spec:?}"));
+        assert_same(
+            Lane::F32,
+            got.last().unwrap(),
+            &expected,
+            &format!("round {round}, {spec:?}"),
+        );
     }
 }
 
 fn check(index: Operand, axes: &[Axis], limit: usize) -> Spec {
     Spec {
-        body: Body::CheckIndex(CheckIndex { index, limit: Size::fixed(limit as i64) }),
+        body: Body::CheckIndex(CheckIndex {
+            index,
+            limit: Size::fixed(limit as i64),
+        }),
         dims: sizes(axes),
         reduced: 0,
         operands: vec![],
@@ -180,7 +276,11 @@ fn the_first_bad_index_is_named() {
         }
         let (count, limit) = (points(&axes), random.pick(1..200));
         let mut values: Vec<i32> = (0..count).map(|_| random.pick(0..limit) as i32).collect();
-        let dtype = if random.chance(2) { DType::U8 } else { DType::I32 };
+        let dtype = if random.chance(2) {
+            DType::U8
+        } else {
+            DType::I32
+        };
         for _ in 0..random.pick(0..3).min(count) {
             let bad = if dtype == DType::U8 || random.chance(2) {
                 limit as i32 + random.pick(0..50) as i32
@@ -193,11 +293,17 @@ fn the_first_bad_index_is_named() {
         let contiguous = random.chance(2);
         let spec = check(layout(&mut random, dtype, &axes, contiguous), &axes, limit);
         let batch = axes.first().map_or(1, |axis| axis.value);
-        let expected = values.iter().position(|v| !(0..limit as i32).contains(v)).map(|at| Fault::Index {
-            position: at as u64,
-            value: i64::from(values[at]),
-            limit: limit as u64,
-        });
-        assert_eq!(run(&spec, batch, &[Some(Values::i32(&values))]).err(), expected);
+        let expected = values
+            .iter()
+            .position(|v| !(0..limit as i32).contains(v))
+            .map(|at| Fault::Index {
+                position: at as u64,
+                value: i64::from(values[at]),
+                limit: limit as u64,
+            });
+        assert_eq!(
+            run(&spec, batch, &[Some(Values::i32(&values))]).err(),
+            expected
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! The anchors that move values around: pooling, gather, scatter and index checks, against plain loops over random
-//! geometries, layouts and sizes below the bound.
+//! The anchors that move values around: pooling, gather, scatter and index checks, against plain
+//! loops over random geometries, layouts and sizes below the bound.
 
 mod choosing;
 mod harness;

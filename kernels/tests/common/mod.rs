@@ -1,5 +1,5 @@
-//! Runs kernels on the public interface, in memory laid out to catch them: guard zones around every argument and the
-//! workspace, and a workspace full of NaN.
+//! Runs kernels on the public interface, in memory laid out to catch them: guard zones around every
+//! argument and the workspace, and a workspace full of NaN.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
@@ -45,7 +45,11 @@ impl Random {
 
 /// An f32 operand with these strides.
 pub fn operand(offset: i64, strides: &[i64]) -> Operand {
-    Operand { dtype: DType::F32, offset: Size::fixed(offset), strides: strides.iter().map(|&s| Size::fixed(s)).collect() }
+    Operand {
+        dtype: DType::F32,
+        offset: Size::fixed(offset),
+        strides: strides.iter().map(|&s| Size::fixed(s)).collect(),
+    }
 }
 
 /// Row-major strides.
@@ -57,21 +61,44 @@ pub fn contiguous(dims: &[usize]) -> Vec<i64> {
     strides
 }
 
-/// Runs a spec prepared for `bound` under `env` on copies of `args` and returns them afterwards. Arguments and workspace
-/// lie between guard zones or, for two threads, in arenas of their own, whose ends an address sanitizer watches.
-pub fn run(spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[Vec<f32>]) -> Vec<Vec<f32>> {
+/// Runs a spec prepared for `bound` under `env` on copies of `args` and returns them afterwards.
+/// Arguments and workspace lie between guard zones or, for two threads, in arenas of their own,
+/// whose ends an address sanitizer watches.
+pub fn run(
+    spec: &Spec,
+    bound: &Env,
+    env: &Env,
+    isa: Isa,
+    team: &Team,
+    args: &[Vec<f32>],
+) -> Vec<Vec<f32>> {
     run_within(u64::MAX, spec, bound, env, isa, team, args)
 }
 
 /// The same with a workspace of no more bytes than `most`, if that can be.
-fn run_within(most: u64, spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &Team, args: &[Vec<f32>]) -> Vec<Vec<f32>> {
-    let config = Config { threads: team.threads(), isa };
+fn run_within(
+    most: u64,
+    spec: &Spec,
+    bound: &Env,
+    env: &Env,
+    isa: Isa,
+    team: &Team,
+    args: &[Vec<f32>],
+) -> Vec<Vec<f32>> {
+    let config = Config {
+        threads: team.threads(),
+        isa,
+    };
     let kernel = Kernel::within(spec.clone(), bound, &config, most).expect("a valid spec");
     let mut memory = Memory::new();
     let guard = if team.threads() == 2 { 0 } else { GUARD };
     let mut regions: Vec<Region> = Vec::new();
     let mut guards: Vec<Region> = Vec::new();
-    for bytes in args.iter().map(|a| 4 * a.len() as u64).chain([kernel.workspace()]) {
+    for bytes in args
+        .iter()
+        .map(|a| 4 * a.len() as u64)
+        .chain([kernel.workspace()])
+    {
         let arena = memory.reserve(bytes + 2 * guard).unwrap();
         memory.elements_mut::<i32>(&arena).fill(POISON as i32);
         regions.push(arena.part(guard, bytes));
@@ -81,28 +108,58 @@ fn run_within(most: u64, spec: &Spec, bound: &Env, env: &Env, isa: Isa, team: &T
     for (region, arg) in regions.iter().zip(args) {
         memory.elements_mut::<f32>(region).copy_from_slice(arg);
     }
-    kernel.run(&mut memory, &regions, &workspace, env, team).unwrap();
+    kernel
+        .run(&mut memory, &regions, &workspace, env, team)
+        .unwrap();
     for guard in &guards {
-        assert!(memory.elements::<i32>(guard).iter().all(|&x| x == POISON as i32), "guard zone {guard:?} was written");
+        assert!(
+            memory
+                .elements::<i32>(guard)
+                .iter()
+                .all(|&x| x == POISON as i32),
+            "guard zone {guard:?} was written"
+        );
     }
-    regions.iter().map(|r| memory.elements::<f32>(r).to_vec()).collect()
+    regions
+        .iter()
+        .map(|r| memory.elements::<f32>(r).to_vec())
+        .collect()
 }
 
-/// Runs a spec on every instruction set with one, two and three threads, and with small workspaces; the results of each instruction
-/// set are bit-equal, and its single-threaded ones are returned.
-pub fn run_all(spec: &Spec, bound: &Env, env: &Env, teams: &[Team], args: &[Vec<f32>]) -> Vec<(Isa, Vec<Vec<f32>>)> {
-    let bits = |results: &[Vec<f32>]| results.iter().flatten().map(|x| x.to_bits()).collect::<Vec<_>>();
+/// Runs a spec on every instruction set with one, two and three threads, and with small workspaces;
+/// the results of each instruction set are bit-equal, and its single-threaded ones are returned.
+pub fn run_all(
+    spec: &Spec,
+    bound: &Env,
+    env: &Env,
+    teams: &[Team],
+    args: &[Vec<f32>],
+) -> Vec<(Isa, Vec<Vec<f32>>)> {
+    let bits = |results: &[Vec<f32>]| {
+        results
+            .iter()
+            .flatten()
+            .map(|x| x.to_bits())
+            .collect::<Vec<_>>()
+    };
     Isa::available()
         .into_iter()
         .map(|isa| {
             let first = run(spec, bound, env, isa, &teams[0], args);
             for team in &teams[1..] {
                 let other = run(spec, bound, env, isa, team, args);
-                assert!(bits(&first) == bits(&other), "{isa}: {} threads give other bits than one: {spec:?}", team.threads());
+                assert!(
+                    bits(&first) == bits(&other),
+                    "{isa}: {} threads give other bits than one: {spec:?}",
+                    team.threads()
+                );
             }
             for (most, team) in [(0, &teams[teams.len() - 1]), (100_000, &teams[0])] {
                 let other = run_within(most, spec, bound, env, isa, team, args);
-                assert!(bits(&first) == bits(&other), "{isa}: workspaces of {most} bytes give other bits: {spec:?}");
+                assert!(
+                    bits(&first) == bits(&other),
+                    "{isa}: workspaces of {most} bytes give other bits: {spec:?}"
+                );
             }
             (isa, first)
         })
@@ -114,9 +171,14 @@ pub fn teams() -> Vec<Team> {
     (1..=3).map(Team::new).collect()
 }
 
-/// Compares a sum of `terms` products with its value in double precision; `scale` is the sum of their magnitudes.
-/// The bound is that of any order of summation in single precision (Higham, *Accuracy and Stability*, §3.1).
+/// Compares a sum of `terms` products with its value in double precision; `scale` is the sum of
+/// their magnitudes. The bound is that of any order of summation in single precision (Higham,
+/// *Accuracy and Stability*, §3.1).
 pub fn assert_sum(actual: f32, expected: f64, scale: f64, terms: usize, what: &dyn Fn() -> String) {
     let bound = (terms as f64 + 4.0) * f64::from(f32::EPSILON) / 2.0 * scale;
-    assert!((f64::from(actual) - expected).abs() <= bound, "{actual} is not {expected} ± {bound}: {}", what());
+    assert!(
+        (f64::from(actual) - expected).abs() <= bound,
+        "{actual} is not {expected} ± {bound}: {}",
+        what()
+    );
 }

@@ -28,7 +28,8 @@ struct Shape {
 }
 
 impl Shape {
-    /// Any shape that gives a result, of so many images at least, with so many channels in each of several groups.
+    /// Any shape that gives a result, of so many images at least, with so many channels in each of
+    /// several groups.
     fn random(random: &mut Random, images: usize, channels: usize) -> Shape {
         loop {
             let groups = random.of(&[1, 1, 2, 3]);
@@ -44,19 +45,33 @@ impl Shape {
                 groups,
                 cut: [random.of(&[0, 0, 1]), random.of(&[0, 0, 0, 2])],
             };
-            if (0..2).all(|i| shape.hw[i] + 2 * shape.pad[i] > (shape.k[i] - 1) * shape.dilation[i]) {
+            if (0..2).all(|i| shape.hw[i] + 2 * shape.pad[i] > (shape.k[i] - 1) * shape.dilation[i])
+            {
                 return shape;
             }
         }
     }
 
     fn simple(n: usize, ci: usize, co: usize, hw: usize, k: usize, pad: usize) -> Shape {
-        Shape { n, ci, co, hw: [hw; 2], k: [k; 2], stride: [1; 2], pad: [pad; 2], dilation: [1; 2], groups: 1, cut: [0; 2] }
+        Shape {
+            n,
+            ci,
+            co,
+            hw: [hw; 2],
+            k: [k; 2],
+            stride: [1; 2],
+            pad: [pad; 2],
+            dilation: [1; 2],
+            groups: 1,
+            cut: [0; 2],
+        }
     }
 
     fn out(&self, i: usize) -> usize {
         let span = (self.k[i] - 1) * self.dilation[i] + 1;
-        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1).saturating_sub(self.cut[i]).max(1)
+        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1)
+            .saturating_sub(self.cut[i])
+            .max(1)
     }
 
     fn image(&self) -> [usize; 4] {
@@ -104,26 +119,43 @@ impl Shape {
             operands: vec![out],
             indices: vec![],
             code: vec![Inst::Acc],
-            stores: vec![Store { value: 0, operand: 0 }],
+            stores: vec![Store {
+                value: 0,
+                operand: 0,
+            }],
         }
     }
 
     /// The result, the sum of magnitudes and the number of terms at every point, row-major.
-    fn oracle(&self, kind: ConvKind, a: &dyn Fn([usize; 4]) -> f64, b: &dyn Fn([usize; 4]) -> f64) -> Vec<(f64, f64, usize)> {
+    fn oracle(
+        &self,
+        kind: ConvKind,
+        a: &dyn Fn([usize; 4]) -> f64,
+        b: &dyn Fn([usize; 4]) -> f64,
+    ) -> Vec<(f64, f64, usize)> {
         let space = self.spaces(kind)[2];
         let index = |at: [usize; 4]| at.iter().zip(space).fold(0, |flat, (c, d)| flat * d + c);
         let mut sums = vec![(0.0, 0.0, 0); space.iter().product()];
         let (per_in, per_out) = (self.ci / self.groups, self.co / self.groups);
         for n in 0..self.n {
             for co in 0..self.co {
-                for (oh, ow) in (0..self.out(0)).flat_map(|h| (0..self.out(1)).map(move |w| (h, w))) {
-                    for (c, kh, kw) in (0..per_in).flat_map(|c| (0..self.k[0]).flat_map(move |h| (0..self.k[1]).map(move |w| (c, h, w)))) {
-                        let h = (oh * self.stride[0] + kh * self.dilation[0]).wrapping_sub(self.pad[0]);
-                        let w = (ow * self.stride[1] + kw * self.dilation[1]).wrapping_sub(self.pad[1]);
+                for (oh, ow) in (0..self.out(0)).flat_map(|h| (0..self.out(1)).map(move |w| (h, w)))
+                {
+                    for (c, kh, kw) in (0..per_in).flat_map(|c| {
+                        (0..self.k[0]).flat_map(move |h| (0..self.k[1]).map(move |w| (c, h, w)))
+                    }) {
+                        let h =
+                            (oh * self.stride[0] + kh * self.dilation[0]).wrapping_sub(self.pad[0]);
+                        let w =
+                            (ow * self.stride[1] + kw * self.dilation[1]).wrapping_sub(self.pad[1]);
                         if h >= self.hw[0] || w >= self.hw[1] {
                             continue;
                         }
-                        let (x, k, y) = ([n, co / per_out * per_in + c, h, w], [co, c, kh, kw], [n, co, oh, ow]);
+                        let (x, k, y) = (
+                            [n, co / per_out * per_in + c, h, w],
+                            [co, c, kh, kw],
+                            [n, co, oh, ow],
+                        );
                         let (to, term) = match kind {
                             ConvKind::Forward => (y, a(x) * b(k)),
                             ConvKind::InputGrad => (x, a(y) * b(k)),
@@ -141,12 +173,23 @@ impl Shape {
 
 /// Axes in memory order, with gaps now and then.
 fn layout(random: &mut Random, space: [usize; 4]) -> (Operand, usize) {
-    let order = random.of(&[[0, 1, 2, 3], [0, 1, 2, 3], [0, 2, 3, 1], [3, 1, 0, 2], [1, 0, 2, 3]]);
+    let order = random.of(&[
+        [0, 1, 2, 3],
+        [0, 1, 2, 3],
+        [0, 2, 3, 1],
+        [3, 1, 0, 2],
+        [1, 0, 2, 3],
+    ]);
     let mut strides = [0; 4];
     let mut stride = if random.int(0, 4) == 0 { 2 } else { 1 };
     for &axis in order.iter().rev() {
         strides[axis] = stride as i64;
-        stride = stride * space[axis] + if random.int(0, 3) == 0 { random.int(1, 3) } else { 0 };
+        stride = stride * space[axis]
+            + if random.int(0, 3) == 0 {
+                random.int(1, 3)
+            } else {
+                0
+            };
     }
     let offset = random.int(0, 2);
     (operand(offset as i64, &strides), offset + stride)
@@ -154,23 +197,49 @@ fn layout(random: &mut Random, space: [usize; 4]) -> (Operand, usize) {
 
 fn at(operand: &Operand, at: [usize; 4]) -> usize {
     let env = Env::default();
-    (operand.offset.at(&env) + at.iter().zip(&operand.strides).map(|(&c, s)| c as i64 * s.at(&env)).sum::<i64>()) as usize
+    (operand.offset.at(&env)
+        + at.iter()
+            .zip(&operand.strides)
+            .map(|(&c, s)| c as i64 * s.at(&env))
+            .sum::<i64>()) as usize
 }
 
-fn check(random: &mut Random, shape: Shape, kind: ConvKind, contiguous_only: bool, teams: &[slabwise_kernels::cpu::Team]) {
+fn check(
+    random: &mut Random,
+    shape: Shape,
+    kind: ConvKind,
+    contiguous_only: bool,
+    teams: &[slabwise_kernels::cpu::Team],
+) {
     let spaces = shape.spaces(kind);
-    let layouts =
-        spaces.map(|space| if contiguous_only { (operand(0, &contiguous(&space)), space.iter().product()) } else { layout(random, space) });
+    let layouts = spaces.map(|space| {
+        if contiguous_only {
+            (operand(0, &contiguous(&space)), space.iter().product())
+        } else {
+            layout(random, space)
+        }
+    });
     let [(a, a_len), (b, b_len), (out, out_len)] = layouts;
-    let args = [random.floats(a_len), random.floats(b_len), vec![f32::NAN; out_len]];
+    let args = [
+        random.floats(a_len),
+        random.floats(b_len),
+        vec![f32::NAN; out_len],
+    ];
     let value = |arg: usize, operand: &Operand, point| f64::from(args[arg][at(operand, point)]);
     let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
     let spec = shape.spec(kind, a.clone(), b.clone(), out.clone());
     for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), teams, &args) {
         let [_, d1, d2, d3] = spaces[2];
         for (flat, &(sum, scale, terms)) in expected.iter().enumerate() {
-            let point = [flat / d3 / d2 / d1, flat / d3 / d2 % d1, flat / d3 % d2, flat % d3];
-            assert_sum(results[2][at(&out, point)], sum, scale, terms, &|| format!("{isa} {kind:?} {shape:?} at {point:?} {spec:?}"));
+            let point = [
+                flat / d3 / d2 / d1,
+                flat / d3 / d2 % d1,
+                flat / d3 % d2,
+                flat % d3,
+            ];
+            assert_sum(results[2][at(&out, point)], sum, scale, terms, &|| {
+                format!("{isa} {kind:?} {shape:?} at {point:?} {spec:?}")
+            });
         }
     }
 }
@@ -195,29 +264,88 @@ fn shapes_that_cross_blocks() {
         // Several blocks of channels and rows, images smaller and larger than a strip.
         Shape::simple(3, 50, 70, 7, 3, 1),
         Shape::simple(1, 3, 20, 40, 5, 2),
-        Shape { hw: [3, 700], k: [2, 3], ..Shape::simple(1, 2, 3, 0, 0, 1) },
+        Shape {
+            hw: [3, 700],
+            k: [2, 3],
+            ..Shape::simple(1, 2, 3, 0, 0, 1)
+        },
         Shape::simple(9, 1, 32, 28, 5, 2),
         // A point-wise product with more channels than a block has steps.
         Shape::simple(2, 800, 9, 5, 1, 0),
         // A kernel with more elements than a block has steps.
-        Shape { k: [21, 25], ..Shape::simple(1, 2, 2, 26, 0, 0) },
+        Shape {
+            k: [21, 25],
+            ..Shape::simple(1, 2, 2, 26, 0, 0)
+        },
         // Depthwise.
-        Shape { groups: 24, ..Shape::simple(2, 24, 24, 9, 3, 1) },
-        Shape { groups: 8, stride: [2, 2], ..Shape::simple(1, 8, 16, 15, 3, 1) },
-        // Depthwise with phases: several blocks of channels, planes that fill a part of a vector, positions out of any element's reach.
-        Shape { groups: 70, stride: [2, 2], ..Shape::simple(5, 70, 70, 7, 3, 1) },
-        Shape { groups: 3, stride: [3, 2], k: [2, 4], dilation: [1, 2], hw: [11, 37], ..Shape::simple(2, 3, 3, 0, 0, 1) },
-        Shape { groups: 2, stride: [4, 3], k: [1, 2], ..Shape::simple(2, 2, 2, 9, 0, 0) },
+        Shape {
+            groups: 24,
+            ..Shape::simple(2, 24, 24, 9, 3, 1)
+        },
+        Shape {
+            groups: 8,
+            stride: [2, 2],
+            ..Shape::simple(1, 8, 16, 15, 3, 1)
+        },
+        // Depthwise with phases: several blocks of channels, planes that fill a part of a vector,
+        // positions out of any element's reach.
+        Shape {
+            groups: 70,
+            stride: [2, 2],
+            ..Shape::simple(5, 70, 70, 7, 3, 1)
+        },
+        Shape {
+            groups: 3,
+            stride: [3, 2],
+            k: [2, 4],
+            dilation: [1, 2],
+            hw: [11, 37],
+            ..Shape::simple(2, 3, 3, 0, 0, 1)
+        },
+        Shape {
+            groups: 2,
+            stride: [4, 3],
+            k: [1, 2],
+            ..Shape::simple(2, 2, 2, 9, 0, 0)
+        },
         // Depthwise, with planes and rows larger than a tile.
-        Shape { groups: 2, hw: [150, 230], ..Shape::simple(1, 2, 2, 0, 3, 1) },
-        Shape { groups: 2, hw: [1, 17_000], k: [1, 3], ..Shape::simple(1, 2, 2, 0, 0, 1) },
-        // Phases of the input gradient: more of them than kernel elements, a dilation that shares a factor with the stride, a
-        // stride larger than the image, several blocks of channels and of rows.
-        Shape { stride: [2, 2], ..Shape::simple(3, 20, 30, 8, 1, 0) },
-        Shape { stride: [4, 6], dilation: [2, 4], hw: [23, 31], ..Shape::simple(2, 3, 5, 0, 3, 2) },
-        Shape { stride: [9, 9], ..Shape::simple(2, 3, 2, 5, 5, 2) },
-        Shape { stride: [2, 2], ..Shape::simple(3, 70, 200, 5, 3, 1) },
-        Shape { stride: [1, 2], hw: [3, 1400], ..Shape::simple(1, 8, 17, 0, 3, 1) },
+        Shape {
+            groups: 2,
+            hw: [150, 230],
+            ..Shape::simple(1, 2, 2, 0, 3, 1)
+        },
+        Shape {
+            groups: 2,
+            hw: [1, 17_000],
+            k: [1, 3],
+            ..Shape::simple(1, 2, 2, 0, 0, 1)
+        },
+        // Phases of the input gradient: more of them than kernel elements, a dilation that shares a
+        // factor with the stride, a stride larger than the image, several blocks of channels and of
+        // rows.
+        Shape {
+            stride: [2, 2],
+            ..Shape::simple(3, 20, 30, 8, 1, 0)
+        },
+        Shape {
+            stride: [4, 6],
+            dilation: [2, 4],
+            hw: [23, 31],
+            ..Shape::simple(2, 3, 5, 0, 3, 2)
+        },
+        Shape {
+            stride: [9, 9],
+            ..Shape::simple(2, 3, 2, 5, 5, 2)
+        },
+        Shape {
+            stride: [2, 2],
+            ..Shape::simple(3, 70, 200, 5, 3, 1)
+        },
+        Shape {
+            stride: [1, 2],
+            hw: [3, 1400],
+            ..Shape::simple(1, 8, 17, 0, 3, 1)
+        },
         // Few rows and whole vectors: right panels in a tile.
         Shape::simple(3, 16, 32, 32, 3, 1),
         Shape::simple(2, 5, 16, 16, 3, 1),
@@ -241,9 +369,13 @@ fn batches_below_the_bound() {
     for kind in KINDS {
         for (ci, co, hw, k) in [(3, 5, 9, 3), (1, 8, 14, 5)] {
             let shape = Shape::simple(1, ci, co, hw, k, k / 2);
-            let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+            let [a, b, out] = shape
+                .spaces(kind)
+                .map(|space| operand(0, &contiguous(&space)));
             let mut spec = shape.spec(kind, a, b, out);
-            let Body::Conv2d(body) = &mut spec.body else { unreachable!() };
+            let Body::Conv2d(body) = &mut spec.body else {
+                unreachable!()
+            };
             body.n = images;
             if kind != ConvKind::WeightGrad {
                 spec.dims[0] = images;
@@ -252,16 +384,22 @@ fn batches_below_the_bound() {
             for n in [1, 2, 7, 64, 70] {
                 let shape = Shape { n, ..shape };
                 let env = Env([n as u32, 0, 0, 0, 0, 0, 0, 0]);
-                let args = shape.spaces(kind).map(|space| random.floats(space.iter().product()));
+                let args = shape
+                    .spaces(kind)
+                    .map(|space| random.floats(space.iter().product()));
                 let at_bound = run_all(&spec, &bound, &env, &teams, &args);
                 let exact = run_all(&spec, &env, &env, &teams[..1], &args);
                 assert!(at_bound == exact, "{kind:?} {n} images");
-                let [a, b, _] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+                let [a, b, _] = shape
+                    .spaces(kind)
+                    .map(|space| operand(0, &contiguous(&space)));
                 let value = |arg: usize, operand: &Operand, p| f64::from(args[arg][at(operand, p)]);
                 let expected = shape.oracle(kind, &|p| value(0, &a, p), &|p| value(1, &b, p));
                 for (isa, results) in at_bound {
                     for (actual, &(sum, scale, terms)) in results[2].iter().zip(&expected) {
-                        assert_sum(*actual, sum, scale, terms, &|| format!("{isa} {kind:?} {n} images"));
+                        assert_sum(*actual, sum, scale, terms, &|| {
+                            format!("{isa} {kind:?} {n} images")
+                        });
                     }
                 }
             }
@@ -273,17 +411,25 @@ fn batches_below_the_bound() {
 #[test]
 fn an_empty_batch() {
     for kind in KINDS {
-        let shape = Shape { n: 0, ..Shape::simple(0, 2, 3, 5, 3, 1) };
-        let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+        let shape = Shape {
+            n: 0,
+            ..Shape::simple(0, 2, 3, 5, 3, 1)
+        };
+        let [a, b, out] = shape
+            .spaces(kind)
+            .map(|space| operand(0, &contiguous(&space)));
         let spec = shape.spec(kind, a, b, out);
-        let args = shape.spaces(kind).map(|space| vec![f32::NAN; space.iter().product()]);
+        let args = shape
+            .spaces(kind)
+            .map(|space| vec![f32::NAN; space.iter().product()]);
         for (_, results) in run_all(&spec, &Env::default(), &Env::default(), &teams(), &args) {
             assert!(results[2].iter().all(|x| x.to_bits() == 0));
         }
     }
 }
 
-/// Bias and activation behind the product, and the activation's gradient mask behind the input gradient.
+/// Bias and activation behind the product, and the activation's gradient mask behind the input
+/// gradient.
 #[test]
 fn epilogues() {
     let (mut random, teams) = (Random(37), teams());
@@ -302,7 +448,16 @@ fn epilogues() {
             Inst::Load(2),
             Inst::Op(ScalarOp::Sub, [4, 0, 0]),
         ];
-        spec.stores = vec![Store { value: 3, operand: 0 }, Store { value: 5, operand: 2 }];
+        spec.stores = vec![
+            Store {
+                value: 3,
+                operand: 0,
+            },
+            Store {
+                value: 5,
+                operand: 2,
+            },
+        ];
         let length = spaces[2].iter().product::<usize>();
         let (bias, other) = (random.floats(channels), random.floats(length));
         let args = [
@@ -319,9 +474,21 @@ fn epilogues() {
             for (flat, &(sum, scale, terms)) in expected.iter().enumerate() {
                 let bias = f64::from(bias[flat / columns / rows % channels]);
                 let what = || format!("{isa} {kind:?} at {flat}");
-                assert_sum(results[2][flat], (sum + bias).max(0.0), scale + bias.abs(), terms, &what);
+                assert_sum(
+                    results[2][flat],
+                    (sum + bias).max(0.0),
+                    scale + bias.abs(),
+                    terms,
+                    &what,
+                );
                 let before = f64::from(other[flat]);
-                assert_sum(results[4][flat], before - sum, scale + before.abs(), terms, &what);
+                assert_sum(
+                    results[4][flat],
+                    before - sum,
+                    scale + before.abs(),
+                    terms,
+                    &what,
+                );
             }
         }
     }

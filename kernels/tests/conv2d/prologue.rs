@@ -1,5 +1,5 @@
-//! Convolutions that make their image in a prologue, against the same work by two kernels: one that makes the image in memory, and
-//! one that takes it from there. Every bit is the same.
+//! Convolutions that make their image in a prologue, against the same work by two kernels: one that
+//! makes the image in memory, and one that takes it from there. Every bit is the same.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -23,7 +23,9 @@ struct Prologue {
 
 /// Bytes as words.
 fn packed(bytes: Vec<u8>) -> Vec<f32> {
-    let word = |four: &[u8]| f32::from_le_bytes(std::array::from_fn(|i| four.get(i).copied().unwrap_or(0)));
+    let word = |four: &[u8]| {
+        f32::from_le_bytes(std::array::from_fn(|i| four.get(i).copied().unwrap_or(0)))
+    };
     bytes.chunks(4).map(word).collect()
 }
 
@@ -31,11 +33,23 @@ fn packed(bytes: Vec<u8>) -> Vec<f32> {
 fn elements(random: &mut Random, dtype: DType, count: usize) -> Vec<f32> {
     let floats = random.floats(count);
     match dtype {
-        DType::F16 => packed(floats.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()),
-        DType::BF16 => packed(floats.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()),
+        DType::F16 => packed(
+            floats
+                .iter()
+                .flat_map(|&x| f16::from_f32(x).to_le_bytes())
+                .collect(),
+        ),
+        DType::BF16 => packed(
+            floats
+                .iter()
+                .flat_map(|&x| bf16::from_f32(x).to_le_bytes())
+                .collect(),
+        ),
         DType::U8 => packed((0..count).map(|_| random.next() as u8).collect()),
         DType::Bool => packed((0..count).map(|_| random.next() as u8 & 1).collect()),
-        DType::I32 => (0..count).map(|_| f32::from_bits(random.int(0, 9) as u32)).collect(),
+        DType::I32 => (0..count)
+            .map(|_| f32::from_bits(random.int(0, 9) as u32))
+            .collect(),
         DType::F32 => floats,
     }
 }
@@ -66,7 +80,11 @@ impl Writer<'_> {
         let values = elements(self.random, dtype, length);
         self.args.push(values);
         let value = self.push(Inst::Load(self.operands.len() as u16 - 1));
-        if dtype.lane() == Lane::F32 { value } else { self.push(Inst::Cast(value, Lane::F32)) }
+        if dtype.lane() == Lane::F32 {
+            value
+        } else {
+            self.push(Inst::Cast(value, Lane::F32))
+        }
     }
 
     /// An operand as large as the image.
@@ -77,21 +95,41 @@ impl Writer<'_> {
 
     /// An operand that repeats along all axes but these.
     fn narrow(&mut self, axes: &[usize]) -> u16 {
-        let own: [usize; 4] = std::array::from_fn(|axis| if axes.contains(&axis) { self.space[axis] } else { 1 });
+        let own: [usize; 4] = std::array::from_fn(|axis| {
+            if axes.contains(&axis) {
+                self.space[axis]
+            } else {
+                1
+            }
+        });
         let mut strides = contiguous(&own);
-        (0..4).filter(|axis| !axes.contains(axis)).for_each(|axis| strides[axis] = 0);
+        (0..4)
+            .filter(|axis| !axes.contains(axis))
+            .for_each(|axis| strides[axis] = 0);
         self.load(DType::F32, operand(0, &strides), own.iter().product())
     }
 
     /// A random number for each point, or a number that its place gives.
     fn by_place(&mut self, random: bool) -> u16 {
-        self.indices.push(contiguous(&self.space).into_iter().map(Size::fixed).collect());
+        self.indices.push(
+            contiguous(&self.space)
+                .into_iter()
+                .map(Size::fixed)
+                .collect(),
+        );
         let index = self.push(Inst::Index(self.indices.len() as u16 - 1));
         if random {
-            self.operands.push(Operand { dtype: DType::I32, ..operand(0, &[0; 4]) });
+            self.operands.push(Operand {
+                dtype: DType::I32,
+                ..operand(0, &[0; 4])
+            });
             self.args.push([7u32, 11, 3].map(f32::from_bits).to_vec());
             let state = self.operands.len() as u16 - 1;
-            return self.push(Inst::Uniform { state, stream: 5, index });
+            return self.push(Inst::Uniform {
+                state,
+                stream: 5,
+                index,
+            });
         }
         let value = self.push(Inst::Cast(index, Lane::F32));
         let scale = self.push(Inst::Const(Value::F32(1.0 / 64.0)));
@@ -99,17 +137,44 @@ impl Writer<'_> {
     }
 
     fn finish(mut self, dims: Dims, value: u16, made: Operand) -> Prologue {
-        let stores = vec![Store { value, operand: self.operands.len() as u16 }];
+        let stores = vec![Store {
+            value,
+            operand: self.operands.len() as u16,
+        }];
         self.operands.push(made);
-        let Writer { operands, indices, code, args, .. } = self;
-        Prologue { spec: Spec { body: Body::Loop, dims, reduced: 0, operands, indices, code, stores }, args }
+        let Writer {
+            operands,
+            indices,
+            code,
+            args,
+            ..
+        } = self;
+        Prologue {
+            spec: Spec {
+                body: Body::Loop,
+                dims,
+                reduced: 0,
+                operands,
+                indices,
+                code,
+                stores,
+            },
+            args,
+        }
     }
 }
 
 /// A prologue that the random numbers draw.
 fn prologue(random: &mut Random, space: [usize; 4], dims: Dims, made: Operand) -> Prologue {
     let form = random.int(0, 11);
-    let mut w = Writer { random, space, operands: vec![], args: vec![], indices: vec![], code: vec![] };
+    let mut w = Writer {
+        random,
+        space,
+        operands: vec![],
+        args: vec![],
+        indices: vec![],
+        code: vec![],
+    };
     let value = match form {
         // What is stored as it is, whatever it is.
         0 => w.wide(DType::F32),
@@ -118,10 +183,21 @@ fn prologue(random: &mut Random, space: [usize; 4], dims: Dims, made: Operand) -
         3 => w.narrow(&[]),
         4 => w.by_place(false),
         _ => {
-            let dtype = w.random.of(&[DType::F32, DType::F32, DType::F32, DType::F16, DType::BF16, DType::U8, DType::Bool, DType::I32]);
+            let dtype = w.random.of(&[
+                DType::F32,
+                DType::F32,
+                DType::F32,
+                DType::F16,
+                DType::BF16,
+                DType::U8,
+                DType::Bool,
+                DType::I32,
+            ]);
             let mut value = w.wide(dtype);
             for _ in 0..w.random.int(1, 5) {
-                let op = w.random.of(&[ScalarOp::Add, ScalarOp::Sub, ScalarOp::Mul, ScalarOp::Max]);
+                let op = w
+                    .random
+                    .of(&[ScalarOp::Add, ScalarOp::Sub, ScalarOp::Mul, ScalarOp::Max]);
                 let other = match w.random.int(0, 8) {
                     0 => w.wide(DType::F32),
                     1 => w.wide(DType::F16),
@@ -134,26 +210,41 @@ fn prologue(random: &mut Random, space: [usize; 4], dims: Dims, made: Operand) -
                 };
                 value = w.op(op, [value, other, 0]);
                 if w.random.int(0, 2) == 0 {
-                    let op = w.random.of(&[ScalarOp::Relu, ScalarOp::Tanh, ScalarOp::Sigmoid]);
+                    let op = w
+                        .random
+                        .of(&[ScalarOp::Relu, ScalarOp::Tanh, ScalarOp::Sigmoid]);
                     value = w.op(op, [value, 0, 0]);
                 }
             }
             // Padding is zero all the same.
             let one = w.push(Inst::Const(Value::F32(1.0)));
-            if w.random.int(0, 1) == 0 { w.op(ScalarOp::Add, [value, one, 0]) } else { value }
+            if w.random.int(0, 1) == 0 {
+                w.op(ScalarOp::Add, [value, one, 0])
+            } else {
+                value
+            }
         }
     };
     w.finish(dims, value, made)
 }
 
 fn conv(spec: &mut Spec) -> &mut Conv2d {
-    let Body::Conv2d(conv) = &mut spec.body else { unreachable!() };
+    let Body::Conv2d(conv) = &mut spec.body else {
+        unreachable!()
+    };
     conv
 }
 
-/// Runs a convolution with a prologue and, in its place, two kernels; the results are those of the same bits. `rest` are the
-/// arguments behind the image.
-fn compare(plain: &Spec, prologue: &Prologue, image: usize, rest: &[Vec<f32>], [bound, env]: [&Env; 2], teams: &[Team]) {
+/// Runs a convolution with a prologue and, in its place, two kernels; the results are those of the
+/// same bits. `rest` are the arguments behind the image.
+fn compare(
+    plain: &Spec,
+    prologue: &Prologue,
+    image: usize,
+    rest: &[Vec<f32>],
+    [bound, env]: [&Env; 2],
+    teams: &[Team],
+) {
     let mut fused = plain.clone();
     conv(&mut fused).prologue = Some(Box::new(prologue.spec.clone()));
     let args: Vec<Vec<f32>> = prologue.args.iter().chain(rest).cloned().collect();
@@ -161,13 +252,34 @@ fn compare(plain: &Spec, prologue: &Prologue, image: usize, rest: &[Vec<f32>], [
     for (isa, results) in all {
         let (mut made, mut taken) = (prologue.args.clone(), rest.to_vec());
         made.push(vec![f32::NAN; image]);
-        taken.insert(0, run(&prologue.spec, bound, env, isa, &teams[0], &made).pop().expect("an image"));
+        taken.insert(
+            0,
+            run(&prologue.spec, bound, env, isa, &teams[0], &made)
+                .pop()
+                .expect("an image"),
+        );
         let expected = run(plain, bound, env, isa, &teams[0], &taken);
-        for (argument, (actual, expected)) in results[prologue.args.len()..].iter().zip(&expected[1..]).enumerate() {
-            let differs = actual.iter().zip(expected).position(|(a, b)| a.to_bits() != b.to_bits());
-            assert!(differs.is_none(), "{isa}, argument {argument}, element {differs:?}: {fused:?}");
+        for (argument, (actual, expected)) in results[prologue.args.len()..]
+            .iter()
+            .zip(&expected[1..])
+            .enumerate()
+        {
+            let differs = actual
+                .iter()
+                .zip(expected)
+                .position(|(a, b)| a.to_bits() != b.to_bits());
+            assert!(
+                differs.is_none(),
+                "{isa}, argument {argument}, element {differs:?}: {fused:?}"
+            );
         }
-        assert!(results.iter().zip(&prologue.args).all(|(after, before)| bits(after) == bits(before)), "{isa}: a source was written");
+        assert!(
+            results
+                .iter()
+                .zip(&prologue.args)
+                .all(|(after, before)| bits(after) == bits(before)),
+            "{isa}: a source was written"
+        );
     }
 }
 
@@ -179,9 +291,21 @@ fn bits(values: &[f32]) -> Vec<u32> {
 fn check_shape(random: &mut Random, shape: Shape, kind: ConvKind, teams: &[Team]) {
     let spaces = shape.spaces(kind);
     let [(a, image), (b, b_len), (out, out_len)] = spaces.map(|space| layout(random, space));
-    let prologue = prologue(random, spaces[0], spaces[0].iter().map(|&d| Size::fixed(d as i64)).collect(), a.clone());
+    let prologue = prologue(
+        random,
+        spaces[0],
+        spaces[0].iter().map(|&d| Size::fixed(d as i64)).collect(),
+        a.clone(),
+    );
     let rest = [random.floats(b_len), vec![f32::NAN; out_len]];
-    compare(&shape.spec(kind, a, b, out), &prologue, image, &rest, [&Env::default(); 2], teams);
+    compare(
+        &shape.spec(kind, a, b, out),
+        &prologue,
+        image,
+        &rest,
+        [&Env::default(); 2],
+        teams,
+    );
 }
 
 #[test]
@@ -190,7 +314,9 @@ fn random_geometry_and_prologues() {
     for _ in 0..100 {
         // One channel in each of several groups is another kernel.
         let shape = Shape::random(&mut random, 0, 2);
-        IMAGE_KINDS.iter().for_each(|&kind| check_shape(&mut random, shape, kind, &teams));
+        IMAGE_KINDS
+            .iter()
+            .for_each(|&kind| check_shape(&mut random, shape, kind, &teams));
     }
 }
 
@@ -200,20 +326,44 @@ fn images_that_cross_blocks() {
     let shapes = [
         // Planes larger than what is made at a time, and rows.
         Shape::simple(1, 3, 2, 70, 3, 1),
-        Shape { hw: [9, 5000], ..Shape::simple(1, 2, 3, 0, 3, 1) },
-        Shape { hw: [3, 700], k: [2, 3], ..Shape::simple(1, 2, 3, 0, 0, 1) },
-        Shape { hw: [40, 300], stride: [1, 2], ..Shape::simple(2, 5, 3, 0, 5, 2) },
-        Shape { hw: [2, 17_000], k: [1, 3], ..Shape::simple(1, 2, 2, 0, 0, 1) },
+        Shape {
+            hw: [9, 5000],
+            ..Shape::simple(1, 2, 3, 0, 3, 1)
+        },
+        Shape {
+            hw: [3, 700],
+            k: [2, 3],
+            ..Shape::simple(1, 2, 3, 0, 0, 1)
+        },
+        Shape {
+            hw: [40, 300],
+            stride: [1, 2],
+            ..Shape::simple(2, 5, 3, 0, 5, 2)
+        },
+        Shape {
+            hw: [2, 17_000],
+            k: [1, 3],
+            ..Shape::simple(1, 2, 2, 0, 0, 1)
+        },
         // Several blocks of channels; more of them than are made at a time.
         Shape::simple(3, 150, 20, 9, 3, 1),
         Shape::simple(2, 800, 9, 5, 1, 0),
-        Shape { groups: 2, ..Shape::simple(2, 120, 8, 8, 3, 1) },
+        Shape {
+            groups: 2,
+            ..Shape::simple(2, 120, 8, 8, 3, 1)
+        },
         // Several images in one block, and few rows in whole vectors.
         Shape::simple(9, 4, 32, 6, 3, 1),
         Shape::simple(3, 16, 32, 32, 3, 1),
         // Rows and columns that no element reads, and a kernel larger than the image.
-        Shape { stride: [4, 3], ..Shape::simple(2, 3, 5, 17, 2, 0) },
-        Shape { dilation: [3, 3], ..Shape::simple(2, 3, 5, 7, 3, 3) },
+        Shape {
+            stride: [4, 3],
+            ..Shape::simple(2, 3, 5, 17, 2, 0)
+        },
+        Shape {
+            dilation: [3, 3],
+            ..Shape::simple(2, 3, 5, 7, 3, 3)
+        },
         Shape::simple(2, 2, 3, 1, 3, 4),
     ];
     for shape in shapes {
@@ -223,19 +373,42 @@ fn images_that_cross_blocks() {
     }
 }
 
-/// What a prologue makes of nothing is nowhere in the padding: an image of ones gives each position the weights that meet it.
+/// What a prologue makes of nothing is nowhere in the padding: an image of ones gives each position
+/// the weights that meet it.
 #[test]
 fn padding_stays_zero() {
     let shape = Shape::simple(2, 3, 4, 6, 3, 2);
-    let [a, b, out] = shape.spaces(ConvKind::Forward).map(|space| operand(0, &contiguous(&space)));
+    let [a, b, out] = shape
+        .spaces(ConvKind::Forward)
+        .map(|space| operand(0, &contiguous(&space)));
     let mut spec = shape.spec(ConvKind::Forward, a.clone(), b, out);
     let mut random = Random(47);
-    let writer = Writer { random: &mut random, space: shape.image(), operands: vec![], args: vec![], indices: vec![], code: vec![] };
-    let dims: Dims = shape.image().iter().map(|&d| Size::fixed(d as i64)).collect();
+    let writer = Writer {
+        random: &mut random,
+        space: shape.image(),
+        operands: vec![],
+        args: vec![],
+        indices: vec![],
+        code: vec![],
+    };
+    let dims: Dims = shape
+        .image()
+        .iter()
+        .map(|&d| Size::fixed(d as i64))
+        .collect();
     // No operand but the image, so no argument in its place.
-    let ones = Prologue { spec: Spec { code: vec![Inst::Const(Value::F32(1.0))], ..writer.finish(dims, 0, a).spec }, args: vec![] };
+    let ones = Prologue {
+        spec: Spec {
+            code: vec![Inst::Const(Value::F32(1.0))],
+            ..writer.finish(dims, 0, a).spec
+        },
+        args: vec![],
+    };
     conv(&mut spec).prologue = Some(Box::new(ones.spec));
-    let args = [vec![1.0; shape.weight().iter().product()], vec![f32::NAN; shape.result().iter().product()]];
+    let args = [
+        vec![1.0; shape.weight().iter().product()],
+        vec![f32::NAN; shape.result().iter().product()],
+    ];
     for (isa, results) in run_all(&spec, &Env::default(), &Env::default(), &teams(), &args) {
         let meets = |at: usize| (0..3).filter(|t| (2..8).contains(&(at + t))).count();
         let side = shape.out(0);
@@ -254,7 +427,9 @@ fn batches_below_the_bound() {
     for kind in IMAGE_KINDS {
         for (ci, co, hw, k) in [(3, 5, 9, 3), (17, 8, 14, 5)] {
             let shape = Shape::simple(1, ci, co, hw, k, k / 2);
-            let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+            let [a, b, out] = shape
+                .spaces(kind)
+                .map(|space| operand(0, &contiguous(&space)));
             let mut spec = shape.spec(kind, a.clone(), b, out);
             conv(&mut spec).n = images;
             if kind != ConvKind::WeightGrad {
@@ -262,24 +437,49 @@ fn batches_below_the_bound() {
             }
             let channels = shape.spaces(kind)[2][1];
             spec.operands.push(operand(0, &[0, 1, 0, 0]));
-            spec.code = vec![Inst::Acc, Inst::Load(1), Inst::Op(ScalarOp::Add, [0, 1, 0]), Inst::Op(ScalarOp::Relu, [2, 0, 0])];
+            spec.code = vec![
+                Inst::Acc,
+                Inst::Load(1),
+                Inst::Op(ScalarOp::Add, [0, 1, 0]),
+                Inst::Op(ScalarOp::Relu, [2, 0, 0]),
+            ];
             spec.stores[0].value = 3;
             let bound = Env([70, 0, 0, 0, 0, 0, 0, 0]);
             for n in [0, 1, 7, 64, 70] {
                 let shape = Shape { n, ..shape };
                 let env = Env([n as u32, 0, 0, 0, 0, 0, 0, 0]);
-                let [image, b, out] = shape.spaces(kind).map(|space| space.iter().product::<usize>());
-                let mut writer =
-                    Writer { random: &mut random, space: shape.image(), operands: vec![], args: vec![], indices: vec![], code: vec![] };
+                let [image, b, out] = shape
+                    .spaces(kind)
+                    .map(|space| space.iter().product::<usize>());
+                let mut writer = Writer {
+                    random: &mut random,
+                    space: shape.image(),
+                    operands: vec![],
+                    args: vec![],
+                    indices: vec![],
+                    code: vec![],
+                };
                 writer.operands.push(a.clone());
                 writer.args.push(writer.random.floats(image));
-                let (x, weight, drawn) = (writer.push(Inst::Load(0)), writer.narrow(&[1]), writer.by_place(true));
+                let (x, weight, drawn) = (
+                    writer.push(Inst::Load(0)),
+                    writer.narrow(&[1]),
+                    writer.by_place(true),
+                );
                 let scaled = writer.op(ScalarOp::Mul, [x, weight, 0]);
                 let value = writer.op(ScalarOp::Sub, [drawn, scaled, 0]);
-                let mut dims: Dims = shape.image().iter().map(|&d| Size::fixed(d as i64)).collect();
+                let mut dims: Dims = shape
+                    .image()
+                    .iter()
+                    .map(|&d| Size::fixed(d as i64))
+                    .collect();
                 dims[0] = images;
                 let prologue = writer.finish(dims, value, a.clone());
-                let rest = [random.floats(b), vec![f32::NAN; out], random.floats(channels)];
+                let rest = [
+                    random.floats(b),
+                    vec![f32::NAN; out],
+                    random.floats(channels),
+                ];
                 compare(&spec, &prologue, image, &rest, [&bound, &env], &teams);
             }
         }
@@ -298,7 +498,11 @@ fn heights_below_the_bound() {
         let result = [images, fixed(co), height, fixed(width)];
         let weight = [co, ci, 3, 3].map(fixed);
         let of = |dims: &[Size]| Operand::contiguous(DType::F32, dims).expect("strides");
-        let (b, out) = if kind == ConvKind::Forward { (&weight, &result) } else { (&result, &weight) };
+        let (b, out) = if kind == ConvKind::Forward {
+            (&weight, &result)
+        } else {
+            (&result, &weight)
+        };
         let mut spec = Shape::simple(1, ci, co, width, 3, 1).spec(kind, of(&image), of(b), of(out));
         spec.dims = Dims::from_slice(out);
         let body = conv(&mut spec);
@@ -308,14 +512,28 @@ fn heights_below_the_bound() {
             let env = Env([n, h, 0, 0, 0, 0, 0, 0]);
             let count = |dims: &[Size]| dims.iter().map(|d| d.usize_at(&env)).product::<usize>();
             let own = image.map(|d| d.usize_at(&env));
-            let mut writer = Writer { random: &mut random, space: own, operands: vec![], args: vec![], indices: vec![], code: vec![] };
+            let mut writer = Writer {
+                random: &mut random,
+                space: own,
+                operands: vec![],
+                args: vec![],
+                indices: vec![],
+                code: vec![],
+            };
             writer.operands.push(of(&image));
             writer.args.push(writer.random.floats(count(&image)));
             let (x, weight) = (writer.push(Inst::Load(0)), writer.narrow(&[1]));
             let value = writer.op(ScalarOp::Sub, [weight, x, 0]);
             let prologue = writer.finish(Dims::from_slice(&image), value, of(&image));
             let rest = [random.floats(count(b)), vec![f32::NAN; count(out)]];
-            compare(&spec, &prologue, count(&image), &rest, [&bound, &env], &teams);
+            compare(
+                &spec,
+                &prologue,
+                count(&image),
+                &rest,
+                [&bound, &env],
+                &teams,
+            );
         }
     }
 }
@@ -323,18 +541,38 @@ fn heights_below_the_bound() {
 /// A convolution with a norm's prologue, of two sources.
 fn normed(kind: ConvKind) -> Spec {
     let shape = Shape::simple(2, 4, 6, 8, 3, 1);
-    let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+    let [a, b, out] = shape
+        .spaces(kind)
+        .map(|space| operand(0, &contiguous(&space)));
     let mut spec = shape.spec(kind, a.clone(), b, out);
-    let (dims, channel) = (shape.image().iter().map(|&d| Size::fixed(d as i64)).collect(), operand(0, &[0, 1, 0, 0]));
-    let image = if kind == ConvKind::InputGrad { operand(0, &contiguous(&shape.image())) } else { a };
+    let (dims, channel) = (
+        shape
+            .image()
+            .iter()
+            .map(|&d| Size::fixed(d as i64))
+            .collect(),
+        operand(0, &[0, 1, 0, 0]),
+    );
+    let image = if kind == ConvKind::InputGrad {
+        operand(0, &contiguous(&shape.image()))
+    } else {
+        a
+    };
     let prologue = Spec {
         body: Body::Loop,
         dims,
         reduced: 0,
         operands: vec![image.clone(), channel, image],
         indices: vec![],
-        code: vec![Inst::Load(0), Inst::Load(1), Inst::Op(ScalarOp::Mul, [0, 1, 0])],
-        stores: vec![Store { value: 2, operand: 2 }],
+        code: vec![
+            Inst::Load(0),
+            Inst::Load(1),
+            Inst::Op(ScalarOp::Mul, [0, 1, 0]),
+        ],
+        stores: vec![Store {
+            value: 2,
+            operand: 2,
+        }],
     };
     conv(&mut spec).prologue = Some(Box::new(prologue));
     spec
@@ -342,15 +580,24 @@ fn normed(kind: ConvKind) -> Spec {
 
 #[test]
 fn what_is_no_prologue_is_refused() {
-    let config = Config { threads: 1, isa: Isa::detect() };
+    let config = Config {
+        threads: 1,
+        isa: Isa::detect(),
+    };
     let prepare = |spec: &Spec| Kernel::new(spec.clone(), &Env::default(), &config);
     let refused = |kind: ConvKind, change: &dyn Fn(&mut Spec)| -> String {
         let mut spec = normed(kind);
         change(conv(&mut spec).prologue.as_mut().expect("a prologue"));
-        let Err(SpecError(why)) = prepare(&spec) else { panic!("accepted: {spec:?}") };
+        let Err(SpecError(why)) = prepare(&spec) else {
+            panic!("accepted: {spec:?}")
+        };
         why
     };
-    assert!(IMAGE_KINDS.iter().all(|&kind| prepare(&normed(kind)).is_ok()));
+    assert!(
+        IMAGE_KINDS
+            .iter()
+            .all(|&kind| prepare(&normed(kind)).is_ok())
+    );
     let says = |what: &str, change: &dyn Fn(&mut Spec)| {
         for kind in IMAGE_KINDS {
             let why = refused(kind, change);
@@ -358,8 +605,15 @@ fn what_is_no_prologue_is_refused() {
         }
     };
     assert!(refused(ConvKind::InputGrad, &|_| ()).contains("input gradient"));
-    says("3 axes", &|p| (p.reduced, p.code[2]) = (3, Inst::Reduce(ReduceOp::Sum, 0)));
-    says("2 stores", &|p| p.stores.push(Store { value: 0, operand: 1 }));
+    says("3 axes", &|p| {
+        (p.reduced, p.code[2]) = (3, Inst::Reduce(ReduceOp::Sum, 0))
+    });
+    says("2 stores", &|p| {
+        p.stores.push(Store {
+            value: 0,
+            operand: 1,
+        })
+    });
     says("0 stores", &|p| p.stores.clear());
     says("0 operands", &|p| p.operands.clear());
     says("operand 1 of 3", &|p| p.stores[0].operand = 1);
@@ -376,12 +630,21 @@ fn what_is_no_prologue_is_refused() {
     });
     for anchored in [
         normed(ConvKind::Forward),
-        Shape::simple(2, 4, 6, 8, 3, 1).spec(ConvKind::Forward, operand(0, &[0; 4]), operand(0, &[0; 4]), operand(0, &[0; 4])),
+        Shape::simple(2, 4, 6, 8, 3, 1).spec(
+            ConvKind::Forward,
+            operand(0, &[0; 4]),
+            operand(0, &[0; 4]),
+            operand(0, &[0; 4]),
+        ),
     ] {
         says("an anchor of its own", &|p| p.body = anchored.body.clone());
     }
     // What is wrong with any loop.
-    let fails = |change: &dyn Fn(&mut Spec)| IMAGE_KINDS.iter().for_each(|&kind| _ = refused(kind, change));
+    let fails = |change: &dyn Fn(&mut Spec)| {
+        IMAGE_KINDS
+            .iter()
+            .for_each(|&kind| _ = refused(kind, change))
+    };
     fails(&|p| p.operands[2].dtype = DType::F16);
     fails(&|p| p.operands[2].strides.truncate(3));
     fails(&|p| p.operands[0].strides.truncate(2));
@@ -393,23 +656,36 @@ fn what_is_no_prologue_is_refused() {
     // As many arguments as there may be.
     let mut full = normed(ConvKind::Forward);
     let count = full.arguments().len();
-    full.operands.extend(vec![operand(0, &[0; 4]); MAX_ARGUMENTS - count]);
+    full.operands
+        .extend(vec![operand(0, &[0; 4]); MAX_ARGUMENTS - count]);
     assert!(prepare(&full).is_ok());
     full.operands.push(operand(0, &[0; 4]));
-    let Err(SpecError(why)) = prepare(&full) else { panic!("accepted") };
+    let Err(SpecError(why)) = prepare(&full) else {
+        panic!("accepted")
+    };
     assert!(why.contains("41 arguments"), "{why}");
 }
 
 #[test]
 fn channels_that_are_groups_of_their_own_have_no_prologue() {
-    let shape = Shape { groups: 4, ..Shape::simple(2, 4, 4, 8, 3, 1) };
+    let shape = Shape {
+        groups: 4,
+        ..Shape::simple(2, 4, 4, 8, 3, 1)
+    };
     for kind in IMAGE_KINDS {
-        let [a, b, out] = shape.spaces(kind).map(|space| operand(0, &contiguous(&space)));
+        let [a, b, out] = shape
+            .spaces(kind)
+            .map(|space| operand(0, &contiguous(&space)));
         let mut spec = shape.spec(kind, a, b, out);
-        let config = Config { threads: 1, isa: Isa::detect() };
+        let config = Config {
+            threads: 1,
+            isa: Isa::detect(),
+        };
         assert!(Kernel::new(spec.clone(), &Env::default(), &config).is_ok());
         conv(&mut spec).prologue = conv(&mut normed(kind)).prologue.take();
-        let Err(SpecError(why)) = Kernel::new(spec, &Env::default(), &config) else { panic!("accepted") };
+        let Err(SpecError(why)) = Kernel::new(spec, &Env::default(), &config) else {
+            panic!("accepted")
+        };
         assert!(why.contains("groups of their own"), "{why}");
     }
 }
@@ -417,7 +693,13 @@ fn channels_that_are_groups_of_their_own_have_no_prologue() {
 /// A slice would have to be told which images are its own.
 #[test]
 fn nothing_with_a_prologue_runs_in_slices() {
-    let (batch, config) = (Symbol(0), Config { threads: 1, isa: Isa::detect() });
+    let (batch, config) = (
+        Symbol(0),
+        Config {
+            threads: 1,
+            isa: Isa::detect(),
+        },
+    );
     for kind in IMAGE_KINDS {
         let mut spec = normed(kind);
         conv(&mut spec).n = Size::symbol(batch);
@@ -425,32 +707,68 @@ fn nothing_with_a_prologue_runs_in_slices() {
         if kind == ConvKind::Forward {
             spec.dims[0] = Size::symbol(batch);
         }
-        let sliced = |spec: &Spec| Kernel::sliced(spec.clone(), batch, 2, &Env([8, 0, 0, 0, 0, 0, 0, 0]), &config, u64::MAX);
+        let sliced = |spec: &Spec| {
+            Kernel::sliced(
+                spec.clone(),
+                batch,
+                2,
+                &Env([8, 0, 0, 0, 0, 0, 0, 0]),
+                &config,
+                u64::MAX,
+            )
+        };
         assert!(Slicing::of(&spec, batch).is_none() && matches!(sliced(&spec), Ok(None)));
         conv(&mut spec).prologue = None;
         assert!(Slicing::of(&spec, batch).is_some() && matches!(sliced(&spec), Ok(Some(_))));
     }
 }
 
-/// A result may lie over nothing that is read, even as it lies there: a block is written while others are still read.
+/// A result may lie over nothing that is read, even as it lies there: a block is written while
+/// others are still read.
 #[test]
 fn what_is_written_overlaps_no_source() {
     let mut memory = Memory::new();
     let team = Team::new(1);
     for kind in IMAGE_KINDS {
-        let kernel = Kernel::new(normed(kind), &Env::default(), &Config { threads: 1, isa: Isa::detect() }).expect("a valid spec");
-        let sizes = kernel.spec().arguments().iter().map(|(o, dims, _)| 4 * o.extent(dims, &Env::default())).collect::<Vec<_>>();
-        let apart: Vec<_> = sizes.iter().map(|&bytes| memory.reserve(bytes).expect("memory")).collect();
+        let kernel = Kernel::new(
+            normed(kind),
+            &Env::default(),
+            &Config {
+                threads: 1,
+                isa: Isa::detect(),
+            },
+        )
+        .expect("a valid spec");
+        let sizes = kernel
+            .spec()
+            .arguments()
+            .iter()
+            .map(|(o, dims, _)| 4 * o.extent(dims, &Env::default()))
+            .collect::<Vec<_>>();
+        let apart: Vec<_> = sizes
+            .iter()
+            .map(|&bytes| memory.reserve(bytes).expect("memory"))
+            .collect();
         let workspace = memory.reserve(kernel.workspace()).expect("memory");
-        assert!(kernel.run(&mut memory, &apart, &workspace, &Env::default(), &team).is_ok());
+        assert!(
+            kernel
+                .run(&mut memory, &apart, &workspace, &Env::default(), &team)
+                .is_ok()
+        );
         let last = apart.len() - 1;
         for source in 0..last {
             let mut args = apart.clone();
-            let both = memory.reserve(sizes[source].max(sizes[last])).expect("memory");
+            let both = memory
+                .reserve(sizes[source].max(sizes[last]))
+                .expect("memory");
             (args[source], args[last]) = (both, both);
-            let run = AssertUnwindSafe(|| kernel.run(&mut memory, &args, &workspace, &Env::default(), &team));
+            let run = AssertUnwindSafe(|| {
+                kernel.run(&mut memory, &args, &workspace, &Env::default(), &team)
+            });
             let panic = catch_unwind(run).expect_err("it overlaps");
-            let says = panic.downcast_ref::<String>().is_some_and(|why| why.contains("is written and overlaps"));
+            let says = panic
+                .downcast_ref::<String>()
+                .is_some_and(|why| why.contains("is written and overlaps"));
             assert!(says, "{kind:?}: argument {source}");
         }
     }

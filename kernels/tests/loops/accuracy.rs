@@ -1,4 +1,5 @@
-//! Rounding: composite kernels and long sums against double precision, within bounds that follow from what is computed.
+//! Rounding: composite kernels and long sums against double precision, within bounds that follow
+//! from what is computed.
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;
@@ -15,7 +16,10 @@ fn outputs(b: Builder, inputs: &[Vec<f32>], len: usize) -> Vec<Vec<f32>> {
     inputs.iter().for_each(|x| bytes.push_f32(x));
     bytes.push_f32(&vec![f32::NAN; len]);
     let env = Env::default();
-    run_all(&b.spec, &env, &env, &bytes).iter().map(|(_, run)| run.f32s(inputs.len())).collect()
+    run_all(&b.spec, &env, &env, &bytes)
+        .iter()
+        .map(|(_, run)| run.f32s(inputs.len()))
+        .collect()
 }
 
 fn random(seed: u32, n: usize, scale: f32) -> Vec<f32> {
@@ -23,7 +27,8 @@ fn random(seed: u32, n: usize, scale: f32) -> Vec<f32> {
     (0..n).map(|_| c.unit() * scale).collect()
 }
 
-/// The shapes of rows: outer axes, length, inner axes (stride of the row). Short, long, along the last axis or another.
+/// The shapes of rows: outer axes, length, inner axes (stride of the row). Short, long, along the
+/// last axis or another.
 const ROWS: [(usize, usize, usize); 12] = [
     (64, 10, 1),
     (7, 1, 1),
@@ -45,7 +50,11 @@ fn rows(outer: usize, len: usize, inner: usize) -> (Builder, [i64; 3]) {
     (Builder::new(&[o, i, n], 1), [n * i, 1, i])
 }
 
-fn for_rows(x: &[f32], (outer, len, inner): (usize, usize, usize), mut f: impl FnMut(Vec<f64>, &dyn Fn(usize) -> usize)) {
+fn for_rows(
+    x: &[f32],
+    (outer, len, inner): (usize, usize, usize),
+    mut f: impl FnMut(Vec<f64>, &dyn Fn(usize) -> usize),
+) {
     for o in 0..outer {
         for i in 0..inner {
             let at = move |k: usize| (o * len + k) * inner + i;
@@ -74,9 +83,14 @@ fn softmax() {
                 let sum: f64 = row.iter().map(|v| (v - max).exp()).sum();
                 for (k, v) in row.iter().enumerate() {
                     let exact = (v - max).exp() / sum;
-                    // The difference is at most 16, so its rounding costs 16 ε; exp, the sum and the division a few more.
+                    // The difference is at most 16, so its rounding costs 16 ε; exp, the sum and
+                    // the division a few more.
                     let error = (f64::from(y[at(k)]) - exact).abs();
-                    assert!(error <= 48.0 * EPSILON * exact, "{shape:?}: {} instead of {exact}", y[at(k)]);
+                    assert!(
+                        error <= 48.0 * EPSILON * exact,
+                        "{shape:?}: {} instead of {exact}",
+                        y[at(k)]
+                    );
                 }
             });
         }
@@ -111,16 +125,22 @@ fn layer_norm() {
                 let scale = (variance + 1e-3).sqrt().recip();
                 for (k, v) in row.iter().enumerate() {
                     let exact = (v - mean) * scale;
-                    // The mean is off by some ε of the values (at most 2), which the scale magnifies.
+                    // The mean is off by some ε of the values (at most 2), which the scale
+                    // magnifies.
                     let error = (f64::from(y[at(k)]) - exact).abs();
-                    assert!(error <= 64.0 * EPSILON * (2.0 * scale + exact.abs()), "{shape:?}: {} instead of {exact}", y[at(k)]);
+                    assert!(
+                        error <= 64.0 * EPSILON * (2.0 * scale + exact.abs()),
+                        "{shape:?}: {} instead of {exact}",
+                        y[at(k)]
+                    );
                 }
             });
         }
     }
 }
 
-/// −log softmax at integer labels, as loss kernels compute it: the label compared with the position in the row.
+/// −log softmax at integer labels, as loss kernels compute it: the label compared with the position
+/// in the row.
 #[test]
 fn cross_entropy() {
     let shape = (50, 10, 1);
@@ -129,9 +149,17 @@ fn cross_entropy() {
     let (mut b, strides) = rows(50, 10, 1);
     let v = b.load(&strides);
     let label = b.load(&[1, 0, 0]);
-    b.spec.indices.push([0, 0, 1].map(slabwise_kernels::size::Size::fixed).into_iter().collect());
+    b.spec.indices.push(
+        [0, 0, 1]
+            .map(slabwise_kernels::size::Size::fixed)
+            .into_iter()
+            .collect(),
+    );
     let position = b.inst(slabwise_kernels::spec::Inst::Index(0));
-    let position = b.inst(slabwise_kernels::spec::Inst::Cast(position, slabwise_kernels::dtype::Lane::F32));
+    let position = b.inst(slabwise_kernels::spec::Inst::Cast(
+        position,
+        slabwise_kernels::dtype::Lane::F32,
+    ));
     let here = b.op(ScalarOp::Eq, &[position, label]);
     let zero = b.number(0.0);
     let picked = b.op(ScalarOp::Select, &[here, v, zero]);
@@ -149,18 +177,29 @@ fn cross_entropy() {
         let mut o = 0;
         for_rows(&x, shape, |row, _| {
             let exact = row.iter().map(|v| v.exp()).sum::<f64>().ln() - row[labels[o] as usize];
-            assert!((f64::from(y[o]) - exact).abs() <= 64.0 * EPSILON * 12.0, "{} instead of {exact}", y[o]);
+            assert!(
+                (f64::from(y[o]) - exact).abs() <= 64.0 * EPSILON * 12.0,
+                "{} instead of {exact}",
+                y[o]
+            );
             o += 1;
         });
     }
 }
 
-/// Sums of random numbers: no more roundings lie between a number and the result than the tiles, parts and lanes account
-/// for, far fewer than there are numbers.
+/// Sums of random numbers: no more roundings lie between a number and the result than the tiles,
+/// parts and lanes account for, far fewer than there are numbers.
 #[test]
 fn long_sums() {
     // (kept, reduced): few rows are split; many are not; columns run along the kept axis.
-    for (kept, reduced) in [(1, 1_000_003), (3, 100_000), (40, 9_999), (1, 65_536), (500, 300), (1, 70_001)] {
+    for (kept, reduced) in [
+        (1, 1_000_003),
+        (3, 100_000),
+        (40, 9_999),
+        (1, 65_536),
+        (500, 300),
+        (1, 70_001),
+    ] {
         for along_rows in [false, true] {
             let x = random(kept as u32, kept * reduced, 1.0);
             let (k, r) = (kept as i64, reduced as i64);
@@ -172,11 +211,22 @@ fn long_sums() {
             b.store(sum, out);
             for y in outputs(b, std::slice::from_ref(&x), kept) {
                 for (o, y) in y.iter().enumerate() {
-                    let at = |i: usize| f64::from(x[if along_rows { o * reduced + i } else { i * kept + o }]);
+                    let at = |i: usize| {
+                        f64::from(
+                            x[if along_rows {
+                                o * reduced + i
+                            } else {
+                                i * kept + o
+                            }],
+                        )
+                    };
                     let exact: f64 = (0..reduced).map(at).sum();
                     let size: f64 = (0..reduced).map(|i| at(i).abs()).sum();
                     let error = (f64::from(*y) - exact).abs();
-                    assert!(error <= 160.0 * EPSILON * size, "{kept} × {reduced}: {y} instead of {exact}");
+                    assert!(
+                        error <= 160.0 * EPSILON * size,
+                        "{kept} × {reduced}: {y} instead of {exact}"
+                    );
                 }
             }
         }

@@ -1,4 +1,5 @@
-//! Loops that store only some of what others do: wherever they are said to sum alike, what both store has the same bits.
+//! Loops that store only some of what others do: wherever they are said to sum alike, what both
+//! store has the same bits.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team, sums_alike};
 use slabwise_kernels::dtype::DType;
@@ -33,10 +34,14 @@ fn shuffled(c: &mut Choices, axes: usize) -> Vec<usize> {
     order
 }
 
-/// Strides of a tensor that repeats along some axes, the others in the order that most tensors have or in one of its own, now and then
-/// with a gap.
+/// Strides of a tensor that repeats along some axes, the others in the order that most tensors have
+/// or in one of its own, now and then with a gap.
 fn strides(c: &mut Choices, dims: &[i64], usual: &[usize], repeats: &[bool]) -> Vec<i64> {
-    let order = if c.once_in(3) { shuffled(c, dims.len()) } else { usual.to_vec() };
+    let order = if c.once_in(3) {
+        shuffled(c, dims.len())
+    } else {
+        usual.to_vec()
+    };
     let mut strides = vec![0; dims.len()];
     let mut next = 1;
     for &axis in order.iter().rev().filter(|&&axis| !repeats[axis]) {
@@ -47,14 +52,33 @@ fn strides(c: &mut Choices, dims: &[i64], usual: &[usize], repeats: &[bool]) -> 
 }
 
 impl Recipe {
-    /// A few tensors, sums of what is computed from them (once in a while from another sum), and what is stored of it.
+    /// A few tensors, sums of what is computed from them (once in a while from another sum), and
+    /// what is stored of it.
     fn random(c: &mut Choices) -> Recipe {
         let (dims, reduced) = loop {
             let (kept, reduced) = (1 + c.below(3), 1 + c.below(3));
             let few = c.once_in(2);
-            let sizes = |c: &mut Choices, from: &[i64], axes: usize| (0..axes).map(|_| *c.pick(from)).collect::<Vec<i64>>();
-            let mut dims = sizes(c, if few { &[1, 2, 3, 5] } else { &[2, 3, 7, 16, 40, 70, 300] }, kept);
-            dims.extend(sizes(c, if few { &[2, 9, 16, 64, 300, 1100, 5000] } else { &[1, 2, 7, 16, 33, 64, 130] }, reduced));
+            let sizes = |c: &mut Choices, from: &[i64], axes: usize| {
+                (0..axes).map(|_| *c.pick(from)).collect::<Vec<i64>>()
+            };
+            let mut dims = sizes(
+                c,
+                if few {
+                    &[1, 2, 3, 5]
+                } else {
+                    &[2, 3, 7, 16, 40, 70, 300]
+                },
+                kept,
+            );
+            dims.extend(sizes(
+                c,
+                if few {
+                    &[2, 9, 16, 64, 300, 1100, 5000]
+                } else {
+                    &[1, 2, 7, 16, 33, 64, 130]
+                },
+                reduced,
+            ));
             if (2_000..150_000).contains(&dims.iter().product::<i64>()) {
                 break (dims, reduced);
             }
@@ -75,18 +99,34 @@ impl Recipe {
         let loads = values.len();
         let ops = [ScalarOp::Add, ScalarOp::Sub, ScalarOp::Mul];
         for _ in 0..2 + c.below(4) {
-            let numbers: Vec<usize> = (0..values.len()).filter(|&v| !matches!(values[v], Source::Fold(ReduceOp::ArgMax, _))).collect();
-            // Other values than tensors, sums among them, which are used in a later pass, now and then.
-            let x = if c.once_in(3) { *c.pick(&numbers) } else { c.below(loads) };
+            let numbers: Vec<usize> = (0..values.len())
+                .filter(|&v| !matches!(values[v], Source::Fold(ReduceOp::ArgMax, _)))
+                .collect();
+            // Other values than tensors, sums among them, which are used in a later pass, now and
+            // then.
+            let x = if c.once_in(3) {
+                *c.pick(&numbers)
+            } else {
+                c.below(loads)
+            };
             let y = c.below(loads);
             values.push(Source::Op(*c.pick(&ops), x, y));
             if !c.once_in(3) {
-                let op = if c.once_in(6) { *c.pick(&[ReduceOp::Max, ReduceOp::ArgMax]) } else { ReduceOp::Sum };
+                let op = if c.once_in(6) {
+                    *c.pick(&[ReduceOp::Max, ReduceOp::ArgMax])
+                } else {
+                    ReduceOp::Sum
+                };
                 values.push(Source::Fold(op, values.len() - 1));
             }
         }
         values.push(Source::Fold(ReduceOp::Sum, values.len() - 1));
-        let mut recipe = Recipe { dims, reduced, values, stores: Vec::new() };
+        let mut recipe = Recipe {
+            dims,
+            reduced,
+            values,
+            stores: Vec::new(),
+        };
         for (v, varies) in recipe.varies().into_iter().enumerate() {
             let is_sum = matches!(recipe.values[v], Source::Fold(..));
             if is_sum || !matches!(recipe.values[v], Source::Load(_)) && c.once_in(2) {
@@ -112,8 +152,8 @@ impl Recipe {
         varies
     }
 
-    /// The kernel with these of its stores, what they need, and nothing else; with each operand what it is: a value that is loaded, or
-    /// a store.
+    /// The kernel with these of its stores, what they need, and nothing else; with each operand
+    /// what it is: a value that is loaded, or a store.
     fn kernel(&self, stores: &[usize]) -> (Spec, Vec<Result<usize, usize>>) {
         let mut needed = vec![false; self.values.len()];
         stores.iter().for_each(|&s| needed[self.stores[s].0] = true);
@@ -154,15 +194,31 @@ impl Recipe {
         for ((operand, space, _), source) in spec.arguments().iter().zip(&operands) {
             let elements = operand.extent(space, &Env::default()) as usize;
             let mut c = Choices::new(source.map_or(0, |v| v as u32 + 1));
-            bytes.push_f32(&(0..elements).map(|_| if source.is_ok() { c.unit() } else { 0.0 }).collect::<Vec<_>>());
+            bytes.push_f32(
+                &(0..elements)
+                    .map(|_| if source.is_ok() { c.unit() } else { 0.0 })
+                    .collect::<Vec<_>>(),
+            );
         }
-        let kernel = Kernel::new(spec, &Env::default(), &Config { threads: team.threads(), isa }).expect("a valid spec");
+        let kernel = Kernel::new(
+            spec,
+            &Env::default(),
+            &Config {
+                threads: team.threads(),
+                isa,
+            },
+        )
+        .expect("a valid spec");
         bytes.run(&kernel, &Env::default(), team);
         let bits = |k: usize| bytes.f32s(k).iter().map(|x| x.to_bits()).collect();
-        (0..operands.len()).filter(|&k| operands[k].is_err()).map(bits).collect()
+        (0..operands.len())
+            .filter(|&k| operands[k].is_err())
+            .map(bits)
+            .collect()
     }
 
-    /// Whether the kernel with all stores, run by one team, and that with some of them, run by another, write the same there.
+    /// Whether the kernel with all stores, run by one team, and that with some of them, run by
+    /// another, write the same there.
     fn same_bits(&self, some: &[usize], isa: Isa, [one, other]: [&Team; 2]) -> bool {
         let all: Vec<usize> = (0..self.stores.len()).collect();
         let (whole, part) = (self.run(&all, isa, one), self.run(some, isa, other));
@@ -171,7 +227,10 @@ impl Recipe {
 }
 
 fn alike(a: &Spec, b: &Spec) -> Option<bool> {
-    let config = Config { threads: 2, isa: Isa::Portable };
+    let config = Config {
+        threads: 2,
+        isa: Isa::Portable,
+    };
     let alike = sums_alike(a, b, &Env::default(), &config);
     assert_eq!(alike, sums_alike(b, a, &Env::default(), &config));
     alike
@@ -189,22 +248,48 @@ fn what_is_said_to_sum_alike_has_the_same_bits() {
         if some.is_empty() || some.len() == all.len() {
             continue;
         }
-        let is_alike = alike(&recipe.kernel(&all).0, &recipe.kernel(&some).0).expect("sizes are fixed");
-        let isas = if is_alike { Isa::available() } else { vec![Isa::detect()] };
+        let is_alike =
+            alike(&recipe.kernel(&all).0, &recipe.kernel(&some).0).expect("sizes are fixed");
+        let isas = if is_alike {
+            Isa::available()
+        } else {
+            vec![Isa::detect()]
+        };
         for isa in isas {
             let equal = recipe.same_bits(&some, isa, [&teams[0], &teams[1]]);
-            assert!(equal || !is_alike, "seed {seed}, {isa}: {:?} and {:?}", recipe.kernel(&all).0, recipe.kernel(&some).0);
+            assert!(
+                equal || !is_alike,
+                "seed {seed}, {isa}: {:?} and {:?}",
+                recipe.kernel(&all).0,
+                recipe.kernel(&some).0
+            );
             differ += usize::from(!equal);
         }
         (same, other) = (same + usize::from(is_alike), other + usize::from(!is_alike));
     }
-    // Otherwise nothing is shown by it: neither are all said to differ, nor do those that are said to have the same bits all the same.
-    assert!(same >= 60 && other >= 60 && 2 * differ >= other, "{same} alike, {other} not, {differ} with other bits");
+    // Otherwise nothing is shown by it: neither are all said to differ, nor do those that are said
+    // to have the same bits all the same.
+    assert!(
+        same >= 60 && other >= 60 && 2 * differ >= other,
+        "{same} alike, {other} not, {differ} with other bits"
+    );
 }
 
 /// A kernel that stores two values, of which the first is kept.
-fn first_of_two(dims: &[i64], reduced: usize, values: Vec<Source>, stores: [(usize, &[i64]); 2]) -> Recipe {
-    Recipe { dims: dims.to_vec(), reduced, values, stores: stores.map(|(value, strides)| (value, strides.to_vec())).to_vec() }
+fn first_of_two(
+    dims: &[i64],
+    reduced: usize,
+    values: Vec<Source>,
+    stores: [(usize, &[i64]); 2],
+) -> Recipe {
+    Recipe {
+        dims: dims.to_vec(),
+        reduced,
+        values,
+        stores: stores
+            .map(|(value, strides)| (value, strides.to_vec()))
+            .to_vec(),
+    }
 }
 
 /// What decides, one thing at a time.
@@ -216,24 +301,51 @@ fn what_is_left_out_decides_or_does_not() {
     let sum = |x| Fold(ReduceOp::Sum, x);
     // A gradient that is the same all over an image; beside its sums an activation is made.
     let image = [64, 1024, 8, 1];
-    let values = vec![load(&image), load(&[1, 16, 0, 0]), mul(0, 1), sum(2), mul(0, 0)];
-    let norm = first_of_two(&[16, 48, 8, 8], 3, values, [(3, &[1, 0, 0, 0]), (4, &image)]);
-    // One of the tensors decided in which order they are walked (the other has gaps, or it would be one long row); where other sums go,
-    // how many sums are made side by side; another tensor, how long rows are; and a sum of a sum, how many passes there are, for what
-    // is summed in parts takes one.
+    let values = vec![
+        load(&image),
+        load(&[1, 16, 0, 0]),
+        mul(0, 1),
+        sum(2),
+        mul(0, 0),
+    ];
+    let norm = first_of_two(
+        &[16, 48, 8, 8],
+        3,
+        values,
+        [(3, &[1, 0, 0, 0]), (4, &image)],
+    );
+    // One of the tensors decided in which order they are walked (the other has gaps, or it would be
+    // one long row); where other sums go, how many sums are made side by side; another tensor, how
+    // long rows are; and a sum of a sum, how many passes there are, for what is summed in parts
+    // takes one.
     let values = vec![load(&[4200, 65, 1]), load(&[4200, 1, 65]), sum(0), sum(1)];
     let order = first_of_two(&[20, 64, 64], 2, values, [(2, &[1, 0, 0]), (3, &[1, 0, 0])]);
     let values = vec![load(&[64, 1, 256]), sum(0), mul(1, 1)];
-    let side = first_of_two(&[4, 64, 1000], 1, values, [(1, &[64, 1, 0]), (2, &[1, 4, 0])]);
+    let side = first_of_two(
+        &[4, 64, 1000],
+        1,
+        values,
+        [(1, &[64, 1, 0]), (2, &[1, 4, 0])],
+    );
     let values = vec![load(&[900, 30, 1]), load(&[30, 0, 1]), sum(0), sum(1)];
     let rows = first_of_two(&[40, 30, 30], 2, values, [(2, &[1, 0, 0]), (3, &[1, 0, 0])]);
     let values = vec![load(&[100_000, 1]), sum(0), mul(0, 1), sum(2)];
     let passes = first_of_two(&[2, 100_000], 1, values, [(1, &[1, 0]), (3, &[1, 0])]);
     let team = Team::new(2);
-    for (recipe, is_alike) in [(norm, true), (order, false), (side, false), (rows, false), (passes, false)] {
+    for (recipe, is_alike) in [
+        (norm, true),
+        (order, false),
+        (side, false),
+        (rows, false),
+        (passes, false),
+    ] {
         let (whole, part) = (recipe.kernel(&[0, 1]).0, recipe.kernel(&[0]).0);
         assert_eq!(alike(&whole, &part), Some(is_alike), "{whole:?}");
-        assert_eq!(recipe.same_bits(&[0], Isa::detect(), [&team; 2]), is_alike, "{whole:?}");
+        assert_eq!(
+            recipe.same_bits(&[0], Isa::detect(), [&team; 2]),
+            is_alike,
+            "{whole:?}"
+        );
     }
 }
 
@@ -247,11 +359,25 @@ fn nothing_is_said_where_sizes_are_not_known() {
         b.store(sum, to);
         b.spec
     };
-    let (seven, eight, batch) = (kernel(Size::fixed(7)), kernel(Size::fixed(8)), kernel(Size::symbol(Symbol(0))));
-    assert_eq!([alike(&seven, &seven), alike(&seven, &eight), alike(&seven, &batch)], [Some(true), Some(false), Some(false)]);
+    let (seven, eight, batch) = (
+        kernel(Size::fixed(7)),
+        kernel(Size::fixed(8)),
+        kernel(Size::symbol(Symbol(0))),
+    );
+    assert_eq!(
+        [
+            alike(&seven, &seven),
+            alike(&seven, &eight),
+            alike(&seven, &batch)
+        ],
+        [Some(true), Some(false), Some(false)]
+    );
     assert_eq!(alike(&batch, &batch), None);
     let nothing = kernel(Size::ZERO);
     assert_eq!(alike(&nothing, &nothing), Some(true));
-    let no_kernel = Spec { code: vec![], ..seven };
+    let no_kernel = Spec {
+        code: vec![],
+        ..seven
+    };
     assert_eq!(alike(&no_kernel, &no_kernel), None);
 }

@@ -13,12 +13,26 @@ pub struct Builder {
 impl Builder {
     pub fn new(dims: &[i64], reduced: usize) -> Self {
         let dims = dims.iter().map(|&d| Size::fixed(d)).collect();
-        Builder { spec: Spec { body: Body::Loop, dims, reduced, operands: vec![], indices: vec![], code: vec![], stores: vec![] } }
+        Builder {
+            spec: Spec {
+                body: Body::Loop,
+                dims,
+                reduced,
+                operands: vec![],
+                indices: vec![],
+                code: vec![],
+                stores: vec![],
+            },
+        }
     }
 
     pub fn operand(&mut self, strides: &[i64]) -> u16 {
         let strides: Dims = strides.iter().map(|&s| Size::fixed(s)).collect();
-        self.spec.operands.push(Operand { dtype: DType::F32, offset: Size::ZERO, strides });
+        self.spec.operands.push(Operand {
+            dtype: DType::F32,
+            offset: Size::ZERO,
+            strides,
+        });
         (self.spec.operands.len() - 1) as u16
     }
 

@@ -1,5 +1,5 @@
-//! Random programs over numbers for which every operation is exact, so that results must agree to the last bit whatever
-//! the order of summation.
+//! Random programs over numbers for which every operation is exact, so that results must agree to
+//! the last bit whatever the order of summation.
 
 use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
@@ -69,12 +69,20 @@ impl Draft {
             strides[axis] = Size::fixed(stride as i64);
             stride *= self.planned[axis].max(1) + if gaps && c.once_in(2) { 3 } else { 0 };
         }
-        Operand { dtype, offset: Size::fixed(if c.once_in(3) { c.below(40) as i64 } else { 0 }), strides }
+        Operand {
+            dtype,
+            offset: Size::fixed(if c.once_in(3) { c.below(40) as i64 } else { 0 }),
+            strides,
+        }
     }
 
     /// Bytes enough for an operand at the planned sizes.
     fn extent(&self, operand: &Operand) -> usize {
-        let dims: Vec<Size> = self.planned.iter().map(|&n| Size::fixed(n.max(1) as i64)).collect();
+        let dims: Vec<Size> = self
+            .planned
+            .iter()
+            .map(|&n| Size::fixed(n.max(1) as i64))
+            .collect();
         operand.extent(&dims, &Env::default()) as usize * operand.dtype.bytes()
     }
 
@@ -92,15 +100,30 @@ impl Draft {
         let axes = self.planned.len();
         let all = c.once_in(2);
         let flat_end = axes - if c.once_in(4) { self.spec.reduced } else { 0 };
-        let walked: Vec<bool> = (0..axes).map(|a| a < flat_end && (all || !c.once_in(3))).collect();
-        let dtype = *c.pick(&[DType::F32, DType::F32, DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8, DType::Bool]);
+        let walked: Vec<bool> = (0..axes)
+            .map(|a| a < flat_end && (all || !c.once_in(3)))
+            .collect();
+        let dtype = *c.pick(&[
+            DType::F32,
+            DType::F32,
+            DType::F32,
+            DType::F16,
+            DType::BF16,
+            DType::I32,
+            DType::U8,
+            DType::Bool,
+        ]);
         let operand = self.operand(c, dtype, &walked);
         let n = self.extent(&operand) / dtype.bytes();
         let contents: Vec<u8> = (0..n)
             .flat_map(|_| match dtype {
                 DType::F32 => (c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
-                DType::F16 => f16::from_f32(c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
-                DType::BF16 => bf16::from_f32(c.below(9) as f32 - 4.0).to_le_bytes().to_vec(),
+                DType::F16 => f16::from_f32(c.below(9) as f32 - 4.0)
+                    .to_le_bytes()
+                    .to_vec(),
+                DType::BF16 => bf16::from_f32(c.below(9) as f32 - 4.0)
+                    .to_le_bytes()
+                    .to_vec(),
                 DType::I32 => (c.below(9) as i32 - 4).to_le_bytes().to_vec(),
                 DType::U8 => vec![c.below(9) as u8],
                 DType::Bool => vec![c.below(2) as u8],
@@ -119,7 +142,14 @@ impl Draft {
             let v = any(c, self);
             let (op, result) = match self.lane(v) {
                 Lane::Bool => (*c.pick(&[ReduceOp::Any, ReduceOp::All]), 1.0),
-                _ => match *c.pick(&[ReduceOp::Sum, ReduceOp::Sum, ReduceOp::Max, ReduceOp::Min, ReduceOp::ArgMax, ReduceOp::ArgMin]) {
+                _ => match *c.pick(&[
+                    ReduceOp::Sum,
+                    ReduceOp::Sum,
+                    ReduceOp::Max,
+                    ReduceOp::Min,
+                    ReduceOp::ArgMax,
+                    ReduceOp::ArgMin,
+                ]) {
                     ReduceOp::Sum => (ReduceOp::Sum, bound(self, v) * self.points),
                     op @ (ReduceOp::ArgMax | ReduceOp::ArgMin) => (op, self.points),
                     op => (op, bound(self, v)),
@@ -174,19 +204,36 @@ impl Draft {
         };
         let walked: Vec<bool> = (0..axes).map(|a| !folded || a < kept).collect();
         // In place of an operand that is read and walks the same points.
-        let taken = |k: usize, d: &Draft| d.spec.stores.iter().any(|s| d.bytes.args[usize::from(s.operand)] == d.bytes.args[k]);
-        let is_state =
-            |k: usize, d: &Draft| d.spec.code.iter().any(|i| matches!(i, Inst::Uniform { state, .. } if usize::from(*state) == k));
+        let taken = |k: usize, d: &Draft| {
+            d.spec
+                .stores
+                .iter()
+                .any(|s| d.bytes.args[usize::from(s.operand)] == d.bytes.args[k])
+        };
+        let is_state = |k: usize, d: &Draft| {
+            d.spec
+                .code
+                .iter()
+                .any(|i| matches!(i, Inst::Uniform { state, .. } if usize::from(*state) == k))
+        };
         let fits = |k: &usize, d: &Draft| {
             let o = &d.spec.operands[*k];
-            !is_state(*k, d) && dtypes.contains(&o.dtype) && o.strides.iter().zip(&walked).all(|(s, &w)| s.is(0) != w) && !taken(*k, d)
+            !is_state(*k, d)
+                && dtypes.contains(&o.dtype)
+                && o.strides.iter().zip(&walked).all(|(s, &w)| s.is(0) != w)
+                && !taken(*k, d)
         };
-        let twins: Vec<usize> = (0..self.spec.operands.len()).filter(|k| fits(k, self)).collect();
+        let twins: Vec<usize> = (0..self.spec.operands.len())
+            .filter(|k| fits(k, self))
+            .collect();
         if !twins.is_empty() && c.once_in(2) {
             let k = *c.pick(&twins);
             // The same argument read and written, or two arguments in one region.
             if c.once_in(2) {
-                self.spec.stores.push(Store { value: v, operand: k as u16 });
+                self.spec.stores.push(Store {
+                    value: v,
+                    operand: k as u16,
+                });
                 return;
             }
             self.bytes.push_same(k);
@@ -197,7 +244,10 @@ impl Draft {
             self.bytes.push(&vec![0x5A; self.extent(&operand)]);
             self.spec.operands.push(operand);
         }
-        self.spec.stores.push(Store { value: v, operand: (self.spec.operands.len() - 1) as u16 });
+        self.spec.stores.push(Store {
+            value: v,
+            operand: (self.spec.operands.len() - 1) as u16,
+        });
     }
 }
 
@@ -205,7 +255,11 @@ impl Draft {
 fn draft(seed: u32) -> (Spec, Bytes, Env, Env) {
     let c = &mut Choices::new(seed);
     let axes = c.below(5);
-    let sizes: &[usize] = if c.once_in(12) { &[1, 2, 60, 300] } else { &[1, 2, 3, 5, 8, 10, 16, 17, 33, 64] };
+    let sizes: &[usize] = if c.once_in(12) {
+        &[1, 2, 60, 300]
+    } else {
+        &[1, 2, 3, 5, 8, 10, 16, 17, 33, 64]
+    };
     let mut planned: Vec<usize> = (0..axes).map(|_| *c.pick(sizes)).collect();
     while planned.iter().product::<usize>() > if sizes.len() == 4 { 200_000 } else { 8_000 } {
         let largest = (0..axes).max_by_key(|&a| planned[a]).unwrap_or(0);
@@ -217,7 +271,11 @@ fn draft(seed: u32) -> (Spec, Bytes, Env, Env) {
     for a in 0..axes {
         if c.once_in(3) {
             bound.0[a] = planned[a] as u32;
-            actual[a] = if c.once_in(2) { planned[a] } else { c.below(planned[a] + 1) };
+            actual[a] = if c.once_in(2) {
+                planned[a]
+            } else {
+                c.below(planned[a] + 1)
+            };
             env.0[a] = actual[a] as u32;
             dims.push(Size::symbol(Symbol(a as u8)));
         } else {
@@ -226,12 +284,29 @@ fn draft(seed: u32) -> (Spec, Bytes, Env, Env) {
     }
     let reduced = if c.once_in(3) { 0 } else { c.below(axes + 1) };
     let points = actual[axes - reduced..].iter().product::<usize>() as f64;
-    let spec = Spec { body: Body::Loop, dims, reduced, operands: vec![], indices: vec![], code: vec![], stores: vec![] };
-    let mut d = Draft { spec, bounds: vec![], bytes: Bytes::new(), planned, points };
+    let spec = Spec {
+        body: Body::Loop,
+        dims,
+        reduced,
+        operands: vec![],
+        indices: vec![],
+        code: vec![],
+        stores: vec![],
+    };
+    let mut d = Draft {
+        spec,
+        bounds: vec![],
+        bytes: Bytes::new(),
+        planned,
+        points,
+    };
     for _ in 0..1 + c.below(4) {
         d.load(c);
     }
-    d.push(Inst::Const(*c.pick(&[Value::F32(2.0), Value::I32(-3), Value::Bool(true)])), 3.0);
+    d.push(
+        Inst::Const(*c.pick(&[Value::F32(2.0), Value::I32(-3), Value::Bool(true)])),
+        3.0,
+    );
     if c.once_in(3) {
         let strides: Dims = (0..axes).map(|_| Size::fixed(c.below(4) as i64)).collect();
         d.spec.indices.push(strides);
@@ -240,9 +315,20 @@ fn draft(seed: u32) -> (Spec, Bytes, Env, Env) {
             let state: Vec<u8> = (0..12).map(|_| c.below(256) as u8).collect();
             d.bytes.push(&state);
             let strides = (0..axes).map(|_| Size::ZERO).collect();
-            d.spec.operands.push(Operand { dtype: DType::I32, offset: Size::ZERO, strides });
+            d.spec.operands.push(Operand {
+                dtype: DType::I32,
+                offset: Size::ZERO,
+                strides,
+            });
             let state = (d.spec.operands.len() - 1) as u16;
-            let u = d.push(Inst::Uniform { state, stream: c.below(9) as u32, index }, LIMIT);
+            let u = d.push(
+                Inst::Uniform {
+                    state,
+                    stream: c.below(9) as u32,
+                    index,
+                },
+                LIMIT,
+            );
             let half = d.push(Inst::Const(Value::F32(0.5)), 1.0);
             d.push(Inst::Op(ScalarOp::Lt, [u, half, 0]), 1.0);
         }
@@ -251,7 +337,11 @@ fn draft(seed: u32) -> (Spec, Bytes, Env, Env) {
         d.step(c);
     }
     for _ in 0..1 + c.below(3) {
-        let v = if c.once_in(2) { d.spec.code.len() - 1 } else { c.below(d.spec.code.len()) };
+        let v = if c.once_in(2) {
+            d.spec.code.len() - 1
+        } else {
+            c.below(d.spec.code.len())
+        };
         d.store(c, v as ValueId);
     }
     (d.spec, d.bytes, bound, env)
@@ -266,7 +356,10 @@ fn random_programs_match_the_reference() {
         let expected = reference::run(&spec, &env, &bytes);
         for (isa, run) in run_all(&spec, &bound, &env, &bytes) {
             if let Some(at) = (0..expected.len()).find(|&i| expected[i] != run.all[i]) {
-                let argument = bytes.args.iter().position(|&(s, n)| (s..s + n).contains(&at));
+                let argument = bytes
+                    .args
+                    .iter()
+                    .position(|&(s, n)| (s..s + n).contains(&at));
                 panic!(
                     "seed {seed}, {isa}: byte {at} (argument {argument:?}) is {} instead of {}\n{spec:#?}\n{env:?}",
                     run.all[at], expected[at]

@@ -27,12 +27,18 @@ fn fold(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Vec<
     bytes.push_f32(x);
     bytes.push_f32(&vec![f32::NAN; rows as usize]);
     let env = Env::default();
-    run_all(&b.spec, &env, &env, &bytes).into_iter().map(|(_, run)| run).collect()
+    run_all(&b.spec, &env, &env, &bytes)
+        .into_iter()
+        .map(|(_, run)| run)
+        .collect()
 }
 
 #[test]
 fn workspaces_are_in_proportion_to_small_spaces() {
-    let config = Config { threads: 2, isa: Isa::detect() };
+    let config = Config {
+        threads: 2,
+        isa: Isa::detect(),
+    };
     let softmax = |rows: i64, cols: i64| {
         let mut b = Builder::new(&[rows, cols], 1);
         let x = b.load(&[cols, 1]);
@@ -43,10 +49,15 @@ fn workspaces_are_in_proportion_to_small_spaces() {
         let y = b.op(ScalarOp::Div, &[e, sum]);
         let out = b.operand(&[cols, 1]);
         b.store(y, out);
-        Kernel::new(b.spec, &Env::default(), &config).expect("a valid spec").workspace()
+        Kernel::new(b.spec, &Env::default(), &config)
+            .expect("a valid spec")
+            .workspace()
     };
     let (small, large) = (softmax(4, 3), softmax(64, 64));
-    assert!(small <= 2 * 8 * 1024 && 3 * small < large, "{small} bytes for 12 points, {large} for 4096");
+    assert!(
+        small <= 2 * 8 * 1024 && 3 * small < large,
+        "{small} bytes for 12 points, {large} for 4096"
+    );
 }
 
 #[test]
@@ -88,7 +99,12 @@ fn nan_propagates_and_is_found_first() {
 #[test]
 fn nothing_folds_to_the_identity() {
     let inf = f32::INFINITY;
-    for (op, identity) in [(ReduceOp::Sum, 0.0), (ReduceOp::Prod, 1.0), (ReduceOp::Max, -inf), (ReduceOp::Min, inf)] {
+    for (op, identity) in [
+        (ReduceOp::Sum, 0.0),
+        (ReduceOp::Prod, 1.0),
+        (ReduceOp::Max, -inf),
+        (ReduceOp::Min, inf),
+    ] {
         for run in fold(op, &[], 3, 0, false) {
             assert_eq!(run.f32s(1), [identity; 3]);
         }
@@ -121,12 +137,22 @@ fn products_and_truth_values() {
     let large = b.op(ScalarOp::Ge, &[v, two]);
     let any = b.reduce(ReduceOp::Any, large);
     let all = b.reduce(ReduceOp::All, large);
-    for (value, dtype) in [(product, DType::F32), (any, DType::Bool), (all, DType::Bool)] {
+    for (value, dtype) in [
+        (product, DType::F32),
+        (any, DType::Bool),
+        (all, DType::Bool),
+    ] {
         let out = b.typed(dtype, &[1, 0]);
         b.store(value, out);
     }
     let mut bytes = Bytes::new();
-    bytes.push_f32(&[[2.0; 40], std::array::from_fn(|i| if i == 33 { 3.0 } else { -1.0 })].concat());
+    bytes.push_f32(
+        &[
+            [2.0; 40],
+            std::array::from_fn(|i| if i == 33 { 3.0 } else { -1.0 }),
+        ]
+        .concat(),
+    );
     bytes.push_f32(&[0.0; 2]);
     bytes.push(&[9; 2]);
     bytes.push(&[9; 2]);
@@ -143,9 +169,15 @@ fn uniform_is_the_generator() {
     for strides in [[50, 1], [1, 30], [0, 7], [-50, -1]] {
         let mut b = Builder::new(&[30, 50], 0);
         let state = b.typed(DType::I32, &[0, 0]);
-        b.spec.indices.push(strides.map(Size::fixed).into_iter().collect());
+        b.spec
+            .indices
+            .push(strides.map(Size::fixed).into_iter().collect());
         let index = b.inst(Inst::Index(0));
-        let u = b.inst(Inst::Uniform { state, stream: 5, index });
+        let u = b.inst(Inst::Uniform {
+            state,
+            stream: 5,
+            index,
+        });
         let out = b.operand(&[50, 1]);
         b.store(u, out);
         let mut bytes = Bytes::new();
@@ -203,7 +235,8 @@ fn kept_values_of_long_columns() {
     }
 }
 
-/// The nearest number with so many significant bits and no smaller step than `least`, halves to even, in double precision.
+/// The nearest number with so many significant bits and no smaller step than `least`, halves to
+/// even, in double precision.
 fn nearest(x: f32, bits: i32, least: f64, most: f64) -> f64 {
     let x = f64::from(x);
     if x == 0.0 || !x.is_finite() {
@@ -213,7 +246,11 @@ fn nearest(x: f32, bits: i32, least: f64, most: f64) -> f64 {
     let step = 2f64.powi(exponent - bits + 1).max(least);
     let rounded = (x / step).round_ties_even() * step;
     // Half a step beyond the largest number, rounding goes to infinity.
-    if rounded.abs() > most { f64::INFINITY.copysign(x) } else { rounded }
+    if rounded.abs() > most {
+        f64::INFINITY.copysign(x)
+    } else {
+        rounded
+    }
 }
 
 /// Halves are loaded exactly, all of them, and stored as the nearest there is.
@@ -223,12 +260,28 @@ fn halves_widen_exactly_and_round_to_nearest() {
     let floats: Vec<f32> = (0..40_000u32)
         .map(|i| f32::from_bits(i.wrapping_mul(107_377)))
         .chain((0..4000).map(|i| (i as f32 - 2000.0) * 2.0f32.powi(-26)))
-        .chain([65_504.0, 65_519.9, 65_520.0, 1e30, f32::INFINITY, 2049.0, 2051.0, 257.0, 259.0])
+        .chain([
+            65_504.0,
+            65_519.9,
+            65_520.0,
+            1e30,
+            f32::INFINITY,
+            2049.0,
+            2051.0,
+            257.0,
+            259.0,
+        ])
         .filter(|x| !x.is_nan())
         .collect();
-    for (dtype, bits, least, most) in
-        [(DType::F16, 11, 2f64.powi(-24), 65_504.0), (DType::BF16, 8, 2f64.powi(-133), f64::from(f32::from_bits(0x7f7f_0000)))]
-    {
+    for (dtype, bits, least, most) in [
+        (DType::F16, 11, 2f64.powi(-24), 65_504.0),
+        (
+            DType::BF16,
+            8,
+            2f64.powi(-133),
+            f64::from(f32::from_bits(0x7f7f_0000)),
+        ),
+    ] {
         let mut b = Builder::new(&[all.len() as i64], 0);
         let k = b.typed(dtype, &[1]);
         let v = b.inst(Inst::Load(k));
@@ -243,7 +296,10 @@ fn halves_widen_exactly_and_round_to_nearest() {
                 // Sign, exponent and fraction as the formats define them.
                 let (fraction_bits, bias) = (bits - 1, if dtype == DType::F16 { 15 } else { 127 });
                 let (sign, rest) = (if h >> 15 == 1 { -1.0 } else { 1.0 }, i32::from(h & 0x7fff));
-                let (exponent, fraction) = (rest >> fraction_bits, f64::from(rest & ((1 << fraction_bits) - 1)));
+                let (exponent, fraction) = (
+                    rest >> fraction_bits,
+                    f64::from(rest & ((1 << fraction_bits) - 1)),
+                );
                 let part = fraction * 2f64.powi(-fraction_bits);
                 let expected = match exponent {
                     0 => sign * part * 2f64.powi(1 - bias),
@@ -256,7 +312,10 @@ fn halves_widen_exactly_and_round_to_nearest() {
                     }
                     e => sign * (1.0 + part) * 2f64.powi(e - bias),
                 };
-                assert!(f64::from(x) == expected || (x.is_nan() && expected.is_nan()), "{isa}: {dtype} {h:#06x} is {x}, not {expected}");
+                assert!(
+                    f64::from(x) == expected || (x.is_nan() && expected.is_nan()),
+                    "{isa}: {dtype} {h:#06x} is {x}, not {expected}"
+                );
             }
         }
         // Rounded in a register, and by a store and a load: the same.
@@ -275,10 +334,16 @@ fn halves_widen_exactly_and_round_to_nearest() {
             let halves = &run.all[run.args[2].0..][..2 * floats.len()];
             for ((x, got), half) in floats.iter().zip(run.f32s(1)).zip(halves.chunks_exact(2)) {
                 let bits16 = u16::from_le_bytes([half[0], half[1]]);
-                let widened =
-                    if dtype == DType::F16 { half::f16::from_bits(bits16).to_f32() } else { half::bf16::from_bits(bits16).to_f32() };
+                let widened = if dtype == DType::F16 {
+                    half::f16::from_bits(bits16).to_f32()
+                } else {
+                    half::bf16::from_bits(bits16).to_f32()
+                };
                 let expected = nearest(*x, bits, least, most);
-                assert!(f64::from(got) == expected, "{isa}: {x:e} rounds to {got:e} in {dtype}, not {expected:e}");
+                assert!(
+                    f64::from(got) == expected,
+                    "{isa}: {x:e} rounds to {got:e} in {dtype}, not {expected:e}"
+                );
                 assert_eq!(got.to_bits(), widened.to_bits(), "{isa}: {x:e} in {dtype}");
             }
         }
@@ -301,7 +366,13 @@ fn transposed_copies() {
                 let mut bytes = Bytes::new();
                 bytes.push(
                     &(0..n * dtype.bytes())
-                        .map(|i| if dtype == DType::Bool { (i * 5 % 7 % 2) as u8 } else { (i * 31 % 127) as u8 })
+                        .map(|i| {
+                            if dtype == DType::Bool {
+                                (i * 5 % 7 % 2) as u8
+                            } else {
+                                (i * 31 % 127) as u8
+                            }
+                        })
                         .collect::<Vec<_>>(),
                 );
                 bytes.push(&vec![0; n * dtype.bytes()]);
@@ -344,45 +415,86 @@ fn broken_specs_are_refused() {
     let refused = |name: &str, break_it: &dyn Fn(&mut Spec)| {
         let mut spec = valid().spec;
         break_it(&mut spec);
-        let result = Kernel::new(spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable });
+        let result = Kernel::new(
+            spec,
+            &Env::default(),
+            &Config {
+                threads: 1,
+                isa: Isa::Portable,
+            },
+        );
         assert!(result.is_err(), "{name} is accepted");
     };
-    assert!(Kernel::new(valid().spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).is_ok());
+    assert!(
+        Kernel::new(
+            valid().spec,
+            &Env::default(),
+            &Config {
+                threads: 1,
+                isa: Isa::Portable
+            }
+        )
+        .is_ok()
+    );
     refused("a load of no operand", &|s| s.code[0] = Inst::Load(9));
-    refused("a later argument", &|s| s.code[0] = Inst::Cast(1, Lane::F32));
+    refused("a later argument", &|s| {
+        s.code[0] = Inst::Cast(1, Lane::F32)
+    });
     refused("a store of no value", &|s| s.stores[0].value = 7);
     refused("a store to no operand", &|s| s.stores[0].operand = 7);
     refused("two stores to one operand", &|s| s.stores.push(s.stores[0]));
     refused("an anchor's value in a loop", &|s| s.code[0] = Inst::Acc);
     refused("a reduction of nothing", &|s| s.reduced = 0);
     refused("more reduced axes than axes", &|s| s.reduced = 3);
-    refused("a truth value of floats", &|s| s.code[1] = Inst::Reduce(ReduceOp::Any, 0));
+    refused("a truth value of floats", &|s| {
+        s.code[1] = Inst::Reduce(ReduceOp::Any, 0)
+    });
     refused("mixed lanes", &|s| {
         s.code.push(Inst::Const(Value::I32(1)));
         s.code.push(Inst::Op(ScalarOp::Add, [0, 2, 0]));
     });
     refused("a missing stride", &|s| s.operands[0].strides.truncate(1));
     refused("an index of nothing", &|s| s.code[0] = Inst::Index(0));
-    refused("a random number of a float", &|s| s.code[1] = Inst::Uniform { state: 0, stream: 0, index: 0 });
+    refused("a random number of a float", &|s| {
+        s.code[1] = Inst::Uniform {
+            state: 0,
+            stream: 0,
+            index: 0,
+        }
+    });
     refused("nine axes", &|s| {
         s.dims = std::iter::repeat_n(Size::ONE, 9).collect();
-        s.operands.iter_mut().for_each(|o| o.strides = s.dims.clone());
+        s.operands
+            .iter_mut()
+            .for_each(|o| o.strides = s.dims.clone());
     });
 }
 
-/// Memory safety does not depend on the caller: what would write one place twice, walk backwards or lie unaligned panics.
+/// Memory safety does not depend on the caller: what would write one place twice, walk backwards or
+/// lie unaligned panics.
 #[test]
 fn unsafe_arguments_panic() {
     let run = |change: &dyn Fn(&mut Spec), shift: usize| {
         let mut spec = valid().spec;
         change(&mut spec);
-        let kernel = Kernel::new(spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).expect("a valid spec");
+        let kernel = Kernel::new(
+            spec,
+            &Env::default(),
+            &Config {
+                threads: 1,
+                isa: Isa::Portable,
+            },
+        )
+        .expect("a valid spec");
         let mut bytes = Bytes::new();
         bytes.push_f32(&[1.0; 40]);
         bytes.push_f32(&[1.0; 40]);
         bytes.args[0].0 += shift;
         let team = slabwise_kernels::cpu::Team::new(1);
-        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bytes.run(&kernel, &Env::default(), &team))).is_err()
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            bytes.run(&kernel, &Env::default(), &team)
+        }))
+        .is_err()
     };
     assert!(!run(&|_| (), 0));
     assert!(run(&|s| s.operands[1].strides[0] = Size::ZERO, 0));
@@ -391,8 +503,8 @@ fn unsafe_arguments_panic() {
     assert!(run(&|_| (), 2));
 }
 
-/// What is written may lie where something is read if both begin at one byte and are walked alike, however far either region goes on;
-/// nothing else may.
+/// What is written may lie where something is read if both begin at one byte and are walked alike,
+/// however far either region goes on; nothing else may.
 #[test]
 fn parts_are_computed_in_place_where_they_begin_together() {
     let run = |read: (usize, usize), written: (usize, usize), change: &dyn Fn(&mut Spec)| {
@@ -407,28 +519,76 @@ fn parts_are_computed_in_place_where_they_begin_together() {
         bytes.push_same(0);
         let start = bytes.args[0].0;
         (bytes.args[0], bytes.args[1]) = ((start + read.0, read.1), (start + written.0, written.1));
-        let kernel = Kernel::new(b.spec, &Env::default(), &Config { threads: 1, isa: Isa::Portable }).expect("a valid spec");
+        let kernel = Kernel::new(
+            b.spec,
+            &Env::default(),
+            &Config {
+                threads: 1,
+                isa: Isa::Portable,
+            },
+        )
+        .expect("a valid spec");
         let team = slabwise_kernels::cpu::Team::new(1);
-        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| bytes.run(&kernel, &Env::default(), &team)));
-        let all: Vec<f32> = bytes.all[start..start + 256].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+        let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            bytes.run(&kernel, &Env::default(), &team)
+        }));
+        let all: Vec<f32> = bytes.all[start..start + 256]
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect();
         ran.is_ok().then_some(all)
     };
-    let doubled: Vec<f32> = (0..64).map(|i| if i < 24 { 2.0 * i as f32 } else { i as f32 }).collect();
-    for (read, written) in [((0, 96), (0, 96)), ((0, 256), (0, 96)), ((0, 96), (0, 256)), ((0, 256), (0, 128))] {
-        assert_eq!(run(read, written, &|_| ()), Some(doubled.clone()), "{read:?}, {written:?}");
+    let doubled: Vec<f32> = (0..64)
+        .map(|i| if i < 24 { 2.0 * i as f32 } else { i as f32 })
+        .collect();
+    for (read, written) in [
+        ((0, 96), (0, 96)),
+        ((0, 256), (0, 96)),
+        ((0, 96), (0, 256)),
+        ((0, 256), (0, 128)),
+    ] {
+        assert_eq!(
+            run(read, written, &|_| ()),
+            Some(doubled.clone()),
+            "{read:?}, {written:?}"
+        );
     }
     // Beginning elsewhere, longer than its own region, or walked otherwise.
-    for (read, written) in [((0, 256), (32, 96)), ((32, 96), (0, 256)), ((0, 256), (4, 96)), ((0, 96), (64, 96)), ((0, 256), (0, 92))] {
+    for (read, written) in [
+        ((0, 256), (32, 96)),
+        ((32, 96), (0, 256)),
+        ((0, 256), (4, 96)),
+        ((0, 96), (64, 96)),
+        ((0, 256), (0, 92)),
+    ] {
         assert_eq!(run(read, written, &|_| ()), None, "{read:?}, {written:?}");
     }
-    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[0].strides[0] = Size::fixed(2)), None);
-    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[0].offset = Size::fixed(1)), None);
-    assert_eq!(run((0, 256), (0, 256), &|s| s.operands[1].strides[0] = Size::fixed(2)), None);
+    assert_eq!(
+        run((0, 256), (0, 256), &|s| s.operands[0].strides[0] =
+            Size::fixed(2)),
+        None
+    );
+    assert_eq!(
+        run((0, 256), (0, 256), &|s| s.operands[0].offset =
+            Size::fixed(1)),
+        None
+    );
+    assert_eq!(
+        run((0, 256), (0, 256), &|s| s.operands[1].strides[0] =
+            Size::fixed(2)),
+        None
+    );
 }
 
 #[test]
 fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
-    for (channels, points, down) in [(1, 70_000, false), (3, 30_011, false), (15, 9_000, true), (16, 8_192, false), (64, 2_048, true)] {
+    for (channels, points, down) in [
+        (1, 70_000, false),
+        (3, 30_011, false),
+        (15, 9_000, true),
+        (16, 8_192, false),
+        (64, 2_048, true),
+    ] {
         let mut b = Builder::new(&[channels, points], 1);
         let strides = if down { [1, channels] } else { [points, 1] };
         let v = b.load(&strides);
@@ -439,7 +599,9 @@ fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
             b.store(sum, out);
         }
         let mut bytes = Bytes::new();
-        let x: Vec<f32> = (0..channels * points).map(|i| (i * 7919 % 1013) as f32 / 64.0 - 7.0).collect();
+        let x: Vec<f32> = (0..channels * points)
+            .map(|i| (i * 7919 % 1013) as f32 / 64.0 - 7.0)
+            .collect();
         bytes.push_f32(&x);
         bytes.push_f32(&vec![f32::NAN; channels as usize]);
         bytes.push_f32(&vec![f32::NAN; channels as usize]);
@@ -447,13 +609,30 @@ fn sums_of_known_sizes_take_no_more_room_than_their_parts() {
         env.0[0] = points as u32;
         let mut named = b.spec.clone();
         named.dims[1] = Size::symbol(Symbol(0));
-        let config = Config { threads: 2, isa: Isa::detect() };
-        let workspace = |spec: &Spec| Kernel::new(spec.clone(), &env, &config).expect("a valid spec").workspace();
-        assert!(workspace(&b.spec) < workspace(&named), "{channels} sums of {points}: {} bytes", workspace(&b.spec));
+        let config = Config {
+            threads: 2,
+            isa: Isa::detect(),
+        };
+        let workspace = |spec: &Spec| {
+            Kernel::new(spec.clone(), &env, &config)
+                .expect("a valid spec")
+                .workspace()
+        };
+        assert!(
+            workspace(&b.spec) < workspace(&named),
+            "{channels} sums of {points}: {} bytes",
+            workspace(&b.spec)
+        );
         let known = run_all(&b.spec, &env, &env, &bytes);
         for ((isa, known), (_, bounded)) in known.iter().zip(run_all(&named, &env, &env, &bytes)) {
-            let bits = |run: &Bytes, at| run.f32s(at).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
-            assert!([1, 2].iter().all(|&at| bits(known, at) == bits(&bounded, at)), "{channels} sums of {points} on {isa}");
+            let bits =
+                |run: &Bytes, at| run.f32s(at).iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert!(
+                [1, 2]
+                    .iter()
+                    .all(|&at| bits(known, at) == bits(&bounded, at)),
+                "{channels} sums of {points} on {isa}"
+            );
         }
     }
 }

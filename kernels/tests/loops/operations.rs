@@ -11,7 +11,21 @@ use crate::support::{Bytes, run_all};
 
 /// Numbers of all kinds: special, tiny, huge, and many in between.
 fn samples() -> Vec<f32> {
-    let special = [0.0, -0.0, 1.0, -1.0, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, f32::MAX, f32::MIN_POSITIVE, 1e-42, -1e-42, 2.5, -2.5];
+    let special = [
+        0.0,
+        -0.0,
+        1.0,
+        -1.0,
+        f32::INFINITY,
+        f32::NEG_INFINITY,
+        f32::NAN,
+        f32::MAX,
+        f32::MIN_POSITIVE,
+        1e-42,
+        -1e-42,
+        2.5,
+        -2.5,
+    ];
     let spread = (0..3000u32).map(|i| f32::from_bits(i.wrapping_mul(1_431_655)));
     let near = (0..2000).map(|i| i as f32 * 0.0173 - 17.3);
     special.into_iter().chain(spread).chain(near).collect()
@@ -36,8 +50,9 @@ fn distance(a: f32, b: f32) -> u64 {
     }
 }
 
-/// Every operation on floats, as a kernel, against its definition on single values: equal without fused multiply-adds,
-/// within both sides' error bounds with them; and the same for the same arguments wherever in a tile they lie.
+/// Every operation on floats, as a kernel, against its definition on single values: equal without
+/// fused multiply-adds, within both sides' error bounds with them; and the same for the same
+/// arguments wherever in a tile they lie.
 #[test]
 fn kernels_compute_what_the_table_says() {
     let x = samples();
@@ -48,8 +63,13 @@ fn kernels_compute_what_the_table_says() {
             continue;
         }
         // The arguments, twice over at different distances from whole vectors.
-        let arguments: Vec<Vec<f32>> =
-            (0..op.arity()).map(|k| (0..2 * n + 7).map(|i| x[(i % (n + 5)).min(n - 1) * (1 + 16 * k) % n]).collect()).collect();
+        let arguments: Vec<Vec<f32>> = (0..op.arity())
+            .map(|k| {
+                (0..2 * n + 7)
+                    .map(|i| x[(i % (n + 5)).min(n - 1) * (1 + 16 * k) % n])
+                    .collect()
+            })
+            .collect();
         let len = arguments[0].len();
         let mut b = Builder::new(&[len as i64], 0);
         let mut bytes = Bytes::new();
@@ -69,12 +89,23 @@ fn kernels_compute_what_the_table_says() {
             let y = run.f32s(op.arity());
             for i in 0..len {
                 let args: Vec<Value> = arguments.iter().map(|a| Value::F32(a[i])).collect();
-                let Value::F32(expected) = op.eval(&args) else { panic!("a float") };
+                let Value::F32(expected) = op.eval(&args) else {
+                    panic!("a float")
+                };
                 // Two results within 2 ULP of the truth are within 4 of each other.
                 let allowed = if isa == Isa::Portable { 0 } else { 4 };
-                assert!(distance(y[i], expected) <= allowed, "{isa}: {} of {args:?} is {} instead of {expected}", op.name(), y[i]);
+                assert!(
+                    distance(y[i], expected) <= allowed,
+                    "{isa}: {} of {args:?} is {} instead of {expected}",
+                    op.name(),
+                    y[i]
+                );
                 if i >= n + 5 {
-                    assert!(same(y[i], y[i - n - 5]), "{isa}: {} of {args:?} depends on its position", op.name());
+                    assert!(
+                        same(y[i], y[i - n - 5]),
+                        "{isa}: {} of {args:?} depends on its position",
+                        op.name()
+                    );
                 }
             }
         }
@@ -89,9 +120,19 @@ fn derivatives_match_differences() {
     let mut checked = 0;
     for &op in ScalarOp::ALL {
         let derivatives = op.derivative();
-        assert!(derivatives.len() == op.arity() || derivatives.is_empty() || op.derivative().iter().all(Option::is_none), "{}", op.name());
+        assert!(
+            derivatives.len() == op.arity()
+                || derivatives.is_empty()
+                || op.derivative().iter().all(Option::is_none),
+            "{}",
+            op.name()
+        );
         if matches!(op.class(), Class::Compare | Class::Logic) {
-            assert!(derivatives.iter().all(Option::is_none), "{} is flat", op.name());
+            assert!(
+                derivatives.iter().all(Option::is_none),
+                "{} is flat",
+                op.name()
+            );
             continue;
         }
         // It is there to have none, or this one.
@@ -100,7 +141,10 @@ fn derivatives_match_differences() {
             continue;
         }
         if op == ScalarOp::WithSlope {
-            assert_eq!(derivatives, [Some(Expr::from(1.0)), Some(Expr::Z), Some(Expr::from(0.0))]);
+            assert_eq!(
+                derivatives,
+                [Some(Expr::from(1.0)), Some(Expr::Z), Some(Expr::from(0.0))]
+            );
             continue;
         }
         // The steps of a half are no smaller than those of the differences.
@@ -112,13 +156,23 @@ fn derivatives_match_differences() {
             let floats = [p, points[(i + 2) % 4] * 1.1, points[(i + 1) % 4]];
             for flag in [true, false] {
                 let args: Vec<Value> = (0..op.arity())
-                    .map(|k| if op.class() == Class::Select && k == 0 { Value::Bool(flag) } else { Value::F32(floats[k]) })
+                    .map(|k| {
+                        if op.class() == Class::Select && k == 0 {
+                            Value::Bool(flag)
+                        } else {
+                            Value::F32(floats[k])
+                        }
+                    })
                     .collect();
                 let at = |k: usize, h: f32| {
                     let mut args = args.clone();
-                    let Value::F32(x) = args[k] else { panic!("a float") };
+                    let Value::F32(x) = args[k] else {
+                        panic!("a float")
+                    };
                     args[k] = Value::F32(x + h);
-                    let Value::F32(y) = op.eval(&args) else { panic!("a float") };
+                    let Value::F32(y) = op.eval(&args) else {
+                        panic!("a float")
+                    };
                     f64::from(y)
                 };
                 let difference = |k: usize, h: f32| (at(k, h) - at(k, -h)) / f64::from(2.0 * h);
@@ -132,7 +186,8 @@ fn derivatives_match_differences() {
                         },
                         _ => 0.0,
                     };
-                    // Rounding: 2⁻²⁴ of values around 1 over the step; truncation: h⁴ times a fifth derivative below 500.
+                    // Rounding: 2⁻²⁴ of values around 1 over the step; truncation: h⁴ times a fifth
+                    // derivative below 500.
                     assert!(
                         (stated - numeric).abs() <= 1e-4 * stated.abs().max(1.0),
                         "{} by argument {k} at {args:?}: {stated}, not {numeric}",
@@ -154,7 +209,10 @@ fn integers_wrap_and_divide_by_zero() {
     assert_eq!(both(ScalarOp::Div, i32::MIN, -1), Value::I32(i32::MIN));
     assert_eq!(both(ScalarOp::Div, -7, 2), Value::I32(-3));
     assert_eq!(both(ScalarOp::Lt, -1, 1), Value::Bool(true));
-    assert_eq!(ScalarOp::Lt.eval(&[Value::Bool(false), Value::Bool(true)]), Value::Bool(true));
+    assert_eq!(
+        ScalarOp::Lt.eval(&[Value::Bool(false), Value::Bool(true)]),
+        Value::Bool(true)
+    );
     assert_eq!(Value::F32(f32::NAN).cast(Lane::I32), Value::I32(0));
     assert_eq!(Value::F32(3e9).cast(Lane::I32), Value::I32(i32::MAX));
     assert_eq!(Value::F32(f32::NAN).cast(Lane::Bool), Value::Bool(true));

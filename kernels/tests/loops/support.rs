@@ -50,7 +50,10 @@ pub struct Bytes {
 
 impl Bytes {
     pub fn new() -> Self {
-        Bytes { all: Vec::new(), args: Vec::new() }
+        Bytes {
+            all: Vec::new(),
+            args: Vec::new(),
+        }
     }
 
     /// Adds an argument with these contents, between guard bytes.
@@ -64,7 +67,12 @@ impl Bytes {
     }
 
     pub fn push_f32(&mut self, contents: &[f32]) {
-        self.push(&contents.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<_>>());
+        self.push(
+            &contents
+                .iter()
+                .flat_map(|x| x.to_le_bytes())
+                .collect::<Vec<_>>(),
+        );
     }
 
     /// Adds an argument that is the same region as an earlier one.
@@ -74,46 +82,75 @@ impl Bytes {
 
     pub fn f32s(&self, argument: usize) -> Vec<f32> {
         let (start, len) = self.args[argument];
-        self.all[start..start + len].chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        self.all[start..start + len]
+            .chunks_exact(4)
+            .map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect()
     }
 
     pub fn i32s(&self, argument: usize) -> Vec<i32> {
         let (start, len) = self.args[argument];
-        self.all[start..start + len].chunks_exact(4).map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect()
+        self.all[start..start + len]
+            .chunks_exact(4)
+            .map(|b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]))
+            .collect()
     }
 
-    /// Runs a kernel on these bytes, in a workspace of NaN; guards around the workspace must survive.
+    /// Runs a kernel on these bytes, in a workspace of NaN; guards around the workspace must
+    /// survive.
     pub fn run(&mut self, kernel: &Kernel, env: &Env, team: &Team) {
         let mut memory = Memory::new();
         let data = memory.reserve(self.all.len() as u64).expect("memory");
         memory.bytes_mut(&data).copy_from_slice(&self.all);
         let work = memory.reserve(kernel.workspace() + 128).expect("memory");
         memory.bytes_mut(&work).fill(0xFF);
-        let regions: Vec<Region> = self.args.iter().map(|&(start, len)| data.part(start as u64, len as u64)).collect();
-        kernel.run(&mut memory, &regions, &work.part(64, kernel.workspace()), env, team).expect("no fault");
+        let regions: Vec<Region> = self
+            .args
+            .iter()
+            .map(|&(start, len)| data.part(start as u64, len as u64))
+            .collect();
+        kernel
+            .run(
+                &mut memory,
+                &regions,
+                &work.part(64, kernel.workspace()),
+                env,
+                team,
+            )
+            .expect("no fault");
         for guard in [work.part(0, 64), work.part(64 + kernel.workspace(), 64)] {
-            assert!(memory.bytes(&guard).iter().all(|&b| b == 0xFF), "the workspace was overrun");
+            assert!(
+                memory.bytes(&guard).iter().all(|&b| b == 0xFF),
+                "the workspace was overrun"
+            );
         }
         self.all.copy_from_slice(memory.bytes(&data));
     }
 }
 
-/// Runs a spec on each instruction set and with one to three threads; the bits must not depend on the threads. Returns the
-/// bytes after each instruction set's run.
+/// Runs a spec on each instruction set and with one to three threads; the bits must not depend on
+/// the threads. Returns the bytes after each instruction set's run.
 pub fn run_all(spec: &Spec, bound: &Env, env: &Env, bytes: &Bytes) -> Vec<(Isa, Bytes)> {
     let mut results = Vec::new();
     for isa in Isa::available() {
         let mut first: Option<Vec<u8>> = None;
         for threads in 1..=3 {
-            let kernel = Kernel::new(spec.clone(), bound, &Config { threads, isa }).expect("a valid spec");
-            let mut run = Bytes { all: bytes.all.clone(), args: bytes.args.clone() };
+            let kernel =
+                Kernel::new(spec.clone(), bound, &Config { threads, isa }).expect("a valid spec");
+            let mut run = Bytes {
+                all: bytes.all.clone(),
+                args: bytes.args.clone(),
+            };
             run.run(&kernel, env, &Team::new(threads));
             match &first {
                 None => {
                     first = Some(run.all.clone());
                     results.push((isa, run));
                 }
-                Some(first) => assert!(*first == run.all, "{isa}: {threads} threads give other bits than one"),
+                Some(first) => assert!(
+                    *first == run.all,
+                    "{isa}: {threads} threads give other bits than one"
+                ),
             }
         }
     }

@@ -1,9 +1,11 @@
 //! Verifies that a dag with repeats does the work of the dag it was made from.
 //!
-//! A run of a task gives what it should if it is given what it should. So it is enough that each run reads, where its task
-//! reads a buffer, a buffer that runs of all that buffer's writers made, in their turn; that what may happen once happens
-//! once (of a task that does more at first than when it runs again, one run does all); and that whoever must wait for a task waits for every run of it, since a run after that could see what has been
-//! changed (a weight, say). Everything is derived from both dags here, whatever made the second.
+//! A run of a task gives what it should if it is given what it should. So it is enough that each
+//! run reads, where its task reads a buffer, a buffer that runs of all that buffer's writers made,
+//! in their turn; that what may happen once happens once (of a task that does more at first than
+//! when it runs again, one run does all); and that whoever must wait for a task waits for every run
+//! of it, since a run after that could see what has been changed (a weight, say). Everything is
+//! derived from both dags here, whatever made the second.
 
 use super::Checked;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, TaskId};
@@ -16,7 +18,9 @@ pub enum RepeatViolation {
     #[error("the dag with repeats is broken: {0}")]
     Dag(#[from] DagError),
     /// A list has not one entry per task or buffer, or an entry names none.
-    #[error("which {what} its {what} are is not told for each, or one is told to be {what} {index} of {count}")]
+    #[error(
+        "which {what} its {what} are is not told for each, or one is told to be {what} {index} of {count}"
+    )]
     Origin {
         /// `tasks` or `buffers`.
         what: &'static str,
@@ -25,7 +29,8 @@ pub enum RepeatViolation {
         /// How many there are.
         count: usize,
     },
-    /// A run needs other bytes or time than its task, or a buffer has other bytes than the one whose data it holds.
+    /// A run needs other bytes or time than its task, or a buffer has other bytes than the one
+    /// whose data it holds.
     #[error("`{name}` differs in {what} from what it stands for")]
     Differs {
         /// The run or buffer.
@@ -83,20 +88,39 @@ pub enum RepeatViolation {
 pub fn check_repeats(dag: &Dag, repeated: Repeated) -> Result<Checked<Repeated>, RepeatViolation> {
     repeated.dag.verify()?;
     let new = &repeated.dag;
-    origins("tasks", repeated.task_of.iter().map(|t| t.0), new.tasks.len(), dag.tasks.len())?;
-    origins("buffers", repeated.buffer_of.iter().map(|b| b.0), new.buffers.len(), dag.buffers.len())?;
+    origins(
+        "tasks",
+        repeated.task_of.iter().map(|t| t.0),
+        new.tasks.len(),
+        dag.tasks.len(),
+    )?;
+    origins(
+        "buffers",
+        repeated.buffer_of.iter().map(|b| b.0),
+        new.buffers.len(),
+        dag.buffers.len(),
+    )?;
     buffers(dag, &repeated)?;
     runs(dag, &repeated)?;
     writers(dag, &repeated)?;
     Ok(Checked(repeated))
 }
 
-fn origins(what: &'static str, named: impl Iterator<Item = u32> + Clone, expected: usize, count: usize) -> Result<(), RepeatViolation> {
+fn origins(
+    what: &'static str,
+    named: impl Iterator<Item = u32> + Clone,
+    expected: usize,
+    count: usize,
+) -> Result<(), RepeatViolation> {
     let wrong = named.clone().find(|&index| index as usize >= count);
     if wrong.is_none() && named.count() == expected {
         return Ok(());
     }
-    Err(RepeatViolation::Origin { what, index: wrong.unwrap_or(0), count })
+    Err(RepeatViolation::Origin {
+        what,
+        index: wrong.unwrap_or(0),
+        count,
+    })
 }
 
 /// Sizes, and what is there at the start and at the end.
@@ -106,14 +130,23 @@ fn buffers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     for (buffer, of) in repeated.dag.buffers.iter().zip(&repeated.buffer_of) {
         let original = &dag.buffers[of.index()];
         if (buffer.bytes, buffer.align) != (original.bytes, original.align) {
-            return Err(RepeatViolation::Differs { name: buffer.name.clone(), what: "bytes or alignment" });
+            return Err(RepeatViolation::Differs {
+                name: buffer.name.clone(),
+                what: "bytes or alignment",
+            });
         }
         copies[of.index()] += 1;
         at_start[of.index()] += usize::from(buffer.live_in);
         at_end[of.index()] += usize::from(buffer.live_out);
     }
     for (b, buffer) in dag.buffers.iter().enumerate() {
-        let wrong = |copies, when| Err(RepeatViolation::Copies { buffer: buffer.name.clone(), copies, when });
+        let wrong = |copies, when| {
+            Err(RepeatViolation::Copies {
+                buffer: buffer.name.clone(),
+                copies,
+                when,
+            })
+        };
         if at_start[b] != usize::from(buffer.live_in) {
             return wrong(at_start[b], "at the start");
         }
@@ -134,29 +167,47 @@ fn runs(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     for (r, (run, of)) in (0u32..).zip(new.tasks.iter().zip(&repeated.task_of)) {
         let task = &dag.tasks[of.index()];
         let (mut reads, mut workspace, mut cost) = (&task.reads, task.workspace, task.cost);
-        if let Some(rerun) = task.rerun.as_ref().filter(|_| !runs_of[of.index()].is_empty()) {
+        if let Some(rerun) = task
+            .rerun
+            .as_ref()
+            .filter(|_| !runs_of[of.index()].is_empty())
+        {
             (reads, workspace, cost) = (&rerun.reads, rerun.workspace, rerun.cost);
         }
         if (run.workspace, run.cost) != (workspace, cost) {
-            return Err(RepeatViolation::Differs { name: run.name.clone(), what: "workspace or cost" });
+            return Err(RepeatViolation::Differs {
+                name: run.name.clone(),
+                what: "workspace or cost",
+            });
         }
         let same = |copies: &[BufferId], originals: &[BufferId]| {
-            copies.iter().map(|b| repeated.buffer_of[b.index()]).eq(originals.iter().copied())
+            copies
+                .iter()
+                .map(|b| repeated.buffer_of[b.index()])
+                .eq(originals.iter().copied())
         };
         if !same(&run.reads, reads) || !same(&run.writes, &task.writes) {
-            return Err(RepeatViolation::Touches { run: run.name.clone() });
+            return Err(RepeatViolation::Touches {
+                run: run.name.clone(),
+            });
         }
         runs_of[of.index()].push(TaskId(r));
     }
     for (task, runs) in dag.tasks.iter().zip(&runs_of) {
         if runs.is_empty() || runs.len() > 1 && !task.repeatable {
-            return Err(RepeatViolation::Runs { task: task.name.clone(), runs: runs.len() });
+            return Err(RepeatViolation::Runs {
+                task: task.name.clone(),
+                runs: runs.len(),
+            });
         }
         for run in runs {
             let mut waits = new.tasks[run.index()].after.clone();
             waits.sort_unstable();
-            let forgotten =
-                task.after.iter().flat_map(|before| &runs_of[before.index()]).find(|before| waits.binary_search(before).is_err());
+            let forgotten = task
+                .after
+                .iter()
+                .flat_map(|before| &runs_of[before.index()])
+                .find(|before| waits.binary_search(before).is_err());
             if let Some(before) = forgotten {
                 let (run, before) = (new.task_name(*run).into(), new.task_name(*before).into());
                 return Err(RepeatViolation::Order { run, before });
@@ -172,7 +223,9 @@ fn runs(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
             to: repeated.buffer_of[pair.to.index()],
         };
         if declared.binary_search(&original).is_err() {
-            return Err(RepeatViolation::InPlace { run: new.task_name(pair.task).into() });
+            return Err(RepeatViolation::InPlace {
+                run: new.task_name(pair.task).into(),
+            });
         }
     }
     Ok(())
@@ -196,7 +249,9 @@ fn writers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     for (b, runs) in of_dag(&repeated.dag).into_iter().enumerate() {
         let tasks = runs.iter().map(|run| repeated.task_of[run.index()]);
         if !tasks.eq(expected[repeated.buffer_of[b].index()].iter().copied()) {
-            return Err(RepeatViolation::Writers { buffer: repeated.dag.buffers[b].name.clone() });
+            return Err(RepeatViolation::Writers {
+                buffer: repeated.dag.buffers[b].name.clone(),
+            });
         }
     }
     Ok(())

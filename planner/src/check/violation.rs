@@ -1,4 +1,5 @@
-//! What can be wrong with a plan: one variant per invariant, with the names and numbers of the breach.
+//! What can be wrong with a plan: one variant per invariant, with the names and numbers of the
+//! breach.
 
 use crate::dag::DagError;
 use crate::liveness::Lifetime;
@@ -40,7 +41,9 @@ pub enum Violation {
         second: usize,
     },
     /// A task runs before one it depends on.
-    #[error("task `{late}` runs at step {late_step} and must run before `{early}` at step {early_step}: {reason}")]
+    #[error(
+        "task `{late}` runs at step {late_step} and must run before `{early}` at step {early_step}: {reason}"
+    )]
     Dependency {
         /// The task that must run first.
         late: String,
@@ -114,7 +117,9 @@ pub enum Violation {
         step: usize,
     },
     /// A pair is computed in place that the dag did not declare.
-    #[error("reuse pair {index} (task {task}, from buffer {from}, to buffer {to}) is not declared by the dag")]
+    #[error(
+        "reuse pair {index} (task {task}, from buffer {from}, to buffer {to}) is not declared by the dag"
+    )]
     ReuseUndeclared {
         /// Its index in [`Plan::reused`](crate::Plan::reused).
         index: usize,
@@ -136,7 +141,9 @@ pub enum Violation {
         second: String,
     },
     /// The buffer whose bytes are taken is used later on.
-    #[error("task `{task}` at step {step} overwrites `{from}` with `{to}`, but `{from}` is live to step {end}")]
+    #[error(
+        "task `{task}` at step {step} overwrites `{from}` with `{to}`, but `{from}` is live to step {end}"
+    )]
     ReuseOfLive {
         /// The task.
         task: String,
@@ -150,7 +157,9 @@ pub enum Violation {
         end: u64,
     },
     /// The buffer that takes bytes holds data already.
-    #[error("task `{task}` at step {step} puts `{to}` onto `{from}`, but `{to}` is live from step {start}")]
+    #[error(
+        "task `{task}` at step {step} puts `{to}` onto `{from}`, but `{to}` is live from step {start}"
+    )]
     ReuseByLive {
         /// The task.
         task: String,
@@ -178,7 +187,9 @@ pub enum Violation {
         to_offset: u64,
     },
     /// The buffer that takes bytes occupies more than there are.
-    #[error("task `{task}` computes `{to}` ({to_bytes} bytes) in place of `{from}` ({from_bytes} bytes)")]
+    #[error(
+        "task `{task}` computes `{to}` ({to_bytes} bytes) in place of `{from}` ({from_bytes} bytes)"
+    )]
     ReuseTooSmall {
         /// The task.
         task: String,
@@ -200,7 +211,9 @@ pub enum Violation {
         found: u64,
     },
     /// The lower bound is not the largest number of live bytes.
-    #[error("the plan claims a lower bound of {found}, but at most {expected} bytes are live at once")]
+    #[error(
+        "the plan claims a lower bound of {found}, but at most {expected} bytes are live at once"
+    )]
     LowerBound {
         /// The largest number of live bytes.
         expected: u64,
@@ -208,7 +221,9 @@ pub enum Violation {
         found: u64,
     },
     /// The size without reuse is not the sum of all sizes.
-    #[error("the plan claims {found} bytes without reuse, but all buffers and workspaces are {expected}")]
+    #[error(
+        "the plan claims {found} bytes without reuse, but all buffers and workspaces are {expected}"
+    )]
     WithoutReuse {
         /// The sum.
         expected: u64,

@@ -32,7 +32,10 @@ pub enum CsvError {
         found: usize,
     },
     /// A field is no whole number, or one beyond 64 bits.
-    #[error("line {line}: {column} `{}` is not a whole number from 0 to 2^64-1", brief(text))]
+    #[error(
+        "line {line}: {column} `{}` is not a whole number from 0 to 2^64-1",
+        brief(text)
+    )]
     Number {
         /// The line.
         line: usize,
@@ -93,7 +96,10 @@ pub enum CsvError {
         id: String,
     },
     /// A line refers to an id that there is not.
-    #[error("line {line}: {column} names `{}`, which is no id of this file", brief(id))]
+    #[error(
+        "line {line}: {column} names `{}`, which is no id of this file",
+        brief(id)
+    )]
     UnknownId {
         /// The line.
         line: usize,
@@ -103,7 +109,10 @@ pub enum CsvError {
         id: String,
     },
     /// Two items follow one, or an item follows itself in the end.
-    #[error("line {line}: `{}` is followed by something else already, or follows this item itself", brief(id))]
+    #[error(
+        "line {line}: `{}` is followed by something else already, or follows this item itself",
+        brief(id)
+    )]
     Follows {
         /// The line.
         line: usize,

@@ -1,7 +1,8 @@
 //! From text to a table.
 
 use super::{
-    ALIAS, ALIGNMENT, COLUMNS, CsvError, FIXED, FOLLOWS, GAPS, ID, IN_PLACE, Ids, LOWER, OFFSET, REQUIRED, SIZE, SPACE, Table, UPPER,
+    ALIAS, ALIGNMENT, COLUMNS, CsvError, FIXED, FOLLOWS, GAPS, ID, IN_PLACE, Ids, LOWER, OFFSET,
+    REQUIRED, SIZE, SPACE, Table, UPPER,
 };
 use crate::liveness::Lifetime;
 use crate::pack::{Gap, InPlace, Item, Placement, Problem, Space, Window};
@@ -11,12 +12,18 @@ use std::collections::HashMap;
 
 /// Reads a table from text.
 pub fn read(text: &str) -> Result<Table, CsvError> {
-    let mut records = Records { rest: text.strip_prefix('\u{feff}').unwrap_or(text), line: 1 };
+    let mut records = Records {
+        rest: text.strip_prefix('\u{feff}').unwrap_or(text),
+        line: 1,
+    };
     let mut fields = Vec::new();
     records.next(&mut fields)?.ok_or(CsvError::NoHeader)?;
     let mut column_at: [Option<usize>; COLUMNS.len()] = [None; COLUMNS.len()];
     for (at, name) in fields.iter().enumerate() {
-        let slot = COLUMNS.iter().position(|column| *column == name.trim()).map(|column| &mut column_at[column]);
+        let slot = COLUMNS
+            .iter()
+            .position(|column| *column == name.trim())
+            .map(|column| &mut column_at[column]);
         match slot {
             Some(slot @ None) => *slot = Some(at),
             _ => return Err(CsvError::BadColumn(name.trim().into())),
@@ -26,10 +33,17 @@ pub fn read(text: &str) -> Result<Table, CsvError> {
         return Err(CsvError::MissingColumn(COLUMNS[missing]));
     }
     let expected = fields.len();
-    let mut reader = Reader { column_at, ..Reader::default() };
+    let mut reader = Reader {
+        column_at,
+        ..Reader::default()
+    };
     while let Some(line) = records.next(&mut fields)? {
         if fields.len() != expected {
-            return Err(CsvError::Fields { line, expected, found: fields.len() });
+            return Err(CsvError::Fields {
+                line,
+                expected,
+                found: fields.len(),
+            });
         }
         reader.row(line, &fields)?;
     }
@@ -77,18 +91,40 @@ impl Reader {
     }
 
     /// A number that may be left out.
-    fn number(&self, line: usize, column: usize, fields: &[Cow<str>]) -> Result<Option<u64>, CsvError> {
-        let Some(text) = self.field(column, fields).map(str::trim).filter(|text| !text.is_empty()) else { return Ok(None) };
-        whole(text).map(Some).ok_or_else(|| CsvError::Number { line, column: COLUMNS[column], text: text.into() })
+    fn number(
+        &self,
+        line: usize,
+        column: usize,
+        fields: &[Cow<str>],
+    ) -> Result<Option<u64>, CsvError> {
+        let Some(text) = self
+            .field(column, fields)
+            .map(str::trim)
+            .filter(|text| !text.is_empty())
+        else {
+            return Ok(None);
+        };
+        whole(text).map(Some).ok_or_else(|| CsvError::Number {
+            line,
+            column: COLUMNS[column],
+            text: text.into(),
+        })
     }
 
     fn required(&self, line: usize, column: usize, fields: &[Cow<str>]) -> Result<u64, CsvError> {
         let number = self.number(line, column, fields)?;
-        number.ok_or_else(|| CsvError::Number { line, column: COLUMNS[column], text: String::new() })
+        number.ok_or_else(|| CsvError::Number {
+            line,
+            column: COLUMNS[column],
+            text: String::new(),
+        })
     }
 
     fn row(&mut self, line: usize, fields: &[Cow<str>]) -> Result<(), CsvError> {
-        let (lower, upper) = (self.required(line, LOWER, fields)?, self.required(line, UPPER, fields)?);
+        let (lower, upper) = (
+            self.required(line, LOWER, fields)?,
+            self.required(line, UPPER, fields)?,
+        );
         let size = self.required(line, SIZE, fields)?;
         let align = self.number(line, ALIGNMENT, fields)?.unwrap_or(1);
         if upper < lower {
@@ -98,19 +134,39 @@ impl Reader {
             return Err(CsvError::Alignment { line, align });
         }
         let item = self.problem.items.len();
-        let counted = u32::try_from(line).ok().filter(|_| item < u32::MAX as usize).ok_or(CsvError::TooMany { line })?;
+        let counted = u32::try_from(line)
+            .ok()
+            .filter(|_| item < u32::MAX as usize)
+            .ok_or(CsvError::TooMany { line })?;
         for column in [FIXED, OFFSET] {
             if let Some(offset) = self.number(line, column, fields)? {
                 if offset.checked_add(size).is_none() {
-                    return Err(CsvError::End { line, column: COLUMNS[column], offset, size });
+                    return Err(CsvError::End {
+                        line,
+                        column: COLUMNS[column],
+                        offset,
+                        size,
+                    });
                 }
-                let list = if column == FIXED { &mut self.problem.fixed } else { &mut self.problem.start };
+                let list = if column == FIXED {
+                    &mut self.problem.fixed
+                } else {
+                    &mut self.problem.start
+                };
                 list.push(Placement { item, offset });
             }
         }
-        for text in self.field(GAPS, fields).unwrap_or_default().split_whitespace() {
-            let gap = gap(item, text).filter(|gap| gap.window.is_none_or(|window| window.high <= size));
-            self.problem.gaps.push(gap.ok_or_else(|| CsvError::Gap { line, text: text.into() })?);
+        for text in self
+            .field(GAPS, fields)
+            .unwrap_or_default()
+            .split_whitespace()
+        {
+            let gap =
+                gap(item, text).filter(|gap| gap.window.is_none_or(|window| window.high <= size));
+            self.problem.gaps.push(gap.ok_or_else(|| CsvError::Gap {
+                line,
+                text: text.into(),
+            })?);
         }
         if let Some(name) = self.field(ALIAS, fields).filter(|name| !name.is_empty()) {
             self.aliases.add(name, item);
@@ -122,11 +178,16 @@ impl Reader {
             self.follows.push((item, id.into()));
         }
         if let Some(list) = self.field(IN_PLACE, fields) {
-            self.givers.extend(listed(list).into_iter().map(|id| (item, id)));
+            self.givers
+                .extend(listed(list).into_iter().map(|id| (item, id)));
         }
         self.ids.push(self.field(ID, fields).unwrap_or_default());
         self.lines.push(counted);
-        self.problem.items.push(Item { life: Lifetime::new(lower, upper), size, align });
+        self.problem.items.push(Item {
+            life: Lifetime::new(lower, upper),
+            size,
+            align,
+        });
         Ok(())
     }
 
@@ -135,21 +196,42 @@ impl Reader {
         let mut item_of: HashMap<&str, usize> = HashMap::with_capacity(self.lines.len());
         for item in 0..self.lines.len() {
             if let Some(first) = item_of.insert(self.ids.get(item), item) {
-                return Err(CsvError::Duplicate { line: line(item), first: line(first), id: self.ids.get(item).into() });
+                return Err(CsvError::Duplicate {
+                    line: line(item),
+                    first: line(first),
+                    id: self.ids.get(item).into(),
+                });
             }
         }
         let find = |column: usize, (item, id): &(usize, String)| {
-            let unknown = || CsvError::UnknownId { line: line(*item), column: COLUMNS[column], id: id.clone() };
+            let unknown = || CsvError::UnknownId {
+                line: line(*item),
+                column: COLUMNS[column],
+                id: id.clone(),
+            };
             item_of.get(id.as_str()).copied().ok_or_else(unknown)
         };
         for giver in &self.givers {
-            self.problem.in_place.push(InPlace { from: find(IN_PLACE, giver)?, to: giver.0 });
+            self.problem.in_place.push(InPlace {
+                from: find(IN_PLACE, giver)?,
+                to: giver.0,
+            });
         }
         let mut next: FxHashMap<usize, usize> = FxHashMap::default();
-        let mut has_previous = vec![false; if self.follows.is_empty() { 0 } else { self.lines.len() }];
+        let mut has_previous = vec![
+            false;
+            if self.follows.is_empty() {
+                0
+            } else {
+                self.lines.len()
+            }
+        ];
         for follower in &self.follows {
             if next.insert(find(FOLLOWS, follower)?, follower.0).is_some() {
-                return Err(CsvError::Follows { line: line(follower.0), id: follower.1.clone() });
+                return Err(CsvError::Follows {
+                    line: line(follower.0),
+                    id: follower.1.clone(),
+                });
             }
             has_previous[follower.0] = true;
         }
@@ -163,35 +245,64 @@ impl Reader {
             }
         }
         // What is left goes round in circles.
-        if let Some(follower) = self.follows.iter().find(|(item, _)| next.values().any(|left| left == item)) {
-            return Err(CsvError::Follows { line: line(follower.0), id: follower.1.clone() });
+        if let Some(follower) = self
+            .follows
+            .iter()
+            .find(|(item, _)| next.values().any(|left| left == item))
+        {
+            return Err(CsvError::Follows {
+                line: line(follower.0),
+                id: follower.1.clone(),
+            });
         }
         drop(item_of);
         self.problem.aliases = self.aliases.members;
-        self.problem.spaces = self.spaces.members.into_iter().map(|items| Space { capacity: None, items }).collect();
-        Ok(Table { problem: self.problem, spaces: self.spaces.names, ids: self.ids })
+        self.problem.spaces = self
+            .spaces
+            .members
+            .into_iter()
+            .map(|items| Space {
+                capacity: None,
+                items,
+            })
+            .collect();
+        Ok(Table {
+            problem: self.problem,
+            spaces: self.spaces.names,
+            ids: self.ids,
+        })
     }
 }
 
 /// Digits only: `parse` alone would let a plus sign pass.
 fn whole(text: &str) -> Option<u64> {
-    text.bytes().all(|c| c.is_ascii_digit()).then(|| text.parse().ok()).flatten()
+    text.bytes()
+        .all(|c| c.is_ascii_digit())
+        .then(|| text.parse().ok())
+        .flatten()
 }
 
 /// `lower-upper` or `lower-upper@low:high`.
 fn gap(item: usize, text: &str) -> Option<Gap> {
-    let (life, window) = text.split_once('@').map_or((text, None), |(life, window)| (life, Some(window)));
+    let (life, window) = text
+        .split_once('@')
+        .map_or((text, None), |(life, window)| (life, Some(window)));
     let range = |text: &str, separator: char| {
         let (from, to) = text.split_once(separator)?;
         let (from, to) = (whole(from)?, whole(to)?);
-        (!text.starts_with(separator) && !text.ends_with(separator) && from <= to).then_some((from, to))
+        (!text.starts_with(separator) && !text.ends_with(separator) && from <= to)
+            .then_some((from, to))
     };
     let (start, end) = range(life, '-')?;
     let window = match window {
         Some(window) => Some(range(window, ':').map(|(low, high)| Window { low, high })?),
         None => None,
     };
-    Some(Gap { item, life: Lifetime::new(start, end), window })
+    Some(Gap {
+        item,
+        life: Lifetime::new(start, end),
+        window,
+    })
 }
 
 /// Ids separated by spaces; a backslash takes away the meaning of the character after it.
@@ -217,10 +328,15 @@ struct Records<'a> {
 }
 
 impl<'a> Records<'a> {
-    /// Reads the next line that is not blank into `fields` and returns the number of the line it begins on.
+    /// Reads the next line that is not blank into `fields` and returns the number of the line it
+    /// begins on.
     fn next(&mut self, fields: &mut Vec<Cow<'a, str>>) -> Result<Option<usize>, CsvError> {
         fields.clear();
-        while let Some(rest) = self.rest.strip_prefix("\r\n").or_else(|| self.rest.strip_prefix('\n')) {
+        while let Some(rest) = self
+            .rest
+            .strip_prefix("\r\n")
+            .or_else(|| self.rest.strip_prefix('\n'))
+        {
             self.rest = rest;
             self.line += 1;
         }
@@ -237,14 +353,23 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// The field that begins here; what is left begins with the comma or line break after it. None: bad quotes.
+    /// The field that begins here; what is left begins with the comma or line break after it. None:
+    /// bad quotes.
     fn field(&mut self) -> Option<Cow<'a, str>> {
         let Some(mut rest) = self.rest.strip_prefix('"') else {
-            let end = self.rest.bytes().position(|byte| matches!(byte, b',' | b'\n')).unwrap_or(self.rest.len());
+            let end = self
+                .rest
+                .bytes()
+                .position(|byte| matches!(byte, b',' | b'\n'))
+                .unwrap_or(self.rest.len());
             let (field, rest) = self.rest.split_at(end);
             self.rest = rest;
             // The first half of a line break, not of a field that another one follows.
-            let field = if rest.starts_with(',') { field } else { field.strip_suffix('\r').unwrap_or(field) };
+            let field = if rest.starts_with(',') {
+                field
+            } else {
+                field.strip_suffix('\r').unwrap_or(field)
+            };
             return Some(Cow::Borrowed(field));
         };
         let mut field = String::new();

@@ -1,11 +1,13 @@
 //! From a table to text.
 
-use super::{ALIAS, ALIGNMENT, COLUMNS, FIXED, FOLLOWS, GAPS, IN_PLACE, OFFSET, REQUIRED, SPACE, Table};
+use super::{
+    ALIAS, ALIGNMENT, COLUMNS, FIXED, FOLLOWS, GAPS, IN_PLACE, OFFSET, REQUIRED, SPACE, Table,
+};
 use rustc_hash::FxHashMap;
 use std::fmt::Write;
 
-/// Writes a table as text. A column that no item needs is left out. What refers to an item whose id is empty cannot be
-/// written and is left out as well.
+/// Writes a table as text. A column that no item needs is left out. What refers to an item whose id
+/// is empty cannot be written and is left out as well.
 pub fn write(table: &Table) -> String {
     let problem = &table.problem;
     let mut extra: FxHashMap<(usize, usize), String> = FxHashMap::default();
@@ -18,8 +20,14 @@ pub fn write(table: &Table) -> String {
         note(at.item, FIXED, &at.offset);
     }
     for gap in &problem.gaps {
-        let window = gap.window.map_or(String::new(), |window| format!("@{}:{}", window.low, window.high));
-        note(gap.item, GAPS, &format_args!("{}-{}{window}", gap.life.start, gap.life.end));
+        let window = gap.window.map_or(String::new(), |window| {
+            format!("@{}:{}", window.low, window.high)
+        });
+        note(
+            gap.item,
+            GAPS,
+            &format_args!("{}-{}{window}", gap.life.start, gap.life.end),
+        );
     }
     for (group, items) in problem.aliases.iter().enumerate() {
         items.iter().for_each(|&item| note(item, ALIAS, &group));
@@ -31,10 +39,20 @@ pub fn write(table: &Table) -> String {
         note(pair.to, IN_PLACE, &escaped(table.id(pair.from)));
     }
     let space_of = problem.space_of();
-    let space =
-        |index: usize| table.spaces.get(index).cloned().unwrap_or_else(|| if index == 0 { String::new() } else { index.to_string() });
+    let space = |index: usize| {
+        table.spaces.get(index).cloned().unwrap_or_else(|| {
+            if index == 0 {
+                String::new()
+            } else {
+                index.to_string()
+            }
+        })
+    };
     let mut offsets: Vec<Option<u64>> = vec![None; problem.items.len()];
-    problem.start.iter().for_each(|at| offsets[at.item] = Some(at.offset));
+    problem
+        .start
+        .iter()
+        .for_each(|at| offsets[at.item] = Some(at.offset));
 
     let used = |column: usize| match column {
         0..REQUIRED => true,
@@ -59,9 +77,14 @@ pub fn write(table: &Table) -> String {
             text.push(',');
             match column {
                 ALIGNMENT => _ = write!(text, "{}", it.align),
-                OFFSET => offsets[item].iter().for_each(|offset| _ = write!(text, "{offset}")),
+                OFFSET => offsets[item]
+                    .iter()
+                    .for_each(|offset| _ = write!(text, "{offset}")),
                 SPACE => quoted(&mut text, &space(space_of[item])),
-                column => extra.get(&(item, column)).into_iter().for_each(|field| quoted(&mut text, field)),
+                column => extra
+                    .get(&(item, column))
+                    .into_iter()
+                    .for_each(|field| quoted(&mut text, field)),
             }
         }
         text.push('\n');
@@ -87,6 +110,11 @@ fn quoted(text: &mut String, field: &str) {
 
 /// An id as one of a list.
 fn escaped(id: &str) -> String {
-    let escape = |c: char| (c.is_whitespace() || c == '\\').then_some('\\').into_iter().chain([c]);
+    let escape = |c: char| {
+        (c.is_whitespace() || c == '\\')
+            .then_some('\\')
+            .into_iter()
+            .chain([c])
+    };
     id.chars().flat_map(escape).collect()
 }

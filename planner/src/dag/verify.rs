@@ -43,7 +43,9 @@ pub enum DagError {
         align: u64,
     },
     /// All buffers and workspaces together, aligned, exceed 64 bits.
-    #[error("buffers and workspaces together are more bytes than 64 bits hold: `{name}` with {bytes} bytes is one too many")]
+    #[error(
+        "buffers and workspaces together are more bytes than 64 bits hold: `{name}` with {bytes} bytes is one too many"
+    )]
     TotalBytes {
         /// The buffer or task at which the sum overflows.
         name: String,
@@ -51,7 +53,9 @@ pub enum DagError {
         bytes: u64,
     },
     /// A task reads data that nobody makes.
-    #[error("task `{task}` reads buffer `{buffer}`, which no task writes and which holds nothing at the start")]
+    #[error(
+        "task `{task}` reads buffer `{buffer}`, which no task writes and which holds nothing at the start"
+    )]
     NeverWritten {
         /// The reader.
         task: String,
@@ -67,7 +71,9 @@ pub enum DagError {
         buffer: String,
     },
     /// A buffer must hold data at the end, and nobody puts any there.
-    #[error("buffer `{buffer}` is to be handed out, but no task writes it and it holds nothing at the start")]
+    #[error(
+        "buffer `{buffer}` is to be handed out, but no task writes it and it holds nothing at the start"
+    )]
     OutputNeverWritten {
         /// The buffer.
         buffer: String,
@@ -145,7 +151,9 @@ pub enum DagError {
         buffer: String,
     },
     /// The bytes offered do not suffice.
-    #[error("task `{task}`: `{to}` has {to_bytes} bytes and may not reuse the {from_bytes} bytes of `{from}`")]
+    #[error(
+        "task `{task}`: `{to}` has {to_bytes} bytes and may not reuse the {from_bytes} bytes of `{from}`"
+    )]
     ReuseTooSmall {
         /// The task.
         task: String,
@@ -161,7 +169,11 @@ pub enum DagError {
 }
 
 fn in_circle(tasks: &[String]) -> String {
-    let names: Vec<String> = tasks.iter().chain(tasks.first()).map(|name| format!("`{name}`")).collect();
+    let names: Vec<String> = tasks
+        .iter()
+        .chain(tasks.first())
+        .map(|name| format!("`{name}`"))
+        .collect();
     names.join(" → ")
 }
 
@@ -171,7 +183,9 @@ impl Dag {
         self.verify_ids()?;
         self.verify_sizes()?;
         self.verify_data()?;
-        self.may_reuse.iter().try_for_each(|pair| self.verify_reuse(pair))?;
+        self.may_reuse
+            .iter()
+            .try_for_each(|pair| self.verify_reuse(pair))?;
         self.verify_order()
     }
 
@@ -183,20 +197,34 @@ impl Dag {
         }
         let buffer = |id: BufferId, place: &dyn Fn() -> String| match self.buffers.get(id.index()) {
             Some(_) => Ok(()),
-            None => Err(DagError::UnknownBuffer { place: place(), buffer: id.0, count: self.buffers.len() }),
+            None => Err(DagError::UnknownBuffer {
+                place: place(),
+                buffer: id.0,
+                count: self.buffers.len(),
+            }),
         };
         let task = |id: TaskId, place: &dyn Fn() -> String| match self.tasks.get(id.index()) {
             Some(_) => Ok(()),
-            None => Err(DagError::UnknownTask { place: place(), task: id.0, count: self.tasks.len() }),
+            None => Err(DagError::UnknownTask {
+                place: place(),
+                task: id.0,
+                count: self.tasks.len(),
+            }),
         };
         for t in &self.tasks {
             let place = || format!("task `{}`", t.name);
-            t.reads.iter().chain(&t.writes).try_for_each(|&id| buffer(id, &place))?;
+            t.reads
+                .iter()
+                .chain(&t.writes)
+                .try_for_each(|&id| buffer(id, &place))?;
             t.after.iter().try_for_each(|&id| task(id, &place))?;
             let mut rerun = t.rerun.iter().flat_map(|rerun| &rerun.reads);
             if let Some(&id) = rerun.find(|id| !t.reads.contains(id)) {
                 buffer(id, &place)?;
-                return Err(DagError::RerunReads { task: t.name.clone(), buffer: self.buffer_name(id).to_owned() });
+                return Err(DagError::RerunReads {
+                    task: t.name.clone(),
+                    buffer: self.buffer_name(id).to_owned(),
+                });
             }
         }
         for (i, pair) in self.may_reuse.iter().enumerate() {
@@ -210,15 +238,28 @@ impl Dag {
 
     fn verify_sizes(&self) -> Result<(), DagError> {
         if let Some(b) = self.buffers.iter().find(|b| !b.align.is_power_of_two()) {
-            return Err(DagError::Alignment { buffer: b.name.clone(), align: b.align });
+            return Err(DagError::Alignment {
+                buffer: b.name.clone(),
+                align: b.align,
+            });
         }
-        // Rounded to the coarsest alignment, things stack in any order without a gap: no layout needs more than this sum.
+        // Rounded to the coarsest alignment, things stack in any order without a gap: no layout
+        // needs more than this sum.
         let coarsest = self.buffers.iter().map(|b| b.align).fold(ALIGN, u64::max);
-        let sizes = self.buffers.iter().map(|b| (&b.name, b.bytes)).chain(self.tasks.iter().map(|t| (&t.name, t.workspace)));
+        let sizes = self
+            .buffers
+            .iter()
+            .map(|b| (&b.name, b.bytes))
+            .chain(self.tasks.iter().map(|t| (&t.name, t.workspace)));
         let mut total = 0u64;
         for (name, bytes) in sizes {
-            let sum = bytes.checked_next_multiple_of(coarsest).and_then(|bytes| total.checked_add(bytes));
-            total = sum.ok_or_else(|| DagError::TotalBytes { name: name.clone(), bytes })?;
+            let sum = bytes
+                .checked_next_multiple_of(coarsest)
+                .and_then(|bytes| total.checked_add(bytes));
+            total = sum.ok_or_else(|| DagError::TotalBytes {
+                name: name.clone(),
+                bytes,
+            })?;
         }
         Ok(())
     }
@@ -231,7 +272,11 @@ impl Dag {
             }
         }
         for (i, task) in self.tasks.iter().enumerate() {
-            for &read in task.reads.iter().filter(|read| !self.buffers[read.index()].live_in) {
+            for &read in task
+                .reads
+                .iter()
+                .filter(|read| !self.buffers[read.index()].live_in)
+            {
                 let names = || (task.name.clone(), self.buffer_name(read).to_owned());
                 match first_writer[read.index()] {
                     None => {
@@ -246,44 +291,87 @@ impl Dag {
                 }
             }
         }
-        let silent = self.buffers.iter().zip(&first_writer).find(|(b, first)| b.live_out && !b.live_in && first.is_none());
+        let silent = self
+            .buffers
+            .iter()
+            .zip(&first_writer)
+            .find(|(b, first)| b.live_out && !b.live_in && first.is_none());
         match silent {
-            Some((buffer, _)) => Err(DagError::OutputNeverWritten { buffer: buffer.name.clone() }),
+            Some((buffer, _)) => Err(DagError::OutputNeverWritten {
+                buffer: buffer.name.clone(),
+            }),
             None => Ok(()),
         }
     }
 
     fn verify_reuse(&self, pair: &MayReuse) -> Result<(), DagError> {
         let task = &self.tasks[pair.task.index()];
-        let (source, target) = (&self.buffers[pair.from.index()], &self.buffers[pair.to.index()]);
+        let (source, target) = (
+            &self.buffers[pair.from.index()],
+            &self.buffers[pair.to.index()],
+        );
         let (name, from, to) = (task.name.clone(), source.name.clone(), target.name.clone());
         if pair.from == pair.to {
-            return Err(DagError::ReuseItself { task: name, buffer: from });
+            return Err(DagError::ReuseItself {
+                task: name,
+                buffer: from,
+            });
         }
         if !task.writes.contains(&pair.to) {
-            return Err(DagError::ReuseNotWritten { task: name, from, to });
+            return Err(DagError::ReuseNotWritten {
+                task: name,
+                from,
+                to,
+            });
         }
         if !task.reads.contains(&pair.from) || task.writes.contains(&pair.from) {
-            return Err(DagError::ReuseNotRead { task: name, from, to });
+            return Err(DagError::ReuseNotRead {
+                task: name,
+                from,
+                to,
+            });
         }
         if target.live_in {
-            return Err(DagError::ReuseIntoInput { task: name, from, to });
+            return Err(DagError::ReuseIntoInput {
+                task: name,
+                from,
+                to,
+            });
         }
         if source.live_out {
-            return Err(DagError::ReuseOfOutput { task: name, from, to });
+            return Err(DagError::ReuseOfOutput {
+                task: name,
+                from,
+                to,
+            });
         }
         if source.space != target.space {
-            return Err(DagError::ReuseAcross { task: name, from, to });
+            return Err(DagError::ReuseAcross {
+                task: name,
+                from,
+                to,
+            });
         }
         if target.bytes > source.bytes {
-            return Err(DagError::ReuseTooSmall { task: name, from, from_bytes: source.bytes, to, to_bytes: target.bytes });
+            return Err(DagError::ReuseTooSmall {
+                task: name,
+                from,
+                from_bytes: source.bytes,
+                to,
+                to_bytes: target.bytes,
+            });
         }
         Ok(())
     }
 
     fn verify_order(&self) -> Result<(), DagError> {
         match Relations::new(self).find_cycle() {
-            Some(tasks) => Err(DagError::Cycle { tasks: tasks.into_iter().map(|t| self.task_name(t).to_owned()).collect() }),
+            Some(tasks) => Err(DagError::Cycle {
+                tasks: tasks
+                    .into_iter()
+                    .map(|t| self.task_name(t).to_owned())
+                    .collect(),
+            }),
             None => Ok(()),
         }
     }

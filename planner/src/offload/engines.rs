@@ -1,11 +1,12 @@
 //! When to send and to fetch what is to be away between given reads.
 //!
-//! Which values are away is decided elsewhere; here each absence gets its steps. Forwards in time, the engine that sends takes
-//! what is complete in the order in which it is last used, computing waits only where a step needs bytes whose copy is still
-//! under way, and bytes are free from the first step on that begins after that. Backwards in time, fetching is the same: a value is needed
-//! until its read, seen from there, then its copy takes its turn on the engine, and bytes are free before the last step that
-//! begins before the copy. So nothing is sent too late or fetched too early for lack of looking, and one plan takes two walks
-//! along the schedule.
+//! Which values are away is decided elsewhere; here each absence gets its steps. Forwards in time,
+//! the engine that sends takes what is complete in the order in which it is last used, computing
+//! waits only where a step needs bytes whose copy is still under way, and bytes are free from the
+//! first step on that begins after that. Backwards in time, fetching is the same: a value is needed
+//! until its read, seen from there, then its copy takes its turn on the engine, and bytes are free
+//! before the last step that begins before the copy. So nothing is sent too late or fetched too
+//! early for lack of looking, and one plan takes two walks along the schedule.
 
 #[cfg(test)]
 mod tests;
@@ -34,7 +35,8 @@ pub(crate) struct Absence {
 pub struct Transfer {
     /// Which value: that of this step in a schedule of a graph file.
     pub value: u32,
-    /// The step before which its copying to the host begins, unless an earlier transfer has left a copy there.
+    /// The step before which its copying to the host begins, unless an earlier transfer has left a
+    /// copy there.
     pub sent: u32,
     /// The last step that reads it before.
     pub used: u32,
@@ -59,16 +61,26 @@ pub(crate) enum Event {
     Fetched,
 }
 
-/// The events of transfers in the order in which they happen: the step before which each does, which it is, and of which
-/// transfer. Engines take turns in this order: sending what is used first, fetching what is read first.
+/// The events of transfers in the order in which they happen: the step before which each does,
+/// which it is, and of which transfer. Engines take turns in this order: sending what is used
+/// first, fetching what is read first.
 pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
     let mut keyed: Vec<(u32, Event, u32, u32)> = Vec::with_capacity(4 * transfers.len());
     for (k, t) in (0u32..).zip(transfers) {
-        keyed.extend([(t.sent, Event::Send, t.used, k), (t.gone, Event::Sent, t.used, k)]);
-        keyed.extend([(t.back, Event::Fetch, t.read, k), (t.read, Event::Fetched, t.read, k)]);
+        keyed.extend([
+            (t.sent, Event::Send, t.used, k),
+            (t.gone, Event::Sent, t.used, k),
+        ]);
+        keyed.extend([
+            (t.back, Event::Fetch, t.read, k),
+            (t.read, Event::Fetched, t.read, k),
+        ]);
     }
     keyed.sort_unstable();
-    keyed.into_iter().map(|(step, event, _, k)| (step, event, k)).collect()
+    keyed
+        .into_iter()
+        .map(|(step, event, _, k)| (step, event, k))
+        .collect()
 }
 
 /// Plans for absences, in buffers that are used again.
@@ -100,19 +112,30 @@ pub(crate) struct Engines {
 /// What never comes to an end.
 const NEVER: u32 = u32::MAX;
 
-/// The most time per byte: with more, sums of times would overflow, and nothing is worth sending long before.
+/// The most time per byte: with more, sums of times would overflow, and nothing is worth sending
+/// long before.
 const SLOWEST: f64 = 1e30;
 
 impl Engines {
     /// With so much time per byte. What is no time counts as none, and more than `SLOWEST` as that.
     pub fn new(link: f64) -> Self {
-        Engines { link: if link > 0.0 { link.min(SLOWEST) } else { 0.0 }, ..Engines::default() }
+        Engines {
+            link: if link > 0.0 { link.min(SLOWEST) } else { 0.0 },
+            ..Engines::default()
+        }
     }
 
-    /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and need `need` bytes, at most
-    /// `budget`, with all of them away; the time that takes, unless it is clear that it is more than `most`. Where `void` names
-    /// some, the others' plan is a guess.
-    pub fn plan(&mut self, costs: &[u64], need: &[i64], budget: i64, absences: &[Absence], most: f64) -> Option<f64> {
+    /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and
+    /// need `need` bytes, at most `budget`, with all of them away; the time that takes, unless it
+    /// is clear that it is more than `most`. Where `void` names some, the others' plan is a guess.
+    pub fn plan(
+        &mut self,
+        costs: &[u64],
+        need: &[i64],
+        budget: i64,
+        absences: &[Absence],
+        most: f64,
+    ) -> Option<f64> {
         self.void.clear();
         self.transfers.clear();
         for list in [&mut self.sent, &mut self.gone, &mut self.back] {
@@ -127,17 +150,35 @@ impl Engines {
             return Some(f64::INFINITY);
         }
         for (k, a) in absences.iter().enumerate() {
-            let Absence { value, used, read, .. } = *a;
-            self.transfers.push(Transfer { value, sent: self.sent[k].min(used + 1), used, gone: self.gone[k], back: self.back[k], read });
+            let Absence {
+                value, used, read, ..
+            } = *a;
+            self.transfers.push(Transfer {
+                value,
+                sent: self.sent[k].min(used + 1),
+                used,
+                gone: self.gone[k],
+                back: self.back[k],
+                read,
+            });
         }
         Some(self.time(costs, absences))
     }
 
     /// Walks forwards: when each copy to the host is issued and over, and what steps wait for.
-    fn send(&mut self, costs: &[u64], need: &[i64], budget: i64, absences: &[Absence], most: f64) -> Option<()> {
+    fn send(
+        &mut self,
+        costs: &[u64],
+        need: &[i64],
+        budget: i64,
+        absences: &[Absence],
+        most: f64,
+    ) -> Option<()> {
         self.by_made.clear();
-        self.by_made.extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
-        self.by_made.sort_unstable_by_key(|&k| absences[k as usize].made);
+        self.by_made
+            .extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
+        self.by_made
+            .sort_unstable_by_key(|&k| absences[k as usize].made);
         self.queue.clear();
         self.waiting.clear();
         self.need.clear();
@@ -146,7 +187,11 @@ impl Engines {
         let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
         for (p, (&cost, &need)) in (0u32..).zip(costs.iter().zip(need)) {
             let begin = now;
-            while let Some(&k) = self.by_made.get(made).filter(|&&k| absences[k as usize].made < p) {
+            while let Some(&k) = self
+                .by_made
+                .get(made)
+                .filter(|&&k| absences[k as usize].made < p)
+            {
                 self.queue.push(Reverse(k));
                 made += 1;
             }
@@ -176,7 +221,9 @@ impl Engines {
                 // What is used first is sent first, so it is over first.
                 let first = (0..self.waiting.len()).min_by(|&a, &b| {
                     let done = |at: usize| self.done[self.waiting[at] as usize];
-                    done(a).total_cmp(&done(b)).then(self.waiting[a].cmp(&self.waiting[b]))
+                    done(a)
+                        .total_cmp(&done(b))
+                        .then(self.waiting[a].cmp(&self.waiting[b]))
                 });
                 let at = first.unwrap_or(0);
                 let k = self.waiting[at] as usize;
@@ -215,15 +262,21 @@ impl Engines {
     /// Walks backwards: before which step each fetch is issued.
     fn fetch(&mut self, costs: &[u64], budget: i64, absences: &[Absence]) {
         self.by_read.clear();
-        self.by_read.extend((0..absences.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
-        self.by_read.sort_unstable_by_key(|&k| Reverse((absences[k as usize].read, k)));
+        self.by_read
+            .extend((0..absences.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
+        self.by_read
+            .sort_unstable_by_key(|&k| Reverse((absences[k as usize].read, k)));
         self.waiting.clear();
         // Time to the end.
         let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
         let mut begun = 0;
         self.peak = 0;
         for p in (0..costs.len() as u32).rev() {
-            while let Some(&k) = self.by_read.get(begun).filter(|&&k| absences[k as usize].read > p) {
+            while let Some(&k) = self
+                .by_read
+                .get(begun)
+                .filter(|&&k| absences[k as usize].read > p)
+            {
                 engine = engine.max(now) + absences[k as usize].bytes as f64 * self.link;
                 self.done[k as usize] = engine;
                 self.waiting.push(k);
@@ -279,6 +332,8 @@ impl Engines {
                 Event::Sent | Event::Fetched => now = now.max(*done),
             }
         }
-        costs[next as usize..].iter().fold(now, |now, &cost| now + cost as f64)
+        costs[next as usize..]
+            .iter()
+            .fold(now, |now, &cost| now + cost as f64)
     }
 }

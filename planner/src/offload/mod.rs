@@ -1,15 +1,19 @@
-//! Dags in which buffers leave to the host while they lie idle, and plans that keep a budget that way.
+//! Dags in which buffers leave to the host while they lie idle, and plans that keep a budget that
+//! way.
 //!
-//! Sending a buffer away is a rewriting of the dag, as computing it again is (see [`Repeated`](crate::Repeated)): what arrives
-//! on the host is a buffer of its own in the host's space, what comes back one in the slab, and each copy is two tasks, one
-//! that starts it and one that waits for its end. Both touch source and destination. So the rules for all tasks say what
-//! copies need: the source lives until the copy has ended, the destination from its start, and whoever reads the destination
-//! waits for the end. What comes out is planned and checked like any other dag; [`check_offload`](crate::check_offload) tells
-//! besides whether it does the work of the dag it was made from.
+//! Sending a buffer away is a rewriting of the dag, as computing it again is (see
+//! [`Repeated`](crate::Repeated)): what arrives on the host is a buffer of its own in the host's
+//! space, what comes back one in the slab, and each copy is two tasks, one that starts it and one
+//! that waits for its end. Both touch source and destination. So the rules for all tasks say what
+//! copies need: the source lives until the copy has ended, the destination from its start, and
+//! whoever reads the destination waits for the end. What comes out is planned and checked like any
+//! other dag; [`check_offload`](crate::check_offload) tells besides whether it does the work of the
+//! dag it was made from.
 //!
-//! Sources of the ideas: Rhu et al., *vDNN* (2016), for copies on engines of their own while kernels run; Peng et al.,
-//! *Capuchin* (2020), for choosing between copying and computing again by what either costs for the bytes it frees; Beaumont
-//! et al., *Efficient Combination of Rematerialization and Offloading for Training DNNs* (2021).
+//! Sources of the ideas: Rhu et al., *vDNN* (2016), for copies on engines of their own while
+//! kernels run; Peng et al., *Capuchin* (2020), for choosing between copying and computing again by
+//! what either costs for the bytes it frees; Beaumont et al., *Efficient Combination of
+//! Rematerialization and Offloading for Training DNNs* (2021).
 
 mod engines;
 mod transfers;
@@ -26,7 +30,8 @@ use rustc_hash::FxHashMap;
 /// The way to the host and back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// The time it takes to copy a byte, in the unit of [`Task::cost`]. Both directions at once are as fast as one.
+    /// The time it takes to copy a byte, in the unit of [`Task::cost`]. Both directions at once are
+    /// as fast as one.
     pub cost_per_byte: f64,
     /// The most bytes that may lie on the host; as many as wanted if `None`.
     pub host_bytes: Option<u64>,
@@ -77,12 +82,24 @@ struct Whereabouts {
 }
 
 impl Offloaded {
-    /// The dag whose tasks run in `order`, with transfers of these buffers: each as [`Transfer::value`] numbers them.
+    /// The dag whose tasks run in `order`, with transfers of these buffers: each as
+    /// [`Transfer::value`] numbers them.
     fn new(dag: &Dag, order: &[TaskId], buffers: &[BufferId], transfers: &[Transfer]) -> Self {
         let own = (0..dag.buffers.len() as u32).map(BufferId).collect();
-        let bare = Dag { tasks: Vec::with_capacity(dag.tasks.len()), buffers: dag.buffers.clone(), may_reuse: Vec::new() };
-        let mut new = Offloaded { dag: bare, work: Vec::new(), buffer_of: own, copies: Vec::new() };
-        let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32).map(|b| Whereabouts::new(BufferId(b))).collect();
+        let bare = Dag {
+            tasks: Vec::with_capacity(dag.tasks.len()),
+            buffers: dag.buffers.clone(),
+            may_reuse: Vec::new(),
+        };
+        let mut new = Offloaded {
+            dag: bare,
+            work: Vec::new(),
+            buffer_of: own,
+            copies: Vec::new(),
+        };
+        let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32)
+            .map(|b| Whereabouts::new(BufferId(b)))
+            .collect();
         let mut first_use: FxHashMap<u32, u32> = FxHashMap::default();
         for transfer in transfers {
             let first = first_use.entry(transfer.value).or_insert(transfer.used);
@@ -108,14 +125,31 @@ impl Offloaded {
             }
             let task = &dag.tasks[run.index()];
             let now = |b: &BufferId| at[b.index()].device;
-            let after = task.after.iter().filter_map(|before| id_of[before.index()]).collect();
-            let (reads, writes) = (task.reads.iter().map(now).collect(), task.writes.iter().map(now).collect());
-            let id = new.dag.add_task(Task { reads, writes, after, rerun: None, ..task.clone() });
+            let after = task
+                .after
+                .iter()
+                .filter_map(|before| id_of[before.index()])
+                .collect();
+            let (reads, writes) = (
+                task.reads.iter().map(now).collect(),
+                task.writes.iter().map(now).collect(),
+            );
+            let id = new.dag.add_task(Task {
+                reads,
+                writes,
+                after,
+                rerun: None,
+                ..task.clone()
+            });
             new.work.push(Work::Run(run));
             id_of[run.index()] = Some(id);
             let first = pairs.partition_point(|pair| pair.task < run);
             let own = pairs[first..].iter().take_while(|pair| pair.task == run);
-            new.dag.may_reuse.extend(own.map(|pair| MayReuse { task: id, from: now(&pair.from), to: now(&pair.to) }));
+            new.dag.may_reuse.extend(own.map(|pair| MayReuse {
+                task: id,
+                from: now(&pair.from),
+                to: now(&pair.to),
+            }));
         }
         new
     }
@@ -124,7 +158,13 @@ impl Offloaded {
     fn double(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
         let original = &self.dag.buffers[of.index()];
         let name = format!("{} {name}", original.name);
-        let double = Buffer { name, space, live_in: false, live_out: false, ..original.clone() };
+        let double = Buffer {
+            name,
+            space,
+            live_in: false,
+            live_out: false,
+            ..original.clone()
+        };
         self.buffer_of.push(of);
         self.dag.add_buffer(double)
     }
@@ -132,14 +172,22 @@ impl Offloaded {
     fn start(&mut self, from: BufferId, to: BufferId, verb: &str) -> u32 {
         let copy = self.copies.len() as u32;
         self.copies.push(BufferCopy { from, to });
-        self.dag.add_task(Task::new(format!("{verb} {}", self.dag.buffer_name(from)), &[from], &[to]));
+        self.dag.add_task(Task::new(
+            format!("{verb} {}", self.dag.buffer_name(from)),
+            &[from],
+            &[to],
+        ));
         self.work.push(Work::Start(copy));
         copy
     }
 
     fn finish(&mut self, copy: u32, verb: &str) {
         let BufferCopy { from, to } = self.copies[copy as usize];
-        self.dag.add_task(Task::new(format!("{verb} {}", self.dag.buffer_name(from)), &[from], &[to]));
+        self.dag.add_task(Task::new(
+            format!("{verb} {}", self.dag.buffer_name(from)),
+            &[from],
+            &[to],
+        ));
         self.work.push(Work::Finish(copy));
     }
 
@@ -167,18 +215,29 @@ impl Offloaded {
 
     /// The run of a task of the dag without copies.
     pub fn run_of(&self, task: TaskId) -> Option<TaskId> {
-        self.work.iter().position(|work| *work == Work::Run(task)).map(|run| TaskId(run as u32))
+        self.work
+            .iter()
+            .position(|work| *work == Work::Run(task))
+            .map(|run| TaskId(run as u32))
     }
 
     /// The bytes that are copied to the host.
     pub fn bytes(&self) -> u64 {
-        let sent = self.copies.iter().map(|copy| &self.dag.buffers[copy.to.index()]).filter(|to| to.space == Space::Host);
+        let sent = self
+            .copies
+            .iter()
+            .map(|copy| &self.dag.buffers[copy.to.index()])
+            .filter(|to| to.space == Space::Host);
         sent.map(|to| to.bytes).sum()
     }
 }
 
 impl Whereabouts {
     fn new(device: BufferId) -> Self {
-        Whereabouts { device, host: None, fetch: 0 }
+        Whereabouts {
+            device,
+            host: None,
+            fetch: 0,
+        }
     }
 }

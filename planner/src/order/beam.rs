@@ -1,5 +1,5 @@
-//! Beam search for an order below a threshold: of the states with equally many tasks run, the few with the fewest live
-//! bytes are followed.
+//! Beam search for an order below a threshold: of the states with equally many tasks run, the few
+//! with the fewest live bytes are followed.
 
 use super::compact::Compact;
 use super::exact::Verdict;
@@ -20,9 +20,14 @@ struct Candidate<'a> {
     key: u128,
 }
 
-/// Looks for an order with a peak of `threshold` at most. A beam that never had to leave out a state proves that there is
-/// none if it finds none.
-pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &mut Limits) -> Verdict {
+/// Looks for an order with a peak of `threshold` at most. A beam that never had to leave out a
+/// state proves that there is none if it finds none.
+pub(super) fn search(
+    problem: &Compact,
+    width: usize,
+    threshold: i128,
+    limits: &mut Limits,
+) -> Verdict {
     let start = State::new(problem);
     if start.walk.peak > threshold {
         return Verdict::AtLeast(start.walk.peak);
@@ -31,7 +36,15 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
     let mut at_least = i128::MAX;
     let mut complete = true;
     let mut levels: BTreeMap<usize, Vec<Candidate>> = BTreeMap::new();
-    levels.insert(0, vec![Candidate { parent: Rc::new(start), child: None, live: 0, key: 0 }]);
+    levels.insert(
+        0,
+        vec![Candidate {
+            parent: Rc::new(start),
+            child: None,
+            live: 0,
+            key: 0,
+        }],
+    );
     let mut children = Vec::new();
     while let Some((_, mut level)) = levels.pop_first() {
         complete &= keep(&mut level, width);
@@ -58,14 +71,23 @@ pub(super) fn search(problem: &Compact, width: usize, threshold: i128, limits: &
             let level = levels.entry(state.walk.log.len() + 1).or_default();
             let parent = Rc::new(state);
             for Child { task, live, key } in children.drain(..) {
-                level.push(Candidate { parent: parent.clone(), child: Some(task), live, key });
+                level.push(Candidate {
+                    parent: parent.clone(),
+                    child: Some(task),
+                    live,
+                    key,
+                });
             }
             if level.len() > WAITING * width + 64 {
                 complete &= keep(level, width);
             }
         }
     }
-    if complete { Verdict::AtLeast(at_least) } else { Verdict::Unknown }
+    if complete {
+        Verdict::AtLeast(at_least)
+    } else {
+        Verdict::Unknown
+    }
 }
 
 /// The best few of a level, no state twice; whether none had to be left out.

@@ -1,8 +1,9 @@
 //! Lower bounds on the peak: for each task, the least memory in which it can run at all.
 //!
-//! The live bytes of a state are a cut: a buffer counts if its first user has run and some other has not. So the state with
-//! the fewest live bytes among those in which a given task can run is a minimum cut (Picard, "Maximal closure of a graph",
-//! 1976), found as a maximum flow by Dinic's algorithm. No order has a peak below the largest of these.
+//! The live bytes of a state are a cut: a buffer counts if its first user has run and some other
+//! has not. So the state with the fewest live bytes among those in which a given task can run is a
+//! minimum cut (Picard, "Maximal closure of a graph", 1976), found as a maximum flow by Dinic's
+//! algorithm. No order has a peak below the largest of these.
 
 use super::compact::Compact;
 use super::expand::Limits;
@@ -13,7 +14,8 @@ const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;
 /// Edges that can be looked at while a step of the other searches is made.
 const EDGES_PER_EFFORT: u64 = 16;
-/// Nodes and edges that are set up for a cut at no charge, and how many of the others are while an edge is looked at.
+/// Nodes and edges that are set up for a cut at no charge, and how many of the others are while an
+/// edge is looked at.
 const SET_UP_FREE: u64 = 1 << 14;
 const SET_UP_SHARE: u64 = 8;
 
@@ -79,7 +81,9 @@ impl<'a> Bounds<'a> {
         }
         for b in 0..buffers {
             let users = problem.users.row(b);
-            let Some(&first) = users.iter().min_by_key(|&&t| position[t as usize]) else { continue };
+            let Some(&first) = users.iter().min_by_key(|&&t| position[t as usize]) else {
+                continue;
+            };
             if !problem.at_start[b] {
                 bounds.first[b] = first;
             }
@@ -110,17 +114,29 @@ impl<'a> Bounds<'a> {
     fn edge(&mut self, from: u32, to: u32, capacity: i128) -> u32 {
         let edge = self.edges.len() as u32;
         self.edges.push(Edge { to, capacity });
-        self.edges.push(Edge { to: from, capacity: 0 });
+        self.edges.push(Edge {
+            to: from,
+            capacity: 0,
+        });
         self.edges_of[from as usize].push(edge);
         self.edges_of[to as usize].push(edge + 1);
         edge
     }
 
-    /// Raises `bound`, which holds, by what tasks need, until it reaches `peak`, no other task could raise it, or the limit
-    /// is reached. `needs` says for each task in how many bytes some order runs it.
-    pub(super) fn raise(&mut self, bound: i128, needs: &[i128], peak: i128, limits: &mut Limits) -> i128 {
+    /// Raises `bound`, which holds, by what tasks need, until it reaches `peak`, no other task
+    /// could raise it, or the limit is reached. `needs` says for each task in how many bytes some
+    /// order runs it.
+    pub(super) fn raise(
+        &mut self,
+        bound: i128,
+        needs: &[i128],
+        peak: i128,
+        limits: &mut Limits,
+    ) -> i128 {
         let mut bound = bound;
-        let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32).filter(|&t| !self.seen[t as usize]).collect();
+        let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32)
+            .filter(|&t| !self.seen[t as usize])
+            .collect();
         tasks.sort_by_key(|&t| (std::cmp::Reverse(needs[t as usize]), t));
         for task in tasks {
             if needs[task as usize] <= bound || bound >= peak || limits.is_over() {
@@ -134,17 +150,25 @@ impl<'a> Bounds<'a> {
         bound
     }
 
-    /// The least memory in which a task can run. In place it can take over one of several buffers, whose other users must
-    /// then have run: each way is a cut of its own. Nothing, if the limit is reached before.
+    /// The least memory in which a task can run. In place it can take over one of several buffers,
+    /// whose other users must then have run: each way is a cut of its own. Nothing, if the limit is
+    /// reached before.
     pub(super) fn need(&mut self, task: usize, limits: &mut Limits) -> Option<i128> {
         let problem = self.problem;
-        let born = problem.uses.row(task).iter().filter(|&&b| self.first[b as usize] as usize == task);
-        let own = born.map(|&b| problem.bytes[b as usize]).sum::<i128>() + problem.workspace[task] + problem.base;
+        let born = problem
+            .uses
+            .row(task)
+            .iter()
+            .filter(|&&b| self.first[b as usize] as usize == task);
+        let own = born.map(|&b| problem.bytes[b as usize]).sum::<i128>()
+            + problem.workspace[task]
+            + problem.base;
         let pairs = problem.pairs(task);
         let one_takes = pairs.windows(2).all(|two| two[0].to == two[1].to);
         if pairs.is_empty() || !one_takes {
             // With several that may take over bytes, all may be saved whatever happens.
-            let mut saved: Vec<(u32, i128)> = pairs.iter().map(|pair| (pair.to, pair.saves)).collect();
+            let mut saved: Vec<(u32, i128)> =
+                pairs.iter().map(|pair| (pair.to, pair.saves)).collect();
             saved.sort_unstable();
             saved.dedup();
             let saved: i128 = saved.iter().map(|&(_, saves)| saves).sum();
@@ -152,25 +176,37 @@ impl<'a> Bounds<'a> {
         }
         let mut least = None;
         for pair in pairs {
-            let cut = self.cut(task, Some((pair.from as usize, pair.saves)), limits)? + own - pair.saves;
+            let cut =
+                self.cut(task, Some((pair.from as usize, pair.saves)), limits)? + own - pair.saves;
             least = Some(least.map_or(cut, |least: i128| least.min(cut)));
         }
         least
     }
 
-    /// The fewest live bytes of a state in which a task can run. With a buffer to take over, `saves` are added where other
-    /// users of it have not run.
-    fn cut(&mut self, task: usize, taken_over: Option<(usize, i128)>, limits: &mut Limits) -> Option<i128> {
-        // Setting up costs little beside what is looked at, but for large dags of which a task concerns little.
+    /// The fewest live bytes of a state in which a task can run. With a buffer to take over,
+    /// `saves` are added where other users of it have not run.
+    fn cut(
+        &mut self,
+        task: usize,
+        taken_over: Option<(usize, i128)>,
+        limits: &mut Limits,
+    ) -> Option<i128> {
+        // Setting up costs little beside what is looked at, but for large dags of which a task
+        // concerns little.
         let elements = (self.edges.len() + self.side.len()) as u64;
         self.work += elements.saturating_sub(SET_UP_FREE) / SET_UP_SHARE;
         count_looks(elements);
         self.residual.clear();
-        self.residual.extend(self.edges.iter().map(|edge| edge.capacity));
+        self.residual
+            .extend(self.edges.iter().map(|edge| edge.capacity));
         self.side.fill(Side::Free);
         let nodes = self.side.len();
-        (self.side[nodes - 2], self.side[nodes - 1], self.side[task]) = (Side::Source, Side::Sink, Side::Sink);
-        for (rows, side) in [(&self.problem.before, Side::Source), (&self.problem.after, Side::Sink)] {
+        (self.side[nodes - 2], self.side[nodes - 1], self.side[task]) =
+            (Side::Source, Side::Sink, Side::Sink);
+        for (rows, side) in [
+            (&self.problem.before, Side::Source),
+            (&self.problem.after, Side::Sink),
+        ] {
             let mut reached = vec![task as u32];
             while let Some(at) = reached.pop() {
                 for &next in rows.row(at as usize) {
@@ -183,7 +219,8 @@ impl<'a> Bounds<'a> {
         }
         let mut known = 0;
         if let Some((buffer, saves)) = taken_over {
-            // It counts in any case, for this task reads it. What remains of its edge asks for the other users alone.
+            // It counts in any case, for this task reads it. What remains of its edge asks for the
+            // other users alone.
             let edge = self.buffer_edge[buffer] as usize;
             known = self.problem.bytes[buffer];
             self.residual[edge] = saves;
@@ -191,7 +228,9 @@ impl<'a> Bounds<'a> {
                 self.residual[edge] = 0;
             } else {
                 let all_done = self.edges[edge].to as usize;
-                let to_task = self.edges_of[all_done].iter().find(|&&e| self.edges[e as usize].to as usize == task);
+                let to_task = self.edges_of[all_done]
+                    .iter()
+                    .find(|&&e| self.edges[e as usize].to as usize == task);
                 if let Some(&to_task) = to_task {
                     self.residual[to_task as usize] = 0;
                 }
@@ -202,7 +241,9 @@ impl<'a> Bounds<'a> {
 
     /// The maximum flow from the source side to the sink side.
     fn flow(&mut self, limits: &mut Limits) -> Option<i128> {
-        let sources: Vec<u32> = (0..self.side.len() as u32).filter(|&n| self.side[n as usize] == Side::Source).collect();
+        let sources: Vec<u32> = (0..self.side.len() as u32)
+            .filter(|&n| self.side[n as usize] == Side::Source)
+            .collect();
         let mut total = 0;
         while self.find_levels(&sources) {
             self.next.fill(0);
@@ -240,15 +281,20 @@ impl<'a> Bounds<'a> {
         reached
     }
 
-    /// Pushes up to `most` from a node along edges that lead one level on, to the sink side. Without recursion: levels are
-    /// as many as a graph is deep.
+    /// Pushes up to `most` from a node along edges that lead one level on, to the sink side.
+    /// Without recursion: levels are as many as a graph is deep.
     fn push(&mut self, start: u32, most: i128) -> i128 {
         let mut pushed = 0;
         let mut path: Vec<u32> = Vec::new();
         loop {
-            let at = path.last().map_or(start, |&edge| self.edges[edge as usize].to);
+            let at = path
+                .last()
+                .map_or(start, |&edge| self.edges[edge as usize].to);
             if self.side[at as usize] == Side::Sink {
-                let amount = path.iter().map(|&e| self.residual[e as usize]).fold(most - pushed, i128::min);
+                let amount = path
+                    .iter()
+                    .map(|&e| self.residual[e as usize])
+                    .fold(most - pushed, i128::min);
                 let mut cut_at = 0;
                 for (depth, &e) in path.iter().enumerate().rev() {
                     self.residual[e as usize] -= amount;
@@ -266,7 +312,8 @@ impl<'a> Bounds<'a> {
             let mut found = None;
             while let Some(&edge) = edges.get(self.next[at as usize] as usize) {
                 let to = self.edges[edge as usize].to as usize;
-                if self.residual[edge as usize] > 0 && self.level[to] == self.level[at as usize] + 1 {
+                if self.residual[edge as usize] > 0 && self.level[to] == self.level[at as usize] + 1
+                {
                     found = Some(edge);
                     break;
                 }
@@ -289,7 +336,9 @@ impl<'a> Bounds<'a> {
 fn program_order(problem: &Compact) -> Vec<u32> {
     let tasks = problem.tasks();
     let mut waiting: Vec<usize> = (0..tasks).map(|t| problem.before.row(t).len()).collect();
-    let mut order: Vec<u32> = (0..tasks as u32).filter(|&t| waiting[t as usize] == 0).collect();
+    let mut order: Vec<u32> = (0..tasks as u32)
+        .filter(|&t| waiting[t as usize] == 0)
+        .collect();
     let mut at = 0;
     while let Some(&task) = order.get(at) {
         at += 1;

@@ -1,8 +1,9 @@
 //! The ordering problem as flat arrays, and walks through its states.
 //!
-//! A state is the set of tasks that have run. Which buffers are alive in it, and so its live bytes, follow from the set
-//! alone: a buffer is alive once one of its users has run, until all have. The live bytes are a submodular function of the
-//! set (a cut), and the problem is symmetric in time: run backwards, a buffer is born at its last user.
+//! A state is the set of tasks that have run. Which buffers are alive in it, and so its live bytes,
+//! follow from the set alone: a buffer is alive once one of its users has run, until all have. The
+//! live bytes are a submodular function of the set (a cut), and the problem is symmetric in time:
+//! run backwards, a buffer is born at its last user.
 
 use crate::dag::Dag;
 use crate::relations::{Csr, Relations};
@@ -16,7 +17,8 @@ pub(crate) enum Sizes {
     Exact,
 }
 
-/// What a task may do in place: if one buffer ends where the other begins, the latter's bytes are not needed twice.
+/// What a task may do in place: if one buffer ends where the other begins, the latter's bytes are
+/// not needed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
     /// Gives its bytes, to one other at most.
@@ -59,8 +61,18 @@ pub(super) struct Compact {
 impl Compact {
     pub(super) fn new(dag: &Dag, relations: &Relations, in_place: bool, sizes: Sizes) -> Self {
         let tasks = dag.tasks.len();
-        let size = |exact: u64, occupied: u64| i128::from(if sizes == Sizes::Exact { exact } else { occupied });
-        let bytes: Vec<i128> = dag.buffers.iter().map(|b| size(b.bytes, b.occupied())).collect();
+        let size = |exact: u64, occupied: u64| {
+            i128::from(if sizes == Sizes::Exact {
+                exact
+            } else {
+                occupied
+            })
+        };
+        let bytes: Vec<i128> = dag
+            .buffers
+            .iter()
+            .map(|b| size(b.bytes, b.occupied()))
+            .collect();
         let mut base = 0;
         let mut touches = Vec::new();
         for (b, buffer) in dag.buffers.iter().enumerate() {
@@ -73,15 +85,26 @@ impl Compact {
         let users = Csr::new(dag.buffers.len(), touches);
         let mut given: Vec<(u32, Pair)> = Vec::new();
         for pair in dag.may_reuse.iter().filter(|_| in_place) {
-            let (from, to) = (&dag.buffers[pair.from.index()], &dag.buffers[pair.to.index()]);
+            let (from, to) = (
+                &dag.buffers[pair.from.index()],
+                &dag.buffers[pair.to.index()],
+            );
             let saves = bytes[pair.to.index()];
             let is_first = relations.writers.row(pair.to.index()).first() == Some(&pair.task.0);
             if saves == 0 || !is_first || to.align > from.align {
                 continue;
             }
-            given.push((pair.task.0, Pair { from: pair.from.0, to: pair.to.0, saves }));
+            given.push((
+                pair.task.0,
+                Pair {
+                    from: pair.from.0,
+                    to: pair.to.0,
+                    saves,
+                },
+            ));
         }
-        given.sort_by_key(|&(task, pair)| (task, std::cmp::Reverse(pair.saves), pair.to, pair.from));
+        given
+            .sort_by_key(|&(task, pair)| (task, std::cmp::Reverse(pair.saves), pair.to, pair.from));
         let starts = |t: usize| given.partition_point(|&(task, _)| (task as usize) < t) as u32;
         Compact {
             uses: users.transposed(tasks),
@@ -90,7 +113,11 @@ impl Compact {
             before: relations.before.clone(),
             at_start: dag.buffers.iter().map(|b| b.live_in).collect(),
             at_end: dag.buffers.iter().map(|b| b.live_out).collect(),
-            workspace: dag.tasks.iter().map(|t| size(t.workspace, t.workspace_occupied())).collect(),
+            workspace: dag
+                .tasks
+                .iter()
+                .map(|t| size(t.workspace, t.workspace_occupied()))
+                .collect(),
             pairs_of: (0..tasks).map(|t| (starts(t), starts(t + 1))).collect(),
             pairs: given.into_iter().map(|(_, pair)| pair).collect(),
             bytes,
@@ -120,7 +147,8 @@ impl Compact {
         &self.pairs[start as usize..end as usize]
     }
 
-    /// The live bytes while each task runs, by task, and the largest of all, for an order of all tasks.
+    /// The live bytes while each task runs, by task, and the largest of all, for an order of all
+    /// tasks.
     pub(super) fn needs(&self, order: &[u32]) -> (Vec<i128>, i128) {
         let mut walk = Walk::new(self);
         let mut needs = vec![0; self.tasks()];
@@ -177,11 +205,19 @@ impl<'a> Walk<'a> {
     pub(super) fn new(problem: &'a Compact) -> Self {
         let buffers = problem.bytes.len();
         let is_alive = |&b: &usize| problem.at_start[b] && !problem.users.row(b).is_empty();
-        let live = problem.base + (0..buffers).filter(is_alive).map(|b| problem.bytes[b]).sum::<i128>();
+        let live = problem.base
+            + (0..buffers)
+                .filter(is_alive)
+                .map(|b| problem.bytes[b])
+                .sum::<i128>();
         Walk {
             problem,
-            remaining: (0..buffers).map(|b| problem.users.row(b).len() as u32).collect(),
-            waiting: (0..problem.tasks()).map(|t| problem.before.row(t).len() as u32).collect(),
+            remaining: (0..buffers)
+                .map(|b| problem.users.row(b).len() as u32)
+                .collect(),
+            waiting: (0..problem.tasks())
+                .map(|t| problem.before.row(t).len() as u32)
+                .collect(),
             done: vec![false; problem.tasks()],
             live,
             peak: live,
@@ -200,11 +236,16 @@ impl<'a> Walk<'a> {
 
     /// Whether running a ready task makes another one ready.
     pub(super) fn enables(&self, task: u32) -> bool {
-        self.problem.after.row(task as usize).iter().any(|&next| self.waiting[next as usize] == 1)
+        self.problem
+            .after
+            .row(task as usize)
+            .iter()
+            .any(|&next| self.waiting[next as usize] == 1)
     }
 
     fn is_born(&self, buffer: usize) -> bool {
-        !self.problem.at_start[buffer] && self.remaining[buffer] as usize == self.problem.users.row(buffer).len()
+        !self.problem.at_start[buffer]
+            && self.remaining[buffer] as usize == self.problem.users.row(buffer).len()
     }
 
     fn dies(&self, buffer: usize) -> bool {
@@ -225,20 +266,33 @@ impl<'a> Walk<'a> {
             }
         }
         let pairs = problem.pairs(task as usize);
-        let saved = if pairs.is_empty() { 0 } else { self.saved(pairs) };
-        Change { net: born - dying, need: born + problem.workspace[task as usize] - saved }
+        let saved = if pairs.is_empty() {
+            0
+        } else {
+            self.saved(pairs)
+        };
+        Change {
+            net: born - dying,
+            need: born + problem.workspace[task as usize] - saved,
+        }
     }
 
-    /// The most bytes that need not exist twice: a matching of buffers that end with buffers that begin, each of which has
-    /// its own savings, so that those with the largest are matched first and stay so (Edmonds, "Matroids and the greedy
-    /// algorithm", 1971).
+    /// The most bytes that need not exist twice: a matching of buffers that end with buffers that
+    /// begin, each of which has its own savings, so that those with the largest are matched first
+    /// and stay so (Edmonds, "Matroids and the greedy algorithm", 1971).
     fn saved(&self, pairs: &[Pair]) -> i128 {
         let meets = |pair: &&Pair| {
-            let (ends, begins) = if self.problem.backwards { (pair.to, pair.from) } else { (pair.from, pair.to) };
+            let (ends, begins) = if self.problem.backwards {
+                (pair.to, pair.from)
+            } else {
+                (pair.from, pair.to)
+            };
             self.dies(ends as usize) && self.is_born(begins as usize)
         };
         let mut meeting = pairs.iter().filter(meets);
-        let Some(first) = meeting.next() else { return 0 };
+        let Some(first) = meeting.next() else {
+            return 0;
+        };
         let rest: Vec<Pair> = meeting.copied().collect();
         if rest.iter().all(|pair| pair.to == first.to) {
             return first.saves;
@@ -286,7 +340,12 @@ impl<'a> Walk<'a> {
     }
 
     pub(super) fn mark(&self) -> Mark {
-        Mark { live: self.live, peak: self.peak, key: self.key, len: self.log.len() }
+        Mark {
+            live: self.live,
+            peak: self.peak,
+            key: self.key,
+            len: self.log.len(),
+        }
     }
 
     /// Takes back all that ran since.
@@ -296,10 +355,23 @@ impl<'a> Walk<'a> {
             let Some(task) = self.log.pop() else { break };
             let task = task as usize;
             self.done[task] = false;
-            problem.uses.row(task).iter().for_each(|&b| self.remaining[b as usize] += 1);
-            problem.after.row(task).iter().for_each(|&next| self.waiting[next as usize] += 1);
+            problem
+                .uses
+                .row(task)
+                .iter()
+                .for_each(|&b| self.remaining[b as usize] += 1);
+            problem
+                .after
+                .row(task)
+                .iter()
+                .for_each(|&next| self.waiting[next as usize] += 1);
         }
-        Mark { live: self.live, peak: self.peak, key: self.key, .. } = mark;
+        Mark {
+            live: self.live,
+            peak: self.peak,
+            key: self.key,
+            ..
+        } = mark;
     }
 
     /// Tasks that have run since.
@@ -308,7 +380,8 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Finds a buffer whose bytes `to` can take over, if need be by finding others for those that have taken some.
+/// Finds a buffer whose bytes `to` can take over, if need be by finding others for those that have
+/// taken some.
 fn give(pairs: &[Pair], to: u32, given: &mut Vec<(u32, u32)>, tried: &mut Vec<u32>) -> bool {
     for pair in pairs.iter().filter(|pair| pair.to == to) {
         if tried.contains(&pair.from) {
@@ -329,7 +402,8 @@ fn give(pairs: &[Pair], to: u32, given: &mut Vec<(u32, u32)>, tried: &mut Vec<u3
     false
 }
 
-/// A random number for each task, by the finaliser of SplitMix64 (Steele, Lea, Flood, 2014) on two halves.
+/// A random number for each task, by the finaliser of SplitMix64 (Steele, Lea, Flood, 2014) on two
+/// halves.
 pub(super) fn key(task: u32) -> u128 {
     let mix = |mut x: u64| {
         x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -337,6 +411,9 @@ pub(super) fn key(task: u32) -> u128 {
         x ^ (x >> 31)
     };
     let seed = u64::from(task).wrapping_add(1);
-    let (high, low) = (mix(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)), mix(seed.wrapping_mul(0xd1b5_4a32_d192_ed03)));
+    let (high, low) = (
+        mix(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15)),
+        mix(seed.wrapping_mul(0xd1b5_4a32_d192_ed03)),
+    );
     u128::from(high) << 64 | u128::from(low)
 }

@@ -25,8 +25,8 @@ struct Frame {
 
 /// Looks for an order with a peak of `threshold` at most.
 ///
-/// States are told apart by keys of 128 random bits, so that two of a billion states are taken for one with a probability
-/// below 10⁻²⁰.
+/// States are told apart by keys of 128 random bits, so that two of a billion states are taken for
+/// one with a probability below 10⁻²⁰.
 pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
     let mut state = State::new(problem);
     let mut visited: FxHashSet<u128> = FxHashSet::default();
@@ -52,9 +52,15 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
         }
         // The one with the fewest live bytes is followed first.
         children.sort_by_key(|child| (std::cmp::Reverse(child.live), child.key));
-        frames.push(Frame { mark, ready: state.ready.clone(), children });
+        frames.push(Frame {
+            mark,
+            ready: state.ready.clone(),
+            children,
+        });
         loop {
-            let Some(frame) = frames.last_mut() else { return Verdict::AtLeast(at_least) };
+            let Some(frame) = frames.last_mut() else {
+                return Verdict::AtLeast(at_least);
+            };
             match frame.children.pop() {
                 Some(child) if visited.contains(&child.key) => {}
                 Some(child) => {

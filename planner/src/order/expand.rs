@@ -1,9 +1,10 @@
 //! From one state to the next: what may run at once without loss, and what remains to be chosen.
 //!
-//! Let a step fit if the bytes it needs stay below a threshold. A ready task that fits and does not raise the live bytes
-//! can run now: in any order that stays below the threshold it can be moved here, since by submodularity it raises the live
-//! bytes nowhere later either. The same holds for a ready task together with some of those that become ready by it, if all
-//! of these fit, none of these raises the live bytes and all of them together do not. So a weight's gradient brings its
+//! Let a step fit if the bytes it needs stay below a threshold. A ready task that fits and does not
+//! raise the live bytes can run now: in any order that stays below the threshold it can be moved
+//! here, since by submodularity it raises the live bytes nowhere later either. The same holds for a
+//! ready task together with some of those that become ready by it, if all of these fit, none of
+//! these raises the live bytes and all of them together do not. So a weight's gradient brings its
 //! update along.
 
 use super::compact::{Compact, Mark, Walk, key};
@@ -31,7 +32,10 @@ impl Limits {
     /// Does something that may take only part of what is left.
     pub(super) fn within<T>(&mut self, most: u64, work: impl FnOnce(&mut Limits) -> T) -> T {
         let allowed = most.min(self.effort);
-        let mut part = Limits { effort: allowed, ..*self };
+        let mut part = Limits {
+            effort: allowed,
+            ..*self
+        };
         let result = work(&mut part);
         self.spend(allowed - part.effort);
         result
@@ -78,7 +82,9 @@ impl<'a> State<'a> {
     /// Nothing has run.
     pub(super) fn new(problem: &'a Compact) -> Self {
         let walk = Walk::new(problem);
-        let ready = (0..problem.tasks() as u32).filter(|&t| walk.is_ready(t)).collect();
+        let ready = (0..problem.tasks() as u32)
+            .filter(|&t| walk.is_ready(t))
+            .collect();
         State { walk, ready }
     }
 
@@ -104,7 +110,13 @@ impl<'a> State<'a> {
         ready.retain(|&task| walk.is_ready(task));
         let old = ready.len();
         for &task in walk.since(mark) {
-            ready.extend(walk.problem.after.row(task as usize).iter().filter(|&&next| walk.is_ready(next)));
+            ready.extend(
+                walk.problem
+                    .after
+                    .row(task as usize)
+                    .iter()
+                    .filter(|&&next| walk.is_ready(next)),
+            );
         }
         if ready.len() > old {
             ready.sort_unstable();
@@ -112,10 +124,19 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Runs what can run without loss while steps need `threshold` at most, then appends the choices that are left.
-    pub(super) fn expand(&mut self, threshold: i128, thorough: bool, children: &mut Vec<Child>) -> Expansion {
+    /// Runs what can run without loss while steps need `threshold` at most, then appends the
+    /// choices that are left.
+    pub(super) fn expand(
+        &mut self,
+        threshold: i128,
+        thorough: bool,
+        children: &mut Vec<Child>,
+    ) -> Expansion {
         let first = children.len();
-        let mut expansion = Expansion { exceeded: i128::MAX, effort: 0 };
+        let mut expansion = Expansion {
+            exceeded: i128::MAX,
+            effort: 0,
+        };
         let mut start = self.walk.mark();
         // The least that was needed by a step not taken where there was only one that fitted.
         let mut passed_by = i128::MAX;
@@ -148,7 +169,13 @@ impl<'a> State<'a> {
     }
 
     /// Runs a ready task if nothing is lost by it, else tells where it would lead.
-    fn advance(&mut self, task: u32, threshold: i128, thorough: bool, expansion: &mut Expansion) -> Advance {
+    fn advance(
+        &mut self,
+        task: u32,
+        threshold: i128,
+        thorough: bool,
+        expansion: &mut Expansion,
+    ) -> Advance {
         let walk = &mut self.walk;
         let start = walk.mark();
         let change = walk.change(task);
@@ -162,7 +189,11 @@ impl<'a> State<'a> {
             return Advance::Done;
         }
         if !thorough && !walk.enables(task) {
-            return Advance::Child(Child { task, live: start.live + change.net, key: start.key ^ key(task) });
+            return Advance::Child(Child {
+                task,
+                live: start.live + change.net,
+                key: start.key ^ key(task),
+            });
         }
         let affected = walk.affected.len();
         walk.apply(task);
@@ -176,7 +207,11 @@ impl<'a> State<'a> {
             walk.touched.extend(noted);
             walk.close(threshold, 0);
         }
-        let child = Child { task, live: walk.live, key: walk.key };
+        let child = Child {
+            task,
+            live: walk.live,
+            key: walk.key,
+        };
         walk.undo(start);
         walk.affected.truncate(affected);
         Advance::Child(child)
@@ -193,8 +228,9 @@ enum Advance {
 }
 
 impl Walk<'_> {
-    /// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes, if they became ready when
-    /// `since` tasks or more had run. The others that are ready are affected.
+    /// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes, if
+    /// they became ready when `since` tasks or more had run. The others that are ready are
+    /// affected.
     fn close(&mut self, threshold: i128, since: usize) {
         let mut unfit = Vec::new();
         while let Some(task) = self.touched.pop() {

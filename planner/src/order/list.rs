@@ -1,7 +1,9 @@
-//! Orders made in one pass, where the search begins: greedy list scheduling on memory, forwards and, since the problem is symmetric in time (a buffer is born at its last
-//! reader and dies at its first writer), backwards; and a depth-first order that evaluates the operand with the larger
-//! need first, after Sethi and Ullman, "The generation of optimal code for arithmetic expressions" (1970), and Liu, "On
-//! the storage requirement in the out-of-core multifrontal method" (1986). Each costs about O(E log V).
+//! Orders made in one pass, where the search begins: greedy list scheduling on memory, forwards
+//! and, since the problem is symmetric in time (a buffer is born at its last reader and dies at its
+//! first writer), backwards; and a depth-first order that evaluates the operand with the larger
+//! need first, after Sethi and Ullman, "The generation of optimal code for arithmetic expressions"
+//! (1970), and Liu, "On the storage requirement in the out-of-core multifrontal method" (1986).
+//! Each costs about O(E log V).
 
 use super::Schedule;
 use super::expand::is_past;
@@ -11,8 +13,13 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-/// The program's order first, then those of the three constructions that differ and are done before the deadline.
-pub(super) fn orders(dag: &Dag, relations: &Relations, deadline: Option<Instant>) -> Vec<(Schedule, Vec<TaskId>)> {
+/// The program's order first, then those of the three constructions that differ and are done before
+/// the deadline.
+pub(super) fn orders(
+    dag: &Dag,
+    relations: &Relations,
+    deadline: Option<Instant>,
+) -> Vec<(Schedule, Vec<TaskId>)> {
     let mut orders = vec![(Schedule::Program, relations.program_order())];
     for schedule in [Schedule::Forward, Schedule::Backward, Schedule::DepthFirst] {
         let order = match schedule {
@@ -21,7 +28,11 @@ pub(super) fn orders(dag: &Dag, relations: &Relations, deadline: Option<Instant>
             Schedule::Backward => Greedy::new(dag, relations, Direction::Backward).run(deadline),
             _ => Some(depth_first(dag, relations)),
         };
-        orders.extend(order.filter(|order| orders.iter().all(|(_, known)| known != order)).map(|order| (schedule, order)));
+        orders.extend(
+            order
+                .filter(|order| orders.iter().all(|(_, known)| known != order))
+                .map(|order| (schedule, order)),
+        );
     }
     orders
 }
@@ -35,7 +46,8 @@ enum Direction {
     Backward,
 }
 
-/// How many of the ready tasks with the smallest net change are tried before the one with the smallest need is taken.
+/// How many of the ready tasks with the smallest net change are tried before the one with the
+/// smallest need is taken.
 const TRIES: usize = 16;
 
 /// What running a task does to the live bytes.
@@ -47,8 +59,8 @@ struct Change {
     need: i128,
 }
 
-/// Greedy list scheduling: among the ready tasks that fit under the peak reached so far, the one that frees most; if none
-/// fits, the one that raises the peak least.
+/// Greedy list scheduling: among the ready tasks that fit under the peak reached so far, the one
+/// that frees most; if none fits, the one that raises the peak least.
 struct Greedy<'a> {
     dag: &'a Dag,
     relations: &'a Relations,
@@ -60,7 +72,8 @@ struct Greedy<'a> {
     alive: Vec<bool>,
     pairs: Csr,
     done: Vec<bool>,
-    /// Task → how often its change was computed anew; entries of the heaps with an older number are stale.
+    /// Task → how often its change was computed anew; entries of the heaps with an older number are
+    /// stale.
     version: Vec<u32>,
     by_net: BinaryHeap<Reverse<(i128, i128, u32, u32)>>,
     by_need: BinaryHeap<Reverse<(i128, i128, u32, u32)>>,
@@ -73,14 +86,19 @@ impl<'a> Greedy<'a> {
             Direction::Backward => (&relations.before, &relations.after),
         };
         let tasks = dag.tasks.len();
-        let pairs = (0u32..).zip(&dag.may_reuse).map(|(i, pair)| (pair.task.0, i)).collect();
+        let pairs = (0u32..)
+            .zip(&dag.may_reuse)
+            .map(|(i, pair)| (pair.task.0, i))
+            .collect();
         let mut greedy = Greedy {
             dag,
             relations,
             direction,
             next,
             waiting: (0..tasks).map(|t| previous.row(t).len() as u32).collect(),
-            remaining: (0..dag.buffers.len()).map(|b| relations.users.row(b).len() as u32).collect(),
+            remaining: (0..dag.buffers.len())
+                .map(|b| relations.users.row(b).len() as u32)
+                .collect(),
             alive: Vec::new(),
             pairs: Csr::new(tasks, pairs),
             done: vec![false; tasks],
@@ -88,23 +106,36 @@ impl<'a> Greedy<'a> {
             by_net: BinaryHeap::new(),
             by_need: BinaryHeap::new(),
         };
-        greedy.alive = (0..dag.buffers.len()).map(|b| greedy.is_alive_at_start(b)).collect();
+        greedy.alive = (0..dag.buffers.len())
+            .map(|b| greedy.is_alive_at_start(b))
+            .collect();
         greedy
     }
 
     fn is_alive_at_start(&self, buffer: usize) -> bool {
         let buffer = &self.dag.buffers[buffer];
-        if self.direction == Direction::Forward { buffer.live_in } else { buffer.live_out }
+        if self.direction == Direction::Forward {
+            buffer.live_in
+        } else {
+            buffer.live_out
+        }
     }
 
     fn is_alive_at_end(&self, buffer: usize) -> bool {
         let buffer = &self.dag.buffers[buffer];
-        if self.direction == Direction::Forward { buffer.live_out } else { buffer.live_in }
+        if self.direction == Direction::Forward {
+            buffer.live_out
+        } else {
+            buffer.live_in
+        }
     }
 
     /// The order of all tasks; none if the deadline comes first.
     fn run(mut self, deadline: Option<Instant>) -> Option<Vec<TaskId>> {
-        let mut live: i128 = (0..self.alive.len()).filter(|&b| self.alive[b]).map(|b| self.bytes(b)).sum();
+        let mut live: i128 = (0..self.alive.len())
+            .filter(|&b| self.alive[b])
+            .map(|b| self.bytes(b))
+            .sum();
         let mut peak = live;
         let mut order = Vec::with_capacity(self.dag.tasks.len());
         for task in 0..self.waiting.len() {
@@ -144,14 +175,26 @@ impl<'a> Greedy<'a> {
         let (mut born, mut dying) = (0, 0);
         for &buffer in self.relations.uses.row(task as usize) {
             let buffer = buffer as usize;
-            born += if self.is_born(buffer) { self.bytes(buffer) } else { 0 };
-            dying += if self.dies(buffer) { self.bytes(buffer) } else { 0 };
+            born += if self.is_born(buffer) {
+                self.bytes(buffer)
+            } else {
+                0
+            };
+            dying += if self.dies(buffer) {
+                self.bytes(buffer)
+            } else {
+                0
+            };
         }
         let workspace = i128::from(self.dag.tasks[task as usize].workspace_occupied());
-        Change { net: born - dying, need: born + workspace - self.saved_in_place(task) }
+        Change {
+            net: born - dying,
+            need: born + workspace - self.saved_in_place(task),
+        }
     }
 
-    /// The bytes that need not exist twice while a task runs: of each pair, one buffer ends here and the other begins.
+    /// The bytes that need not exist twice while a task runs: of each pair, one buffer ends here
+    /// and the other begins.
     fn saved_in_place(&self, task: u32) -> i128 {
         let mut taken: Vec<u32> = Vec::new();
         let mut saved = 0;
@@ -175,13 +218,21 @@ impl<'a> Greedy<'a> {
         let Change { net, need } = self.change(task);
         self.version[task as usize] += 1;
         let version = self.version[task as usize];
-        let rank = if self.direction == Direction::Forward { task } else { u32::MAX - task };
+        let rank = if self.direction == Direction::Forward {
+            task
+        } else {
+            u32::MAX - task
+        };
         self.by_net.push(Reverse((net, need, rank, version)));
         self.by_need.push(Reverse((need, net, rank, version)));
     }
 
     fn ranked(&self, rank: u32) -> u32 {
-        if self.direction == Direction::Forward { rank } else { u32::MAX - rank }
+        if self.direction == Direction::Forward {
+            rank
+        } else {
+            u32::MAX - rank
+        }
     }
 
     fn is_current(&self, rank: u32, version: u32) -> bool {
@@ -194,7 +245,9 @@ impl<'a> Greedy<'a> {
         let mut too_large = Vec::new();
         let mut fitting = None;
         while fitting.is_none() && too_large.len() < TRIES {
-            let Some(entry) = self.by_net.pop() else { break };
+            let Some(entry) = self.by_net.pop() else {
+                break;
+            };
             let Reverse((_, need, rank, version)) = entry;
             if !self.is_current(rank, version) {
                 continue;
@@ -217,7 +270,8 @@ impl<'a> Greedy<'a> {
         None
     }
 
-    /// Marks a task as run, makes those ready that waited for it, and corrects the changes of those it concerns.
+    /// Marks a task as run, makes those ready that waited for it, and corrects the changes of those
+    /// it concerns.
     fn finish(&mut self, task: u32) {
         self.done[task as usize] = true;
         let relations = self.relations;
@@ -265,7 +319,9 @@ fn depth_first(dag: &Dag, relations: &Relations) -> Vec<TaskId> {
             need[task] = need[task].max(held.saturating_add(need[operand as usize]));
             held = held.saturating_add(result[operand as usize]);
         }
-        let running = held.saturating_add(result[task]).saturating_add(dag.tasks[task].workspace_occupied());
+        let running = held
+            .saturating_add(result[task])
+            .saturating_add(dag.tasks[task].workspace_occupied());
         need[task] = need[task].max(running);
         operands[task] = before;
     }

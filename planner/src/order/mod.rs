@@ -1,9 +1,10 @@
 //! Task orders with a small peak, and how small a peak can be.
 //!
-//! First the program's order and three constructions (`list`). Then, until the peak is proved to be the smallest or the
-//! effort is spent (`search`): minimum cuts bound the peak from below (`bound`); beams (`beam`) and depth-first searches
-//! (`exact`) of growing size look for an order below a threshold, forwards and backwards in time, and tell where there can
-//! be none. Both walk through states from which everything has run that can run without loss (`expand`, `compact`).
+//! First the program's order and three constructions (`list`). Then, until the peak is proved to be
+//! the smallest or the effort is spent (`search`): minimum cuts bound the peak from below
+//! (`bound`); beams (`beam`) and depth-first searches (`exact`) of growing size look for an order
+//! below a threshold, forwards and backwards in time, and tell where there can be none. Both walk
+//! through states from which everything has run that can run without loss (`expand`, `compact`).
 
 use crate::dag::{Dag, DagError, TaskId};
 use crate::relations::Relations;
@@ -84,21 +85,35 @@ impl<Id> BestOrder<Id> {
 
     /// The part of the peak that a better order could save at most: 0 if it is proved.
     pub fn gap(&self) -> f64 {
-        if self.peak == 0 { 0.0 } else { (self.peak - self.lower_bound) as f64 / self.peak as f64 }
+        if self.peak == 0 {
+            0.0
+        } else {
+            (self.peak - self.lower_bound) as f64 / self.peak as f64
+        }
     }
 
     /// The same with other names for what runs.
     pub(crate) fn renamed<Other>(self, rename: impl FnMut(Id) -> Other) -> BestOrder<Other> {
-        let BestOrder { order, peak, lower_bound, schedule } = self;
-        BestOrder { order: order.into_iter().map(rename).collect(), peak, lower_bound, schedule }
+        let BestOrder {
+            order,
+            peak,
+            lower_bound,
+            schedule,
+        } = self;
+        BestOrder {
+            order: order.into_iter().map(rename).collect(),
+            peak,
+            lower_bound,
+            schedule,
+        }
     }
 }
 
 /// How long to look for a better order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Effort {
-    /// As much as its size makes worth while, counted in steps of the search, so that the same order comes out every time:
-    /// some ten milliseconds for a thousand tasks.
+    /// As much as its size makes worth while, counted in steps of the search, so that the same
+    /// order comes out every time: some ten milliseconds for a thousand tasks.
     #[default]
     Counted,
     /// Until the peak is proved to be the smallest, or for so long.
@@ -116,36 +131,69 @@ impl Effort {
 
     fn limits(self, tasks: usize) -> Limits {
         match self {
-            Effort::Counted if tasks <= 1000 => Limits { effort: 200_000, deadline: None },
-            Effort::Counted => Limits { effort: 1_500_000.min(1_000 * tasks as u64), deadline: None },
-            Effort::Within(time) => Limits { effort: u64::MAX, deadline: Instant::now().checked_add(time) },
+            Effort::Counted if tasks <= 1000 => Limits {
+                effort: 200_000,
+                deadline: None,
+            },
+            Effort::Counted => Limits {
+                effort: 1_500_000.min(1_000 * tasks as u64),
+                deadline: None,
+            },
+            Effort::Within(time) => Limits {
+                effort: u64::MAX,
+                deadline: Instant::now().checked_add(time),
+            },
         }
     }
 }
 
-/// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved to be the best.
+/// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved
+/// to be the best.
 fn plan_limits(tasks: usize, deadline: Option<Instant>) -> Limits {
-    Limits { effort: 10_000 + 20 * tasks as u64, deadline }
+    Limits {
+        effort: 10_000 + 20 * tasks as u64,
+        deadline,
+    }
 }
 
-/// The orders worth comparing, the program's first; all of them respect the dependencies of a verified dag.
-pub(crate) fn candidates(dag: &Dag, policy: OrderPolicy, in_place: bool, sizes: Sizes) -> Vec<(Schedule, Vec<TaskId>)> {
+/// The orders worth comparing, the program's first; all of them respect the dependencies of a
+/// verified dag.
+pub(crate) fn candidates(
+    dag: &Dag,
+    policy: OrderPolicy,
+    in_place: bool,
+    sizes: Sizes,
+) -> Vec<(Schedule, Vec<TaskId>)> {
     let relations = Relations::new(dag);
     if policy == OrderPolicy::Program {
         return vec![(Schedule::Program, relations.program_order())];
     }
     let listed = list::orders(dag, &relations, None);
     let mut orders = listed.clone();
-    // The order that suits buffers of their own as well, lest those who may do without them end up higher.
-    for in_place in [true, false].into_iter().filter(|&pairs| in_place || !pairs) {
+    // The order that suits buffers of their own as well, lest those who may do without them end up
+    // higher.
+    for in_place in [true, false]
+        .into_iter()
+        .filter(|&pairs| in_place || !pairs)
+    {
         let problem = Compact::new(dag, &relations, in_place, sizes);
-        search_from(&problem, &listed, plan_limits(dag.tasks.len(), None), &mut orders);
+        search_from(
+            &problem,
+            &listed,
+            plan_limits(dag.tasks.len(), None),
+            &mut orders,
+        );
     }
     orders
 }
 
 /// Adds what a search finds from some orders.
-fn search_from(problem: &Compact, listed: &[(Schedule, Vec<TaskId>)], limits: Limits, orders: &mut Vec<(Schedule, Vec<TaskId>)>) {
+fn search_from(
+    problem: &Compact,
+    listed: &[(Schedule, Vec<TaskId>)],
+    limits: Limits,
+    orders: &mut Vec<(Schedule, Vec<TaskId>)>,
+) {
     let mut search = Search::new(problem, listed);
     search.run(limits);
     if matches!(search.schedule, Schedule::Beam | Schedule::Exact) {
@@ -156,9 +204,13 @@ fn search_from(problem: &Compact, listed: &[(Schedule, Vec<TaskId>)], limits: Li
     }
 }
 
-/// As [`candidates`] with bytes as they are and nothing in place, as far as there is time until the deadline; if the best is
-/// wanted, with as much effort as [`Effort::Counted`] allows.
-pub(crate) fn candidates_until(dag: &Dag, wants_best: bool, deadline: Option<Instant>) -> Vec<Vec<TaskId>> {
+/// As [`candidates`] with bytes as they are and nothing in place, as far as there is time until the
+/// deadline; if the best is wanted, with as much effort as [`Effort::Counted`] allows.
+pub(crate) fn candidates_until(
+    dag: &Dag,
+    wants_best: bool,
+    deadline: Option<Instant>,
+) -> Vec<Vec<TaskId>> {
     let relations = Relations::new(dag);
     let listed = list::orders(dag, &relations, deadline);
     let mut orders = listed.clone();
@@ -167,7 +219,15 @@ pub(crate) fn candidates_until(dag: &Dag, wants_best: bool, deadline: Option<Ins
         let tasks = dag.tasks.len();
         search_from(&problem, &listed, plan_limits(tasks, deadline), &mut orders);
         if wants_best {
-            search_from(&problem, &listed, Limits { deadline, ..Effort::Counted.limits(tasks) }, &mut orders);
+            search_from(
+                &problem,
+                &listed,
+                Limits {
+                    deadline,
+                    ..Effort::Counted.limits(tasks)
+                },
+                &mut orders,
+            );
         }
     }
     orders.into_iter().map(|(_, order)| order).collect()
@@ -175,8 +235,9 @@ pub(crate) fn candidates_until(dag: &Dag, wants_best: bool, deadline: Option<Ins
 
 /// Looks for the order with the smallest peak, and for a lower bound on all peaks.
 ///
-/// Bytes are counted as they take up room in a slab, in whole units of their alignment. In place, a buffer of
-/// [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its task runs.
+/// Bytes are counted as they take up room in a slab, in whole units of their alignment. In place, a
+/// buffer of [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its
+/// task runs.
 ///
 /// # Errors
 /// A [`DagError`] if the dag is broken.
@@ -193,5 +254,11 @@ pub(crate) fn best_order(dag: &Dag, in_place: bool, effort: Effort, sizes: Sizes
     let mut search = Search::new(&problem, &list::orders(dag, &relations, limits.deadline));
     search.run(limits);
     // A verified dag has no more bytes than 64 bits hold.
-    BestOrder { peak: search.peak as u64, lower_bound: search.bound as u64, schedule: search.schedule, order: search.order }.renamed(TaskId)
+    BestOrder {
+        peak: search.peak as u64,
+        lower_bound: search.bound as u64,
+        schedule: search.schedule,
+        order: search.order,
+    }
+    .renamed(TaskId)
 }

@@ -9,10 +9,11 @@ use crate::dag::TaskId;
 
 /// How much more each round may do than the one before.
 const GROWTH: u64 = 4;
-/// Effort of a depth-first search in the first round, for each task: enough to come to an end where nothing must be taken
-/// back.
+/// Effort of a depth-first search in the first round, for each task: enough to come to an end where
+/// nothing must be taken back.
 const DIVE: u64 = 10;
-/// The part of a round that goes backwards in time is so much smaller: it finds what the other way does not, but seldom.
+/// The part of a round that goes backwards in time is so much smaller: it finds what the other way
+/// does not, but seldom.
 const BACKWARDS_SHARE: u64 = 4;
 /// Effort of the first bounds, and the part of all effort that they may take.
 const BOUNDS_EFFORT: u64 = 50_000;
@@ -46,7 +47,14 @@ impl<'a> Search<'a> {
     /// Begins with some orders, of which there must be one.
     pub(super) fn new(problem: &'a Compact, orders: &[(Schedule, Vec<TaskId>)]) -> Self {
         let needs = vec![i128::MAX; problem.tasks()];
-        let mut search = Search { problem, order: Vec::new(), peak: i128::MAX, bound: 0, schedule: Schedule::Program, needs };
+        let mut search = Search {
+            problem,
+            order: Vec::new(),
+            peak: i128::MAX,
+            bound: 0,
+            schedule: Schedule::Program,
+            needs,
+        };
         for (schedule, order) in orders {
             search.offer(order.iter().map(|task| task.0).collect(), *schedule);
         }
@@ -56,7 +64,10 @@ impl<'a> Search<'a> {
     /// Keeps an order if it is the best so far.
     fn offer(&mut self, order: Vec<u32>, schedule: Schedule) {
         let (needs, peak) = self.problem.needs(&order);
-        self.needs.iter_mut().zip(needs).for_each(|(known, need)| *known = need.min(*known));
+        self.needs
+            .iter_mut()
+            .zip(needs)
+            .for_each(|(known, need)| *known = need.min(*known));
         if peak < self.peak {
             (self.order, self.peak, self.schedule) = (order, peak, schedule);
         }
@@ -87,7 +98,15 @@ impl<'a> Search<'a> {
                     let width = (width / share as usize).clamp(1, width_max);
                     let beam_width = beam.then_some(width);
                     let effort = if beam { u64::MAX } else { effort / share };
-                    self.narrow(&Attempt { problem, backwards, beam_width, effort }, &mut limits);
+                    self.narrow(
+                        &Attempt {
+                            problem,
+                            backwards,
+                            beam_width,
+                            effort,
+                        },
+                        &mut limits,
+                    );
                 }
             }
             self.raise_bound(&mut bounds, effort, &mut limits);
@@ -102,8 +121,8 @@ impl<'a> Search<'a> {
         });
     }
 
-    /// Tries to beat the peak, and once that succeeds, goes on halving what is between it and the bound. Depth first, also
-    /// looks whether the bound itself can be met or else be raised.
+    /// Tries to beat the peak, and once that succeeds, goes on halving what is between it and the
+    /// bound. Depth first, also looks whether the bound itself can be met or else be raised.
     fn narrow(&mut self, attempt: &Attempt, limits: &mut Limits) {
         let mut low = self.bound;
         let mut threshold = self.peak - 1;
@@ -142,7 +161,14 @@ impl<'a> Search<'a> {
                 if attempt.backwards {
                     order.reverse();
                 }
-                self.offer(order, if attempt.beam_width.is_some() { Schedule::Beam } else { Schedule::Exact });
+                self.offer(
+                    order,
+                    if attempt.beam_width.is_some() {
+                        Schedule::Beam
+                    } else {
+                        Schedule::Exact
+                    },
+                );
                 true
             }
             Verdict::AtLeast(bound) => {

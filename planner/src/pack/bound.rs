@@ -1,8 +1,9 @@
 //! The lower bound: what the fullest instant needs, whatever the offsets.
 //!
-//! At one instant no two items share a byte, except aliases, which are counted once, and pairs computed in place, where
-//! every permitted pair is assumed to be. With all offsets multiples of a unit, whatever an item leaves of its last unit is
-//! lost, except below the top of the packing, where one item may have it.
+//! At one instant no two items share a byte, except aliases, which are counted once, and pairs
+//! computed in place, where every permitted pair is assumed to be. With all offsets multiples of a
+//! unit, whatever an item leaves of its last unit is lost, except below the top of the packing,
+//! where one item may have it.
 
 use super::blocks::{Block, Blocks};
 use super::problem::Problem;
@@ -17,17 +18,25 @@ struct Load {
     bytes: u64,
 }
 
-/// The largest sum of bytes alive at once, in whole units but for the one that lies highest, less the savings of a step.
+/// The largest sum of bytes alive at once, in whole units but for the one that lies highest, less
+/// the savings of a step.
 fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
     let whole = |bytes: u64| i128::from(bytes.div_ceil(unit)) * i128::from(unit);
     // At one instant, everything that ends or starts counts before the sum does.
-    let mut changes: Vec<(u64, i128, u64)> = Vec::with_capacity(2 * loads.len() + 2 * savings.len());
+    let mut changes: Vec<(u64, i128, u64)> =
+        Vec::with_capacity(2 * loads.len() + 2 * savings.len());
     for load in loads.iter().filter(|load| !load.life.is_empty()) {
         let slack = (whole(load.bytes) - i128::from(load.bytes)) as u64;
-        changes.extend([(load.life.start, whole(load.bytes), slack), (load.life.end, -whole(load.bytes), slack)]);
+        changes.extend([
+            (load.life.start, whole(load.bytes), slack),
+            (load.life.end, -whole(load.bytes), slack),
+        ]);
     }
     for (&step, &saved) in savings {
-        changes.extend([(step, -i128::from(saved), 0), (step + 1, i128::from(saved), 0)]);
+        changes.extend([
+            (step, -i128::from(saved), 0),
+            (step + 1, i128::from(saved), 0),
+        ]);
     }
     changes.sort_unstable();
     let mut slacks: BTreeMap<u64, usize> = BTreeMap::new();
@@ -44,31 +53,50 @@ fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
                 }
             }
         }
-        let spared = slacks.last_key_value().map_or(0, |(&slack, _)| i128::from(slack));
+        let spared = slacks
+            .last_key_value()
+            .map_or(0, |(&slack, _)| i128::from(slack));
         bound = bound.max(live - spared);
     }
     u64::try_from(bound).unwrap_or(u64::MAX)
 }
 
 impl Problem {
-    /// No packing is lower than this: the bytes that the fullest instant needs, or the end of the item that must reach
-    /// highest. With several spaces, the sum of theirs.
+    /// No packing is lower than this: the bytes that the fullest instant needs, or the end of the
+    /// item that must reach highest. With several spaces, the sum of theirs.
     ///
     /// Saturates where [`Problem::verify`] would complain; rules that contradict each other give 0.
     pub fn lower_bound(&self) -> u64 {
         if self.is_plain() {
-            let loads: Vec<Load> = self.items.iter().map(|item| Load { life: item.life, bytes: item.size }).collect();
+            let loads: Vec<Load> = self
+                .items
+                .iter()
+                .map(|item| Load {
+                    life: item.life,
+                    bytes: item.size,
+                })
+                .collect();
             return fullest(&loads, self.unit(), &FxHashMap::default());
         }
         let sound = self.verify().and_then(|()| Blocks::new(self, &[]));
-        sound.map_or(0, |blocks| lower_bounds(self, &blocks).into_iter().fold(0, u64::saturating_add))
+        sound.map_or(0, |blocks| {
+            lower_bounds(self, &blocks)
+                .into_iter()
+                .fold(0, u64::saturating_add)
+        })
     }
 
-    /// A power of two of which every byte range that items need begins at a multiple: the finest alignment, if ranges begin
-    /// where items do and those at multiples of their alignment.
+    /// A power of two of which every byte range that items need begins at a multiple: the finest
+    /// alignment, if ranges begin where items do and those at multiples of their alignment.
     pub(super) fn unit(&self) -> u64 {
         let windows = self.gaps.iter().any(|gap| gap.window.is_some());
-        let finest = self.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
+        let finest = self
+            .items
+            .iter()
+            .filter(|item| item.needs_space())
+            .map(|item| item.align)
+            .min()
+            .unwrap_or(1);
         // An alignment of 0, which is none, is refused elsewhere.
         if windows { 1 } else { finest.max(1) }
     }
@@ -77,8 +105,13 @@ impl Problem {
 impl Problem {
     /// What is needed when, each byte of aliases once. The problem must be sound.
     pub(crate) fn live(&self) -> Vec<(Lifetime, u64)> {
-        let blocks = Blocks::new(self, &[]).map(|blocks| blocks.list).unwrap_or_default();
-        loads(blocks.iter()).into_iter().map(|load| (load.life, load.bytes)).collect()
+        let blocks = Blocks::new(self, &[])
+            .map(|blocks| blocks.list)
+            .unwrap_or_default();
+        loads(blocks.iter())
+            .into_iter()
+            .map(|load| (load.life, load.bytes))
+            .collect()
     }
 }
 
@@ -86,37 +119,60 @@ fn loads<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<Load> {
     let mut loads = Vec::new();
     for block in blocks {
         let rects = union(&block.rects);
-        loads.extend(rects.iter().map(|rect| Load { life: Lifetime::new(rect.start, rect.end), bytes: rect.high - rect.low }));
+        loads.extend(rects.iter().map(|rect| Load {
+            life: Lifetime::new(rect.start, rect.end),
+            bytes: rect.high - rect.low,
+        }));
     }
     loads
 }
 
-/// The lower bound of each space. The problem must be sound, the blocks its own with no pair joined.
+/// The lower bound of each space. The problem must be sound, the blocks its own with no pair
+/// joined.
 pub(super) fn lower_bounds(problem: &Problem, blocks: &Blocks) -> Vec<u64> {
     let unit = problem.unit();
-    (0..problem.spaces.len().max(1)).map(|space| lower_bound(problem, blocks, space, unit)).collect()
+    (0..problem.spaces.len().max(1))
+        .map(|space| lower_bound(problem, blocks, space, unit))
+        .collect()
 }
 
 fn lower_bound(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> u64 {
-    let mine = || blocks.list.iter().filter(|block| block.space == space && !block.rects.is_empty());
-    let highest = mine().map(|block| block.lowest().saturating_add(block.size)).max().unwrap_or(0);
+    let mine = || {
+        blocks
+            .list
+            .iter()
+            .filter(|block| block.space == space && !block.rects.is_empty())
+    };
+    let highest = mine()
+        .map(|block| block.lowest().saturating_add(block.size))
+        .max()
+        .unwrap_or(0);
     fullest(&loads(mine()), unit, &savings(problem, blocks, space, unit)).max(highest)
 }
 
-/// For each step the bytes that pairs computed in place could save there, if every giver and every taker found its best
-/// partner: by givers or by takers, whichever is less.
+/// For each step the bytes that pairs computed in place could save there, if every giver and every
+/// taker found its best partner: by givers or by takers, whichever is less.
 fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHashMap<u64, u64> {
     // The bytes of an item at a step.
     let bytes = |item: usize, step: u64| {
         let block = &blocks.list[blocks.place[item].0 as usize];
         // Items are in order, and so are the times of each.
-        let at = block.rects.partition_point(|rect| (rect.item, rect.end) <= (item, step));
-        let rect = block.rects.get(at).filter(|rect| rect.item == item && rect.start <= step);
+        let at = block
+            .rects
+            .partition_point(|rect| (rect.item, rect.end) <= (item, step));
+        let rect = block
+            .rects
+            .get(at)
+            .filter(|rect| rect.item == item && rect.start <= step);
         rect.map_or(0, |rect| (rect.high - rect.low).next_multiple_of(unit))
     };
     let mut givers: FxHashMap<(u64, usize), u64> = FxHashMap::default();
     let mut takers = givers.clone();
-    for pair in problem.in_place.iter().filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space) {
+    for pair in problem
+        .in_place
+        .iter()
+        .filter(|pair| blocks.list[blocks.place[pair.from].0 as usize].space == space)
+    {
         let step = problem.items[pair.to].life.start;
         let saved = bytes(pair.from, step).min(bytes(pair.to, step));
         for (sides, item) in [(&mut givers, pair.from), (&mut takers, pair.to)] {
@@ -132,6 +188,8 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHas
     for (&(step, _), &saved) in &takers {
         *by_takers.entry(step).or_insert(0) += saved;
     }
-    savings.iter_mut().for_each(|(step, saved)| *saved = (*saved).min(by_takers[step]));
+    savings
+        .iter_mut()
+        .for_each(|(step, saved)| *saved = (*saved).min(by_takers[step]));
     savings
 }

@@ -1,10 +1,11 @@
 //! The independent verifier of packings.
 //!
-//! What a packing must be is short, whoever made it: every offset is aligned and where the rules put it; no byte belongs to
-//! two items at the same time, unless they are aliases, or a permitted pair at the step at which one replaces the other;
-//! and the numbers are right. This module says exactly that, works everything out from the [`Problem`] anew and shares no
-//! code with the packers, so that one mistake cannot be made and approved by the same lines. O(n log n), but for aliases
-//! that have gaps with windows: a group of `k` of them may cost O(k²).
+//! What a packing must be is short, whoever made it: every offset is aligned and where the rules
+//! put it; no byte belongs to two items at the same time, unless they are aliases, or a permitted
+//! pair at the step at which one replaces the other; and the numbers are right. This module says
+//! exactly that, works everything out from the [`Problem`] anew and shares no code with the
+//! packers, so that one mistake cannot be made and approved by the same lines. O(n log n), but for
+//! aliases that have gaps with windows: a group of `k` of them may cost O(k²).
 
 use super::problem::{Gap, InPlace, Problem};
 use super::{Packing, Proof};
@@ -15,19 +16,35 @@ mod violation;
 
 pub use violation::Violation;
 
-/// Accepts a packing if it is right, or says what is wrong. That a space is too small is said last: all else is right then.
+/// Accepts a packing if it is right, or says what is wrong. That a space is too small is said last:
+/// all else is right then.
 pub fn check(problem: &Problem, packing: &Packing) -> Result<(), Violation> {
     problem.verify()?;
     let space_count = problem.spaces.len().max(1);
-    let lengths = [("offsets", problem.items.len(), packing.offsets.len()), ("spaces", space_count, packing.spaces.len())];
-    if let Some(&(what, expected, found)) = lengths.iter().find(|(_, expected, found)| expected != found) {
-        return Err(Violation::Length { what, expected, found });
+    let lengths = [
+        ("offsets", problem.items.len(), packing.offsets.len()),
+        ("spaces", space_count, packing.spaces.len()),
+    ];
+    if let Some(&(what, expected, found)) = lengths
+        .iter()
+        .find(|(_, expected, found)| expected != found)
+    {
+        return Err(Violation::Length {
+            what,
+            expected,
+            found,
+        });
     }
     let mut space = vec![0; problem.items.len()];
     for (index, named) in problem.spaces.iter().enumerate() {
         named.items.iter().for_each(|&item| space[item] = index);
     }
-    let checker = Checker { problem, packing, offset: &packing.offsets, space };
+    let checker = Checker {
+        problem,
+        packing,
+        offset: &packing.offsets,
+        space,
+    };
     checker.places()?;
     checker.groups()?;
     checker.pairs()?;
@@ -60,14 +77,31 @@ impl Checker<'_> {
     fn places(&self) -> Result<(), Violation> {
         for (item, (it, &offset)) in self.problem.items.iter().zip(self.offset).enumerate() {
             if offset % it.align != 0 {
-                return Err(Violation::Misaligned { item, offset, align: it.align });
+                return Err(Violation::Misaligned {
+                    item,
+                    offset,
+                    align: it.align,
+                });
             }
             if u64::MAX - offset < it.size {
-                return Err(Violation::End { item, offset, size: it.size });
+                return Err(Violation::End {
+                    item,
+                    offset,
+                    size: it.size,
+                });
             }
         }
-        match self.problem.fixed.iter().find(|at| self.offset[at.item] != at.offset) {
-            Some(at) => Err(Violation::Moved { item: at.item, fixed: at.offset, offset: self.offset[at.item] }),
+        match self
+            .problem
+            .fixed
+            .iter()
+            .find(|at| self.offset[at.item] != at.offset)
+        {
+            Some(at) => Err(Violation::Moved {
+                item: at.item,
+                fixed: at.offset,
+                offset: self.offset[at.item],
+            }),
             None => Ok(()),
         }
     }
@@ -77,15 +111,28 @@ impl Checker<'_> {
             for &second in group {
                 let (first_offset, second_offset) = (self.offset[group[0]], self.offset[second]);
                 if first_offset != second_offset {
-                    return Err(Violation::AliasesApart { first: group[0], first_offset, second, second_offset });
+                    return Err(Violation::AliasesApart {
+                        first: group[0],
+                        first_offset,
+                        second,
+                        second_offset,
+                    });
                 }
             }
         }
         for group in &self.problem.contiguous {
             for (&first, &second) in group.iter().zip(group.iter().skip(1)) {
-                let (end, offset) = (self.offset[first] + self.problem.items[first].size, self.offset[second]);
+                let (end, offset) = (
+                    self.offset[first] + self.problem.items[first].size,
+                    self.offset[second],
+                );
                 if end != offset {
-                    return Err(Violation::NotContiguous { first, end, second, offset });
+                    return Err(Violation::NotContiguous {
+                        first,
+                        end,
+                        second,
+                        offset,
+                    });
                 }
             }
         }
@@ -93,7 +140,12 @@ impl Checker<'_> {
     }
 
     fn pairs(&self) -> Result<(), Violation> {
-        let mut permitted: FxHashMap<InPlace, bool> = self.problem.in_place.iter().map(|&pair| (pair, true)).collect();
+        let mut permitted: FxHashMap<InPlace, bool> = self
+            .problem
+            .in_place
+            .iter()
+            .map(|&pair| (pair, true))
+            .collect();
         let (mut given_to, mut taken_from) = (FxHashMap::default(), FxHashMap::default());
         for &InPlace { from, to } in &self.packing.in_place {
             if permitted.insert(InPlace { from, to }, false) != Some(true) {
@@ -101,13 +153,26 @@ impl Checker<'_> {
             }
             let (from_offset, to_offset) = (self.offset[from], self.offset[to]);
             if from_offset != to_offset {
-                return Err(Violation::PairApart { from, from_offset, to, to_offset });
+                return Err(Violation::PairApart {
+                    from,
+                    from_offset,
+                    to,
+                    to_offset,
+                });
             }
             if let Some(first) = given_to.insert(from, to) {
-                return Err(Violation::GivesTwice { from, first, second: to });
+                return Err(Violation::GivesTwice {
+                    from,
+                    first,
+                    second: to,
+                });
             }
             if let Some(first) = taken_from.insert(to, from) {
-                return Err(Violation::TakesTwice { to, first, second: from });
+                return Err(Violation::TakesTwice {
+                    to,
+                    first,
+                    second: from,
+                });
             }
         }
         for (&item, &from) in &taken_from {
@@ -132,7 +197,13 @@ impl Checker<'_> {
             }
             for (start, end, low, high) in self.needs(item, mine) {
                 let base = self.offset[item];
-                tenants.push(Tenant { item, start, end, low: base + low, high: base + high });
+                tenants.push(Tenant {
+                    item,
+                    start,
+                    end,
+                    low: base + low,
+                    high: base + high,
+                });
             }
         }
         tenants
@@ -141,18 +212,24 @@ impl Checker<'_> {
     /// Stretches of an item's life with the bytes it needs in them. Its gaps come sorted by start.
     fn needs(&self, item: usize, gaps: &[&Gap]) -> Vec<(u64, u64, u64, u64)> {
         let it = &self.problem.items[item];
-        let mut times: Vec<u64> = gaps.iter().flat_map(|gap| [gap.life.start, gap.life.end]).collect();
+        let mut times: Vec<u64> = gaps
+            .iter()
+            .flat_map(|gap| [gap.life.start, gap.life.end])
+            .collect();
         times.extend([it.life.start, it.life.end]);
         times.retain(|time| (it.life.start..=it.life.end).contains(time));
         times.sort_unstable();
         times.dedup();
-        // The gaps that are open, by the end of their windows that leaves less; closed ones go when they come to the top.
+        // The gaps that are open, by the end of their windows that leaves less; closed ones go when
+        // they come to the top.
         let (mut lows, mut highs) = (BinaryHeap::new(), BinaryHeap::new());
         let mut coming = gaps.iter().peekable();
         let mut needs = Vec::new();
         for stretch in times.windows(2) {
             while let Some(gap) = coming.next_if(|gap| gap.life.start <= stretch[0]) {
-                let (low, high) = gap.window.map_or((0, 0), |window| (window.low, window.high));
+                let (low, high) = gap
+                    .window
+                    .map_or((0, 0), |window| (window.low, window.high));
                 lows.push((low, gap.life.end));
                 highs.push((std::cmp::Reverse(high), gap.life.end));
             }
@@ -174,25 +251,46 @@ impl Checker<'_> {
     /// What an item needs at a step, of tenants sorted by item and time.
     fn at<'t>(&self, tenants: &'t [Tenant], item: usize, step: u64) -> Option<&'t Tenant> {
         let next = tenants.partition_point(|tenant| (tenant.item, tenant.start) <= (item, step));
-        tenants[..next].last().filter(|tenant| tenant.item == item && step < tenant.end)
+        tenants[..next]
+            .last()
+            .filter(|tenant| tenant.item == item && step < tenant.end)
     }
 
     /// No two tenants of a space overlap: a sweep over time with the living ones sorted by bytes.
     fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let mut given: FxHashMap<usize, usize> = FxHashMap::default();
-        given.extend(self.packing.in_place.iter().map(|pair| (pair.to, pair.from)));
+        given.extend(
+            self.packing
+                .in_place
+                .iter()
+                .map(|pair| (pair.to, pair.from)),
+        );
         let mut own: Vec<Tenant> = Vec::with_capacity(tenants.len());
         for tenant in tenants {
             let birth = self.problem.items[tenant.item].life.start;
-            let giver = given.get(&tenant.item).filter(|_| tenant.start == birth).and_then(|&from| self.at(tenants, from, birth));
+            let giver = given
+                .get(&tenant.item)
+                .filter(|_| tenant.start == birth)
+                .and_then(|&from| self.at(tenants, from, birth));
             let Some(giver) = giver else {
                 own.push(*tenant);
                 continue;
             };
             // At their common step, the giver stands for both where it has bytes.
-            own.push(Tenant { start: birth + 1, ..*tenant });
-            own.push(Tenant { end: birth + 1, high: tenant.high.min(giver.low), ..*tenant });
-            own.push(Tenant { end: birth + 1, low: tenant.low.max(giver.high), ..*tenant });
+            own.push(Tenant {
+                start: birth + 1,
+                ..*tenant
+            });
+            own.push(Tenant {
+                end: birth + 1,
+                high: tenant.high.min(giver.low),
+                ..*tenant
+            });
+            own.push(Tenant {
+                end: birth + 1,
+                low: tenant.low.max(giver.high),
+                ..*tenant
+            });
         }
         own.retain(|tenant| tenant.start < tenant.end && tenant.low < tenant.high);
         let own = self.joined(own);
@@ -200,7 +298,10 @@ impl Checker<'_> {
         for (index, tenant) in own.iter().enumerate() {
             let space = self.space[tenant.item];
             // At one step, what ends leaves before what starts arrives.
-            events.extend([(space, tenant.start, true, index), (space, tenant.end, false, index)]);
+            events.extend([
+                (space, tenant.start, true, index),
+                (space, tenant.end, false, index),
+            ]);
         }
         events.sort_unstable();
         let mut living: BTreeMap<u64, &Tenant> = BTreeMap::new();
@@ -210,7 +311,10 @@ impl Checker<'_> {
                 living.remove(&tenant.low);
                 continue;
             }
-            let below = living.range(..tenant.high).next_back().map(|(_, other)| *other);
+            let below = living
+                .range(..tenant.high)
+                .next_back()
+                .map(|(_, other)| *other);
             if let Some(other) = below.filter(|other| other.high > tenant.low) {
                 return Err(Violation::Overlap {
                     first: other.item,
@@ -245,7 +349,10 @@ impl Checker<'_> {
         }
         for mut group in groups {
             group.sort_by_key(|tenant| tenant.start);
-            let mut times: Vec<u64> = group.iter().flat_map(|tenant| [tenant.start, tenant.end]).collect();
+            let mut times: Vec<u64> = group
+                .iter()
+                .flat_map(|tenant| [tenant.start, tenant.end])
+                .collect();
             times.sort_unstable();
             times.dedup();
             let flat = group.windows(2).all(|two| two[0].low == two[1].low);
@@ -261,8 +368,13 @@ impl Checker<'_> {
                     highest.pop();
                 }
                 if flat {
-                    let top =
-                        highest.peek().map(|&(high, _, item)| Tenant { item, start: stretch[0], end: stretch[1], low: group[0].low, high });
+                    let top = highest.peek().map(|&(high, _, item)| Tenant {
+                        item,
+                        start: stretch[0],
+                        end: stretch[1],
+                        low: group[0].low,
+                        high,
+                    });
                     joined.extend(top);
                     continue;
                 }
@@ -270,9 +382,16 @@ impl Checker<'_> {
                 living.sort_by_key(|tenant| tenant.low);
                 let first = joined.len();
                 for tenant in &living {
-                    match joined[first..].last_mut().filter(|last| tenant.low <= last.high) {
+                    match joined[first..]
+                        .last_mut()
+                        .filter(|last| tenant.low <= last.high)
+                    {
                         Some(last) => last.high = last.high.max(tenant.high),
-                        None => joined.push(Tenant { start: stretch[0], end: stretch[1], ..**tenant }),
+                        None => joined.push(Tenant {
+                            start: stretch[0],
+                            end: stretch[1],
+                            ..**tenant
+                        }),
                     }
                 }
             }
@@ -285,36 +404,66 @@ impl Checker<'_> {
         let mut heights = vec![0u64; self.packing.spaces.len()];
         for tenant in tenants {
             let height = &mut heights[self.space[tenant.item]];
-            *height = (*height).max(self.offset[tenant.item] + self.problem.items[tenant.item].size);
+            *height =
+                (*height).max(self.offset[tenant.item] + self.problem.items[tenant.item].size);
         }
         let bounds = self.lower_bounds(tenants);
         for (space, extent) in self.packing.spaces.iter().enumerate() {
             if extent.height != heights[space] {
-                return Err(Violation::Height { space, expected: heights[space], found: extent.height });
+                return Err(Violation::Height {
+                    space,
+                    expected: heights[space],
+                    found: extent.height,
+                });
             }
             if extent.lower_bound != bounds[space] {
-                return Err(Violation::LowerBound { space, expected: bounds[space], found: extent.lower_bound });
+                return Err(Violation::LowerBound {
+                    space,
+                    expected: bounds[space],
+                    found: extent.lower_bound,
+                });
             }
         }
         let (height, lower_bound) = (self.packing.height, self.packing.lower_bound);
-        for (what, parts, found) in [("height", heights, height), ("lower bound", bounds, lower_bound)] {
-            let expected = parts.iter().fold(0, |sum: u64, &part| sum.saturating_add(part));
+        for (what, parts, found) in [
+            ("height", heights, height),
+            ("lower bound", bounds, lower_bound),
+        ] {
+            let expected = parts
+                .iter()
+                .fold(0, |sum: u64, &part| sum.saturating_add(part));
             if expected != found {
-                return Err(Violation::Sum { what, expected, found });
+                return Err(Violation::Sum {
+                    what,
+                    expected,
+                    found,
+                });
             }
         }
         let proof = self.packing.proof;
         if (proof == Some(Proof::Bound)) != (height == lower_bound) {
-            return Err(Violation::Proof { proof, height, lower_bound });
+            return Err(Violation::Proof {
+                proof,
+                height,
+                lower_bound,
+            });
         }
         Ok(())
     }
 
     /// What no packing can be below, for each space: see [`Problem::lower_bound`].
     fn lower_bounds(&self, tenants: &[Tenant]) -> Vec<u64> {
-        let needy = self.problem.items.iter().filter(|item| item.size > 0 && !item.life.is_empty());
+        let needy = self
+            .problem
+            .items
+            .iter()
+            .filter(|item| item.size > 0 && !item.life.is_empty());
         let windows = self.problem.gaps.iter().any(|gap| gap.window.is_some());
-        let unit = if windows { 1 } else { needy.map(|item| item.align).min().unwrap_or(1) };
+        let unit = if windows {
+            1
+        } else {
+            needy.map(|item| item.align).min().unwrap_or(1)
+        };
         let whole = |bytes: u64| u128::from(bytes).next_multiple_of(u128::from(unit));
         // (space, step, +bytes, -bytes, the rest of its last unit and where that ends)
         let mut changes: BTreeMap<(usize, u64), (u128, u128)> = BTreeMap::new();
@@ -343,24 +492,37 @@ impl Checker<'_> {
                 spare.clear();
             }
             (more, less) = (more + plus, less + minus);
-            while let Some((_, _, rest, end)) = rests.next_if(|&(of, start, ..)| (of, start) <= (space, step)) {
+            while let Some((_, _, rest, end)) =
+                rests.next_if(|&(of, start, ..)| (of, start) <= (space, step))
+            {
                 spare.push((rest, end));
             }
             while spare.peek().is_some_and(|&(_, end)| end <= step) {
                 spare.pop();
             }
-            let live = more.saturating_sub(less).saturating_sub(spare.peek().map_or(0, |&(rest, _)| u128::from(rest)));
+            let live = more
+                .saturating_sub(less)
+                .saturating_sub(spare.peek().map_or(0, |&(rest, _)| u128::from(rest)));
             bounds[space] = bounds[space].max(u64::try_from(live).unwrap_or(u64::MAX));
         }
         bounds
     }
 
-    /// The most that permitted pairs could save at each step: a sum over givers or over takers, each with its best partner.
-    fn savings(&self, tenants: &[Tenant], whole: impl Fn(u64) -> u128) -> BTreeMap<(usize, u64), u128> {
+    /// The most that permitted pairs could save at each step: a sum over givers or over takers,
+    /// each with its best partner.
+    fn savings(
+        &self,
+        tenants: &[Tenant],
+        whole: impl Fn(u64) -> u128,
+    ) -> BTreeMap<(usize, u64), u128> {
         let mut best: [BTreeMap<(usize, u64, usize), u128>; 2] = Default::default();
         for &InPlace { from, to } in &self.problem.in_place {
             let step = self.problem.items[to].life.start;
-            let (Some(giver), Some(taker)) = (self.at(tenants, from, step), self.at(tenants, to, step)) else { continue };
+            let (Some(giver), Some(taker)) =
+                (self.at(tenants, from, step), self.at(tenants, to, step))
+            else {
+                continue;
+            };
             let shared = whole((giver.high - giver.low).min(taker.high - taker.low));
             for (side, item) in best.iter_mut().zip([from, to]) {
                 let most = side.entry((self.space[from], step, item)).or_default();
@@ -369,10 +531,15 @@ impl Checker<'_> {
         }
         let [givers, takers] = best.map(|side| {
             let mut sums: BTreeMap<(usize, u64), u128> = BTreeMap::new();
-            side.into_iter().for_each(|((space, step, _), most)| *sums.entry((space, step)).or_default() += most);
+            side.into_iter().for_each(|((space, step, _), most)| {
+                *sums.entry((space, step)).or_default() += most
+            });
             sums
         });
-        givers.into_iter().map(|(at, sum)| (at, sum.min(takers[&at]))).collect()
+        givers
+            .into_iter()
+            .map(|(at, sum)| (at, sum.min(takers[&at])))
+            .collect()
     }
 
     /// How high the highest item of each space must reach, for what it is tied to.
@@ -391,20 +558,31 @@ impl Checker<'_> {
                 tied[a] = b;
             }
         }
-        // Of all that is tied together: where it begins, the coarsest alignment, whether it can move.
+        // Of all that is tied together: where it begins, the coarsest alignment, whether it can
+        // move.
         let mut ties = vec![(u64::MAX, 1, false); self.problem.items.len()];
         for item in 0..tied.len() {
             let (low, align, _) = &mut ties[root(&mut tied, item)];
-            (*low, *align) = ((*low).min(self.offset[item]), (*align).max(self.problem.items[item].align));
+            (*low, *align) = (
+                (*low).min(self.offset[item]),
+                (*align).max(self.problem.items[item].align),
+            );
         }
         for at in &self.problem.fixed {
             ties[root(&mut tied, at.item)].2 = true;
         }
         let mut tops = vec![0u64; self.packing.spaces.len()];
-        let mut gapless: Vec<bool> = self.problem.items.iter().map(|it| it.size > 0 && it.life.start < it.life.end).collect();
+        let mut gapless: Vec<bool> = self
+            .problem
+            .items
+            .iter()
+            .map(|it| it.size > 0 && it.life.start < it.life.end)
+            .collect();
         if !self.problem.gaps.is_empty() {
             gapless.fill(false);
-            self.tenants().iter().for_each(|tenant| gapless[tenant.item] = true);
+            self.tenants()
+                .iter()
+                .for_each(|tenant| gapless[tenant.item] = true);
         }
         for item in (0..tied.len()).filter(|&item| gapless[item]) {
             let (low, align, fixed) = ties[root(&mut tied, item)];

@@ -1,8 +1,10 @@
-//! Problems with rules: cut into spaces and into stretches of time that nothing crosses, each packed as what it is.
+//! Problems with rules: cut into spaces and into stretches of time that nothing crosses, each
+//! packed as what it is.
 //!
-//! Whether pairs are computed in place is chosen with the offsets. Three choices are packed and the best is kept: pairs of
-//! equal size joined into one rectangle, which never raises the bytes alive; all pairs joined, largest savings first; and
-//! none, where the packer for blocks of any shape takes those that come in handy.
+//! Whether pairs are computed in place is chosen with the offsets. Three choices are packed and the
+//! best is kept: pairs of equal size joined into one rectangle, which never raises the bytes alive;
+//! all pairs joined, largest savings first; and none, where the packer for blocks of any shape
+//! takes those that come in handy.
 
 use super::blocks::{Blocks, free_to_join};
 use super::bound::lower_bounds;
@@ -17,13 +19,23 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
     let blocks = Blocks::new(problem, &[])?;
     let bounds = lower_bounds(problem, &blocks);
     let mut packing = Packing {
-        offsets: blocks.place.iter().map(|&(block, above)| blocks.list[block as usize].lowest() + above).collect(),
+        offsets: blocks
+            .place
+            .iter()
+            .map(|&(block, above)| blocks.list[block as usize].lowest() + above)
+            .collect(),
         height: 0,
         lower_bound: 0,
         proof: None,
         method: Method::Apart,
         in_place: Vec::new(),
-        spaces: bounds.iter().map(|&lower_bound| Extent { height: 0, lower_bound }).collect(),
+        spaces: bounds
+            .iter()
+            .map(|&lower_bound| Extent {
+                height: 0,
+                lower_bound,
+            })
+            .collect(),
     };
     let capacities = problem.capacities();
     let mut budget = Budget::new(limits);
@@ -35,7 +47,10 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
         let enough = capacities[part.space].or(limits.capacity).unwrap_or(0);
         budget.goal = extent.lower_bound.max(enough).max(extent.height);
         let found = pack_part(&part.problem, &budget)?;
-        part.items.iter().zip(&found.offsets).for_each(|(&item, &offset)| packing.offsets[item] = offset);
+        part.items
+            .iter()
+            .zip(&found.offsets)
+            .for_each(|(&item, &offset)| packing.offsets[item] = offset);
         taken.extend(found.in_place.iter().map(|&pair| part.pairs[pair]));
         if found.height > extent.height {
             (extent.height, proofs[part.space]) = (found.height, found.proof);
@@ -45,7 +60,10 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
         }
     }
     taken.sort_unstable();
-    packing.in_place = taken.into_iter().map(|pair| problem.in_place[pair]).collect();
+    packing.in_place = taken
+        .into_iter()
+        .map(|pair| problem.in_place[pair])
+        .collect();
     for (extent, proof) in packing.spaces.iter().zip(&mut proofs) {
         packing.height = packing.height.saturating_add(extent.height);
         packing.lower_bound = packing.lower_bound.saturating_add(extent.lower_bound);
@@ -53,8 +71,15 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
             *proof = Some(Proof::Bound);
         }
     }
-    // All spaces together are as low as can be if each of them is; the bound alone shows it if it does for each.
-    let weakest = |so_far: Proof, proof: Option<Proof>| Some(if proof? == Proof::Search { Proof::Search } else { so_far });
+    // All spaces together are as low as can be if each of them is; the bound alone shows it if it
+    // does for each.
+    let weakest = |so_far: Proof, proof: Option<Proof>| {
+        Some(if proof? == Proof::Search {
+            Proof::Search
+        } else {
+            so_far
+        })
+    };
     packing.proof = proofs.into_iter().try_fold(Proof::Bound, weakest);
     Ok(packing)
 }
@@ -70,8 +95,16 @@ struct Part {
 
 /// Cuts a problem into parts. Blocks that never need bytes are in none.
 fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
-    let mut order: Vec<usize> = (0..blocks.list.len()).filter(|&block| !blocks.list[block].rects.is_empty()).collect();
-    order.sort_by_key(|&block| (blocks.list[block].space, blocks.list[block].life.start, block));
+    let mut order: Vec<usize> = (0..blocks.list.len())
+        .filter(|&block| !blocks.list[block].rects.is_empty())
+        .collect();
+    order.sort_by_key(|&block| {
+        (
+            blocks.list[block].space,
+            blocks.list[block].life.start,
+            block,
+        )
+    });
     let mut parts: Vec<Part> = Vec::new();
     const NONE: (usize, usize) = (usize::MAX, 0);
     // For each item its part, and its index there.
@@ -79,8 +112,16 @@ fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     let mut reached = 0;
     for block in order {
         let block = &blocks.list[block];
-        if parts.last().is_none_or(|part| part.space != block.space || block.life.start >= reached) {
-            parts.push(Part { space: block.space, items: Vec::new(), pairs: Vec::new(), problem: Problem::default() });
+        if parts
+            .last()
+            .is_none_or(|part| part.space != block.space || block.life.start >= reached)
+        {
+            parts.push(Part {
+                space: block.space,
+                items: Vec::new(),
+                pairs: Vec::new(),
+                problem: Problem::default(),
+            });
             reached = 0;
         }
         reached = reached.max(block.life.end);
@@ -105,18 +146,32 @@ fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     }
     // A group is one block, so all of it is in one part.
     let moved = |group: &Vec<usize>| group.iter().map(|&item| home[item].1).collect::<Vec<_>>();
-    for group in problem.aliases.iter().filter(|group| group.first().is_some_and(|&item| home[item] != NONE)) {
+    for group in problem
+        .aliases
+        .iter()
+        .filter(|group| group.first().is_some_and(|&item| home[item] != NONE))
+    {
         parts[home[group[0]].0].problem.aliases.push(moved(group));
     }
-    for group in problem.contiguous.iter().filter(|group| group.first().is_some_and(|&item| home[item] != NONE)) {
-        parts[home[group[0]].0].problem.contiguous.push(moved(group));
+    for group in problem
+        .contiguous
+        .iter()
+        .filter(|group| group.first().is_some_and(|&item| home[item] != NONE))
+    {
+        parts[home[group[0]].0]
+            .problem
+            .contiguous
+            .push(moved(group));
     }
     for (index, pair) in problem.in_place.iter().enumerate() {
         let (from, to) = (home[pair.from], home[pair.to]);
         // Where one side needs no bytes at their step, they may even be in different parts.
         if from != NONE && from.0 == to.0 {
             parts[from.0].pairs.push(index);
-            parts[from.0].problem.in_place.push(InPlace { from: from.1, to: to.1 });
+            parts[from.0].problem.in_place.push(InPlace {
+                from: from.1,
+                to: to.1,
+            });
         }
     }
     parts
@@ -146,15 +201,25 @@ impl Choice {
         let start = |items: Vec<Item>| {
             let base = |at: &Placement| {
                 let (block, above) = blocks.place[at.item];
-                Some(Placement { item: block as usize, offset: at.offset.checked_sub(above)? })
+                Some(Placement {
+                    item: block as usize,
+                    offset: at.offset.checked_sub(above)?,
+                })
             };
             let mut start: Vec<Placement> = problem.start.iter().filter_map(base).collect();
             start.sort_by_key(|at| at.item);
             start.dedup_by_key(|at| at.item);
-            Problem { start, ..Problem::new(items) }
+            Problem {
+                start,
+                ..Problem::new(items)
+            }
         };
         let simple = items.map(start);
-        Ok(Choice { joined, blocks, simple })
+        Ok(Choice {
+            joined,
+            blocks,
+            simple,
+        })
     }
 
     /// Whether something is left for the packer of blocks: shapes, or pairs not joined.
@@ -163,13 +228,29 @@ impl Choice {
     }
 
     fn offsets(&self, bases: &[u64]) -> Vec<u64> {
-        self.blocks.place.iter().map(|&(block, above)| bases[block as usize] + above).collect()
+        self.blocks
+            .place
+            .iter()
+            .map(|&(block, above)| bases[block as usize] + above)
+            .collect()
     }
 
     /// Packs the blocks as simple items.
     fn plain(&self, simple: &Problem, budget: &Budget) -> Best {
-        let Plain { offsets, height, method, proof, .. } = pack_plain(simple, budget);
-        Best { offsets: self.offsets(&offsets), height, in_place: self.joined.clone(), method, proof }
+        let Plain {
+            offsets,
+            height,
+            method,
+            proof,
+            ..
+        } = pack_plain(simple, budget);
+        Best {
+            offsets: self.offsets(&offsets),
+            height,
+            in_place: self.joined.clone(),
+            method,
+            proof,
+        }
     }
 
     /// Packs the blocks as blocks.
@@ -177,7 +258,13 @@ impl Choice {
         let mut packer = General::new(problem, &self.blocks, &self.joined);
         let found = packer.orders(budget);
         let found = packer.improve(found, budget);
-        Best { offsets: self.offsets(&found.bases), height: found.height, in_place: found.taken, method: found.method, proof: None }
+        Best {
+            offsets: self.offsets(&found.bases),
+            height: found.height,
+            in_place: found.taken,
+            method: found.method,
+            proof: None,
+        }
     }
 }
 
@@ -193,13 +280,22 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
     choices[1..].reverse();
     choices.reverse();
     if let [choice] = choices.as_slice()
-        && let Some(simple) = choice.simple.as_ref().filter(|_| !choice.is_general(problem))
+        && let Some(simple) = choice
+            .simple
+            .as_ref()
+            .filter(|_| !choice.is_general(problem))
     {
         return Ok(choice.plain(simple, budget));
     }
-    let quick = Budget { effort: 0, ..*budget };
+    let quick = Budget {
+        effort: 0,
+        ..*budget
+    };
     let mut best: Option<(Best, usize, bool)> = None;
-    let unmet = |best: &Option<(Best, usize, bool)>| best.as_ref().is_none_or(|(best, ..)| best.height > budget.goal);
+    let unmet = |best: &Option<(Best, usize, bool)>| {
+        best.as_ref()
+            .is_none_or(|(best, ..)| best.height > budget.goal)
+    };
     for (index, choice) in choices.iter().enumerate() {
         if let Some(simple) = choice.simple.as_ref().filter(|_| unmet(&best)) {
             keep(&mut best, choice.plain(simple, &quick), index, false);
@@ -209,15 +305,32 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
         }
     }
     if unmet(&best) && budget.effort > 0 {
-        // One half of the effort goes to what was best, the rest to the packer that may choose pairs anew.
-        let (favourite, general) = best.as_ref().map_or((0, true), |&(_, choice, general)| (choice, general));
+        // One half of the effort goes to what was best, the rest to the packer that may choose
+        // pairs anew.
+        let (favourite, general) = best
+            .as_ref()
+            .map_or((0, true), |&(_, choice, general)| (choice, general));
         let choice = &choices[favourite];
         if let Some(simple) = choice.simple.as_ref().filter(|_| !general) {
-            keep(&mut best, choice.plain(simple, &budget.half()), favourite, false);
+            keep(
+                &mut best,
+                choice.plain(simple, &budget.half()),
+                favourite,
+                false,
+            );
         }
-        let general = if choice.is_general(problem) { favourite } else { choices.len() - 1 };
+        let general = if choice.is_general(problem) {
+            favourite
+        } else {
+            choices.len() - 1
+        };
         if unmet(&best) && choices[general].is_general(problem) {
-            keep(&mut best, choices[general].general(problem, budget), general, true);
+            keep(
+                &mut best,
+                choices[general].general(problem, budget),
+                general,
+                true,
+            );
         }
     }
     let (mut best, ..) = best.expect("each choice is packed in one way at least");
@@ -226,17 +339,27 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
     Ok(best)
 }
 
-/// Keeps the lower one: what was found, for which choice, and whether by the packer for blocks of any shape.
+/// Keeps the lower one: what was found, for which choice, and whether by the packer for blocks of
+/// any shape.
 fn keep(best: &mut Option<(Best, usize, bool)>, found: Best, choice: usize, general: bool) {
-    if best.as_ref().is_none_or(|(best, ..)| found.height < best.height) {
+    if best
+        .as_ref()
+        .is_none_or(|(best, ..)| found.height < best.height)
+    {
         *best = Some((found, choice, general));
     }
 }
 
-/// Pairs that can be joined beforehand: of items that nothing else is said about, each giving and taking once.
+/// Pairs that can be joined beforehand: of items that nothing else is said about, each giving and
+/// taking once.
 fn joinable(problem: &Problem, equal_only: bool) -> Vec<usize> {
     let mut tied = vec![false; problem.items.len()];
-    problem.aliases.iter().chain(&problem.contiguous).flatten().for_each(|&item| tied[item] = true);
+    problem
+        .aliases
+        .iter()
+        .chain(&problem.contiguous)
+        .flatten()
+        .for_each(|&item| tied[item] = true);
     problem.fixed.iter().for_each(|at| tied[at.item] = true);
     problem.gaps.iter().for_each(|gap| tied[gap.item] = true);
     let size = |item: usize| problem.items[item].size;
@@ -248,9 +371,15 @@ fn joinable(problem: &Problem, equal_only: bool) -> Vec<usize> {
     let mut pairs: Vec<usize> = all.iter().filter(fits).copied().collect();
     pairs.sort_by_key(|&pair| {
         let InPlace { from, to } = problem.in_place[pair];
-        (size(from) != size(to), std::cmp::Reverse(size(from).min(size(to))))
+        (
+            size(from) != size(to),
+            std::cmp::Reverse(size(from).min(size(to))),
+        )
     });
-    let (mut gives, mut takes) = (vec![false; problem.items.len()], vec![false; problem.items.len()]);
+    let (mut gives, mut takes) = (
+        vec![false; problem.items.len()],
+        vec![false; problem.items.len()],
+    );
     pairs.retain(|&pair| {
         let InPlace { from, to } = problem.in_place[pair];
         let free = free_to_join(problem, &gives, &takes, from, to);
@@ -267,7 +396,13 @@ impl Budget {
     /// Half of what is left.
     fn half(&self) -> Budget {
         let now = std::time::Instant::now();
-        let deadline = self.deadline.map(|deadline| now + deadline.saturating_duration_since(now) / 2);
-        Budget { deadline, effort: self.effort / 2, ..*self }
+        let deadline = self
+            .deadline
+            .map(|deadline| now + deadline.saturating_duration_since(now) / 2);
+        Budget {
+            deadline,
+            effort: self.effort / 2,
+            ..*self
+        }
     }
 }

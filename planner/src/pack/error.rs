@@ -11,7 +11,8 @@ pub enum ProblemError {
         /// Its alignment.
         align: u64,
     },
-    /// All sizes together, in whole units of the coarsest alignment and above the highest fixed offset, exceed 64 bits.
+    /// All sizes together, in whole units of the coarsest alignment and above the highest fixed
+    /// offset, exceed 64 bits.
     #[error("the items up to {item} together are more bytes than 64 bits hold")]
     TotalSize {
         /// The index of the item at which the sum overflows.
@@ -35,7 +36,8 @@ pub enum ProblemError {
         /// The index of the item.
         item: usize,
     },
-    /// A fixed offset, its own or one that follows from that of another item of its group, is not aligned.
+    /// A fixed offset, its own or one that follows from that of another item of its group, is not
+    /// aligned.
     #[error("item {item} must lie at {offset}, which is no multiple of its alignment {align}")]
     FixedMisaligned {
         /// The index of the item.
@@ -46,7 +48,9 @@ pub enum ProblemError {
         align: u64,
     },
     /// An item with a fixed offset would end beyond 64 bits.
-    #[error("item {item} is fixed at {offset} and has {size} bytes: together more than 64 bits hold")]
+    #[error(
+        "item {item} is fixed at {offset} and has {size} bytes: together more than 64 bits hold"
+    )]
     FixedEnd {
         /// The index of the item.
         item: usize,
@@ -56,7 +60,9 @@ pub enum ProblemError {
         size: u64,
     },
     /// Two items whose offsets are given, directly or by their groups, would share bytes.
-    #[error("items {first} and {second} would share bytes at {first_offset} and {second_offset}, where they must lie, at step {step}")]
+    #[error(
+        "items {first} and {second} would share bytes at {first_offset} and {second_offset}, where they must lie, at step {step}"
+    )]
     FixedOverlap {
         /// The index of an item.
         first: usize,
@@ -100,7 +106,9 @@ pub enum ProblemError {
         to: usize,
     },
     /// The second item of a permitted pair does not begin at the last step of the first.
-    #[error("item {to} begins at step {start}, which is not the last step of item {from} (it ends before {end}): it cannot take its place")]
+    #[error(
+        "item {to} begins at step {start}, which is not the last step of item {from} (it ends before {end}): it cannot take its place"
+    )]
     PairNeverMeets {
         /// The index of the item that gives.
         from: usize,
@@ -112,7 +120,9 @@ pub enum ProblemError {
         start: u64,
     },
     /// The items of a permitted pair are tied to each other already, by groups.
-    #[error("items {from} and {to} are tied together by groups: whether one takes the place of the other is no choice")]
+    #[error(
+        "items {from} and {to} are tied together by groups: whether one takes the place of the other is no choice"
+    )]
     PairTied {
         /// The index of the item that gives.
         from: usize,
@@ -120,7 +130,9 @@ pub enum ProblemError {
         to: usize,
     },
     /// Items that belong together are in different memories.
-    #[error("items {first} and {second} belong together (`{list}`), but are in the spaces {first_space} and {second_space}")]
+    #[error(
+        "items {first} and {second} belong together (`{list}`), but are in the spaces {first_space} and {second_space}"
+    )]
     AcrossSpaces {
         /// The list of the problem that ties them.
         list: &'static str,
@@ -155,8 +167,11 @@ pub enum ProblemError {
         /// When both need the bytes.
         step: u64,
     },
-    /// The distance between two items that are tied together leaves no offset that is aligned for both.
-    #[error("item {second} lies {distance} bytes above item {first}; no offset suits their alignments, {second_align} and {first_align}")]
+    /// The distance between two items that are tied together leaves no offset that is aligned for
+    /// both.
+    #[error(
+        "item {second} lies {distance} bytes above item {first}; no offset suits their alignments, {second_align} and {first_align}"
+    )]
     TiedMisaligned {
         /// The index of an item.
         first: usize,
@@ -170,7 +185,9 @@ pub enum ProblemError {
         distance: i128,
     },
     /// A fixed offset would put an item of the same group below 0.
-    #[error("item {fixed} is fixed at {offset}, which leaves no room for item {item} {below} bytes below it")]
+    #[error(
+        "item {fixed} is fixed at {offset}, which leaves no room for item {item} {below} bytes below it"
+    )]
     BelowZero {
         /// The index of the fixed item.
         fixed: usize,
@@ -195,7 +212,9 @@ impl ProblemError {
             | ProblemError::FixedEnd { item, .. }
             | ProblemError::Gap { item, .. }
             | ProblemError::Window { item, .. } => vec![item],
-            ProblemError::PairTwice { from, to } | ProblemError::PairNeverMeets { from, to, .. } | ProblemError::PairTied { from, to } => {
+            ProblemError::PairTwice { from, to }
+            | ProblemError::PairNeverMeets { from, to, .. }
+            | ProblemError::PairTied { from, to } => {
                 vec![from, to]
             }
             ProblemError::FixedOverlap { first, second, .. }

@@ -1,8 +1,10 @@
-//! The packer for what is not simple: rigid blocks of any shape, some at given places, some perhaps in the place of others.
+//! The packer for what is not simple: rigid blocks of any shape, some at given places, some perhaps
+//! in the place of others.
 //!
-//! One block after the other gets the lowest base at which it shares no byte with anything placed, or the place of an item
-//! that it may be computed in. Which order is good is found by trying several and then by the squeaky wheel (Joslin and
-//! Clements, 1999): the block that did not fit below the best height so far is considered earlier next time.
+//! One block after the other gets the lowest base at which it shares no byte with anything placed,
+//! or the place of an item that it may be computed in. Which order is good is found by trying
+//! several and then by the squeaky wheel (Joslin and Clements, 1999): the block that did not fit
+//! below the best height so far is considered earlier next time.
 
 use super::blocks::{Blocks, free_to_join};
 use super::portfolio::Budget;
@@ -14,7 +16,14 @@ use crate::generate::Random;
 /// Up to how many blocks more than one order is tried: beyond, one pass may take seconds.
 const ORDERS_MAX: usize = 8_000;
 
-const RANKS: [Rank; 6] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::WidthAreaTotal, Rank::TotalSize, Rank::Area, Rank::Start];
+const RANKS: [Rank; 6] = [
+    Rank::TotalAreaWidth,
+    Rank::SizeWidth,
+    Rank::WidthAreaTotal,
+    Rank::TotalSize,
+    Rank::Area,
+    Rank::Start,
+];
 
 /// What one pass found.
 #[derive(Clone, Debug)]
@@ -30,7 +39,8 @@ pub(super) struct Placed {
 /// How blocks are placed in one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Policy {
-    /// Takes the place of a giver even where a lower base is free, as long as that does not raise the height.
+    /// Takes the place of a giver even where a lower base is free, as long as that does not raise
+    /// the height.
     in_place: bool,
     /// Puts blocks where the start says, if they fit there.
     as_given: bool,
@@ -75,11 +85,17 @@ pub(super) struct General<'a> {
 
 impl<'a> General<'a> {
     pub(super) fn new(problem: &'a Problem, blocks: &'a Blocks, joined: &'a [usize]) -> Self {
-        let mut starts: Vec<u64> = blocks.list.iter().flat_map(|block| block.rects.iter().map(|rect| rect.start)).collect();
+        let mut starts: Vec<u64> = blocks
+            .list
+            .iter()
+            .flat_map(|block| block.rects.iter().map(|rect| rect.start))
+            .collect();
         starts.sort_unstable();
         // Time in slots that about as many rectangles begin in.
         let slots = (starts.len() / 64).clamp(1, 512);
-        let bounds: Vec<u64> = (1..slots).map(|slot| starts[slot * starts.len() / slots]).collect();
+        let bounds: Vec<u64> = (1..slots)
+            .map(|slot| starts[slot * starts.len() / slots])
+            .collect();
         let slot = |time: u64| bounds.partition_point(|&bound| bound <= time) as u32;
         let mut rects = Vec::with_capacity(starts.len());
         let mut first_rect = vec![0];
@@ -96,16 +112,29 @@ impl<'a> General<'a> {
             first_rect.push(rects.len() as u32);
         }
         let mut pairs = vec![Vec::new(); problem.items.len()];
-        for (index, pair) in problem.in_place.iter().enumerate().filter(|(index, _)| !joined.contains(index)) {
+        for (index, pair) in problem
+            .in_place
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| !joined.contains(index))
+        {
             pairs[pair.from].push(index);
             pairs[pair.to].push(index);
         }
         let mut given = vec![None; blocks.list.len()];
         for at in &problem.start {
             let (block, above) = blocks.place[at.item];
-            let aligned = |base: &u64| base & (blocks.list[block as usize].align - 1) == blocks.list[block as usize].residue;
+            let aligned = |base: &u64| {
+                base & (blocks.list[block as usize].align - 1)
+                    == blocks.list[block as usize].residue
+            };
             let reaches = |base: &u64| base.checked_add(blocks.list[block as usize].size).is_some();
-            given[block as usize] = at.offset.checked_sub(above).filter(aligned).filter(reaches).or(given[block as usize]);
+            given[block as usize] = at
+                .offset
+                .checked_sub(above)
+                .filter(aligned)
+                .filter(reaches)
+                .or(given[block as usize]);
         }
         General {
             problem,
@@ -126,7 +155,8 @@ impl<'a> General<'a> {
         }
     }
 
-    /// The best of several orders; stops at the budget's goal. At least one pass is always completed.
+    /// The best of several orders; stops at the budget's goal. At least one pass is always
+    /// completed.
     pub(super) fn orders(&mut self, budget: &Budget) -> (Placed, Vec<u32>) {
         let mut best: Option<(Placed, Vec<u32>)> = None;
         let in_place = self.pairs.iter().any(|pairs| !pairs.is_empty());
@@ -134,17 +164,39 @@ impl<'a> General<'a> {
         let mut tries: Vec<(Vec<u32>, Policy, Method)> = Vec::new();
         if self.given.iter().any(Option::is_some) {
             for as_given in [true, false] {
-                tries.push((self.by_start(), Policy { in_place, as_given }, Method::Start));
+                tries.push((
+                    self.by_start(),
+                    Policy { in_place, as_given },
+                    Method::Start,
+                ));
             }
         }
         if let Some(order) = self.outward() {
-            tries.push((order, Policy { in_place, as_given: false }, Method::Blocks(Rank::Start)));
+            tries.push((
+                order,
+                Policy {
+                    in_place,
+                    as_given: false,
+                },
+                Method::Blocks(Rank::Start),
+            ));
         }
         let hulls = self.hulls();
-        let ranks = if self.blocks.list.len() > ORDERS_MAX { 1 } else { RANKS.len() };
+        let ranks = if self.blocks.list.len() > ORDERS_MAX {
+            1
+        } else {
+            RANKS.len()
+        };
         for rank in &RANKS[..ranks] {
             for &in_place in first_come {
-                tries.push((rank.order(&hulls), Policy { in_place, as_given: false }, Method::Blocks(*rank)));
+                tries.push((
+                    rank.order(&hulls),
+                    Policy {
+                        in_place,
+                        as_given: false,
+                    },
+                    Method::Blocks(*rank),
+                ));
             }
         }
         for (order, policy, method) in tries {
@@ -166,8 +218,17 @@ impl<'a> General<'a> {
         let mut left = budget.effort;
         let (mut best_order, mut failures) = (order.clone(), 0usize);
         while left > 0 && !order.is_empty() && best.height > budget.goal && !budget.is_over() {
-            let policy = Policy { in_place: random.below(2) == 0, as_given: false };
-            let (end, result) = match self.pass(&order, policy, Method::SqueakyWheel, Some(best.height), budget) {
+            let policy = Policy {
+                in_place: random.below(2) == 0,
+                as_given: false,
+            };
+            let (end, result) = match self.pass(
+                &order,
+                policy,
+                Method::SqueakyWheel,
+                Some(best.height),
+                budget,
+            ) {
                 Ok(placed) => (order.len(), Some(placed)),
                 Err(at) => (at, None),
             };
@@ -190,7 +251,10 @@ impl<'a> General<'a> {
             if failures.is_multiple_of(4 * order.len() + 50) {
                 order.clone_from(&best_order);
                 for _ in 0..1 + random.below(order.len() as u64) {
-                    let (a, b) = (random.below(order.len() as u64) as usize, random.below(order.len() as u64) as usize);
+                    let (a, b) = (
+                        random.below(order.len() as u64) as usize,
+                        random.below(order.len() as u64) as usize,
+                    );
                     order.swap(a, b);
                 }
             }
@@ -200,7 +264,11 @@ impl<'a> General<'a> {
 
     /// Blocks as items, their gaps filled: what ranks are made for.
     fn hulls(&self) -> Sections {
-        let hull = |block: &super::blocks::Block| Item { life: block.life, size: block.size, align: 1 };
+        let hull = |block: &super::blocks::Block| Item {
+            life: block.life,
+            size: block.size,
+            align: 1,
+        };
         let problem = Problem::new(self.blocks.list.iter().map(hull).collect());
         let all: Vec<usize> = (0..problem.items.len()).collect();
         Sections::new(&problem, &all)
@@ -211,29 +279,53 @@ impl<'a> General<'a> {
         let mut order: Vec<u32> = (0..self.blocks.list.len() as u32).collect();
         order.sort_by_key(|&block| {
             let given = self.given[block as usize];
-            (given.is_none(), given, std::cmp::Reverse(self.blocks.list[block as usize].size))
+            (
+                given.is_none(),
+                given,
+                std::cmp::Reverse(self.blocks.list[block as usize].size),
+            )
         });
         order
     }
 
-    /// Away from the first fixed block in both directions of time, so that what it forces on its neighbours passes on from one
-    /// to the next: later blocks as they start, then earlier ones from the last that ends. Nothing if none is fixed.
+    /// Away from the first fixed block in both directions of time, so that what it forces on its
+    /// neighbours passes on from one to the next: later blocks as they start, then earlier ones
+    /// from the last that ends. Nothing if none is fixed.
     fn outward(&self) -> Option<Vec<u32>> {
         let blocks = &self.blocks.list;
-        let origin = blocks.iter().filter(|block| block.fixed.is_some()).map(|block| block.life.start).min()?;
+        let origin = blocks
+            .iter()
+            .filter(|block| block.fixed.is_some())
+            .map(|block| block.life.start)
+            .min()?;
         let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
         order.sort_by_key(|&block| {
             let life = blocks[block as usize].life;
             let before = life.start < origin;
-            (before, if before { u64::MAX - life.end } else { life.start }, std::cmp::Reverse(blocks[block as usize].size))
+            (
+                before,
+                if before {
+                    u64::MAX - life.end
+                } else {
+                    life.start
+                },
+                std::cmp::Reverse(blocks[block as usize].size),
+            )
         });
         Some(order)
     }
 
-    /// Places the fixed blocks and then all others in this order. Fails with the position of the block whose top would not
-    /// stay below the limit, or of the one at which the time was over. Without a limit it does not fail: where time is over,
-    /// what is left is stacked on top.
-    fn pass(&mut self, order: &[u32], policy: Policy, method: Method, limit: Option<u64>, budget: &Budget) -> Result<Placed, usize> {
+    /// Places the fixed blocks and then all others in this order. Fails with the position of the
+    /// block whose top would not stay below the limit, or of the one at which the time was over.
+    /// Without a limit it does not fail: where time is over, what is left is stacked on top.
+    fn pass(
+        &mut self,
+        order: &[u32],
+        policy: Policy,
+        method: Method,
+        limit: Option<u64>,
+        budget: &Budget,
+    ) -> Result<Placed, usize> {
         self.clear();
         let mut height = 0;
         let blocks = self.blocks;
@@ -265,7 +357,12 @@ impl<'a> General<'a> {
         let bases = self.base.iter().map(|base| base.unwrap_or(0)).collect();
         let mut taken: Vec<usize> = self.taken.iter().chain(self.joined).copied().collect();
         taken.sort_unstable();
-        Ok(Placed { bases, height, taken, method })
+        Ok(Placed {
+            bases,
+            height,
+            taken,
+            method,
+        })
     }
 
     fn clear(&mut self) {
@@ -280,7 +377,9 @@ impl<'a> General<'a> {
             self.gives[self.problem.in_place[pair].from] = true;
             self.takes[self.problem.in_place[pair].to] = true;
         }
-        self.fixed.iter().for_each(|&pair| self.is_taken[pair] = true);
+        self.fixed
+            .iter()
+            .for_each(|&pair| self.is_taken[pair] = true);
         self.taken.extend_from_slice(&self.fixed);
     }
 
@@ -294,7 +393,10 @@ impl<'a> General<'a> {
         let lowest = self.lowest(index);
         let size = self.blocks.list[index].size;
         for base in self.places(index) {
-            let harmless = policy.in_place && base.checked_add(size).is_some_and(|top| top <= height.max(lowest + size));
+            let harmless = policy.in_place
+                && base
+                    .checked_add(size)
+                    .is_some_and(|top| top <= height.max(lowest + size));
             if (base <= lowest || harmless) && self.fits(index, base) {
                 return base;
             }
@@ -302,17 +404,26 @@ impl<'a> General<'a> {
         lowest
     }
 
-    /// The bases at which an item of a block would lie where a placed partner of it does, lowest first.
+    /// The bases at which an item of a block would lie where a placed partner of it does, lowest
+    /// first.
     fn places(&self, index: usize) -> Vec<u64> {
         let block = &self.blocks.list[index];
         let mut bases = Vec::new();
         for &(item, above) in &block.members {
             for &pair in &self.pairs[item] {
                 let pair = self.problem.in_place[pair];
-                let partner = if pair.from == item { pair.to } else { pair.from };
-                let base = self.offset(partner).and_then(|offset| offset.checked_sub(above));
+                let partner = if pair.from == item {
+                    pair.to
+                } else {
+                    pair.from
+                };
+                let base = self
+                    .offset(partner)
+                    .and_then(|offset| offset.checked_sub(above));
                 let aligned = base.filter(|base| base & (block.align - 1) == block.residue);
-                if aligned.is_some() && free_to_join(self.problem, &self.gives, &self.takes, pair.from, pair.to) {
+                if aligned.is_some()
+                    && free_to_join(self.problem, &self.gives, &self.takes, pair.from, pair.to)
+                {
                     bases.extend(aligned);
                 }
             }
@@ -337,9 +448,14 @@ impl<'a> General<'a> {
         let slots = rect.first_slot..=rect.last_slot;
         slots.flat_map(move |slot| {
             // One that is in several slots counts in the first that both are in.
-            let here =
-                move |other: &Flat| slot == other.first_slot.max(rect.first_slot) && other.start < rect.end && rect.start < other.end;
-            let others = self.slots[slot as usize].iter().map(|&(other, low)| (&self.rects[other as usize], low));
+            let here = move |other: &Flat| {
+                slot == other.first_slot.max(rect.first_slot)
+                    && other.start < rect.end
+                    && rect.start < other.end
+            };
+            let others = self.slots[slot as usize]
+                .iter()
+                .map(|&(other, low)| (&self.rects[other as usize], low));
             others.filter(move |(other, _)| here(other))
         })
     }
@@ -382,7 +498,9 @@ impl<'a> General<'a> {
             let (low, high) = (base + rect.low, base + rect.high);
             let item = rect.item;
             let offset = base + self.blocks.place[item].1;
-            let meets = |&(other, other_low): &(&Flat, u64)| low < other_low + (other.high - other.low) && other_low < high;
+            let meets = |&(other, other_low): &(&Flat, u64)| {
+                low < other_low + (other.high - other.low) && other_low < high
+            };
             met.clear();
             met.extend(self.beside(rect).filter(meets).map(|(other, _)| other.item));
             for &other in &met {
@@ -399,7 +517,8 @@ impl<'a> General<'a> {
         true
     }
 
-    /// Lets two items share bytes, if they are a permitted pair, free for each other and at the same offset.
+    /// Lets two items share bytes, if they are a permitted pair, free for each other and at the
+    /// same offset.
     fn take(&mut self, item: usize, offset: u64, other: usize) -> bool {
         if self.offset(other) != Some(offset) {
             return false;
@@ -414,7 +533,11 @@ impl<'a> General<'a> {
                 return true;
             }
             if free_to_join(self.problem, &self.gives, &self.takes, pair.from, pair.to) {
-                (self.gives[pair.from], self.takes[pair.to], self.is_taken[index]) = (true, true, true);
+                (
+                    self.gives[pair.from],
+                    self.takes[pair.to],
+                    self.is_taken[index],
+                ) = (true, true, true);
                 self.taken.push(index);
                 return true;
             }

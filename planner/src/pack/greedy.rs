@@ -1,6 +1,7 @@
-//! One item after the other, each against those placed before that live at once: the lowest offset free for its whole life
-//! (first fit) or the tightest gap (best fit). Where most items live at once all placed ones are walked through by offset;
-//! where few do, only an item's neighbours are gathered, and sorted.
+//! One item after the other, each against those placed before that live at once: the lowest offset
+//! free for its whole life (first fit) or the tightest gap (best fit). Where most items live at
+//! once all placed ones are walked through by offset; where few do, only an item's neighbours are
+//! gathered, and sorted.
 
 use super::Found;
 use super::lives::{Index, Lives};
@@ -40,8 +41,17 @@ fn gathering(sections: &Sections) -> u64 {
 }
 
 /// Places the spans in `order`. Nothing, if the height would not stay below `limit`.
-pub(super) fn pack(sections: &Sections, lives: &Lives, order: &[u32], fit: Fit, limit: u64) -> Option<Found> {
-    let mut found = Found { offsets: vec![0; sections.spans.len()], height: 0 };
+pub(super) fn pack(
+    sections: &Sections,
+    lives: &Lives,
+    order: &[u32],
+    fit: Fit,
+    limit: u64,
+) -> Option<Found> {
+    let mut found = Found {
+        offsets: vec![0; sections.spans.len()],
+        height: 0,
+    };
     let walks = walking(sections) <= gathering(sections);
     // The one has all placed spans, by offset; the other tells which of them are neighbours.
     let mut all: Vec<Placed> = Vec::new();
@@ -50,7 +60,9 @@ pub(super) fn pack(sections: &Sections, lives: &Lives, order: &[u32], fit: Fit, 
     for &i in order {
         let span = &sections.spans[i as usize];
         let offset = if walks {
-            let alive = all.iter().filter(|other| other.end > span.start && span.end > other.start);
+            let alive = all
+                .iter()
+                .filter(|other| other.end > span.start && span.end > other.start);
             lowest(alive.map(|other| (other.offset, other.top)), span, fit)
         } else {
             near.clear();
@@ -69,7 +81,15 @@ pub(super) fn pack(sections: &Sections, lives: &Lives, order: &[u32], fit: Fit, 
         found.offsets[i as usize] = offset;
         if walks {
             let at = all.partition_point(|other| other.offset < offset);
-            all.insert(at, Placed { offset, top, start: span.start, end: span.end });
+            all.insert(
+                at,
+                Placed {
+                    offset,
+                    top,
+                    start: span.start,
+                    end: span.end,
+                },
+            );
         } else {
             index.insert(lives, i);
         }

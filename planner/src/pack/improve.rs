@@ -1,12 +1,14 @@
-//! Improvement of skyline packings: squeaky-wheel optimisation (Joslin and Clements, 1999) with noise, on several orders side
-//! by side.
+//! Improvement of skyline packings: squeaky-wheel optimisation (Joslin and Clements, 1999) with
+//! noise, on several orders side by side.
 //!
-//! A pass of the skyline turns an order into a packing. What stands too high in it came too late: it is promoted in the order,
-//! by more or less, some others move at random, and the next pass shows whether that was better. A *lane* is one such walk;
-//! lanes start from different orders, and one that falls behind goes on from the best.
+//! A pass of the skyline turns an order into a packing. What stands too high in it came too late:
+//! it is promoted in the order, by more or less, some others move at random, and the next pass
+//! shows whether that was better. A *lane* is one such walk; lanes start from different orders, and
+//! one that falls behind goes on from the best.
 //!
-//! Each lane has random numbers of its own and lanes look at each other only between rounds, after a fixed number of
-//! passes: how many threads there are changes nothing, and a deadline only ends the search earlier.
+//! Each lane has random numbers of its own and lanes look at each other only between rounds, after
+//! a fixed number of passes: how many threads there are changes nothing, and a deadline only ends
+//! the search earlier.
 
 use super::lives::Lives;
 use super::portfolio::Budget;
@@ -26,12 +28,18 @@ const ROUND: usize = 60_000;
 /// After how many passes without progress a lane goes on from the best.
 const LANE_PATIENCE: usize = 8;
 
-/// After how many passes without any progress all lanes start again, or a multiple of it: how long a walk takes to the goal varies
-/// widely from one start to the next, so that many short ones and few long ones get there sooner than one.
+/// After how many passes without any progress all lanes start again, or a multiple of it: how long
+/// a walk takes to the goal varies widely from one start to the next, so that many short ones and
+/// few long ones get there sooner than one.
 const PATIENCE: usize = 15;
 
 /// The orders lanes start from.
-const STARTS: [Rank; LANES] = [Rank::TotalAreaWidth, Rank::SizeWidth, Rank::TotalWidthArea, Rank::WidthAreaTotal];
+const STARTS: [Rank; LANES] = [
+    Rank::TotalAreaWidth,
+    Rank::SizeWidth,
+    Rank::TotalWidthArea,
+    Rank::WidthAreaTotal,
+];
 
 /// The search, which can be interrupted and taken up again.
 pub(super) struct Improve<'a> {
@@ -42,7 +50,8 @@ pub(super) struct Improve<'a> {
     best: Found,
     /// Items placed so far.
     placed: u64,
-    /// The best that a lane has reached since all last started, and for how many passes it has been that.
+    /// The best that a lane has reached since all last started, and for how many passes it has been
+    /// that.
     ahead: Option<Cost>,
     stale: usize,
     /// How often all have started again.
@@ -50,9 +59,15 @@ pub(super) struct Improve<'a> {
 }
 
 impl<'a> Improve<'a> {
-    /// Starts from what other methods have found; nothing worse is ever returned. All its runs together are to place about `effort`
-    /// items, and one round no more than that.
-    pub(super) fn new(sections: &'a Sections, lives: &'a Lives, incumbent: Found, seed: u64, effort: u64) -> Self {
+    /// Starts from what other methods have found; nothing worse is ever returned. All its runs
+    /// together are to place about `effort` items, and one round no more than that.
+    pub(super) fn new(
+        sections: &'a Sections,
+        lives: &'a Lives,
+        incumbent: Found,
+        seed: u64,
+        effort: u64,
+    ) -> Self {
         let lane = |(at, rank): (u64, Rank)| Lane {
             sections,
             skyline: Skyline::new(sections, lives),
@@ -65,9 +80,20 @@ impl<'a> Improve<'a> {
             keys: Vec::new(),
         };
         let lanes = (0..).zip(STARTS).map(lane).collect();
-        let round = usize::try_from(effort / LANES as u64).unwrap_or(ROUND).min(ROUND);
+        let round = usize::try_from(effort / LANES as u64)
+            .unwrap_or(ROUND)
+            .min(ROUND);
         let passes = (round / sections.spans.len().max(1)).max(1);
-        Improve { sections, lanes, passes, best: incumbent, placed: 0, ahead: None, stale: 0, restarts: 0 }
+        Improve {
+            sections,
+            lanes,
+            passes,
+            best: incumbent,
+            placed: 0,
+            ahead: None,
+            stale: 0,
+            restarts: 0,
+        }
     }
 
     /// What is best so far.
@@ -75,7 +101,8 @@ impl<'a> Improve<'a> {
         &self.best
     }
 
-    /// Goes on until the goal is reached or `budget` is spent: its time, or its effort, counted in items placed by this call.
+    /// Goes on until the goal is reached or `budget` is spent: its time, or its effort, counted in
+    /// items placed by this call.
     pub(super) fn run(&mut self, budget: &Budget) {
         let until = self.placed.saturating_add(budget.effort);
         let (items, passes) = (self.sections.spans.len().max(1), self.passes);
@@ -99,17 +126,36 @@ impl<'a> Improve<'a> {
         }
     }
 
-    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and starts all again if there is
-    /// no progress at all.
+    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and
+    /// starts all again if there is no progress at all.
     fn compare(&mut self, goal: u64, passes: usize) {
         for lane in &mut self.lanes {
-            if let Some(found) = lane.lowest.take().filter(|found| found.height < self.best.height) {
+            if let Some(found) = lane
+                .lowest
+                .take()
+                .filter(|found| found.height < self.best.height)
+            {
                 self.best = found;
             }
         }
-        let costs: Vec<Option<Cost>> = self.lanes.iter().map(|lane| lane.walk.as_ref().map(|walk| walk.cost)).collect();
-        let Some((cost, leader)) = costs.iter().zip(0..).filter_map(|(cost, at)| Some(((*cost)?, at))).min() else { return };
-        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) { 0 } else { self.stale + passes };
+        let costs: Vec<Option<Cost>> = self
+            .lanes
+            .iter()
+            .map(|lane| lane.walk.as_ref().map(|walk| walk.cost))
+            .collect();
+        let Some((cost, leader)) = costs
+            .iter()
+            .zip(0..)
+            .filter_map(|(cost, at)| Some(((*cost)?, at)))
+            .min()
+        else {
+            return;
+        };
+        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) {
+            0
+        } else {
+            self.stale + passes
+        };
         self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
         if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
             self.restarts += 1;
@@ -118,8 +164,15 @@ impl<'a> Improve<'a> {
             return;
         }
         let walk: Option<Walk> = self.lanes[leader].walk.clone();
-        for (at, lane) in self.lanes.iter_mut().enumerate().filter(|(at, _)| *at != leader) {
-            let far = costs[at].is_none_or(|own| own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal));
+        for (at, lane) in self
+            .lanes
+            .iter_mut()
+            .enumerate()
+            .filter(|(at, _)| *at != leader)
+        {
+            let far = costs[at].is_none_or(|own| {
+                own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal)
+            });
             if far || lane.waits > LANE_PATIENCE {
                 lane.walk.clone_from(&walk);
                 lane.waits = 0;
@@ -195,15 +248,38 @@ impl Lane<'_> {
             let step = if lenient { (own.height - goal) / 16 } else { 0 };
             own.height.saturating_add(step).saturating_add(1)
         });
-        let Some(height) = self.skyline.pack(&order, limit) else { return };
-        let tops = self.skyline.offsets.iter().zip(&self.sections.spans).map(|(offset, span)| offset + span.bytes);
-        let cost = Cost { height, above: tops.map(|top| top.saturating_sub(goal)).fold(0, u64::saturating_add) };
+        let Some(height) = self.skyline.pack(&order, limit) else {
+            return;
+        };
+        let tops = self
+            .skyline
+            .offsets
+            .iter()
+            .zip(&self.sections.spans)
+            .map(|(offset, span)| offset + span.bytes);
+        let cost = Cost {
+            height,
+            above: tops
+                .map(|top| top.saturating_sub(goal))
+                .fold(0, u64::saturating_add),
+        };
         if lenient || own.is_none_or(|own| cost <= own) {
             let offsets = &self.skyline.offsets;
-            if self.lowest.as_ref().is_none_or(|found| height < found.height) {
-                self.lowest = Some(Found { offsets: offsets.clone(), height });
+            if self
+                .lowest
+                .as_ref()
+                .is_none_or(|found| height < found.height)
+            {
+                self.lowest = Some(Found {
+                    offsets: offsets.clone(),
+                    height,
+                });
             }
-            self.walk = Some(Walk { order, offsets: offsets.clone(), cost });
+            self.walk = Some(Walk {
+                order,
+                offsets: offsets.clone(),
+                cost,
+            });
         }
     }
 
@@ -217,17 +293,26 @@ impl Lane<'_> {
         let random = &mut self.random;
         let noise = (-4.0 - 8.0 * unit(random)).exp2() * order.len() as f64;
         self.keys.clear();
-        self.keys.extend((0u32..).zip(order).map(|(place, i)| (f64::from(place) + (unit(random) - 0.5) * noise, i)));
+        self.keys.extend(
+            (0u32..)
+                .zip(order)
+                .map(|(place, i)| (f64::from(place) + (unit(random) - 0.5) * noise, i)),
+        );
         self.by_key()
     }
 
     /// The order of a walk with what stands high promoted, and some noise.
     fn varied(&mut self, walk: &Walk, goal: u64) -> Vec<u32> {
-        let Walk { order, offsets, cost } = walk;
+        let Walk {
+            order,
+            offsets,
+            cost,
+        } = walk;
         let random = &mut self.random;
         let spans = &self.sections.spans;
         let top = |i: u32| offsets[i as usize] + spans[i as usize].bytes;
-        // Promoted is what stands above some height between the goal and the top: one of them surely, others perhaps.
+        // Promoted is what stands above some height between the goal and the top: one of them
+        // surely, others perhaps.
         let aim = match random.below(3) {
             0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,
             _ => goal,
@@ -235,7 +320,12 @@ impl Lane<'_> {
         let high = order.iter().filter(|&&i| top(i) > aim).count() as u64;
         let (sure, share) = (random.below(high.max(1)), unit(random));
         let kept = 1.0 - (-8.0 * unit(random)).exp2();
-        let culprit = order.iter().copied().filter(|&i| top(i) > aim).nth(sure as usize).unwrap_or(0);
+        let culprit = order
+            .iter()
+            .copied()
+            .filter(|&i| top(i) > aim)
+            .nth(sure as usize)
+            .unwrap_or(0);
         // Noise moves all, or only what is alive at one instant with the culprit.
         let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
         let life = &spans[culprit as usize];

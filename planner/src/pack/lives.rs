@@ -1,15 +1,18 @@
-//! The lives of all spans as points (start, end) in a plane, cut up into boxes once and then asked often: a k-d tree
-//! (Bentley, 1975). Both questions that packers ask are rectangles in that plane: which lives lie inside a stretch of time,
-//! and which overlap one. A tree over starts alone would answer neither in bounded time: long lives that begin inside the
-//! stretch and reach beyond it hide the short ones.
+//! The lives of all spans as points (start, end) in a plane, cut up into boxes once and then asked
+//! often: a k-d tree (Bentley, 1975). Both questions that packers ask are rectangles in that plane:
+//! which lives lie inside a stretch of time, and which overlap one. A tree over starts alone would
+//! answer neither in bounded time: long lives that begin inside the stretch and reach beyond it
+//! hide the short ones.
 
 use super::sections::Sections;
 use crate::relations::count_looks;
 
-/// How many spans share a leaf: few enough to be scanned, and enough to keep the inner nodes in the nearest cache.
+/// How many spans share a leaf: few enough to be scanned, and enough to keep the inner nodes in the
+/// nearest cache.
 const LEAF: usize = 8;
 
-/// Up to how many spans that start in a stretch are walked through rather than looked for in the tree.
+/// Up to how many spans that start in a stretch are walked through rather than looked for in the
+/// tree.
 const WALK: usize = 128;
 
 /// A span that is no span: nothing waits here, or nothing was found.
@@ -25,7 +28,12 @@ pub(super) struct Bounds {
 }
 
 impl Bounds {
-    const EMPTY: Bounds = Bounds { first_start: u32::MAX, last_start: 0, first_end: u32::MAX, last_end: 0 };
+    const EMPTY: Bounds = Bounds {
+        first_start: u32::MAX,
+        last_start: 0,
+        first_end: u32::MAX,
+        last_end: 0,
+    };
 
     fn with(self, other: Bounds) -> Bounds {
         Bounds {
@@ -82,17 +90,37 @@ impl Lives {
     pub(super) fn new(sections: &Sections) -> Self {
         let spans = &sections.spans;
         let first = sections.starts_before();
-        let (mut next, mut ends, mut places) = (first.clone(), vec![0; spans.len()], Vec::with_capacity(spans.len()));
+        let (mut next, mut ends, mut places) = (
+            first.clone(),
+            vec![0; spans.len()],
+            Vec::with_capacity(spans.len()),
+        );
         for span in spans {
             let next = &mut next[span.start as usize];
             places.push(*next);
             ends[*next as usize] = span.end;
             *next += 1;
         }
-        let depth = spans.len().div_ceil(LEAF).next_power_of_two().trailing_zeros();
-        let lives = (0u32..).zip(spans).map(|(span, it)| Life { start: it.start, end: it.end, span });
+        let depth = spans
+            .len()
+            .div_ceil(LEAF)
+            .next_power_of_two()
+            .trailing_zeros();
+        let lives = (0u32..).zip(spans).map(|(span, it)| Life {
+            start: it.start,
+            end: it.end,
+            span,
+        });
         let (bounds, slots) = (vec![Bounds::EMPTY; 2 << depth], vec![0; spans.len()]);
-        let mut tree = Lives { depth, bounds, lives: lives.collect(), slots, first, ends, places };
+        let mut tree = Lives {
+            depth,
+            bounds,
+            lives: lives.collect(),
+            slots,
+            first,
+            ends,
+            places,
+        };
         tree.split(1);
         for (slot, life) in (0u32..).zip(&tree.lives) {
             tree.slots[life.span as usize] = slot;
@@ -103,8 +131,16 @@ impl Lives {
     /// Sorts the lives below a node into its halves, across the longer side of its bounds.
     fn split(&mut self, node: usize) {
         let below = self.below(node);
-        let point = |life: &Life| Bounds { first_start: life.start, last_start: life.start, first_end: life.end, last_end: life.end };
-        let bounds = self.lives[below.clone()].iter().map(point).fold(Bounds::EMPTY, Bounds::with);
+        let point = |life: &Life| Bounds {
+            first_start: life.start,
+            last_start: life.start,
+            first_end: life.end,
+            last_end: life.end,
+        };
+        let bounds = self.lives[below.clone()]
+            .iter()
+            .map(point)
+            .fold(Bounds::EMPTY, Bounds::with);
         self.bounds[node] = bounds;
         if self.is_leaf(node) {
             return;
@@ -135,12 +171,14 @@ impl Lives {
     /// The leaf that a slot belongs to.
     fn leaf(&self, slot: usize) -> usize {
         // The last leaf that begins at the slot or before.
-        let at = (((slot as u128 + 1) << self.depth).div_ceil(self.lives.len() as u128) - 1) as usize;
+        let at =
+            (((slot as u128 + 1) << self.depth).div_ceil(self.lives.len() as u128) - 1) as usize;
         (1 << self.depth) + at
     }
 }
 
-/// The spans that still wait for a place, each with a rank: which of those inside a stretch has the best?
+/// The spans that still wait for a place, each with a rank: which of those inside a stretch has the
+/// best?
 #[derive(Clone, Debug, Default)]
 pub(super) struct Waiting {
     /// Slot → rank, [`NONE`] once it has been taken.
@@ -172,7 +210,11 @@ impl Waiting {
 
     fn best_below(&self, lives: &Lives, node: usize) -> u32 {
         if lives.is_leaf(node) {
-            self.ranks[lives.below(node)].iter().copied().min().unwrap_or(NONE)
+            self.ranks[lives.below(node)]
+                .iter()
+                .copied()
+                .min()
+                .unwrap_or(NONE)
         } else {
             self.best[2 * node].min(self.best[2 * node + 1])
         }
@@ -184,7 +226,10 @@ impl Waiting {
         let starts = lives.first[start as usize] as usize..lives.first[end as usize] as usize;
         count_looks(1);
         if starts.len() <= WALK {
-            for (&rank, &its_end) in self.by_start[starts.clone()].iter().zip(&lives.ends[starts]) {
+            for (&rank, &its_end) in self.by_start[starts.clone()]
+                .iter()
+                .zip(&lives.ends[starts])
+            {
                 best = best.min(if its_end <= end { rank } else { NONE });
             }
             return best;
@@ -247,7 +292,11 @@ pub(super) struct Index {
 impl Index {
     /// None has a place.
     pub(super) fn new(lives: &Lives) -> Self {
-        Index { count: vec![0; 2 << lives.depth], placed: vec![false; lives.lives.len()], todo: Vec::new() }
+        Index {
+            count: vec![0; 2 << lives.depth],
+            placed: vec![false; lives.lives.len()],
+            todo: Vec::new(),
+        }
     }
 
     pub(super) fn insert(&mut self, lives: &Lives, span: u32) {
@@ -261,7 +310,13 @@ impl Index {
     }
 
     /// Calls `each` with all spans that have a place and a section in common with `start..end`.
-    pub(super) fn across(&mut self, lives: &Lives, start: u32, end: u32, mut each: impl FnMut(u32)) {
+    pub(super) fn across(
+        &mut self,
+        lives: &Lives,
+        start: u32,
+        end: u32,
+        mut each: impl FnMut(u32),
+    ) {
         self.todo.clear();
         self.todo.push(1);
         while let Some(node) = self.todo.pop() {

@@ -1,10 +1,12 @@
-//! Offsets for buffers with known lifetimes: the offset-assignment problem (dynamic storage allocation).
+//! Offsets for buffers with known lifetimes: the offset-assignment problem (dynamic storage
+//! allocation).
 //!
-//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. Wanted is an offset for each so that
-//! items alive at once share no byte and the *height*, the largest `offset + size`, is small. No solution is lower than the
-//! *lower bound*, the largest sum of sizes alive at one instant; it is not always reachable, and finding the optimum is
-//! NP-hard. Offsets may be given, items may have gaps in their lives, be aliases of each other, lie one after the other, be
-//! computed in the place of others and live in memories of their own: see [`Problem`].
+//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. Wanted is
+//! an offset for each so that items alive at once share no byte and the *height*, the largest
+//! `offset + size`, is small. No solution is lower than the *lower bound*, the largest sum of sizes
+//! alive at one instant; it is not always reachable, and finding the optimum is NP-hard. Offsets
+//! may be given, items may have gaps in their lives, be aliases of each other, lie one after the
+//! other, be computed in the place of others and live in memories of their own: see [`Problem`].
 //!
 //! ```
 //! use slabwise_planner::Lifetime;
@@ -21,15 +23,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the best:
+//! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the
+//! best:
 //!
 //! - greedy: one item after the other at the lowest free offset or in the tightest gap;
 //! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
 //!
-//! Up to eight items between two instants that nothing crosses are packed in every order where those miss the bound.
+//! Up to eight items between two instants that nothing crosses are packed in every order where
+//! those miss the bound.
 //!
-//! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a greedy packer for any shape
-//! takes over. [`check`] verifies any packing and shares no code with what makes them.
+//! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a
+//! greedy packer for any shape takes over. [`check`] verifies any packing and shares no code with
+//! what makes them.
 
 use std::fmt;
 
@@ -108,7 +113,8 @@ pub enum Proof {
 pub struct Packing {
     /// The offset of each item.
     pub offsets: Vec<u64>,
-    /// The largest `offset + size` of the items that ever need bytes; with several spaces, the sum of theirs.
+    /// The largest `offset + size` of the items that ever need bytes; with several spaces, the sum
+    /// of theirs.
     pub height: u64,
     /// No packing is lower than this; see [`Problem::lower_bound`].
     pub lower_bound: u64,
@@ -146,18 +152,36 @@ pub struct DoesNotFit {
 
 impl fmt::Display for DoesNotFit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let DoesNotFit { space, capacity, height, lower_bound } = self;
-        write!(f, "space {space} has {capacity} bytes; the best packing found needs {height}")?;
-        if lower_bound > capacity { write!(f, ", and none needs less than {lower_bound}") } else { Ok(()) }
+        let DoesNotFit {
+            space,
+            capacity,
+            height,
+            lower_bound,
+        } = self;
+        write!(
+            f,
+            "space {space} has {capacity} bytes; the best packing found needs {height}"
+        )?;
+        if lower_bound > capacity {
+            write!(f, ", and none needs less than {lower_bound}")
+        } else {
+            Ok(())
+        }
     }
 }
 
 impl Packing {
     /// Whether every space stays within its capacity; the first that does not, with the numbers.
     pub fn fits(&self, problem: &Problem) -> Result<(), DoesNotFit> {
-        for (space, (extent, capacity)) in self.spaces.iter().zip(problem.capacities()).enumerate() {
+        for (space, (extent, capacity)) in self.spaces.iter().zip(problem.capacities()).enumerate()
+        {
             if let Some(capacity) = capacity.filter(|&capacity| extent.height > capacity) {
-                return Err(DoesNotFit { space, capacity, height: extent.height, lower_bound: extent.lower_bound });
+                return Err(DoesNotFit {
+                    space,
+                    capacity,
+                    height: extent.height,
+                    lower_bound: extent.lower_bound,
+                });
             }
         }
         Ok(())
@@ -171,8 +195,8 @@ struct Found {
     height: u64,
 }
 
-/// 1, 1, 2, 1, 1, 2, 4, …: number `k`, from 1, of the sequence of Luby, Sinclair and Zuckerman (1993), by which searches of
-/// unknown length are best restarted.
+/// 1, 1, 2, 1, 1, 2, 4, …: number `k`, from 1, of the sequence of Luby, Sinclair and Zuckerman
+/// (1993), by which searches of unknown length are best restarted.
 fn luby(mut k: u64) -> u64 {
     loop {
         let above = (k + 1).next_power_of_two();

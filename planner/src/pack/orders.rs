@@ -1,18 +1,29 @@
-//! First fit in every order of a few items, which finds the lowest packing: in the order of its offsets no item comes to lie
-//! higher than there.
+//! First fit in every order of a few items, which finds the lowest packing: in the order of its
+//! offsets no item comes to lie higher than there.
 
 use super::Found;
 use super::sections::{Sections, Span};
 
-/// Up to how many items: eight have 40,320 orders, of which those are left that reach as high as the best.
+/// Up to how many items: eight have 40,320 orders, of which those are left that reach as high as
+/// the best.
 pub(super) const MAX: usize = 8;
 
 /// The lowest packing, where one is below `limit`. Ends with the first that reaches `goal`.
 pub(super) fn lowest(sections: &Sections, limit: u64, goal: u64) -> Option<Found> {
     let spans = &sections.spans;
-    let mut orders = Orders { spans, order: Vec::new(), offsets: vec![0; spans.len()], limit, goal, best: None };
+    let mut orders = Orders {
+        spans,
+        order: Vec::new(),
+        offsets: vec![0; spans.len()],
+        limit,
+        goal,
+        best: None,
+    };
     orders.extend(0);
-    orders.best.map(|offsets| Found { offsets, height: orders.limit })
+    orders.best.map(|offsets| Found {
+        offsets,
+        height: orders.limit,
+    })
 }
 
 struct Orders<'a> {
@@ -56,8 +67,12 @@ impl Orders<'_> {
     fn first_fit(&self, span: &Span) -> u64 {
         let mut offset = 0;
         let blocks = |offset: u64| {
-            let other = self.order.iter().map(|&other| (&self.spans[other], self.offsets[other]));
-            let mut alive = other.filter(|(other, _)| other.start < span.end && span.start < other.end);
+            let other = self
+                .order
+                .iter()
+                .map(|&other| (&self.spans[other], self.offsets[other]));
+            let mut alive =
+                other.filter(|(other, _)| other.start < span.end && span.start < other.end);
             alive.find(|(other, low)| *low < offset + span.size && offset < low + other.size)
         };
         while let Some((other, low)) = blocks(offset) {

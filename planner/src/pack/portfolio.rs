@@ -10,8 +10,8 @@ use super::skyline::Skyline;
 use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy, orders};
 use std::time::{Duration, Instant};
 
-/// The portfolio: what has met the bound most often and costs least stands first. Measured on the heaps of whole training
-/// steps, where one of the first four nearly always ends the search.
+/// The portfolio: what has met the bound most often and costs least stands first. Measured on the
+/// heaps of whole training steps, where one of the first four nearly always ends the search.
 pub(super) const METHODS: [Method; 14] = [
     Method::Skyline(Rank::TotalAreaWidth),
     Method::Skyline(Rank::SizeWidth),
@@ -29,8 +29,8 @@ pub(super) const METHODS: [Method; 14] = [
     Method::BestFit(Rank::Start),
 ];
 
-/// Up to what cost of a pass the methods take part that look at pairs of items (first and best fit): some hundredths of a
-/// second.
+/// Up to what cost of a pass the methods take part that look at pairs of items (first and best
+/// fit): some hundredths of a second.
 const GREEDY_MAX: u64 = 1 << 25;
 
 /// How hard to look for a low packing.
@@ -38,13 +38,16 @@ const GREEDY_MAX: u64 = 1 << 25;
 pub struct Limits {
     /// A height that is good enough: the search ends when it is reached. The lower bound always is.
     pub capacity: Option<u64>,
-    /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then depends on the machine.
+    /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then
+    /// depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again; a step of the exact search is charged for what it costs, in
-    /// placed items, and the search goes on in rounds, so that a small effort may be exceeded by one. Where a round costs much, less is
-    /// spent: all of it where more than 1 % of the height may still be won, down to a quarter where next to nothing may, and half of
-    /// that without success ends the search. What is found depends on this alone if `time` is not set, and then not on the machine
-    /// or `threads`. 0: fast heuristics, and every order of up to eight items, which any effort includes.
+    /// Items that improvement and exact search may place, again and again; a step of the exact
+    /// search is charged for what it costs, in placed items, and the search goes on in rounds, so
+    /// that a small effort may be exceeded by one. Where a round costs much, less is spent: all of
+    /// it where more than 1 % of the height may still be won, down to a quarter where next to
+    /// nothing may, and half of that without success ends the search. What is found depends on this
+    /// alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics,
+    /// and every order of up to eight items, which any effort includes.
     pub effort: u64,
     /// How many threads may work at once; the result does not depend on it.
     pub threads: usize,
@@ -55,7 +58,13 @@ pub struct Limits {
 impl Default for Limits {
     /// Fast heuristics, on one thread, and every order of up to eight items.
     fn default() -> Self {
-        Limits { capacity: None, time: None, effort: 0, threads: 1, seed: 0 }
+        Limits {
+            capacity: None,
+            time: None,
+            effort: 0,
+            threads: 1,
+            seed: 0,
+        }
     }
 }
 
@@ -75,7 +84,9 @@ impl Budget {
     pub(super) fn new(limits: &Limits) -> Self {
         Budget {
             goal: 0,
-            deadline: limits.time.and_then(|time| Instant::now().checked_add(time)),
+            deadline: limits
+                .time
+                .and_then(|time| Instant::now().checked_add(time)),
             effort: limits.effort,
             threads: limits.threads.max(1),
             seed: limits.seed,
@@ -84,14 +95,16 @@ impl Budget {
 
     /// Whether the time is over.
     pub(super) fn is_over(&self) -> bool {
-        self.deadline.is_some_and(|deadline| Instant::now() >= deadline)
+        self.deadline
+            .is_some_and(|deadline| Instant::now() >= deadline)
     }
 }
 
 impl Problem {
-    /// Places the items with the best of several fast heuristics, deterministically. Between two instants that no life crosses, up to
-    /// eight items that no rule ties are placed as low as can be. A few thousand items take milliseconds where the bound is met
-    /// early, as it is for nearly all training steps.
+    /// Places the items with the best of several fast heuristics, deterministically. Between two
+    /// instants that no life crosses, up to eight items that no rule ties are placed as low as can
+    /// be. A few thousand items take milliseconds where the bound is met early, as it is for nearly
+    /// all training steps.
     pub fn pack(&self) -> Result<Packing, ProblemError> {
         self.pack_within(&Limits::default())
     }
@@ -110,11 +123,19 @@ impl Problem {
         Ok(pack_plain(self, &budget).into_packing())
     }
 
-    /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of each item are not looked at.
+    /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of
+    /// each item are not looked at.
     pub fn apart(&self) -> Result<Packing, ProblemError> {
         self.verify()?;
         let (placed, sections) = plain_sections(self);
-        Ok(Plain::new(self, &placed, &sections, &stacked(&sections).offsets, Method::Apart).into_packing())
+        Ok(Plain::new(
+            self,
+            &placed,
+            &sections,
+            &stacked(&sections).offsets,
+            Method::Apart,
+        )
+        .into_packing())
     }
 }
 
@@ -131,9 +152,21 @@ pub(super) struct Plain {
 
 impl Plain {
     /// From the offsets of those items that need space.
-    fn new(problem: &Problem, placed: &[usize], sections: &Sections, found: &[u64], method: Method) -> Self {
+    fn new(
+        problem: &Problem,
+        placed: &[usize],
+        sections: &Sections,
+        found: &[u64],
+        method: Method,
+    ) -> Self {
         let lower_bound = sections.lower_bound();
-        let mut plain = Plain { offsets: vec![0; problem.items.len()], height: 0, lower_bound, method, proof: None };
+        let mut plain = Plain {
+            offsets: vec![0; problem.items.len()],
+            height: 0,
+            lower_bound,
+            method,
+            proof: None,
+        };
         for (&item, &offset) in placed.iter().zip(found) {
             plain.offsets[item] = offset;
             plain.height = plain.height.max(offset + problem.items[item].size);
@@ -142,16 +175,39 @@ impl Plain {
     }
 
     fn into_packing(self) -> Packing {
-        let Plain { offsets, height, lower_bound, method, proof } = self;
-        let proof = if height == lower_bound { Some(Proof::Bound) } else { proof };
-        let spaces = vec![Extent { height, lower_bound }];
-        Packing { offsets, height, lower_bound, proof, method, in_place: Vec::new(), spaces }
+        let Plain {
+            offsets,
+            height,
+            lower_bound,
+            method,
+            proof,
+        } = self;
+        let proof = if height == lower_bound {
+            Some(Proof::Bound)
+        } else {
+            proof
+        };
+        let spaces = vec![Extent {
+            height,
+            lower_bound,
+        }];
+        Packing {
+            offsets,
+            height,
+            lower_bound,
+            proof,
+            method,
+            in_place: Vec::new(),
+            spaces,
+        }
     }
 }
 
 /// The items that need space, and the sections of their lives.
 fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let placed: Vec<usize> = (0..problem.items.len())
+        .filter(|&i| problem.items[i].needs_space())
+        .collect();
     let sections = Sections::new(problem, &placed);
     (placed, sections)
 }
@@ -159,25 +215,52 @@ fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
 /// Packs a problem as if it had nothing but items and perhaps a start.
 pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let (placed, sections) = plain_sections(problem);
-    let budget = Budget { goal: budget.goal.max(sections.lower_bound()), ..*budget };
+    let budget = Budget {
+        goal: budget.goal.max(sections.lower_bound()),
+        ..*budget
+    };
     let start = start(problem, &placed, &sections);
     let mut offsets = vec![0; placed.len()];
-    let mut highest = Refined { found: Found { offsets: Vec::new(), height: 0 }, method: Method::Apart, lower_bound: 0 };
+    let mut highest = Refined {
+        found: Found {
+            offsets: Vec::new(),
+            height: 0,
+        },
+        method: Method::Apart,
+        lower_bound: 0,
+    };
     let mut parts = sections.parts();
     // The fullest first: no other has to become lower than it did.
     parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
     let mut lower_bound = 0;
     for part in parts {
         let incumbent = start.as_ref().map(|start| {
-            let offsets: Vec<u64> = part.spans.iter().map(|&span| start[span as usize]).collect();
+            let offsets: Vec<u64> = part
+                .spans
+                .iter()
+                .map(|&span| start[span as usize])
+                .collect();
             let top = |(span, offset): (&Span, &u64)| offset + span.bytes;
-            let height = part.sections.spans.iter().zip(&offsets).map(top).max().unwrap_or(0);
+            let height = part
+                .sections
+                .spans
+                .iter()
+                .zip(&offsets)
+                .map(top)
+                .max()
+                .unwrap_or(0);
             (Found { offsets, height }, Method::Start)
         });
-        let budget = Budget { goal: budget.goal.max(highest.found.height), ..budget };
+        let budget = Budget {
+            goal: budget.goal.max(highest.found.height),
+            ..budget
+        };
         let refined = pack_part(&part.sections, incumbent, &budget);
         lower_bound = lower_bound.max(refined.lower_bound);
-        part.spans.iter().zip(&refined.found.offsets).for_each(|(&span, &offset)| offsets[span as usize] = offset);
+        part.spans
+            .iter()
+            .zip(&refined.found.offsets)
+            .for_each(|(&span, &offset)| offsets[span as usize] = offset);
         if refined.found.height > highest.found.height {
             highest = refined;
         }
@@ -189,24 +272,45 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     plain
 }
 
-/// An incumbent from the offsets that the problem starts with: those, if they are a packing; else what first fit makes of
-/// their order, items without one last and larger ones first.
+/// An incumbent from the offsets that the problem starts with: those, if they are a packing; else
+/// what first fit makes of their order, items without one last and larger ones first.
 fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec<u64>> {
     if problem.start.is_empty() {
         return None;
     }
     let mut given: Vec<Option<u64>> = vec![None; problem.items.len()];
-    problem.start.iter().for_each(|at| given[at.item] = Some(at.offset));
+    problem
+        .start
+        .iter()
+        .for_each(|at| given[at.item] = Some(at.offset));
     let given: Vec<Option<u64>> = placed.iter().map(|&item| given[item]).collect();
-    let suits = |(span, offset): (&Span, u64)| offset.is_multiple_of(span.align) && offset.checked_add(span.size).is_some();
+    let suits = |(span, offset): (&Span, u64)| {
+        offset.is_multiple_of(span.align) && offset.checked_add(span.size).is_some()
+    };
     if let Some(offsets) = given.iter().copied().collect::<Option<Vec<u64>>>()
-        && sections.spans.iter().zip(offsets.iter().copied()).all(suits)
+        && sections
+            .spans
+            .iter()
+            .zip(offsets.iter().copied())
+            .all(suits)
     {
         let rect = |(item, (span, &low)): (usize, (&Span, &u64))| {
             let (start, end) = (u64::from(span.start), u64::from(span.end));
-            Rect { item, start, end, low, high: low + span.size }
+            Rect {
+                item,
+                start,
+                end,
+                low,
+                high: low + span.size,
+            }
         };
-        let rects: Vec<Rect> = sections.spans.iter().zip(&offsets).enumerate().map(rect).collect();
+        let rects: Vec<Rect> = sections
+            .spans
+            .iter()
+            .zip(&offsets)
+            .enumerate()
+            .map(rect)
+            .collect();
         if overlap(&rects).is_none() {
             return Some(offsets);
         }
@@ -217,17 +321,37 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
     let mut order: Vec<u32> = (0..placed.len() as u32).collect();
     order.sort_by_key(|&span| {
         let offset = given[span as usize];
-        (offset.is_none(), offset, std::cmp::Reverse(sections.spans[span as usize].size))
+        (
+            offset.is_none(),
+            offset,
+            std::cmp::Reverse(sections.spans[span as usize].size),
+        )
     });
-    greedy::pack(sections, &Lives::new(sections), &order, greedy::Fit::First, u64::MAX).map(|found| found.offsets)
+    greedy::pack(
+        sections,
+        &Lives::new(sections),
+        &order,
+        greedy::Fit::First,
+        u64::MAX,
+    )
+    .map(|found| found.offsets)
 }
 
 /// Every span above the one before.
 pub(super) fn stacked(sections: &Sections) -> Found {
-    // The coarsest alignment first: then little needs padding. Of one, what leaves most of its last unit comes last.
+    // The coarsest alignment first: then little needs padding. Of one, what leaves most of its last
+    // unit comes last.
     let mut order: Vec<usize> = (0..sections.spans.len()).collect();
-    order.sort_by_key(|&i| (std::cmp::Reverse(sections.spans[i].align), sections.spans[i].size - sections.spans[i].bytes));
-    let mut found = Found { offsets: vec![0; order.len()], height: 0 };
+    order.sort_by_key(|&i| {
+        (
+            std::cmp::Reverse(sections.spans[i].align),
+            sections.spans[i].size - sections.spans[i].bytes,
+        )
+    });
+    let mut found = Found {
+        offsets: vec![0; order.len()],
+        height: 0,
+    };
     for i in order {
         let offset = found.height.next_multiple_of(sections.spans[i].align);
         found.offsets[i] = offset;
@@ -250,27 +374,59 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
         let found = match method {
             Method::Skyline(rank) => {
                 let height = skyline.pack(&rank.order(sections), limit);
-                height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+                height.map(|height| Found {
+                    offsets: skyline.offsets.clone(),
+                    height,
+                })
             }
-            Method::FirstFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::First, limit),
-            Method::BestFit(rank) if few_pairs => greedy::pack(sections, &lives, &rank.order(sections), greedy::Fit::Best, limit),
+            Method::FirstFit(rank) if few_pairs => greedy::pack(
+                sections,
+                &lives,
+                &rank.order(sections),
+                greedy::Fit::First,
+                limit,
+            ),
+            Method::BestFit(rank) if few_pairs => greedy::pack(
+                sections,
+                &lives,
+                &rank.order(sections),
+                greedy::Fit::Best,
+                limit,
+            ),
             _ => None,
         };
         best = found.map(|found| (found, method)).or(best);
     }
     let (found, method) = best.unwrap_or_else(|| (stacked(sections), Method::Apart));
     if found.height <= budget.goal {
-        return Refined { found, method, lower_bound: 0 };
+        return Refined {
+            found,
+            method,
+            lower_bound: 0,
+        };
     }
     if sections.spans.len() <= orders::MAX {
-        let lower = orders::lowest(sections, found.height, budget.goal).map(|found| (found, Method::Search));
+        let lower = orders::lowest(sections, found.height, budget.goal)
+            .map(|found| (found, Method::Search));
         let (found, method) = lower.unwrap_or((found, method));
         // Below what reaches the goal nothing has been looked for.
-        let lower_bound = if found.height > budget.goal { found.height } else { 0 };
-        return Refined { found, method, lower_bound };
+        let lower_bound = if found.height > budget.goal {
+            found.height
+        } else {
+            0
+        };
+        return Refined {
+            found,
+            method,
+            lower_bound,
+        };
     }
     if budget.effort == 0 {
-        return Refined { found, method, lower_bound: 0 };
+        return Refined {
+            found,
+            method,
+            lower_bound: 0,
+        };
     }
     refine(sections, &lives, found, method, budget)
 }

@@ -16,7 +16,8 @@ pub struct Item {
 }
 
 impl Item {
-    /// Whether it needs bytes at some instant, gaps apart. What does not lies at 0 unless it is tied to something.
+    /// Whether it needs bytes at some instant, gaps apart. What does not lies at 0 unless it is
+    /// tied to something.
     pub(super) fn needs_space(&self) -> bool {
         self.size > 0 && !self.life.is_empty()
     }
@@ -40,8 +41,8 @@ pub struct Window {
     pub high: u64,
 }
 
-/// A part of an item's life in which it does not need all of its bytes. What reaches out of the life has no meaning; where
-/// gaps of one item overlap, it needs what all of them leave to it.
+/// A part of an item's life in which it does not need all of its bytes. What reaches out of the
+/// life has no meaning; where gaps of one item overlap, it needs what all of them leave to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gap {
     /// The index of the item.
@@ -52,9 +53,10 @@ pub struct Gap {
     pub window: Option<Window>,
 }
 
-/// Permission to compute one item in the place of another: `to`, whose life begins at the last step of the life of `from`,
-/// may lie at the very same offset, and the two may then share bytes at that step. An item gives its bytes to one other at
-/// most and takes those of one at most; one that lives for a single step does not do both.
+/// Permission to compute one item in the place of another: `to`, whose life begins at the last step
+/// of the life of `from`, may lie at the very same offset, and the two may then share bytes at that
+/// step. An item gives its bytes to one other at most and takes those of one at most; one that
+/// lives for a single step does not do both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InPlace {
     /// The item that dies.
@@ -66,7 +68,8 @@ pub struct InPlace {
 /// A memory with addresses of its own.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Space {
-    /// How many bytes it has. A packing that stays within them is good enough; one that does not is still returned, and
+    /// How many bytes it has. A packing that stays within them is good enough; one that does not is
+    /// still returned, and
     /// [`Packing::fits`](super::Packing::fits) tells it from others.
     pub capacity: Option<u64>,
     /// The indices of its items. The first space has those that no other names.
@@ -90,26 +93,47 @@ pub struct Problem {
     pub in_place: Vec<InPlace>,
     /// The memories. None given: one without a limit.
     pub spaces: Vec<Space>,
-    /// Offsets to begin with, for some or all items: a packing to improve on where they are valid, else a hint in which
-    /// order to place things.
+    /// Offsets to begin with, for some or all items: a packing to improve on where they are valid,
+    /// else a hint in which order to place things.
     pub start: Vec<Placement>,
 }
 
 impl Problem {
     /// Items in one memory, free of other rules.
     pub fn new(items: Vec<Item>) -> Self {
-        Problem { items, ..Problem::default() }
+        Problem {
+            items,
+            ..Problem::default()
+        }
     }
 
     /// Whether there are items only, and perhaps a capacity or a start.
     pub(super) fn is_plain(&self) -> bool {
-        let Problem { items: _, fixed, gaps, aliases, contiguous, in_place, spaces, start: _ } = self;
-        fixed.is_empty() && gaps.is_empty() && aliases.is_empty() && contiguous.is_empty() && in_place.is_empty() && spaces.len() <= 1
+        let Problem {
+            items: _,
+            fixed,
+            gaps,
+            aliases,
+            contiguous,
+            in_place,
+            spaces,
+            start: _,
+        } = self;
+        fixed.is_empty()
+            && gaps.is_empty()
+            && aliases.is_empty()
+            && contiguous.is_empty()
+            && in_place.is_empty()
+            && spaces.len() <= 1
     }
 
     /// The capacity of each space; one without a limit where no space is given.
     pub(super) fn capacities(&self) -> Vec<Option<u64>> {
-        if self.spaces.is_empty() { vec![None] } else { self.spaces.iter().map(|space| space.capacity).collect() }
+        if self.spaces.is_empty() {
+            vec![None]
+        } else {
+            self.spaces.iter().map(|space| space.capacity).collect()
+        }
     }
 
     /// The space of each item.
@@ -121,35 +145,58 @@ impl Problem {
         space_of
     }
 
-    /// Checks that the problem can be packed: alignments are powers of two, no sum of sizes overflows, every index is that
-    /// of an item, and the rules do not contradict each other.
+    /// Checks that the problem can be packed: alignments are powers of two, no sum of sizes
+    /// overflows, every index is that of an item, and the rules do not contradict each other.
     pub fn verify(&self) -> Result<(), ProblemError> {
-        if let Some((item, it)) = self.items.iter().enumerate().find(|(_, it)| !it.align.is_power_of_two()) {
-            return Err(ProblemError::Alignment { item, align: it.align });
+        if let Some((item, it)) = self
+            .items
+            .iter()
+            .enumerate()
+            .find(|(_, it)| !it.align.is_power_of_two())
+        {
+            return Err(ProblemError::Alignment {
+                item,
+                align: it.align,
+            });
         }
         self.stacked()?;
         self.references()?;
-        if self.is_plain() { Ok(()) } else { blocks::Blocks::new(self, &[]).and_then(|blocks| blocks.verify(self)) }
+        if self.is_plain() {
+            Ok(())
+        } else {
+            blocks::Blocks::new(self, &[]).and_then(|blocks| blocks.verify(self))
+        }
     }
 
-    /// The size of all items in whole units of the coarsest alignment, in bytes. Items stack without gaps in these units, so no
-    /// heuristic gets higher than this sum.
+    /// The size of all items in whole units of the coarsest alignment, in bytes. Items stack
+    /// without gaps in these units, so no heuristic gets higher than this sum.
     fn stacked(&self) -> Result<u64, ProblemError> {
         let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
-        self.items.iter().enumerate().try_fold(0u64, |total, (item, it)| {
-            let sum = it.size.checked_next_multiple_of(coarsest).and_then(|size| total.checked_add(size));
-            sum.ok_or(ProblemError::TotalSize { item })
-        })
+        self.items
+            .iter()
+            .enumerate()
+            .try_fold(0u64, |total, (item, it)| {
+                let sum = it
+                    .size
+                    .checked_next_multiple_of(coarsest)
+                    .and_then(|size| total.checked_add(size));
+                sum.ok_or(ProblemError::TotalSize { item })
+            })
     }
 
-    /// The problem without the offsets to start from that leave no room above them for all other items; `None` if every offset
-    /// leaves enough.
+    /// The problem without the offsets to start from that leave no room above them for all other
+    /// items; `None` if every offset leaves enough.
     pub(super) fn with_reachable_start(&self) -> Option<Problem> {
         let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
-        let highest = self.stacked().map_or(0, |stacked| (u64::MAX - stacked).saturating_sub(coarsest));
+        let highest = self
+            .stacked()
+            .map_or(0, |stacked| (u64::MAX - stacked).saturating_sub(coarsest));
         let is_reachable = |at: &&Placement| at.offset <= highest;
         let start: Vec<Placement> = self.start.iter().filter(is_reachable).copied().collect();
-        (start.len() < self.start.len()).then(|| Problem { start, ..self.clone() })
+        (start.len() < self.start.len()).then(|| Problem {
+            start,
+            ..self.clone()
+        })
     }
 
     /// Checks each rule by itself.
@@ -161,18 +208,43 @@ impl Problem {
             ("gaps", self.gaps.iter().map(|gap| gap.item).collect()),
             ("aliases", groups(&self.aliases)),
             ("contiguous", groups(&self.contiguous)),
-            ("in_place", self.in_place.iter().flat_map(|pair| [pair.from, pair.to]).collect()),
-            ("spaces", self.spaces.iter().flat_map(|space| &space.items).copied().collect()),
-            ("start", self.start.iter().map(|at| at.item).collect::<Vec<_>>()),
+            (
+                "in_place",
+                self.in_place
+                    .iter()
+                    .flat_map(|pair| [pair.from, pair.to])
+                    .collect(),
+            ),
+            (
+                "spaces",
+                self.spaces
+                    .iter()
+                    .flat_map(|space| &space.items)
+                    .copied()
+                    .collect(),
+            ),
+            (
+                "start",
+                self.start.iter().map(|at| at.item).collect::<Vec<_>>(),
+            ),
         ];
         for (list, items) in lists {
             if let Some(&item) = items.iter().find(|&&item| item >= count) {
                 return Err(ProblemError::NoSuchItem { list, item, count });
             }
             // Gaps and pairs may name an item several times.
-            let mut seen = vec![false; if matches!(list, "gaps" | "in_place") || items.is_empty() { 0 } else { count }];
+            let mut seen = vec![
+                false;
+                if matches!(list, "gaps" | "in_place") || items.is_empty() {
+                    0
+                } else {
+                    count
+                }
+            ];
             if !seen.is_empty()
-                && let Some(&item) = items.iter().find(|&&item| std::mem::replace(&mut seen[item], true))
+                && let Some(&item) = items
+                    .iter()
+                    .find(|&&item| std::mem::replace(&mut seen[item], true))
             {
                 return Err(ProblemError::NamedTwice { list, item });
             }
@@ -180,7 +252,11 @@ impl Problem {
         for &Placement { item, offset } in &self.fixed {
             let Item { size, align, .. } = self.items[item];
             if !offset.is_multiple_of(align) {
-                return Err(ProblemError::FixedMisaligned { item, offset, align });
+                return Err(ProblemError::FixedMisaligned {
+                    item,
+                    offset,
+                    align,
+                });
             }
             if offset.checked_add(size).is_none() {
                 return Err(ProblemError::FixedEnd { item, offset, size });
@@ -188,22 +264,44 @@ impl Problem {
         }
         for &Gap { item, life, window } in &self.gaps {
             if life.end < life.start {
-                return Err(ProblemError::Gap { item, start: life.start, end: life.end });
+                return Err(ProblemError::Gap {
+                    item,
+                    start: life.start,
+                    end: life.end,
+                });
             }
             let size = self.items[item].size;
-            if let Some(Window { low, high }) = window.filter(|window| window.high < window.low || window.high > size) {
-                return Err(ProblemError::Window { item, low, high, size });
+            if let Some(Window { low, high }) =
+                window.filter(|window| window.high < window.low || window.high > size)
+            {
+                return Err(ProblemError::Window {
+                    item,
+                    low,
+                    high,
+                    size,
+                });
             }
         }
         let mut pairs = self.in_place.clone();
         pairs.sort_unstable();
         if let Some(twice) = pairs.windows(2).find(|two| two[0] == two[1]) {
-            return Err(ProblemError::PairTwice { from: twice[0].from, to: twice[0].to });
+            return Err(ProblemError::PairTwice {
+                from: twice[0].from,
+                to: twice[0].to,
+            });
         }
         for &InPlace { from, to } in &self.in_place {
             let (end, start) = (self.items[from].life.end, self.items[to].life.start);
-            if self.items[from].life.is_empty() || self.items[to].life.is_empty() || start.checked_add(1) != Some(end) {
-                return Err(ProblemError::PairNeverMeets { from, to, end, start });
+            if self.items[from].life.is_empty()
+                || self.items[to].life.is_empty()
+                || start.checked_add(1) != Some(end)
+            {
+                return Err(ProblemError::PairNeverMeets {
+                    from,
+                    to,
+                    end,
+                    start,
+                });
             }
         }
         Ok(())

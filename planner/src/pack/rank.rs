@@ -4,10 +4,12 @@ use super::sections::{Sections, Span};
 use std::cmp::Reverse;
 use std::fmt;
 
-/// What makes an item come earlier: larger numbers first, ties by the next criterion, then by area, width, total, start and index.
+/// What makes an item come earlier: larger numbers first, ties by the next criterion, then by area,
+/// width, total, start and index.
 ///
-/// *Width* is the length of its life, *area* that times its size, *total* the largest sum of live sizes during its life.
-/// The combinations of width, area and total are those of Moffitt, "MiniMalloc" (ASPLOS 2023).
+/// *Width* is the length of its life, *area* that times its size, *total* the largest sum of live
+/// sizes during its life. The combinations of width, area and total are those of Moffitt,
+/// "MiniMalloc" (ASPLOS 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rank {
     /// Size, width.
@@ -44,7 +46,10 @@ impl Rank {
     /// The spans in this order.
     pub(super) fn order(self, sections: &Sections) -> Vec<u32> {
         let totals = match self {
-            Rank::TotalAreaWidth | Rank::TotalWidthArea | Rank::TotalSize | Rank::WidthAreaTotal => sections.totals(),
+            Rank::TotalAreaWidth
+            | Rank::TotalWidthArea
+            | Rank::TotalSize
+            | Rank::WidthAreaTotal => sections.totals(),
             Rank::SizeWidth | Rank::Area | Rank::Start => Vec::new(),
         };
         let total = |i: u32| totals.get(i as usize).copied().unwrap_or(0);
@@ -65,7 +70,11 @@ impl Rank {
             let span = &sections.spans[i as usize];
             (area(span), span.width, total(i), Reverse((span.start, i)))
         };
-        keys.sort_unstable_by(|a, b| (b.0, b.1).cmp(&(a.0, a.1)).then_with(|| full(b.2).cmp(&full(a.2))));
+        keys.sort_unstable_by(|a, b| {
+            (b.0, b.1)
+                .cmp(&(a.0, a.1))
+                .then_with(|| full(b.2).cmp(&full(a.2)))
+        });
         keys.into_iter().map(|key| key.2).collect()
     }
 }

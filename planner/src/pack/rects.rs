@@ -17,7 +17,11 @@ pub(crate) struct Rect {
 impl Rect {
     /// The same one, moved up.
     pub(super) fn above(self, base: u64) -> Rect {
-        Rect { low: self.low + base, high: self.high + base, ..self }
+        Rect {
+            low: self.low + base,
+            high: self.high + base,
+            ..self
+        }
     }
 }
 
@@ -29,7 +33,13 @@ impl Problem {
         let mut gaps = gaps.chunk_by(|a, b| a.item == b.item).peekable();
         let mut rects = Vec::with_capacity(self.items.len());
         for (item, it) in self.items.iter().enumerate() {
-            needed(item, it, 0, gaps.next_if(|gaps| gaps[0].item == item).unwrap_or(&[]), &mut rects);
+            needed(
+                item,
+                it,
+                0,
+                gaps.next_if(|gaps| gaps[0].item == item).unwrap_or(&[]),
+                &mut rects,
+            );
         }
         rects
     }
@@ -40,14 +50,26 @@ pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &m
     if !it.needs_space() {
         return;
     }
-    let whole = Window { low: 0, high: it.size };
+    let whole = Window {
+        low: 0,
+        high: it.size,
+    };
     let mut add = |life: Lifetime, window: Window| {
         if life.is_empty() || window.low >= window.high {
             return;
         }
-        let rect = Rect { item, start: life.start, end: life.end, low: above + window.low, high: above + window.high };
-        match rects.last_mut().filter(|last| last.item == item && last.end == rect.start && (last.low, last.high) == (rect.low, rect.high))
-        {
+        let rect = Rect {
+            item,
+            start: life.start,
+            end: life.end,
+            low: above + window.low,
+            high: above + window.high,
+        };
+        match rects.last_mut().filter(|last| {
+            last.item == item
+                && last.end == rect.start
+                && (last.low, last.high) == (rect.low, rect.high)
+        }) {
             Some(last) => last.end = rect.end,
             None => rects.push(rect),
         }
@@ -55,7 +77,10 @@ pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &m
     // Between two events the same gaps are open: their windows, sorted by either end.
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * gaps.len());
     for (index, gap) in gaps.iter().enumerate() {
-        let life = Lifetime::new(gap.life.start.max(it.life.start), gap.life.end.min(it.life.end));
+        let life = Lifetime::new(
+            gap.life.start.max(it.life.start),
+            gap.life.end.min(it.life.end),
+        );
         if !life.is_empty() {
             events.extend([(life.start, true, index), (life.end, false, index)]);
         }
@@ -65,7 +90,10 @@ pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &m
     let mut since = it.life.start;
     for (time, opens, index) in events {
         if time > since {
-            add(Lifetime::new(since, time), left(&lows, &highs).unwrap_or(whole));
+            add(
+                Lifetime::new(since, time),
+                left(&lows, &highs).unwrap_or(whole),
+            );
             since = time;
         }
         let window = gaps[index].window.unwrap_or(Window { low: 0, high: 0 });
@@ -84,7 +112,10 @@ pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &m
 fn left(lows: &BTreeMap<u64, usize>, highs: &BTreeMap<u64, usize>) -> Option<Window> {
     let (low, _) = lows.last_key_value()?;
     let (high, _) = highs.first_key_value()?;
-    Some(Window { low: *low, high: *high })
+    Some(Window {
+        low: *low,
+        high: *high,
+    })
 }
 
 /// The same area as rectangles that do not overlap. Each is named after one of those it comes from.
@@ -113,18 +144,33 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
             }
         }
         let mut covered: Vec<Rect> = Vec::new();
-        let mut cover = |&(low, high, index): &(u64, u64, usize)| match covered.last_mut().filter(|last| low <= last.high) {
+        let mut cover = |&(low, high, index): &(u64, u64, usize)| match covered
+            .last_mut()
+            .filter(|last| low <= last.high)
+        {
             Some(last) => last.high = last.high.max(high),
-            None => covered.push(Rect { item: rects[index].item, start: time, end: time, low, high }),
+            None => covered.push(Rect {
+                item: rects[index].item,
+                start: time,
+                end: time,
+                low,
+                high,
+            }),
         };
         if flat {
-            living.last_key_value().into_iter().for_each(|(key, ())| cover(key));
+            living
+                .last_key_value()
+                .into_iter()
+                .for_each(|(key, ())| cover(key));
         } else {
             living.keys().for_each(cover);
         }
         // What goes on as it was stays one rectangle.
         for mut rect in std::mem::take(&mut open) {
-            match covered.iter_mut().find(|new| (new.low, new.high) == (rect.low, rect.high)) {
+            match covered
+                .iter_mut()
+                .find(|new| (new.low, new.high) == (rect.low, rect.high))
+            {
                 Some(new) => *new = rect,
                 None => {
                     rect.end = time;
@@ -137,8 +183,9 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
     done
 }
 
-/// Two items that need a byte at the same time, and when, if there are any. A sweep over time with what lives sorted by
-/// bytes: as long as nothing overlaps, a newcomer can only overlap its neighbours.
+/// Two items that need a byte at the same time, and when, if there are any. A sweep over time with
+/// what lives sorted by bytes: as long as nothing overlaps, a newcomer can only overlap its
+/// neighbours.
 pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize, u64)> {
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * rects.len());
     for (index, rect) in rects.iter().enumerate() {
@@ -152,7 +199,11 @@ pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize, u64)> {
             living.remove(&rect.low);
             continue;
         }
-        if let Some((_, &other)) = living.range(..rect.high).next_back().filter(|&(_, &other)| rects[other].high > rect.low) {
+        if let Some((_, &other)) = living
+            .range(..rect.high)
+            .next_back()
+            .filter(|&(_, &other)| rects[other].high > rect.low)
+        {
             return Some((rects[other].item, rect.item, time));
         }
         living.insert(rect.low, index);

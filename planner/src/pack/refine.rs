@@ -1,5 +1,6 @@
-//! What follows the fast heuristics: improvement and exact search in turns, each taken up again where it stopped. Both are charged
-//! for what they cost, in items placed by the improvement, and the one that has had less has the next turn.
+//! What follows the fast heuristics: improvement and exact search in turns, each taken up again
+//! where it stopped. Both are charged for what they cost, in items placed by the improvement, and
+//! the one that has had less has the next turn.
 
 use super::exact::{Exact, ROUND};
 use super::improve::Improve;
@@ -14,13 +15,16 @@ const PLACED: u64 = 400_000;
 /// What a node of the exact search costs at least, in items placed.
 const NODE: u64 = PLACED / ROUND;
 
-/// So many places of items in sections, which a node looks at where the problem is large, cost as much as placing one.
+/// So many places of items in sections, which a node looks at where the problem is large, cost as
+/// much as placing one.
 const PLACES: u64 = 128;
 
-/// Up to how many items the exact search takes part; above, it would not get through its first descent in its turn.
+/// Up to how many items the exact search takes part; above, it would not get through its first
+/// descent in its turn.
 const EXACT_MAX: usize = 4_000;
 
-/// The search ends when one part in so many of the effort has neither lowered the packing nor raised the bound.
+/// The search ends when one part in so many of the effort has neither lowered the packing nor
+/// raised the bound.
 const STALE: u64 = 2;
 
 /// A packing and what is known about it.
@@ -31,26 +35,53 @@ pub(super) struct Refined {
     pub(super) lower_bound: u64,
 }
 
-/// Lowers a packing until it meets the goal or is proved to be the lowest, or the budget is spent. Deterministic, whatever the
-/// number of threads, unless the time ends it.
-pub(super) fn refine(sections: &Sections, lives: &Lives, found: Found, method: Method, budget: &Budget) -> Refined {
+/// Lowers a packing until it meets the goal or is proved to be the lowest, or the budget is spent.
+/// Deterministic, whatever the number of threads, unless the time ends it.
+pub(super) fn refine(
+    sections: &Sections,
+    lives: &Lives,
+    found: Found,
+    method: Method,
+    budget: &Budget,
+) -> Refined {
     let lower_bound = sections.lower_bound();
-    let mut refined = Refined { found, method, lower_bound };
+    let mut refined = Refined {
+        found,
+        method,
+        lower_bound,
+    };
     let round = round_cost(sections);
-    // A small problem gets whole rounds whatever the effort, and all of that: it is spent in a tenth of a second.
+    // A small problem gets whole rounds whatever the effort, and all of that: it is spent in a
+    // tenth of a second.
     let is_small = round <= PLACED;
     let (total, stale) = if is_small {
         (budget.effort, u64::MAX)
     } else {
-        let total = worthwhile(budget.effort, refined.found.height, budget.goal.max(lower_bound));
+        let total = worthwhile(
+            budget.effort,
+            refined.found.height,
+            budget.goal.max(lower_bound),
+        );
         (total, total / STALE)
     };
-    let mut improve = Improve::new(sections, lives, refined.found.clone(), budget.seed, if is_small { u64::MAX } else { total });
-    let mut exact = (sections.spans.len() <= EXACT_MAX).then(|| Exact::new(sections, refined.found.clone(), lower_bound, budget.seed));
+    let mut improve = Improve::new(
+        sections,
+        lives,
+        refined.found.clone(),
+        budget.seed,
+        if is_small { u64::MAX } else { total },
+    );
+    let mut exact = (sections.spans.len() <= EXACT_MAX)
+        .then(|| Exact::new(sections, refined.found.clone(), lower_bound, budget.seed));
     let (mut left, mut searched, mut improved, mut fruitless) = (total, 0u64, 0u64, 0u64);
-    while left > 0 && fruitless <= stale && refined.found.height > budget.goal.max(refined.lower_bound) && !budget.is_over() {
+    while left > 0
+        && fruitless <= stale
+        && refined.found.height > budget.goal.max(refined.lower_bound)
+        && !budget.is_over()
+    {
         let before = (refined.found.height, refined.lower_bound);
-        let due = (is_small || round <= left) && searched.saturating_add(round) <= improved.saturating_add(PLACED);
+        let due = (is_small || round <= left)
+            && searched.saturating_add(round) <= improved.saturating_add(PLACED);
         let spent = if let Some(exact) = exact.as_mut().filter(|_| due) {
             exact.offer(&refined.found);
             exact.run(budget.goal, ROUND, budget.threads, budget.deadline);
@@ -59,20 +90,27 @@ pub(super) fn refine(sections: &Sections, lives: &Lives, found: Found, method: M
             searched = searched.saturating_add(round);
             round
         } else {
-            improve.run(&Budget { effort: left.min(PLACED), ..*budget });
+            improve.run(&Budget {
+                effort: left.min(PLACED),
+                ..*budget
+            });
             refined.take(improve.best(), Method::SqueakyWheel);
             improved = improved.saturating_add(PLACED);
             PLACED
         };
         left = left.saturating_sub(spent);
         let won = before != (refined.found.height, refined.lower_bound);
-        fruitless = if won { 0 } else { fruitless.saturating_add(spent) };
+        fruitless = if won {
+            0
+        } else {
+            fruitless.saturating_add(spent)
+        };
     }
     refined
 }
 
-/// The part of an effort for a packing of which no more than down to `bound` can be won: a part in `LEAST` for the last bytes, all
-/// of it where that is a part in `WORTH` of the height.
+/// The part of an effort for a packing of which no more than down to `bound` can be won: a part in
+/// `LEAST` for the last bytes, all of it where that is a part in `WORTH` of the height.
 fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
     const WORTH: u128 = 100;
     const LEAST: u128 = 4;
@@ -84,9 +122,14 @@ fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
     (u128::from(effort) * won / whole) as u64
 }
 
-/// What a round of the exact search costs, in items placed: each of its nodes looks at most places of items in sections.
+/// What a round of the exact search costs, in items placed: each of its nodes looks at most places
+/// of items in sections.
 fn round_cost(sections: &Sections) -> u64 {
-    let places: u64 = sections.spans.iter().map(|span| u64::from(span.end - span.start)).sum();
+    let places: u64 = sections
+        .spans
+        .iter()
+        .map(|span| u64::from(span.end - span.start))
+        .sum();
     (places / PLACES).max(NODE).saturating_mul(ROUND)
 }
 
@@ -109,12 +152,28 @@ mod tests {
     fn rounds_that_cost_more_than_the_effort_are_not_begun() {
         let sections = sections(&tiling(5, 1_000, 1 << 12, 1 << 12, Cuts::Mixed).problem);
         let effort = 500_000;
-        assert!(round_cost(&sections) > effort, "a round costs {}", round_cost(&sections));
-        let budget = Budget { goal: 0, deadline: None, effort, threads: 1, seed: 0 };
+        assert!(
+            round_cost(&sections) > effort,
+            "a round costs {}",
+            round_cost(&sections)
+        );
+        let budget = Budget {
+            goal: 0,
+            deadline: None,
+            effort,
+            threads: 1,
+            seed: 0,
+        };
         let (lives, incumbent) = (Lives::new(&sections), stacked(&sections));
         let refined = refine(&sections, &lives, incumbent.clone(), Method::Apart, &budget);
-        assert!(sections.lower_bound() < refined.found.height && refined.found.height < incumbent.height);
-        assert_eq!((refined.method, refined.lower_bound), (Method::SqueakyWheel, sections.lower_bound()));
+        assert!(
+            sections.lower_bound() < refined.found.height
+                && refined.found.height < incumbent.height
+        );
+        assert_eq!(
+            (refined.method, refined.lower_bound),
+            (Method::SqueakyWheel, sections.lower_bound())
+        );
     }
 
     #[test]

@@ -11,7 +11,8 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes that nothing else can have: whole units of the finest alignment of all, at least one.
+    /// The bytes that nothing else can have: whole units of the finest alignment of all, at least
+    /// one.
     pub(super) size: u64,
     /// The bytes it needs. What lies highest ends with these.
     pub(super) bytes: u64,
@@ -21,10 +22,11 @@ pub(super) struct Span {
     pub(super) width: u64,
 }
 
-/// The items that need space. A section is a maximal set of items that live at once: a stretch of time after which
-/// something ends before anything new begins. Two lives overlap exactly if they have a section in common (intervals have
-/// the Helly property), so a packing is valid in sections if and only if it is valid in time; the moments in between,
-/// where only part of such a set lives, cannot be the fullest and are left out.
+/// The items that need space. A section is a maximal set of items that live at once: a stretch of
+/// time after which something ends before anything new begins. Two lives overlap exactly if they
+/// have a section in common (intervals have the Helly property), so a packing is valid in sections
+/// if and only if it is valid in time; the moments in between, where only part of such a set lives,
+/// cannot be the fullest and are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sections {
     pub(super) spans: Vec<Span>,
@@ -41,18 +43,32 @@ pub(super) struct Part {
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
     ///
-    /// Where all offsets are multiples of a unit, no other item can have the rest of an item's last one, so nothing is lost
-    /// by counting it as the item's, except at the top of the packing: heights count [`Span::bytes`].
+    /// Where all offsets are multiples of a unit, no other item can have the rest of an item's last
+    /// one, so nothing is lost by counting it as the item's, except at the top of the packing:
+    /// heights count [`Span::bytes`].
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
         let item = |at: u32| &problem.items[placed[at as usize]];
-        let unit = placed.iter().map(|&i| problem.items[i].align).min().unwrap_or(1);
+        let unit = placed
+            .iter()
+            .map(|&i| problem.items[i].align)
+            .min()
+            .unwrap_or(1);
         let empty = |item: &Item| {
             let (size, width) = (item.size.next_multiple_of(unit), item.life.steps());
-            Span { start: 0, end: 0, size, bytes: item.size, align: item.align, width }
+            Span {
+                start: 0,
+                end: 0,
+                size,
+                bytes: item.size,
+                align: item.align,
+                width,
+            }
         };
         let mut spans: Vec<Span> = placed.iter().map(|&i| empty(&problem.items[i])).collect();
         let sorted = |instant: &dyn Fn(u32) -> u64| {
-            let mut events: Vec<(u64, u32)> = (0..placed.len() as u32).map(|at| (instant(at), at)).collect();
+            let mut events: Vec<(u64, u32)> = (0..placed.len() as u32)
+                .map(|at| (instant(at), at))
+                .collect();
             events.sort_unstable();
             events
         };
@@ -94,13 +110,17 @@ impl Sections {
         sums.take(self.count).collect()
     }
 
-    /// No packing is lower: the largest sum of sizes alive in one section, less the rest of a unit that the highest of them leaves.
+    /// No packing is lower: the largest sum of sizes alive in one section, less the rest of a unit
+    /// that the highest of them leaves.
     pub(super) fn lower_bound(&self) -> u64 {
         let live = self.live();
         if self.is_whole() {
             return live.into_iter().max().unwrap_or(0);
         }
-        let (mut begin, mut end) = (vec![Vec::new(); self.count], vec![Vec::new(); self.count + 1]);
+        let (mut begin, mut end) = (
+            vec![Vec::new(); self.count],
+            vec![Vec::new(); self.count + 1],
+        );
         for span in self.spans.iter().filter(|span| span.size > span.bytes) {
             begin[span.start as usize].push(span.size - span.bytes);
             end[span.end as usize].push(span.size - span.bytes);
@@ -108,7 +128,9 @@ impl Sections {
         let mut rests: BTreeMap<u64, usize> = BTreeMap::new();
         let mut bound = 0;
         for ((live, begin), end) in live.into_iter().zip(begin).zip(end) {
-            begin.into_iter().for_each(|rest| *rests.entry(rest).or_insert(0) += 1);
+            begin
+                .into_iter()
+                .for_each(|rest| *rests.entry(rest).or_insert(0) += 1);
             for rest in end {
                 if let Some(count) = rests.get_mut(&rest).filter(|count| **count > 1) {
                     *count -= 1;
@@ -131,14 +153,27 @@ impl Sections {
         if self.is_whole() {
             return Cow::Borrowed(self);
         }
-        let spans = self.spans.iter().map(|span| Span { size: span.bytes, ..*span }).collect();
-        Cow::Owned(Sections { spans, count: self.count })
+        let spans = self
+            .spans
+            .iter()
+            .map(|span| Span {
+                size: span.bytes,
+                ..*span
+            })
+            .collect();
+        Cow::Owned(Sections {
+            spans,
+            count: self.count,
+        })
     }
 
-    /// For each section, and for the end, how many spans start before it: where its own begin if all are sorted by start.
+    /// For each section, and for the end, how many spans start before it: where its own begin if
+    /// all are sorted by start.
     pub(super) fn starts_before(&self) -> Vec<u32> {
         let mut before = vec![0u32; self.count + 1];
-        self.spans.iter().for_each(|span| before[span.start as usize + 1] += 1);
+        self.spans
+            .iter()
+            .for_each(|span| before[span.start as usize + 1] += 1);
         (1..before.len()).for_each(|section| before[section] += before[section - 1]);
         before
     }
@@ -158,12 +193,22 @@ impl Sections {
             let span = self.spans[i as usize];
             if parts.is_empty() || span.start >= reached {
                 first = span.start;
-                parts.push(Part { spans: Vec::new(), sections: Sections { spans: Vec::new(), count: 0 } });
+                parts.push(Part {
+                    spans: Vec::new(),
+                    sections: Sections {
+                        spans: Vec::new(),
+                        count: 0,
+                    },
+                });
             }
             reached = reached.max(span.end);
             if let Some(part) = parts.last_mut() {
                 part.spans.push(i);
-                part.sections.spans.push(Span { start: span.start - first, end: span.end - first, ..span });
+                part.sections.spans.push(Span {
+                    start: span.start - first,
+                    end: span.end - first,
+                    ..span
+                });
                 part.sections.count = (reached - first) as usize;
             }
         }
@@ -173,17 +218,32 @@ impl Sections {
     /// For each span the largest sum of sizes alive in one of its sections.
     pub(super) fn totals(&self) -> Vec<u64> {
         let live = self.live();
-        // Inside of blocks, the largest since the block began and until it ends; across blocks, the largest of 2^level of
-        // them. A life reaches over whole blocks and two rests, or it is short enough to be walked through.
+        // Inside of blocks, the largest since the block began and until it ends; across blocks, the
+        // largest of 2^level of them. A life reaches over whole blocks and two rests, or it is
+        // short enough to be walked through.
         const BLOCK: usize = 64;
         let mut since = live.clone();
-        since.chunks_mut(BLOCK).for_each(|block| (1..block.len()).for_each(|i| block[i] = block[i].max(block[i - 1])));
+        since
+            .chunks_mut(BLOCK)
+            .for_each(|block| (1..block.len()).for_each(|i| block[i] = block[i].max(block[i - 1])));
         let mut until = live.clone();
-        until.chunks_mut(BLOCK).for_each(|block| (1..block.len()).rev().for_each(|i| block[i - 1] = block[i - 1].max(block[i])));
+        until.chunks_mut(BLOCK).for_each(|block| {
+            (1..block.len())
+                .rev()
+                .for_each(|i| block[i - 1] = block[i - 1].max(block[i]))
+        });
         let mut levels: Vec<Vec<u64>> = vec![until.iter().step_by(BLOCK).copied().collect()];
-        while let Some(last) = levels.last().filter(|last| last.len() > 1 << (levels.len() - 1)) {
+        while let Some(last) = levels
+            .last()
+            .filter(|last| last.len() > 1 << (levels.len() - 1))
+        {
             let reach = 1 << (levels.len() - 1);
-            levels.push(last.iter().zip(&last[reach..]).map(|(a, b)| *a.max(b)).collect());
+            levels.push(
+                last.iter()
+                    .zip(&last[reach..])
+                    .map(|(a, b)| *a.max(b))
+                    .collect(),
+            );
         }
         let total = |span: &Span| {
             let (first, last) = (span.start as usize, span.end as usize - 1);
@@ -192,14 +252,17 @@ impl Sections {
                 return live[first..=last].iter().copied().max().unwrap_or(0);
             }
             let rests = until[first].max(since[last]);
-            let Some(level) = (to - from).checked_ilog2() else { return rests };
+            let Some(level) = (to - from).checked_ilog2() else {
+                return rests;
+            };
             let whole = &levels[level as usize];
             rests.max(whole[from]).max(whole[to - (1 << level)])
         };
         self.spans.iter().map(total).collect()
     }
 
-    /// How many pairs of spans live at once: what a packer costs that compares each with all its neighbours.
+    /// How many pairs of spans live at once: what a packer costs that compares each with all its
+    /// neighbours.
     pub(super) fn pairs(&self) -> u64 {
         let (mut starts, mut ends) = (vec![0u64; self.count + 1], vec![0u64; self.count + 1]);
         for span in &self.spans {

@@ -1,7 +1,8 @@
-//! Lowest-valley skyline: over the sections lies a skyline of what is stacked so far; its lowest valley gets the
-//! best-ranked item whose life lies inside the valley, and where there is none the valley is raised to its lower
-//! neighbour. The best-fit heuristic for strip packing (Burke, Kendall and Whitwell, 2004) with fixed horizontal
-//! positions. Every item is placed once and every raise merges two stretches, so there are O(n) moves.
+//! Lowest-valley skyline: over the sections lies a skyline of what is stacked so far; its lowest
+//! valley gets the best-ranked item whose life lies inside the valley, and where there is none the
+//! valley is raised to its lower neighbour. The best-fit heuristic for strip packing (Burke,
+//! Kendall and Whitwell, 2004) with fixed horizontal positions. Every item is placed once and every
+//! raise merges two stretches, so there are O(n) moves.
 
 use super::lives::{Lives, NONE, Waiting};
 use super::sections::{Sections, Span};
@@ -25,11 +26,18 @@ pub(super) struct Skyline<'a> {
 impl<'a> Skyline<'a> {
     pub(super) fn new(sections: &'a Sections, lives: &'a Lives) -> Self {
         let offsets = vec![0; sections.spans.len()];
-        Skyline { sections, lives, waiting: Waiting::default(), outline: Outline::default(), deadline: None, offsets }
+        Skyline {
+            sections,
+            lives,
+            waiting: Waiting::default(),
+            outline: Outline::default(),
+            deadline: None,
+            offsets,
+        }
     }
 
-    /// Places the spans, earlier ones in `order` preferred, and returns the height. Nothing, if it would not stay below
-    /// `limit`, or the time is over.
+    /// Places the spans, earlier ones in `order` preferred, and returns the height. Nothing, if it
+    /// would not stay below `limit`, or the time is over.
     pub(super) fn pack(&mut self, order: &[u32], limit: u64) -> Option<u64> {
         self.waiting.reset(self.lives, order);
         self.outline.reset(self.sections.count());
@@ -37,7 +45,9 @@ impl<'a> Skyline<'a> {
         let mut left = order.len();
         while left > 0 {
             let valley = self.outline.lowest()?;
-            let rank = self.waiting.best_inside(self.lives, valley.start, valley.end);
+            let rank = self
+                .waiting
+                .best_inside(self.lives, valley.start, valley.end);
             if rank == NONE {
                 self.outline.raise(valley);
                 continue;
@@ -53,7 +63,11 @@ impl<'a> Skyline<'a> {
             }
             self.outline.stack(valley, span, offset + span.size);
             left -= 1;
-            if left.is_multiple_of(LOOK) && self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+            if left.is_multiple_of(LOOK)
+                && self
+                    .deadline
+                    .is_some_and(|deadline| Instant::now() >= deadline)
+            {
                 return None;
             }
         }
@@ -84,7 +98,8 @@ struct Cell {
 #[derive(Clone, Debug, Default)]
 struct Outline {
     cells: Vec<Cell>,
-    /// All stretches above the lowest height; entries that describe no stretch any more are skipped.
+    /// All stretches above the lowest height; entries that describe no stretch any more are
+    /// skipped.
     queue: Queue,
     /// The stretches at the lowest height, the leftmost last.
     lowest: Vec<Stretch>,
@@ -97,13 +112,18 @@ impl Outline {
         self.queue.clear();
         self.lowest.clear();
         if sections > 0 {
-            let all = Stretch { start: 0, end: sections as u32, height: 0 };
+            let all = Stretch {
+                start: 0,
+                end: sections as u32,
+                height: 0,
+            };
             self.write(all);
             self.lowest.push(all);
         }
     }
 
-    /// The lowest stretch, the leftmost of several; it is higher than none of its neighbours and equal to neither.
+    /// The lowest stretch, the leftmost of several; it is higher than none of its neighbours and
+    /// equal to neither.
     fn lowest(&mut self) -> Option<Stretch> {
         loop {
             while let Some(stretch) = self.lowest.pop() {
@@ -115,18 +135,27 @@ impl Outline {
             if !self.queue.pop_lowest(&mut self.lowest) {
                 return None;
             }
-            self.lowest.sort_unstable_by_key(|stretch| std::cmp::Reverse(stretch.start));
+            self.lowest
+                .sort_unstable_by_key(|stretch| std::cmp::Reverse(stretch.start));
         }
     }
 
     fn left_of(&self, start: u32) -> Option<Stretch> {
         let start = self.cells[start.checked_sub(1)? as usize].start;
         let cell = &self.cells[start as usize];
-        Some(Stretch { start, end: cell.end, height: cell.height })
+        Some(Stretch {
+            start,
+            end: cell.end,
+            height: cell.height,
+        })
     }
 
     fn right_of(&self, end: u32) -> Option<Stretch> {
-        self.cells.get(end as usize).map(|cell| Stretch { start: end, end: cell.end, height: cell.height })
+        self.cells.get(end as usize).map(|cell| Stretch {
+            start: end,
+            end: cell.end,
+            height: cell.height,
+        })
     }
 
     fn write(&mut self, stretch: Stretch) {
@@ -137,11 +166,17 @@ impl Outline {
 
     /// Makes a stretch part of the outline, joined with neighbours of its height.
     fn put(&mut self, mut stretch: Stretch) {
-        if let Some(left) = self.left_of(stretch.start).filter(|left| left.height == stretch.height) {
+        if let Some(left) = self
+            .left_of(stretch.start)
+            .filter(|left| left.height == stretch.height)
+        {
             self.cells[stretch.start as usize].end = 0;
             stretch.start = left.start;
         }
-        if let Some(right) = self.right_of(stretch.end).filter(|right| right.height == stretch.height) {
+        if let Some(right) = self
+            .right_of(stretch.end)
+            .filter(|right| right.height == stretch.height)
+        {
             self.cells[right.start as usize].end = 0;
             stretch.end = right.end;
         }
@@ -153,15 +188,29 @@ impl Outline {
     fn stack(&mut self, valley: Stretch, span: &Span, top: u64) {
         self.cells[valley.start as usize].end = 0;
         // The rests of the valley come first, so that the new stretch finds its true neighbours.
-        let rests = [Stretch { start: span.end, ..valley }, Stretch { end: span.start, ..valley }];
+        let rests = [
+            Stretch {
+                start: span.end,
+                ..valley
+            },
+            Stretch {
+                end: span.start,
+                ..valley
+            },
+        ];
         for rest in rests.into_iter().filter(|rest| rest.start < rest.end) {
             self.write(rest);
             self.lowest.push(rest);
         }
-        self.put(Stretch { start: span.start, end: span.end, height: top });
+        self.put(Stretch {
+            start: span.start,
+            end: span.end,
+            height: top,
+        });
     }
 
-    /// Lifts a valley to its lower neighbour. A valley without neighbours is all there is, and nothing fits it any more.
+    /// Lifts a valley to its lower neighbour. A valley without neighbours is all there is, and
+    /// nothing fits it any more.
     fn raise(&mut self, valley: Stretch) {
         let neighbours = [self.left_of(valley.start), self.right_of(valley.end)];
         if let Some(height) = neighbours.into_iter().flatten().map(|n| n.height).min() {
@@ -170,8 +219,9 @@ impl Outline {
     }
 }
 
-/// Stretches by height, for a caller that never puts in anything lower than what it has taken out: a radix heap (Ahuja,
-/// Mehlhorn, Orlin and Tarjan, 1990). Each stretch moves to ever smaller buckets, and no two are ever compared.
+/// Stretches by height, for a caller that never puts in anything lower than what it has taken out:
+/// a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, 1990). Each stretch moves to ever smaller
+/// buckets, and no two are ever compared.
 #[derive(Clone, Debug)]
 struct Queue {
     /// What was taken out last.
@@ -182,7 +232,10 @@ struct Queue {
 
 impl Default for Queue {
     fn default() -> Self {
-        Queue { last: 0, buckets: std::array::from_fn(|_| Vec::new()) }
+        Queue {
+            last: 0,
+            buckets: std::array::from_fn(|_| Vec::new()),
+        }
     }
 }
 
@@ -200,9 +253,15 @@ impl Queue {
     /// Moves all of the lowest height into `lowest`. False: there are none.
     fn pop_lowest(&mut self, lowest: &mut Vec<Stretch>) -> bool {
         if self.buckets[0].is_empty() {
-            let Some(first) = self.buckets.iter().position(|bucket| !bucket.is_empty()) else { return false };
+            let Some(first) = self.buckets.iter().position(|bucket| !bucket.is_empty()) else {
+                return false;
+            };
             let mut bucket = std::mem::take(&mut self.buckets[first]);
-            self.last = bucket.iter().map(|stretch| stretch.height).min().unwrap_or(self.last);
+            self.last = bucket
+                .iter()
+                .map(|stretch| stretch.height)
+                .min()
+                .unwrap_or(self.last);
             bucket.drain(..).for_each(|stretch| self.push(stretch));
             // Its memory serves again.
             self.buckets[first] = bucket;

@@ -8,7 +8,11 @@ use arbtest::arbitrary::{Result, Unstructured};
 use arbtest::arbtest;
 
 fn item(start: u64, end: u64, size: u64) -> Item {
-    Item { life: Lifetime::new(start, end), size, align: 1 }
+    Item {
+        life: Lifetime::new(start, end),
+        size,
+        align: 1,
+    }
 }
 
 /// Valid by definition, pair by pair: the naive check of the packing.
@@ -24,7 +28,11 @@ fn assert_valid(problem: &Problem, packing: &Packing) {
         height = height.max(a_offset + a.size);
         for (b, &b_offset) in problem.items.iter().zip(&packing.offsets).take(i) {
             let apart = a_offset + a.size <= b_offset || b_offset + b.size <= a_offset;
-            assert!(apart || b.size == 0 || !a.life.overlaps(b.life), "{:?}: {a:?} at {a_offset}, {b:?} at {b_offset}", packing.method);
+            assert!(
+                apart || b.size == 0 || !a.life.overlaps(b.life),
+                "{:?}: {a:?} at {a_offset}, {b:?} at {b_offset}",
+                packing.method
+            );
         }
     }
     assert_eq!(packing.height, height);
@@ -39,7 +47,11 @@ pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<P
         let start = u.int_in_range(0..=span)?;
         let life = Lifetime::new(start, u.int_in_range(start..=span)?);
         let size = *u.choose(&[0, 1, 2, 3, 5, 8, 8, 13, 40])?;
-        let align = if coarse { 1 << u.int_in_range(0..=4)? } else { 1 };
+        let align = if coarse {
+            1 << u.int_in_range(0..=4)?
+        } else {
+            1
+        };
         problem.items.push(Item { life, size, align });
     }
     Ok(problem)
@@ -47,39 +59,83 @@ pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<P
 
 /// The packing that consists of these offsets, with the numbers that belong to it.
 fn packing_of(problem: &Problem, offsets: Vec<u64>, method: Method) -> Packing {
-    let placed = problem.items.iter().zip(&offsets).filter(|(item, _)| item.needs_space());
-    let height = placed.map(|(item, offset)| offset + item.size).max().unwrap_or(0);
+    let placed = problem
+        .items
+        .iter()
+        .zip(&offsets)
+        .filter(|(item, _)| item.needs_space());
+    let height = placed
+        .map(|(item, offset)| offset + item.size)
+        .max()
+        .unwrap_or(0);
     let lower_bound = problem.lower_bound();
     let proof = (height == lower_bound).then_some(Proof::Bound);
-    Packing { offsets, height, lower_bound, proof, method, in_place: Vec::new(), spaces: vec![Extent { height, lower_bound }] }
+    Packing {
+        offsets,
+        height,
+        lower_bound,
+        proof,
+        method,
+        in_place: Vec::new(),
+        spaces: vec![Extent {
+            height,
+            lower_bound,
+        }],
+    }
 }
 
 /// The packing of one method alone.
 fn packed_by(problem: &Problem, method: Method) -> Packing {
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let placed: Vec<usize> = (0..problem.items.len())
+        .filter(|&i| problem.items[i].needs_space())
+        .collect();
     let sections = Sections::new(problem, &placed);
     let lives = Lives::new(&sections);
     let found = match method {
         Method::Skyline(rank) => {
             let mut skyline = Skyline::new(&sections, &lives);
             let height = skyline.pack(&rank.order(&sections), u64::MAX);
-            height.map(|height| Found { offsets: skyline.offsets.clone(), height })
+            height.map(|height| Found {
+                offsets: skyline.offsets.clone(),
+                height,
+            })
         }
-        Method::FirstFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::First, u64::MAX),
-        Method::BestFit(rank) => greedy::pack(&sections, &lives, &rank.order(&sections), greedy::Fit::Best, u64::MAX),
-        Method::Apart | Method::Start | Method::Blocks(_) | Method::SqueakyWheel | Method::Search => {
+        Method::FirstFit(rank) => greedy::pack(
+            &sections,
+            &lives,
+            &rank.order(&sections),
+            greedy::Fit::First,
+            u64::MAX,
+        ),
+        Method::BestFit(rank) => greedy::pack(
+            &sections,
+            &lives,
+            &rank.order(&sections),
+            greedy::Fit::Best,
+            u64::MAX,
+        ),
+        Method::Apart
+        | Method::Start
+        | Method::Blocks(_)
+        | Method::SqueakyWheel
+        | Method::Search => {
             unreachable!("none of the fast methods")
         }
     };
     let found = found.expect("without a limit there is always a packing");
     let mut offsets = vec![0; problem.items.len()];
-    placed.iter().zip(found.offsets).for_each(|(&i, offset)| offsets[i] = offset);
+    placed
+        .iter()
+        .zip(found.offsets)
+        .for_each(|(&i, offset)| offsets[i] = offset);
     packing_of(problem, offsets, method)
 }
 
 /// The sections of the items that need space.
 pub(super) fn sections(problem: &Problem) -> Sections {
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let placed: Vec<usize> = (0..problem.items.len())
+        .filter(|&i| problem.items[i].needs_space())
+        .collect();
     Sections::new(problem, &placed)
 }
 
@@ -91,10 +147,16 @@ pub(super) fn assert_apart(sections: &Sections, found: &Found) {
         height = height.max(low + a.bytes);
         for (b, &other) in sections.spans.iter().zip(&found.offsets).take(i) {
             let apart = low + a.size <= other || other + b.size <= low;
-            assert!(apart || a.end <= b.start || b.end <= a.start, "{a:?} at {low}, {b:?} at {other}");
+            assert!(
+                apart || a.end <= b.start || b.end <= a.start,
+                "{a:?} at {low}, {b:?} at {other}"
+            );
         }
     }
-    assert_eq!((found.offsets.len(), found.height), (sections.spans.len(), height));
+    assert_eq!(
+        (found.offsets.len(), found.height),
+        (sections.spans.len(), height)
+    );
 }
 
 #[test]
@@ -110,10 +172,20 @@ fn every_method_is_valid_on_random_problems() {
             lowest = lowest.min(packing.height);
         }
         // What lies on top counts in whole units of the finest alignment until the end.
-        let unit = problem.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
+        let unit = problem
+            .items
+            .iter()
+            .filter(|item| item.needs_space())
+            .map(|item| item.align)
+            .min()
+            .unwrap_or(1);
         let whole = |bytes: u64| bytes.next_multiple_of(unit);
-        // Lower than each of them it can be: different stretches of time may be packed by different methods.
-        assert!(whole(best.height) <= whole(lowest), "the portfolio returns the best of its methods");
+        // Lower than each of them it can be: different stretches of time may be packed by different
+        // methods.
+        assert!(
+            whole(best.height) <= whole(lowest),
+            "the portfolio returns the best of its methods"
+        );
         let apart = problem.apart().expect("small");
         assert_valid(&problem, &apart);
         let needy = || problem.items.iter().filter(|item| item.needs_space());
@@ -123,13 +195,29 @@ fn every_method_is_valid_on_random_problems() {
     });
 }
 
-/// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets nothing lands higher than
-/// there), so all orders are tried.
+/// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets
+/// nothing lands higher than there), so all orders are tried.
 pub(super) fn optimum(problem: &Problem) -> u64 {
-    fn permute(sections: &Sections, lives: &Lives, sizes: &[u64], order: &mut Vec<u32>, fixed: usize, best: &mut u64) {
+    fn permute(
+        sections: &Sections,
+        lives: &Lives,
+        sizes: &[u64],
+        order: &mut Vec<u32>,
+        fixed: usize,
+        best: &mut u64,
+    ) {
         if fixed == order.len() {
-            if let Some(found) = greedy::pack(sections, lives, order, greedy::Fit::First, u64::MAX) {
-                *best = (*best).min(found.offsets.iter().zip(sizes).map(|(offset, size)| offset + size).max().unwrap_or(0));
+            if let Some(found) = greedy::pack(sections, lives, order, greedy::Fit::First, u64::MAX)
+            {
+                *best = (*best).min(
+                    found
+                        .offsets
+                        .iter()
+                        .zip(sizes)
+                        .map(|(offset, size)| offset + size)
+                        .max()
+                        .unwrap_or(0),
+                );
             }
             return;
         }
@@ -139,11 +227,20 @@ pub(super) fn optimum(problem: &Problem) -> u64 {
             order.swap(fixed, i);
         }
     }
-    let placed: Vec<usize> = (0..problem.items.len()).filter(|&i| problem.items[i].needs_space()).collect();
+    let placed: Vec<usize> = (0..problem.items.len())
+        .filter(|&i| problem.items[i].needs_space())
+        .collect();
     let sections = Sections::new(problem, &placed);
     let mut best = u64::MAX;
     let sizes: Vec<u64> = placed.iter().map(|&i| problem.items[i].size).collect();
-    permute(&sections, &Lives::new(&sections), &sizes, &mut (0..placed.len() as u32).collect(), 0, &mut best);
+    permute(
+        &sections,
+        &Lives::new(&sections),
+        &sizes,
+        &mut (0..placed.len() as u32).collect(),
+        0,
+        &mut best,
+    );
     best
 }
 
@@ -154,12 +251,18 @@ fn no_packing_of_few_items_is_below_the_optimum_and_no_optimum_below_the_bound()
         let problem = random_problem(u, 6)?;
         let packing = problem.pack().expect("small");
         let optimum = optimum(&problem);
-        assert!(packing.lower_bound <= optimum && optimum <= packing.height, "{problem:?}");
+        assert!(
+            packing.lower_bound <= optimum && optimum <= packing.height,
+            "{problem:?}"
+        );
         tried += 1;
         optimal += usize::from(packing.height == optimum);
         Ok(())
     });
-    assert!(optimal * 10 >= tried * 9, "{optimal} of {tried} small problems packed optimally");
+    assert!(
+        optimal * 10 >= tried * 9,
+        "{optimal} of {tried} small problems packed optimally"
+    );
 }
 
 /// The sum of live sizes, instant by instant.
@@ -167,18 +270,37 @@ fn no_packing_of_few_items_is_below_the_optimum_and_no_optimum_below_the_bound()
 fn the_lower_bound_is_the_fullest_instant() {
     arbtest(|u| {
         let problem = random_problem(u, 20)?;
-        let unit = problem.items.iter().filter(|item| item.needs_space()).map(|item| item.align).min().unwrap_or(1);
+        let unit = problem
+            .items
+            .iter()
+            .filter(|item| item.needs_space())
+            .map(|item| item.align)
+            .min()
+            .unwrap_or(1);
         let live = |t: u64| {
-            let living = || problem.items.iter().filter(move |item| item.life.contains(t)).map(|item| item.size);
-            let rest = living().map(|size| size.next_multiple_of(unit) - size).max().unwrap_or(0);
-            living().map(|size| size.next_multiple_of(unit)).sum::<u64>() - rest
+            let living = || {
+                problem
+                    .items
+                    .iter()
+                    .filter(move |item| item.life.contains(t))
+                    .map(|item| item.size)
+            };
+            let rest = living()
+                .map(|size| size.next_multiple_of(unit) - size)
+                .max()
+                .unwrap_or(0);
+            living()
+                .map(|size| size.next_multiple_of(unit))
+                .sum::<u64>()
+                - rest
         };
         assert_eq!(problem.lower_bound(), (0..=30).map(live).max().unwrap_or(0));
         Ok(())
     });
 }
 
-/// Cuts a rectangle of time × bytes into `pieces`, by straight cuts through one piece at a time: the optimum is its height.
+/// Cuts a rectangle of time × bytes into `pieces`, by straight cuts through one piece at a time:
+/// the optimum is its height.
 fn tiling(u: &mut Unstructured, pieces: usize) -> Result<Problem> {
     let mut items = vec![item(0, 1 << 20, 1 << 20)];
     while items.len() < pieces {
@@ -217,7 +339,11 @@ fn stacks_and_staircases_are_packed_at_the_bound() {
     let stack = Problem::new((1..100).map(|size| item(0, 7, size)).collect());
     let nested = Problem::new((0..100).map(|i| item(i, 200 - i, 1 + i % 7)).collect());
     let growing = Problem::new((0..500).map(|i| item(i, i + 2, 64 * (1 + i))).collect());
-    let disjoint = Problem::new((0..500).map(|i| item(i, i + 1, 1 + (i * 37) % 101)).collect());
+    let disjoint = Problem::new(
+        (0..500)
+            .map(|i| item(i, i + 1, 1 + (i * 37) % 101))
+            .collect(),
+    );
     for problem in [stack, nested, growing, disjoint] {
         let packing = problem.pack().expect("small");
         assert_valid(&problem, &packing);
@@ -229,26 +355,49 @@ fn stacks_and_staircases_are_packed_at_the_bound() {
 fn edges() {
     let empty = Problem::default().pack().expect("nothing to do");
     assert_eq!((empty.height, empty.lower_bound), (0, 0));
-    let nothing = Problem::new(vec![item(0, 0, 5), item(3, 1, 5), item(0, 9, 0)]).pack().expect("nothing to do");
+    let nothing = Problem::new(vec![item(0, 0, 5), item(3, 1, 5), item(0, 9, 0)])
+        .pack()
+        .expect("nothing to do");
     assert_eq!((nothing.offsets, nothing.height), (vec![0; 3], 0));
-    let huge = Problem::new(vec![item(0, u64::MAX, u64::MAX - 1), item(0, u64::MAX, 1)]).pack().expect("just fits");
+    let huge = Problem::new(vec![item(0, u64::MAX, u64::MAX - 1), item(0, u64::MAX, 1)])
+        .pack()
+        .expect("just fits");
     assert_eq!(huge.height, u64::MAX);
 
     let too_much = Problem::new(vec![item(0, 1, u64::MAX), item(5, 6, 1)]);
     assert_eq!(too_much.pack(), Err(ProblemError::TotalSize { item: 1 }));
     assert_eq!(too_much.apart(), Err(ProblemError::TotalSize { item: 1 }));
-    let coarse = Problem::new(vec![item(0, 1, 1), Item { align: 1 << 63, ..item(0, 1, 1) }, item(0, 1, 1)]);
+    let coarse = Problem::new(vec![
+        item(0, 1, 1),
+        Item {
+            align: 1 << 63,
+            ..item(0, 1, 1)
+        },
+        item(0, 1, 1),
+    ]);
     assert_eq!(coarse.pack(), Err(ProblemError::TotalSize { item: 1 }));
-    let uneven = Problem::new(vec![Item { align: 12, ..item(0, 1, 1) }]);
-    assert_eq!(uneven.pack(), Err(ProblemError::Alignment { item: 0, align: 12 }));
+    let uneven = Problem::new(vec![Item {
+        align: 12,
+        ..item(0, 1, 1)
+    }]);
+    assert_eq!(
+        uneven.pack(),
+        Err(ProblemError::Alignment { item: 0, align: 12 })
+    );
 }
 
 #[test]
 fn many_items_are_packed_by_the_methods_that_scale() {
     // A hundred thousand items, the quadratic methods out of play.
-    let items = (0..100_000u64).map(|i| item(i, i + 1 + (i * 7919) % 300, 64 * (1 + (i * 104_729) % 50))).collect();
+    let items = (0..100_000u64)
+        .map(|i| item(i, i + 1 + (i * 7919) % 300, 64 * (1 + (i * 104_729) % 50)))
+        .collect();
     let problem = Problem::new(items);
     let packing = problem.pack().expect("small sizes");
     assert!(matches!(packing.method, Method::Skyline(_)));
-    assert!(packing.height >= packing.lower_bound && packing.height < packing.lower_bound / 10 * 13, "{}", packing.height);
+    assert!(
+        packing.height >= packing.lower_bound && packing.height < packing.lower_bound / 10 * 13,
+        "{}",
+        packing.height
+    );
 }

@@ -8,16 +8,30 @@ use crate::relations::LOOKS;
 #[test]
 fn dags_are_planned_in_linear_work() {
     type Shape = (&'static str, fn(usize) -> crate::Dag);
-    let shapes: [Shape; 3] = [("chain", chain), ("recurrent", recurrent), ("random", random_tasks)];
+    let shapes: [Shape; 3] = [
+        ("chain", chain),
+        ("recurrent", recurrent),
+        ("random", random_tasks),
+    ];
     for (name, make) in shapes {
         for effort in [0, Options::default().effort] {
             let [one, four] = [1_500, 6_000].map(|tasks| {
                 let dag = make(tasks);
                 let before = LOOKS.get();
-                plan(&dag, &Options { effort, ..Options::default() }).expect("a valid dag");
+                plan(
+                    &dag,
+                    &Options {
+                        effort,
+                        ..Options::default()
+                    },
+                )
+                .expect("a valid dag");
                 LOOKS.get() - before
             });
-            assert!(four <= 6 * one, "{name} with effort {effort}: {one} looks for 1,500 tasks, {four} for 6,000");
+            assert!(
+                four <= 6 * one,
+                "{name} with effort {effort}: {one} looks for 1,500 tasks, {four} for 6,000"
+            );
         }
     }
 }

@@ -1,13 +1,15 @@
 //! Lower bounds on what any schedule within the budget costs, and on the peak of any schedule.
 //!
-//! Look at the moment in which some computation `v` runs for the first time. Say of each computation `i` whether it has run by
-//! then (`x`) and whether it runs at some time after (`y`). What has run is closed under inputs and has nothing of what follows
-//! `v`; what has not run, runs after; what runs after finds each input either run after as well, or *kept*: alive while `v`
-//! runs. Every computation with `x` and `y` costs once more than once, and what is kept fits the budget beside what `v` needs
-//! itself. All of these conditions are of the form "if this, then that", so with a price λ on kept bytes the cheapest choice is
-//! a minimum cut, and by Lagrangian duality its value less λ × the room there is holds for every schedule. The best λ is found
-//! by intersecting the lines that two cuts give. With all prices on bytes and none on computing, the cut is the least that `v`
-//! can run in at all.
+//! Look at the moment in which some computation `v` runs for the first time. Say of each
+//! computation `i` whether it has run by then (`x`) and whether it runs at some time after (`y`).
+//! What has run is closed under inputs and has nothing of what follows `v`; what has not run, runs
+//! after; what runs after finds each input either run after as well, or *kept*: alive while `v`
+//! runs. Every computation with `x` and `y` costs once more than once, and what is kept fits the
+//! budget beside what `v` needs itself. All of these conditions are of the form "if this, then
+//! that", so with a price λ on kept bytes the cheapest choice is a minimum cut, and by Lagrangian
+//! duality its value less λ × the room there is holds for every schedule. The best λ is found by
+//! intersecting the lines that two cuts give. With all prices on bytes and none on computing, the
+//! cut is the least that `v` can run in at all.
 
 use super::clock::Clock;
 use super::flow::{ENDLESS, Flow};
@@ -70,14 +72,24 @@ impl<'n> Bounds<'n> {
             sooner.push(flow.edge(unrun(i), sink));
         }
         let factor = SCALE / (net.base_cost.max(1) as f64);
-        Bounds { net, flow, again, kept, implied, later, sooner, factor }
+        Bounds {
+            net,
+            flow,
+            again,
+            kept,
+            implied,
+            later,
+            sooner,
+            factor,
+        }
     }
 
     fn source(&self) -> u32 {
         3 * self.net.len() as u32
     }
 
-    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; none if the time is over.
+    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; none if the time
+    /// is over.
     fn line(&mut self, v: u32, price: f64, rate: f64, clock: &Clock) -> Option<Line> {
         let net = self.net;
         let (n, source) = (net.len() as u32, self.source());
@@ -86,17 +98,31 @@ impl<'n> Bounds<'n> {
         }
         for i in 0..n {
             let cost = (net.cost[i as usize] as f64 * rate) as i64;
-            self.flow.set(self.again[i as usize], if net.once[i as usize] { ENDLESS } else { cost });
+            self.flow.set(
+                self.again[i as usize],
+                if net.once[i as usize] { ENDLESS } else { cost },
+            );
             let free = i == v || net.inputs.of(v).binary_search(&i).is_ok();
-            let bytes = if free { 0.0 } else { net.bytes[i as usize] as f64 };
+            let bytes = if free {
+                0.0
+            } else {
+                net.bytes[i as usize] as f64
+            };
             self.flow.set(self.kept[i as usize], (bytes * price) as i64);
-            let follows = net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
-            self.flow.set(self.later[i as usize], if follows { ENDLESS } else { 0 });
-            self.flow.set(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
+            let follows =
+                net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
+            self.flow
+                .set(self.later[i as usize], if follows { ENDLESS } else { 0 });
+            self.flow
+                .set(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
         }
         let value = self.flow.cut(source, source + 1, clock)?;
         if value >= ENDLESS {
-            return Some(Line { cost: 0.0, bytes: 0.0, impossible: true });
+            return Some(Line {
+                cost: 0.0,
+                bytes: 0.0,
+                impossible: true,
+            });
         }
         let (mut cost, mut bytes) = (0.0, 0.0);
         for i in 0..n {
@@ -108,32 +134,43 @@ impl<'n> Bounds<'n> {
                 bytes += net.bytes[i as usize] as f64;
             }
         }
-        Some(Line { cost, bytes, impossible: false })
+        Some(Line {
+            cost,
+            bytes,
+            impossible: false,
+        })
     }
 
-    /// The least that any schedule needs in the step in which `v` first runs, as far as there is time to tell.
+    /// The least that any schedule needs in the step in which `v` first runs, as far as there is
+    /// time to tell.
     pub fn least(&mut self, v: u32, clock: &Clock) -> i64 {
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
-        let line = self.line(v, SCALE / total.max(1.0), 0.0, clock).filter(|line| !line.impossible);
-        // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding hides is less than a
-        // byte per computation and unit of scale.
+        let line = self
+            .line(v, SCALE / total.max(1.0), 0.0, clock)
+            .filter(|line| !line.impossible);
+        // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding
+        // hides is less than a byte per computation and unit of scale.
         let hidden = (self.net.len() as f64 * total / SCALE).ceil();
         own(self.net, v) + line.map_or(0, |line| (line.bytes - hidden).max(0.0) as i64)
     }
 
-    /// What every schedule within `budget` costs beyond running everything once, as far as `v` shows it. None if it seems
-    /// that `v` cannot run within the budget at all.
+    /// What every schedule within `budget` costs beyond running everything once, as far as `v`
+    /// shows it. None if it seems that `v` cannot run within the budget at all.
     pub fn extra(&mut self, v: u32, budget: i64, clock: &Clock) -> Option<f64> {
         let room = (budget - own(self.net, v)) as f64;
         if room < 0.0 {
             return None;
         }
-        let Some(mut low) = self.line(v, 0.0, self.factor, clock) else { return Some(0.0) };
+        let Some(mut low) = self.line(v, 0.0, self.factor, clock) else {
+            return Some(0.0);
+        };
         if low.impossible || low.bytes <= room || clock.is_over() {
             return Some(0.0);
         }
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
-        let Some(mut high) = self.line(v, SCALE / total.max(1.0), self.factor * 1e-6, clock) else { return Some(0.0) };
+        let Some(mut high) = self.line(v, SCALE / total.max(1.0), self.factor * 1e-6, clock) else {
+            return Some(0.0);
+        };
         if high.bytes > room + 1.0 {
             return None;
         }
@@ -144,14 +181,20 @@ impl<'n> Bounds<'n> {
             }
             let price = (high.cost - low.cost) / (low.bytes - high.bytes);
             let crossing = low.cost + price * (low.bytes - room);
-            let Some(line) = self.line(v, price * self.factor, self.factor, clock) else { break };
+            let Some(line) = self.line(v, price * self.factor, self.factor, clock) else {
+                break;
+            };
             let value = line.cost + price * (line.bytes - room);
             // Each edge's capacity was rounded down by less than one.
             best = best.max(value - 2.0 * self.net.len() as f64 / self.factor);
             if value >= crossing * (1.0 - 1e-9) {
                 break;
             }
-            *(if line.bytes > room { &mut low } else { &mut high }) = line;
+            *(if line.bytes > room {
+                &mut low
+            } else {
+                &mut high
+            }) = line;
         }
         Some(best)
     }
@@ -159,13 +202,22 @@ impl<'n> Bounds<'n> {
 
 /// What `v` needs by itself: inputs, output and workspace.
 fn own(net: &Network, v: u32) -> i64 {
-    let inputs: i64 = net.inputs.of(v).iter().map(|&j| net.bytes[j as usize]).sum();
+    let inputs: i64 = net
+        .inputs
+        .of(v)
+        .iter()
+        .map(|&j| net.bytes[j as usize])
+        .sum();
     inputs + net.bytes[v as usize] + net.workspace[v as usize]
 }
 
-/// The most that any computation needs by itself: no schedule has a smaller peak, wherever else buffers may be.
+/// The most that any computation needs by itself: no schedule has a smaller peak, wherever else
+/// buffers may be.
 pub(super) fn largest_need(net: &Network) -> i64 {
-    (0..net.len() as u32).map(|v| own(net, v)).max().unwrap_or(0)
+    (0..net.len() as u32)
+        .map(|v| own(net, v))
+        .max()
+        .unwrap_or(0)
 }
 
 /// What is known of every schedule.
@@ -177,10 +229,19 @@ pub(super) struct Proved {
     pub extra: f64,
 }
 
-/// Bounds from the computations of `order`, those first whose step needs most in `order` and around the best so far, until
-/// all are seen or the time is over.
-pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clock: &Clock) -> Proved {
-    let mut proved = Proved { floor: largest_need(net), extra: 0.0 };
+/// Bounds from the computations of `order`, those first whose step needs most in `order` and around
+/// the best so far, until all are seen or the time is over.
+pub(super) fn prove(
+    net: &Network,
+    order: &[u32],
+    need: &[i64],
+    budget: i64,
+    clock: &Clock,
+) -> Proved {
+    let mut proved = Proved {
+        floor: largest_need(net),
+        extra: 0.0,
+    };
     if clock.is_over() {
         return proved;
     }
@@ -215,7 +276,11 @@ pub(super) fn prove(net: &Network, order: &[u32], need: &[i64], budget: i64, clo
             }
         };
         if better {
-            near.extend([p.wrapping_sub(1), p + 1].into_iter().filter(|&q| q < order.len() && !seen[q]));
+            near.extend(
+                [p.wrapping_sub(1), p + 1]
+                    .into_iter()
+                    .filter(|&q| q < order.len() && !seen[q]),
+            );
         }
     }
     proved

@@ -1,9 +1,10 @@
 //! Recomputation and offload together.
 //!
-//! A fetch from the host is one more way to make a value again: it reads nothing and takes no time of its own, but keeps an
-//! engine busy, and computing waits where that is too late. So the search is that for recomputation alone, on a network with a
-//! fetch for each value; its repairs choose between the two at some price for the engine's time, at random a low or a high one,
-//! and what counts of a schedule is the time it takes with its copies planned.
+//! A fetch from the host is one more way to make a value again: it reads nothing and takes no time
+//! of its own, but keeps an engine busy, and computing waits where that is too late. So the search
+//! is that for recomputation alone, on a network with a fetch for each value; its repairs choose
+//! between the two at some price for the engine's time, at random a low or a high one, and what
+//! counts of a schedule is the time it takes with its copies planned.
 
 use super::clock::Clock;
 use super::network::Network;
@@ -26,15 +27,29 @@ pub(super) struct Combined {
 
 impl Combined {
     fn of(found: Found) -> Combined {
-        let Found { order, cost, peak, time } = found;
-        Combined { order, transfers: Vec::new(), values: Vec::new(), cost, peak, time }
+        let Found {
+            order,
+            cost,
+            peak,
+            time,
+        } = found;
+        Combined {
+            order,
+            transfers: Vec::new(),
+            values: Vec::new(),
+            cost,
+            peak,
+            time,
+        }
     }
 
     /// Whether it is better under a budget: fitting first, then sooner done, then smaller.
     fn beats(&self, other: &Combined, budget: i64) -> bool {
         let rank = |c: &Combined| (c.peak.max(budget), c.time);
         let ((peak, time), (other_peak, other_time)) = (rank(self), rank(other));
-        peak < other_peak || peak == other_peak && (time < other_time || time == other_time && self.peak < other.peak)
+        peak < other_peak
+            || peak == other_peak
+                && (time < other_time || time == other_time && self.peak < other.peak)
     }
 }
 
@@ -44,15 +59,29 @@ const ALONE: f64 = 0.3;
 const STARTS: usize = 12;
 const STARTED: f64 = 0.5;
 
-/// The fastest schedule found that fits `budget` where moving a byte takes `link`; never slower than recomputation alone,
-/// which comes first and is given all of the rounds or a part of the time. If none was found that fits, the fastest found of
-/// the smallest peak found.
-pub(super) fn combine(net: &Network, orders: &[Vec<u32>], budget: i64, link: f64, clock: &mut Clock, seed: u64) -> Combined {
+/// The fastest schedule found that fits `budget` where moving a byte takes `link`; never slower
+/// than recomputation alone, which comes first and is given all of the rounds or a part of the
+/// time. If none was found that fits, the fastest found of the smallest peak found.
+pub(super) fn combine(
+    net: &Network,
+    orders: &[Vec<u32>],
+    budget: i64,
+    link: f64,
+    clock: &mut Clock,
+    seed: u64,
+) -> Combined {
     let alone = search(net, orders, budget, &mut clock.part(ALONE), seed);
     if is_enough(&alone, net, budget) || clock.progress() >= 1.0 {
         return Combined::of(alone);
     }
-    combine_from(alone, (net, &net.with_fetches(|_| true)), orders, (budget, link), clock, seed)
+    combine_from(
+        alone,
+        (net, &net.with_fetches(|_| true)),
+        orders,
+        (budget, link),
+        clock,
+        seed,
+    )
 }
 
 /// The same where recomputation alone is known, for the values that may be sent.
@@ -88,7 +117,11 @@ pub(super) fn combine_from(
     }
     if starts.is_empty() {
         let mut least = Found::of(&search.tape);
-        least = if alone.peak < least.peak { alone } else { least };
+        least = if alone.peak < least.peak {
+            alone
+        } else {
+            least
+        };
         search.squeeze(&mut least, clock);
         search.relax(least.peak);
         search.tape.load(&least.order);
@@ -100,7 +133,11 @@ pub(super) fn combine_from(
     let begin = clock.progress().min(0.9);
     let found = search.anneals(starts, orders, clock, begin);
     let found = search.settle(&found, net);
-    if found.beats(&best, budget) { found } else { best }
+    if found.beats(&best, budget) {
+        found
+    } else {
+        best
+    }
 }
 
 /// Whether no transfer makes it better.
@@ -113,11 +150,30 @@ impl Search<'_> {
     fn settle(&mut self, found: &Found, net: &Network) -> Combined {
         self.tape.load(&found.order);
         let time = self.time(f64::INFINITY).unwrap_or(f64::INFINITY);
-        let order: Vec<u32> = self.tape.order().filter(|&node| net.sink() >= node).collect();
+        let order: Vec<u32> = self
+            .tape
+            .order()
+            .filter(|&node| net.sink() >= node)
+            .collect();
         let cost = Tape::new(net, &order).cost;
-        let (transfers, peak) = self.transit.as_ref().map_or((&[][..], self.tape.peak()), Transit::planned);
-        let values = self.transit.iter().flat_map(|transit| transit.values(&self.tape));
-        let values = values.map(|value| self.tape.net.without_fetches(value)).collect();
-        Combined { order, transfers: transfers.to_vec(), values, cost, peak, time }
+        let (transfers, peak) = self
+            .transit
+            .as_ref()
+            .map_or((&[][..], self.tape.peak()), Transit::planned);
+        let values = self
+            .transit
+            .iter()
+            .flat_map(|transit| transit.values(&self.tape));
+        let values = values
+            .map(|value| self.tape.net.without_fetches(value))
+            .collect();
+        Combined {
+            order,
+            transfers: transfers.to_vec(),
+            values,
+            cost,
+            peak,
+            time,
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! Minimum cuts: maximum flow by Dinic's algorithm (1970), shortest augmenting paths level by level.
+//! Minimum cuts: maximum flow by Dinic's algorithm (1970), shortest augmenting paths level by
+//! level.
 
 use super::clock::Clock;
 
@@ -24,14 +25,22 @@ pub(super) struct Flow {
 
 impl Flow {
     pub fn new(nodes: usize) -> Flow {
-        Flow { edges: Vec::new(), edges_of: vec![Vec::new(); nodes], level: vec![0; nodes], next: vec![0; nodes] }
+        Flow {
+            edges: Vec::new(),
+            edges_of: vec![Vec::new(); nodes],
+            level: vec![0; nodes],
+            next: vec![0; nodes],
+        }
     }
 
     /// An edge, for [`Flow::set`].
     pub fn edge(&mut self, from: u32, to: u32) -> u32 {
         let edge = self.edges.len() as u32;
         self.edges.push(Edge { to, capacity: 0 });
-        self.edges.push(Edge { to: from, capacity: 0 });
+        self.edges.push(Edge {
+            to: from,
+            capacity: 0,
+        });
         self.edges_of[from as usize].push(edge);
         self.edges_of[to as usize].push(edge + 1);
         edge
@@ -44,7 +53,8 @@ impl Flow {
     }
 
     /// The least capacity that separates `source` from `sink`; [`ENDLESS`] or more if nothing can.
-    /// Afterwards [`Flow::is_source_side`] tells the sides. None if the time was over before that was known.
+    /// Afterwards [`Flow::is_source_side`] tells the sides. None if the time was over before that
+    /// was known.
     pub fn cut(&mut self, source: u32, sink: u32, clock: &Clock) -> Option<i64> {
         let mut total = 0;
         while total < ENDLESS && self.find_levels(source, sink) {
@@ -81,8 +91,8 @@ impl Flow {
         self.level[sink as usize] != u32::MAX
     }
 
-    /// Pushes up to `most` along edges that lead one level on; none if the time was over before. Without recursion: levels are as many as a
-    /// graph is deep.
+    /// Pushes up to `most` along edges that lead one level on; none if the time was over before.
+    /// Without recursion: levels are as many as a graph is deep.
     fn push(&mut self, source: u32, sink: u32, most: i64, clock: &Clock) -> Option<i64> {
         let mut pushed = 0;
         let mut path: Vec<u32> = Vec::new();
@@ -97,7 +107,10 @@ impl Flow {
             }
             let at = path.last().map_or(source, |&e| self.edges[e as usize].to);
             if at == sink {
-                let amount = path.iter().map(|&e| self.edges[e as usize].capacity).fold(most - pushed, i64::min);
+                let amount = path
+                    .iter()
+                    .map(|&e| self.edges[e as usize].capacity)
+                    .fold(most - pushed, i64::min);
                 let mut blocked = path.len();
                 for (depth, &e) in path.iter().enumerate().rev() {
                     self.edges[e as usize].capacity -= amount;

@@ -1,4 +1,5 @@
-//! What each step of a schedule needs, with the largest of each block of steps, so that ranges are looked through quickly.
+//! What each step of a schedule needs, with the largest of each block of steps, so that ranges are
+//! looked through quickly.
 
 use std::ops::Deref;
 
@@ -51,7 +52,10 @@ impl Needs {
         if first >= last {
             return top(&self.all[from..to]);
         }
-        let (before, behind) = (top(&self.all[from..first * BLOCK]), top(&self.all[last * BLOCK..to]));
+        let (before, behind) = (
+            top(&self.all[from..first * BLOCK]),
+            top(&self.all[last * BLOCK..to]),
+        );
         before.max(top(&self.tops[first..last])).max(behind)
     }
 
@@ -61,10 +65,14 @@ impl Needs {
         if from >= to || amount == 0 {
             return;
         }
-        self.all[from..to].iter_mut().for_each(|need| *need += amount);
+        self.all[from..to]
+            .iter_mut()
+            .for_each(|need| *need += amount);
         let (first, last) = (from.div_ceil(BLOCK), to / BLOCK);
         if first < last {
-            self.tops[first..last].iter_mut().for_each(|top| *top += amount);
+            self.tops[first..last]
+                .iter_mut()
+                .for_each(|top| *top += amount);
         }
         for block in [from / BLOCK, (to - 1) / BLOCK] {
             if block < first || block >= last {
@@ -117,11 +125,17 @@ impl Needs {
 
     /// The positions in ascending order of all that are more than `most`.
     pub fn over(&self, most: i64) -> impl Iterator<Item = (u32, i64)> + '_ {
-        let blocks = self.tops.iter().enumerate().filter(move |&(_, &top)| top > most);
+        let blocks = self
+            .tops
+            .iter()
+            .enumerate()
+            .filter(move |&(_, &top)| top > most);
         blocks.flat_map(move |(block, _)| {
             let from = block * BLOCK;
             let needs = self.all[from..self.all.len().min(from + BLOCK)].iter();
-            (from as u32..).zip(needs.copied()).filter(move |&(_, need)| need > most)
+            (from as u32..)
+                .zip(needs.copied())
+                .filter(move |&(_, need)| need > most)
         })
     }
 }
@@ -136,22 +150,37 @@ mod tests {
         let mut random = Random(5);
         for len in [1, 63, 64, 65, 128, 400] {
             let mut needs = Needs::default();
-            needs.load(len, |all| all.iter_mut().for_each(|need| *need = random.below(50) as i64));
+            needs.load(len, |all| {
+                all.iter_mut()
+                    .for_each(|need| *need = random.below(50) as i64)
+            });
             for _ in 0..400 {
-                let (p, q) = (random.below(needs.len() as u64) as usize, random.below(needs.len() as u64 + 1) as usize);
+                let (p, q) = (
+                    random.below(needs.len() as u64) as usize,
+                    random.below(needs.len() as u64 + 1) as usize,
+                );
                 match random.below(3) {
                     0 => needs.insert(q, random.below(60) as i64),
                     1 if needs.len() > 1 => needs.remove(p),
                     _ => needs.add(p.min(q), p.max(q), random.below(9) as i64 - 4),
                 }
                 let (p, q) = (p.min(needs.len()), q.min(needs.len()));
-                let naive = |from: usize, to: usize| needs[from..to].iter().copied().max().unwrap_or(i64::MIN / 2);
+                let naive = |from: usize, to: usize| {
+                    needs[from..to]
+                        .iter()
+                        .copied()
+                        .max()
+                        .unwrap_or(i64::MIN / 2)
+                };
                 assert_eq!(needs.most_in(p.min(q), p.max(q)), naive(p.min(q), p.max(q)));
                 assert_eq!(needs.most(), naive(0, needs.len()));
                 let mut anew = Needs::default();
                 anew.load(needs.len(), |all| all.copy_from_slice(&needs));
                 assert_eq!(anew, needs, "the largest of each block");
-                let over: Vec<(u32, i64)> = (0u32..).zip(needs.iter().copied()).filter(|&(_, need)| need > 25).collect();
+                let over: Vec<(u32, i64)> = (0u32..)
+                    .zip(needs.iter().copied())
+                    .filter(|&(_, need)| need > 25)
+                    .collect();
                 assert_eq!(needs.over(25).collect::<Vec<_>>(), over);
             }
         }

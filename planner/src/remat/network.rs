@@ -1,4 +1,5 @@
-//! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat lists.
+//! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat
+//! lists.
 
 use rustc_hash::FxHashSet;
 use std::cmp::Reverse;
@@ -21,7 +22,10 @@ impl Lists {
         let mut sorted: Vec<(u32, u32)> = pairs.collect();
         sorted.sort_unstable();
         sorted.dedup();
-        let mut lists = Lists { ends: Vec::with_capacity(keys), items: Vec::with_capacity(sorted.len()) };
+        let mut lists = Lists {
+            ends: Vec::with_capacity(keys),
+            items: Vec::with_capacity(sorted.len()),
+        };
         let mut at = 0;
         for key in 0..keys as u32 {
             while at < sorted.len() && sorted[at].0 == key {
@@ -40,13 +44,18 @@ impl Lists {
 
     /// All `(key, item)` pairs.
     fn pairs(&self) -> impl Iterator<Item = (u32, u32)> + '_ {
-        (0..self.ends.len() as u32).flat_map(|key| self.of(key).iter().map(move |&item| (key, item)))
+        (0..self.ends.len() as u32)
+            .flat_map(|key| self.of(key).iter().map(move |&item| (key, item)))
     }
 
     /// The items of `key`, ascending.
     #[inline]
     pub fn of(&self, key: u32) -> &[u32] {
-        let start = if key == 0 { 0 } else { self.ends[key as usize - 1] };
+        let start = if key == 0 {
+            0
+        } else {
+            self.ends[key as usize - 1]
+        };
         &self.items[start as usize..self.ends[key as usize] as usize]
     }
 }
@@ -67,8 +76,9 @@ pub(super) struct Computation {
     pub before: Vec<u32>,
 }
 
-/// Computations, and the *values* they make: each makes one with its own number, and some make more, numbered behind all
-/// computations. The last computation is the *sink*: it reads every output, costs nothing and runs at the end.
+/// Computations, and the *values* they make: each makes one with its own number, and some make
+/// more, numbered behind all computations. The last computation is the *sink*: it reads every
+/// output, costs nothing and runs at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Network {
     /// By value.
@@ -102,32 +112,55 @@ pub(super) struct Network {
 impl Network {
     /// The computations of a graph, whose bytes must sum to less than 2^62, and the node of each.
     pub fn of(graph: &RematGraph) -> (Network, Vec<u32>) {
-        let nodes: Vec<u32> = (0u32..).zip(&graph.nodes).filter(|(_, n)| !n.persistent).map(|(i, _)| i).collect();
+        let nodes: Vec<u32> = (0u32..)
+            .zip(&graph.nodes)
+            .filter(|(_, n)| !n.persistent)
+            .map(|(i, _)| i)
+            .collect();
         let mut number = vec![None; graph.nodes.len()];
-        nodes.iter().zip(0u32..).for_each(|(&i, c)| number[i as usize] = Some(c));
-        let own = |list: &[u32]| list.iter().filter_map(|&j| number[j as usize]).collect::<Vec<u32>>();
+        nodes
+            .iter()
+            .zip(0u32..)
+            .for_each(|(&i, c)| number[i as usize] = Some(c));
+        let own = |list: &[u32]| {
+            list.iter()
+                .filter_map(|&j| number[j as usize])
+                .collect::<Vec<u32>>()
+        };
         let mut computations: Vec<Computation> = Vec::with_capacity(nodes.len() + 1);
         computations.extend(nodes.iter().map(|&i| {
             let node = &graph.nodes[i as usize];
             let once = !node.recompute || !node.mutates.is_empty();
             let (bytes, workspace, cost) = (node.bytes, node.workspace, node.cost);
-            Computation { bytes, workspace, cost, once, inputs: own(&node.inputs), ..Computation::default() }
+            Computation {
+                bytes,
+                workspace,
+                cost,
+                once,
+                inputs: own(&node.inputs),
+                ..Computation::default()
+            }
         }));
         for (first, then) in graph.mutation_order() {
             if let (Some(first), Some(then)) = (number[first as usize], number[then as usize]) {
                 computations[first as usize].before.push(then);
             }
         }
-        (Network::new(computations, Vec::new(), own(&graph.outputs)), nodes)
+        (
+            Network::new(computations, Vec::new(), own(&graph.outputs)),
+            nodes,
+        )
     }
 
-    /// The tasks of a verified dag, whose bytes must sum to less than 2^62; buffers that hold data at the start are left out.
+    /// The tasks of a verified dag, whose bytes must sum to less than 2^62; buffers that hold data
+    /// at the start are left out.
     ///
-    /// A computation makes what its task is the first to write, one value for all that the same tasks read. What several tasks write
-    /// in turn, and what is handed out, is made once.
+    /// A computation makes what its task is the first to write, one value for all that the same
+    /// tasks read. What several tasks write in turn, and what is handed out, is made once.
     ///
-    /// `order` runs everything once: what a task is the last of it to touch, it may write over. With repeats another may be the
-    /// last; whether a schedule keeps a budget is for its plan to say.
+    /// `order` runs everything once: what a task is the last of it to touch, it may write over.
+    /// With repeats another may be the last; whether a schedule keeps a budget is for its plan to
+    /// say.
     ///
     /// The buffers of each value come with it.
     pub fn of_dag(dag: &Dag, order: &[TaskId]) -> (Network, Vec<Vec<BufferId>>) {
@@ -136,7 +169,9 @@ impl Network {
             once: !task.repeatable,
             // Running it once is part of every schedule; what counts is what another run costs.
             cost: task.rerun.as_ref().map_or(task.cost, |rerun| rerun.cost),
-            workspace: task.workspace_occupied().max(task.again().workspace_occupied()),
+            workspace: task
+                .workspace_occupied()
+                .max(task.again().workspace_occupied()),
             ..Computation::default()
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
@@ -146,11 +181,16 @@ impl Network {
         let mut buffers: Vec<(u32, BufferId)> = Vec::new();
         for (b, buffer) in dag.buffers.iter().enumerate() {
             let writers = relations.writers.row(b);
-            let (Some(&first), Some(&last)) = (writers.first(), writers.last()) else { continue };
+            let (Some(&first), Some(&last)) = (writers.first(), writers.last()) else {
+                continue;
+            };
             let users = relations.users.row(b);
             if !buffer.live_in {
                 let (values, bytes) = (&mut made[first as usize], buffer.occupied());
-                let value = match values.iter().find(|(other, out, _)| *other == users && *out == buffer.live_out) {
+                let value = match values
+                    .iter()
+                    .find(|(other, out, _)| *other == users && *out == buffer.live_out)
+                {
                     Some(&(.., value)) => value,
                     None if values.is_empty() => first,
                     None => {
@@ -164,60 +204,105 @@ impl Network {
                 }
                 values.push((users, buffer.live_out, value));
                 buffers.push((value, BufferId(b as u32)));
-                users.iter().filter(|&&user| user != first).for_each(|&user| computations[user as usize].inputs.push(value));
+                users
+                    .iter()
+                    .filter(|&&user| user != first)
+                    .for_each(|&user| computations[user as usize].inputs.push(value));
                 outputs.extend(buffer.live_out.then_some(value));
             }
             if writers.len() > 1 || buffer.live_in || buffer.live_out {
-                writers.iter().for_each(|&writer| computations[writer as usize].once = true);
+                writers
+                    .iter()
+                    .for_each(|&writer| computations[writer as usize].once = true);
             }
             // In turn, then those that only read.
-            writers.windows(2).for_each(|pair| computations[pair[0] as usize].before.push(pair[1]));
-            let readers = users.iter().filter(|user| writers.binary_search(user).is_err());
-            computations[last as usize].before.extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
+            writers
+                .windows(2)
+                .for_each(|pair| computations[pair[0] as usize].before.push(pair[1]));
+            let readers = users
+                .iter()
+                .filter(|user| writers.binary_search(user).is_err());
+            computations[last as usize]
+                .before
+                .extend(readers.filter(|_| writers.len() > 1 || buffer.live_in));
         }
         let mut pairs = dag.may_reuse.clone();
-        pairs.sort_unstable_by_key(|pair| (pair.task, Reverse(dag.buffers[pair.to.index()].occupied()), *pair));
+        pairs.sort_unstable_by_key(|pair| {
+            (
+                pair.task,
+                Reverse(dag.buffers[pair.to.index()].occupied()),
+                *pair,
+            )
+        });
         let mut taken = FxHashSet::default();
         let mut place = vec![0; dag.tasks.len()];
-        (0u32..).zip(order).for_each(|(at, task)| place[task.index()] = at);
+        (0u32..)
+            .zip(order)
+            .for_each(|(at, task)| place[task.index()] = at);
         for pair in pairs {
             let users = relations.users.row(pair.from.index());
             let last = users.iter().max_by_key(|&&user| place[user as usize]) == Some(&pair.task.0);
             // What is written over is gone: another run would have to make it again first.
             let first = relations.writers.row(pair.to.index()).first() == Some(&pair.task.0);
-            let free = !taken.contains(&(pair.task, pair.from)) && !taken.contains(&(pair.task, pair.to));
+            let free =
+                !taken.contains(&(pair.task, pair.from)) && !taken.contains(&(pair.task, pair.to));
             if last && first && free && !dag.buffers[pair.from.index()].live_in {
                 taken.extend([(pair.task, pair.from), (pair.task, pair.to)]);
                 computations[pair.task.index()].in_place += dag.buffers[pair.to.index()].occupied();
             }
         }
         for (t, task) in (0u32..).zip(&dag.tasks) {
-            task.after.iter().filter(|a| a.0 != t).for_each(|a| computations[a.index()].before.push(t));
+            task.after
+                .iter()
+                .filter(|a| a.0 != t)
+                .for_each(|a| computations[a.index()].before.push(t));
         }
         outputs.sort_unstable();
         outputs.dedup();
         let net = Network::new(computations, more, outputs);
         let mut buffers_of = vec![Vec::new(); net.values()];
-        buffers.into_iter().for_each(|(value, buffer)| buffers_of[value as usize].push(buffer));
+        buffers
+            .into_iter()
+            .for_each(|(value, buffer)| buffers_of[value as usize].push(buffer));
         (net, buffers_of)
     }
 
-    /// `more` are the makers and bytes of the values that are not the first of a computation, numbered from one more than there
-    /// are computations; `outputs` are live at the end. Byte counts must sum to less than 2^62.
-    pub fn new(mut computations: Vec<Computation>, more: Vec<(u32, u64)>, outputs: Vec<u32>) -> Network {
-        computations.push(Computation { once: true, inputs: outputs, ..Computation::default() });
+    /// `more` are the makers and bytes of the values that are not the first of a computation,
+    /// numbered from one more than there are computations; `outputs` are live at the end. Byte
+    /// counts must sum to less than 2^62.
+    pub fn new(
+        mut computations: Vec<Computation>,
+        more: Vec<(u32, u64)>,
+        outputs: Vec<u32>,
+    ) -> Network {
+        computations.push(Computation {
+            once: true,
+            inputs: outputs,
+            ..Computation::default()
+        });
         let count = computations.len();
         let all = || (0u32..).zip(&computations);
         let edges = || all().flat_map(|(i, c)| c.inputs.iter().map(move |&j| (i, j)));
         let waits = || all().flat_map(|(i, c)| c.before.iter().map(move |&m| (i, m)));
         Network {
-            bytes: computations.iter().map(|c| c.bytes).chain(more.iter().map(|m| m.1)).map(|bytes| bytes as i64).collect(),
-            workspace: computations.iter().map(|c| c.workspace as i64 - c.in_place as i64).collect(),
+            bytes: computations
+                .iter()
+                .map(|c| c.bytes)
+                .chain(more.iter().map(|m| m.1))
+                .map(|bytes| bytes as i64)
+                .collect(),
+            workspace: computations
+                .iter()
+                .map(|c| c.workspace as i64 - c.in_place as i64)
+                .collect(),
             cost: computations.iter().map(|c| c.cost).collect(),
             once: computations.iter().map(|c| c.once).collect(),
             inputs: Lists::gather(count, edges()),
             consumers: Lists::gather(count + more.len(), edges().map(|(i, j)| (j, i))),
-            more: Lists::gather(count, (count as u32..).zip(&more).map(|(value, m)| (m.0, value))),
+            more: Lists::gather(
+                count,
+                (count as u32..).zip(&more).map(|(value, m)| (m.0, value)),
+            ),
             makers: more.iter().map(|m| m.0).collect(),
             before: Lists::gather(count, waits()),
             after: Lists::gather(count, waits().map(|(i, m)| (m, i))),
@@ -228,14 +313,23 @@ impl Network {
         }
     }
 
-    /// The same problem with a *fetch* for each value that may be sent: a computation that makes the value out of what the host
-    /// has of it. It reads nothing and takes no time, for the engines' time is another matter; it only needs an earlier copy, to
-    /// be sent. Values that are not the first of a computation have other numbers then (see [`Network::without_fetches`]).
+    /// The same problem with a *fetch* for each value that may be sent: a computation that makes
+    /// the value out of what the host has of it. It reads nothing and takes no time, for the
+    /// engines' time is another matter; it only needs an earlier copy, to be sent. Values that are
+    /// not the first of a computation have other numbers then (see [`Network::without_fetches`]).
     pub fn with_fetches(&self, may_be_sent: impl Fn(u32) -> bool) -> Network {
         let count = self.len();
-        let sent: Vec<u32> = (0..self.values() as u32).filter(|&value| value != self.sink && may_be_sent(value)).collect();
+        let sent: Vec<u32> = (0..self.values() as u32)
+            .filter(|&value| value != self.sink && may_be_sent(value))
+            .collect();
         let all = count + sent.len();
-        let number = |value: u32| if (value as usize) < count { value } else { value + sent.len() as u32 };
+        let number = |value: u32| {
+            if (value as usize) < count {
+                value
+            } else {
+                value + sent.len() as u32
+            }
+        };
         let mut net = self.clone();
         net.bytes.splice(count..count, sent.iter().map(|_| 0));
         net.workspace.resize(all, 0);
@@ -243,31 +337,50 @@ impl Network {
         net.once.resize(all, false);
         net.fetches = sent.iter().map(|&value| number(value)).collect();
         net.fetch_of = vec![self.sink; net.bytes.len()];
-        (count as u32..).zip(&net.fetches).for_each(|(fetch, &value)| net.fetch_of[value as usize] = fetch);
-        net.inputs = Lists::gather(all, self.inputs.pairs().map(|(i, value)| (i, number(value))));
-        net.consumers = Lists::gather(net.bytes.len(), self.consumers.pairs().map(|(value, i)| (number(value), i)));
+        (count as u32..)
+            .zip(&net.fetches)
+            .for_each(|(fetch, &value)| net.fetch_of[value as usize] = fetch);
+        net.inputs = Lists::gather(
+            all,
+            self.inputs.pairs().map(|(i, value)| (i, number(value))),
+        );
+        net.consumers = Lists::gather(
+            net.bytes.len(),
+            self.consumers.pairs().map(|(value, i)| (number(value), i)),
+        );
         net.before.widen(all);
         net.after.widen(all);
         let made = self.more.pairs().map(|(i, value)| (i, number(value)));
-        net.more = Lists::gather(all, made.chain((count as u32..).zip(net.fetches.iter().copied())));
+        net.more = Lists::gather(
+            all,
+            made.chain((count as u32..).zip(net.fetches.iter().copied())),
+        );
         net
     }
 
     /// The number that a value has without fetches.
     pub fn without_fetches(&self, value: u32) -> u32 {
-        if (value as usize) < self.len() { value } else { value - self.fetches.len() as u32 }
+        if (value as usize) < self.len() {
+            value
+        } else {
+            value - self.fetches.len() as u32
+        }
     }
 
     /// The value that a computation fetches, if it is a fetch.
     #[inline]
     pub fn fetched(&self, node: u32) -> Option<u32> {
-        node.checked_sub(self.sink + 1).map(|fetch| self.fetches[fetch as usize])
+        node.checked_sub(self.sink + 1)
+            .map(|fetch| self.fetches[fetch as usize])
     }
 
     /// The fetch of a value, if it may be sent.
     #[inline]
     pub fn fetch_of(&self, value: u32) -> Option<u32> {
-        self.fetch_of.get(value as usize).copied().filter(|&fetch| fetch != self.sink)
+        self.fetch_of
+            .get(value as usize)
+            .copied()
+            .filter(|&fetch| fetch != self.sink)
     }
 
     /// How many computations there are, with the sink and fetches.
@@ -289,14 +402,22 @@ impl Network {
     /// The computation that makes a value.
     #[inline]
     pub fn maker(&self, value: u32) -> u32 {
-        (value as usize).checked_sub(self.len()).map_or(value, |at| self.makers[at])
+        (value as usize)
+            .checked_sub(self.len())
+            .map_or(value, |at| self.makers[at])
     }
 
-    /// Everything once, the sink at the end, as close to the order of numbers as dependencies allow.
+    /// Everything once, the sink at the end, as close to the order of numbers as dependencies
+    /// allow.
     pub fn program_order(&self) -> Vec<u32> {
         let count = self.sink + 1;
-        let mut waiting: Vec<usize> = (0..count).map(|i| self.inputs.of(i).len() + self.after.of(i).len()).collect();
-        let mut ready: BinaryHeap<Reverse<u32>> = (0..count).filter(|&i| waiting[i as usize] == 0).map(Reverse).collect();
+        let mut waiting: Vec<usize> = (0..count)
+            .map(|i| self.inputs.of(i).len() + self.after.of(i).len())
+            .collect();
+        let mut ready: BinaryHeap<Reverse<u32>> = (0..count)
+            .filter(|&i| waiting[i as usize] == 0)
+            .map(Reverse)
+            .collect();
         let mut order = Vec::with_capacity(count as usize);
         while let Some(Reverse(i)) = ready.pop() {
             if i != self.sink {

@@ -10,8 +10,8 @@ use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::plan::Options;
 use crate::relations::Relations;
 
-/// Rounds of one search for each task, and the most of them; the most rounds times tasks. All of that with the effort that is spent
-/// by default.
+/// Rounds of one search for each task, and the most of them; the most rounds times tasks. All of
+/// that with the effort that is spent by default.
 const ROUNDS: u64 = 20;
 const ROUNDS_MAX: u64 = 4_000;
 const WORK: u64 = 4_000_000;
@@ -36,27 +36,46 @@ pub(crate) struct DagSearch {
 impl DagSearch {
     /// For a verified dag; nothing if its bytes do not fit the search's arithmetic.
     pub fn new(dag: &Dag, options: &Options) -> Option<Self> {
-        let bytes =
-            dag.buffers.iter().map(|b| u128::from(b.occupied())).chain(dag.tasks.iter().map(|t| u128::from(t.workspace_occupied())));
+        let bytes = dag
+            .buffers
+            .iter()
+            .map(|b| u128::from(b.occupied()))
+            .chain(dag.tasks.iter().map(|t| u128::from(t.workspace_occupied())));
         if bytes.sum::<u128>() >= 1 << 62 {
             return None;
         }
         let candidates = candidates(dag, OrderPolicy::MinPeak, false, Sizes::Occupied);
-        let (net, buffers) = Network::of_dag(dag, candidates.first().map_or(&[], |(_, order)| order));
+        let (net, buffers) =
+            Network::of_dag(dag, candidates.first().map_or(&[], |(_, order)| order));
         let ranked = |(_, order): (_, Vec<TaskId>)| {
-            let order: Vec<u32> = order.iter().map(|task| task.0).chain([net.sink()]).collect();
+            let order: Vec<u32> = order
+                .iter()
+                .map(|task| task.0)
+                .chain([net.sink()])
+                .collect();
             (Tape::new(&net, &order).peak(), order)
         };
         let mut orders: Vec<(i64, Vec<u32>)> = candidates.into_iter().map(ranked).collect();
         orders.sort();
         orders.dedup();
         orders.truncate(3);
-        let base = dag.buffers.iter().filter(|b| b.live_in).map(Buffer::occupied).sum();
+        let base = dag
+            .buffers
+            .iter()
+            .filter(|b| b.live_in)
+            .map(Buffer::occupied)
+            .sum();
         let tasks = dag.tasks.len().max(1) as u64;
         let rounds = (ROUNDS * tasks).min(WORK / tasks).min(ROUNDS_MAX);
         let rounds = rounds.saturating_mul(options.effort) / Options::default().effort;
         let rounds = rounds.clamp(ROUNDS_MIN, ROUNDS_MAX);
-        Some(DagSearch { orders: orders.into_iter().map(|(_, order)| order).collect(), net, buffers, base, rounds })
+        Some(DagSearch {
+            orders: orders.into_iter().map(|(_, order)| order).collect(),
+            net,
+            buffers,
+            base,
+            rounds,
+        })
     }
 
     /// The smallest peak known without repeats.
@@ -64,15 +83,21 @@ impl DagSearch {
         self.base + Tape::new(&self.net, &self.orders[0]).peak() as u64
     }
 
-    /// The cheapest schedule found in which no more than `target` bytes are live; if none was found, one with few. And which of the two
-    /// it is.
+    /// The cheapest schedule found in which no more than `target` bytes are live; if none was
+    /// found, one with few. And which of the two it is.
     pub fn find(&self, target: u64) -> (Vec<TaskId>, bool) {
         let found = self.recompute(target, self.rounds);
         (self.tasks(&found.order), found.peak <= self.live(target))
     }
 
     fn recompute(&self, target: u64, rounds: u64) -> Found {
-        search(&self.net, &self.orders, self.live(target), &mut Clock::new(Limit::Rounds(rounds)), 0)
+        search(
+            &self.net,
+            &self.orders,
+            self.live(target),
+            &mut Clock::new(Limit::Rounds(rounds)),
+            0,
+        )
     }
 
     /// The part of a sum of live bytes that is not there all the time.
@@ -81,25 +106,52 @@ impl DagSearch {
     }
 
     fn tasks(&self, order: &[u32]) -> Vec<TaskId> {
-        order.iter().filter(|&&task| task != self.net.sink()).map(|&task| TaskId(task)).collect()
+        order
+            .iter()
+            .filter(|&&task| task != self.net.sink())
+            .map(|&task| TaskId(task))
+            .collect()
     }
 
-    /// The same where buffers may be sent to the host, a byte in `link`: the fastest schedule found, and what is away in it.
-    /// Buffers that several tasks write in turn stay, as do those with data at the start.
+    /// The same where buffers may be sent to the host, a byte in `link`: the fastest schedule
+    /// found, and what is away in it. Buffers that several tasks write in turn stay, as do those
+    /// with data at the start.
     pub fn find_sending(&self, dag: &Dag, target: u64, link: f64) -> (Vec<TaskId>, Vec<Away>) {
         let writers = Relations::new(dag).writers;
-        let may_be_sent = |b: &BufferId| writers.row(b.index()).len() == 1 && dag.buffers[b.index()].space == Space::Device;
-        let fetching = self.net.with_fetches(|value| self.buffers[value as usize].iter().all(may_be_sent));
-        // A round with transfers takes several times as long, and recomputation alone is only where it begins.
+        let may_be_sent = |b: &BufferId| {
+            writers.row(b.index()).len() == 1 && dag.buffers[b.index()].space == Space::Device
+        };
+        let fetching = self
+            .net
+            .with_fetches(|value| self.buffers[value as usize].iter().all(may_be_sent));
+        // A round with transfers takes several times as long, and recomputation alone is only where
+        // it begins.
         let [alone, both] = [ALONE, TOGETHER].map(|part| (self.rounds / part).max(ROUNDS_MIN));
         let clock = &mut Clock::new(Limit::Rounds(both));
         let limits = (self.live(target), link.max(0.0));
-        let found = combine_from(self.recompute(target, alone), (&self.net, &fetching), &self.orders, limits, clock, 0);
+        let found = combine_from(
+            self.recompute(target, alone),
+            (&self.net, &fetching),
+            &self.orders,
+            limits,
+            clock,
+            0,
+        );
         let runs = self.tasks(&found.order);
         let mut away = Vec::new();
         for (transfer, &value) in found.transfers.iter().zip(&found.values) {
-            let of = |&buffer: &BufferId| Away { buffer, made: transfer.value, used: transfer.used, read: transfer.read };
-            away.extend(self.buffers[value as usize].iter().filter(|_| (transfer.read as usize) < runs.len()).map(of));
+            let of = |&buffer: &BufferId| Away {
+                buffer,
+                made: transfer.value,
+                used: transfer.used,
+                read: transfer.read,
+            };
+            away.extend(
+                self.buffers[value as usize]
+                    .iter()
+                    .filter(|_| (transfer.read as usize) < runs.len())
+                    .map(of),
+            );
         }
         (runs, away)
     }

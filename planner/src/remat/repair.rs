@@ -1,8 +1,9 @@
 //! Making a schedule fit, and making it cheap again.
 //!
-//! *Repair*: while a step needs too much, one of the buffers that lie idle there is dropped after its last read before and
-//! computed again just before its next read after, with whatever of its inputs is gone by then. Which one: most bytes × steps
-//! relieved per cost. *Pruning*: a copy is taken out where the one before it can stay.
+//! *Repair*: while a step needs too much, one of the buffers that lie idle there is dropped after
+//! its last read before and computed again just before its next read after, with whatever of its
+//! inputs is gone by then. Which one: most bytes × steps relieved per cost. *Pruning*: a copy is
+//! taken out where the one before it can stay.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -18,11 +19,13 @@ pub(super) struct Repairer {
     pub noise: f64,
     /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
     pub greed: f64,
-    /// What fetching a byte is taken to cost, if values may be fetched from the host (see [`Network::with_fetches`]).
+    /// What fetching a byte is taken to cost, if values may be fetched from the host (see
+    /// [`Network::with_fetches`]).
     pub fetching: Option<f64>,
     /// When to give up.
     pub until: Option<Instant>,
-    /// The steps that need too much; and by step, how many of them are before it, if that has been counted.
+    /// The steps that need too much; and by step, how many of them are before it, if that has been
+    /// counted.
     over: Vec<u32>,
     before: Vec<u32>,
     /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
@@ -31,12 +34,14 @@ pub(super) struct Repairer {
     /// By computation: in `chain`, or found impossible, in round `round`.
     seen: Vec<u32>,
     round: u32,
-    /// By computation: the repair in which it was moved last. Moving costs nothing; twice would be going in circles.
+    /// By computation: the repair in which it was moved last. Moving costs nothing; twice would be
+    /// going in circles.
     moved: Vec<u32>,
     repairs: u32,
     /// Candidates and copies to be pruned.
     order: Vec<(f64, Copy)>,
-    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last looked at, and how good the worst of them was.
+    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last
+    /// looked at, and how good the worst of them was.
     shortlist: Vec<Copy>,
     shortlisted: f64,
 }
@@ -71,7 +76,10 @@ impl Choice {
     fn offer(&mut self, score: f64, act: Act) -> bool {
         let better = score > self.score;
         if better {
-            *self = Choice { act: Some(act), score };
+            *self = Choice {
+                act: Some(act),
+                score,
+            };
         }
         better
     }
@@ -108,23 +116,35 @@ impl Repairer {
     #[inline]
     fn price(&self, net: &Network, node: u32) -> u128 {
         match net.fetched(node) {
-            Some(value) => (self.fetching.unwrap_or(0.0) * net.bytes[value as usize] as f64) as u128,
+            Some(value) => {
+                (self.fetching.unwrap_or(0.0) * net.bytes[value as usize] as f64) as u128
+            }
             None => u128::from(net.cost[node as usize]),
         }
     }
 
-    /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or for less than `cost_max`;
-    /// the tape is valid, but does not fit then.
-    pub fn repair(&mut self, tape: &mut Tape, random: &mut Random, inserts_max: usize, cost_max: u128) -> bool {
+    /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or
+    /// for less than `cost_max`; the tape is valid, but does not fit then.
+    pub fn repair(
+        &mut self,
+        tape: &mut Tape,
+        random: &mut Random,
+        inserts_max: usize,
+        cost_max: u128,
+    ) -> bool {
         let mut inserted = 0;
         self.repairs += 1;
         self.shortlist.clear();
         loop {
-            let Some(worst) = self.worst(tape) else { return true };
+            let Some(worst) = self.worst(tape) else {
+                return true;
+            };
             if inserted >= inserts_max || tape.cost > cost_max || self.is_over() {
                 return false;
             }
-            let Some(act) = self.choose(tape, random, worst) else { return false };
+            let Some(act) = self.choose(tape, random, worst) else {
+                return false;
+            };
             match act {
                 Act::Again(read, copy) => {
                     inserted += self.best_chain.len();
@@ -161,22 +181,32 @@ impl Repairer {
     /// How many steps in `from..to` need too much.
     fn relieved(&self, from: u32, to: u32) -> u32 {
         let search = |p: u32| self.over.partition_point(|&q| q < p) as u32;
-        let before = |p: u32| self.before.get(p as usize).copied().unwrap_or_else(|| search(p));
+        let before = |p: u32| {
+            self.before
+                .get(p as usize)
+                .copied()
+                .unwrap_or_else(|| search(p))
+        };
         before(to) - before(from)
     }
 
-    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of `steps` steps.
+    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of
+    /// `steps` steps.
     fn count(&mut self, steps: u32) {
         self.before.reserve(steps as usize + 1);
         for (before, &p) in (0u32..).zip(&self.over) {
             self.before.resize(p as usize + 1, before);
         }
-        self.before.resize(steps as usize + 1, self.over.len() as u32);
+        self.before
+            .resize(steps as usize + 1, self.over.len() as u32);
     }
 
     /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
     fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
-        let mut best = Choice { act: None, score: 0.0 };
+        let mut best = Choice {
+            act: None,
+            score: 0.0,
+        };
         if !self.shortlist.is_empty() {
             let shortlist = std::mem::take(&mut self.shortlist);
             for &c in &shortlist {
@@ -186,7 +216,10 @@ impl Repairer {
             if best.act.is_some() && best.score >= self.shortlisted {
                 return best.act;
             }
-            best = Choice { act: None, score: 0.0 };
+            best = Choice {
+                act: None,
+                score: 0.0,
+            };
         }
 
         let is_long = tape.is_long();
@@ -205,16 +238,25 @@ impl Repairer {
         self.shortlist.clear();
         let short = SHORT.min(self.order.len() / SHORT_PART);
         if short > 0 {
-            self.order.select_nth_unstable_by(short, |a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-            self.shortlist.extend(self.order[..short].iter().map(|o| o.1));
+            self.order
+                .select_nth_unstable_by(short, |a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            self.shortlist
+                .extend(self.order[..short].iter().map(|o| o.1));
             self.shortlisted = self.order[short].0;
         }
         best.act
     }
 
-    /// Offers what can be done with a copy to relieve step `at`; how good the best of that is, or would be if nothing else had
-    /// to be computed again for it.
-    fn weigh(&mut self, tape: &Tape, random: &mut Random, at: u32, c: Copy, best: &mut Choice) -> f64 {
+    /// Offers what can be done with a copy to relieve step `at`; how good the best of that is, or
+    /// would be if nothing else had to be computed again for it.
+    fn weigh(
+        &mut self,
+        tape: &Tape,
+        random: &mut Random,
+        at: u32,
+        c: Copy,
+        best: &mut Choice,
+    ) -> f64 {
         let net = tape.net;
         let (p, last) = (tape.pos[c as usize], tape.last[c as usize]);
         if last <= at || p >= at {
@@ -225,16 +267,27 @@ impl Repairer {
         if bytes == 0 || net.inputs.of(tape.node_at(at)).contains(&value) {
             return 0.0;
         }
-        let Some(read) = tape.first_read(value, at + 1, last + 1) else { return 0.0 };
+        let Some(read) = tape.first_read(value, at + 1, last + 1) else {
+            return 0.0;
+        };
         let excess = tape.need[at as usize] - self.budget;
         let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
         let (made, node) = (tape.sequence[p as usize], net.maker(value));
         let used = tape.last_read(value, p + 1, at).unwrap_or(p);
         // Nobody has read anything made with it by then.
-        let unused = used == p && net.makes(node).all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
+        let unused = used == p
+            && net
+                .makes(node)
+                .all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
         let steps = self.relieved(used + 1, read);
-        let luck = if self.noise > 0.0 { (self.noise * (random.unit() - 0.5)).exp() } else { 1.0 };
-        let score = |relieved: i64, cost: u128| relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck;
+        let luck = if self.noise > 0.0 {
+            (self.noise * (random.unit() - 0.5)).exp()
+        } else {
+            1.0
+        };
+        let score = |relieved: i64, cost: u128| {
+            relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck
+        };
         let enough = excess.max((bytes as f64 * self.greed) as i64);
         let reader = tape.sequence[read as usize];
         let mut own = 0.0f64;
@@ -251,12 +304,20 @@ impl Repairer {
         if steps == 0 {
             return own;
         }
-        let saved = if unused { self.price(net, tape.node_at(p)) } else { 0 };
+        let saved = if unused {
+            self.price(net, tape.node_at(p))
+        } else {
+            0
+        };
         if self.fetching.is_some()
             && let Some(fetch) = net.fetch_of(value)
         {
             // What is sent has to be computed.
-            let saved = if tape.copies[value as usize].first() == Some(&c) { 0 } else { saved };
+            let saved = if tape.copies[value as usize].first() == Some(&c) {
+                0
+            } else {
+                saved
+            };
             let cost = self.price(net, fetch).saturating_sub(saved);
             own = own.max(score(bytes.min(enough), cost));
             if best.offer(score(bytes.min(enough), cost), Act::Again(read, made)) {
@@ -269,7 +330,10 @@ impl Repairer {
         }
         // Nothing that it takes besides makes it better than it would be by itself.
         let saved = saved.min(u128::from(net.cost[node as usize]));
-        let alone = score(bytes.min(enough), u128::from(net.cost[node as usize]) - saved);
+        let alone = score(
+            bytes.min(enough),
+            u128::from(net.cost[node as usize]) - saved,
+        );
         if alone <= best.score {
             return own.max(alone);
         }
@@ -278,19 +342,29 @@ impl Repairer {
         let most = saved.saturating_add((most.max(0.0) * (1.0 + 1e-9) + 1.0) as u128);
         self.chain.clear();
         self.round += 1;
-        let Some((cost, kept)) = self.again(tape, node, read, Relief { at, worth: bytes }, most) else { return own };
+        let Some((cost, kept)) = self.again(tape, node, read, Relief { at, worth: bytes }, most)
+        else {
+            return own;
+        };
         own = own.max(score((bytes - kept).min(enough), cost - saved));
-        if best.offer(score((bytes - kept).min(enough), cost - saved), Act::Again(read, made)) {
+        if best.offer(
+            score((bytes - kept).min(enough), cost - saved),
+            Act::Again(read, made),
+        ) {
             std::mem::swap(&mut self.chain, &mut self.best_chain);
         }
         own
     }
 
-    /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that cannot be.
+    /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that
+    /// cannot be.
     fn sooner(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
         let net = tape.net;
         let node = tape.node[copy as usize];
-        let ready = |j: u32| tape.source(j, read).is_some_and(|s| tape.pos[s as usize] < at);
+        let ready = |j: u32| {
+            tape.source(j, read)
+                .is_some_and(|s| tape.pos[s as usize] < at)
+        };
         if node == net.sink()
             || self.moved[node as usize] == self.repairs
             || !net.inputs.of(node).iter().all(|&j| ready(j))
@@ -311,7 +385,8 @@ impl Repairer {
         Some(gain)
     }
 
-    /// What step `at` gains when `copy`, which nobody has read by then, is made just before `read`; nothing if it cannot be.
+    /// What step `at` gains when `copy`, which nobody has read by then, is made just before `read`;
+    /// nothing if it cannot be.
     fn later(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
         let net = tape.net;
         let node = tape.node[copy as usize];
@@ -329,10 +404,18 @@ impl Repairer {
         Some(gain)
     }
 
-    /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is gone by then is kept alive
-    /// where there is room, else computed again too. Returns the cost, and the bytes that are kept alive across step `relief.at`;
-    /// nothing if it cannot be or costs more than `most`.
-    fn again(&mut self, tape: &Tape, node: u32, read: u32, relief: Relief, most: u128) -> Option<(u128, i64)> {
+    /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is
+    /// gone by then is kept alive where there is room, else computed again too. Returns the cost,
+    /// and the bytes that are kept alive across step `relief.at`; nothing if it cannot be or costs
+    /// more than `most`.
+    fn again(
+        &mut self,
+        tape: &Tape,
+        node: u32,
+        read: u32,
+        relief: Relief,
+        most: u128,
+    ) -> Option<(u128, i64)> {
         let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
         if cost > most || !tape.may_insert(node, read) {
             return None;
@@ -360,7 +443,10 @@ impl Repairer {
             }
             let maker = tape.net.maker(j);
             let fetch = self.fetching.and_then(|_| tape.net.fetch_of(j));
-            let dearer = |&fetch: &u32| !tape.may_insert(maker, read) || self.price(tape.net, fetch) < self.price(tape.net, maker);
+            let dearer = |&fetch: &u32| {
+                !tape.may_insert(maker, read)
+                    || self.price(tape.net, fetch) < self.price(tape.net, maker)
+            };
             if let Some(fetch) = fetch.filter(dearer) {
                 self.seen[maker as usize] = self.round;
                 cost += self.price(tape.net, fetch);
@@ -375,7 +461,8 @@ impl Repairer {
         Some((cost, kept))
     }
 
-    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can or the time is over.
+    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can
+    /// or the time is over.
     pub fn prune(&mut self, tape: &mut Tape, random: &mut Random, steps: Range<u32>) {
         loop {
             self.order.clear();
@@ -386,7 +473,9 @@ impl Repairer {
                     continue;
                 }
                 let held = |c: Copy| {
-                    let gap = tape.previous(c).map_or(0, |d| p - tape.last[d as usize].min(p));
+                    let gap = tape
+                        .previous(c)
+                        .map_or(0, |d| p - tape.last[d as usize].min(p));
                     tape.net.bytes[tape.node[c as usize] as usize] as f64 * f64::from(gap)
                 };
                 let held = tape.made_at(p).map(held).sum::<f64>() + 1.0;
@@ -396,7 +485,8 @@ impl Repairer {
                 }
                 self.order.push((score, c));
             }
-            self.order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+            self.order
+                .sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
             let mut removed = false;
             for k in 0..self.order.len() {
                 if k % 16 == 0 && self.is_over() {

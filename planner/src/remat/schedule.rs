@@ -16,7 +16,8 @@ pub struct Remat {
     pub transfers: Vec<Transfer>,
     /// The most bytes above the fixed part that were allowed.
     pub budget: u64,
-    /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found that fits.
+    /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found
+    /// that fits.
     pub peak: u64,
     /// The smallest peak found without recomputation.
     pub ordered_peak: u64,
@@ -50,19 +51,27 @@ impl Remat {
         let mut made: Vec<u32> = self.transfers.iter().map(|t| t.value).collect();
         made.sort_unstable();
         made.dedup();
-        made.into_iter().map(|p| graph.nodes[self.schedule[p as usize] as usize].bytes).sum()
+        made.into_iter()
+            .map(|p| graph.nodes[self.schedule[p as usize] as usize].bytes)
+            .sum()
     }
 
     /// The schedule step by step, buffers freed after their last read.
     pub fn steps(&self, graph: &RematGraph) -> Vec<Step> {
-        self.lay_out(graph).into_iter().map(|(step, _)| step).collect()
+        self.lay_out(graph)
+            .into_iter()
+            .map(|(step, _)| step)
+            .collect()
     }
 
     /// Each step, and the stay in memory that it begins: when it is over and how many bytes it is.
     fn lay_out(&self, graph: &RematGraph) -> Vec<(Step, Option<Stay>)> {
         let (net, nodes) = Network::of(graph);
         let mut number = vec![0; graph.nodes.len()];
-        nodes.iter().zip(0u32..).for_each(|(&i, c)| number[i as usize] = c);
+        nodes
+            .iter()
+            .zip(0u32..)
+            .for_each(|(&i, c)| number[i as usize] = c);
         let mut order: Vec<u32> = self.schedule.iter().map(|&i| number[i as usize]).collect();
         order.push(net.sink());
         let tape = Tape::new(&net, &order);
@@ -79,12 +88,16 @@ impl Remat {
                 frees[last as usize].push(self.schedule[p as usize]);
             }
         }
-        // By transfer: whether an earlier one has left a copy on the host, and from when on the next of the same value is away.
+        // By transfer: whether an earlier one has left a copy on the host, and from when on the
+        // next of the same value is away.
         let mut by_value: Vec<usize> = (0..self.transfers.len()).collect();
         by_value.sort_unstable_by_key(|&k| (self.transfers[k].value, self.transfers[k].used));
         let mut is_on_host = vec![false; self.transfers.len()];
         let mut next_gone = vec![None; self.transfers.len()];
-        for pair in by_value.windows(2).filter(|pair| self.transfers[pair[0]].value == self.transfers[pair[1]].value) {
+        for pair in by_value
+            .windows(2)
+            .filter(|pair| self.transfers[pair[0]].value == self.transfers[pair[1]].value)
+        {
             is_on_host[pair[1]] = true;
             next_gone[pair[0]] = Some(self.transfers[pair[1]].gone);
         }
@@ -101,17 +114,33 @@ impl Remat {
                     Event::Send => (Step::Offload(node), None),
                     Event::Sent => (Step::Offloaded(node), None),
                     Event::Fetch => {
-                        let until = next_gone[k as usize].unwrap_or(tape.last[t.value as usize] + 1);
-                        (Step::Prefetch(node), Some(Stay { from: p, until, bytes: graph.nodes[node as usize].bytes }))
+                        let until =
+                            next_gone[k as usize].unwrap_or(tape.last[t.value as usize] + 1);
+                        (
+                            Step::Prefetch(node),
+                            Some(Stay {
+                                from: p,
+                                until,
+                                bytes: graph.nodes[node as usize].bytes,
+                            }),
+                        )
                     }
                     Event::Fetched => (Step::Prefetched(node), None),
                 });
             }
             if p < end {
                 let node = self.schedule[p as usize];
-                let stay = Stay { from: p, until: until[p as usize], bytes: graph.nodes[node as usize].bytes };
+                let stay = Stay {
+                    from: p,
+                    until: until[p as usize],
+                    bytes: graph.nodes[node as usize].bytes,
+                };
                 steps.push((Step::Compute { node, reuse: None }, Some(stay)));
-                steps.extend(frees[p as usize].iter().map(|&node| (Step::Free(node), None)));
+                steps.extend(
+                    frees[p as usize]
+                        .iter()
+                        .map(|&node| (Step::Free(node), None)),
+                );
             }
         }
         steps
@@ -120,29 +149,45 @@ impl Remat {
     /// Places for all the steps in one slab, as low as packing gets it within these limits.
     pub fn place(&self, graph: &RematGraph, limits: &Limits) -> Placed {
         let steps = self.lay_out(graph);
-        let item = |from: u32, until: u32, size: u64| Item { life: Lifetime::new(u64::from(from), u64::from(until)), size, align: 1 };
+        let item = |from: u32, until: u32, size: u64| Item {
+            life: Lifetime::new(u64::from(from), u64::from(until)),
+            size,
+            align: 1,
+        };
         let mut items = Vec::new();
         for (step, stay) in &steps {
             if let Some(stay) = stay {
                 items.push(item(stay.from, stay.until, stay.bytes));
                 if let Step::Compute { node, .. } = *step {
-                    items.push(item(stay.from, stay.from + 1, graph.nodes[node as usize].workspace));
+                    items.push(item(
+                        stay.from,
+                        stay.from + 1,
+                        graph.nodes[node as usize].workspace,
+                    ));
                 }
             }
         }
         let packing = Problem::new(items).pack_within(limits);
-        let (offsets, height) = packing.map(|p| (p.offsets, p.height)).expect("sums of bytes were checked when the graph was read");
+        let (offsets, height) = packing
+            .map(|p| (p.offsets, p.height))
+            .expect("sums of bytes were checked when the graph was read");
         let mut offsets = offsets.into_iter();
         let mut next = || offsets.next().unwrap_or(0);
         let place = |(step, stay): (Step, Option<Stay>)| {
             let place = stay.map(|_| {
                 let offset = next();
                 let computes = matches!(step, Step::Compute { .. });
-                Place { offset, workspace: if computes { next() } else { 0 } }
+                Place {
+                    offset,
+                    workspace: if computes { next() } else { 0 },
+                }
             });
             (step, place)
         };
-        Placed { steps: steps.into_iter().map(place).collect(), height }
+        Placed {
+            steps: steps.into_iter().map(place).collect(),
+            height,
+        }
     }
 }
 

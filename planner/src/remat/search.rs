@@ -1,7 +1,8 @@
 //! The search: starts, and local search from them.
 //!
-//! Each round of the local search disturbs the schedule (recomputations are taken out, steps are moved within what they depend
-//! on, or the budget is tightened for a moment), repairs and prunes it, and keeps the outcome as simulated annealing would.
+//! Each round of the local search disturbs the schedule (recomputations are taken out, steps are
+//! moved within what they depend on, or the budget is tightened for a moment), repairs and prunes
+//! it, and keeps the outcome as simulated annealing would.
 
 use std::ops::Range;
 
@@ -24,13 +25,24 @@ pub(super) struct Found {
 
 impl Found {
     pub fn of(tape: &Tape) -> Found {
-        Found { order: tape.order().collect(), cost: tape.cost, peak: tape.peak(), time: tape.cost as f64 }
+        Found {
+            order: tape.order().collect(),
+            cost: tape.cost,
+            peak: tape.peak(),
+            time: tape.cost as f64,
+        }
     }
 }
 
-/// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest peak. `orders` are complete
-/// orders without repeats, the sink at the end, best first.
-pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mut Clock, seed: u64) -> Found {
+/// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest
+/// peak. `orders` are complete orders without repeats, the sink at the end, best first.
+pub(super) fn search(
+    net: &Network,
+    orders: &[Vec<u32>],
+    budget: i64,
+    clock: &mut Clock,
+    seed: u64,
+) -> Found {
     let mut search = Search::new(net, &orders[0], budget, seed);
     let mut best = Found::of(&search.tape);
     let mut starts = Vec::new();
@@ -44,9 +56,13 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
             best = Found::of(&search.tape);
         }
     }
-    // Orders differ more than ways to repair them; where there is no time for all, each order gets its turn first.
-    let ways = orders.iter().flat_map(|order| [(order, false), (order, true)]);
-    let (direct, others): (Vec<_>, Vec<_>) = ways.partition(|&(_, descent)| !descent && search.tape.is_long());
+    // Orders differ more than ways to repair them; where there is no time for all, each order gets
+    // its turn first.
+    let ways = orders
+        .iter()
+        .flat_map(|order| [(order, false), (order, true)]);
+    let (direct, others): (Vec<_>, Vec<_>) =
+        ways.partition(|&(_, descent)| !descent && search.tape.is_long());
     for (order, descent) in direct.into_iter().chain(others) {
         if clock.progress() >= if starts.is_empty() { 1.0 } else { 0.25 } {
             break;
@@ -62,7 +78,11 @@ pub(super) fn search(net: &Network, orders: &[Vec<u32>], budget: i64, clock: &mu
     let mut tries = 0;
     while starts.is_empty() && tries < 12 && clock.progress() < 0.3 {
         tries += 1;
-        starts.extend(search.start(&orders[tries % orders.len()], 0.3 * tries as f64, tries % 3 == 0));
+        starts.extend(search.start(
+            &orders[tries % orders.len()],
+            0.3 * tries as f64,
+            tries % 3 == 0,
+        ));
         clock.tick();
     }
     if starts.is_empty() {
@@ -103,8 +123,15 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// The best that local search finds from these and other starts, from `begin` on the clock until the time for it is over.
-    pub fn anneals(&mut self, mut starts: Vec<Found>, orders: &[Vec<u32>], clock: &mut Clock, begin: f64) -> Found {
+    /// The best that local search finds from these and other starts, from `begin` on the clock
+    /// until the time for it is over.
+    pub fn anneals(
+        &mut self,
+        mut starts: Vec<Found>,
+        orders: &[Vec<u32>],
+        clock: &mut Clock,
+        begin: f64,
+    ) -> Found {
         self.repairer.until = clock.at(1.0);
         starts.sort_by(|a, b| a.time.total_cmp(&b.time));
         let mut best = starts[0].clone();
@@ -113,7 +140,10 @@ impl<'n> Search<'n> {
         // How long the last new start took.
         let mut long = 0.0;
         for k in 0..anneals {
-            let (from, to) = (at(k as f64 / anneals as f64 * 0.6), at((k + 1) as f64 / anneals as f64 * 0.6));
+            let (from, to) = (
+                at(k as f64 / anneals as f64 * 0.6),
+                at((k + 1) as f64 / anneals as f64 * 0.6),
+            );
             let start = if k < starts.len() {
                 starts[k].clone()
             } else if long > (to - from) * STARTING {
@@ -146,7 +176,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets between.
+    /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets
+    /// between.
     pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
         self.tape.load(order);
         self.repairer.noise = noise;
@@ -155,15 +186,19 @@ impl<'n> Search<'n> {
         let levels = if descent { 8 } else { 1 };
         let peak = self.tape.peak();
         for level in 1..=levels {
-            let target = peak - ((peak - self.budget) as f64 * f64::from(level) / f64::from(levels)) as i64;
+            let target =
+                peak - ((peak - self.budget) as f64 * f64::from(level) / f64::from(levels)) as i64;
             self.repairer.budget = if level == levels { self.budget } else { target };
             let inserts_max = 2 * self.tape.net.len() + 200;
-            let done = self.repairer.repair(&mut self.tape, &mut self.random, inserts_max, u128::MAX);
+            let done =
+                self.repairer
+                    .repair(&mut self.tape, &mut self.random, inserts_max, u128::MAX);
             if !done {
                 self.repairer.budget = self.budget;
                 return None;
             }
-            self.repairer.prune(&mut self.tape, &mut self.random, 0..u32::MAX);
+            self.repairer
+                .prune(&mut self.tape, &mut self.random, 0..u32::MAX);
         }
         self.repairer.budget = self.budget;
         self.found()
@@ -172,7 +207,10 @@ impl<'n> Search<'n> {
     /// The schedule at hand.
     pub fn found(&mut self) -> Option<Found> {
         let time = self.time(f64::INFINITY)?;
-        Some(Found { time, ..Found::of(&self.tape) })
+        Some(Found {
+            time,
+            ..Found::of(&self.tape)
+        })
     }
 
     /// From now on a peak of this many bytes will do, if that is more than the budget.
@@ -181,12 +219,16 @@ impl<'n> Search<'n> {
         self.repairer.budget = self.budget;
     }
 
-    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what it costs to keep the engines
-    /// busy depends on all the rest.
+    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what
+    /// it costs to keep the engines busy depends on all the rest.
     fn fetch_at_some_price(&mut self) {
         if let Some(transit) = &self.transit {
             // From a thousandth of the time that a byte takes to more than all of it.
-            let part = if self.random.below(6) == 0 { 0.0 } else { 1.5 * (-7.0 * self.random.unit()).exp() };
+            let part = if self.random.below(6) == 0 {
+                0.0
+            } else {
+                1.5 * (-7.0 * self.random.unit()).exp()
+            };
             self.repairer.fetching = Some(part * transit.link());
         }
     }
@@ -203,11 +245,13 @@ impl<'n> Search<'n> {
             self.repairer.greed = [0.0, 0.25][self.random.below(2) as usize];
             self.fetch_at_some_price();
             let cost_max = best.cost.saturating_mul(4);
-            self.repairer.repair(&mut self.tape, &mut self.random, 100, cost_max);
+            self.repairer
+                .repair(&mut self.tape, &mut self.random, 100, cost_max);
             let peak = self.tape.peak();
             if peak <= best.peak {
                 self.repairer.budget = peak.max(self.budget);
-                self.repairer.prune(&mut self.tape, &mut self.random, 0..u32::MAX);
+                self.repairer
+                    .prune(&mut self.tape, &mut self.random, 0..u32::MAX);
                 if self.tape.peak() < best.peak || self.tape.cost <= best.cost {
                     *best = Found::of(&self.tape);
                 }
@@ -216,8 +260,16 @@ impl<'n> Search<'n> {
         self.repairer.budget = self.budget;
     }
 
-    /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it came to anything.
-    fn anneal(&mut self, start: Found, clock: &mut Clock, from: f64, to: f64, heat: f64) -> Option<Found> {
+    /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it
+    /// came to anything.
+    fn anneal(
+        &mut self,
+        start: Found,
+        clock: &mut Clock,
+        from: f64,
+        to: f64,
+        heat: f64,
+    ) -> Option<Found> {
         let base = self.tape.net.base_cost as f64;
         let hottest = heat * (0.0007 * base + 0.01 * (start.time - base).max(0.0));
         self.tape.load(&start.order);
@@ -235,14 +287,21 @@ impl<'n> Search<'n> {
             self.disturb();
             let fits = self.mend((time * 1.2) as u128);
             let most = time - heat * (self.random.unit() + 1e-12).ln();
-            let found = if fits { self.time(most).filter(|&found| found <= most) } else { None };
+            let found = if fits {
+                self.time(most).filter(|&found| found <= most)
+            } else {
+                None
+            };
             if let Some(found) = found {
                 now.clear();
                 now.extend(self.tape.order());
                 time = found;
                 if time < best_time {
                     best_time = time;
-                    best = Some(Found { time, ..Found::of(&self.tape) });
+                    best = Some(Found {
+                        time,
+                        ..Found::of(&self.tape)
+                    });
                 }
             } else {
                 self.tape.load(&now);
@@ -266,14 +325,21 @@ impl<'n> Search<'n> {
         self.repairer.budget = self.budget;
         let fits = fits || self.tape.peak() <= self.budget;
         if fits {
-            self.repairer.prune(&mut self.tape, random, self.near.clone());
+            self.repairer
+                .prune(&mut self.tape, random, self.near.clone());
         }
         fits
     }
 
-    /// Takes some recomputations out, moves some steps, or both; of a long schedule, all near one step.
+    /// Takes some recomputations out, moves some steps, or both; of a long schedule, all near one
+    /// step.
     fn disturb(&mut self) {
-        let Search { tape, random, removable, .. } = self;
+        let Search {
+            tape,
+            random,
+            removable,
+            ..
+        } = self;
         let steps = if tape.is_long() {
             let first = random.below(u64::from(tape.len())) as u32;
             first..tape.len().min(first + NEAR)
@@ -281,7 +347,12 @@ impl<'n> Search<'n> {
             0..tape.len()
         };
         removable.clear();
-        removable.extend(steps.clone().map(|p| tape.sequence[p as usize]).filter(|&c| tape.may_remove(c)));
+        removable.extend(
+            steps
+                .clone()
+                .map(|p| tape.sequence[p as usize])
+                .filter(|&c| tape.may_remove(c)),
+        );
         let kind = random.below(3);
         if kind < 2 && !removable.is_empty() {
             let at = random.below(removable.len() as u64) as usize;
@@ -297,16 +368,25 @@ impl<'n> Search<'n> {
             for _ in 0..1 + random.below(3) {
                 let until = steps.end.min(tape.len() - 1);
                 let from = steps.start.min(until.saturating_sub(1));
-                wander(tape, from + random.below(u64::from(until - from)) as u32, random);
+                wander(
+                    tape,
+                    from + random.below(u64::from(until - from)) as u32,
+                    random,
+                );
             }
         }
         removable.retain(|&c| tape.copies[tape.node[c as usize] as usize].contains(&c));
         let looks_around = tape.is_long() && random.below(ALL) > 0;
-        self.near = if looks_around { steps.start.saturating_sub(NEAR)..steps.end + NEAR } else { 0..u32::MAX };
+        self.near = if looks_around {
+            steps.start.saturating_sub(NEAR)..steps.end + NEAR
+        } else {
+            0..u32::MAX
+        };
     }
 }
 
-/// How many steps of a long schedule are disturbed at once; once in how many rounds all of it is pruned and not only what is near.
+/// How many steps of a long schedule are disturbed at once; once in how many rounds all of it is
+/// pruned and not only what is near.
 const NEAR: u32 = 512;
 const ALL: u64 = 16;
 
@@ -317,9 +397,17 @@ fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
     if node == tape.net.sink() || tape.is_fetch(p) {
         return;
     }
-    let reads = tape.net.makes(node).filter_map(|value| tape.first_read(value, p + 1, tape.len()));
+    let reads = tape
+        .net
+        .makes(node)
+        .filter_map(|value| tape.first_read(value, p + 1, tape.len()));
     let latest = reads.min().unwrap_or(tape.len() - 1);
-    let sources = tape.net.inputs.of(node).iter().filter_map(|&j| tape.source(j, p));
+    let sources = tape
+        .net
+        .inputs
+        .of(node)
+        .iter()
+        .filter_map(|&j| tape.source(j, p));
     let earliest = sources.map(|s| tape.pos[s as usize] + 1).max().unwrap_or(0);
     let to = earliest + random.below(u64::from(latest - earliest) + 1) as u32;
     let (from, until) = if to > p { (p + 1, to) } else { (to, p) };

@@ -1,9 +1,12 @@
-//! A schedule under change: computations in a row, some of them more than once, and what each step needs.
+//! A schedule under change: computations in a row, some of them more than once, and what each step
+//! needs.
 //!
-//! A computation that runs several times makes several *copies* of its values; a read takes the latest. A copy lives from its
-//! step to its last read. Inserting and removing a copy changes the lifetimes of at most the copies it reads and its predecessor, so needs are
-//! kept up to date by adding to ranges, never by simulating again. Everything else (who reads whom) follows from the copies'
-//! positions, and is looked up when asked for: computations have few neighbours and few copies.
+//! A computation that runs several times makes several *copies* of its values; a read takes the
+//! latest. A copy lives from its step to its last read. Inserting and removing a copy changes the
+//! lifetimes of at most the copies it reads and its predecessor, so needs are kept up to date by
+//! adding to ranges, never by simulating again. Everything else (who reads whom) follows from the
+//! copies' positions, and is looked up when asked for: computations have few neighbours and few
+//! copies.
 
 use super::needs::Needs;
 use super::network::Network;
@@ -11,7 +14,8 @@ use super::network::Network;
 /// Number of a copy. Numbers of removed copies are used again.
 pub(super) type Copy = u32;
 
-/// Whether a schedule has so many steps that what is done again and again must not look at all of them.
+/// Whether a schedule has so many steps that what is done again and again must not look at all of
+/// them.
 pub(super) fn is_long(steps: usize) -> bool {
     steps >= 2048
 }
@@ -29,7 +33,8 @@ pub(super) struct Tape<'n> {
     pub pos: Vec<u32>,
     /// By copy: the position of its last read, its own if it is never read.
     pub last: Vec<u32>,
-    /// By value: its copies in order. A computation's values have equally many, but for what is fetched.
+    /// By value: its copies in order. A computation's values have equally many, but for what is
+    /// fetched.
     pub copies: Vec<Vec<Copy>>,
     unused: Vec<Copy>,
     /// By value of what is being inserted: its last read.
@@ -74,7 +79,9 @@ impl<'n> Tape<'n> {
         self.cost = 0;
         for (p, &i) in (0u32..).zip(order) {
             for &j in net.inputs.of(i) {
-                let &source = self.copies[j as usize].last().expect("a schedule computes before it reads");
+                let &source = self.copies[j as usize]
+                    .last()
+                    .expect("a schedule computes before it reads");
                 self.last[source as usize] = p;
             }
             self.copies[i as usize].push(p);
@@ -154,13 +161,20 @@ impl<'n> Tape<'n> {
 
     /// The bytes that a computation makes.
     pub fn makes_bytes(&self, node: u32) -> i64 {
-        self.net.makes(node).map(|value| self.net.bytes[value as usize]).sum()
+        self.net
+            .makes(node)
+            .map(|value| self.net.bytes[value as usize])
+            .sum()
     }
 
     /// The copy of a value that a read at `p` takes.
     #[inline]
     pub fn source(&self, node: u32, p: u32) -> Option<Copy> {
-        self.copies[node as usize].iter().rev().copied().find(|&c| self.pos[c as usize] < p)
+        self.copies[node as usize]
+            .iter()
+            .rev()
+            .copied()
+            .find(|&c| self.pos[c as usize] < p)
     }
 
     /// The copy of the same value made before `c`.
@@ -176,7 +190,11 @@ impl<'n> Tape<'n> {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
                 // What is fetched reads nothing.
-                if p >= from && p < to && found.is_none_or(|f| f < p) && self.sequence[p as usize] == c {
+                if p >= from
+                    && p < to
+                    && found.is_none_or(|f| f < p)
+                    && self.sequence[p as usize] == c
+                {
                     found = Some(p);
                 }
             }
@@ -191,7 +209,11 @@ impl<'n> Tape<'n> {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
                 // What is fetched reads nothing.
-                if p >= from && p < to && found.is_none_or(|f| f > p) && self.sequence[p as usize] == c {
+                if p >= from
+                    && p < to
+                    && found.is_none_or(|f| f > p)
+                    && self.sequence[p as usize] == c
+                {
                     found = Some(p);
                 }
             }
@@ -199,19 +221,30 @@ impl<'n> Tape<'n> {
         found
     }
 
-    /// Whether `node` may run (again) just before what is now at `p`: inputs exist, and nothing it reads has been changed.
+    /// Whether `node` may run (again) just before what is now at `p`: inputs exist, and nothing it
+    /// reads has been changed.
     pub fn may_insert(&self, node: u32, p: u32) -> bool {
-        (!self.net.once[node as usize] || self.copies[node as usize].is_empty()) && self.may_stand(node, p)
+        (!self.net.once[node as usize] || self.copies[node as usize].is_empty())
+            && self.may_stand(node, p)
     }
 
     fn may_stand(&self, node: u32, p: u32) -> bool {
-        self.net.inputs.of(node).iter().all(|&j| self.copies[j as usize].first().is_some_and(|&c| self.pos[c as usize] < p))
-            && self.net.before.of(node).iter().all(|&m| self.copies[m as usize].iter().all(|&c| self.pos[c as usize] >= p))
-            && self.net.fetched(node).is_none_or(|value| self.source(value, p).is_some())
+        self.net.inputs.of(node).iter().all(|&j| {
+            self.copies[j as usize]
+                .first()
+                .is_some_and(|&c| self.pos[c as usize] < p)
+        }) && self.net.before.of(node).iter().all(|&m| {
+            self.copies[m as usize]
+                .iter()
+                .all(|&c| self.pos[c as usize] >= p)
+        }) && self
+            .net
+            .fetched(node)
+            .is_none_or(|value| self.source(value, p).is_some())
     }
 
-    /// Whether a copy of `node` may be moved across `from..to`: nothing there makes or changes what it reads, reads what it
-    /// makes, makes it again or has to come on the same side of it.
+    /// Whether a copy of `node` may be moved across `from..to`: nothing there makes or changes what
+    /// it reads, reads what it makes, makes it again or has to come on the same side of it.
     pub fn is_quiet(&self, node: u32, from: u32, to: u32) -> bool {
         let none = |n: u32| {
             self.copies[n as usize].iter().all(|&d| {
@@ -221,23 +254,32 @@ impl<'n> Tape<'n> {
         };
         let net = self.net;
         let others = [net.inputs.of(node), net.before.of(node), net.after.of(node)];
-        let unread = || net.makes(node).all(|value| self.last_read(value, from, to).is_none());
-        net.makes(node).all(none) && others.iter().all(|list| list.iter().all(|&n| none(n))) && unread()
+        let unread = || {
+            net.makes(node)
+                .all(|value| self.last_read(value, from, to).is_none())
+        };
+        net.makes(node).all(none)
+            && others.iter().all(|list| list.iter().all(|&n| none(n)))
+            && unread()
     }
 
-    /// Computes `node` just before what is now at `p`. Later reads, up to the next copies, take the new ones.
+    /// Computes `node` just before what is now at `p`. Later reads, up to the next copies, take the
+    /// new ones.
     pub fn insert(&mut self, node: u32, p: u32) {
         let net = self.net;
         let at = p as usize;
         let old = self.node_at(p);
-        let mut slot = self.need[at] - net.workspace[old as usize] - self.makes_bytes(old) + net.workspace[node as usize];
+        let mut slot = self.need[at] - net.workspace[old as usize] - self.makes_bytes(old)
+            + net.workspace[node as usize];
         for value in net.makes(node) {
             let bytes = net.bytes[value as usize];
             slot += bytes;
             if let Some(c) = self.source(value, p) {
                 let end = self.last[c as usize];
                 if end >= p {
-                    let cut = self.last_read(value, self.pos[c as usize] + 1, p).unwrap_or(self.pos[c as usize]);
+                    let cut = self
+                        .last_read(value, self.pos[c as usize] + 1, p)
+                        .unwrap_or(self.pos[c as usize]);
                     self.add(cut + 1, p, -bytes);
                     slot -= bytes;
                     self.last[c as usize] = cut;
@@ -282,7 +324,10 @@ impl<'n> Tape<'n> {
             if k == 0 {
                 self.sequence.insert(at, c);
             }
-            let before = self.copies[value as usize].iter().take_while(|&&d| self.pos[d as usize] < p).count();
+            let before = self.copies[value as usize]
+                .iter()
+                .take_while(|&&d| self.pos[d as usize] < p)
+                .count();
             self.copies[value as usize].insert(before, c);
         }
         self.ends.clear();
@@ -290,14 +335,18 @@ impl<'n> Tape<'n> {
         self.cost += u128::from(net.cost[node as usize]);
     }
 
-    /// Whether the step that made `c`, a copy of a computation's own value, can go: another copy is there for whoever reads it.
+    /// Whether the step that made `c`, a copy of a computation's own value, can go: another copy is
+    /// there for whoever reads it.
     pub fn may_remove(&self, c: Copy) -> bool {
         let node = self.node[c as usize];
         if self.net.fetched(node).is_some() {
             return true;
         }
         match self.copies[node as usize][..] {
-            [first, _, ..] if first == c => self.is_unread(self.pos[c as usize]) && self.net.makes(node).all(|v| self.is_made_again(v)),
+            [first, _, ..] if first == c => {
+                self.is_unread(self.pos[c as usize])
+                    && self.net.makes(node).all(|v| self.is_made_again(v))
+            }
             [_, _, ..] => true,
             _ => false,
         }
@@ -305,16 +354,21 @@ impl<'n> Tape<'n> {
 
     /// Whether the second copy of a value is computed: what is fetched has been computed before.
     fn is_made_again(&self, value: u32) -> bool {
-        self.copies[value as usize].get(1).is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
+        self.copies[value as usize]
+            .get(1)
+            .is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
     }
 
-    /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies before, which live longer.
+    /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies
+    /// before, which live longer.
     pub fn remove(&mut self, c: Copy) {
         let net = self.net;
         let node = self.node[c as usize];
         let p = self.pos[c as usize];
         for value in net.makes(node) {
-            let c = self.source(value, p + 1).expect("each run makes all values");
+            let c = self
+                .source(value, p + 1)
+                .expect("each run makes all values");
             let end = self.last[c as usize];
             if end > p {
                 let previous = self.previous(c).expect("another copy serves the reads");
@@ -326,7 +380,9 @@ impl<'n> Tape<'n> {
         for &j in net.inputs.of(node) {
             let s = self.source(j, p).expect("inputs are computed first");
             if self.last[s as usize] == p {
-                let end = self.last_read(j, self.pos[s as usize] + 1, p).unwrap_or(self.pos[s as usize]);
+                let end = self
+                    .last_read(j, self.pos[s as usize] + 1, p)
+                    .unwrap_or(self.pos[s as usize]);
                 self.add(end + 1, p, -net.bytes[j as usize]);
                 self.last[s as usize] = end;
             }
@@ -348,7 +404,8 @@ impl<'n> Tape<'n> {
         self.cost -= u128::from(net.cost[node as usize]);
     }
 
-    /// Moves `c` to just before what is now at `to`; the steps it crosses must be quiet (see [`Tape::is_quiet`]).
+    /// Moves `c` to just before what is now at `to`; the steps it crosses must be quiet (see
+    /// [`Tape::is_quiet`]).
     pub fn relocate(&mut self, c: Copy, to: u32) {
         self.insert(self.node[c as usize], to);
         self.remove(c);
@@ -361,11 +418,16 @@ impl<'n> Tape<'n> {
         let mut events: [(u32, i64); 24] = [(0, 0); 24];
         let mut count = 0;
         for c in self.made_at(p).filter(|&c| self.last[c as usize] > p) {
-            let Some(previous) = self.previous(c) else { return i64::MAX };
+            let Some(previous) = self.previous(c) else {
+                return i64::MAX;
+            };
             if count == events.len() {
                 return i64::MAX;
             }
-            events[count] = (self.last[previous as usize] + 1, self.net.bytes[self.node[c as usize] as usize]);
+            events[count] = (
+                self.last[previous as usize] + 1,
+                self.net.bytes[self.node[c as usize] as usize],
+            );
             count += 1;
         }
         if count == 0 {
@@ -374,7 +436,9 @@ impl<'n> Tape<'n> {
         for &j in self.net.inputs.of(self.node[c as usize]) {
             let Some(s) = self.source(j, p) else { continue };
             if self.last[s as usize] == p && count < events.len() {
-                let end = self.last_read(j, self.pos[s as usize] + 1, p).unwrap_or(self.pos[s as usize]);
+                let end = self
+                    .last_read(j, self.pos[s as usize] + 1, p)
+                    .unwrap_or(self.pos[s as usize]);
                 events[count] = (end + 1, -self.net.bytes[j as usize]);
                 count += 1;
             }

@@ -1,4 +1,5 @@
-//! The tape's books against those of a tape made anew, on random networks whose computations make several values.
+//! The tape's books against those of a tape made anew, on random networks whose computations make
+//! several values.
 
 use super::network::{Computation, Network};
 use super::repair::Repairer;
@@ -12,18 +13,34 @@ fn network(random: &mut Random, fetches: bool) -> Network {
     let (mut computations, mut more) = (Vec::new(), Vec::new());
     let mut values: Vec<u32> = Vec::new();
     for i in 0..count {
-        let inputs = (0..below(4)).filter(|_| !values.is_empty()).map(|_| values[below(values.len() as u64) as usize]).collect();
+        let inputs = (0..below(4))
+            .filter(|_| !values.is_empty())
+            .map(|_| values[below(values.len() as u64) as usize])
+            .collect();
         let (bytes, workspace, cost) = (below(50), below(10), below(9));
-        computations.push(Computation { bytes, workspace, cost, once: below(6) == 0, inputs, ..Computation::default() });
+        computations.push(Computation {
+            bytes,
+            workspace,
+            cost,
+            once: below(6) == 0,
+            inputs,
+            ..Computation::default()
+        });
         values.push(i);
         for _ in 0..below(3) {
             more.push((i, below(50)));
             values.push(count + more.len() as u32);
         }
     }
-    let outputs = (0..2).map(|_| values[below(values.len() as u64) as usize]).collect();
+    let outputs = (0..2)
+        .map(|_| values[below(values.len() as u64) as usize])
+        .collect();
     let net = Network::new(computations, more, outputs);
-    if fetches { net.with_fetches(|value| value % 5 != 0) } else { net }
+    if fetches {
+        net.with_fetches(|value| value % 5 != 0)
+    } else {
+        net
+    }
 }
 
 #[test]
@@ -55,7 +72,10 @@ fn a_tape_under_change_keeps_right_books() {
                 }
                 _ => {
                     let to = random.below(u64::from(p) + 1) as u32;
-                    if tape.node_at(p) != net.sink() && tape.is_quiet(tape.node_at(p), to, p) && to < p {
+                    if tape.node_at(p) != net.sink()
+                        && tape.is_quiet(tape.node_at(p), to, p)
+                        && to < p
+                    {
                         tape.relocate(c, to);
                         moves += 1;
                     }
@@ -65,10 +85,17 @@ fn a_tape_under_change_keeps_right_books() {
             let anew = Tape::new(&net, &order);
             assert_eq!((&tape.need, tape.cost), (&anew.need, anew.cost));
             for p in 0..tape.len() {
-                let lives = |t: &Tape| t.made_at(p).map(|c| (t.node[c as usize], t.last[c as usize])).collect::<Vec<_>>();
+                let lives = |t: &Tape| {
+                    t.made_at(p)
+                        .map(|c| (t.node[c as usize], t.last[c as usize]))
+                        .collect::<Vec<_>>()
+                };
                 assert_eq!(lives(&tape), lives(&anew));
                 // What is fetched has been computed before.
-                assert!(net.fetched(tape.node_at(p)).is_none_or(|value| tape.source(value, p).is_some()));
+                assert!(
+                    net.fetched(tape.node_at(p))
+                        .is_none_or(|value| tape.source(value, p).is_some())
+                );
             }
         }
         // Repaired, a schedule fits and every read has its value.
@@ -80,5 +107,8 @@ fn a_tape_under_change_keeps_right_books() {
             assert!(Tape::new(&net, &tape.order().collect::<Vec<u32>>()).peak() <= peak * 3 / 4);
         }
     }
-    assert!(inserts > 500 && removals > 100 && moves > 100 && fetches > 100, "{inserts} {removals} {moves} {fetches}");
+    assert!(
+        inserts > 500 && removals > 100 && moves > 100 && fetches > 100,
+        "{inserts} {removals} {moves} {fetches}"
+    );
 }

@@ -41,11 +41,13 @@ impl Transit {
 
     /// The value that each of the transfers last planned on this tape moves.
     pub fn values<'t>(&'t self, tape: &'t Tape) -> impl Iterator<Item = u32> + 't {
-        self.fetches.iter().filter_map(|&fetch| tape.net.fetched(tape.node[fetch as usize]))
+        self.fetches
+            .iter()
+            .filter_map(|&fetch| tape.net.fetched(tape.node[fetch as usize]))
     }
 
-    /// What the schedule takes, unless it is clear that it is more than `most`. Values are kept instead of fetched where there
-    /// is no time to fetch them.
+    /// What the schedule takes, unless it is clear that it is more than `most`. Values are kept
+    /// instead of fetched where there is no time to fetch them.
     pub fn time(&mut self, tape: &mut Tape, budget: i64, most: f64) -> Option<f64> {
         if tape.cost as f64 > most {
             return None;
@@ -54,14 +56,17 @@ impl Transit {
             self.find(tape);
             // With less than what is there when everything is away no plan does.
             let budget = self.need.iter().fold(budget, |most, &need| most.max(need));
-            let time = self.engines.plan(&self.costs, &self.need, budget, &self.absences, most)?;
+            let time = self
+                .engines
+                .plan(&self.costs, &self.need, budget, &self.absences, most)?;
             if self.engines.void.is_empty() {
                 return Some(time);
             }
             let mut void = std::mem::take(&mut self.engines.void);
             void.sort_unstable();
             void.dedup();
-            void.iter().for_each(|&k| tape.remove(self.fetches[k as usize]));
+            void.iter()
+                .for_each(|&k| tape.remove(self.fetches[k as usize]));
             self.engines.void = void;
         }
     }
@@ -87,27 +92,52 @@ impl Transit {
         }
         self.sorted.clear();
         for p in 0..tape.len() {
-            let Some(value) = net.fetched(tape.node_at(p)) else { continue };
-            let of = tape.source(value, p + 1).and_then(|copy| Some((copy, tape.previous(copy)?)));
+            let Some(value) = net.fetched(tape.node_at(p)) else {
+                continue;
+            };
+            let of = tape
+                .source(value, p + 1)
+                .and_then(|copy| Some((copy, tape.previous(copy)?)));
             let (copy, previous) = of.expect("what is fetched has been computed");
-            let read = tape.first_read(value, p + 1, tape.last[copy as usize] + 1).expect("unread ones are gone");
+            let read = tape
+                .first_read(value, p + 1, tape.last[copy as usize] + 1)
+                .expect("unread ones are gone");
             // What computed it, and whether it was away before.
             let (mut origin, mut is_on_host) = (previous, false);
             while tape.is_fetch(tape.pos[origin as usize]) {
                 is_on_host = true;
-                origin = tape.previous(origin).expect("what is fetched has been computed");
+                origin = tape
+                    .previous(origin)
+                    .expect("what is fetched has been computed");
             }
             let step = |p: u32| self.step[p as usize];
-            let (made, used, read) = (step(tape.pos[origin as usize]), step(tape.last[previous as usize]), step(read));
+            let (made, used, read) = (
+                step(tape.pos[origin as usize]),
+                step(tape.last[previous as usize]),
+                step(read),
+            );
             let bytes = net.bytes[value as usize];
             // Room is taken when the copy begins, wherever the tape says.
-            self.need[step(p) as usize..read as usize].iter_mut().for_each(|need| *need -= bytes);
-            self.sorted.push((Absence { value: made, made, used, read, bytes, is_on_host }, tape.sequence[p as usize]));
+            self.need[step(p) as usize..read as usize]
+                .iter_mut()
+                .for_each(|need| *need -= bytes);
+            self.sorted.push((
+                Absence {
+                    value: made,
+                    made,
+                    used,
+                    read,
+                    bytes,
+                    is_on_host,
+                },
+                tape.sequence[p as usize],
+            ));
         }
         self.sorted.sort_unstable_by_key(|(a, _)| (a.used, a.value));
         self.absences.clear();
         self.absences.extend(self.sorted.iter().map(|(a, _)| *a));
         self.fetches.clear();
-        self.fetches.extend(self.sorted.iter().map(|(_, fetch)| *fetch));
+        self.fetches
+            .extend(self.sorted.iter().map(|(_, fetch)| *fetch));
     }
 }

@@ -30,14 +30,21 @@ impl Step {
     pub fn node(self) -> u32 {
         match self {
             Step::Compute { node, .. } => node,
-            Step::Free(node) | Step::Offload(node) | Step::Offloaded(node) | Step::Prefetch(node) | Step::Prefetched(node) => node,
+            Step::Free(node)
+            | Step::Offload(node)
+            | Step::Offloaded(node)
+            | Step::Prefetch(node)
+            | Step::Prefetched(node) => node,
         }
     }
 
     fn json(self) -> Value {
         match self {
             Step::Compute { node, reuse: None } => json!({ "c": node }),
-            Step::Compute { node, reuse: Some(from) } => json!({ "c": node, "reuse": from }),
+            Step::Compute {
+                node,
+                reuse: Some(from),
+            } => json!({ "c": node, "reuse": from }),
             Step::Free(node) => json!({ "f": node }),
             Step::Offload(node) => json!({ "o": node }),
             Step::Offloaded(node) => json!({ "od": node }),
@@ -56,21 +63,36 @@ pub struct Place {
     pub workspace: u64,
 }
 
-/// The steps of an order in which each node runs at most once, computing in place wherever [`Node::inplace`](super::Node::inplace)
-/// permits it, and freeing each buffer after its last use. The order may leave out persistent nodes only.
+/// The steps of an order in which each node runs at most once, computing in place wherever
+/// [`Node::inplace`](super::Node::inplace) permits it, and freeing each buffer after its last use.
+/// The order may leave out persistent nodes only.
 pub fn steps_in_place(graph: &RematGraph, order: &[u32]) -> Vec<Step> {
     let mut readers: Vec<usize> = graph.readers().iter().map(Vec::len).collect();
     let mut steps = Vec::with_capacity(2 * order.len());
     for &i in order {
         let node = &graph.nodes[i as usize];
         node.inputs.iter().for_each(|&j| readers[j as usize] -= 1);
-        let reuse = node.inplace.iter().copied().find(|&j| readers[j as usize] == 0);
+        let reuse = node
+            .inplace
+            .iter()
+            .copied()
+            .find(|&j| readers[j as usize] == 0);
         steps.push(Step::Compute { node: i, reuse });
         let dies = |&j: &u32| {
-            let (read, kept) = (readers[j as usize] > 0, graph.nodes[j as usize].persistent || graph.outputs.binary_search(&j).is_ok());
+            let (read, kept) = (
+                readers[j as usize] > 0,
+                graph.nodes[j as usize].persistent || graph.outputs.binary_search(&j).is_ok(),
+            );
             !read && !kept && reuse != Some(j)
         };
-        steps.extend(node.inputs.iter().copied().chain([i]).filter(dies).map(Step::Free));
+        steps.extend(
+            node.inputs
+                .iter()
+                .copied()
+                .chain([i])
+                .filter(dies)
+                .map(Step::Free),
+        );
     }
     steps
 }
@@ -85,13 +107,15 @@ pub fn steps_json(steps: &[Step]) -> String {
     json!({ "steps": steps.iter().map(|step| step.json()).collect::<Vec<Value>>() }).to_string()
 }
 
-/// An explicit schedule with offsets as JSON: `{"steps": [{"c": i, "off": bytes, "woff": bytes}, {"p": i, "off": bytes}, ...]}`.
+/// An explicit schedule with offsets as JSON: `{"steps": [{"c": i, "off": bytes, "woff": bytes},
+/// {"p": i, "off": bytes}, ...]}`.
 pub fn placed_steps_json(graph: &RematGraph, steps: &[(Step, Option<Place>)]) -> String {
     let step = |&(step, place): &(Step, Option<Place>)| {
         let mut value = step.json();
         if let Some(place) = place {
             value["off"] = place.offset.into();
-            if matches!(step, Step::Compute { node, .. } if graph.nodes[node as usize].workspace > 0) {
+            if matches!(step, Step::Compute { node, .. } if graph.nodes[node as usize].workspace > 0)
+            {
                 value["woff"] = place.workspace.into();
             }
         }

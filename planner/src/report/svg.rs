@@ -4,7 +4,9 @@ use super::Slab;
 use crate::bytes::Bytes;
 use crate::dag::{Dag, Kind};
 use crate::plan::{Plan, live_bytes, peak};
-use canvas::{Block, CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, TOP, WIDTH, shortened, text_width};
+use canvas::{
+    Block, CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, TOP, WIDTH, shortened, text_width,
+};
 use std::fmt::Write;
 
 mod canvas;
@@ -31,15 +33,21 @@ pub(super) fn colours(kind: Kind) -> Colours {
     }
 }
 
-/// Draws a plan: steps to the right, bytes upwards, each buffer and workspace a rectangle in the colour of its kind, named
-/// where the name fits, with a tooltip (name, size, steps, offset, source); the line of live bytes, the top of the slab,
-/// the lower bound where it lies below, and the step of the peak. A buffer computed in place begins in the middle of the
-/// step where the other ends.
+/// Draws a plan: steps to the right, bytes upwards, each buffer and workspace a rectangle in the
+/// colour of its kind, named where the name fits, with a tooltip (name, size, steps, offset,
+/// source); the line of live bytes, the top of the slab, the lower bound where it lies below, and
+/// the step of the peak. A buffer computed in place begins in the middle of the step where the
+/// other ends.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
 pub fn svg(dag: &Dag, plan: &Plan, title: &str) -> String {
-    Picture { dag, plan, canvas: Canvas::new(dag.steps() as f64, plan.height) }.draw(title)
+    Picture {
+        dag,
+        plan,
+        canvas: Canvas::new(dag.steps() as f64, plan.height),
+    }
+    .draw(title)
 }
 
 struct Picture<'a> {
@@ -52,13 +60,25 @@ impl Picture<'_> {
     fn draw(&self, title: &str) -> String {
         let blocks = self.blocks();
         let names = self.plan.order.len() <= NAMED_TASKS_MAX;
-        let longest = self.dag.tasks.iter().map(|task| task.name.chars().count().min(TASK_NAME_MAX)).max().unwrap_or(0);
-        let below = if names { 34.0 + longest as f64 * LABEL * CHARACTER * 0.9 } else { 50.0 };
+        let longest = self
+            .dag
+            .tasks
+            .iter()
+            .map(|task| task.name.chars().count().min(TASK_NAME_MAX))
+            .max()
+            .unwrap_or(0);
+        let below = if names {
+            34.0 + longest as f64 * LABEL * CHARACTER * 0.9
+        } else {
+            50.0
+        };
         let subtitle = format!("slab {} · {} tasks", Slab(self.plan), self.dag.tasks.len());
         let mut out = self.canvas.open(title, &subtitle, below);
         self.legend(&mut out, &blocks);
         self.grid(&mut out);
-        blocks.iter().for_each(|(_, block)| self.canvas.block(&mut out, block));
+        blocks
+            .iter()
+            .for_each(|(_, block)| self.canvas.block(&mut out, block));
         self.lines(&mut out);
         self.steps(&mut out, names);
         out + "</svg>\n"
@@ -66,7 +86,10 @@ impl Picture<'_> {
 
     fn blocks(&self) -> Vec<(Kind, Block<'_>)> {
         let (dag, plan) = (self.dag, self.plan);
-        let (mut begins_late, mut ends_early) = (vec![false; dag.buffers.len()], vec![false; dag.buffers.len()]);
+        let (mut begins_late, mut ends_early) = (
+            vec![false; dag.buffers.len()],
+            vec![false; dag.buffers.len()],
+        );
         for pair in &plan.reused {
             begins_late[pair.to.index()] = true;
             ends_early[pair.from.index()] = true;
@@ -77,8 +100,20 @@ impl Picture<'_> {
             if live.is_empty() || buffer.occupied_on_device() == 0 {
                 continue;
             }
-            let mut tooltip = format!("{} · {}\n{} = {} bytes", buffer.name, buffer.kind.label(), Bytes(buffer.bytes), buffer.bytes);
-            let _ = write!(tooltip, "\nsteps {} to {} · offset {}", live.start, live.end - 1, plan.offsets[i]);
+            let mut tooltip = format!(
+                "{} · {}\n{} = {} bytes",
+                buffer.name,
+                buffer.kind.label(),
+                Bytes(buffer.bytes),
+                buffer.bytes
+            );
+            let _ = write!(
+                tooltip,
+                "\nsteps {} to {} · offset {}",
+                live.start,
+                live.end - 1,
+                plan.offsets[i]
+            );
             if begins_late[i] {
                 tooltip += "\ncomputed in place";
             }
@@ -108,7 +143,15 @@ impl Picture<'_> {
                 );
                 let (start, end) = (step as f64, step as f64 + 1.0);
                 let colours = colours(Kind::Workspace);
-                let block = Block { name: &task.name, colours, start, end, offset, bytes: task.workspace, tooltip };
+                let block = Block {
+                    name: &task.name,
+                    colours,
+                    start,
+                    end,
+                    offset,
+                    bytes: task.workspace,
+                    tooltip,
+                };
                 blocks.push((Kind::Workspace, block));
             }
         }
@@ -118,7 +161,10 @@ impl Picture<'_> {
     /// The kinds that appear, and the lines.
     fn legend(&self, out: &mut String, blocks: &[(Kind, Block<'_>)]) {
         let mut x = LEFT;
-        for kind in Kind::ALL.into_iter().filter(|&kind| blocks.iter().any(|&(other, _)| other == kind)) {
+        for kind in Kind::ALL
+            .into_iter()
+            .filter(|&kind| blocks.iter().any(|&(other, _)| other == kind))
+        {
             let (fill, stroke) = colours(kind);
             let _ = writeln!(
                 out,
@@ -129,7 +175,13 @@ impl Picture<'_> {
             x += 16.0 + text_width(kind.label(), LABEL) + 18.0;
         }
         let bound = (self.plan.lower_bound < self.plan.height).then_some(("bound", "lower bound"));
-        self.canvas.line_legend(out, x, [("live", "live bytes"), ("slab", "slab")].into_iter().chain(bound));
+        self.canvas.line_legend(
+            out,
+            x,
+            [("live", "live bytes"), ("slab", "slab")]
+                .into_iter()
+                .chain(bound),
+        );
     }
 
     /// The lines of bytes, and the peak's column.
@@ -150,7 +202,11 @@ impl Picture<'_> {
         for (step, &bytes) in live_bytes(self.dag, self.plan).iter().enumerate() {
             let command = if step == 0 { 'M' } else { 'L' };
             let (y, right) = (self.canvas.y(bytes), self.canvas.x(step as f64 + 1.0));
-            let _ = write!(path, "{command}{:.2} {y:.2}H{right:.2}", self.canvas.x(step as f64));
+            let _ = write!(
+                path,
+                "{command}{:.2} {y:.2}H{right:.2}",
+                self.canvas.x(step as f64)
+            );
         }
         self.canvas.lines(out, &path, "slab", self.plan.lower_bound);
     }
@@ -159,9 +215,16 @@ impl Picture<'_> {
     fn steps(&self, out: &mut String, names: bool) {
         let bottom = TOP + PLOT_HEIGHT;
         let peak = peak(self.dag, self.plan).0;
-        let every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000].into_iter().find(|n| self.dag.steps() / n <= 32);
+        let every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000]
+            .into_iter()
+            .find(|n| self.dag.steps() / n <= 32);
         let every = every.unwrap_or_else(|| (self.dag.steps() / 32).next_power_of_two());
-        let _ = writeln!(out, "<text class=\"axis\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">step</text>", LEFT - 8.0, bottom + 13.0);
+        let _ = writeln!(
+            out,
+            "<text class=\"axis\" x=\"{:.1}\" y=\"{:.1}\" text-anchor=\"end\">step</text>",
+            LEFT - 8.0,
+            bottom + 13.0
+        );
         for (step, &id) in self.plan.order.iter().enumerate() {
             let (x, middle) = (self.canvas.x(step as f64), self.canvas.x(step as f64 + 0.5));
             let name = self.dag.task_name(id);
@@ -193,7 +256,11 @@ impl Picture<'_> {
         }
         if !names {
             let (x, y) = (self.canvas.x(peak as f64 + 0.5), bottom + 30.0);
-            let name = self.plan.order.get(peak).map_or("", |&task| self.dag.task_name(task));
+            let name = self
+                .plan
+                .order
+                .get(peak)
+                .map_or("", |&task| self.dag.task_name(task));
             let anchor = if x > WIDTH / 2.0 { "end" } else { "start" };
             let _ = writeln!(
                 out,

@@ -1,7 +1,9 @@
-//! A plan as a page to look around in: one HTML file that needs nothing else, drawn from data that stands in it as JSON.
+//! A plan as a page to look around in: one HTML file that needs nothing else, drawn from data that
+//! stands in it as JSON.
 //!
-//! Everything that the page says is worked out here, where it can be tested; the script only places, hides and shows. Names
-//! reach the page as JSON and are put into it as text, never as markup.
+//! Everything that the page says is worked out here, where it can be tested; the script only
+//! places, hides and shows. Names reach the page as JSON and are put into it as text, never as
+//! markup.
 
 use super::svg::{colours, escaped};
 use crate::bytes::Bytes;
@@ -17,7 +19,8 @@ const PAGE: &str = include_str!("timeline/page.html");
 pub struct Handed {
     /// Which buffer's, or the workspace.
     pub holder: Holder,
-    /// Where in the slab they really were; `None` if they were elsewhere, as inputs that stay on the device are.
+    /// Where in the slab they really were; `None` if they were elsewhere, as inputs that stay on
+    /// the device are.
     pub offset: Option<u64>,
     /// How many.
     pub bytes: u64,
@@ -44,40 +47,62 @@ pub struct Run {
 impl Run {
     /// One past the highest byte of the slab that a kernel was handed.
     pub fn peak_bytes(&self) -> u64 {
-        let ends = self.handed().filter_map(|(_, h)| Some(h.offset?.saturating_add(h.bytes)));
+        let ends = self
+            .handed()
+            .filter_map(|(_, h)| Some(h.offset?.saturating_add(h.bytes)));
         ends.max().unwrap_or(0)
     }
 
-    /// What was handed at another place than the plan says, or at a step where the plan has no bytes for it.
+    /// What was handed at another place than the plan says, or at a step where the plan has no
+    /// bytes for it.
     pub fn strays(&self, plan: &Plan) -> Vec<(usize, Handed)> {
         let astray = |step: usize, h: &Handed| {
-            let Some(offset) = h.offset.filter(|_| h.bytes > 0) else { return false };
+            let Some(offset) = h.offset.filter(|_| h.bytes > 0) else {
+                return false;
+            };
             match h.holder {
-                Holder::Buffer(b) => !plan.lifetimes[b.index()].contains(step as u64) || plan.offsets[b.index()] != offset,
-                Holder::Workspace(t) => plan.order.get(step) != Some(&t) || plan.workspace_offsets[t.index()] != offset,
+                Holder::Buffer(b) => {
+                    !plan.lifetimes[b.index()].contains(step as u64)
+                        || plan.offsets[b.index()] != offset
+                }
+                Holder::Workspace(t) => {
+                    plan.order.get(step) != Some(&t) || plan.workspace_offsets[t.index()] != offset
+                }
             }
         };
         self.handed().filter(|(step, h)| astray(*step, h)).collect()
     }
 
     fn handed(&self) -> impl Iterator<Item = (usize, Handed)> {
-        self.steps.iter().enumerate().flat_map(|(at, step)| step.handed.iter().map(move |h| (at, *h)))
+        self.steps
+            .iter()
+            .enumerate()
+            .flat_map(|(at, step)| step.handed.iter().map(move |h| (at, *h)))
     }
 }
 
-/// A page that shows a plan: steps to the right, bytes upwards, each buffer and workspace a rectangle. Pointing at one tells
-/// its name, layer, bytes, place, steps, source and why it is alive at the peak; a slider goes through the steps and lists who
-/// holds the bytes of each; a field finds names. A `run` is drawn over the plan; without one, the page says why there is none.
+/// A page that shows a plan: steps to the right, bytes upwards, each buffer and workspace a
+/// rectangle. Pointing at one tells its name, layer, bytes, place, steps, source and why it is
+/// alive at the peak; a slider goes through the steps and lists who holds the bytes of each; a
+/// field finds names. A `run` is drawn over the plan; without one, the page says why there is none.
 ///
-/// The part of the address after `#` says what is shown, as `step=12&hover=stem.relu&find=conv&measured=0`.
+/// The part of the address after `#` says what is shown, as
+/// `step=12&hover=stem.relu&find=conv&measured=0`.
 ///
 /// # Panics
 /// If the plan, or the run, is not one of this dag.
 pub fn html(dag: &Dag, plan: &Plan, title: &str, run: Result<&Run, &str>) -> String {
-    // Inside of a script element, nothing but `</script` and `<!--` means anything: without `<` there is neither.
-    let data = data(dag, plan, title, run).to_string().replace('<', "\\u003c");
-    let (head, rest) = PAGE.split_once("%TITLE%").expect("the page has a place for its title");
-    let (middle, tail) = rest.split_once("%DATA%").expect("the page has a place for its data");
+    // Inside of a script element, nothing but `</script` and `<!--` means anything: without `<`
+    // there is neither.
+    let data = data(dag, plan, title, run)
+        .to_string()
+        .replace('<', "\\u003c");
+    let (head, rest) = PAGE
+        .split_once("%TITLE%")
+        .expect("the page has a place for its title");
+    let (middle, tail) = rest
+        .split_once("%DATA%")
+        .expect("the page has a place for its data");
     [head, &escaped(title), middle, &data, tail].concat()
 }
 
@@ -85,7 +110,10 @@ fn data(dag: &Dag, plan: &Plan, title: &str, run: Result<&Run, &str>) -> Value {
     let live = live_bytes(dag, plan);
     let (peak_step, peak_bytes) = peak(dag, plan);
     let name = |step: usize| plan.order.get(step).map_or("", |&task| dag.task_name(task));
-    let steps = live.iter().enumerate().map(|(step, &bytes)| json!({ "name": name(step), "live": bytes }));
+    let steps = live
+        .iter()
+        .enumerate()
+        .map(|(step, &bytes)| json!({ "name": name(step), "live": bytes }));
     let kinds = Kind::ALL.into_iter().map(|kind| {
         let (fill, stroke) = colours(kind);
         json!([kind.label(), fill, stroke])
@@ -103,17 +131,29 @@ fn data(dag: &Dag, plan: &Plan, title: &str, run: Result<&Run, &str>) -> Value {
     })
 }
 
-/// The buffers in their order, then the workspaces of all tasks in theirs: an item's index is its id in the page.
+/// The buffers in their order, then the workspaces of all tasks in theirs: an item's index is its
+/// id in the page.
 fn items(dag: &Dag, plan: &Plan) -> Value {
     let uses = uses(dag, plan);
     let (peak, _) = peak(dag, plan);
     let mut step_of = vec![0; dag.tasks.len()];
-    plan.order.iter().enumerate().for_each(|(step, task)| step_of[task.index()] = step);
+    plan.order
+        .iter()
+        .enumerate()
+        .for_each(|(step, task)| step_of[task.index()] = step);
     let kind = |kind: Kind| Kind::ALL.iter().position(|k| *k == kind);
-    let pair = |at: &dyn Fn(&crate::dag::MayReuse) -> BufferId, i: usize| plan.reused.iter().find(|p| at(p).index() == i);
+    let pair = |at: &dyn Fn(&crate::dag::MayReuse) -> BufferId, i: usize| {
+        plan.reused.iter().find(|p| at(p).index() == i)
+    };
     let buffers = dag.buffers.iter().enumerate().map(|(i, buffer)| {
         let (life, id) = (plan.lifetimes[i], BufferId(i as u32));
-        let [made, read]: [Vec<usize>; 2] = [true, false].map(|writes| uses[i].iter().filter(|u| u.1 == writes).map(|u| u.0).collect());
+        let [made, read]: [Vec<usize>; 2] = [true, false].map(|writes| {
+            uses[i]
+                .iter()
+                .filter(|u| u.1 == writes)
+                .map(|u| u.0)
+                .collect()
+        });
         json!({
             "name": buffer.name,
             "kind": kind(buffer.kind),
@@ -172,8 +212,8 @@ fn uses(dag: &Dag, plan: &Plan) -> Vec<Vec<(usize, bool)>> {
     uses
 }
 
-/// Why a buffer holds bytes at the step with the most live bytes: which kernel uses it there, or reads it later, or that it is
-/// handed out at the end. `None` if it holds none there.
+/// Why a buffer holds bytes at the step with the most live bytes: which kernel uses it there, or
+/// reads it later, or that it is handed out at the end. `None` if it holds none there.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -189,15 +229,28 @@ fn why_at(dag: &Dag, plan: &Plan, step: usize, buffer: BufferId) -> Option<Strin
     let touches = |list: &[BufferId]| list.contains(&buffer);
     let next = |writes: bool| {
         let later = plan.order.iter().enumerate().skip(step + 1);
-        let found = later.map(|(at, t)| (at, &dag.tasks[t.index()])).find(|(_, t)| touches(if writes { &t.writes } else { &t.reads }));
+        let found = later
+            .map(|(at, t)| (at, &dag.tasks[t.index()]))
+            .find(|(_, t)| touches(if writes { &t.writes } else { &t.reads }));
         found.map(|(at, task)| format!("step {at} {}", task.name))
     };
     let mut reasons = Vec::new();
     if let Some(task) = plan.order.get(step).map(|t| &dag.tasks[t.index()]) {
-        let here = [(touches(&task.reads), "this kernel reads it"), (touches(&task.writes), "this kernel writes it")];
-        reasons.extend(here.into_iter().filter(|(is, _)| *is).map(|(_, text)| text.to_string()));
+        let here = [
+            (touches(&task.reads), "this kernel reads it"),
+            (touches(&task.writes), "this kernel writes it"),
+        ];
+        reasons.extend(
+            here.into_iter()
+                .filter(|(is, _)| *is)
+                .map(|(_, text)| text.to_string()),
+        );
     }
-    if let Some(pair) = plan.reused.iter().find(|p| p.to == buffer && life.start == step as u64) {
+    if let Some(pair) = plan
+        .reused
+        .iter()
+        .find(|p| p.to == buffer && life.start == step as u64)
+    {
         reasons.push(format!("on the bytes of {}", dag.buffer_name(pair.from)));
     }
     match (next(false), next(true), of.live_out) {
@@ -220,7 +273,10 @@ fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
         Holder::Workspace(t) => dag.buffers.len() + t.index(),
     };
     let step = |step: &RunStep| {
-        let handed = step.handed.iter().filter_map(|h| Some(json!([item(h.holder), h.offset?, h.bytes])));
+        let handed = step
+            .handed
+            .iter()
+            .filter_map(|h| Some(json!([item(h.holder), h.offset?, h.bytes])));
         json!({ "us": step.ns as f64 / 1e3, "handed": handed.collect::<Value>() })
     };
     let strays = run.strays(plan);
@@ -229,7 +285,11 @@ fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
             Holder::Buffer(b) => dag.buffer_name(b).to_string(),
             Holder::Workspace(TaskId(t)) => format!("workspace of {}", dag.tasks[t as usize].name),
         };
-        format!("step {step}: {name} at {}", h.offset.map_or("no offset".into(), |at| Bytes(at).to_string()))
+        format!(
+            "step {step}: {name} at {}",
+            h.offset
+                .map_or("no offset".into(), |at| Bytes(at).to_string())
+        )
     };
     json!({
         "peak": run.peak_bytes(),

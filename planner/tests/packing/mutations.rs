@@ -1,4 +1,5 @@
-//! The checker is worth its trust only if it rejects: one valid packing, broken in every way it can tell.
+//! The checker is worth its trust only if it rejects: one valid packing, broken in every way it can
+//! tell.
 
 use crate::oracle;
 use crate::random_problem::sound_problem;
@@ -15,10 +16,15 @@ const PINNED: usize = 6;
 const FAR: usize = 7;
 
 fn item(start: u64, end: u64, size: u64) -> Item {
-    Item { life: Lifetime::new(start, end), size, align: 16 }
+    Item {
+        life: Lifetime::new(start, end),
+        size,
+        align: 16,
+    }
 }
 
-/// B in the place of A, a view of a whole with a gap, two neighbours, a pinned one, and one in a memory of its own.
+/// B in the place of A, a view of a whole with a gap, two neighbours, a pinned one, and one in a
+/// memory of its own.
 fn sample() -> (Problem, Packing) {
     let items = vec![
         item(0, 4, 64),
@@ -31,12 +37,28 @@ fn sample() -> (Problem, Packing) {
         item(0, 8, 48),
     ];
     let problem = Problem {
-        fixed: vec![Placement { item: PINNED, offset: 0 }],
-        gaps: vec![Gap { item: WHOLE, life: Lifetime::new(4, 6), window: Some(Window { low: 0, high: 32 }) }],
+        fixed: vec![Placement {
+            item: PINNED,
+            offset: 0,
+        }],
+        gaps: vec![Gap {
+            item: WHOLE,
+            life: Lifetime::new(4, 6),
+            window: Some(Window { low: 0, high: 32 }),
+        }],
         aliases: vec![vec![WHOLE, VIEW]],
         contiguous: vec![vec![LEFT, RIGHT]],
         in_place: vec![InPlace { from: A, to: B }],
-        spaces: vec![Space { capacity: Some(300), items: vec![] }, Space { capacity: Some(48), items: vec![FAR] }],
+        spaces: vec![
+            Space {
+                capacity: Some(300),
+                items: vec![],
+            },
+            Space {
+                capacity: Some(48),
+                items: vec![FAR],
+            },
+        ],
         ..Problem::new(items)
     };
     let packing = problem.pack().expect("sound");
@@ -55,15 +77,32 @@ fn broken(change: impl FnOnce(&mut Problem, &mut Packing)) -> Violation {
 #[test]
 fn a_broken_problem() {
     let violation = broken(|problem, _| problem.items[A].align = 3);
-    assert_eq!(violation, Violation::Problem(ProblemError::Alignment { item: A, align: 3 }));
+    assert_eq!(
+        violation,
+        Violation::Problem(ProblemError::Alignment { item: A, align: 3 })
+    );
 }
 
 #[test]
 fn lists_of_the_wrong_length() {
     let offsets = broken(|_, packing| packing.offsets.push(0));
-    assert_eq!(offsets, Violation::Length { what: "offsets", expected: 8, found: 9 });
+    assert_eq!(
+        offsets,
+        Violation::Length {
+            what: "offsets",
+            expected: 8,
+            found: 9
+        }
+    );
     let spaces = broken(|_, packing| packing.spaces.truncate(1));
-    assert_eq!(spaces, Violation::Length { what: "spaces", expected: 2, found: 1 });
+    assert_eq!(
+        spaces,
+        Violation::Length {
+            what: "spaces",
+            expected: 2,
+            found: 1
+        }
+    );
 }
 
 #[test]
@@ -71,11 +110,32 @@ fn items_where_they_may_not_be() {
     let (_, packing) = sample();
     let at = |item: usize| packing.offsets[item];
     let misaligned = broken(|_, packing| packing.offsets[A] += 8);
-    assert_eq!(misaligned, Violation::Misaligned { item: A, offset: at(A) + 8, align: 16 });
+    assert_eq!(
+        misaligned,
+        Violation::Misaligned {
+            item: A,
+            offset: at(A) + 8,
+            align: 16
+        }
+    );
     let end = broken(|_, packing| packing.offsets[A] = u64::MAX - 15);
-    assert_eq!(end, Violation::End { item: A, offset: u64::MAX - 15, size: 64 });
+    assert_eq!(
+        end,
+        Violation::End {
+            item: A,
+            offset: u64::MAX - 15,
+            size: 64
+        }
+    );
     let moved = broken(|_, packing| packing.offsets[PINNED] = 512);
-    assert_eq!(moved, Violation::Moved { item: PINNED, fixed: 0, offset: 512 });
+    assert_eq!(
+        moved,
+        Violation::Moved {
+            item: PINNED,
+            fixed: 0,
+            offset: 512
+        }
+    );
 }
 
 #[test]
@@ -84,10 +144,26 @@ fn groups_torn_apart() {
     let at = |item: usize| packing.offsets[item];
     let aliases = broken(|_, packing| packing.offsets[VIEW] += 16);
     let (first_offset, second_offset) = (at(WHOLE), at(VIEW) + 16);
-    assert_eq!(aliases, Violation::AliasesApart { first: WHOLE, first_offset, second: VIEW, second_offset });
+    assert_eq!(
+        aliases,
+        Violation::AliasesApart {
+            first: WHOLE,
+            first_offset,
+            second: VIEW,
+            second_offset
+        }
+    );
     let neighbours = broken(|_, packing| packing.offsets[RIGHT] += 16);
     let (end, offset) = (at(LEFT) + 32, at(RIGHT) + 16);
-    assert_eq!(neighbours, Violation::NotContiguous { first: LEFT, end, second: RIGHT, offset });
+    assert_eq!(
+        neighbours,
+        Violation::NotContiguous {
+            first: LEFT,
+            end,
+            second: RIGHT,
+            offset
+        }
+    );
 }
 
 #[test]
@@ -103,45 +179,116 @@ fn pairs_that_are_none() {
         packing.offsets[B] = 1024;
         apart_at = packing.offsets[A];
     });
-    assert_eq!(apart, Violation::PairApart { from: A, from_offset: apart_at, to: B, to_offset: 1024 });
+    assert_eq!(
+        apart,
+        Violation::PairApart {
+            from: A,
+            from_offset: apart_at,
+            to: B,
+            to_offset: 1024
+        }
+    );
 }
 
-/// Four items at one place, of which two die where the others are born, and one of a single step between them.
+/// Four items at one place, of which two die where the others are born, and one of a single step
+/// between them.
 fn crowd(pairs: &[(usize, usize)]) -> Violation {
-    let pairs: Vec<InPlace> = pairs.iter().map(|&(from, to)| InPlace { from, to }).collect();
-    let items = vec![item(0, 3, 16), item(0, 3, 16), item(2, 5, 16), item(2, 5, 16), item(2, 3, 16)];
-    let problem = Problem { in_place: pairs.clone(), ..Problem::new(items) };
-    let height = Extent { height: 16, lower_bound: problem.lower_bound() };
-    let packing = Packing { offsets: vec![0; 5], in_place: pairs, spaces: vec![height], ..problem.pack().expect("sound") };
+    let pairs: Vec<InPlace> = pairs
+        .iter()
+        .map(|&(from, to)| InPlace { from, to })
+        .collect();
+    let items = vec![
+        item(0, 3, 16),
+        item(0, 3, 16),
+        item(2, 5, 16),
+        item(2, 5, 16),
+        item(2, 3, 16),
+    ];
+    let problem = Problem {
+        in_place: pairs.clone(),
+        ..Problem::new(items)
+    };
+    let height = Extent {
+        height: 16,
+        lower_bound: problem.lower_bound(),
+    };
+    let packing = Packing {
+        offsets: vec![0; 5],
+        in_place: pairs,
+        spaces: vec![height],
+        ..problem.pack().expect("sound")
+    };
     check(&problem, &packing).expect_err("too many at one place")
 }
 
 #[test]
 fn pairs_that_share_a_partner() {
-    assert_eq!(crowd(&[(0, 2), (0, 3)]), Violation::GivesTwice { from: 0, first: 2, second: 3 });
-    assert_eq!(crowd(&[(0, 2), (1, 2)]), Violation::TakesTwice { to: 2, first: 0, second: 1 });
-    assert_eq!(crowd(&[(0, 4), (4, 2)]), Violation::PassedOn { item: 4, from: 0, to: 2 });
+    assert_eq!(
+        crowd(&[(0, 2), (0, 3)]),
+        Violation::GivesTwice {
+            from: 0,
+            first: 2,
+            second: 3
+        }
+    );
+    assert_eq!(
+        crowd(&[(0, 2), (1, 2)]),
+        Violation::TakesTwice {
+            to: 2,
+            first: 0,
+            second: 1
+        }
+    );
+    assert_eq!(
+        crowd(&[(0, 4), (4, 2)]),
+        Violation::PassedOn {
+            item: 4,
+            from: 0,
+            to: 2
+        }
+    );
 }
 
 #[test]
 fn shared_bytes() {
     // Without the pair being named, its items overlap at their common step.
     let unsaid = broken(|_, packing| packing.in_place.clear());
-    assert!(matches!(unsaid, Violation::Overlap { first: A, second: B, step: 3, space: 0, .. }), "{unsaid}");
+    assert!(
+        matches!(
+            unsaid,
+            Violation::Overlap {
+                first: A,
+                second: B,
+                step: 3,
+                space: 0,
+                ..
+            }
+        ),
+        "{unsaid}"
+    );
     let mut bytes = (0, 0);
     let onto = broken(|_, packing| {
         bytes = (packing.offsets[LEFT], packing.offsets[LEFT] + 32);
         (packing.offsets[A], packing.offsets[B]) = (bytes.0, bytes.0);
     });
-    let expected =
-        Violation::Overlap { first: A, first_bytes: (bytes.0, bytes.0 + 64), second: LEFT, second_bytes: bytes, step: 0, space: 0 };
+    let expected = Violation::Overlap {
+        first: A,
+        first_bytes: (bytes.0, bytes.0 + 64),
+        second: LEFT,
+        second_bytes: bytes,
+        step: 0,
+        space: 0,
+    };
     assert_eq!(onto, expected);
     // An alias is one only for its own group.
     let alias = broken(|problem, packing| {
         problem.aliases.clear();
         packing.offsets[VIEW] = packing.offsets[WHOLE];
     });
-    assert!(matches!(alias, Violation::Overlap { step: 2, .. }), "{alias}");
+    assert!(
+        matches!(alias, Violation::Overlap { step: 2, .. }),
+        "{alias}"
+    );
     // Without its gap the whole needs its upper half while something else is there.
     let (mut problem, mut packing) = sample();
     problem.items[A].life = Lifetime::new(4, 6);
@@ -150,7 +297,17 @@ fn shared_bytes() {
     packing.offsets[B] = 1024;
     packing.offsets[A] = packing.offsets[WHOLE] + 32;
     let other = check(&problem, &packing).expect_err("the numbers are others");
-    assert!(!matches!(other, Violation::Overlap { first: A | WHOLE, second: A | WHOLE, .. }), "{other}");
+    assert!(
+        !matches!(
+            other,
+            Violation::Overlap {
+                first: A | WHOLE,
+                second: A | WHOLE,
+                ..
+            }
+        ),
+        "{other}"
+    );
     problem.gaps.clear();
     let filled = check(&problem, &packing).expect_err("an overlap");
     assert!(matches!(filled, Violation::Overlap { .. }), "{filled}");
@@ -159,26 +316,76 @@ fn shared_bytes() {
 #[test]
 fn wrong_numbers() {
     let (_, packing) = sample();
-    let Extent { height, lower_bound } = packing.spaces[0];
+    let Extent {
+        height,
+        lower_bound,
+    } = packing.spaces[0];
     let wrong = broken(|_, packing| packing.spaces[0].height += 1);
-    assert_eq!(wrong, Violation::Height { space: 0, expected: height, found: height + 1 });
+    assert_eq!(
+        wrong,
+        Violation::Height {
+            space: 0,
+            expected: height,
+            found: height + 1
+        }
+    );
     let wrong = broken(|_, packing| packing.spaces[0].lower_bound -= 1);
-    assert_eq!(wrong, Violation::LowerBound { space: 0, expected: lower_bound, found: lower_bound - 1 });
+    assert_eq!(
+        wrong,
+        Violation::LowerBound {
+            space: 0,
+            expected: lower_bound,
+            found: lower_bound - 1
+        }
+    );
     let wrong = broken(|_, packing| packing.height += 1);
-    assert_eq!(wrong, Violation::Sum { what: "height", expected: packing.height, found: packing.height + 1 });
+    assert_eq!(
+        wrong,
+        Violation::Sum {
+            what: "height",
+            expected: packing.height,
+            found: packing.height + 1
+        }
+    );
     let wrong = broken(|_, packing| packing.lower_bound = 0);
-    assert_eq!(wrong, Violation::Sum { what: "lower bound", expected: packing.lower_bound, found: 0 });
-    let claim = if packing.proof == Some(Proof::Bound) { None } else { Some(Proof::Bound) };
+    assert_eq!(
+        wrong,
+        Violation::Sum {
+            what: "lower bound",
+            expected: packing.lower_bound,
+            found: 0
+        }
+    );
+    let claim = if packing.proof == Some(Proof::Bound) {
+        None
+    } else {
+        Some(Proof::Bound)
+    };
     let wrong = broken(|_, packing| packing.proof = claim);
-    assert_eq!(wrong, Violation::Proof { proof: claim, height: packing.height, lower_bound: packing.lower_bound });
+    assert_eq!(
+        wrong,
+        Violation::Proof {
+            proof: claim,
+            height: packing.height,
+            lower_bound: packing.lower_bound
+        }
+    );
 }
 
 #[test]
 fn too_small_a_memory() {
     let violation = broken(|problem, _| problem.spaces[1].capacity = Some(47));
-    let unfit = DoesNotFit { space: 1, capacity: 47, height: 48, lower_bound: 48 };
+    let unfit = DoesNotFit {
+        space: 1,
+        capacity: 47,
+        height: 48,
+        lower_bound: 48,
+    };
     assert_eq!(violation, Violation::Capacity(unfit));
-    assert_eq!(unfit.to_string(), "space 1 has 47 bytes; the best packing found needs 48, and none needs less than 48");
+    assert_eq!(
+        unfit.to_string(),
+        "space 1 has 47 bytes; the best packing found needs 48, and none needs less than 48"
+    );
 }
 
 /// One offset or pair of a right packing changed at random: checker and oracle agree on every one.
@@ -187,18 +394,25 @@ fn checker_and_oracle_agree_on_random_changes() {
     let (mut right, mut wrong) = (0, 0);
     arbtest::arbtest(|u| {
         let problem = sound_problem(u, 8)?;
-        let Ok(mut packing) = problem.pack() else { return Ok(()) };
+        let Ok(mut packing) = problem.pack() else {
+            return Ok(());
+        };
         if packing.offsets.is_empty() {
             return Ok(());
         }
         let item = u.choose_index(packing.offsets.len())?;
         if packing.in_place.is_empty() || u.ratio(2, 3)? {
-            packing.offsets[item] = u.int_in_range(0..=80)? / problem.items[item].align * problem.items[item].align;
+            packing.offsets[item] =
+                u.int_in_range(0..=80)? / problem.items[item].align * problem.items[item].align;
         } else {
             packing.in_place.pop();
         }
         // The numbers are made right, so that only places decide.
-        for (extent, height) in packing.spaces.iter_mut().zip(oracle::heights(&problem, &packing.offsets)) {
+        for (extent, height) in packing
+            .spaces
+            .iter_mut()
+            .zip(oracle::heights(&problem, &packing.offsets))
+        {
             extent.height = height;
         }
         packing.height = packing.spaces.iter().map(|extent| extent.height).sum();
@@ -206,10 +420,16 @@ fn checker_and_oracle_agree_on_random_changes() {
         let verdict = check(&problem, &packing);
         if oracle::accepts(&problem, &packing) {
             right += 1;
-            assert!(matches!(verdict, Ok(()) | Err(Violation::Capacity(_))), "{verdict:?}: {problem:?}\n{packing:?}");
+            assert!(
+                matches!(verdict, Ok(()) | Err(Violation::Capacity(_))),
+                "{verdict:?}: {problem:?}\n{packing:?}"
+            );
         } else {
             wrong += 1;
-            assert!(!matches!(verdict, Ok(()) | Err(Violation::Capacity(_))), "{problem:?}\n{packing:?}");
+            assert!(
+                !matches!(verdict, Ok(()) | Err(Violation::Capacity(_))),
+                "{problem:?}\n{packing:?}"
+            );
         }
         Ok(())
     });

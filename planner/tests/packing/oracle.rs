@@ -8,23 +8,43 @@ pub fn needed(problem: &Problem, item: usize, step: u64) -> (u64, u64) {
     if !it.life.contains(step) {
         return (0, 0);
     }
-    let open = problem.gaps.iter().filter(|gap| gap.item == item && gap.life.contains(step));
-    let left = open.map(|gap| gap.window.map_or((0, 0), |window| (window.low, window.high)));
-    let (low, high) = left.fold((0, it.size), |(low, high), (from, to)| (low.max(from), high.min(to)));
+    let open = problem
+        .gaps
+        .iter()
+        .filter(|gap| gap.item == item && gap.life.contains(step));
+    let left = open.map(|gap| {
+        gap.window
+            .map_or((0, 0), |window| (window.low, window.high))
+    });
+    let (low, high) = left.fold((0, it.size), |(low, high), (from, to)| {
+        (low.max(from), high.min(to))
+    });
     if low < high { (low, high) } else { (0, 0) }
 }
 
 /// The step after the last one at which anything lives.
 pub fn end(problem: &Problem) -> u64 {
-    problem.items.iter().map(|item| item.life.end).max().unwrap_or(0)
+    problem
+        .items
+        .iter()
+        .map(|item| item.life.end)
+        .max()
+        .unwrap_or(0)
 }
 
 pub fn space(problem: &Problem, item: usize) -> usize {
-    problem.spaces.iter().position(|space| space.items.contains(&item)).unwrap_or(0)
+    problem
+        .spaces
+        .iter()
+        .position(|space| space.items.contains(&item))
+        .unwrap_or(0)
 }
 
 fn aliases(problem: &Problem, a: usize, b: usize) -> bool {
-    problem.aliases.iter().any(|group| group.contains(&a) && group.contains(&b))
+    problem
+        .aliases
+        .iter()
+        .any(|group| group.contains(&a) && group.contains(&b))
 }
 
 /// Whether two items may share bytes.
@@ -36,18 +56,42 @@ fn may_share(problem: &Problem, in_place: &[InPlace], a: usize, b: usize) -> boo
 /// Whether offsets and pairs are right, each item against each other.
 pub fn is_valid(problem: &Problem, offsets: &[u64], in_place: &[InPlace]) -> bool {
     let items = &problem.items;
-    let aligned = items.iter().zip(offsets).all(|(item, offset)| offset % item.align == 0);
+    let aligned = items
+        .iter()
+        .zip(offsets)
+        .all(|(item, offset)| offset % item.align == 0);
     let fixed = problem.fixed.iter().all(|at| offsets[at.item] == at.offset);
-    let together = problem.aliases.iter().all(|group| group.iter().all(|&item| offsets[item] == offsets[group[0]]));
+    let together = problem
+        .aliases
+        .iter()
+        .all(|group| group.iter().all(|&item| offsets[item] == offsets[group[0]]));
     let follows = |two: &[usize]| offsets[two[0]] + items[two[0]].size == offsets[two[1]];
-    let contiguous = problem.contiguous.iter().all(|group| group.windows(2).all(follows));
+    let contiguous = problem
+        .contiguous
+        .iter()
+        .all(|group| group.windows(2).all(follows));
     let pairs = in_place.iter().enumerate().all(|(at, pair)| {
-        let others = || in_place.iter().enumerate().filter(move |(other, _)| *other != at).map(|(_, other)| other);
+        let others = || {
+            in_place
+                .iter()
+                .enumerate()
+                .filter(move |(other, _)| *other != at)
+                .map(|(_, other)| other)
+        };
         let once = others().all(|other| other.from != pair.from && other.to != pair.to);
-        let passed_on = items[pair.to].life.steps() == 1 && others().any(|other| other.from == pair.to);
-        problem.in_place.contains(pair) && once && !passed_on && offsets[pair.from] == offsets[pair.to]
+        let passed_on =
+            items[pair.to].life.steps() == 1 && others().any(|other| other.from == pair.to);
+        problem.in_place.contains(pair)
+            && once
+            && !passed_on
+            && offsets[pair.from] == offsets[pair.to]
     });
-    aligned && fixed && together && contiguous && pairs && (0..items.len()).all(|a| (0..a).all(|b| apart(problem, offsets, in_place, a, b)))
+    aligned
+        && fixed
+        && together
+        && contiguous
+        && pairs
+        && (0..items.len()).all(|a| (0..a).all(|b| apart(problem, offsets, in_place, a, b)))
 }
 
 fn apart(problem: &Problem, offsets: &[u64], in_place: &[InPlace], a: usize, b: usize) -> bool {
@@ -55,9 +99,12 @@ fn apart(problem: &Problem, offsets: &[u64], in_place: &[InPlace], a: usize, b: 
         return true;
     }
     (0..end(problem)).all(|step| {
-        let ((a_low, a_high), (b_low, b_high)) = (needed(problem, a, step), needed(problem, b, step));
+        let ((a_low, a_high), (b_low, b_high)) =
+            (needed(problem, a, step), needed(problem, b, step));
         let empty = a_low == a_high || b_low == b_high;
-        empty || offsets[a] + a_high <= offsets[b] + b_low || offsets[b] + b_high <= offsets[a] + a_low
+        empty
+            || offsets[a] + a_high <= offsets[b] + b_low
+            || offsets[b] + b_high <= offsets[a] + a_low
     })
 }
 
@@ -80,7 +127,14 @@ pub fn heights(problem: &Problem, offsets: &[u64]) -> Vec<u64> {
 pub fn accepts(problem: &Problem, packing: &Packing) -> bool {
     let heights = heights(problem, &packing.offsets);
     is_valid(problem, &packing.offsets, &packing.in_place)
-        && packing.spaces.iter().map(|extent| extent.height).eq(heights.iter().copied())
-        && packing.spaces.iter().all(|extent| extent.lower_bound <= extent.height)
+        && packing
+            .spaces
+            .iter()
+            .map(|extent| extent.height)
+            .eq(heights.iter().copied())
+        && packing
+            .spaces
+            .iter()
+            .all(|extent| extent.lower_bound <= extent.height)
         && packing.height == heights.iter().sum::<u64>()
 }

@@ -4,7 +4,8 @@ use arbtest::arbitrary::{Result, Unstructured};
 use slabwise_planner::Lifetime;
 use slabwise_planner::pack::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 
-/// A random problem of up to `items_max` items. Its rules are sound one by one, but may contradict each other.
+/// A random problem of up to `items_max` items. Its rules are sound one by one, but may contradict
+/// each other.
 pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = Problem::default();
     let (span, aligned) = (u.int_in_range(1..=12u64)?, u.ratio(1, 3)?);
@@ -12,7 +13,11 @@ pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem>
         let start = u.int_in_range(0..=span)?;
         let life = Lifetime::new(start, u.int_in_range(start..=span)?);
         let size = *u.choose(&[0, 1, 2, 3, 4, 4, 8, 8, 13, 40])?;
-        let align = if aligned { 1 << u.int_in_range(0..=3)? } else { 1 };
+        let align = if aligned {
+            1 << u.int_in_range(0..=3)?
+        } else {
+            1
+        };
         problem.items.push(Item { life, size, align });
     }
     let count = problem.items.len();
@@ -37,7 +42,10 @@ pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem>
     if u.ratio(1, 4)? {
         for item in some(u, count)? {
             let align = problem.items[item].align;
-            problem.fixed.push(Placement { item, offset: u.int_in_range(0..=60)? / align * align });
+            problem.fixed.push(Placement {
+                item,
+                offset: u.int_in_range(0..=60)? / align * align,
+            });
         }
     }
     if u.ratio(1, 4)? {
@@ -47,12 +55,19 @@ pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem>
             problem.spaces[space].items.push(item);
         }
         for space in &mut problem.spaces {
-            space.capacity = if u.arbitrary()? { Some(u.int_in_range(0..=200)?) } else { None };
+            space.capacity = if u.arbitrary()? {
+                Some(u.int_in_range(0..=200)?)
+            } else {
+                None
+            };
         }
     }
     if u.ratio(1, 4)? {
         for item in some(u, count)? {
-            problem.start.push(Placement { item, offset: u.int_in_range(0..=60)? });
+            problem.start.push(Placement {
+                item,
+                offset: u.int_in_range(0..=60)?,
+            });
         }
     }
     Ok(problem)
@@ -64,7 +79,12 @@ pub fn sound_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> 
     type Rule = fn(&mut Problem);
     let drops: [Rule; 5] = [
         |problem| problem.fixed.clear(),
-        |problem| problem.spaces.iter_mut().for_each(|space| space.items.clear()),
+        |problem| {
+            problem
+                .spaces
+                .iter_mut()
+                .for_each(|space| space.items.clear())
+        },
         |problem| problem.contiguous.clear(),
         |problem| problem.in_place.clear(),
         |problem| problem.aliases.clear(),
@@ -84,7 +104,14 @@ fn gap(u: &mut Unstructured, problem: &Problem, span: u64) -> Result<Gap> {
     let life = Lifetime::new(start, u.int_in_range(start..=span)?);
     let size = problem.items[item].size;
     let low = u.int_in_range(0..=size)?;
-    let window = if u.arbitrary()? { Some(Window { low, high: u.int_in_range(low..=size)? }) } else { None };
+    let window = if u.arbitrary()? {
+        Some(Window {
+            low,
+            high: u.int_in_range(low..=size)?,
+        })
+    } else {
+        None
+    };
     Ok(Gap { item, life, window })
 }
 
@@ -108,7 +135,10 @@ fn groups(u: &mut Unstructured, count: usize) -> Result<Vec<Vec<usize>>> {
 /// Permits pairs; now and then moves an item so that there is one.
 fn permit(u: &mut Unstructured, problem: &mut Problem) -> Result<()> {
     for _ in 0..u.int_in_range(1..=5)? {
-        let (from, to) = (u.choose_index(problem.items.len())?, u.choose_index(problem.items.len())?);
+        let (from, to) = (
+            u.choose_index(problem.items.len())?,
+            u.choose_index(problem.items.len())?,
+        );
         let (giver, taker) = (problem.items[from].life, problem.items[to].life);
         if from != to && !giver.is_empty() {
             let start = giver.end - 1;
@@ -118,7 +148,10 @@ fn permit(u: &mut Unstructured, problem: &mut Problem) -> Result<()> {
     for from in 0..problem.items.len() {
         for to in 0..problem.items.len() {
             let (giver, taker) = (problem.items[from].life, problem.items[to].life);
-            let meets = from != to && !giver.is_empty() && !taker.is_empty() && taker.start + 1 == giver.end;
+            let meets = from != to
+                && !giver.is_empty()
+                && !taker.is_empty()
+                && taker.start + 1 == giver.end;
             if meets && u.ratio(1, 2)? {
                 problem.in_place.push(InPlace { from, to });
             }

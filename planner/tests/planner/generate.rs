@@ -1,10 +1,12 @@
-//! Dags for tests: random ones that touch every rule, and training steps as a runtime would make them.
+//! Dags for tests: random ones that touch every rule, and training steps as a runtime would make
+//! them.
 
 use arbtest::arbitrary::{Result, Unstructured};
 use slabwise_planner::{Buffer, BufferId, Dag, Kind, MayReuse, Task, TaskId};
 
-/// A random dag that passes `verify`: up to about twenty tasks, several writers, in-place pairs, extra order, zero sizes,
-/// mixed alignments, sometimes with the tasks shuffled out of their natural order.
+/// A random dag that passes `verify`: up to about twenty tasks, several writers, in-place pairs,
+/// extra order, zero sizes, mixed alignments, sometimes with the tasks shuffled out of their
+/// natural order.
 pub fn random_dag(u: &mut Unstructured) -> Result<Dag> {
     let mut dag = Dag::new();
     let mixed_alignments = u.ratio(1, 3)?;
@@ -38,7 +40,11 @@ pub fn random_dag(u: &mut Unstructured) -> Result<Dag> {
             open.push(id);
         }
         let mut task = Task::new(format!("t{t}"), &reads, &writes);
-        task.workspace = if u.ratio(1, 3)? { u.int_in_range(0..=900)? } else { 0 };
+        task.workspace = if u.ratio(1, 3)? {
+            u.int_in_range(0..=900)?
+        } else {
+            0
+        };
         if t > 0 && u.ratio(1, 5)? {
             task.after.push(TaskId(u.int_in_range(0..=t - 1)?));
         }
@@ -46,7 +52,8 @@ pub fn random_dag(u: &mut Unstructured) -> Result<Dag> {
         for &from in &reads {
             for &to in &writes {
                 let pair = MayReuse { task: id, from, to };
-                let allowed = !dag.buffers[from.index()].live_out && dag.buffers[to.index()].bytes <= dag.buffers[from.index()].bytes;
+                let allowed = !dag.buffers[from.index()].live_out
+                    && dag.buffers[to.index()].bytes <= dag.buffers[from.index()].bytes;
                 if allowed && u.ratio(3, 4)? {
                     dag.may_reuse.push(pair);
                 }
@@ -72,7 +79,8 @@ fn random_buffer(u: &mut Unstructured, name: String, mixed_alignments: bool) -> 
     Ok(buffer)
 }
 
-/// The same dag with its tasks in another program order. Buffers with several writers may turn it invalid.
+/// The same dag with its tasks in another program order. Buffers with several writers may turn it
+/// invalid.
 fn shuffled(u: &mut Unstructured, dag: &Dag) -> Result<Dag> {
     let mut place: Vec<u32> = (0..dag.tasks.len() as u32).collect();
     for i in (1..place.len()).rev() {
@@ -82,12 +90,20 @@ fn shuffled(u: &mut Unstructured, dag: &Dag) -> Result<Dag> {
     for (task, &to) in dag.tasks.iter().zip(&place) {
         shuffled.tasks[to as usize] = task.clone();
     }
-    shuffled.tasks.iter_mut().flat_map(|task| &mut task.after).for_each(|before| *before = TaskId(place[before.index()]));
-    shuffled.may_reuse.iter_mut().for_each(|pair| pair.task = TaskId(place[pair.task.index()]));
+    shuffled
+        .tasks
+        .iter_mut()
+        .flat_map(|task| &mut task.after)
+        .for_each(|before| *before = TaskId(place[before.index()]));
+    shuffled
+        .may_reuse
+        .iter_mut()
+        .for_each(|pair| pair.task = TaskId(place[pair.task.index()]));
     Ok(shuffled)
 }
 
-/// Builds training steps: operations append tasks, remember what the backward pass needs, and `finish` appends it.
+/// Builds training steps: operations append tasks, remember what the backward pass needs, and
+/// `finish` appends it.
 pub struct Step {
     pub dag: Dag,
     batch: u64,
@@ -109,59 +125,128 @@ impl Step {
     /// Begins a step with a batch of inputs of `width` numbers.
     pub fn new(batch: u64, width: u64) -> (Step, BufferId) {
         let mut dag = Dag::new();
-        let images = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("images", Kind::Input, batch * width * FLOAT) });
-        (Step { dag, batch, layers: Vec::new() }, images)
+        let images = dag.add_buffer(Buffer {
+            live_in: true,
+            ..Buffer::new("images", Kind::Input, batch * width * FLOAT)
+        });
+        (
+            Step {
+                dag,
+                batch,
+                layers: Vec::new(),
+            },
+            images,
+        )
     }
 
     fn value(&mut self, name: String, kind: Kind, bytes: u64) -> BufferId {
         let source = format!("model.rs:{}", 10 + self.layers.len());
-        self.dag.add_buffer(Buffer { source, ..Buffer::new(name, kind, bytes) })
+        self.dag.add_buffer(Buffer {
+            source,
+            ..Buffer::new(name, kind, bytes)
+        })
     }
 
     /// A matmul or convolution to `width` numbers, its activation in place.
-    pub fn layer(&mut self, name: &str, input: BufferId, width: u64, weights: u64, workspace: u64, has_activation: bool) -> BufferId {
+    pub fn layer(
+        &mut self,
+        name: &str,
+        input: BufferId,
+        width: u64,
+        weights: u64,
+        workspace: u64,
+        has_activation: bool,
+    ) -> BufferId {
         let bytes = self.batch * width * FLOAT;
         let linear = self.value(format!("{name}.linear"), Kind::Activation, bytes);
-        self.dag.add_task(Task { workspace, ..Task::new(format!("{name}.forward"), &[input], &[linear]) });
-        let output = if has_activation { self.in_place(format!("{name}.relu"), Kind::Activation, linear, &[]) } else { linear };
+        self.dag.add_task(Task {
+            workspace,
+            ..Task::new(format!("{name}.forward"), &[input], &[linear])
+        });
+        let output = if has_activation {
+            self.in_place(format!("{name}.relu"), Kind::Activation, linear, &[])
+        } else {
+            linear
+        };
         let (name, weight_bytes) = (name.to_owned(), weights * FLOAT);
-        self.layers.push(Layer { name, input, output, weight_bytes, workspace, has_activation });
+        self.layers.push(Layer {
+            name,
+            input,
+            output,
+            weight_bytes,
+            workspace,
+            has_activation,
+        });
         output
     }
 
     /// An elementwise task over `from` and `others` that may lie on `from`.
-    fn in_place(&mut self, name: String, kind: Kind, from: BufferId, others: &[BufferId]) -> BufferId {
+    fn in_place(
+        &mut self,
+        name: String,
+        kind: Kind,
+        from: BufferId,
+        others: &[BufferId],
+    ) -> BufferId {
         let to = self.value(name.clone(), kind, self.dag.buffers[from.index()].bytes);
-        let task = self.dag.add_task(Task::new(name, &[&[from], others].concat(), &[to]));
+        let task = self
+            .dag
+            .add_task(Task::new(name, &[&[from], others].concat(), &[to]));
         self.dag.may_reuse.push(MayReuse { task, from, to });
         to
     }
 
-    /// Loss, backward pass, and (after all gradients, as a naive program would) one update per layer.
+    /// Loss, backward pass, and (after all gradients, as a naive program would) one update per
+    /// layer.
     pub fn finish(mut self, logits: BufferId) -> Dag {
-        let loss = self.dag.add_buffer(Buffer { live_out: true, ..Buffer::new("loss", Kind::Output, FLOAT) });
+        let loss = self.dag.add_buffer(Buffer {
+            live_out: true,
+            ..Buffer::new("loss", Kind::Output, FLOAT)
+        });
         let mut gradient = self.in_place("loss.grad".into(), Kind::Gradient, logits, &[]);
         self.dag.add_task(Task::new("loss", &[logits], &[loss]));
         let mut weight_gradients = Vec::new();
         for layer in std::mem::take(&mut self.layers).into_iter().rev() {
             let name = &layer.name;
             if layer.has_activation {
-                gradient = self.in_place(format!("{name}.relu.grad"), Kind::Gradient, gradient, &[layer.output]);
+                gradient = self.in_place(
+                    format!("{name}.relu.grad"),
+                    Kind::Gradient,
+                    gradient,
+                    &[layer.output],
+                );
             }
-            let weights = self.value(format!("{name}.weight.grad"), Kind::Gradient, layer.weight_bytes);
-            let backward = Task::new(format!("{name}.weight.grad"), &[layer.input, gradient], &[weights]);
-            self.dag.add_task(Task { workspace: layer.workspace, ..backward });
+            let weights = self.value(
+                format!("{name}.weight.grad"),
+                Kind::Gradient,
+                layer.weight_bytes,
+            );
+            let backward = Task::new(
+                format!("{name}.weight.grad"),
+                &[layer.input, gradient],
+                &[weights],
+            );
+            self.dag.add_task(Task {
+                workspace: layer.workspace,
+                ..backward
+            });
             weight_gradients.push((name.clone(), weights));
             if !self.dag.buffers[layer.input.index()].live_in {
                 let bytes = self.dag.buffers[layer.input.index()].bytes;
-                let input_gradient = self.value(format!("{name}.input.grad"), Kind::Gradient, bytes);
-                let backward = Task::new(format!("{name}.input.grad"), &[gradient], &[input_gradient]);
-                self.dag.add_task(Task { workspace: layer.workspace, ..backward });
+                let input_gradient =
+                    self.value(format!("{name}.input.grad"), Kind::Gradient, bytes);
+                let backward =
+                    Task::new(format!("{name}.input.grad"), &[gradient], &[input_gradient]);
+                self.dag.add_task(Task {
+                    workspace: layer.workspace,
+                    ..backward
+                });
                 gradient = input_gradient;
             }
         }
         for (name, weights) in weight_gradients {
-            self.dag.add_task(Task::new(format!("{name}.update"), &[weights], &[]));
+            self.dag
+                .add_task(Task::new(format!("{name}.update"), &[weights], &[]));
         }
         self.dag
     }
@@ -172,12 +257,20 @@ pub fn mlp(batch: u64, widths: &[u64]) -> Dag {
     let (mut step, mut at) = Step::new(batch, widths[0]);
     for (i, pair) in widths.windows(2).enumerate() {
         let is_last = i + 2 == widths.len();
-        at = step.layer(&format!("fc{i}"), at, pair[1], pair[0] * pair[1], 64 * 1024, !is_last);
+        at = step.layer(
+            &format!("fc{i}"),
+            at,
+            pair[1],
+            pair[0] * pair[1],
+            64 * 1024,
+            !is_last,
+        );
     }
     step.finish(at)
 }
 
-/// A training step of a small convolutional network: two convolutions with pooling, two dense layers.
+/// A training step of a small convolutional network: two convolutions with pooling, two dense
+/// layers.
 pub fn cnn(batch: u64) -> Dag {
     let (mut step, images) = Step::new(batch, 784);
     let mut at = images;

@@ -1,4 +1,5 @@
-//! What a schedule of a graph needs and takes, by the rules of the format, one step after the other.
+//! What a schedule of a graph needs and takes, by the rules of the format, one step after the
+//! other.
 
 use slabwise_planner::remat_graph::{Place, RematGraph, Step};
 
@@ -34,8 +35,13 @@ struct Judge<'g> {
     judged: Judged,
 }
 
-/// Judges a schedule in which moving a byte takes `link`; why it is none, else. Places count where steps have some.
-pub fn judge(graph: &RematGraph, steps: impl IntoIterator<Item = (Step, Option<Place>)>, link: f64) -> Result<Judged, String> {
+/// Judges a schedule in which moving a byte takes `link`; why it is none, else. Places count where
+/// steps have some.
+pub fn judge(
+    graph: &RematGraph,
+    steps: impl IntoIterator<Item = (Step, Option<Place>)>,
+    link: f64,
+) -> Result<Judged, String> {
     let n = graph.nodes.len();
     let mut judge = Judge {
         graph,
@@ -50,7 +56,9 @@ pub fn judge(graph: &RematGraph, steps: impl IntoIterator<Item = (Step, Option<P
         judged: Judged::default(),
     };
     for (step, place) in steps {
-        judge.step(step, place).map_err(|why| format!("{step:?}: {why}"))?;
+        judge
+            .step(step, place)
+            .map_err(|why| format!("{step:?}: {why}"))?;
     }
     for (i, node) in graph.nodes.iter().enumerate() {
         let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !judge.is_there(i);
@@ -98,7 +106,12 @@ impl Judge<'_> {
         Ok(())
     }
 
-    fn compute(&mut self, i: usize, reuse: Option<u32>, place: Option<Place>) -> Result<(), String> {
+    fn compute(
+        &mut self,
+        i: usize,
+        reuse: Option<u32>,
+        place: Option<Place>,
+    ) -> Result<(), String> {
         let graph = self.graph;
         let node = &graph.nodes[i];
         if node.persistent || self.live[i].is_some() {
@@ -119,8 +132,13 @@ impl Judge<'_> {
         self.judged.peak = self.judged.peak.max(need);
         if let Some(j) = reuse {
             let given = &graph.nodes[j as usize];
-            let is_idle = self.live[j as usize].is_some() && self.copying[j as usize] == Copying::No;
-            if !is_idle || !node.inplace.contains(&j) || given.bytes != node.bytes || graph.outputs.contains(&j) {
+            let is_idle =
+                self.live[j as usize].is_some() && self.copying[j as usize] == Copying::No;
+            if !is_idle
+                || !node.inplace.contains(&j)
+                || given.bytes != node.bytes
+                || graph.outputs.contains(&j)
+            {
                 return Err(format!("it may not take over {j}"));
             }
             self.release(j as usize);
@@ -134,7 +152,9 @@ impl Judge<'_> {
         self.runs[i] += 1;
         self.judged.cost += node.cost;
         self.judged.time += node.cost as f64;
-        node.mutates.iter().for_each(|&p| self.changed_by[p as usize] = Some(i as u32));
+        node.mutates
+            .iter()
+            .for_each(|&p| self.changed_by[p as usize] = Some(i as u32));
         Ok(())
     }
 
@@ -153,7 +173,13 @@ impl Judge<'_> {
     fn is_free(&self, offset: u64, bytes: u64) -> Result<(), String> {
         let meets = |(j, at): (usize, &Option<u64>)| {
             let other = self.graph.nodes[j].bytes;
-            at.is_some_and(|at| at != u64::MAX && other > 0 && bytes > 0 && at < offset + bytes && offset < at + other)
+            at.is_some_and(|at| {
+                at != u64::MAX
+                    && other > 0
+                    && bytes > 0
+                    && at < offset + bytes
+                    && offset < at + other
+            })
         };
         match self.live.iter().enumerate().find(|&(j, at)| meets((j, at))) {
             Some((j, _)) => Err(format!("{bytes} bytes at {offset} are where {j} is")),

@@ -1,4 +1,5 @@
-//! Orders and bounds against all orders there are, on small problems; against relabelling, on real ones.
+//! Orders and bounds against all orders there are, on small problems; against relabelling, on real
+//! ones.
 
 use crate::generate::random_dag;
 use crate::judge::judge;
@@ -8,17 +9,35 @@ use slabwise_planner::remat_graph::{Node, RematGraph, Step, steps_in_place};
 use slabwise_planner::{Dag, Effort, Options, minimise_peak, plan};
 use std::time::Duration;
 
-/// Runs nodes in an order and frees what no later one reads; in place where that is allowed, or never.
+/// Runs nodes in an order and frees what no later one reads; in place where that is allowed, or
+/// never.
 fn peak_of(graph: &RematGraph, order: &[u32], in_place: bool) -> std::result::Result<u64, String> {
     if in_place {
         return peak(graph, steps_in_place(graph, order));
     }
     let mut steps = Vec::new();
     for (at, &i) in order.iter().enumerate() {
-        steps.push(Step::Compute { node: i, reuse: None });
-        let used_later = |j: u32| order[at + 1..].iter().any(|&k| graph.nodes[k as usize].inputs.contains(&j));
-        let ends = |&j: &u32| !graph.nodes[j as usize].persistent && !graph.outputs.contains(&j) && !used_later(j);
-        steps.extend(graph.nodes[i as usize].inputs.iter().copied().chain([i]).filter(ends).map(Step::Free));
+        steps.push(Step::Compute {
+            node: i,
+            reuse: None,
+        });
+        let used_later = |j: u32| {
+            order[at + 1..]
+                .iter()
+                .any(|&k| graph.nodes[k as usize].inputs.contains(&j))
+        };
+        let ends = |&j: &u32| {
+            !graph.nodes[j as usize].persistent && !graph.outputs.contains(&j) && !used_later(j)
+        };
+        steps.extend(
+            graph.nodes[i as usize]
+                .inputs
+                .iter()
+                .copied()
+                .chain([i])
+                .filter(ends)
+                .map(Step::Free),
+        );
     }
     peak(graph, steps)
 }
@@ -40,17 +59,47 @@ pub fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph
         inputs.sort_unstable();
         inputs.dedup();
         let bytes = *u.choose(&[0, 1, 2, 2, 3, 5, 8, 13])?;
-        let same = |&&j: &&u32| graph.nodes[j as usize].bytes == bytes && bytes > 0 && j as usize >= persistent;
+        let same = |&&j: &&u32| {
+            graph.nodes[j as usize].bytes == bytes && bytes > 0 && j as usize >= persistent
+        };
         let inplace = inputs.iter().filter(same).copied().collect();
-        let workspace = if u.ratio(1, 4)? { u.int_in_range(0..=9)? } else { 0 };
+        let workspace = if u.ratio(1, 4)? {
+            u.int_in_range(0..=9)?
+        } else {
+            0
+        };
         let cost = u.int_in_range(0..=9)?;
-        let node = Node { name: format!("n{i}"), inputs, bytes, workspace, cost, recompute: true, inplace, ..Node::default() };
-        graph.nodes.push(if i < persistent { Node { persistent: true, inputs: vec![], workspace: 0, cost: 0, ..node } } else { node });
+        let node = Node {
+            name: format!("n{i}"),
+            inputs,
+            bytes,
+            workspace,
+            cost,
+            recompute: true,
+            inplace,
+            ..Node::default()
+        };
+        graph.nodes.push(if i < persistent {
+            Node {
+                persistent: true,
+                inputs: vec![],
+                workspace: 0,
+                cost: 0,
+                ..node
+            }
+        } else {
+            node
+        });
     }
     for p in 0..persistent {
         if u.ratio(1, 2)? {
             // The last one to read it may change it.
-            if let Some(last) = graph.nodes.iter_mut().rev().find(|node| node.inputs.contains(&(p as u32))) {
+            if let Some(last) = graph
+                .nodes
+                .iter_mut()
+                .rev()
+                .find(|node| node.inputs.contains(&(p as u32)))
+            {
                 last.mutates.push(p as u32);
             }
         }
@@ -58,14 +107,21 @@ pub fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph
     for i in persistent..graph.nodes.len() {
         if u.ratio(1, 6)? {
             graph.outputs.push(i as u32);
-            graph.nodes.iter_mut().for_each(|node| node.inplace.retain(|&j| j != i as u32));
+            graph
+                .nodes
+                .iter_mut()
+                .for_each(|node| node.inplace.retain(|&j| j != i as u32));
         }
     }
     Ok(graph)
 }
 
 /// All orders, judged by `peak`, which refuses the start of those that are impossible.
-fn least_peak(nodes: &[u32], peak: &dyn Fn(&[u32]) -> Option<u64>, follows: &dyn Fn(u32, &[u32]) -> bool) -> Option<u64> {
+fn least_peak(
+    nodes: &[u32],
+    peak: &dyn Fn(&[u32]) -> Option<u64>,
+    follows: &dyn Fn(u32, &[u32]) -> bool,
+) -> Option<u64> {
     fn extend(
         order: &mut Vec<u32>,
         nodes: &[u32],
@@ -97,16 +153,38 @@ fn small_graphs_get_the_best_of_all_orders() {
     let mut seen = 0;
     arbtest(|u| {
         let graph = random_graph(u, 7)?;
-        let nodes: Vec<u32> = (0..graph.nodes.len() as u32).filter(|&i| !graph.nodes[i as usize].persistent).collect();
+        let nodes: Vec<u32> = (0..graph.nodes.len() as u32)
+            .filter(|&i| !graph.nodes[i as usize].persistent)
+            .collect();
         for in_place in [false, true] {
             let best = graph.minimise_peak(in_place, Effort::Counted);
-            assert_eq!(peak_of(&graph, &best.order, in_place), Ok(best.peak), "{graph:?} {:?}", best.order);
+            assert_eq!(
+                peak_of(&graph, &best.order, in_place),
+                Ok(best.peak),
+                "{graph:?} {:?}",
+                best.order
+            );
             let inputs_ran = |node: u32, order: &[u32]| {
-                graph.nodes[node as usize].inputs.iter().all(|j| graph.nodes[*j as usize].persistent || order.contains(j))
+                graph.nodes[node as usize]
+                    .inputs
+                    .iter()
+                    .all(|j| graph.nodes[*j as usize].persistent || order.contains(j))
             };
-            let least = least_peak(&nodes, &|order| peak_of(&graph, order, in_place).ok(), &inputs_ran);
-            assert_eq!((Some(best.lower_bound), Some(best.peak)), (least, least), "in place: {in_place}, {graph:?}");
-            assert_eq!(graph.minimise_peak(in_place, Effort::Counted), best, "the same again");
+            let least = least_peak(
+                &nodes,
+                &|order| peak_of(&graph, order, in_place).ok(),
+                &inputs_ran,
+            );
+            assert_eq!(
+                (Some(best.lower_bound), Some(best.peak)),
+                (least, least),
+                "in place: {in_place}, {graph:?}"
+            );
+            assert_eq!(
+                graph.minimise_peak(in_place, Effort::Counted),
+                best,
+                "the same again"
+            );
         }
         seen += 1;
         Ok(())
@@ -115,32 +193,61 @@ fn small_graphs_get_the_best_of_all_orders() {
     assert!(seen > 20);
 }
 
-/// The live bytes of the fullest step, from the definition; none if the order breaks a dependency. Inputs that nobody
-/// touches are left out.
+/// The live bytes of the fullest step, from the definition; none if the order breaks a dependency.
+/// Inputs that nobody touches are left out.
 fn dag_peak(dag: &Dag, order: &[u32]) -> Option<u64> {
     let tasks: Vec<_> = order.iter().map(|&t| &dag.tasks[t as usize]).collect();
     let mut live = vec![0; order.len()];
     for (step, &t) in order.iter().enumerate() {
         let (task, later) = (tasks[step], &order[step + 1..]);
-        let waits = later.iter().any(|&l| task.after.iter().any(|before| before.0 == l));
-        let reads_early = |&l: &u32| dag.tasks[l as usize].writes.iter().any(|b| task.reads.contains(b) && !task.writes.contains(b));
-        let writes_early = |&l: &u32| l < t && dag.tasks[l as usize].writes.iter().any(|b| task.writes.contains(b));
+        let waits = later
+            .iter()
+            .any(|&l| task.after.iter().any(|before| before.0 == l));
+        let reads_early = |&l: &u32| {
+            dag.tasks[l as usize]
+                .writes
+                .iter()
+                .any(|b| task.reads.contains(b) && !task.writes.contains(b))
+        };
+        let writes_early = |&l: &u32| {
+            l < t
+                && dag.tasks[l as usize]
+                    .writes
+                    .iter()
+                    .any(|b| task.writes.contains(b))
+        };
         if waits || later.iter().any(reads_early) || later.iter().any(writes_early) {
             return None;
         }
         live[step] = task.workspace_occupied();
     }
     for (b, buffer) in dag.buffers.iter().enumerate() {
-        let touches = |step: &usize| tasks[*step].reads.iter().chain(&tasks[*step].writes).any(|id| id.index() == b);
+        let touches = |step: &usize| {
+            tasks[*step]
+                .reads
+                .iter()
+                .chain(&tasks[*step].writes)
+                .any(|id| id.index() == b)
+        };
         let uses: Vec<usize> = (0..order.len()).filter(touches).collect();
         let Some((&first, &last)) = uses.first().zip(uses.last()) else {
             if buffer.live_in && buffer.live_out {
-                live.iter_mut().for_each(|bytes| *bytes += buffer.occupied());
+                live.iter_mut()
+                    .for_each(|bytes| *bytes += buffer.occupied());
             }
             continue;
         };
-        let (start, end) = (if buffer.live_in { 0 } else { first }, if buffer.live_out { order.len() - 1 } else { last });
-        live[start..=end].iter_mut().for_each(|bytes| *bytes += buffer.occupied());
+        let (start, end) = (
+            if buffer.live_in { 0 } else { first },
+            if buffer.live_out {
+                order.len() - 1
+            } else {
+                last
+            },
+        );
+        live[start..=end]
+            .iter_mut()
+            .for_each(|bytes| *bytes += buffer.occupied());
     }
     live.into_iter().max()
 }
@@ -159,7 +266,11 @@ fn small_dags_get_the_best_of_all_orders() {
         let order: Vec<u32> = best.order.iter().map(|task| task.0).collect();
         assert_eq!(dag_peak(&dag, &order), Some(best.peak), "{dag}");
         let least = least_peak(&tasks, &|order| dag_peak(&dag, order), &|_, _| true);
-        assert_eq!((Some(best.lower_bound), Some(best.peak)), (least, least), "{dag}");
+        assert_eq!(
+            (Some(best.lower_bound), Some(best.peak)),
+            (least, least),
+            "{dag}"
+        );
         seen += 1;
         Ok(())
     })
@@ -174,9 +285,26 @@ fn no_plan_is_below_the_bound() {
         for in_place in [false, true] {
             let best = minimise_peak(&dag, in_place, Effort::Counted).expect("a valid dag");
             assert!(best.lower_bound <= best.peak);
-            let planned = plan(&dag, &Options { in_place, ..Options::default() }).expect("a valid dag");
-            assert!(best.lower_bound <= planned.lower_bound, "{} > {}\n{dag}", best.lower_bound, planned.lower_bound);
-            assert!(in_place || best.peak <= planned.lower_bound, "{} > {}\n{dag}", best.peak, planned.lower_bound);
+            let planned = plan(
+                &dag,
+                &Options {
+                    in_place,
+                    ..Options::default()
+                },
+            )
+            .expect("a valid dag");
+            assert!(
+                best.lower_bound <= planned.lower_bound,
+                "{} > {}\n{dag}",
+                best.lower_bound,
+                planned.lower_bound
+            );
+            assert!(
+                in_place || best.peak <= planned.lower_bound,
+                "{} > {}\n{dag}",
+                best.peak,
+                planned.lower_bound
+            );
         }
         Ok(())
     })
@@ -188,13 +316,16 @@ fn relabelled(graph: &RematGraph, seed: u64) -> RematGraph {
     let n = graph.nodes.len();
     let mut state = seed;
     let mut draw = |below: usize| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) as usize % below
     };
     let (mut place, mut taken) = (vec![0u32; n], vec![false; n]);
     let mut order = Vec::new();
     while order.len() < n {
-        let ready = |&i: &usize| !taken[i] && graph.nodes[i].inputs.iter().all(|&j| taken[j as usize]);
+        let ready =
+            |&i: &usize| !taken[i] && graph.nodes[i].inputs.iter().all(|&j| taken[j as usize]);
         let ready: Vec<usize> = (0..n).filter(ready).collect();
         let i = ready[draw(ready.len())];
         (taken[i], place[i]) = (true, order.len() as u32);
@@ -207,14 +338,26 @@ fn relabelled(graph: &RematGraph, seed: u64) -> RematGraph {
     };
     let node = |&i: &usize| {
         let node = &graph.nodes[i];
-        Node { inputs: moved(&node.inputs), inplace: moved(&node.inplace), mutates: moved(&node.mutates), ..node.clone() }
+        Node {
+            inputs: moved(&node.inputs),
+            inplace: moved(&node.inplace),
+            mutates: moved(&node.mutates),
+            ..node.clone()
+        }
     };
-    RematGraph { name: graph.name.clone(), nodes: order.iter().map(node).collect(), outputs: moved(&graph.outputs) }
+    RematGraph {
+        name: graph.name.clone(),
+        nodes: order.iter().map(node).collect(),
+        outputs: moved(&graph.outputs),
+    }
 }
 
 /// A graph that comes with the project.
 pub fn real_graph(name: &str) -> RematGraph {
-    let path = format!("{}/../data/graphs/{name}.json.gz", env!("CARGO_MANIFEST_DIR"));
+    let path = format!(
+        "{}/../data/graphs/{name}.json.gz",
+        env!("CARGO_MANIFEST_DIR")
+    );
     let graph = RematGraph::read(&std::fs::read(path).expect("test data")).expect("a valid graph");
     assert_eq!(graph.name, name);
     graph
@@ -229,10 +372,18 @@ fn real_graphs_reach_their_smallest_peak_whatever_their_labels() {
     ] {
         let graph = real_graph(name);
         for seed in 0..4 {
-            let graph = if seed == 0 { graph.clone() } else { relabelled(&graph, seed) };
+            let graph = if seed == 0 {
+                graph.clone()
+            } else {
+                relabelled(&graph, seed)
+            };
             for (in_place, least) in [(false, least), (true, least_in_place)] {
                 let best = graph.minimise_peak(in_place, Effort::Counted);
-                assert_eq!((best.peak, best.lower_bound), (least, least), "{name}, in place: {in_place}, seed {seed}");
+                assert_eq!(
+                    (best.peak, best.lower_bound),
+                    (least, least),
+                    "{name}, in place: {in_place}, seed {seed}"
+                );
                 assert_eq!(peak_of(&graph, &best.order, in_place), Ok(least));
             }
         }

@@ -1,4 +1,5 @@
-//! Training steps as a runtime would make them: the bound is reached, and order and in-place computation pay.
+//! Training steps as a runtime would make them: the bound is reached, and order and in-place
+//! computation pay.
 
 use crate::generate::{cnn, mlp};
 use slabwise_planner::{Checked, Dag, Options, OrderPolicy, Plan, check, plan};
@@ -23,8 +24,18 @@ fn every_choice_of_options_reaches_its_bound() {
     for (name, dag) in steps() {
         for order in [OrderPolicy::Program, OrderPolicy::MinPeak] {
             for in_place in [false, true] {
-                let plan = planned(&dag, Options { order, in_place, ..Options::default() });
-                assert_eq!(plan.height, plan.lower_bound, "{name}, {order:?}, in place: {in_place}");
+                let plan = planned(
+                    &dag,
+                    Options {
+                        order,
+                        in_place,
+                        ..Options::default()
+                    },
+                );
+                assert_eq!(
+                    plan.height, plan.lower_bound,
+                    "{name}, {order:?}, in place: {in_place}"
+                );
             }
         }
     }
@@ -34,14 +45,38 @@ fn every_choice_of_options_reaches_its_bound() {
 fn order_and_in_place_computation_save_bytes() {
     for (name, dag) in steps() {
         let best = planned(&dag, Options::default());
-        let program = planned(&dag, Options { order: OrderPolicy::Program, ..Options::default() });
-        let copied = planned(&dag, Options { in_place: false, ..Options::default() });
-        let apart = planned(&dag, Options { reuse: false, ..Options::default() });
-        assert!(best.height < program.height, "{name}: updating at once must beat updating at the end");
+        let program = planned(
+            &dag,
+            Options {
+                order: OrderPolicy::Program,
+                ..Options::default()
+            },
+        );
+        let copied = planned(
+            &dag,
+            Options {
+                in_place: false,
+                ..Options::default()
+            },
+        );
+        let apart = planned(
+            &dag,
+            Options {
+                reuse: false,
+                ..Options::default()
+            },
+        );
+        assert!(
+            best.height < program.height,
+            "{name}: updating at once must beat updating at the end"
+        );
         assert!(best.height <= copied.height, "{name}");
         assert!(copied.height < apart.height, "{name}");
         assert_eq!(apart.height, apart.without_reuse, "{name}");
-        assert!(!best.reused.is_empty() && copied.reused.is_empty() && apart.reused.is_empty(), "{name}");
+        assert!(
+            !best.reused.is_empty() && copied.reused.is_empty() && apart.reused.is_empty(),
+            "{name}"
+        );
     }
 }
 
@@ -54,7 +89,11 @@ fn a_deep_network_needs_its_activations_and_little_more() {
     let activation = batch * width * 4;
     let weights = width * width * 4;
     assert!(plan.height >= (layers + 1) * activation);
-    assert!(plan.height <= (layers + 2) * activation + weights + 64 * 1024 + 64, "{}", plan.height);
+    assert!(
+        plan.height <= (layers + 2) * activation + weights + 64 * 1024 + 64,
+        "{}",
+        plan.height
+    );
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! Copies that are made while kernels run: between the slab and the host, where idle values wait.
 //!
-//! On the CPU a thread makes them, and what stands for the host is memory beside the slab. On a CUDA device it is pinned
-//! memory, and copies have streams of their own, ordered by events at the steps that start them and wait for them.
+//! On the CPU a thread makes them, and what stands for the host is memory beside the slab. On a
+//! CUDA device it is pinned memory, and copies have streams of their own, ordered by events at the
+//! steps that start them and wait for them.
 
 use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::memory::Region;
@@ -31,8 +32,8 @@ impl Backend {
         }
     }
 
-    /// Makes ready for batches in so many slots, which a region of the device is cut into, beside so many copies of a run; the
-    /// device's number of these slots.
+    /// Makes ready for batches in so many slots, which a region of the device is cut into, beside
+    /// so many copies of a run; the device's number of these slots.
     pub fn open_ring(&mut self, region: &Region, slots: usize, copies: usize) -> Result<usize> {
         match self {
             Backend::Cpu(memory) => {
@@ -45,8 +46,14 @@ impl Backend {
         }
     }
 
-    /// Starts a copy of a run, whose number is `copy`. What names it is for [`Backend::finish_copy`].
-    pub fn start_copy(&mut self, copy: usize, from: &Region, to: &Region) -> Result<Option<Ticket>> {
+    /// Starts a copy of a run, whose number is `copy`. What names it is for
+    /// [`Backend::finish_copy`].
+    pub fn start_copy(
+        &mut self,
+        copy: usize,
+        from: &Region,
+        to: &Region,
+    ) -> Result<Option<Ticket>> {
         // The thread knows copies by tickets.
         let _ = copy;
         match self {
@@ -61,7 +68,9 @@ impl Backend {
         let _ = copy;
         match self {
             Backend::Cpu(memory) => {
-                ticket.into_iter().for_each(|ticket| memory.wait_for(ticket));
+                ticket
+                    .into_iter()
+                    .for_each(|ticket| memory.wait_for(ticket));
                 Ok(())
             }
             #[cfg(feature = "cuda")]

@@ -5,8 +5,9 @@ use slabwise_kernels::memory::{Memory, Region};
 use super::Backend;
 use crate::memory::{MemoryInfo, Range, Refused, Source, Stream};
 
-/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be waited for before memory that
-/// stays within it is used again, and a device waits by itself before it gives memory back.
+/// Memory for the pool. All work of a session is one stream's, in order; so nothing has to be
+/// waited for before memory that stays within it is used again, and a device waits by itself before
+/// it gives memory back.
 impl Source for Backend {
     fn info(&mut self) -> MemoryInfo {
         match self {
@@ -20,7 +21,11 @@ impl Source for Backend {
         match self {
             Backend::Cpu(memory) => Source::reserve(memory, bytes),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.reserve(bytes).map(|region| region.arena).map_err(|_| Refused { bytes }),
+            Backend::Cuda(gpu) => gpu
+                .device
+                .reserve(bytes)
+                .map(|region| region.arena)
+                .map_err(|_| Refused { bytes }),
         }
     }
 
@@ -41,7 +46,10 @@ impl Source for Backend {
         match self {
             Backend::Cpu(memory) => memory.map(pages),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.map(&pages).map_err(|_| Refused { bytes: pages.bytes }),
+            Backend::Cuda(gpu) => gpu
+                .device
+                .map(&pages)
+                .map_err(|_| Refused { bytes: pages.bytes }),
         }
     }
 
@@ -57,7 +65,10 @@ impl Source for Backend {
         match self {
             Backend::Cpu(memory) => memory.remap(from, to),
             #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.remap(from, &to).map_err(|_| Refused { bytes: to.bytes }),
+            Backend::Cuda(gpu) => gpu
+                .device
+                .remap(from, &to)
+                .map_err(|_| Refused { bytes: to.bytes }),
         }
     }
 

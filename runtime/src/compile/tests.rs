@@ -14,7 +14,9 @@ use crate::{Device, Params, Session, Trace};
 
 /// How often nodes and edges are looked at while this is traced and planned.
 fn looks(plan: impl FnOnce(&Session)) -> u64 {
-    let session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session").with_threads(1);
+    let session = Session::new(Device::Cpu, Params::seeded(0))
+        .expect("a session")
+        .with_threads(1);
     let before = LOOKS.get();
     plan(&session);
     LOOKS.get() - before
@@ -29,18 +31,29 @@ fn planned(session: &Session, make: impl for<'t> FnOnce(Tensor<'t>) -> Tensor<'t
 /// Four times the program is at most five times the work.
 fn assert_linear(name: &str, small: usize, mut work: impl FnMut(usize, &Session)) {
     let [one, four] = [small, 4 * small].map(|n| looks(|session| work(n, session)));
-    assert!(four <= 5 * one, "{name}: {one} looks for {small}, {four} for four times that");
+    assert!(
+        four <= 5 * one,
+        "{name}: {one} looks for {small}, {four} for four times that"
+    );
 }
 
 #[test]
 fn unrolled_models_are_compiled_in_linear_work() {
-    for (name, small) in [("lstm:hidden=8,width=8,vocabulary=16,length=", 24), ("ode:steps=", 12), ("gpt:layers=1,width=16,length=", 256)] {
+    for (name, small) in [
+        ("lstm:hidden=8,width=8,vocabulary=16,length=", 24),
+        ("ode:steps=", 12),
+        ("gpt:layers=1,width=16,length=", 256),
+    ] {
         assert_linear(name, small, |n, _| {
             let model = Model::parse(&format!("{name}{n}")).expect("a model");
             let params = Params::seeded(0);
             let network = model.build(&params);
-            let session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-            network.plan_training(&session, 2u32, OptimizerKind::Adam).expect("it is planned");
+            let session = Session::new(Device::Cpu, params)
+                .expect("a session")
+                .with_threads(1);
+            network
+                .plan_training(&session, 2u32, OptimizerKind::Adam)
+                .expect("it is planned");
         });
     }
 }
@@ -49,17 +62,26 @@ fn unrolled_models_are_compiled_in_linear_work() {
 #[test]
 fn parts_of_stacks_are_found_in_linear_work() {
     assert_linear("lstm", 24, |n, _| {
-        let model = Model::parse(&format!("lstm:hidden=8,width=8,vocabulary=16,layers=2,length={n}")).expect("a model");
+        let model = Model::parse(&format!(
+            "lstm:hidden=8,width=8,vocabulary=16,layers=2,length={n}"
+        ))
+        .expect("a model");
         let params = Params::seeded(0);
         let network = model.build(&params);
-        let session = Session::new(Device::Cpu, params).expect("a session").with_threads(1);
-        network.plan_training(&session, 2u32, OptimizerKind::Adam).expect("it is planned");
+        let session = Session::new(Device::Cpu, params)
+            .expect("a session")
+            .with_threads(1);
+        network
+            .plan_training(&session, 2u32, OptimizerKind::Adam)
+            .expect("it is planned");
     });
     assert_linear("slices of a stack", 200, |n, session| {
         planned(session, |x| {
             let parts: Vec<Tensor<'_>> = (0..n).map(|i| (x + i as f32).exp()).collect();
             let whole = x.trace().stack(&parts, 0).keep();
-            let taken: Vec<Tensor<'_>> = (0..n).map(|i| whole.slice(0, i..=i).tanh().keep()).collect();
+            let taken: Vec<Tensor<'_>> = (0..n)
+                .map(|i| whole.slice(0, i..=i).tanh().keep())
+                .collect();
             x.trace().concat(&taken, 0).sum()
         });
     });
@@ -73,22 +95,30 @@ fn parts_of_a_batch_are_traced_in_linear_work() {
         let layer = Linear::new(&params.root() / "layer", 6, 3);
         let trace = Trace::training();
         let x = trace.input("x", F32, (n, 6));
-        let loss = trace.minimize_in_parts(n, Sgd::new(0.1), |i| x.slice(0, i..=i).apply(&layer).tanh().mean());
+        let loss = trace.minimize_in_parts(n, Sgd::new(0.1), |i| {
+            x.slice(0, i..=i).apply(&layer).tanh().mean()
+        });
         assert!(trace.finish(&[loss]).is_ok());
     });
 }
 
 #[test]
 fn chains_of_views_are_compiled_in_linear_work() {
-    assert_linear("transposes", 1000, |n, session| planned(session, |x| (0..2 * n).fold(x, |x, _| x.t()).exp()));
+    assert_linear("transposes", 1000, |n, session| {
+        planned(session, |x| (0..2 * n).fold(x, |x, _| x.t()).exp())
+    });
     assert_linear("transposes and reshapes", 1000, |n, session| {
         planned(session, |x| {
-            let x = (0..n).fold(x.reshape((2, 2, 6)), |x, _| x.permute([1, 0, 2]).reshape((4, 6)).reshape((2, 2, 6)));
+            let x = (0..n).fold(x.reshape((2, 2, 6)), |x, _| {
+                x.permute([1, 0, 2]).reshape((4, 6)).reshape((2, 2, 6))
+            });
             x.exp()
         });
     });
     assert_linear("what lies between views", 300, |n, session| {
-        planned(session, |x| (0..n).fold(x, |x, _| x.t().reshape((4, 6)).exp()));
+        planned(session, |x| {
+            (0..n).fold(x, |x, _| x.t().reshape((4, 6)).exp())
+        });
     });
     assert_linear("readers all along a chain of views", 300, |n, session| {
         planned(session, |x| {
@@ -104,8 +134,12 @@ fn chains_of_views_are_compiled_in_linear_work() {
 
 #[test]
 fn long_chains_and_wide_sums_are_compiled_in_linear_work() {
-    assert_linear("a chain of steps", 500, |n, session| planned(session, |x| (0..n).fold(x, |x, _| x.sin())));
-    assert_linear("a chain of sums", 300, |n, session| planned(session, |x| (0..n).fold(x, |x, _| x - x.mean())));
+    assert_linear("a chain of steps", 500, |n, session| {
+        planned(session, |x| (0..n).fold(x, |x, _| x.sin()))
+    });
+    assert_linear("a chain of sums", 300, |n, session| {
+        planned(session, |x| (0..n).fold(x, |x, _| x - x.mean()))
+    });
     assert_linear("a concatenation", 500, |n, session| {
         planned(session, |x| {
             let parts: Vec<Tensor<'_>> = (0..n).map(|i| (x + i as f32).exp()).collect();

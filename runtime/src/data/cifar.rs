@@ -26,17 +26,27 @@ pub struct Cifar10 {
 }
 
 impl Cifar10 {
-    /// Loads `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` of `folder`, or of `cifar-10-batches-bin` in it.
+    /// Loads `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin` of `folder`, or of
+    /// `cifar-10-batches-bin` in it.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file and what is wrong: missing, of a size that is not a number of records from 1 to
-    /// 10,000, or with a label above 9.
+    /// A [`DataError`] that names the file and what is wrong: missing, of a size that is not a
+    /// number of records from 1 to 10,000, or with a label above 9.
     pub fn load(folder: impl AsRef<Path>) -> Result<Cifar10, DataError> {
         let inner = folder.as_ref().join(FOLDER);
-        let folder = if inner.is_dir() { inner } else { folder.as_ref().to_owned() };
-        let parts: Vec<PathBuf> = (1..=5).map(|i| folder.join(format!("data_batch_{i}.bin"))).collect();
-        Ok(Cifar10 { train: load(&folder, &parts)?, test: load(&folder, &[folder.join("test_batch.bin")])? })
+        let folder = if inner.is_dir() {
+            inner
+        } else {
+            folder.as_ref().to_owned()
+        };
+        let parts: Vec<PathBuf> = (1..=5)
+            .map(|i| folder.join(format!("data_batch_{i}.bin")))
+            .collect();
+        Ok(Cifar10 {
+            train: load(&folder, &parts)?,
+            test: load(&folder, &[folder.join("test_batch.bin")])?,
+        })
     }
 
     /// The images of one file's content.
@@ -59,18 +69,37 @@ fn load(folder: &Path, paths: &[PathBuf]) -> Result<Split, DataError> {
         if !path.is_file() {
             return Err(wrong(path, "there is no such file".into()));
         }
-        let file = File::open(path).map_err(|source| DataError::Io { path: path.to_owned(), source })?;
+        let file = File::open(path).map_err(|source| DataError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
         append(path, &records(path, file)?, &mut split)?;
     }
     let (pixels, labels) = split;
-    Split::checked(pixels, labels, SHAPE, CLASSES, &folder.display().to_string())
+    Split::checked(
+        pixels,
+        labels,
+        SHAPE,
+        CLASSES,
+        &folder.display().to_string(),
+    )
 }
 
 /// Adds pixels and labels of a file's records.
-fn append(path: &Path, records: &[u8], (pixels, labels): &mut (Vec<u8>, Vec<u8>)) -> Result<(), DataError> {
+fn append(
+    path: &Path,
+    records: &[u8],
+    (pixels, labels): &mut (Vec<u8>, Vec<u8>),
+) -> Result<(), DataError> {
     for (at, record) in records.chunks_exact(RECORD).enumerate() {
         if usize::from(record[0]) >= CLASSES {
-            return Err(wrong(path, format!("record {at} has the label {}; labels run from 0 to 9", record[0])));
+            return Err(wrong(
+                path,
+                format!(
+                    "record {at} has the label {}; labels run from 0 to 9",
+                    record[0]
+                ),
+            ));
         }
         labels.push(record[0]);
         pixels.extend_from_slice(&record[1..]);
@@ -83,16 +112,33 @@ fn records(path: &Path, file: impl Read) -> Result<Vec<u8>, DataError> {
     let most = RECORD * RECORDS_MAX;
     let mut bytes = Vec::new();
     // One byte more than there may be tells a file that is too long, whatever its length.
-    file.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|source| DataError::Io { path: path.to_owned(), source })?;
+    file.take(most as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|source| DataError::Io {
+            path: path.to_owned(),
+            source,
+        })?;
     if bytes.len() > most {
-        return Err(wrong(path, format!("it is longer than the {most} bytes of {RECORDS_MAX} images")));
+        return Err(wrong(
+            path,
+            format!("it is longer than the {most} bytes of {RECORDS_MAX} images"),
+        ));
     }
     if bytes.is_empty() || !bytes.len().is_multiple_of(RECORD) {
-        return Err(wrong(path, format!("its {} bytes are not a number of images of {RECORD} bytes", bytes.len())));
+        return Err(wrong(
+            path,
+            format!(
+                "its {} bytes are not a number of images of {RECORD} bytes",
+                bytes.len()
+            ),
+        ));
     }
     Ok(bytes)
 }
 
 fn wrong(path: &Path, detail: String) -> DataError {
-    DataError::Cifar { path: path.to_owned(), detail }
+    DataError::Cifar {
+        path: path.to_owned(),
+        detail,
+    }
 }

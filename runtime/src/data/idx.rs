@@ -1,7 +1,7 @@
 //! The IDX format: a big-endian header of extents, then elements in row-major order.
 //!
-//! Described on the MNIST page (LeCun, Cortes, Burges): two zero bytes, an element type (8 is unsigned byte), the number of
-//! dimensions, each extent as a big-endian `u32`, the elements.
+//! Described on the MNIST page (LeCun, Cortes, Burges): two zero bytes, an element type (8 is
+//! unsigned byte), the number of dimensions, each extent as a big-endian `u32`, the elements.
 
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, ErrorKind, Read};
@@ -11,7 +11,8 @@ use slabwise_planner::files::Gunzip;
 
 use super::DataError;
 
-/// Most bytes of elements a file may declare: some twenty times MNIST, and short of what would endanger the machine.
+/// Most bytes of elements a file may declare: some twenty times MNIST, and short of what would
+/// endanger the machine.
 const MAX_BYTES: u64 = 1 << 30;
 /// Reserved at most before any element has been seen: MNIST fits, and a false header costs no more.
 const MAX_RESERVE: u64 = 64 << 20;
@@ -28,15 +29,24 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads the IDX file at `path`, plain or gzip-compressed (told by content), of unsigned bytes with `rank` dimensions.
+    /// Reads the IDX file at `path`, plain or gzip-compressed (told by content), of unsigned bytes
+    /// with `rank` dimensions.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] for an unreadable file, another kind of file, extents above 1 GiB in all, missing or trailing bytes, and
-    /// damaged gzip data. Memory follows what the file holds, not what its header declares.
+    /// A [`DataError`] for an unreadable file, another kind of file, extents above 1 GiB in all,
+    /// missing or trailing bytes, and damaged gzip data. Memory follows what the file holds, not
+    /// what its header declares.
     pub fn read(path: &Path, rank: usize) -> Result<Idx, DataError> {
-        let io_error = |source| DataError::Io { path: path.to_owned(), source };
-        read_from(path, BufReader::with_capacity(1 << 16, File::open(path).map_err(io_error)?), rank)
+        let io_error = |source| DataError::Io {
+            path: path.to_owned(),
+            source,
+        };
+        read_from(
+            path,
+            BufReader::with_capacity(1 << 16, File::open(path).map_err(io_error)?),
+            rank,
+        )
     }
 
     /// As [`Idx::read`], of what a file contains.
@@ -51,18 +61,37 @@ impl Idx {
 
 /// Reads a file's content, plain or gzip-compressed.
 fn read_from(path: &Path, mut plain: impl BufRead, rank: usize) -> Result<Idx, DataError> {
-    let io_error = |source| DataError::Io { path: path.to_owned(), source };
+    let io_error = |source| DataError::Io {
+        path: path.to_owned(),
+        source,
+    };
     // Both bytes of gzip's magic: IDX starts with two zeros.
-    if plain.fill_buf().map_err(io_error)?.starts_with(&[0x1f, 0x8b]) {
-        parse(path, Gunzip::new(plain), rank, |source| DataError::Gzip { path: path.to_owned(), source })
+    if plain
+        .fill_buf()
+        .map_err(io_error)?
+        .starts_with(&[0x1f, 0x8b])
+    {
+        parse(path, Gunzip::new(plain), rank, |source| DataError::Gzip {
+            path: path.to_owned(),
+            source,
+        })
     } else {
         parse(path, plain, rank, io_error)
     }
 }
 
 /// Parses what `reader` yields; `failed` wraps its errors.
-fn parse(path: &Path, mut reader: impl Read, rank: usize, failed: impl Fn(io::Error) -> DataError) -> Result<Idx, DataError> {
-    let header_error = |detail: String| DataError::Header { path: path.to_owned(), rank, detail };
+fn parse(
+    path: &Path,
+    mut reader: impl Read,
+    rank: usize,
+    failed: impl Fn(io::Error) -> DataError,
+) -> Result<Idx, DataError> {
+    let header_error = |detail: String| DataError::Header {
+        path: path.to_owned(),
+        rank,
+        detail,
+    };
     let mut header = vec![0; 4 + 4 * rank];
     let got = fill(&mut reader, &mut header).map_err(&failed)?;
     if got < header.len() {
@@ -70,17 +99,32 @@ fn parse(path: &Path, mut reader: impl Read, rank: usize, failed: impl Fn(io::Er
     }
     let (magic, extents) = header.split_at(4);
     if magic[..3] != [0, 0, UNSIGNED_BYTE] || usize::from(magic[3]) != rank {
-        return Err(header_error(format!("its first bytes are {magic:02x?}, not [00, 00, 08, {rank:02x}]")));
+        return Err(header_error(format!(
+            "its first bytes are {magic:02x?}, not [00, 00, 08, {rank:02x}]"
+        )));
     }
-    let extents: Vec<u32> = extents.chunks_exact(4).map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]])).collect();
-    let declared = extents.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent.into()));
+    let extents: Vec<u32> = extents
+        .chunks_exact(4)
+        .map(|b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
+        .collect();
+    let declared = extents
+        .iter()
+        .try_fold(1u64, |product, &extent| product.checked_mul(extent.into()));
     let Some(declared) = declared.filter(|&declared| declared <= MAX_BYTES) else {
-        return Err(DataError::TooLarge { path: path.to_owned(), dims: extents, most: MAX_BYTES });
+        return Err(DataError::TooLarge {
+            path: path.to_owned(),
+            dims: extents,
+            most: MAX_BYTES,
+        });
     };
-    // One byte more than declared tells whether more follows, and lets gzip check its sum where nothing does.
+    // One byte more than declared tells whether more follows, and lets gzip check its sum where
+    // nothing does.
     let mut data = Vec::new();
     let reserve = declared.min(MAX_RESERVE) as usize + 1;
-    let no_room = |error| DataError::Io { path: path.to_owned(), source: io::Error::new(ErrorKind::OutOfMemory, error) };
+    let no_room = |error| DataError::Io {
+        path: path.to_owned(),
+        source: io::Error::new(ErrorKind::OutOfMemory, error),
+    };
     data.try_reserve_exact(reserve).map_err(no_room)?;
     match reader.take(declared + 1).read_to_end(&mut data) {
         Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(failed(error)),
@@ -90,9 +134,19 @@ fn parse(path: &Path, mut reader: impl Read, rank: usize, failed: impl Fn(io::Er
     }
     let found = data.len() as u64;
     match found.cmp(&declared) {
-        std::cmp::Ordering::Less => Err(DataError::Truncated { path: path.to_owned(), declared, found }),
-        std::cmp::Ordering::Greater => Err(DataError::Trailing { path: path.to_owned(), declared }),
-        std::cmp::Ordering::Equal => Ok(Idx { dims: extents.into_iter().map(|extent| extent as usize).collect(), data }),
+        std::cmp::Ordering::Less => Err(DataError::Truncated {
+            path: path.to_owned(),
+            declared,
+            found,
+        }),
+        std::cmp::Ordering::Greater => Err(DataError::Trailing {
+            path: path.to_owned(),
+            declared,
+        }),
+        std::cmp::Ordering::Equal => Ok(Idx {
+            dims: extents.into_iter().map(|extent| extent as usize).collect(),
+            data,
+        }),
     }
 }
 

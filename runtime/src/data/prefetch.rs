@@ -9,7 +9,8 @@ use std::thread::{Builder, JoinHandle};
 /// The most items ahead: their places are made at once.
 const DEPTH_MAX: usize = 1 << 16;
 
-/// An iterator whose items a background thread makes ahead of use: batches of a [`Split`](super::Split), or one's own.
+/// An iterator whose items a background thread makes ahead of use: batches of a
+/// [`Split`](super::Split), or one's own.
 ///
 /// ```
 /// use slabwise::data::Prefetched;
@@ -18,9 +19,9 @@ const DEPTH_MAX: usize = 1 << 16;
 /// assert!(squares.eq([0, 1, 4, 9, 16]));
 /// ```
 ///
-/// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still being made by then. A panic
-/// of the thread goes on in [`next`](Iterator::next), after the items made before it. Where the system gives no thread, `next` makes
-/// the items itself.
+/// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still
+/// being made by then. A panic of the thread goes on in [`next`](Iterator::next), after the items
+/// made before it. Where the system gives no thread, `next` makes the items itself.
 pub struct Prefetched<T> {
     /// The source, where there is no thread that has it.
     source: Option<Box<dyn Iterator<Item = T> + Send>>,
@@ -32,20 +33,30 @@ pub struct Prefetched<T> {
 }
 
 impl<T: Send + 'static> Prefetched<T> {
-    /// Makes the items of `source` ahead, which may be without end: at most `depth` (0 counts as 1) exist that were not handed
-    /// out.
+    /// Makes the items of `source` ahead, which may be without end: at most `depth` (0 counts as 1)
+    /// exist that were not handed out.
     pub fn new(source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
         Prefetched::on(Builder::new(), source, depth)
     }
 
     /// Makes the items on a thread of this kind.
-    fn on(builder: Builder, source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
+    fn on(
+        builder: Builder,
+        source: impl Iterator<Item = T> + Send + 'static,
+        depth: usize,
+    ) -> Prefetched<T> {
         let left = source.size_hint();
-        // A thread that cannot be started drops what was to run on it, and the source is still wanted.
+        // A thread that cannot be started drops what was to run on it, and the source is still
+        // wanted.
         let given = Arc::new(Mutex::new(Some(source)));
         let taken = Arc::clone(&given);
         // The thread itself holds one more item than the channel while it waits for room.
-        let (sender, items) = sync_channel(depth.saturating_sub(1).min(left.1.unwrap_or(usize::MAX)).min(DEPTH_MAX));
+        let (sender, items) = sync_channel(
+            depth
+                .saturating_sub(1)
+                .min(left.1.unwrap_or(usize::MAX))
+                .min(DEPTH_MAX),
+        );
         let work = move || {
             let source = taken.lock().unwrap_or_else(PoisonError::into_inner).take();
             for item in source.into_iter().flatten() {
@@ -55,18 +66,31 @@ impl<T: Send + 'static> Prefetched<T> {
             }
         };
         match builder.name("slabwise-prefetch".into()).spawn(work) {
-            Ok(thread) => Prefetched { source: None, items: Some(items), thread: Some(thread), left },
+            Ok(thread) => Prefetched {
+                source: None,
+                items: Some(items),
+                thread: Some(thread),
+                left,
+            },
             Err(reason) => {
-                log::warn!("batches are made when they are asked for, because no thread can be started: {reason}");
+                log::warn!(
+                    "batches are made when they are asked for, because no thread can be started: {reason}"
+                );
                 let source = given.lock().unwrap_or_else(PoisonError::into_inner).take();
-                Prefetched { source: source.map(|source| Box::new(source) as _), items: None, thread: None, left }
+                Prefetched {
+                    source: source.map(|source| Box::new(source) as _),
+                    items: None,
+                    thread: None,
+                    left,
+                }
             }
         }
     }
 }
 
 impl<T> Prefetched<T> {
-    /// Ends the thread: hangs up, so that a send in waiting returns, then waits. Gives back how it ended.
+    /// Ends the thread: hangs up, so that a send in waiting returns, then waits. Gives back how it
+    /// ended.
     fn end(&mut self) -> std::thread::Result<()> {
         self.items = None;
         self.left = (0, Some(0));
@@ -85,7 +109,10 @@ impl<T> Iterator for Prefetched<T> {
         }
         if let Ok(item) = self.items.as_ref()?.recv() {
             let (least, most) = self.left;
-            self.left = (least.saturating_sub(1), most.map(|most| most.saturating_sub(1)));
+            self.left = (
+                least.saturating_sub(1),
+                most.map(|most| most.saturating_sub(1)),
+            );
             return Some(item);
         }
         match self.end() {
@@ -101,7 +128,10 @@ impl<T> Iterator for Prefetched<T> {
 
 impl<T> fmt::Debug for Prefetched<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Prefetched").field("left", &self.left).field("thread", &self.thread).finish_non_exhaustive()
+        f.debug_struct("Prefetched")
+            .field("left", &self.left)
+            .field("thread", &self.thread)
+            .finish_non_exhaustive()
     }
 }
 
@@ -143,7 +173,8 @@ mod tests {
                 assert_eq!(items.size_hint(), (left, Some(left)));
             }
             assert!(items.next().is_none() && items.next().is_none());
-            // One more: the item just handed out here may not be dropped yet while the thread makes the next.
+            // One more: the item just handed out here may not be dropped yet while the thread makes
+            // the next.
             assert!(most.load(SeqCst) <= depth.max(1) + 1);
             assert_eq!(alive.load(SeqCst), 0);
         }
@@ -156,13 +187,20 @@ mod tests {
         assert_eq!((items.size_hint(), items.next()), ((0, None), Some(0)));
         assert!(items.by_ref().eq(1..5));
         assert_eq!(items.size_hint(), (0, Some(0)));
-        assert!(Prefetched::new(0.., 3).take(4).eq(0..4), "it may be without end");
+        assert!(
+            Prefetched::new(0.., 3).take(4).eq(0..4),
+            "it may be without end"
+        );
     }
 
     #[test]
     fn without_a_thread_items_are_made_when_they_are_asked_for() {
         // No address space holds such a stack.
-        let mut items = Prefetched::on(Builder::new().stack_size(isize::MAX as usize / 2), (0..4).map(|n| n * n), 2);
+        let mut items = Prefetched::on(
+            Builder::new().stack_size(isize::MAX as usize / 2),
+            (0..4).map(|n| n * n),
+            2,
+        );
         assert!(items.thread.is_none() && items.size_hint() == (4, Some(4)));
         assert_eq!((items.next(), items.size_hint()), (Some(0), (3, Some(3))));
         assert!(items.by_ref().eq([1, 4, 9]));
@@ -173,7 +211,10 @@ mod tests {
     fn dropping_midway_ends_the_thread() {
         let owned = Arc::new(());
         let held = Arc::clone(&owned);
-        let mut items = Prefetched::new((0..1_000_000).map(move |i| (i, Arc::strong_count(&held))), 2);
+        let mut items = Prefetched::new(
+            (0..1_000_000).map(move |i| (i, Arc::strong_count(&held))),
+            2,
+        );
         assert_eq!(items.next(), Some((0, 2)));
         drop(items);
         // What the thread owned is gone, so the thread is.
@@ -182,7 +223,13 @@ mod tests {
 
     #[test]
     fn a_panic_goes_on_where_items_are_taken() {
-        let source = (0..4).map(|i| if i == 2 { resume_unwind(Box::new("broken")) } else { i });
+        let source = (0..4).map(|i| {
+            if i == 2 {
+                resume_unwind(Box::new("broken"))
+            } else {
+                i
+            }
+        });
         let mut items = Prefetched::new(source, 1);
         assert_eq!((items.next(), items.next()), (Some(0), Some(1)));
         let panic = catch_unwind(AssertUnwindSafe(|| items.next())).unwrap_err();

@@ -12,7 +12,8 @@ pub type Batch = (Array4<f32>, Array1<i32>);
 /// Images `[n, channels * height * width]` with values in `[0, 1]`, and their labels `[n]`.
 pub type FlatBatch = (Array2<f32>, Array1<i32>);
 
-/// Images of one size, each with a label: one of so many classes, counted from 0. Cloning shares the data.
+/// Images of one size, each with a label: one of so many classes, counted from 0. Cloning shares
+/// the data.
 #[derive(Clone, Debug)]
 pub struct Split {
     data: Arc<Images>,
@@ -29,12 +30,13 @@ struct Images {
 }
 
 impl Split {
-    /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the other in `pixels`, with
-    /// as many classes as the largest label asks for.
+    /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the
+    /// other in `pixels`, with as many classes as the largest label asks for.
     ///
     /// # Errors
     ///
-    /// [`DataError::Inconsistent`] for an empty image, or a number of pixels that is not that of the labels times the image's.
+    /// [`DataError::Inconsistent`] for an empty image, or a number of pixels that is not that of
+    /// the labels times the image's.
     pub fn new(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 2]) -> Result<Split, DataError> {
         let classes = labels.iter().max().map_or(0, |&most| usize::from(most) + 1);
         Split::checked(pixels, labels, [1, shape[0], shape[1]], classes, "split")
@@ -46,26 +48,68 @@ impl Split {
     ///
     /// [`DataError::Inconsistent`] if a label is not below `classes`.
     pub fn with_classes(self, classes: usize) -> Result<Split, DataError> {
-        let Images { pixels, labels, shape, .. } = Arc::try_unwrap(self.data).unwrap_or_else(|shared| Images::clone(&shared));
+        let Images {
+            pixels,
+            labels,
+            shape,
+            ..
+        } = Arc::try_unwrap(self.data).unwrap_or_else(|shared| Images::clone(&shared));
         Split::checked(pixels, labels, shape, classes, "split")
     }
 
     /// A split of data from `origin`.
-    pub(super) fn checked(pixels: Vec<u8>, labels: Vec<u8>, shape: [usize; 3], classes: usize, origin: &str) -> Result<Split, DataError> {
-        let wrong = |detail| Err(DataError::Inconsistent { origin: origin.to_owned(), detail });
+    pub(super) fn checked(
+        pixels: Vec<u8>,
+        labels: Vec<u8>,
+        shape: [usize; 3],
+        classes: usize,
+        origin: &str,
+    ) -> Result<Split, DataError> {
+        let wrong = |detail| {
+            Err(DataError::Inconsistent {
+                origin: origin.to_owned(),
+                detail,
+            })
+        };
         let [channels, height, width] = shape;
         if channels == 0 || height == 0 || width == 0 {
-            return wrong(format!("images of {height}x{width} pixels and {channels} channels hold nothing"));
+            return wrong(format!(
+                "images of {height}x{width} pixels and {channels} channels hold nothing"
+            ));
         }
-        let all = [channels, height, width, labels.len()].into_iter().try_fold(1usize, usize::checked_mul);
+        let all = [channels, height, width, labels.len()]
+            .into_iter()
+            .try_fold(1usize, usize::checked_mul);
         if all != Some(pixels.len()) {
-            let of = if channels == 1 { String::new() } else { format!("{channels}x") };
-            return wrong(format!("{} pixels are not {} images of {of}{height}x{width}", pixels.len(), labels.len()));
+            let of = if channels == 1 {
+                String::new()
+            } else {
+                format!("{channels}x")
+            };
+            return wrong(format!(
+                "{} pixels are not {} images of {of}{height}x{width}",
+                pixels.len(),
+                labels.len()
+            ));
         }
-        if let Some((index, label)) = labels.iter().enumerate().find(|&(_, &label)| usize::from(label) >= classes) {
-            return wrong(format!("label {index} is {label}; labels of {classes} classes run from 0 to {}", classes.saturating_sub(1)));
+        if let Some((index, label)) = labels
+            .iter()
+            .enumerate()
+            .find(|&(_, &label)| usize::from(label) >= classes)
+        {
+            return wrong(format!(
+                "label {index} is {label}; labels of {classes} classes run from 0 to {}",
+                classes.saturating_sub(1)
+            ));
         }
-        Ok(Split { data: Arc::new(Images { pixels, labels, classes, shape }) })
+        Ok(Split {
+            data: Arc::new(Images {
+                pixels,
+                labels,
+                classes,
+                shape,
+            }),
+        })
     }
 
     /// Number of images.
@@ -97,10 +141,22 @@ impl Split {
     /// The first `n` images, or all if there are fewer.
     pub fn first(&self, n: usize) -> Split {
         let n = n.min(self.len());
-        let Images { pixels, labels, classes, shape } = &*self.data;
+        let Images {
+            pixels,
+            labels,
+            classes,
+            shape,
+        } = &*self.data;
         let image: usize = shape.iter().product();
         let (pixels, labels) = (pixels[..n * image].to_vec(), labels[..n].to_vec());
-        Split { data: Arc::new(Images { pixels, labels, classes: *classes, shape: *shape }) }
+        Split {
+            data: Arc::new(Images {
+                pixels,
+                labels,
+                classes: *classes,
+                shape: *shape,
+            }),
+        }
     }
 
     /// All pixels `[len, channels, height, width]`, 0 to 255.
@@ -113,23 +169,31 @@ impl Split {
         &self.data.labels
     }
 
-    /// Every image once, in order, `batch` at a time (0 counts as 1); the last batch may be smaller.
+    /// Every image once, in order, `batch` at a time (0 counts as 1); the last batch may be
+    /// smaller.
     pub fn batches(&self, batch: usize) -> Batches {
         self.in_order_of(None, batch)
     }
 
-    /// Every image once, in an order that `seed` alone decides, `batch` at a time (0 counts as 1); the last batch may be
-    /// smaller. The order is the same on every platform and in every version. Take [`epoch_seed`] for a new order per epoch.
+    /// Every image once, in an order that `seed` alone decides, `batch` at a time (0 counts as 1);
+    /// the last batch may be smaller. The order is the same on every platform and in every version.
+    /// Take [`epoch_seed`] for a new order per epoch.
     pub fn shuffled(&self, batch: usize, seed: u64) -> Batches {
         self.in_order_of(Some(permutation(self.len(), seed)), batch)
     }
 
     fn in_order_of(&self, order: Option<Vec<usize>>, batch: usize) -> Batches {
-        Batches { data: Arc::clone(&self.data), order, batch: batch.max(1), left: 0..self.len() }
+        Batches {
+            data: Arc::clone(&self.data),
+            order,
+            batch: batch.max(1),
+            left: 0..self.len(),
+        }
     }
 }
 
-/// Batches of a [`Split`], assembled one by one as asked for. Holds on to the data, not to the split.
+/// Batches of a [`Split`], assembled one by one as asked for. Holds on to the data, not to the
+/// split.
 #[derive(Clone, Debug)]
 pub struct Batches {
     data: Arc<Images>,
@@ -160,16 +224,26 @@ impl Batches {
         if self.left.is_empty() {
             return None;
         }
-        let end = self.left.end.min(self.left.start.saturating_add(self.batch));
+        let end = self
+            .left
+            .end
+            .min(self.left.start.saturating_add(self.batch));
         let positions = self.left.start..end;
         self.left.start = end;
         let image: usize = self.data.shape.iter().product();
         let mut values = Vec::with_capacity(positions.len() * image);
         let mut labels = Vec::with_capacity(positions.len());
         for position in positions {
-            let index = self.order.as_ref().map_or(position, |order| order[position]);
+            let index = self
+                .order
+                .as_ref()
+                .map_or(position, |order| order[position]);
             // Divided rather than multiplied by an inexact 1/255, so that 255 becomes exactly 1.
-            values.extend(self.data.pixels[index * image..(index + 1) * image].iter().map(|&pixel| f32::from(pixel) / 255.0));
+            values.extend(
+                self.data.pixels[index * image..(index + 1) * image]
+                    .iter()
+                    .map(|&pixel| f32::from(pixel) / 255.0),
+            );
             labels.push(i32::from(self.data.labels[index]));
         }
         Some((values, Array1::from_vec(labels)))
@@ -183,7 +257,8 @@ impl Iterator for Batches {
         let [channels, height, width] = self.data.shape;
         let (values, labels) = self.assemble()?;
         // Always fits: as many values as images times pixels.
-        let images = Array4::from_shape_vec((labels.len(), channels, height, width), values).ok()?;
+        let images =
+            Array4::from_shape_vec((labels.len(), channels, height, width), values).ok()?;
         Some((images, labels))
     }
 
@@ -228,7 +303,8 @@ impl Iterator for FlatBatches {
 
 impl ExactSizeIterator for FlatBatches {}
 
-/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, equidistributed, and the same everywhere.
+/// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, equidistributed, and the same
+/// everywhere.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -280,9 +356,20 @@ mod tests {
         // First outputs for seed 1234567, as given with the public-domain C version by Vigna.
         let mut random = SplitMix64(1_234_567);
         let outputs = [(); 5].map(|()| random.next());
-        let published = [6457827717110365317, 3203168211198807973, 9817491932198370423, 4593380528125082431, 16408922859458223821];
+        let published = [
+            6457827717110365317,
+            3203168211198807973,
+            9817491932198370423,
+            4593380528125082431,
+            16408922859458223821,
+        ];
         assert_eq!(outputs, published);
-        assert_eq!((0..5).map(|epoch| epoch_seed(1_234_567, epoch)).collect::<Vec<_>>(), published);
+        assert_eq!(
+            (0..5)
+                .map(|epoch| epoch_seed(1_234_567, epoch))
+                .collect::<Vec<_>>(),
+            published
+        );
     }
 
     #[test]
@@ -294,13 +381,17 @@ mod tests {
             assert!(order.into_iter().eq(0..n));
         }
         assert_ne!(permutation(1000, 7), permutation(1000, 8));
-        // All six orders of three are equally likely: chi-squared with 5 degrees of freedom stays under its 99.99% point.
+        // All six orders of three are equally likely: chi-squared with 5 degrees of freedom stays
+        // under its 99.99% point.
         let mut counts = [0u32; 6];
         for seed in 0..60_000 {
             let order = permutation(3, seed);
             counts[order[0] * 2 + usize::from(order[1] > order[2])] += 1;
         }
-        let chi: f64 = counts.iter().map(|&count| (f64::from(count) - 10_000.0).powi(2) / 10_000.0).sum();
+        let chi: f64 = counts
+            .iter()
+            .map(|&count| (f64::from(count) - 10_000.0).powi(2) / 10_000.0)
+            .sum();
         assert!(chi < 25.7, "{counts:?}");
     }
 }

@@ -97,21 +97,51 @@ impl TryFrom<Unchecked> for Row {
     type Error = String;
 
     fn try_from(row: Unchecked) -> Result<Row, String> {
-        let Unchecked { name, kind, layer, source, bytes, occupied_bytes, offset, start, end, first, last, at_peak } = row;
+        let Unchecked {
+            name,
+            kind,
+            layer,
+            source,
+            bytes,
+            occupied_bytes,
+            offset,
+            start,
+            end,
+            first,
+            last,
+            at_peak,
+        } = row;
         let occupied_bytes = occupied_bytes.unwrap_or(bytes);
         if end < start {
             let name = brief(&name);
-            return Err(format!("buffer `{name}` ends at step {end}, before it begins at step {start}"));
+            return Err(format!(
+                "buffer `{name}` ends at step {end}, before it begins at step {start}"
+            ));
         }
         if occupied_bytes < bytes {
             let name = brief(&name);
-            return Err(format!("buffer `{name}` has {bytes} bytes, but occupies {occupied_bytes}"));
+            return Err(format!(
+                "buffer `{name}` has {bytes} bytes, but occupies {occupied_bytes}"
+            ));
         }
         if offset.checked_add(occupied_bytes).is_none() {
             let name = brief(&name);
             return Err(format!("buffer `{name}` ends behind 2^64 bytes"));
         }
-        Ok(Row { name, kind, layer, source, bytes, occupied_bytes, offset, start, end, first, last, at_peak })
+        Ok(Row {
+            name,
+            kind,
+            layer,
+            source,
+            bytes,
+            occupied_bytes,
+            offset,
+            start,
+            end,
+            first,
+            last,
+            at_peak,
+        })
     }
 }
 
@@ -148,8 +178,16 @@ impl PlanFile {
     pub fn of(plan: &Plan) -> PlanFile {
         let (dag, offsets) = (plan.dag(), plan.offsets());
         let (step, bytes) = peak(dag, offsets);
-        let kernel = |step: u64| offsets.order.get(step as usize).map_or(String::new(), |&task| dag.task_name(task).into());
-        let at_peak: std::collections::HashSet<Holder> = holders_at_peak(dag, offsets).into_iter().map(|(holder, _)| holder).collect();
+        let kernel = |step: u64| {
+            offsets
+                .order
+                .get(step as usize)
+                .map_or(String::new(), |&task| dag.task_name(task).into())
+        };
+        let at_peak: std::collections::HashSet<Holder> = holders_at_peak(dag, offsets)
+            .into_iter()
+            .map(|(holder, _)| holder)
+            .collect();
         let row = |name: String, kind: &str, start: u64, end: u64, holder: Holder| Row {
             name,
             kind: kind.into(),
@@ -164,7 +202,9 @@ impl PlanFile {
             end,
             at_peak: at_peak.contains(&holder),
         };
-        let in_slab = (0u32..).zip(&dag.buffers).filter(|(_, buffer)| buffer.space == slabwise_planner::Space::Device);
+        let in_slab = (0u32..)
+            .zip(&dag.buffers)
+            .filter(|(_, buffer)| buffer.space == slabwise_planner::Space::Device);
         let buffers = in_slab.map(|(id, buffer)| {
             let life = offsets.lifetimes[id as usize];
             Row {
@@ -173,23 +213,49 @@ impl PlanFile {
                 bytes: buffer.bytes,
                 occupied_bytes: buffer.occupied(),
                 offset: offsets.offsets[id as usize],
-                ..row(buffer.name.clone(), buffer.kind.label(), life.start, life.end, Holder::Buffer(slabwise_planner::BufferId(id)))
+                ..row(
+                    buffer.name.clone(),
+                    buffer.kind.label(),
+                    life.start,
+                    life.end,
+                    Holder::Buffer(slabwise_planner::BufferId(id)),
+                )
             }
         });
-        let workspaces = (0u64..).zip(&offsets.order).map(|(step, id)| (step, *id, &dag.tasks[id.index()]));
-        let workspaces = workspaces.filter(|(_, _, task)| task.workspace > 0).map(|(step, id, task)| Row {
-            // Its own it has none; but it is one layer's values that the task makes.
-            layer: task.writes.iter().chain(&task.reads).next().map_or(String::new(), |b| dag.buffers[b.index()].layer.clone()),
-            bytes: task.workspace,
-            occupied_bytes: task.workspace_occupied(),
-            offset: offsets.workspace_offsets[id.index()],
-            ..row(format!("workspace of {}", task.name), "workspace", step, step + 1, Holder::Workspace(id))
-        });
+        let workspaces = (0u64..)
+            .zip(&offsets.order)
+            .map(|(step, id)| (step, *id, &dag.tasks[id.index()]));
+        let workspaces =
+            workspaces
+                .filter(|(_, _, task)| task.workspace > 0)
+                .map(|(step, id, task)| Row {
+                    // Its own it has none; but it is one layer's values that the task makes.
+                    layer: task
+                        .writes
+                        .iter()
+                        .chain(&task.reads)
+                        .next()
+                        .map_or(String::new(), |b| dag.buffers[b.index()].layer.clone()),
+                    bytes: task.workspace,
+                    occupied_bytes: task.workspace_occupied(),
+                    offset: offsets.workspace_offsets[id.index()],
+                    ..row(
+                        format!("workspace of {}", task.name),
+                        "workspace",
+                        step,
+                        step + 1,
+                        Holder::Workspace(id),
+                    )
+                });
         PlanFile {
             slab_bytes: plan.slab_bytes(),
             lower_bound_bytes: plan.lower_bound_bytes(),
             without_reuse_bytes: plan.without_reuse_bytes(),
-            peak: Peak { step: step as u64, kernel: kernel(step as u64), bytes },
+            peak: Peak {
+                step: step as u64,
+                kernel: kernel(step as u64),
+                bytes,
+            },
             buffers: buffers.chain(workspaces).collect(),
         }
     }
@@ -199,10 +265,16 @@ impl PlanFile {
     /// # Errors
     /// If it cannot be read, is too long or is no plan; what is malformed is named with its line.
     pub fn read_file(path: &Path) -> Result<PlanFile, PlanFileError> {
-        let wrong = |message| PlanFileError::Format { path: path.into(), message };
+        let wrong = |message| PlanFileError::Format {
+            path: path.into(),
+            message,
+        };
         let bytes = csv::read_packed(path, FILE_MAX)?;
         let text = str::from_utf8(&bytes).map_err(|error| {
-            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+            let line = 1 + bytes[..error.valid_up_to()]
+                .iter()
+                .filter(|&&byte| byte == b'\n')
+                .count();
             wrong(format!("line {line} is not UTF-8"))
         })?;
         PlanFile::read(text).map_err(wrong)
@@ -213,11 +285,22 @@ impl PlanFile {
     /// # Errors
     /// What is wrong, and at which line.
     pub fn read(text: &str) -> Result<PlanFile, String> {
-        let plan: PlanFile = serde_json::from_str(text)
-            .map_err(|e| format!("no plan as `slabwise plan --json` writes it: {}", shortened(&e.to_string(), MESSAGE_MAX)))?;
-        let sum: u128 = plan.buffers.iter().map(|row| u128::from(row.at_peak_bytes())).sum();
+        let plan: PlanFile = serde_json::from_str(text).map_err(|e| {
+            format!(
+                "no plan as `slabwise plan --json` writes it: {}",
+                shortened(&e.to_string(), MESSAGE_MAX)
+            )
+        })?;
+        let sum: u128 = plan
+            .buffers
+            .iter()
+            .map(|row| u128::from(row.at_peak_bytes()))
+            .sum();
         if sum != u128::from(plan.peak.bytes) {
-            return Err(format!("the peak has {} bytes, but what it says is alive there has {sum}", plan.peak.bytes));
+            return Err(format!(
+                "the peak has {} bytes, but what it says is alive there has {sum}",
+                plan.peak.bytes
+            ));
         }
         Ok(plan)
     }

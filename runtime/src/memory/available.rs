@@ -1,15 +1,18 @@
-//! How much memory the host has to give now: what its kernel says is available, within the limit of the control group.
+//! How much memory the host has to give now: what its kernel says is available, within the limit of
+//! the control group.
 //!
-//! Linux promises more than it has and ends a process when pages are touched that are not there. So what is asked for is compared with
-//! what can be touched before it is taken.
+//! Linux promises more than it has and ends a process when pages are touched that are not there. So
+//! what is asked for is compared with what can be touched before it is taken.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Requests below this are made without asking: reading the system's files would cost more than they are worth.
+/// Requests below this are made without asking: reading the system's files would cost more than
+/// they are worth.
 pub(crate) const WORTH_ASKING: u64 = 64 << 20;
 
-/// Bytes that the host can give without ending a process, swap included; `None` where the system does not say.
+/// Bytes that the host can give without ending a process, swap included; `None` where the system
+/// does not say.
 pub(crate) fn available() -> Option<u64> {
     let machine = of_machine(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").ok();
@@ -21,12 +24,20 @@ pub(crate) fn available() -> Option<u64> {
 fn of_machine(text: &str) -> Option<u64> {
     let kib = |key: &str| {
         let line = text.lines().find_map(|line| line.strip_prefix(key))?;
-        line.trim_start_matches(':').trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+        line.trim_start_matches(':')
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
     };
-    kib("MemAvailable")?.checked_add(kib("SwapFree").unwrap_or(0))?.checked_mul(1024)
+    kib("MemAvailable")?
+        .checked_add(kib("SwapFree").unwrap_or(0))?
+        .checked_mul(1024)
 }
 
-/// The least that the control groups of a process leave, from its own up to the root; `None` without a limit.
+/// The least that the control groups of a process leave, from its own up to the root; `None`
+/// without a limit.
 fn of_groups(text: &str, root: &Path) -> Option<u64> {
     let path = |line: &str| {
         let (_, rest) = line.split_once(':')?;
@@ -34,24 +45,45 @@ fn of_groups(text: &str, root: &Path) -> Option<u64> {
         let inside = path.trim_start_matches('/');
         match controllers {
             "" => Some(root.join(inside)),
-            list if list.split(',').any(|c| c == "memory") => Some(root.join("memory").join(inside)),
+            list if list.split(',').any(|c| c == "memory") => {
+                Some(root.join("memory").join(inside))
+            }
             _ => None,
         }
     };
     let groups: Vec<PathBuf> = text.lines().filter_map(path).collect();
-    let folders = groups.iter().flat_map(|group| group.ancestors().take_while(|folder| folder.starts_with(root)));
+    let folders = groups.iter().flat_map(|group| {
+        group
+            .ancestors()
+            .take_while(|folder| folder.starts_with(root))
+    });
     folders.filter_map(of_group).min()
 }
 
-/// What one control group leaves, of either version: its limit less what it has in use, file pages that can be dropped aside.
+/// What one control group leaves, of either version: its limit less what it has in use, file pages
+/// that can be dropped aside.
 fn of_group(folder: &Path) -> Option<u64> {
-    let number = |name: &str| fs::read_to_string(folder.join(name)).ok()?.trim().parse::<u64>().ok();
+    let number = |name: &str| {
+        fs::read_to_string(folder.join(name))
+            .ok()?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    };
     let (limit, used) = match number("memory.max") {
         Some(limit) => (limit, number("memory.current")?),
-        None => (number("memory.limit_in_bytes")?, number("memory.usage_in_bytes")?),
+        None => (
+            number("memory.limit_in_bytes")?,
+            number("memory.usage_in_bytes")?,
+        ),
     };
     let statistics = fs::read_to_string(folder.join("memory.stat")).unwrap_or_default();
-    let dropped = statistics.lines().find_map(|line| line.strip_prefix("inactive_file ")?.trim().parse::<u64>().ok());
+    let dropped = statistics.lines().find_map(|line| {
+        line.strip_prefix("inactive_file ")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     Some(limit.saturating_sub(used.saturating_sub(dropped.unwrap_or(0))))
 }
 
@@ -79,11 +111,17 @@ mod tests {
         write("a/b/memory.current", "900\n");
         write("a/memory.max", "1000\n");
         write("a/memory.current", "900\n");
-        write("a/memory.stat", "anon 100\ninactive_file 300\nactive_file 7\n");
+        write(
+            "a/memory.stat",
+            "anon 100\ninactive_file 300\nactive_file 7\n",
+        );
         assert_eq!(of_groups("0::/a/b\n", root.path()), Some(400));
         write("memory/job/memory.limit_in_bytes", "500\n");
         write("memory/job/memory.usage_in_bytes", "450\n");
-        assert_eq!(of_groups("5:cpu,cpuacct:/job\n4:memory:/job\n", root.path()), Some(50));
+        assert_eq!(
+            of_groups("5:cpu,cpuacct:/job\n4:memory:/job\n", root.path()),
+            Some(50)
+        );
         assert_eq!(of_groups("0::/elsewhere\n", root.path()), None);
     }
 }

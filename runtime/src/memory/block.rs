@@ -1,8 +1,9 @@
-//! The table of blocks: who holds which bytes, on the host's side alone. Nothing is written into the memory itself.
+//! The table of blocks: who holds which bytes, on the host's side alone. Nothing is written into
+//! the memory itself.
 //!
-//! A block is a row. Rows name their neighbours by index, in address order within a *chain*: the blocks of one arena, or
-//! those inside a page of small blocks. A row that holds no block waits for the next one; its generation tells handles of
-//! the old block from those of the new.
+//! A block is a row. Rows name their neighbours by index, in address order within a *chain*: the
+//! blocks of one arena, or those inside a page of small blocks. A row that holds no block waits for
+//! the next one; its generation tells handles of the old block from those of the new.
 
 use slabwise_kernels::memory::Region;
 
@@ -11,7 +12,8 @@ use super::source::Stream;
 /// No row: the end of a chain or list.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A block that was handed out. It stays the same when the block moves, and is dead once the block was freed.
+/// A block that was handed out. It stays the same when the block moves, and is dead once the block
+/// was freed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Handle {
     pub(crate) index: u32,
@@ -61,7 +63,8 @@ pub(crate) struct Block {
     pub requested: u64,
     /// What the block is for, of a block in use.
     pub tag: u32,
-    /// The allocation that this block is, counted from 1; of a free one, the step at which it became free.
+    /// The allocation that this block is, counted from 1; of a free one, the step at which it
+    /// became free.
     pub since: u64,
     /// When the block became free, in nanoseconds; 0 unless idle blocks are looked for.
     pub idle_since: u64,
@@ -97,7 +100,11 @@ impl Block {
     }
 
     pub fn region(&self) -> Region {
-        Region { arena: self.arena, offset: self.offset, bytes: self.bytes }
+        Region {
+            arena: self.arena,
+            offset: self.offset,
+            bytes: self.bytes,
+        }
     }
 
     /// Whether it is all of its chain.
@@ -133,11 +140,17 @@ impl Table {
         match self.unused.pop() {
             Some(index) => {
                 let generation = self[index].generation;
-                self[index] = Block { generation, ..block };
+                self[index] = Block {
+                    generation,
+                    ..block
+                };
                 index
             }
             None => {
-                let index = u32::try_from(self.rows.len()).ok().filter(|i| *i != NONE).expect("fewer blocks than 2^32 - 1");
+                let index = u32::try_from(self.rows.len())
+                    .ok()
+                    .filter(|i| *i != NONE)
+                    .expect("fewer blocks than 2^32 - 1");
                 self.rows.push(block);
                 // Rows are given back without allocating: there is room for all of them.
                 self.unused.reserve(self.rows.len() - self.unused.len());
@@ -150,7 +163,10 @@ impl Table {
     pub fn remove(&mut self, index: u32) {
         let row = &mut self[index];
         let generation = row.generation.wrapping_add(1);
-        *row = Block { generation, ..Block::default() };
+        *row = Block {
+            generation,
+            ..Block::default()
+        };
         self.unused.push(index);
     }
 
@@ -161,19 +177,32 @@ impl Table {
     }
 
     pub fn handle(&self, index: u32) -> Handle {
-        Handle { index, generation: self[index].generation }
+        Handle {
+            index,
+            generation: self[index].generation,
+        }
     }
 
     /// Every row with a block.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Block)> {
-        self.rows.iter().enumerate().filter(|(_, b)| b.state != State::Unused).map(|(i, b)| (i as u32, b))
+        self.rows
+            .iter()
+            .enumerate()
+            .filter(|(_, b)| b.state != State::Unused)
+            .map(|(i, b)| (i as u32, b))
     }
 
     /// Cuts a block after `bytes` bytes; the rest is a row of its own, with the same state.
     pub fn split(&mut self, index: u32, bytes: u64) -> u32 {
         let block = self[index];
         debug_assert!(bytes > 0 && bytes < block.bytes);
-        let rest = Block { offset: block.offset + bytes, bytes: block.bytes - bytes, before: index, pins: 0, ..block };
+        let rest = Block {
+            offset: block.offset + bytes,
+            bytes: block.bytes - bytes,
+            before: index,
+            pins: 0,
+            ..block
+        };
         let rest = self.add(rest);
         if block.after != NONE {
             self[block.after].before = rest;
@@ -187,7 +216,10 @@ impl Table {
     pub fn join(&mut self, index: u32) {
         let after = self[index].after;
         let gone = self[after];
-        debug_assert_eq!((self[index].arena, self[index].end()), (gone.arena, gone.offset));
+        debug_assert_eq!(
+            (self[index].arena, self[index].end()),
+            (gone.arena, gone.offset)
+        );
         let block = &mut self[index];
         block.bytes += gone.bytes;
         block.after = gone.after;
@@ -197,7 +229,8 @@ impl Table {
         self.remove(after);
     }
 
-    /// Exchanges the places of two blocks of equal size: each gets the other's address and neighbours.
+    /// Exchanges the places of two blocks of equal size: each gets the other's address and
+    /// neighbours.
     pub fn exchange(&mut self, a: u32, b: u32) {
         let (x, y) = (self[a], self[b]);
         debug_assert_eq!(x.bytes, y.bytes);
@@ -208,9 +241,11 @@ impl Table {
             l => l,
         };
         let row = &mut self[a];
-        (row.arena, row.offset, row.before, row.after) = (y.arena, y.offset, other(y.before), other(y.after));
+        (row.arena, row.offset, row.before, row.after) =
+            (y.arena, y.offset, other(y.before), other(y.after));
         let row = &mut self[b];
-        (row.arena, row.offset, row.before, row.after) = (x.arena, x.offset, other(x.before), other(x.after));
+        (row.arena, row.offset, row.before, row.after) =
+            (x.arena, x.offset, other(x.before), other(x.after));
         for row in [a, b] {
             let (before, after) = (self[row].before, self[row].after);
             if before != NONE {
@@ -222,7 +257,8 @@ impl Table {
         }
     }
 
-    /// A block and the free block before it change places: the block moves down, the free bytes come after it.
+    /// A block and the free block before it change places: the block moves down, the free bytes
+    /// come after it.
     pub fn slide_down(&mut self, block: u32) {
         let free = self[block].before;
         let (f, b) = (self[free], self[block]);
@@ -246,7 +282,11 @@ mod tests {
     /// A chain of three blocks of 10 bytes.
     fn three() -> (Table, [u32; 3]) {
         let mut table = Table::default();
-        let a = table.add(Block { bytes: 30, state: State::Free, ..Block::default() });
+        let a = table.add(Block {
+            bytes: 30,
+            state: State::Free,
+            ..Block::default()
+        });
         let b = table.split(a, 10);
         let c = table.split(b, 10);
         (table, [a, b, c])
@@ -282,7 +322,10 @@ mod tests {
         table.slide_down(b);
         assert_eq!(chain(&table, b), [(b, 0), (a, 10), (c, 20)]);
         table.join(a);
-        assert_eq!((chain(&table, b), table[a].bytes), (vec![(b, 0), (a, 10)], 20));
+        assert_eq!(
+            (chain(&table, b), table[a].bytes),
+            (vec![(b, 0), (a, 10)], 20)
+        );
     }
 
     #[test]
@@ -293,9 +336,18 @@ mod tests {
         assert_eq!(table.live(handle), Some(a));
         table.remove(a);
         assert_eq!(table.live(handle), None);
-        let again = table.add(Block { state: State::Live, ..Block::default() });
+        let again = table.add(Block {
+            state: State::Live,
+            ..Block::default()
+        });
         assert_eq!(again, a, "rows are used again");
         assert_eq!(table.live(handle), None);
-        assert_eq!(table.live(Handle { index: 99, generation: 0 }), None);
+        assert_eq!(
+            table.live(Handle {
+                index: 99,
+                generation: 0
+            }),
+            None
+        );
     }
 }

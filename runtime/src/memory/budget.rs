@@ -14,14 +14,14 @@ pub enum Budget {
     Unlimited,
     /// So many bytes for weights, state and slab together.
     Bytes(Bytes),
-    /// For the slab, this part of what the first program of the session needs if nothing is computed twice; weights and state
-    /// come on top.
+    /// For the slab, this part of what the first program of the session needs if nothing is
+    /// computed twice; weights and state come on top.
     Fraction(f64),
 }
 
 impl Budget {
-    /// The bytes there are for the slab beside `persistent` bytes of weights and state; `once` is what it needs if nothing is
-    /// computed twice. `None` if there is no limit.
+    /// The bytes there are for the slab beside `persistent` bytes of weights and state; `once` is
+    /// what it needs if nothing is computed twice. `None` if there is no limit.
     fn room(self, persistent: u64, once: u64) -> Option<u64> {
         match self {
             Budget::Unlimited => None,
@@ -40,7 +40,10 @@ pub(crate) struct Allowance {
 
 impl Allowance {
     pub fn new(budget: Budget) -> Self {
-        Allowance { budget, settled: None }
+        Allowance {
+            budget,
+            settled: None,
+        }
     }
 
     /// See [`Budget::room`].
@@ -55,7 +58,11 @@ impl Allowance {
 
     /// The most bytes for everything together, if the budget says so.
     pub fn bytes(&self) -> Option<Bytes> {
-        if let Budget::Bytes(bytes) = self.budget { Some(bytes) } else { None }
+        if let Budget::Bytes(bytes) = self.budget {
+            Some(bytes)
+        } else {
+            None
+        }
     }
 }
 
@@ -76,16 +83,29 @@ impl FromStr for Budget {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong =
-            || Error::Value(format!("`{}` is neither a number of bytes, such as 24MiB, nor a percentage, such as 50%", brief(text)));
+        let wrong = || {
+            Error::Value(format!(
+                "`{}` is neither a number of bytes, such as 24MiB, nor a percentage, such as 50%",
+                brief(text)
+            ))
+        };
         let Some(percent) = text.trim().strip_suffix('%') else {
-            return text.parse().map(Budget::Bytes).map_err(|error| match error {
-                BytesError::Unit { .. } | BytesError::Overflow(_) => Error::Value(error.to_string()),
-                _ => wrong(),
-            });
+            return text
+                .parse()
+                .map(Budget::Bytes)
+                .map_err(|error| match error {
+                    BytesError::Unit { .. } | BytesError::Overflow(_) => {
+                        Error::Value(error.to_string())
+                    }
+                    _ => wrong(),
+                });
         };
         let percent: f64 = percent.trim().parse().map_err(|_| wrong())?;
-        if percent.is_finite() && percent >= 0.0 { Ok(Budget::Fraction(percent / 100.0)) } else { Err(wrong()) }
+        if percent.is_finite() && percent >= 0.0 {
+            Ok(Budget::Fraction(percent / 100.0))
+        } else {
+            Err(wrong())
+        }
     }
 }
 
@@ -99,7 +119,11 @@ mod tests {
         assert_eq!(read("50%"), Some(Budget::Fraction(0.5)));
         assert_eq!(read(" 12.5 % "), Some(Budget::Fraction(0.125)));
         assert_eq!(read("24MiB"), Some(Budget::Bytes(Bytes(24 << 20))));
-        assert!(["-5%", "inf%", "nan%", "%", "", "-3", "3parsecs"].iter().all(|text| read(text).is_none()));
+        assert!(
+            ["-5%", "inf%", "nan%", "%", "", "-3", "3parsecs"]
+                .iter()
+                .all(|text| read(text).is_none())
+        );
     }
 
     #[test]

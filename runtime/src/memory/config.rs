@@ -6,35 +6,49 @@ use std::time::Duration;
 
 use slabwise_planner::{Bytes, brief};
 
-/// How a pool finds memory for a request. Each imitates an allocator in use, so that they can be compared.
+/// How a pool finds memory for a request. Each imitates an allocator in use, so that they can be
+/// compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
-    /// Two-level segregated fit (Masmano et al., 2004) with 32 lists for each power of two, a bounded best-fit scan within
-    /// a list, immediate coalescing, and pages for small blocks.
+    /// Two-level segregated fit (Masmano et al., 2004) with 32 lists for each power of two, a
+    /// bounded best-fit scan within a list, immediate coalescing, and pages for small blocks.
     #[default]
     Tlsf,
-    /// XLA's best fit with coalescing, as JAX uses on GPUs: 21 bins of 256·2ᵇ bytes, the smallest block that fits, split if it
-    /// is at least twice the request or 128 MiB would be left.
+    /// XLA's best fit with coalescing, as JAX uses on GPUs: 21 bins of 256·2ᵇ bytes, the smallest
+    /// block that fits, split if it is at least twice the request or 128 MiB would be left.
     Bfc,
-    /// MXNet's `Naive`: requests rounded up to a page, above 2 MiB to 2 MiB; blocks of exactly that size are kept and never split.
+    /// MXNet's `Naive`: requests rounded up to a page, above 2 MiB to 2 MiB; blocks of exactly that
+    /// size are kept and never split.
     Naive,
-    /// MXNet's `Round`: requests rounded up to a power of two, above the cutoff to a multiple of it; blocks are never split.
+    /// MXNet's `Round`: requests rounded up to a power of two, above the cutoff to a multiple of
+    /// it; blocks are never split.
     Round,
-    /// MXNet's `Unpooled`: each request is a call of the driver, each free another, once the stream is done with the block.
+    /// MXNet's `Unpooled`: each request is a call of the driver, each free another, once the stream
+    /// is done with the block.
     Unpooled,
-    /// JAX's `platform` allocator: as `unpooled`, but a free waits for the device as `cudaFree` does, and no fraction limits it.
+    /// JAX's `platform` allocator: as `unpooled`, but a free waits for the device as `cudaFree`
+    /// does, and no fraction limits it.
     Platform,
     /// JAX's `cuda_async`: the driver's own stream-ordered pool; nothing is kept here.
     Async,
-    /// PyTorch's expandable segments: the lists of `tlsf` over one address range, to which memory is mapped page by page,
-    /// and in which pages of free blocks are mapped to where they are needed instead of being copied.
+    /// PyTorch's expandable segments: the lists of `tlsf` over one address range, to which memory
+    /// is mapped page by page, and in which pages of free blocks are mapped to where they are
+    /// needed instead of being copied.
     Vmm,
 }
 
 impl Policy {
     /// All of them.
-    pub const ALL: [Policy; 8] =
-        [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Unpooled, Policy::Platform, Policy::Async, Policy::Vmm];
+    pub const ALL: [Policy; 8] = [
+        Policy::Tlsf,
+        Policy::Bfc,
+        Policy::Naive,
+        Policy::Round,
+        Policy::Unpooled,
+        Policy::Platform,
+        Policy::Async,
+        Policy::Vmm,
+    ];
 
     /// Its name, as users write it.
     pub fn name(self) -> &'static str {
@@ -64,12 +78,22 @@ impl FromStr for Policy {
         Policy::ALL
             .into_iter()
             .find(|p| p.name() == text)
-            .ok_or_else(|| format!("unknown policy {:?}; there are {}", brief(text), names(&Policy::ALL)))
+            .ok_or_else(|| {
+                format!(
+                    "unknown policy {:?}; there are {}",
+                    brief(text),
+                    names(&Policy::ALL)
+                )
+            })
     }
 }
 
 fn names(policies: &[Policy]) -> String {
-    policies.iter().map(|p| p.name()).collect::<Vec<_>>().join(", ")
+    policies
+        .iter()
+        .map(|p| p.name())
+        .collect::<Vec<_>>()
+        .join(", ")
 }
 
 /// A setting that makes no sense.
@@ -84,24 +108,29 @@ pub struct ConfigError {
     pub expected: String,
 }
 
-/// What a user sets about a pool; what is `None` is read from the environment, and has a default if it is not there either.
+/// What a user sets about a pool; what is `None` is read from the environment, and has a default if
+/// it is not there either.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryConfig {
-    /// `SLABWISE_ALLOCATOR` (`pool`, `platform`, `async`, `vmm`) and `SLABWISE_POOL` (`tlsf`, `bfc`, `naive`, `round`,
-    /// `unpooled`) together say the policy; `tlsf` by default.
+    /// `SLABWISE_ALLOCATOR` (`pool`, `platform`, `async`, `vmm`) and `SLABWISE_POOL` (`tlsf`,
+    /// `bfc`, `naive`, `round`, `unpooled`) together say the policy; `tlsf` by default.
     pub policy: Option<Policy>,
-    /// `SLABWISE_PREALLOCATE`: whether the pool takes all that it may at the first use. Devices do by default, the host does not.
+    /// `SLABWISE_PREALLOCATE`: whether the pool takes all that it may at the first use. Devices do
+    /// by default, the host does not.
     pub preallocate: Option<bool>,
-    /// `SLABWISE_MEM_FRACTION`: the part of the device's total memory that the pool may take, above 0 and at most 1; 0.75 by default.
+    /// `SLABWISE_MEM_FRACTION`: the part of the device's total memory that the pool may take, above
+    /// 0 and at most 1; 0.75 by default.
     pub fraction: Option<f64>,
     /// The most bytes that the pool may take, whatever the fraction says.
     pub limit: Option<u64>,
-    /// `SLABWISE_POOL_PAGE_SIZE`: bytes that `naive` and `round` round up to at least, a power of two; 4096 by default.
+    /// `SLABWISE_POOL_PAGE_SIZE`: bytes that `naive` and `round` round up to at least, a power of
+    /// two; 4096 by default.
     pub page_size: Option<u64>,
-    /// `SLABWISE_POOL_ROUND_CUTOFF`: requests up to 2 to this power are rounded up to powers of two by `round`; 20 to 34, 24 by default.
+    /// `SLABWISE_POOL_ROUND_CUTOFF`: requests up to 2 to this power are rounded up to powers of two
+    /// by `round`; 20 to 34, 24 by default.
     pub round_cutoff: Option<u32>,
-    /// `SLABWISE_POOL_RESERVE`: percent of the device's memory that `naive` and `round` leave free while they hold blocks that
-    /// nobody uses; 0 to 100, 5 by default.
+    /// `SLABWISE_POOL_RESERVE`: percent of the device's memory that `naive` and `round` leave free
+    /// while they hold blocks that nobody uses; 0 to 100, 5 by default.
     pub reserve: Option<u32>,
     /// Whether blocks are moved when a request would fail otherwise; they are by default.
     pub defragment: Option<bool>,
@@ -132,7 +161,10 @@ pub(crate) struct Settings {
 impl MemoryConfig {
     /// A configuration with this policy, whatever the environment says.
     pub fn with_policy(policy: Policy) -> MemoryConfig {
-        MemoryConfig { policy: Some(policy), ..MemoryConfig::default() }
+        MemoryConfig {
+            policy: Some(policy),
+            ..MemoryConfig::default()
+        }
     }
 
     /// The variables of the environment that say what fields leave open.
@@ -146,8 +178,8 @@ impl MemoryConfig {
         "SLABWISE_POOL_RESERVE",
     ];
 
-    /// The configuration with everything that is read from the environment or has a default filled in. Still `None` are what
-    /// the device decides, and limits that nobody set.
+    /// The configuration with everything that is read from the environment or has a default filled
+    /// in. Still `None` are what the device decides, and limits that nobody set.
     ///
     /// # Errors
     /// If a variable or a field makes no sense; the error names it.
@@ -155,7 +187,10 @@ impl MemoryConfig {
         self.resolved(environment)
     }
 
-    fn resolved(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<MemoryConfig, ConfigError> {
+    fn resolved(
+        &self,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<MemoryConfig, ConfigError> {
         let s = self.settings(lookup)?;
         Ok(MemoryConfig {
             policy: Some(s.policy),
@@ -175,10 +210,23 @@ impl MemoryConfig {
     /// What the environment and the defaults say, variables that make no sense left out; and those.
     pub fn survey() -> (MemoryConfig, Vec<ConfigError>) {
         let none = MemoryConfig::default();
-        let only = |name: &'static str| none.settings(|asked| if asked == name { environment(asked) } else { None });
-        let mistakes: Vec<ConfigError> = Self::VARIABLES.iter().filter_map(|name| only(name).err()).collect();
+        let only = |name: &'static str| {
+            none.settings(|asked| {
+                if asked == name {
+                    environment(asked)
+                } else {
+                    None
+                }
+            })
+        };
+        let mistakes: Vec<ConfigError> = Self::VARIABLES
+            .iter()
+            .filter_map(|name| only(name).err())
+            .collect();
         let sound = |name: &str| mistakes.iter().all(|mistake| mistake.name != name);
-        let config = none.resolved(|name| if sound(name) { environment(name) } else { None }).unwrap_or_default();
+        let config = none
+            .resolved(|name| if sound(name) { environment(name) } else { None })
+            .unwrap_or_default();
         (config, mistakes)
     }
 
@@ -186,14 +234,22 @@ impl MemoryConfig {
     ///
     /// # Errors
     /// If a variable or a field makes no sense. A variable that a field overrides is not looked at.
-    pub(crate) fn settings(&self, lookup: impl Fn(&str) -> Option<String>) -> Result<Settings, ConfigError> {
+    pub(crate) fn settings(
+        &self,
+        lookup: impl Fn(&str) -> Option<String>,
+    ) -> Result<Settings, ConfigError> {
         let policy = match self.policy {
             Some(policy) => policy,
             None => policy_of(&lookup)?,
         };
-        let fraction = setting(self.fraction, &lookup, "SLABWISE_MEM_FRACTION", 0.75, "a number above 0 and at most 1", |f: &f64| {
-            *f > 0.0 && *f <= 1.0
-        })?;
+        let fraction = setting(
+            self.fraction,
+            &lookup,
+            "SLABWISE_MEM_FRACTION",
+            0.75,
+            "a number above 0 and at most 1",
+            |f: &f64| *f > 0.0 && *f <= 1.0,
+        )?;
         let preallocate = match (self.preallocate, lookup("SLABWISE_PREALLOCATE")) {
             (Some(set), _) => Some(set),
             (None, None) => None,
@@ -208,18 +264,44 @@ impl MemoryConfig {
         let page_size = match (self.page_size, page) {
             (Some(bytes), _) => bytes,
             (None, None) => 4096,
-            (None, Some(text)) => text.parse::<Bytes>().map_err(|_| wrong("SLABWISE_POOL_PAGE_SIZE", text, expected))?.0,
+            (None, Some(text)) => {
+                text.parse::<Bytes>()
+                    .map_err(|_| wrong("SLABWISE_POOL_PAGE_SIZE", text, expected))?
+                    .0
+            }
         };
         if !page_size.is_power_of_two() || !(256..=1 << 30).contains(&page_size) {
-            return Err(wrong("SLABWISE_POOL_PAGE_SIZE", page_size.to_string(), expected));
+            return Err(wrong(
+                "SLABWISE_POOL_PAGE_SIZE",
+                page_size.to_string(),
+                expected,
+            ));
         }
         let cutoff = |n: &u32| (20..=34).contains(n);
         let at_most_100 = |n: &u32| *n <= 100;
-        let round_cutoff = setting(self.round_cutoff, &lookup, "SLABWISE_POOL_ROUND_CUTOFF", 24, "a whole number from 20 to 34", cutoff)?;
-        let reserve = setting(self.reserve, &lookup, "SLABWISE_POOL_RESERVE", 5, "a whole percentage from 0 to 100", at_most_100)?;
+        let round_cutoff = setting(
+            self.round_cutoff,
+            &lookup,
+            "SLABWISE_POOL_ROUND_CUTOFF",
+            24,
+            "a whole number from 20 to 34",
+            cutoff,
+        )?;
+        let reserve = setting(
+            self.reserve,
+            &lookup,
+            "SLABWISE_POOL_RESERVE",
+            5,
+            "a whole percentage from 0 to 100",
+            at_most_100,
+        )?;
         let defragment_rate = self.defragment_rate.unwrap_or(1.0);
         if !(0.0..=1e6).contains(&defragment_rate) {
-            return Err(wrong("defragment_rate", defragment_rate.to_string(), "a number from 0 to 1000000"));
+            return Err(wrong(
+                "defragment_rate",
+                defragment_rate.to_string(),
+                "a number from 0 to 1000000",
+            ));
         }
         Ok(Settings {
             policy,
@@ -242,19 +324,30 @@ pub(crate) use crate::settings::variable as environment;
 
 /// `SLABWISE_ALLOCATOR` and `SLABWISE_POOL` together.
 fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigError> {
-    const POOLS: [Policy; 5] = [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Unpooled];
+    const POOLS: [Policy; 5] = [
+        Policy::Tlsf,
+        Policy::Bfc,
+        Policy::Naive,
+        Policy::Round,
+        Policy::Unpooled,
+    ];
     const OTHERS: [Policy; 3] = [Policy::Platform, Policy::Async, Policy::Vmm];
     let named = |of: &[Policy], text: &str| of.iter().copied().find(|p| p.name() == text);
     let pool = match lookup("SLABWISE_POOL") {
         None => Policy::Tlsf,
-        Some(text) => named(&POOLS, text.trim()).ok_or_else(|| wrong("SLABWISE_POOL", text, &format!("one of {}", names(&POOLS))))?,
+        Some(text) => named(&POOLS, text.trim())
+            .ok_or_else(|| wrong("SLABWISE_POOL", text, &format!("one of {}", names(&POOLS))))?,
     };
     match lookup("SLABWISE_ALLOCATOR") {
         None => Ok(pool),
         Some(text) if text.trim() == "pool" => Ok(pool),
-        Some(text) => {
-            named(&OTHERS, text.trim()).ok_or_else(|| wrong("SLABWISE_ALLOCATOR", text, &format!("one of pool, {}", names(&OTHERS))))
-        }
+        Some(text) => named(&OTHERS, text.trim()).ok_or_else(|| {
+            wrong(
+                "SLABWISE_ALLOCATOR",
+                text,
+                &format!("one of pool, {}", names(&OTHERS)),
+            )
+        }),
     }
 }
 
@@ -274,11 +367,17 @@ fn setting<T: FromStr + Copy + ToString>(
             Some(text) => (text.trim().parse().ok(), text),
         },
     };
-    value.filter(allowed).ok_or_else(|| wrong(name, text, expected))
+    value
+        .filter(allowed)
+        .ok_or_else(|| wrong(name, text, expected))
 }
 
 fn wrong(name: &'static str, value: String, expected: &str) -> ConfigError {
-    ConfigError { name, value, expected: expected.into() }
+    ConfigError {
+        name,
+        value,
+        expected: expected.into(),
+    }
 }
 
 #[cfg(test)]
@@ -286,15 +385,26 @@ mod tests {
     use super::*;
 
     fn read(fields: &MemoryConfig, variables: &[(&str, &str)]) -> Result<Settings, ConfigError> {
-        fields.settings(|name| variables.iter().find(|(n, _)| *n == name).map(|(_, v)| v.to_string()))
+        fields.settings(|name| {
+            variables
+                .iter()
+                .find(|(n, _)| *n == name)
+                .map(|(_, v)| v.to_string())
+        })
     }
 
     #[test]
     fn fields_win_over_variables_and_variables_over_defaults() {
         let none = MemoryConfig::default();
         let defaults = read(&none, &[]).expect("defaults make sense");
-        assert_eq!((defaults.policy, defaults.fraction, defaults.preallocate), (Policy::Tlsf, 0.75, None));
-        assert_eq!((defaults.page_size, defaults.round_cutoff, defaults.reserve), (4096, 24, 5));
+        assert_eq!(
+            (defaults.policy, defaults.fraction, defaults.preallocate),
+            (Policy::Tlsf, 0.75, None)
+        );
+        assert_eq!(
+            (defaults.page_size, defaults.round_cutoff, defaults.reserve),
+            (4096, 24, 5)
+        );
         let variables = [
             ("SLABWISE_POOL", "bfc"),
             ("SLABWISE_MEM_FRACTION", "0.4"),
@@ -304,14 +414,36 @@ mod tests {
             ("SLABWISE_POOL_RESERVE", "10"),
         ];
         let set = read(&none, &variables).expect("they make sense");
-        assert_eq!((set.policy, set.fraction, set.preallocate), (Policy::Bfc, 0.4, Some(false)));
-        assert_eq!((set.page_size, set.round_cutoff, set.reserve), (65536, 20, 10));
-        let fields = MemoryConfig { policy: Some(Policy::Round), fraction: Some(1.0), preallocate: Some(true), ..none.clone() };
+        assert_eq!(
+            (set.policy, set.fraction, set.preallocate),
+            (Policy::Bfc, 0.4, Some(false))
+        );
+        assert_eq!(
+            (set.page_size, set.round_cutoff, set.reserve),
+            (65536, 20, 10)
+        );
+        let fields = MemoryConfig {
+            policy: Some(Policy::Round),
+            fraction: Some(1.0),
+            preallocate: Some(true),
+            ..none.clone()
+        };
         let set = read(&fields, &variables).expect("they make sense");
-        assert_eq!((set.policy, set.fraction, set.preallocate, set.reserve), (Policy::Round, 1.0, Some(true), 10));
-        for (allocator, expected) in [("pool", Policy::Bfc), ("platform", Policy::Platform), ("async", Policy::Async), ("vmm", Policy::Vmm)]
-        {
-            let set = read(&none, &[("SLABWISE_POOL", "bfc"), ("SLABWISE_ALLOCATOR", allocator)]).expect("it makes sense");
+        assert_eq!(
+            (set.policy, set.fraction, set.preallocate, set.reserve),
+            (Policy::Round, 1.0, Some(true), 10)
+        );
+        for (allocator, expected) in [
+            ("pool", Policy::Bfc),
+            ("platform", Policy::Platform),
+            ("async", Policy::Async),
+            ("vmm", Policy::Vmm),
+        ] {
+            let set = read(
+                &none,
+                &[("SLABWISE_POOL", "bfc"), ("SLABWISE_ALLOCATOR", allocator)],
+            )
+            .expect("it makes sense");
             assert_eq!(set.policy, expected);
         }
     }
@@ -325,19 +457,45 @@ mod tests {
                 assert!(error.to_string().starts_with(name), "{error}");
             }
         };
-        refused("SLABWISE_MEM_FRACTION", &["abc", "-1", "0", "NaN", "1.01", "inf"]);
+        refused(
+            "SLABWISE_MEM_FRACTION",
+            &["abc", "-1", "0", "NaN", "1.01", "inf"],
+        );
         refused("SLABWISE_PREALLOCATE", &["maybe", "2"]);
         refused("SLABWISE_ALLOCATOR", &["tlsf", "cuda"]);
         refused("SLABWISE_POOL", &["vmm", "best"]);
-        refused("SLABWISE_POOL_PAGE_SIZE", &["abc", "-4096", "5000", "0", "128", "99999999999999999999"]);
-        refused("SLABWISE_POOL_ROUND_CUTOFF", &["19", "35", "x", "-1", "24.5"]);
+        refused(
+            "SLABWISE_POOL_PAGE_SIZE",
+            &["abc", "-4096", "5000", "0", "128", "99999999999999999999"],
+        );
+        refused(
+            "SLABWISE_POOL_ROUND_CUTOFF",
+            &["19", "35", "x", "-1", "24.5"],
+        );
         refused("SLABWISE_POOL_RESERVE", &["101", "-1", "5%", "NaN"]);
         for fraction in [0.0, -1.0, f64::NAN, 1.5] {
-            let error = read(&MemoryConfig { fraction: Some(fraction), ..MemoryConfig::default() }, &[]).expect_err("nonsense");
+            let error = read(
+                &MemoryConfig {
+                    fraction: Some(fraction),
+                    ..MemoryConfig::default()
+                },
+                &[],
+            )
+            .expect_err("nonsense");
             assert_eq!(error.name, "SLABWISE_MEM_FRACTION");
         }
-        let rate = MemoryConfig { defragment_rate: Some(f64::NAN), ..MemoryConfig::default() };
-        assert_eq!(read(&rate, &[]).expect_err("nonsense").name, "defragment_rate");
-        assert!("best".parse::<Policy>().is_err_and(|e| e.contains("tlsf, bfc")));
+        let rate = MemoryConfig {
+            defragment_rate: Some(f64::NAN),
+            ..MemoryConfig::default()
+        };
+        assert_eq!(
+            read(&rate, &[]).expect_err("nonsense").name,
+            "defragment_rate"
+        );
+        assert!(
+            "best"
+                .parse::<Policy>()
+                .is_err_and(|e| e.contains("tlsf, bfc"))
+        );
     }
 }

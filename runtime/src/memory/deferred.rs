@@ -1,9 +1,11 @@
-//! Frees that wait: what is dropped anywhere, on any thread, is noted here and taken back at the pool's next operation.
+//! Frees that wait: what is dropped anywhere, on any thread, is noted here and taken back at the
+//! pool's next operation.
 //!
-//! Dropping must neither call a driver nor wait for a pool that another thread is in. So a drop only appends to a list under
-//! a lock of its own, which is held for no longer than that. `pending` lets the pool see without the lock that there is
-//! nothing to do; it is raised before the list's lock is given up and lowered while that is held, so that an item in the
-//! list is never without it.
+//! Dropping must neither call a driver nor wait for a pool that another thread is in. So a drop
+//! only appends to a list under a lock of its own, which is held for no longer than that. `pending`
+//! lets the pool see without the lock that there is nothing to do; it is raised before the list's
+//! lock is given up and lowered while that is held, so that an item in the list is never without
+//! it.
 
 use super::sync::{AtomicBool, Mutex, Ordering};
 
@@ -16,17 +18,24 @@ pub(crate) struct Deferred<T> {
 
 impl<T> Deferred<T> {
     pub(crate) fn new() -> Deferred<T> {
-        Deferred { items: Mutex::new(Vec::new()), pending: AtomicBool::new(false) }
+        Deferred {
+            items: Mutex::new(Vec::new()),
+            pending: AtomicBool::new(false),
+        }
     }
 
     /// Notes an item.
     pub(crate) fn push(&self, item: T) {
-        let mut items = self.items.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut items = self
+            .items
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         items.push(item);
         self.pending.store(true, Ordering::Release);
     }
 
-    /// Whether there may be items. An item of this thread, or one that this thread knows of, is never missed.
+    /// Whether there may be items. An item of this thread, or one that this thread knows of, is
+    /// never missed.
     pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::Acquire)
     }
@@ -36,7 +45,10 @@ impl<T> Deferred<T> {
         if !self.is_pending() {
             return;
         }
-        let mut items = self.items.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut items = self
+            .items
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
         self.pending.store(false, Ordering::Release);
         into.append(&mut items);
     }

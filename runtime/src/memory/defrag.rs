@@ -1,10 +1,12 @@
 //! Moving blocks so that free memory comes together.
 //!
-//! *Window eviction* first: of all stretches of addresses that are long enough for the request, the one with the fewest
-//! bytes in use whose blocks fit into holes elsewhere is emptied. If there is none, everything *slides down* until a hole is
-//! long enough. Pinned blocks stay where they are, and so does everything that is just being mapped.
+//! *Window eviction* first: of all stretches of addresses that are long enough for the request, the
+//! one with the fewest bytes in use whose blocks fit into holes elsewhere is emptied. If there is
+//! none, everything *slides down* until a hole is long enough. Pinned blocks stay where they are,
+//! and so does everything that is just being mapped.
 //!
-//! What is done here is done to the table; the copies follow, in the order of the list, while nobody may use the pool.
+//! What is done here is done to the table; the copies follow, in the order of the list, while
+//! nobody may use the pool.
 
 use std::collections::BTreeMap;
 
@@ -50,15 +52,22 @@ impl Ground<'_> {
     /// The first rows of all arenas, in their order.
     fn heads(&self) -> Vec<u32> {
         let is_head = |b: &Block| b.before == NONE && b.state != State::Unused;
-        // Inside a page, rows know their page; a page's own row knows the first inside, which knows it back.
+        // Inside a page, rows know their page; a page's own row knows the first inside, which knows
+        // it back.
         let outside = |b: &Block| b.page == NONE || b.state == State::Page;
-        let mut heads: Vec<(u32, u32)> = self.table.iter().filter(|(_, b)| is_head(b) && outside(b)).map(|(i, b)| (b.arena, i)).collect();
+        let mut heads: Vec<(u32, u32)> = self
+            .table
+            .iter()
+            .filter(|(_, b)| is_head(b) && outside(b))
+            .map(|(i, b)| (b.arena, i))
+            .collect();
         heads.sort_unstable();
         heads.into_iter().map(|(_, row)| row).collect()
     }
 
-    /// The stream whose copy of a block is ordered behind all that is done there, and before all that will be; `None` if the block
-    /// cannot be moved. What several streams are at work on in a page is ordered by none of them.
+    /// The stream whose copy of a block is ordered behind all that is done there, and before all
+    /// that will be; `None` if the block cannot be moved. What several streams are at work on in a
+    /// page is ordered by none of them.
     fn owner(&self, block: &Block) -> Option<Stream> {
         if !matches!(block.state, State::Live | State::Page) || block.pins > 0 {
             return None;
@@ -87,10 +96,19 @@ impl Ground<'_> {
             while at != NONE {
                 let block = &self.table[at];
                 let free = block.state == State::Free && self.streams.may_use(stream, block);
-                let owner = if free { Some(block.stream) } else { self.owner(block) };
+                let owner = if free {
+                    Some(block.stream)
+                } else {
+                    self.owner(block)
+                };
                 match (owner, runs.last_mut()) {
                     (Some(stream), Some(run)) => {
-                        run.push(Piece { row: at, bytes: block.bytes, live: if free { 0 } else { block.bytes }, stream });
+                        run.push(Piece {
+                            row: at,
+                            bytes: block.bytes,
+                            live: if free { 0 } else { block.bytes },
+                            stream,
+                        });
                     }
                     _ => runs.push(Vec::new()),
                 }
@@ -121,19 +139,36 @@ impl Ground<'_> {
             }
         }
         windows.sort_unstable();
-        let free: Vec<(u64, u32)> = runs.iter().flatten().filter(|p| p.live == 0).map(|p| (p.bytes, p.row)).collect();
-        windows.into_iter().take(WINDOWS).find_map(|(_, at, start, end)| self.empty(&runs[at][start..end], &free, stream))
+        let free: Vec<(u64, u32)> = runs
+            .iter()
+            .flatten()
+            .filter(|p| p.live == 0)
+            .map(|p| (p.bytes, p.row))
+            .collect();
+        windows
+            .into_iter()
+            .take(WINDOWS)
+            .find_map(|(_, at, start, end)| self.empty(&runs[at][start..end], &free, stream))
     }
 
-    /// Moves the blocks of a window into free blocks outside of it, if they all fit; the largest first, each into the smallest.
-    fn empty(&mut self, window: &[Piece], free: &[(u64, u32)], stream: Stream) -> Option<Vec<Move>> {
+    /// Moves the blocks of a window into free blocks outside of it, if they all fit; the largest
+    /// first, each into the smallest.
+    fn empty(
+        &mut self,
+        window: &[Piece],
+        free: &[(u64, u32)],
+        stream: Stream,
+    ) -> Option<Vec<Move>> {
         let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
         blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
         let alike = blocks.iter().all(|p| p.stream == stream);
         let mut holes: BTreeMap<(u64, u32), u64> = free
             .iter()
             .filter(|(_, row)| window.iter().all(|p| p.row != *row))
-            .filter(|(_, row)| self.streams.is_done(&self.table[*row]) || (alike && self.table[*row].stream == stream))
+            .filter(|(_, row)| {
+                self.streams.is_done(&self.table[*row])
+                    || (alike && self.table[*row].stream == stream)
+            })
             .map(|&(bytes, row)| ((bytes, row), 0))
             .collect();
         // On paper first: which hole each block goes to.
@@ -146,7 +181,8 @@ impl Ground<'_> {
             }
             chosen.push((hole, used));
         }
-        // A hole is filled from its start in the order in which it was chosen, so what is left of it is the row behind.
+        // A hole is filled from its start in the order in which it was chosen, so what is left of
+        // it is the row behind.
         let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
         let mut moves = Vec::with_capacity(blocks.len());
         let mut left = Vec::with_capacity(blocks.len());
@@ -157,11 +193,17 @@ impl Ground<'_> {
             let from = self.table[block.row].region();
             self.table.exchange(block.row, place);
             self.rebase(block.row);
-            moves.push(Move { row: block.row, from, to: self.table[block.row].region(), stream: block.stream });
+            moves.push(Move {
+                row: block.row,
+                from,
+                to: self.table[block.row].region(),
+                stream: block.stream,
+            });
             left.push((place, block.stream));
         }
         for (row, owner) in left {
-            (self.table[row].stream, self.table[row].sequence) = (owner, self.streams.submit(owner));
+            (self.table[row].stream, self.table[row].sequence) =
+                (owner, self.streams.submit(owner));
             self.chain.give(self.table, self.streams, row);
         }
         Some(moves)
@@ -185,10 +227,15 @@ impl Ground<'_> {
     /// How many bytes [`Ground::compact`] would move at most.
     pub fn movable_bytes(&self) -> u64 {
         let moves = |b: &Block| matches!(b.state, State::Live | State::Page) && b.pins == 0;
-        self.table.iter().filter(|(_, b)| moves(b) && (b.page == NONE || b.state == State::Page)).map(|(_, b)| b.bytes).sum()
+        self.table
+            .iter()
+            .filter(|(_, b)| moves(b) && (b.page == NONE || b.state == State::Page))
+            .map(|(_, b)| b.bytes)
+            .sum()
     }
 
-    /// Slides blocks down, arena by arena, until a free block has so many bytes. Copies are all for one stream.
+    /// Slides blocks down, arena by arena, until a free block has so many bytes. Copies are all for
+    /// one stream.
     pub fn compact(&mut self, bytes: u64, stream: Stream) -> Vec<Move> {
         let mut moves = Vec::new();
         for head in self.heads() {
@@ -211,14 +258,21 @@ impl Ground<'_> {
                     self.chain.unlist(self.table, at);
                     self.chain.unlist(self.table, after);
                     self.table.join(at);
-                    (self.table[at].stream, self.table[at].sequence) = (stream, self.streams.submitted(stream));
+                    (self.table[at].stream, self.table[at].sequence) =
+                        (stream, self.streams.submitted(stream));
                     self.chain.list(self.table, at);
                 } else if matches!(next.state, State::Live | State::Page) && next.pins == 0 {
                     self.chain.unlist(self.table, at);
                     self.table.slide_down(after);
                     self.rebase(after);
-                    moves.push(Move { row: after, from: next.region(), to: self.table[after].region(), stream });
-                    (self.table[at].stream, self.table[at].sequence) = (stream, self.streams.submit(stream));
+                    moves.push(Move {
+                        row: after,
+                        from: next.region(),
+                        to: self.table[after].region(),
+                        stream,
+                    });
+                    (self.table[at].stream, self.table[at].sequence) =
+                        (stream, self.streams.submit(stream));
                     self.chain.list(self.table, at);
                 } else {
                     at = after;
@@ -231,7 +285,11 @@ impl Ground<'_> {
 
 /// Calls `copy` for pieces of a move that do not overlap.
 pub(crate) fn in_pieces(Move { from, to, .. }: Move, mut copy: impl FnMut(Region, Region)) {
-    let step = if from.overlaps(&to) { from.offset.abs_diff(to.offset) } else { from.bytes };
+    let step = if from.overlaps(&to) {
+        from.offset.abs_diff(to.offset)
+    } else {
+        from.bytes
+    };
     let mut at = 0;
     while at < from.bytes {
         let bytes = step.min(from.bytes - at);

@@ -1,8 +1,8 @@
 //! A device without hardware: for tests, and for the replay of traces.
 //!
-//! Its total is settable, its clock stands still until it is told to go on, its streams do their work when they are told to,
-//! its driver fails when it is told to, and every call of the driver is counted. It can hold bytes, so that moves can be
-//! checked, or only count them.
+//! Its total is settable, its clock stands still until it is told to go on, its streams do their
+//! work when they are told to, its driver fails when it is told to, and every call of the driver is
+//! counted. It can hold bytes, so that moves can be checked, or only count them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,7 +12,8 @@ use slabwise_kernels::memory::Region;
 
 use super::source::{MemoryInfo, Range, Refused, Source, Stream};
 
-/// A device of a settable size. See the module documentation. Methods and [`Source`] work on a shared reference, from any thread.
+/// A device of a settable size. See the module documentation. Methods and [`Source`] work on a
+/// shared reference, from any thread.
 #[derive(Debug, Default)]
 pub struct FakeDevice {
     inner: Mutex<Inner>,
@@ -52,10 +53,17 @@ struct Arena {
 }
 
 impl FakeDevice {
-    /// A device of so many bytes. Its streams are always done, it has no address ranges, and holds no bytes.
+    /// A device of so many bytes. Its streams are always done, it has no address ranges, and holds
+    /// no bytes.
     pub fn new(total: u64) -> FakeDevice {
-        let inner = Inner { total, preallocates: true, ..Inner::default() };
-        FakeDevice { inner: Mutex::new(inner) }
+        let inner = Inner {
+            total,
+            preallocates: true,
+            ..Inner::default()
+        };
+        FakeDevice {
+            inner: Mutex::new(inner),
+        }
     }
 
     /// Offers address ranges, mapped in pages of so many bytes.
@@ -72,7 +80,8 @@ impl FakeDevice {
         self
     }
 
-    /// Whether pools take their bytes at the first use unless told otherwise; they do, unless this says no.
+    /// Whether pools take their bytes at the first use unless told otherwise; they do, unless this
+    /// says no.
     #[must_use]
     pub fn with_preallocation(self, preallocates: bool) -> FakeDevice {
         self.lock().preallocates = preallocates;
@@ -138,25 +147,37 @@ impl FakeDevice {
     /// Writes bytes, on a device that holds them.
     pub fn write(&self, region: Region, bytes: &[u8]) {
         let mut inner = self.lock();
-        let arena = inner.arenas.get_mut(&region.arena).expect("an arena there is");
+        let arena = inner
+            .arenas
+            .get_mut(&region.arena)
+            .expect("an arena there is");
         assert!(arena.has(region), "{region:?} has no memory");
-        arena.bytes[region.offset as usize..(region.offset + region.bytes) as usize].copy_from_slice(bytes);
+        arena.bytes[region.offset as usize..(region.offset + region.bytes) as usize]
+            .copy_from_slice(bytes);
     }
 
     /// Whether there is memory behind all of a region.
     pub fn has(&self, region: Region) -> bool {
-        self.lock().arenas.get(&region.arena).is_some_and(|arena| arena.has(region))
+        self.lock()
+            .arenas
+            .get(&region.arena)
+            .is_some_and(|arena| arena.has(region))
     }
 }
 
 impl Arena {
     fn has(&self, region: Region) -> bool {
-        let Some(end) = region.offset.checked_add(region.bytes) else { return false };
+        let Some(end) = region.offset.checked_add(region.bytes) else {
+            return false;
+        };
         match &self.pages {
             None => end <= self.mapped,
             Some((page, has)) => {
                 let pages = (region.offset / page) as usize..end.div_ceil(*page) as usize;
-                region.bytes == 0 || has.get(pages).is_some_and(|pages| pages.iter().all(|has| *has))
+                region.bytes == 0
+                    || has
+                        .get(pages)
+                        .is_some_and(|pages| pages.iter().all(|has| *has))
             }
         }
     }
@@ -168,7 +189,9 @@ impl Inner {
     }
 
     fn free(&self) -> u64 {
-        self.total.saturating_sub(self.used_elsewhere).saturating_sub(self.reserved())
+        self.total
+            .saturating_sub(self.used_elsewhere)
+            .saturating_sub(self.reserved())
     }
 
     /// Whether a call for so many bytes succeeds.
@@ -180,7 +203,11 @@ impl Inner {
             self.fail -= 1;
             return Err(Refused { bytes });
         }
-        if bytes > self.free() { Err(Refused { bytes }) } else { Ok(()) }
+        if bytes > self.free() {
+            Err(Refused { bytes })
+        } else {
+            Ok(())
+        }
     }
 
     fn add(&mut self, arena: Arena) -> u32 {
@@ -192,16 +219,33 @@ impl Inner {
 
     fn set_pages(&mut self, pages: Region, mapped: bool) {
         let (page, holds_bytes) = (self.page.unwrap_or(1), self.holds_bytes);
-        assert!(pages.offset.is_multiple_of(page) && pages.bytes.is_multiple_of(page), "{pages:?} is not whole pages of {page}");
-        let arena = self.arenas.get_mut(&pages.arena).expect("an arena there is");
+        assert!(
+            pages.offset.is_multiple_of(page) && pages.bytes.is_multiple_of(page),
+            "{pages:?} is not whole pages of {page}"
+        );
+        let arena = self
+            .arenas
+            .get_mut(&pages.arena)
+            .expect("an arena there is");
         let (_, has) = arena.pages.as_mut().expect("only ranges are mapped");
-        let (from, to) = ((pages.offset / page) as usize, ((pages.offset + pages.bytes) / page) as usize);
+        let (from, to) = (
+            (pages.offset / page) as usize,
+            ((pages.offset + pages.bytes) / page) as usize,
+        );
         if has.len() < to {
             has.resize(to, false);
         }
-        assert!(has[from..to].iter().all(|has| *has != mapped), "{pages:?} is in part {} already", if mapped { "mapped" } else { "bare" });
+        assert!(
+            has[from..to].iter().all(|has| *has != mapped),
+            "{pages:?} is in part {} already",
+            if mapped { "mapped" } else { "bare" }
+        );
         has[from..to].fill(mapped);
-        arena.mapped = if mapped { arena.mapped + pages.bytes } else { arena.mapped - pages.bytes };
+        arena.mapped = if mapped {
+            arena.mapped + pages.bytes
+        } else {
+            arena.mapped - pages.bytes
+        };
         if mapped && holds_bytes {
             let end = (pages.offset + pages.bytes) as usize;
             arena.bytes.resize(arena.bytes.len().max(end), 0);
@@ -213,28 +257,49 @@ impl Source for &FakeDevice {
     fn info(&mut self) -> MemoryInfo {
         let mut inner = self.lock();
         inner.calls += 1;
-        MemoryInfo { free: inner.free(), total: inner.total }
+        MemoryInfo {
+            free: inner.free(),
+            total: inner.total,
+        }
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
         let mut inner = self.lock();
         inner.give(bytes)?;
-        let held = if inner.holds_bytes { vec![0; bytes as usize] } else { Vec::new() };
-        Ok(inner.add(Arena { mapped: bytes, pages: None, bytes: held }))
+        let held = if inner.holds_bytes {
+            vec![0; bytes as usize]
+        } else {
+            Vec::new()
+        };
+        Ok(inner.add(Arena {
+            mapped: bytes,
+            pages: None,
+            bytes: held,
+        }))
     }
 
     fn release(&mut self, arena: u32) {
         let mut inner = self.lock();
         inner.calls += 1;
-        assert!(inner.arenas.remove(&arena).is_some(), "arena {arena} was released twice");
+        assert!(
+            inner.arenas.remove(&arena).is_some(),
+            "arena {arena} was released twice"
+        );
     }
 
     fn range(&mut self, _bytes: u64) -> Option<Range> {
         let mut inner = self.lock();
         let page = inner.page?;
         inner.calls += 1;
-        let arena = inner.add(Arena { pages: Some((page, Vec::new())), ..Arena::default() });
-        Some(Range { arena, page, pages_move: true })
+        let arena = inner.add(Arena {
+            pages: Some((page, Vec::new())),
+            ..Arena::default()
+        });
+        Some(Range {
+            arena,
+            page,
+            pages_move: true,
+        })
     }
 
     fn map(&mut self, pages: Region) -> Result<(), Refused> {
@@ -262,13 +327,21 @@ impl Source for &FakeDevice {
 
     fn copy(&mut self, _stream: Stream, from: Region, to: Region) {
         let mut inner = self.lock();
-        assert!(from.bytes == to.bytes && !from.overlaps(&to), "a copy of {from:?} to {to:?}");
+        assert!(
+            from.bytes == to.bytes && !from.overlaps(&to),
+            "a copy of {from:?} to {to:?}"
+        );
         inner.calls += 1;
         inner.copies += 1;
         inner.copied_bytes += from.bytes;
-        assert!([from, to].iter().all(|r| inner.arenas[&r.arena].has(*r)), "a copy of {from:?} to {to:?}, which have no memory");
+        assert!(
+            [from, to].iter().all(|r| inner.arenas[&r.arena].has(*r)),
+            "a copy of {from:?} to {to:?}, which have no memory"
+        );
         if inner.holds_bytes {
-            let held = inner.arenas[&from.arena].bytes[from.offset as usize..(from.offset + from.bytes) as usize].to_vec();
+            let held = inner.arenas[&from.arena].bytes
+                [from.offset as usize..(from.offset + from.bytes) as usize]
+                .to_vec();
             let arena = inner.arenas.get_mut(&to.arena).expect("seen above");
             arena.bytes[to.offset as usize..(to.offset + to.bytes) as usize].copy_from_slice(&held);
         }
@@ -278,7 +351,11 @@ impl Source for &FakeDevice {
         let mut inner = self.lock();
         inner.calls += 1;
         let progress = inner.streams.get(&stream).copied().unwrap_or_default();
-        if progress.by_hand { progress.completed } else { u64::MAX }
+        if progress.by_hand {
+            progress.completed
+        } else {
+            u64::MAX
+        }
     }
 
     fn synchronize(&mut self, stream: Stream, sequence: u64) {

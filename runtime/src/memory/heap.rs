@@ -56,7 +56,8 @@ pub(crate) struct Heap {
     pub has_callbacks: bool,
     /// Blocks are being moved; nobody may use the pool until that is done.
     pub moving: bool,
-    /// The source is being asked for what the pool needs before its first block: nobody else asks meanwhile.
+    /// The source is being asked for what the pool needs before its first block: nobody else asks
+    /// meanwhile.
     pub opening: bool,
     /// Bytes that calls under way ask for.
     pub reserving: u64,
@@ -126,8 +127,16 @@ impl Heap {
     /// The part of the device that is the pool's, and whether it is taken at once.
     pub fn set_capacity(&mut self, info: MemoryInfo, source_preallocates: bool) {
         // A product of 53 bits of fraction and 64 bits of total, rounded down.
-        let share = if self.settings.fraction >= 1.0 { info.total } else { (info.total as f64 * self.settings.fraction).floor() as u64 };
-        let own = if self.settings.policy == Policy::Platform { u64::MAX } else { share.min(info.total) };
+        let share = if self.settings.fraction >= 1.0 {
+            info.total
+        } else {
+            (info.total as f64 * self.settings.fraction).floor() as u64
+        };
+        let own = if self.settings.policy == Policy::Platform {
+            u64::MAX
+        } else {
+            share.min(info.total)
+        };
         let limit = own.min(self.settings.limit.unwrap_or(u64::MAX)) / GRANULE * GRANULE;
         let takes_all = matches!(self.settings.policy, Policy::Tlsf | Policy::Bfc);
         self.preallocates = takes_all && self.settings.preallocate.unwrap_or(source_preallocates);
@@ -140,11 +149,24 @@ impl Heap {
         match &mut self.engine {
             Engine::Chain(chain) => chain.add_segment(&mut self.table, arena, bytes, stream),
             Engine::Buckets(buckets) => {
-                let row = self.table.add(Block { arena, bytes, stream, ..Block::default() });
+                let row = self.table.add(Block {
+                    arena,
+                    bytes,
+                    stream,
+                    ..Block::default()
+                });
                 buckets.give(&mut self.table, row);
             }
             // The block of the request that asked for it, and nobody else's.
-            Engine::Direct => return Some(self.table.add(Block { arena, bytes, stream, state: State::Live, ..Block::default() })),
+            Engine::Direct => {
+                return Some(self.table.add(Block {
+                    arena,
+                    bytes,
+                    stream,
+                    state: State::Live,
+                    ..Block::default()
+                }));
+            }
         }
         None
     }
@@ -182,7 +204,13 @@ impl Heap {
         let row_of = &mut self.table[row];
         // Handles of the block die with it, whatever becomes of the row.
         row_of.generation = row_of.generation.wrapping_add(1);
-        (row_of.sequence, row_of.since, row_of.idle_since, row_of.requested, row_of.tag) = (sequence, step, now, 0, 0);
+        (
+            row_of.sequence,
+            row_of.since,
+            row_of.idle_since,
+            row_of.requested,
+            row_of.tag,
+        ) = (sequence, step, now, 0, 0);
         match &mut self.engine {
             Engine::Chain(chain) => {
                 chain.give(&mut self.table, &self.streams, row);
@@ -193,15 +221,34 @@ impl Heap {
                 Vec::new()
             }
             Engine::Direct => {
-                let Block { arena, bytes, stream, .. } = block;
+                let Block {
+                    arena,
+                    bytes,
+                    stream,
+                    ..
+                } = block;
                 let done = self.streams.is_done(&self.table[row]);
                 self.table.remove(row);
-                let back = |ordered| Call::Return { all: vec![Return::Release { arena, bytes, stream }], ordered };
+                let back = |ordered| Call::Return {
+                    all: vec![Return::Release {
+                        arena,
+                        bytes,
+                        stream,
+                    }],
+                    ordered,
+                };
                 match self.settings.policy {
                     Policy::Async => vec![back(true)],
-                    Policy::Platform if !done => vec![Call::Synchronize(self.streams.behind()), back(false)],
+                    Policy::Platform if !done => {
+                        vec![Call::Synchronize(self.streams.behind()), back(false)]
+                    }
                     Policy::Unpooled if !done => {
-                        self.waiting_arenas.push_back(Waiting { stream, sequence, arena, bytes });
+                        self.waiting_arenas.push_back(Waiting {
+                            stream,
+                            sequence,
+                            arena,
+                            bytes,
+                        });
                         Vec::new()
                     }
                     _ => vec![back(false)],
@@ -218,13 +265,24 @@ impl Heap {
         let mut all = Vec::new();
         let streams = &self.streams;
         self.waiting_arenas.retain(|w| {
-            let done = streams.is_done(&Block { stream: w.stream, sequence: w.sequence, ..Block::default() });
+            let done = streams.is_done(&Block {
+                stream: w.stream,
+                sequence: w.sequence,
+                ..Block::default()
+            });
             if done {
-                all.push(Return::Release { arena: w.arena, bytes: w.bytes, stream: w.stream });
+                all.push(Return::Release {
+                    arena: w.arena,
+                    bytes: w.bytes,
+                    stream: w.stream,
+                });
             }
             !done
         });
-        (!all.is_empty()).then_some(Call::Return { all, ordered: false })
+        (!all.is_empty()).then_some(Call::Return {
+            all,
+            ordered: false,
+        })
     }
 
     /// Whether arenas wait for their streams.
@@ -254,7 +312,14 @@ impl Heap {
     pub fn note(&mut self, action: Action, row: u32) {
         if self.journal.is_some() {
             let block = self.table[row];
-            self.note_at(action, Region { bytes: block.requested, ..block.region() }, &block);
+            self.note_at(
+                action,
+                Region {
+                    bytes: block.requested,
+                    ..block.region()
+                },
+                &block,
+            );
         }
     }
 
@@ -269,25 +334,55 @@ impl Heap {
             return;
         }
         let outer = self.table[m.row];
-        let mut at = if outer.state == State::Page { outer.page } else { m.row };
+        let mut at = if outer.state == State::Page {
+            outer.page
+        } else {
+            m.row
+        };
         while at != NONE {
             let block = self.table[at];
             if block.state == State::Live {
                 let inside = block.offset - outer.offset;
-                let place = |all: Region| Region { arena: all.arena, offset: all.offset + inside, bytes: block.requested };
+                let place = |all: Region| Region {
+                    arena: all.arena,
+                    offset: all.offset + inside,
+                    bytes: block.requested,
+                };
                 self.note_at(Action::MoveFrom, place(m.from), &block);
                 self.note_at(Action::MoveTo, place(m.to), &block);
             }
-            at = if outer.state == State::Page { block.after } else { NONE };
+            at = if outer.state == State::Page {
+                block.after
+            } else {
+                NONE
+            };
         }
     }
 
     /// As [`Heap::note`], of a place that is not where the block is.
     pub fn note_at(&mut self, action: Action, region: Region, block: &Block) {
-        let Statistics { bytes_in_use, pool_bytes, .. } = self.statistics;
-        let Block { stream, tag, since: allocation, .. } = *block;
+        let Statistics {
+            bytes_in_use,
+            pool_bytes,
+            ..
+        } = self.statistics;
+        let Block {
+            stream,
+            tag,
+            since: allocation,
+            ..
+        } = *block;
         if let Some(journal) = &mut self.journal {
-            journal.push(Event { action, region, stream, tag: TagId(tag), allocation, time_ns: self.now, bytes_in_use, pool_bytes });
+            journal.push(Event {
+                action,
+                region,
+                stream,
+                tag: TagId(tag),
+                allocation,
+                time_ns: self.now,
+                bytes_in_use,
+                pool_bytes,
+            });
         }
     }
 }

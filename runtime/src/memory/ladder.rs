@@ -1,8 +1,10 @@
-//! What is tried for a request, one rung after the other, until there is memory or a reason why not.
+//! What is tried for a request, one rung after the other, until there is memory or a reason why
+//! not.
 //!
-//! The ladder is a state machine without input or output: it looks at the table under the pool's lock and says which call of
-//! the driver is needed next; the pool makes the call without the lock and tells what came of it. So no lock is ever held
-//! across a driver call, and every path can be tested without a driver.
+//! The ladder is a state machine without input or output: it looks at the table under the pool's
+//! lock and says which call of the driver is needed next; the pool makes the call without the lock
+//! and tells what came of it. So no lock is ever held across a driver call, and every path can be
+//! tested without a driver.
 
 use slabwise_kernels::memory::Region;
 
@@ -127,7 +129,8 @@ pub(crate) enum Next {
     /// This row is the block.
     Served(u32),
     Call(Call),
-    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back after that.
+    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back
+    /// after that.
     Wait,
     Failed,
 }
@@ -182,18 +185,37 @@ impl Heap {
             Rung::Poll => {
                 let behind = self.streams.behind();
                 let streams: Vec<Stream> = behind.into_iter().map(|(stream, _)| stream).collect();
-                if streams.is_empty() { (Rung::Callbacks, None) } else { (Rung::SearchPolled, Some(Call::Poll(streams))) }
+                if streams.is_empty() {
+                    (Rung::Callbacks, None)
+                } else {
+                    (Rung::SearchPolled, Some(Call::Poll(streams)))
+                }
             }
             Rung::SearchPolled => (Rung::Callbacks, None),
-            Rung::Callbacks => (Rung::SearchAll, self.has_callbacks.then_some(Call::Callbacks)),
+            Rung::Callbacks => (
+                Rung::SearchAll,
+                self.has_callbacks.then_some(Call::Callbacks),
+            ),
             Rung::SearchAll => (Rung::EvictEarly, None),
             Rung::EvictEarly => {
-                // As much memory as is asked for lies about, if only in pieces: bytes that are moved once are cheaper than
-                // as many that are kept from then on.
-                let free = self.statistics.pool_bytes.saturating_sub(self.statistics.bytes_in_use);
-                let early = matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm) && free >= r.rounded;
-                let call = if early { self.evict(r, r.rounded) } else { None };
-                if call.is_some() { (Rung::SearchEvicted, call) } else { (Rung::Grow, None) }
+                // As much memory as is asked for lies about, if only in pieces: bytes that are
+                // moved once are cheaper than as many that are kept from then on.
+                let free = self
+                    .statistics
+                    .pool_bytes
+                    .saturating_sub(self.statistics.bytes_in_use);
+                let early =
+                    matches!(self.settings.policy, Policy::Tlsf | Policy::Vmm) && free >= r.rounded;
+                let call = if early {
+                    self.evict(r, r.rounded)
+                } else {
+                    None
+                };
+                if call.is_some() {
+                    (Rung::SearchEvicted, call)
+                } else {
+                    (Rung::Grow, None)
+                }
             }
             Rung::SearchEvicted => (Rung::Grow, None),
             Rung::Grow => match self.keep_reserve(r) {
@@ -205,7 +227,10 @@ impl Heap {
             Rung::Synchronize => {
                 let behind = self.streams.behind();
                 self.statistics.retries += 1;
-                (Rung::SearchSynchronized, (!behind.is_empty()).then_some(Call::Synchronize(behind)))
+                (
+                    Rung::SearchSynchronized,
+                    (!behind.is_empty()).then_some(Call::Synchronize(behind)),
+                )
             }
             Rung::SearchSynchronized => (Rung::TrimSynchronized, None),
             Rung::TrimSynchronized => (Rung::GrowSynchronized, self.trim_for_room()),
@@ -221,7 +246,8 @@ impl Heap {
 
     /// A call for more memory, after which this rung is climbed again; or the rung after it.
     fn grow_or(&mut self, r: &mut Request, next: Rung) -> (Rung, Option<Call>) {
-        // Where arenas are larger than the request, a refused one is asked for again in the least size.
+        // Where arenas are larger than the request, a refused one is asked for again in the least
+        // size.
         let patience = match &self.engine {
             Engine::Chain(chain) if chain.range.is_none() => 1,
             _ => 0,
@@ -237,18 +263,33 @@ impl Heap {
 
     /// What the source must be asked once, and what is taken at the first use.
     fn begin(&mut self) -> Option<Call> {
-        let Some(capacity) = self.capacity else { return Some(Call::Info) };
-        let Engine::Chain(chain) = &self.engine else { return None };
+        let Some(capacity) = self.capacity else {
+            return Some(Call::Info);
+        };
+        let Engine::Chain(chain) = &self.engine else {
+            return None;
+        };
         if std::mem::take(&mut self.preallocates) {
             self.reserving += capacity.limit;
-            return Some(Call::Reserve { bytes: capacity.limit, stream: Stream(0), ordered: false });
+            return Some(Call::Reserve {
+                bytes: capacity.limit,
+                stream: Stream(0),
+                ordered: false,
+            });
         }
         let ask = chain.range.is_none() && !self.range_refused && self.statistics.pool_bytes == 0;
-        ask.then_some(Call::Range { bytes: capacity.limit })
+        ask.then_some(Call::Range {
+            bytes: capacity.limit,
+        })
     }
 
     fn search(&mut self, r: &mut Request, effort: Effort) -> Option<u32> {
-        let Heap { table, streams, engine, .. } = self;
+        let Heap {
+            table,
+            streams,
+            engine,
+            ..
+        } = self;
         match engine {
             Engine::Chain(chain) => chain.take(table, streams, r.rounded, r.stream, effort),
             Engine::Buckets(buckets) => buckets.take(table, streams, r.rounded, r.stream),
@@ -259,27 +300,56 @@ impl Heap {
     /// Bytes that the pool may still take.
     fn room(&self) -> u64 {
         let limit = self.capacity.map_or(0, |c| c.limit);
-        limit.saturating_sub(self.statistics.pool_bytes).saturating_sub(self.reserving)
+        limit
+            .saturating_sub(self.statistics.pool_bytes)
+            .saturating_sub(self.reserving)
     }
 
     /// The call that gets memory for a request, if there is room for it.
     fn growth(&mut self, r: &mut Request) -> Option<Call> {
         let room = self.room();
-        let Heap { table, streams, engine, settings, .. } = self;
+        let Heap {
+            table,
+            streams,
+            engine,
+            settings,
+            ..
+        } = self;
         let call = match engine {
             Engine::Chain(chain) if chain.range.is_some() => {
-                let (hole, new) = chain.place_to_grow(table, streams, r.rounded, r.stream).filter(|(_, new)| *new <= room)?;
+                let (hole, new) = chain
+                    .place_to_grow(table, streams, r.rounded, r.stream)
+                    .filter(|(_, new)| *new <= room)?;
                 let row = chain.open(table, hole, new);
-                Call::Map { row, pages: table[row].region() }
+                Call::Map {
+                    row,
+                    pages: table[row].region(),
+                }
             }
             Engine::Chain(chain) => {
                 // A failed call is tried again with what is needed at least.
-                let wanted = if r.refused == 0 { chain.segment(r.rounded) } else { r.rounded };
+                let wanted = if r.refused == 0 {
+                    chain.segment(r.rounded)
+                } else {
+                    r.rounded
+                };
                 let bytes = if wanted <= room { wanted } else { r.rounded };
-                Call::Reserve { bytes, stream: r.stream, ordered: false }
+                Call::Reserve {
+                    bytes,
+                    stream: r.stream,
+                    ordered: false,
+                }
             }
-            Engine::Buckets(_) => Call::Reserve { bytes: r.rounded, stream: r.stream, ordered: false },
-            Engine::Direct => Call::Reserve { bytes: r.rounded, stream: r.stream, ordered: settings.policy == Policy::Async },
+            Engine::Buckets(_) => Call::Reserve {
+                bytes: r.rounded,
+                stream: r.stream,
+                ordered: false,
+            },
+            Engine::Direct => Call::Reserve {
+                bytes: r.rounded,
+                stream: r.stream,
+                ordered: settings.policy == Policy::Async,
+            },
         };
         let bytes = match &call {
             Call::Map { pages, .. } => pages.bytes,
@@ -294,21 +364,29 @@ impl Heap {
         Some(call)
     }
 
-    /// `naive` and `round` leave a part of the device free: before they take more, they ask what is free, and give back what
-    /// nobody uses if it is too little.
+    /// `naive` and `round` leave a part of the device free: before they take more, they ask what is
+    /// free, and give back what nobody uses if it is too little.
     fn keep_reserve(&mut self, r: &mut Request) -> Option<Call> {
-        let Engine::Buckets(_) = &self.engine else { return None };
-        let Some(info) = r.info else { return Some(Call::Info) };
+        let Engine::Buckets(_) = &self.engine else {
+            return None;
+        };
+        let Some(info) = r.info else {
+            return Some(Call::Info);
+        };
         let reserve = (u128::from(info.total) * u128::from(self.settings.reserve) / 100) as u64;
         if info.free.saturating_sub(r.rounded) >= reserve && info.free >= r.rounded {
             return None;
         }
         // Once is enough: what cannot go back will not the second time.
-        r.info = Some(MemoryInfo { free: u64::MAX, ..info });
+        r.info = Some(MemoryInfo {
+            free: u64::MAX,
+            ..info
+        });
         self.trim(|_| true)
     }
 
-    /// Gives back what nobody uses. The addresses of a range are no scarcer for what is mapped, so it keeps its memory.
+    /// Gives back what nobody uses. The addresses of a range are no scarcer for what is mapped, so
+    /// it keeps its memory.
     fn trim_for_room(&mut self) -> Option<Call> {
         let in_range = matches!(&self.engine, Engine::Chain(chain) if chain.range.is_some());
         if in_range {
@@ -321,14 +399,22 @@ impl Heap {
 
     /// The call that gives back free memory that no stream uses and that `may_go`.
     pub fn trim(&mut self, may_go: impl Fn(&Block) -> bool) -> Option<Call> {
-        let Heap { table, streams, engine, .. } = self;
+        let Heap {
+            table,
+            streams,
+            engine,
+            ..
+        } = self;
         let may_go = |b: &Block| streams.is_done(b) && may_go(b);
         let all = match engine {
             Engine::Chain(chain) => chain.trim(table, may_go),
             Engine::Buckets(buckets) => buckets.trim(table, may_go),
             Engine::Direct => Vec::new(),
         };
-        (!all.is_empty()).then_some(Call::Return { all, ordered: false })
+        (!all.is_empty()).then_some(Call::Return {
+            all,
+            ordered: false,
+        })
     }
 
     /// Takes note of what came of a call.
@@ -346,17 +432,26 @@ impl Heap {
                 self.opening = false;
                 match (&mut self.engine, range) {
                     (Engine::Chain(chain), Some(range)) => {
-                        chain.add_range(&mut self.table, range, Range::addresses(bytes, range.page, range.pages_move));
+                        chain.add_range(
+                            &mut self.table,
+                            range,
+                            Range::addresses(bytes, range.page, range.pages_move),
+                        );
                     }
                     _ => self.range_refused = true,
                 }
             }
             (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
-                // Others' requests wait while the pool opens, so a call for memory that ends then is the one it opens with.
+                // Others' requests wait while the pool opens, so a call for memory that ends then
+                // is the one it opens with.
                 self.opening = false;
                 self.reserving -= bytes;
                 let got = reserved.ok().map(|arena| {
-                    self.took(Region { arena, offset: 0, bytes });
+                    self.took(Region {
+                        arena,
+                        offset: 0,
+                        bytes,
+                    });
                     self.add_arena(arena, bytes, stream)
                 });
                 if let Some(r) = r {
@@ -377,12 +472,26 @@ impl Heap {
                 if let Some(r) = r {
                     (r.look, r.refused) = (taken, r.refused + u32::from(!taken));
                 }
-                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
-                if taken { chain.mapped(table, streams, row, stream) } else { chain.unmapped(table, row) }
+                let Heap {
+                    table,
+                    streams,
+                    engine: Engine::Chain(chain),
+                    ..
+                } = self
+                else {
+                    return;
+                };
+                if taken {
+                    chain.mapped(table, streams, row, stream)
+                } else {
+                    chain.unmapped(table, row)
+                }
             }
             (Call::Return { all, .. }, _) => {
                 for one in all {
-                    if let (Return::Unmap { row, .. }, Engine::Chain(chain)) = (one, &mut self.engine) {
+                    if let (Return::Unmap { row, .. }, Engine::Chain(chain)) =
+                        (one, &mut self.engine)
+                    {
                         chain.unmapped(&mut self.table, row);
                     }
                     self.statistics.pool_bytes -= one.bytes();
@@ -402,22 +511,41 @@ impl Heap {
                 }
             }
             (Call::Remap { from, to }, Outcome::Remapped { done: Err(_), ns }) => {
-                // Everything is where it was: the pages are free, and where they should have gone is a hole.
+                // Everything is where it was: the pages are free, and where they should have gone
+                // is a hole.
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
                 self.statistics.defrags -= 1;
                 self.statistics.remapped_bytes -= to.1.bytes;
-                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
+                let Heap {
+                    table,
+                    streams,
+                    engine: Engine::Chain(chain),
+                    ..
+                } = self
+                else {
+                    return;
+                };
                 chain.unmapped(table, to.0);
-                from.iter().for_each(|&(row, _)| chain.give(table, streams, row));
+                from.iter()
+                    .for_each(|&(row, _)| chain.give(table, streams, row));
             }
             (Call::Remap { from, to }, Outcome::Remapped { done: Ok(()), ns }) => {
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
-                from.iter().for_each(|(_, pages)| self.note_segment(Action::SegmentFree, *pages));
+                from.iter()
+                    .for_each(|(_, pages)| self.note_segment(Action::SegmentFree, *pages));
                 self.note_segment(Action::SegmentAlloc, to.1);
                 let stream = r.map_or(Stream(0), |r| r.stream);
-                let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return };
+                let Heap {
+                    table,
+                    streams,
+                    engine: Engine::Chain(chain),
+                    ..
+                } = self
+                else {
+                    return;
+                };
                 from.iter().for_each(|(row, _)| chain.unmapped(table, *row));
                 chain.mapped(table, streams, to.0, stream);
             }

@@ -1,13 +1,16 @@
 //! Memory that no plan has fixed: a caching pool for each device, and what it is made of.
 //!
-//! A [`Pool`] hands out blocks of what a [`Source`] offers: the host's memory, a device's, or a [`FakeDevice`] in tests. How it
-//! finds them is its [`Policy`]; what it may take and when it gives it back is its [`MemoryConfig`]. Blocks are named by
-//! [`Handle`]s, not by addresses, so that the pool can move them when free memory is there but in pieces.
+//! A [`Pool`] hands out blocks of what a [`Source`] offers: the host's memory, a device's, or a
+//! [`FakeDevice`] in tests. How it finds them is its [`Policy`]; what it may take and when it gives
+//! it back is its [`MemoryConfig`]. Blocks are named by [`Handle`]s, not by addresses, so that the
+//! pool can move them when free memory is there but in pieces.
 //!
-//! The parts, from the bottom: `source` (what is needed of a driver), `block` (the table of blocks), `streams` (who may use a
-//! freed block, and when), `policy` (lists of free blocks), `defrag` (moving blocks), `ladder` (what is tried for a request, in
-//! which order) with `relief` (its rungs that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls
-//! that are made without it). `replay` sends traces through pools, `export` writes what others' viewers open.
+//! The parts, from the bottom: `source` (what is needed of a driver), `block` (the table of
+//! blocks), `streams` (who may use a freed block, and when), `policy` (lists of free blocks),
+//! `defrag` (moving blocks), `ladder` (what is tried for a request, in which order) with `relief`
+//! (its rungs that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls
+//! that are made without it). `replay` sends traces through pools, `export` writes what others'
+//! viewers open.
 
 pub(crate) mod available;
 mod block;
@@ -31,7 +34,8 @@ pub mod replay;
 mod source;
 mod stats;
 mod streams;
-/// What the queue of deferred frees is written against, so that a model check can put its own in place of it.
+/// What the queue of deferred frees is written against, so that a model check can put its own in
+/// place of it.
 mod sync {
     pub(super) use std::sync::Mutex;
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};

@@ -6,7 +6,8 @@ use slabwise_planner::{Bytes, brief};
 
 use crate::error::Error;
 
-/// The way by which values that lie idle may leave the slab: a link to the host's memory, and how much of that they may take.
+/// The way by which values that lie idle may leave the slab: a link to the host's memory, and how
+/// much of that they may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offload {
     per_second: Bytes,
@@ -14,16 +15,23 @@ pub struct Offload {
 }
 
 impl Offload {
-    /// Over a link that moves so many bytes per second in each direction, to as much of the host's memory as needed. How fast
-    /// the link is decides what is sent rather than computed again; results do not depend on it.
+    /// Over a link that moves so many bytes per second in each direction, to as much of the host's
+    /// memory as needed. How fast the link is decides what is sent rather than computed again;
+    /// results do not depend on it.
     pub fn new(per_second: Bytes) -> Self {
-        Offload { per_second, host: None }
+        Offload {
+            per_second,
+            host: None,
+        }
     }
 
     /// At most so many bytes of the host's memory.
     #[must_use]
     pub fn with_host_bytes(self, bytes: Bytes) -> Self {
-        Offload { host: Some(bytes), ..self }
+        Offload {
+            host: Some(bytes),
+            ..self
+        }
     }
 
     /// Bytes per second in each direction.
@@ -42,10 +50,23 @@ impl FromStr for Offload {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::Value(format!("`{}` is no speed of a link: bytes per second, more than none, such as 16GB/s", brief(text)));
+        let wrong = || {
+            Error::Value(format!(
+                "`{}` is no speed of a link: bytes per second, more than none, such as 16GB/s",
+                brief(text)
+            ))
+        };
         let text = text.trim();
-        let per_second: Bytes = text.strip_suffix("/s").unwrap_or(text).parse().map_err(|_| wrong())?;
-        if per_second.0 == 0 { Err(wrong()) } else { Ok(Offload::new(per_second)) }
+        let per_second: Bytes = text
+            .strip_suffix("/s")
+            .unwrap_or(text)
+            .parse()
+            .map_err(|_| wrong())?;
+        if per_second.0 == 0 {
+            Err(wrong())
+        } else {
+            Ok(Offload::new(per_second))
+        }
     }
 }
 
@@ -58,6 +79,10 @@ mod tests {
         let read = |text: &str| text.parse::<Offload>().ok();
         assert_eq!(read("16GB/s"), Some(Offload::new(Bytes(16_000_000_000))));
         assert_eq!(read(" 1.5GiB "), Some(Offload::new(Bytes(3 << 29))));
-        assert!(["0", "0GB/s", "", "/s", "-1GB/s", "fast", "16GB/h"].iter().all(|text| read(text).is_none()));
+        assert!(
+            ["0", "0GB/s", "", "/s", "-1GB/s", "fast", "16GB/h"]
+                .iter()
+                .all(|text| read(text).is_none())
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! The bill that a request gets for which there is no memory: what was asked, what there is, who holds it, what would help.
+//! The bill that a request gets for which there is no memory: what was asked, what there is, who
+//! holds it, what would help.
 
 use std::fmt;
 
@@ -43,9 +44,11 @@ pub enum Help {
         /// Bytes of blocks that must not move.
         pinned_bytes: u64,
     },
-    /// The memory is there, but in pieces, and moving them would go beyond the rate that is allowed.
+    /// The memory is there, but in pieces, and moving them would go beyond the rate that is
+    /// allowed.
     DefragmentRate,
-    /// The memory is there, but kept for other sizes; a policy that cuts and joins blocks would have it.
+    /// The memory is there, but kept for other sizes; a policy that cuts and joins blocks would
+    /// have it.
     Policy(Policy),
     /// Memory that scales with the batch fits if the batch is at most this part of what it is.
     Batch(f64),
@@ -82,7 +85,8 @@ pub struct OutOfMemory {
 }
 
 impl Heap {
-    /// The bill of a request that failed; of one that no memory could hold, if it has no rounded size.
+    /// The bill of a request that failed; of one that no memory could hold, if it has no rounded
+    /// size.
     pub(super) fn bill(&self, bytes: u64, tag: u32, request: Option<&Request>) -> OutOfMemory {
         let capacity = self.capacity.map_or(0, |c| c.limit);
         let (in_use, reserved) = (self.statistics.bytes_in_use, self.statistics.pool_bytes);
@@ -93,7 +97,18 @@ impl Heap {
         let help = request.map_or(Vec::new(), |r| self.help(r, capacity, &fragmentation));
         let tag = self.tags.get(tag).clone();
         let policy = self.settings.policy;
-        OutOfMemory { requested: bytes, tag, capacity, in_use, reserved, fragmentation, policy, holders, more_holders, help }
+        OutOfMemory {
+            requested: bytes,
+            tag,
+            capacity,
+            in_use,
+            reserved,
+            fragmentation,
+            policy,
+            holders,
+            more_holders,
+            help,
+        }
     }
 
     /// All blocks in use, largest first.
@@ -119,16 +134,25 @@ impl Heap {
         let mut help = Vec::new();
         let room = capacity.saturating_sub(self.statistics.pool_bytes);
         if free.free_bytes + room >= r.rounded {
-            let pinned: u64 = self.table.iter().filter(|(_, b)| b.state == State::Live && b.pins > 0).map(|(_, b)| b.bytes).sum();
+            let pinned: u64 = self
+                .table
+                .iter()
+                .filter(|(_, b)| b.state == State::Live && b.pins > 0)
+                .map(|(_, b)| b.bytes)
+                .sum();
             // Without a limit nobody knows what the driver once had.
             if room >= r.rounded && capacity < UNLIMITED {
                 help.push(Help::Others { bytes: room });
             }
             match &self.engine {
                 Engine::Chain(_) if !self.settings.defragment => help.push(Help::Defragment),
-                Engine::Chain(_) if pinned > 0 => help.push(Help::Unpin { pinned_bytes: pinned }),
+                Engine::Chain(_) if pinned > 0 => help.push(Help::Unpin {
+                    pinned_bytes: pinned,
+                }),
                 Engine::Chain(_) => help.push(Help::DefragmentRate),
-                Engine::Buckets(_) | Engine::Direct if free.free_bytes > 0 => help.push(Help::Policy(Policy::Tlsf)),
+                Engine::Buckets(_) | Engine::Direct if free.free_bytes > 0 => {
+                    help.push(Help::Policy(Policy::Tlsf))
+                }
                 Engine::Buckets(_) | Engine::Direct => {}
             }
         }
@@ -144,7 +168,12 @@ impl Heap {
 
 impl fmt::Display for OutOfMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Fragmentation { free_bytes, largest_bytes, by_largest, .. } = self.fragmentation;
+        let Fragmentation {
+            free_bytes,
+            largest_bytes,
+            by_largest,
+            ..
+        } = self.fragmentation;
         write!(f, "{} for {:?}", Bytes(self.requested), &*self.tag.name)?;
         place(f, &self.tag)?;
         write!(
@@ -170,15 +199,23 @@ impl fmt::Display for OutOfMemory {
             write!(f, ", {} more", self.more_holders)?;
         }
         for (at, help) in self.help.iter().enumerate() {
-            f.write_str(if at == 0 { "; what would help: " } else { ", or " })?;
+            f.write_str(if at == 0 {
+                "; what would help: "
+            } else {
+                ", or "
+            })?;
             match help {
                 Help::Limit(bytes) => write!(f, "a limit {} higher", Bytes(*bytes))?,
                 Help::Defragment => f.write_str("letting the pool move blocks")?,
-                Help::Unpin { pinned_bytes } => write!(f, "unpinning blocks ({} are pinned)", Bytes(*pinned_bytes))?,
+                Help::Unpin { pinned_bytes } => {
+                    write!(f, "unpinning blocks ({} are pinned)", Bytes(*pinned_bytes))?
+                }
                 Help::DefragmentRate => f.write_str("a higher rate of moving blocks")?,
                 Help::Policy(policy) => write!(f, "policy {policy}")?,
                 Help::Batch(part) => write!(f, "{:.0} % of the batch", (part * 100.0).floor())?,
-                Help::Others { bytes } => write!(f, "{} that the driver has given to others", Bytes(*bytes))?,
+                Help::Others { bytes } => {
+                    write!(f, "{} that the driver has given to others", Bytes(*bytes))?
+                }
             }
         }
         Ok(())

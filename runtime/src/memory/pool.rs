@@ -31,8 +31,8 @@ type Callback = Box<dyn FnMut() + Send>;
 
 /// A caching pool of one device's memory. See the [module documentation](super).
 ///
-/// Every method takes the source that the pool's memory is from, which must be the same in each call. A pool can be shared
-/// by threads, each with a source of its own for the same device.
+/// Every method takes the source that the pool's memory is from, which must be the same in each
+/// call. A pool can be shared by threads, each with a source of its own for the same device.
 pub struct Pool {
     heap: Mutex<Heap>,
     /// Signalled when blocks have been moved, and when the pool has its first memory.
@@ -41,8 +41,8 @@ pub struct Pool {
     callbacks: Mutex<Vec<Callback>>,
 }
 
-/// A block that comes back when this is dropped: not at once, but with the pool's next operation, so that dropping calls no
-/// driver and waits for no other thread.
+/// A block that comes back when this is dropped: not at once, but with the pool's next operation,
+/// so that dropping calls no driver and waits for no other thread.
 #[derive(Debug)]
 pub struct Lease {
     handle: Handle,
@@ -63,7 +63,8 @@ impl Drop for Lease {
 }
 
 impl Pool {
-    /// A pool that holds nothing yet. What the configuration leaves open is read from the environment.
+    /// A pool that holds nothing yet. What the configuration leaves open is read from the
+    /// environment.
     ///
     /// # Errors
     /// If a setting makes no sense; the error names it.
@@ -93,12 +94,19 @@ impl Pool {
         self.lock().tags = tags;
     }
 
-    /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held last. A request for no bytes
-    /// has a block as well, so that it can be freed like any other.
+    /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held
+    /// last. A request for no bytes has a block as well, so that it can be freed like any other.
     ///
     /// # Errors
-    /// If there is no memory for it, after everything was tried: the bill. The pool goes on as before.
-    pub fn allocate<S: Source>(&self, source: &mut S, bytes: u64, stream: Stream, tag: TagId) -> Result<Handle, Box<OutOfMemory>> {
+    /// If there is no memory for it, after everything was tried: the bill. The pool goes on as
+    /// before.
+    pub fn allocate<S: Source>(
+        &self,
+        source: &mut S,
+        bytes: u64,
+        stream: Stream,
+        tag: TagId,
+    ) -> Result<Handle, Box<OutOfMemory>> {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, stream, tag.0) else {
             heap.statistics.ooms += 1;
@@ -107,20 +115,36 @@ impl Pool {
         loop {
             match heap.advance(&mut request) {
                 Next::Served(row) => return Ok(heap.serve(row, &request)),
-                Next::Wait => heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner),
+                Next::Wait => {
+                    heap = self
+                        .moved
+                        .wait(heap)
+                        .unwrap_or_else(PoisonError::into_inner)
+                }
                 Next::Call(call) => heap = self.make(heap, source, call, Some(&mut request)),
                 Next::Failed => {
                     heap.statistics.ooms += 1;
-                    let region = Region { bytes, ..Region::default() };
-                    heap.note_at(Action::Oom, region, &Block { stream, tag: tag.0, ..Block::default() });
+                    let region = Region {
+                        bytes,
+                        ..Region::default()
+                    };
+                    heap.note_at(
+                        Action::Oom,
+                        region,
+                        &Block {
+                            stream,
+                            tag: tag.0,
+                            ..Block::default()
+                        },
+                    );
                     return Err(Box::new(heap.bill(bytes, tag.0, Some(&request))));
                 }
             }
         }
     }
 
-    /// Takes a block back. The stream it was allocated for may use it at once; others once that stream has done what it was
-    /// given so far.
+    /// Takes a block back. The stream it was allocated for may use it at once; others once that
+    /// stream has done what it was given so far.
     ///
     /// # Errors
     /// If the block is not in use; the pool is then unchanged.
@@ -130,7 +154,10 @@ impl Pool {
         if heap.moving {
             // Wait until its bytes have come to rest.
             while heap.moving {
-                heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner);
+                heap = self
+                    .moved
+                    .wait(heap)
+                    .unwrap_or_else(PoisonError::into_inner);
             }
             heap.table.live(handle).ok_or(NotInUse { handle })?;
         }
@@ -142,21 +169,28 @@ impl Pool {
 
     /// A block that is freed when the lease is dropped. Nothing else may free it.
     pub fn lease(&self, handle: Handle) -> Lease {
-        Lease { handle, deferred: self.deferred.clone() }
+        Lease {
+            handle,
+            deferred: self.deferred.clone(),
+        }
     }
 
-    /// Where a block lies, with the bytes it was asked for. It may be moved by the next [`Pool::allocate`]; see [`Pool::pin`].
+    /// Where a block lies, with the bytes it was asked for. It may be moved by the next
+    /// [`Pool::allocate`]; see [`Pool::pin`].
     ///
     /// # Errors
     /// If the block is not in use.
     pub fn region(&self, handle: Handle) -> Result<Region, NotInUse> {
         let heap = self.settled();
         let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
-        Ok(Region { bytes: heap.table[row].requested, ..heap.table[row].region() })
+        Ok(Region {
+            bytes: heap.table[row].requested,
+            ..heap.table[row].region()
+        })
     }
 
-    /// Holds a block where it is until [`Pool::unpin`], for as long as a kernel in flight, a captured graph or somebody
-    /// outside knows its address; tells where. Pins count.
+    /// Holds a block where it is until [`Pool::unpin`], for as long as a kernel in flight, a
+    /// captured graph or somebody outside knows its address; tells where. Pins count.
     ///
     /// # Errors
     /// If the block is not in use.
@@ -164,7 +198,10 @@ impl Pool {
         let mut heap = self.settled();
         let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
         heap.pin(row, 1);
-        Ok(Region { bytes: heap.table[row].requested, ..heap.table[row].region() })
+        Ok(Region {
+            bytes: heap.table[row].requested,
+            ..heap.table[row].region()
+        })
     }
 
     /// Takes one pin back.
@@ -178,12 +215,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts a piece of work that was given to a stream; its number. [`Source::completed`] speaks of these numbers.
+    /// Counts a piece of work that was given to a stream; its number. [`Source::completed`] speaks
+    /// of these numbers.
     pub fn submit(&self, stream: Stream) -> u64 {
         self.lock().streams.submit(stream)
     }
 
-    /// Waits for all work that was submitted, and takes back what was dropped: after it, every free block serves every stream.
+    /// Waits for all work that was submitted, and takes back what was dropped: after it, every free
+    /// block serves every stream.
     pub fn wait_all<S: Source>(&self, source: &mut S) {
         let mut heap = self.enter(source);
         let behind = heap.streams.behind();
@@ -195,13 +234,15 @@ impl Pool {
         }
     }
 
-    /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how many bytes that were.
+    /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how
+    /// many bytes that were.
     pub fn empty_cache<S: Source>(&self, source: &mut S) -> u64 {
         let heap = self.polled(source);
         self.give_back(heap, source, |_| true)
     }
 
-    /// Ends a step: what nobody has used for as long as the configuration says goes back to the driver. How many bytes that were.
+    /// Ends a step: what nobody has used for as long as the configuration says goes back to the
+    /// driver. How many bytes that were.
     pub fn end_step<S: Source>(&self, source: &mut S) -> u64 {
         let mut heap = self.enter(source);
         heap.step += 1;
@@ -214,16 +255,23 @@ impl Pool {
         let (now, step) = (heap.now, heap.step);
         let age = time.map(|t| u64::try_from(t.as_nanos()).unwrap_or(u64::MAX));
         self.give_back(heap, source, |b| {
-            age.is_some_and(|age| now.saturating_sub(b.idle_since) >= age) || steps.is_some_and(|n| step.saturating_sub(b.since) > n)
+            age.is_some_and(|age| now.saturating_sub(b.idle_since) >= age)
+                || steps.is_some_and(|n| step.saturating_sub(b.since) > n)
         })
     }
 
-    /// Moves blocks together until a free block has so many bytes, if it can be done; whether there is one now.
+    /// Moves blocks together until a free block has so many bytes, if it can be done; whether there
+    /// is one now.
     pub fn defragment<S: Source>(&self, source: &mut S, bytes: u64) -> bool {
         let mut heap = self.enter(source);
-        let Some(mut request) = heap.request(bytes, Stream(0), 0) else { return false };
+        let Some(mut request) = heap.request(bytes, Stream(0), 0) else {
+            return false;
+        };
         while heap.moving {
-            heap = self.moved.wait(heap).unwrap_or_else(PoisonError::into_inner);
+            heap = self
+                .moved
+                .wait(heap)
+                .unwrap_or_else(PoisonError::into_inner);
         }
         let fits = |heap: &Heap| Fragmentation::of_table(&heap.table).largest_bytes >= bytes;
         if !fits(&heap)
@@ -239,22 +287,35 @@ impl Pool {
         source.info()
     }
 
-    /// Has this called when memory is short, before more is taken from the driver. It may free blocks and drop leases.
+    /// Has this called when memory is short, before more is taken from the driver. It may free
+    /// blocks and drop leases.
     pub fn on_pressure(&self, callback: impl FnMut() + Send + 'static) {
-        self.callbacks.lock().unwrap_or_else(PoisonError::into_inner).push(Box::new(callback));
+        self.callbacks
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(Box::new(callback));
         self.lock().has_callbacks = true;
     }
 
     /// What the pool has done and holds.
     pub fn statistics(&self) -> Statistics {
         let heap = self.lock();
-        Statistics { largest_free_block_bytes: Fragmentation::of_table(&heap.table).largest_bytes, ..heap.statistics }
+        Statistics {
+            largest_free_block_bytes: Fragmentation::of_table(&heap.table).largest_bytes,
+            ..heap.statistics
+        }
     }
 
     /// Counts and peaks start anew; what the pool holds stays.
     pub fn reset_statistics(&self) {
         let mut heap = self.lock();
-        let Statistics { bytes_in_use, bytes_limit, pool_bytes, rounding_waste_bytes, .. } = heap.statistics;
+        let Statistics {
+            bytes_in_use,
+            bytes_limit,
+            pool_bytes,
+            rounding_waste_bytes,
+            ..
+        } = heap.statistics;
         let (peak_bytes_in_use, peak_pool_bytes) = (bytes_in_use, pool_bytes);
         heap.statistics = Statistics {
             bytes_in_use,
@@ -279,12 +340,17 @@ impl Pool {
 
     /// Keeps the last events from now on, so many at most; 0 keeps none.
     pub fn record(&self, most: usize) {
-        self.lock().journal = (most > 0).then(|| Journal { events: std::collections::VecDeque::new(), most });
+        self.lock().journal = (most > 0).then(|| Journal {
+            events: std::collections::VecDeque::new(),
+            most,
+        });
     }
 
     /// The events that were kept, oldest first.
     pub fn events(&self) -> Vec<Event> {
-        self.lock().journal.as_ref().map_or(Vec::new(), |journal| journal.events.iter().copied().collect())
+        self.lock().journal.as_ref().map_or(Vec::new(), |journal| {
+            journal.events.iter().copied().collect()
+        })
     }
 
     /// A tag by its number.
@@ -298,24 +364,34 @@ impl Pool {
         self.lock().tags.all().to_vec()
     }
 
-    /// Calls `visit` with every block but those that only hold others, arena by arena, in the order of addresses.
+    /// Calls `visit` with every block but those that only hold others, arena by arena, in the order
+    /// of addresses.
     #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
         let heap = self.settled();
-        let mut rows: Vec<&Block> = heap.table.iter().map(|(_, b)| b).filter(|b| b.state != super::block::State::Page).collect();
+        let mut rows: Vec<&Block> = heap
+            .table
+            .iter()
+            .map(|(_, b)| b)
+            .filter(|b| b.state != super::block::State::Page)
+            .collect();
         rows.sort_by_key(|b| (b.arena, b.offset));
-        rows.into_iter().for_each(|block| visit(block, heap.tags.get(block.tag)));
+        rows.into_iter()
+            .for_each(|block| visit(block, heap.tags.get(block.tag)));
     }
 
     fn lock(&self) -> MutexGuard<'_, Heap> {
-        // A panic in a thread that held the lock leaves at worst one block that is never handed out again.
+        // A panic in a thread that held the lock leaves at worst one block that is never handed out
+        // again.
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock, while no block is on its way.
     fn settled(&self) -> MutexGuard<'_, Heap> {
         let heap = self.lock();
-        self.moved.wait_while(heap, |heap| heap.moving).unwrap_or_else(PoisonError::into_inner)
+        self.moved
+            .wait_while(heap, |heap| heap.moving)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The lock at the beginning of an operation: dropped blocks come back first.
@@ -328,14 +404,21 @@ impl Pool {
             let mut dropped = Vec::new();
             self.deferred.drain(&mut dropped);
             for handle in dropped {
-                let Some(row) = heap.table.live(handle) else { continue };
+                let Some(row) = heap.table.live(handle) else {
+                    continue;
+                };
                 for call in heap.release(row) {
                     heap = self.make(heap, source, call, None);
                 }
             }
         }
         if heap.has_waiting_arenas() {
-            let streams = heap.streams.behind().into_iter().map(|(stream, _)| stream).collect();
+            let streams = heap
+                .streams
+                .behind()
+                .into_iter()
+                .map(|(stream, _)| stream)
+                .collect();
             heap = self.make(heap, source, Call::Poll(streams), None);
             if let Some(call) = heap.returned_arenas() {
                 heap = self.make(heap, source, call, None);
@@ -347,15 +430,29 @@ impl Pool {
     /// The lock, once streams have been asked how far they are and no block is on its way.
     fn polled<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.enter(source);
-        let streams: Vec<Stream> = heap.streams.behind().into_iter().map(|(stream, _)| stream).collect();
+        let streams: Vec<Stream> = heap
+            .streams
+            .behind()
+            .into_iter()
+            .map(|(stream, _)| stream)
+            .collect();
         if !streams.is_empty() {
             heap = self.make(heap, source, Call::Poll(streams), None);
         }
-        self.moved.wait_while(heap, |heap| heap.moving).unwrap_or_else(PoisonError::into_inner)
+        self.moved
+            .wait_while(heap, |heap| heap.moving)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back<S: Source>(&self, mut heap: MutexGuard<'_, Heap>, source: &mut S, may_go: impl Fn(&Block) -> bool) -> u64 {
-        let Some(call) = heap.trim(may_go) else { return 0 };
+    fn give_back<S: Source>(
+        &self,
+        mut heap: MutexGuard<'_, Heap>,
+        source: &mut S,
+        may_go: impl Fn(&Block) -> bool,
+    ) -> u64 {
+        let Some(call) = heap.trim(may_go) else {
+            return 0;
+        };
         let bytes = match &call {
             Call::Return { all, .. } => all.iter().map(Return::bytes).sum(),
             _ => 0,
@@ -387,38 +484,66 @@ impl Pool {
         match call {
             Call::Info => Outcome::Info(source.info(), source.preallocates()),
             Call::Range { bytes } => Outcome::Range(source.range(*bytes)),
-            Call::Reserve { bytes, stream, ordered: true } => Outcome::Reserved(source.reserve_ordered(*stream, *bytes)),
+            Call::Reserve {
+                bytes,
+                stream,
+                ordered: true,
+            } => Outcome::Reserved(source.reserve_ordered(*stream, *bytes)),
             Call::Reserve { bytes, .. } => Outcome::Reserved(source.reserve(*bytes)),
             Call::Map { pages, .. } => Outcome::Mapped(source.map(*pages)),
             Call::Return { all, ordered } => {
                 for one in all {
                     match *one {
-                        Return::Release { arena, stream, .. } if *ordered => source.release_ordered(stream, arena),
+                        Return::Release { arena, stream, .. } if *ordered => {
+                            source.release_ordered(stream, arena)
+                        }
                         Return::Release { arena, .. } => source.release(arena),
                         Return::Unmap { pages, .. } => source.unmap(pages),
                     }
                 }
                 Outcome::Done
             }
-            Call::Poll(streams) => Outcome::Progress(streams.iter().map(|&s| (s, source.completed(s))).collect()),
+            Call::Poll(streams) => {
+                Outcome::Progress(streams.iter().map(|&s| (s, source.completed(s))).collect())
+            }
             Call::Synchronize(streams) => {
-                streams.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                streams
+                    .iter()
+                    .for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
                 Outcome::Done
             }
             Call::Callbacks => {
                 // Taken out, so that a callback may use the pool, and set another.
-                let mut callbacks = std::mem::take(&mut *self.callbacks.lock().unwrap_or_else(PoisonError::into_inner));
+                let mut callbacks = std::mem::take(
+                    &mut *self
+                        .callbacks
+                        .lock()
+                        .unwrap_or_else(PoisonError::into_inner),
+                );
                 callbacks.iter_mut().for_each(|callback| callback());
-                let mut kept = self.callbacks.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut kept = self
+                    .callbacks
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner);
                 callbacks.append(&mut kept);
                 *kept = callbacks;
                 Outcome::Done
             }
-            Call::Copy { before, moves, after } => {
+            Call::Copy {
+                before,
+                moves,
+                after,
+            } => {
                 let ((), ns) = timed(source, |source| {
-                    before.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
-                    moves.iter().for_each(|m| in_pieces(*m, |from, to| source.copy(m.stream, from, to)));
-                    after.iter().for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                    before
+                        .iter()
+                        .for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
+                    moves
+                        .iter()
+                        .for_each(|m| in_pieces(*m, |from, to| source.copy(m.stream, from, to)));
+                    after
+                        .iter()
+                        .for_each(|&(stream, sequence)| source.synchronize(stream, sequence));
                 });
                 Outcome::Moved { ns }
             }
@@ -435,12 +560,18 @@ impl Pool {
 fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
     let start = source.now();
     let done = work(source);
-    (done, u64::try_from(source.now().saturating_sub(start).as_nanos()).unwrap_or(u64::MAX))
+    (
+        done,
+        u64::try_from(source.now().saturating_sub(start).as_nanos()).unwrap_or(u64::MAX),
+    )
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Pool").field("policy", &self.policy()).field("statistics", &self.statistics()).finish_non_exhaustive()
+        f.debug_struct("Pool")
+            .field("policy", &self.policy())
+            .field("statistics", &self.statistics())
+            .finish_non_exhaustive()
     }
 }
 

@@ -1,4 +1,5 @@
-//! The rungs of the ladder that move blocks, or the pages behind addresses: which moves, within which rate, and who waits.
+//! The rungs of the ladder that move blocks, or the pages behind addresses: which moves, within
+//! which rate, and who waits.
 
 use super::block::{Block, NONE, State};
 use super::config::Policy;
@@ -8,11 +9,14 @@ use super::ladder::{Call, Request};
 use super::source::Stream;
 
 impl Heap {
-    /// Bytes that may be moved now: a pool's worth to begin with, and more with everything allocated.
+    /// Bytes that may be moved now: a pool's worth to begin with, and more with everything
+    /// allocated.
     fn may_move(&self) -> u64 {
         let limit = self.capacity.map_or(0, |c| c.limit);
         let earned = self.allocated_bytes as f64 * self.settings.defragment_rate;
-        limit.saturating_add(earned as u64).saturating_sub(self.statistics.defrag_bytes)
+        limit
+            .saturating_add(earned as u64)
+            .saturating_sub(self.statistics.defrag_bytes)
     }
 
     /// A call that brings free memory together for a request, the cheapest that there is.
@@ -31,8 +35,21 @@ impl Heap {
             return Some(call);
         }
         let most = most.min(self.may_move());
-        let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return None };
-        let moves = Ground { table, chain, streams }.evict(r.rounded, r.stream, most)?;
+        let Heap {
+            table,
+            streams,
+            engine: Engine::Chain(chain),
+            ..
+        } = self
+        else {
+            return None;
+        };
+        let moves = Ground {
+            table,
+            chain,
+            streams,
+        }
+        .evict(r.rounded, r.stream, most)?;
         // The requester's stream waits for the copies of others.
         let mut after: Vec<(Stream, u64)> = Vec::new();
         for m in moves.iter().filter(|m| m.stream != r.stream) {
@@ -47,9 +64,21 @@ impl Heap {
     pub(super) fn compact(&mut self, r: &Request) -> Option<Call> {
         let most = self.may_move();
         let defragment = self.settings.defragment;
-        let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return None };
+        let Heap {
+            table,
+            streams,
+            engine: Engine::Chain(chain),
+            ..
+        } = self
+        else {
+            return None;
+        };
         let before = streams.behind();
-        let mut ground = Ground { table, chain, streams };
+        let mut ground = Ground {
+            table,
+            chain,
+            streams,
+        };
         if !defragment || ground.movable_bytes() > most {
             return None;
         }
@@ -59,29 +88,57 @@ impl Heap {
         }
         let alike = before.iter().all(|(stream, _)| *stream == r.stream);
         let before = if alike { Vec::new() } else { before };
-        let after = if alike { Vec::new() } else { vec![(r.stream, self.streams.submitted(r.stream))] };
+        let after = if alike {
+            Vec::new()
+        } else {
+            vec![(r.stream, self.streams.submitted(r.stream))]
+        };
         Some(self.copy(before, moves, after))
     }
 
     /// The call for moves that are planned; nobody uses the pool until it is made.
-    fn copy(&mut self, before: Vec<(Stream, u64)>, moves: Vec<Move>, after: Vec<(Stream, u64)>) -> Call {
+    fn copy(
+        &mut self,
+        before: Vec<(Stream, u64)>,
+        moves: Vec<Move>,
+        after: Vec<(Stream, u64)>,
+    ) -> Call {
         self.moving = true;
         moves.iter().for_each(|m| self.note_move(m));
         self.statistics.defrags += 1;
         self.statistics.retries += 1;
         self.statistics.defrag_bytes += moves.iter().map(|m| m.from.bytes).sum::<u64>();
-        Call::Copy { before, moves, after }
+        Call::Copy {
+            before,
+            moves,
+            after,
+        }
     }
 
     /// A call that maps the pages of free blocks behind addresses where they are one block.
     fn remap(&mut self, r: &Request) -> Option<Call> {
-        let Heap { table, streams, engine: Engine::Chain(chain), .. } = self else { return None };
+        let Heap {
+            table,
+            streams,
+            engine: Engine::Chain(chain),
+            ..
+        } = self
+        else {
+            return None;
+        };
         let page = chain.range.filter(|range| range.pages_move)?.page;
         let (hole, new) = chain.place_to_grow(table, streams, r.rounded, r.stream)?;
         let before = table[hole].before;
-        let whole = |b: &Block| (b.end() / page * page).saturating_sub(b.offset.next_multiple_of(page));
-        let donor = |index: u32, b: &Block| b.state == State::Free && b.page == NONE && index != before && streams.is_done(b);
-        let mut donors: Vec<(u64, u32)> = table.iter().filter(|(i, b)| donor(*i, b)).map(|(i, b)| (whole(b), i)).collect();
+        let whole =
+            |b: &Block| (b.end() / page * page).saturating_sub(b.offset.next_multiple_of(page));
+        let donor = |index: u32, b: &Block| {
+            b.state == State::Free && b.page == NONE && index != before && streams.is_done(b)
+        };
+        let mut donors: Vec<(u64, u32)> = table
+            .iter()
+            .filter(|(i, b)| donor(*i, b))
+            .map(|(i, b)| (whole(b), i))
+            .collect();
         donors.sort_unstable_by(|a, b| b.cmp(a));
         if donors.iter().map(|(bytes, _)| bytes).sum::<u64>() < new {
             return None;

@@ -1,15 +1,17 @@
 //! Where a pool's bytes come from: the little that it needs of a driver.
 //!
-//! A source hands out *arenas*, addressed by number and offset, never by pointer. Those of a shared device take `&self`
-//! inside and implement [`Source`] for a reference, as files implement `Read`; the host's memory is owned and implements it
-//! itself. A pool calls a source only while it holds no lock.
+//! A source hands out *arenas*, addressed by number and offset, never by pointer. Those of a shared
+//! device take `&self` inside and implement [`Source`] for a reference, as files implement `Read`;
+//! the host's memory is owned and implements it itself. A pool calls a source only while it holds
+//! no lock.
 
 use std::fmt;
 use std::time::Duration;
 
 use slabwise_kernels::memory::{Memory, Region};
 
-/// A queue of work of a device. Work of one stream is done in order; streams know nothing of each other.
+/// A queue of work of a device. Work of one stream is done in order; streams know nothing of each
+/// other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stream(pub u16);
 
@@ -37,21 +39,28 @@ pub struct Range {
     pub arena: u32,
     /// Bytes that are mapped and unmapped together; a power of two.
     pub page: u64,
-    /// Whether pages can be taken out of the range again, and moved within it. The host maps pages when they are touched and
-    /// takes none back.
+    /// Whether pages can be taken out of the range again, and moved within it. The host maps pages
+    /// when they are touched and takes none back.
     pub pages_move: bool,
 }
 
 impl Range {
-    /// The addresses of a range for so many bytes of memory, in whole pages. Where pages move there are more of them than of
-    /// memory: pages in pieces are put together where there is no memory yet.
+    /// The addresses of a range for so many bytes of memory, in whole pages. Where pages move there
+    /// are more of them than of memory: pages in pieces are put together where there is no memory
+    /// yet.
     pub fn addresses(bytes: u64, page: u64, pages_move: bool) -> u64 {
         let factor = if pages_move { 8 } else { 1 };
-        bytes.saturating_mul(factor).min(1 << 62).max(bytes).div_ceil(page).saturating_mul(page)
+        bytes
+            .saturating_mul(factor)
+            .min(1 << 62)
+            .max(bytes)
+            .div_ceil(page)
+            .saturating_mul(page)
     }
 }
 
-/// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a call of the driver.
+/// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a call of
+/// the driver.
 pub trait Source {
     /// Free and total bytes.
     fn info(&mut self) -> MemoryInfo;
@@ -65,8 +74,8 @@ pub trait Source {
     /// Gives an arena back, ranges too.
     fn release(&mut self, arena: u32);
 
-    /// Addresses without memory, [as many](Range::addresses) as a pool of so many bytes needs. `None`: this source has no such
-    /// thing.
+    /// Addresses without memory, [as many](Range::addresses) as a pool of so many bytes needs.
+    /// `None`: this source has no such thing.
     fn range(&mut self, bytes: u64) -> Option<Range>;
 
     /// Puts memory behind whole pages of a range.
@@ -78,23 +87,27 @@ pub trait Source {
     /// Takes the memory behind whole pages of a range away. Only asked of a range whose pages move.
     fn unmap(&mut self, pages: Region);
 
-    /// Maps the memory behind some pages of a range, one region after the other, at `to`, whose pages have none, and leaves the
-    /// first without. Only asked of a range whose pages move. What they hold may be lost.
+    /// Maps the memory behind some pages of a range, one region after the other, at `to`, whose
+    /// pages have none, and leaves the first without. Only asked of a range whose pages move. What
+    /// they hold may be lost.
     ///
     /// # Errors
     /// If the driver cannot do it; then every page has its memory where it was.
     fn remap(&mut self, from: &[Region], to: Region) -> Result<(), Refused>;
 
-    /// Copies bytes between two regions that share none, after all work that the stream was given before.
+    /// Copies bytes between two regions that share none, after all work that the stream was given
+    /// before.
     fn copy(&mut self, stream: Stream, from: Region, to: Region);
 
-    /// How much of a stream's work is done: every piece of work up to this number. See [`Pool::submit`](super::Pool::submit).
+    /// How much of a stream's work is done: every piece of work up to this number. See
+    /// [`Pool::submit`](super::Pool::submit).
     fn completed(&mut self, stream: Stream) -> u64;
 
     /// Waits until a stream's work is done up to this number.
     fn synchronize(&mut self, stream: Stream, sequence: u64);
 
-    /// A new arena from the driver's own pool of a stream. What the stream released before may be handed out again at once.
+    /// A new arena from the driver's own pool of a stream. What the stream released before may be
+    /// handed out again at once.
     ///
     /// # Errors
     /// If there is not so much memory.
@@ -112,26 +125,39 @@ pub trait Source {
     /// The time since some moment in the past.
     fn now(&mut self) -> Duration;
 
-    /// Whether a pool takes its bytes at the first use unless told otherwise: on devices that are shared with others it is
-    /// better to know at once, on the host it would only be rude.
+    /// Whether a pool takes its bytes at the first use unless told otherwise: on devices that are
+    /// shared with others it is better to know at once, on the host it would only be rude.
     fn preallocates(&self) -> bool;
 }
 
-/// The host's memory. All work on it is done when it has been called for, so streams are always completed.
+/// The host's memory. All work on it is done when it has been called for, so streams are always
+/// completed.
 impl Source for Memory {
     fn info(&mut self) -> MemoryInfo {
         let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         let field = |name: &str| {
-            let line = text.lines().find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
-            line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+            let line = text
+                .lines()
+                .find_map(|l| l.strip_prefix(name)?.strip_prefix(':'))?;
+            line.trim()
+                .strip_suffix("kB")?
+                .trim()
+                .parse::<u64>()
+                .ok()?
+                .checked_mul(1024)
         };
         // Where the system does not tell, the bound is what addresses can name.
         let unknown = isize::MAX as u64;
-        MemoryInfo { free: field("MemAvailable").unwrap_or(unknown), total: field("MemTotal").unwrap_or(unknown) }
+        MemoryInfo {
+            free: field("MemAvailable").unwrap_or(unknown),
+            total: field("MemTotal").unwrap_or(unknown),
+        }
     }
 
     fn reserve(&mut self, bytes: u64) -> Result<u32, Refused> {
-        Memory::reserve(self, bytes).map(|region| region.arena).map_err(|e| Refused { bytes: e.bytes })
+        Memory::reserve(self, bytes)
+            .map(|region| region.arena)
+            .map_err(|e| Refused { bytes: e.bytes })
     }
 
     fn release(&mut self, arena: u32) {
@@ -140,7 +166,11 @@ impl Source for Memory {
 
     fn range(&mut self, bytes: u64) -> Option<Range> {
         let region = Memory::reserve(self, bytes).ok()?;
-        Some(Range { arena: region.arena, page: slabwise_kernels::memory::ARENA_ALIGN, pages_move: false })
+        Some(Range {
+            arena: region.arena,
+            page: slabwise_kernels::memory::ARENA_ALIGN,
+            pages_move: false,
+        })
     }
 
     fn map(&mut self, _pages: Region) -> Result<(), Refused> {

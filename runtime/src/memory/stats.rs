@@ -54,9 +54,11 @@ pub struct Fragmentation {
     pub free_bytes: u64,
     /// Bytes of the largest.
     pub largest_bytes: u64,
-    /// 1 − largest / free: the part of the free memory that the largest request it can serve leaves. 0 if nothing is free.
+    /// 1 − largest / free: the part of the free memory that the largest request it can serve
+    /// leaves. 0 if nothing is free.
     pub by_largest: f64,
-    /// 1 − Σ free² / (Σ free)²: the chance that two free bytes lie in different blocks. 0 if nothing is free.
+    /// 1 − Σ free² / (Σ free)²: the chance that two free bytes lie in different blocks. 0 if
+    /// nothing is free.
     pub by_squares: f64,
 }
 
@@ -83,7 +85,12 @@ impl Fragmentation {
     }
 
     pub(crate) fn of_table(table: &Table) -> Fragmentation {
-        Fragmentation::of(table.iter().filter(|(_, b)| b.state == State::Free).map(|(_, b)| b.bytes))
+        Fragmentation::of(
+            table
+                .iter()
+                .filter(|(_, b)| b.state == State::Free)
+                .map(|(_, b)| b.bytes),
+        )
     }
 }
 
@@ -93,9 +100,15 @@ mod tests {
 
     #[test]
     fn fragmentation_is_what_its_formulas_say() {
-        assert_eq!(Fragmentation::of(std::iter::empty()), Fragmentation::default());
+        assert_eq!(
+            Fragmentation::of(std::iter::empty()),
+            Fragmentation::default()
+        );
         let whole = Fragmentation::of([4096].into_iter());
-        assert_eq!((whole.free_bytes, whole.by_largest, whole.by_squares), (4096, 0.0, 0.0));
+        assert_eq!(
+            (whole.free_bytes, whole.by_largest, whole.by_squares),
+            (4096, 0.0, 0.0)
+        );
         let two = Fragmentation::of([100, 300].into_iter());
         assert_eq!((two.largest_bytes, two.by_largest), (300, 0.25));
         assert_eq!(two.by_squares, 1.0 - (10_000.0 + 90_000.0) / 160_000.0);

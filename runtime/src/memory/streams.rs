@@ -1,7 +1,8 @@
 //! How far streams have come, without an event for each free.
 //!
-//! Work of a stream is counted as it is submitted. A freed block remembers its stream and that stream's count: the same
-//! stream may use it at once, for its work is done in order; any other once the stream has come so far.
+//! Work of a stream is counted as it is submitted. A freed block remembers its stream and that
+//! stream's count: the same stream may use it at once, for its work is done in order; any other
+//! once the stream has come so far.
 
 use super::block::Block;
 use super::source::Stream;
@@ -21,7 +22,10 @@ pub(crate) struct Streams {
 
 impl Streams {
     fn get(&self, stream: Stream) -> Progress {
-        self.all.get(usize::from(stream.0)).copied().unwrap_or_default()
+        self.all
+            .get(usize::from(stream.0))
+            .copied()
+            .unwrap_or_default()
     }
 
     fn entry(&mut self, stream: Stream) -> &mut Progress {
@@ -64,14 +68,22 @@ impl Streams {
 
     /// Streams with work that is not known to be done, and how much each was given.
     pub fn behind(&self) -> Vec<(Stream, u64)> {
-        let behind = self.all.iter().enumerate().filter(|(_, p)| p.completed < p.submitted);
-        behind.map(|(at, p)| (Stream(at as u16), p.submitted)).collect()
+        let behind = self
+            .all
+            .iter()
+            .enumerate()
+            .filter(|(_, p)| p.completed < p.submitted);
+        behind
+            .map(|(at, p)| (Stream(at as u16), p.submitted))
+            .collect()
     }
 
-    /// Who may use two neighbouring free blocks once they are one: all, if nobody is at work on either; else the one stream
-    /// that both are of. What one stream is at work on is not joined with what is another's, lest that be kept from it.
+    /// Who may use two neighbouring free blocks once they are one: all, if nobody is at work on
+    /// either; else the one stream that both are of. What one stream is at work on is not joined
+    /// with what is another's, lest that be kept from it.
     pub fn joined(&self, a: &Block, b: &Block) -> Option<(Stream, u64)> {
         let same = a.stream == b.stream;
-        (same || (self.is_done(a) && self.is_done(b))).then(|| (a.stream, if same { a.sequence.max(b.sequence) } else { 0 }))
+        (same || (self.is_done(a) && self.is_done(b)))
+            .then(|| (a.stream, if same { a.sequence.max(b.sequence) } else { 0 }))
     }
 }

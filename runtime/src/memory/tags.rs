@@ -18,7 +18,10 @@ pub struct Tag {
 impl Tag {
     /// A name without layer and line.
     pub fn named(name: &str) -> Tag {
-        Tag { name: name.into(), ..Tag::default() }
+        Tag {
+            name: name.into(),
+            ..Tag::default()
+        }
     }
 }
 
@@ -35,7 +38,10 @@ pub(crate) struct Tags {
 
 impl Default for Tags {
     fn default() -> Tags {
-        Tags { all: vec![Tag::named("(no name)")], known: HashMap::new() }
+        Tags {
+            all: vec![Tag::named("(no name)")],
+            known: HashMap::new(),
+        }
     }
 }
 

@@ -4,8 +4,9 @@ use crate::nn::{Embedding, LayerNorm, LearnedPositions, Linear, Module};
 use crate::params::Scope;
 use crate::tensor::{Mask, Tensor};
 
-/// The sizes of a GPT. Its parameters are named as in the usual PyTorch implementations, with fully connected layers:
-/// `transformer.wte.weight`, `transformer.h.0.attn.c_attn.weight`, `transformer.h.0.mlp.c_fc.weight`, `lm_head.weight`.
+/// The sizes of a GPT. Its parameters are named as in the usual PyTorch implementations, with fully
+/// connected layers: `transformer.wte.weight`, `transformer.h.0.attn.c_attn.weight`,
+/// `transformer.h.0.mlp.c_fc.weight`, `lm_head.weight`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gpt {
     /// Blocks.
@@ -24,11 +25,26 @@ pub struct Gpt {
 
 impl Gpt {
     /// 4 blocks of width 256, 128 tokens of 1024 kinds: 3,716,608 weights.
-    pub const SMALL: Gpt = Gpt { layers: 4, width: 256, heads: 4, length: 128, vocabulary: 1024, tied: false };
+    pub const SMALL: Gpt = Gpt {
+        layers: 4,
+        width: 256,
+        heads: 4,
+        length: 128,
+        vocabulary: 1024,
+        tied: false,
+    };
     /// GPT-2: 12 blocks of width 768, 1024 tokens of 50257 kinds: 124,439,808 weights.
-    pub const GPT2: Gpt = Gpt { layers: 12, width: 768, heads: 12, length: 1024, vocabulary: 50257, tied: true };
+    pub const GPT2: Gpt = Gpt {
+        layers: 12,
+        width: 768,
+        heads: 12,
+        length: 1024,
+        vocabulary: 50257,
+        tied: true,
+    };
 
-    /// Declares the weights: tokens `[n, length]` → logits of the next token `[n, length, vocabulary]`.
+    /// Declares the weights: tokens `[n, length]` → logits of the next token `[n, length,
+    /// vocabulary]`.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> impl Module + use<> {
         let (root, d) = (at / "transformer", self.width);
@@ -72,9 +88,14 @@ impl Module for Layers {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let x = x.apply(&self.tokens).apply(&self.places);
-        // Tokens of all sequences in one row, as products have them, so that what follows a product is fused with it.
+        // Tokens of all sequences in one row, as products have them, so that what follows a product
+        // is fused with it.
         let x = x.reshape([-1, self.width as i64]);
-        let x = self.blocks.iter().fold(x, |x, block| x.apply(block)).apply(&self.norm);
+        let x = self
+            .blocks
+            .iter()
+            .fold(x, |x, block| x.apply(block))
+            .apply(&self.norm);
         let logits = match &self.head {
             Some(head) => x.apply(head),
             None => x.matmul(x.trace().param(self.tokens.weight()).t()),
@@ -98,9 +119,18 @@ struct Block {
 impl Module for Block {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let qkv = x.apply(&self.norm1).apply(&self.qkv).unflatten(0, [-1, self.length as i64]);
-        let attended = qkv.self_attention(self.heads, true, Mask::None).reshape([-1, self.width as i64]);
+        let qkv = x
+            .apply(&self.norm1)
+            .apply(&self.qkv)
+            .unflatten(0, [-1, self.length as i64]);
+        let attended = qkv
+            .self_attention(self.heads, true, Mask::None)
+            .reshape([-1, self.width as i64]);
         let x = x + attended.apply(&self.joined);
-        x + x.apply(&self.norm2).apply(&self.wide).gelu_tanh().apply(&self.narrow)
+        x + x
+            .apply(&self.norm2)
+            .apply(&self.wide)
+            .gelu_tanh()
+            .apply(&self.narrow)
     }
 }

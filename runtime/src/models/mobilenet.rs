@@ -22,8 +22,22 @@ pub struct MobileNetV2 {
 impl MobileNetV2 {
     /// The network of the paper with width 1 and 1000 classes.
     pub fn standard() -> Self {
-        let stages = [[1, 16, 1, 1], [6, 24, 2, 2], [6, 32, 3, 2], [6, 64, 4, 2], [6, 96, 3, 1], [6, 160, 3, 2], [6, 320, 1, 1]];
-        MobileNetV2 { stem: 32, stages: stages.to_vec(), last: 1280, classes: 1000, dropout: 0.2 }
+        let stages = [
+            [1, 16, 1, 1],
+            [6, 24, 2, 2],
+            [6, 32, 3, 2],
+            [6, 64, 4, 2],
+            [6, 96, 3, 1],
+            [6, 160, 3, 2],
+            [6, 320, 1, 1],
+        ];
+        MobileNetV2 {
+            stem: 32,
+            stages: stages.to_vec(),
+            last: 1280,
+            classes: 1000,
+            dropout: 0.2,
+        }
     }
 
     /// Declares the weights: `[n, 3, h, w] → [n, classes]`.
@@ -35,20 +49,43 @@ impl MobileNetV2 {
         for &[factor, to, blocks, stride] in &self.stages {
             for block in 0..blocks {
                 let stride = if block == 0 { stride } else { 1 };
-                layers = layers.then(Inverted::new(&features / &count.to_string(), channels, to, stride, factor));
+                layers = layers.then(Inverted::new(
+                    &features / &count.to_string(),
+                    channels,
+                    to,
+                    stride,
+                    factor,
+                ));
                 (channels, count) = (to, count + 1);
             }
         }
-        let layers = layers.then(unit(&features / &count.to_string(), channels, self.last, 1, 1, 1));
+        let layers = layers.then(unit(
+            &features / &count.to_string(),
+            channels,
+            self.last,
+            1,
+            1,
+            1,
+        ));
         let head = Linear::new(at / "classifier" / "1", self.last, self.classes);
-        layers.then(crate::nn::GlobalAvgPool).then(Dropout(self.dropout)).then(head)
+        layers
+            .then(crate::nn::GlobalAvgPool)
+            .then(Dropout(self.dropout))
+            .then(head)
     }
 }
 
 /// A convolution with norm and activation.
 fn unit(at: Scope, from: usize, to: usize, k: usize, stride: usize, groups: usize) -> Sequential {
-    let conv = Conv2d::new(&at / "0", from, to, k).stride(stride).padding(k / 2).groups(groups).without_bias();
-    Sequential::new().then(conv).then(BatchNorm2d::new(&at / "1", to)).then(Relu6)
+    let conv = Conv2d::new(&at / "0", from, to, k)
+        .stride(stride)
+        .padding(k / 2)
+        .groups(groups)
+        .without_bias();
+    Sequential::new()
+        .then(conv)
+        .then(BatchNorm2d::new(&at / "1", to))
+        .then(Relu6)
 }
 
 /// Expansion, one filter for each channel, projection; added to its input where shapes agree.
@@ -67,8 +104,13 @@ impl Inverted {
             layers = layers.then(unit(place(), from, wide, 1, 1, 1));
         }
         layers = layers.then(unit(place(), wide, wide, 3, stride, wide));
-        layers = layers.then(Conv2d::new(place(), wide, to, 1).without_bias()).then(BatchNorm2d::new(place(), to));
-        Inverted { layers, residual: stride == 1 && from == to }
+        layers = layers
+            .then(Conv2d::new(place(), wide, to, 1).without_bias())
+            .then(BatchNorm2d::new(place(), to));
+        Inverted {
+            layers,
+            residual: stride == 1 && from == to,
+        }
     }
 }
 

@@ -1,4 +1,5 @@
-//! Built-in models: what the command line plans and measures, under names that other frameworks' benchmarks share.
+//! Built-in models: what the command line plans and measures, under names that other frameworks'
+//! benchmarks share.
 
 mod gpt;
 mod lstm;
@@ -42,14 +43,19 @@ use crate::trace::{Precision, Trace};
 use table::Labelled;
 
 /// A 3×3 window with stride 2 and padding 1.
-const POOL_3_2: Window = Window { k: [3, 3], stride: [2, 2], pad: [1, 1] };
+const POOL_3_2: Window = Window {
+    k: [3, 3],
+    stride: [2, 2],
+    pad: [1, 1],
+};
 
 /// A built-in model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Model {
     /// 784-512-256-10 with relu between: 535,818 weights.
     Mlp,
-    /// Two 5×5 convolutions (32 and 64 channels), each with relu and 2×2 max pooling, then 3136-512-10: 1,663,370 weights.
+    /// Two 5×5 convolutions (32 and 64 channels), each with relu and 2×2 max pooling, then
+    /// 3136-512-10: 1,663,370 weights.
     Cnn,
     /// [`ResNet::resnet20`] on 3×32×32: 272,474 weights.
     ResNet20,
@@ -67,7 +73,8 @@ pub enum Model {
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one that is there for its unrolled length alone ([`Ode`]), as [`Model::parse`] reads it.
+    /// One of these in other sizes, or one that is there for its unrolled length alone ([`Ode`]),
+    /// as [`Model::parse`] reads it.
     Sized(Sizes),
 }
 
@@ -122,24 +129,32 @@ impl Model {
         }
     }
 
-    /// The model of a name, with sizes of its own or others: `gpt2`, or `lstm:length=320,layers=2`, which sets what it names.
+    /// The model of a name, with sizes of its own or others: `gpt2`, or `lstm:length=320,layers=2`,
+    /// which sets what it names.
     /// [`Model::help`] lists all names and sizes.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known; for an unknown size, with those of the model; for one that is given twice, is
-    /// no number or outside of its bounds.
+    /// For an unknown name, with those that are known; for an unknown size, with those of the
+    /// model; for one that is given twice, is no number or outside of its bounds.
     pub fn parse(text: &str) -> Result<Model> {
-        let (name, sizes) = text.split_once(':').map_or((text, None), |(name, sizes)| (name, Some(sizes)));
+        let (name, sizes) = text
+            .split_once(':')
+            .map_or((text, None), |(name, sizes)| (name, Some(sizes)));
         let Some(usual) = Sizes::usual(name) else {
             let known: Vec<&str> = table::names().collect();
             let near = crate::words::meant(name, known.iter().copied());
-            return Err(Error::Value(format!("unknown model {name:?}; there are {}{near}", known.join(", "))));
+            return Err(Error::Value(format!(
+                "unknown model {name:?}; there are {}{near}",
+                known.join(", ")
+            )));
         };
         let sizes = sizes.map_or(Ok(usual), |sizes| usual.set(sizes))?;
         if name == "gpt" || name == "gpt2" {
             return Ok(Model::Gpt(table::gpt(sizes.values())));
         }
-        let standard = Model::ALL.iter().find(|model| sizes == usual && model.name() == name);
+        let standard = Model::ALL
+            .iter()
+            .find(|model| sizes == usual && model.name() == name);
         Ok(standard.copied().unwrap_or(Model::Sized(sizes)))
     }
 
@@ -167,7 +182,8 @@ impl Model {
         self.sizes().classes()
     }
 
-    /// The shape of one example's labels: of a class none, of what has one for each pixel or token theirs.
+    /// The shape of one example's labels: of a class none, of what has one for each pixel or token
+    /// theirs.
     fn label(self) -> Vec<usize> {
         match self.sizes().row().labelled {
             Labelled::Pixel => self.example()[1..].to_vec(),
@@ -189,27 +205,44 @@ impl Model {
     /// Declares the weights.
     pub fn build(self, params: &Params) -> Network {
         let layers = self.sizes().layers(&params.root());
-        Network { model: self, layers, precision: Precision::F32 }
+        Network {
+            model: self,
+            layers,
+            precision: Precision::F32,
+        }
     }
 
     /// Bytes of a batch of examples and labels.
     pub fn batch_bytes(self, batch: usize) -> u64 {
-        let one: usize = self.example().iter().product::<usize>().saturating_add(self.label().iter().product());
+        let one: usize = self
+            .example()
+            .iter()
+            .product::<usize>()
+            .saturating_add(self.label().iter().product());
         4 * (batch as u64).saturating_mul(one as u64)
     }
 
-    /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in 0..1.
+    /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in
+    /// 0..1.
     pub fn batch(self, batch: usize, seed: u64) -> (Examples, ArrayD<i32>) {
         let shape = |one: Vec<usize>| IxDyn(&[vec![batch], one].concat());
         let mut draw = noise(seed);
         let classes = self.classes() as f32;
         let class = move |draw: &mut dyn FnMut() -> f32| (draw() * classes) as i32;
         let examples = if self.reads_tokens() {
-            Examples::Tokens(ArrayD::from_shape_simple_fn(shape(self.example()), || class(&mut draw)))
+            Examples::Tokens(ArrayD::from_shape_simple_fn(shape(self.example()), || {
+                class(&mut draw)
+            }))
         } else {
-            Examples::Images(ArrayD::from_shape_simple_fn(shape(self.example()), &mut draw))
+            Examples::Images(ArrayD::from_shape_simple_fn(
+                shape(self.example()),
+                &mut draw,
+            ))
         };
-        (examples, ArrayD::from_shape_simple_fn(shape(self.label()), || class(&mut draw)))
+        (
+            examples,
+            ArrayD::from_shape_simple_fn(shape(self.label()), || class(&mut draw)),
+        )
     }
 }
 
@@ -256,7 +289,8 @@ pub struct Network {
 }
 
 impl Network {
-    /// The same with products and convolutions of its programs in this precision; see [`Trace::with_precision`].
+    /// The same with products and convolutions of its programs in this precision; see
+    /// [`Trace::with_precision`].
     pub fn with_precision(self, precision: Precision) -> Network {
         Network { precision, ..self }
     }
@@ -266,12 +300,17 @@ impl Network {
         self.model
     }
 
-    /// Compiles a training step "train": examples (f32 images or i32 tokens) and labels (i32, one for an example, pixel or token)
-    /// in, the mean cross-entropy out.
+    /// Compiles a training step "train": examples (f32 images or i32 tokens) and labels (i32, one
+    /// for an example, pixel or token) in, the mean cross-entropy out.
     ///
     /// # Errors
     /// What [`Session::compile`] refuses.
-    pub fn training(&self, session: &mut Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Program<1>> {
+    pub fn training(
+        &self,
+        session: &mut Session,
+        batch: impl Into<Dim>,
+        optimizer: OptimizerKind,
+    ) -> Result<Program<1>> {
         let trace = Trace::training().with_precision(self.precision);
         let loss = self.step(&trace, batch.into(), optimizer);
         session.compile(&trace, [loss])
@@ -281,14 +320,19 @@ impl Network {
     ///
     /// # Errors
     /// What [`Session::plan`] refuses.
-    pub fn plan_training(&self, session: &Session, batch: impl Into<Dim>, optimizer: OptimizerKind) -> Result<Plan> {
+    pub fn plan_training(
+        &self,
+        session: &Session,
+        batch: impl Into<Dim>,
+        optimizer: OptimizerKind,
+    ) -> Result<Plan> {
         let trace = Trace::training().with_precision(self.precision);
         let loss = self.step(&trace, batch.into(), optimizer);
         session.plan(&trace, [loss])
     }
 
-    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; of what has labels for each pixel
-    /// `[batch, classes, h, w]`, for each token `[batch, length, classes]`.
+    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; of what has
+    /// labels for each pixel `[batch, classes, h, w]`, for each token `[batch, length, classes]`.
     ///
     /// # Errors
     /// What [`Session::compile`] refuses.
@@ -299,12 +343,23 @@ impl Network {
     }
 
     fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
-        let (name, dtype) = if self.model.reads_tokens() { ("tokens", I32) } else { ("images", F32) };
-        trace.input(name, dtype, shape(batch, &self.model.example())).apply(&*self.layers)
+        let (name, dtype) = if self.model.reads_tokens() {
+            ("tokens", I32)
+        } else {
+            ("images", F32)
+        };
+        trace
+            .input(name, dtype, shape(batch, &self.model.example()))
+            .apply(&*self.layers)
     }
 
     /// Writes a training step down; its loss.
-    pub(crate) fn step<'t>(&self, trace: &'t Trace, batch: Dim, optimizer: OptimizerKind) -> Tensor<'t> {
+    pub(crate) fn step<'t>(
+        &self,
+        trace: &'t Trace,
+        batch: Dim,
+        optimizer: OptimizerKind,
+    ) -> Tensor<'t> {
         let loss = self.loss(trace, batch);
         // Of a model whose rest is frozen the last layer learns.
         if let Some(head) = self.model.sizes().head() {
@@ -318,7 +373,11 @@ impl Network {
         let logits = self.logits(trace, batch);
         let labels = trace.input("labels", I32, shape(batch, &self.model.label()));
         // Classes last.
-        let logits = if self.model.sizes().row().labelled == Labelled::Pixel { logits.permute([0, 2, 3, 1]) } else { logits };
+        let logits = if self.model.sizes().row().labelled == Labelled::Pixel {
+            logits.permute([0, 2, 3, 1])
+        } else {
+            logits
+        };
         logits.cross_entropy(labels)
     }
 }
@@ -331,7 +390,10 @@ impl Module for Network {
 
 /// So many of one shape.
 fn shape(batch: Dim, one: &[usize]) -> Shape {
-    let dims: Vec<Dim> = [batch].into_iter().chain(one.iter().map(|&n| n.into())).collect();
+    let dims: Vec<Dim> = [batch]
+        .into_iter()
+        .chain(one.iter().map(|&n| n.into()))
+        .collect();
     Shape::from(dims.as_slice())
 }
 
@@ -348,7 +410,11 @@ pub enum OptimizerKind {
 
 impl OptimizerKind {
     /// All of them.
-    pub const ALL: &[OptimizerKind] = &[OptimizerKind::Sgd, OptimizerKind::Adam, OptimizerKind::AdamW];
+    pub const ALL: &[OptimizerKind] = &[
+        OptimizerKind::Sgd,
+        OptimizerKind::Adam,
+        OptimizerKind::AdamW,
+    ];
 
     /// The name that [`OptimizerKind::parse`] reads.
     pub fn name(self) -> &'static str {
@@ -364,11 +430,18 @@ impl OptimizerKind {
     /// # Errors
     /// For an unknown name, with those that are known.
     pub fn parse(name: &str) -> Result<OptimizerKind> {
-        OptimizerKind::ALL.iter().copied().find(|one| one.name() == name).ok_or_else(|| {
-            let known: Vec<&str> = OptimizerKind::ALL.iter().map(|one| one.name()).collect();
-            let near = crate::words::meant(name, known.iter().copied());
-            Error::Value(format!("unknown optimizer {name:?}; there are {}{near}", known.join(", ")))
-        })
+        OptimizerKind::ALL
+            .iter()
+            .copied()
+            .find(|one| one.name() == name)
+            .ok_or_else(|| {
+                let known: Vec<&str> = OptimizerKind::ALL.iter().map(|one| one.name()).collect();
+                let near = crate::words::meant(name, known.iter().copied());
+                Error::Value(format!(
+                    "unknown optimizer {name:?}; there are {}{near}",
+                    known.join(", ")
+                ))
+            })
     }
 
     fn minimize<'t>(self, trace: &'t Trace, loss: Tensor<'t>) {
@@ -412,32 +485,81 @@ mod tests {
 
     #[test]
     fn models_have_as_many_weights_as_their_descriptions_say() {
-        let counts =
-            [535_818, 1_663_370, 272_474, 11_279_112, 25_557_032, 3_504_872, 31_037_698, 138_357_544, 3_716_608, 444_544, 124_439_808];
-        for (&model, weights) in Model::ALL.iter().chain(&[Model::Gpt(Gpt::GPT2)]).zip(counts) {
+        let counts = [
+            535_818,
+            1_663_370,
+            272_474,
+            11_279_112,
+            25_557_032,
+            3_504_872,
+            31_037_698,
+            138_357_544,
+            3_716_608,
+            444_544,
+            124_439_808,
+        ];
+        for (&model, weights) in Model::ALL
+            .iter()
+            .chain(&[Model::Gpt(Gpt::GPT2)])
+            .zip(counts)
+        {
             let params = Params::seeded(0);
             model.build(&params);
             let trained = params.declared().into_iter().filter(|p| p.is_trained());
             let counted: usize = trained.map(|p| p.dims().iter().product::<usize>()).sum();
             assert_eq!(counted, weights, "{model}");
-            assert!(params.mistakes().is_empty(), "{model}: {:?}", params.mistakes());
+            assert!(
+                params.mistakes().is_empty(),
+                "{model}: {:?}",
+                params.mistakes()
+            );
         }
     }
 
     #[test]
     fn names_are_read_and_unknown_ones_are_told_from_known_ones() {
-        assert!(Model::ALL.iter().all(|&m| Model::parse(m.name()).is_ok_and(|read| read == m)));
-        assert!(OptimizerKind::ALL.iter().all(|&o| OptimizerKind::parse(o.name()).is_ok_and(|read| read == o)));
+        assert!(
+            Model::ALL
+                .iter()
+                .all(|&m| Model::parse(m.name()).is_ok_and(|read| read == m))
+        );
+        assert!(
+            OptimizerKind::ALL
+                .iter()
+                .all(|&o| OptimizerKind::parse(o.name()).is_ok_and(|read| read == o))
+        );
         let text = Model::parse("resnet99").unwrap_err().to_string();
-        assert!(text.starts_with("unknown model \"resnet99\"; there are mlp, cnn, resnet20, "), "{text}");
+        assert!(
+            text.starts_with("unknown model \"resnet99\"; there are mlp, cnn, resnet20, "),
+            "{text}"
+        );
         assert_eq!(Model::parse("gpt2").unwrap(), Model::Gpt(Gpt::GPT2));
-        let sized = Gpt { layers: 6, heads: 8, tied: true, ..Gpt::SMALL };
-        assert_eq!(Model::parse("gpt:layers=6, heads=8,tied=true").unwrap(), Model::Gpt(sized));
-        assert_eq!(Model::parse("lstm:layers=1,length=32").unwrap(), Model::Lstm);
+        let sized = Gpt {
+            layers: 6,
+            heads: 8,
+            tied: true,
+            ..Gpt::SMALL
+        };
+        assert_eq!(
+            Model::parse("gpt:layers=6, heads=8,tied=true").unwrap(),
+            Model::Gpt(sized)
+        );
+        assert_eq!(
+            Model::parse("lstm:layers=1,length=32").unwrap(),
+            Model::Lstm
+        );
         let long = Model::parse("lstm: length = 320 ,layers=2").unwrap();
-        assert_eq!((long.to_string(), long.name(), long.example()), ("lstm:length=320,layers=2".into(), "lstm", vec![320]));
+        assert_eq!(
+            (long.to_string(), long.name(), long.example()),
+            ("lstm:length=320,layers=2".into(), "lstm", vec![320])
+        );
         assert_eq!(Model::parse(&long.to_string()).unwrap(), long);
-        assert_eq!(Model::parse("gpt2:tied=false,length=128").unwrap().to_string(), "gpt:layers=12,width=768,heads=12,vocabulary=50257");
+        assert_eq!(
+            Model::parse("gpt2:tied=false,length=128")
+                .unwrap()
+                .to_string(),
+            "gpt:layers=12,width=768,heads=12,vocabulary=50257"
+        );
     }
 
     /// What each wrong size is answered.
@@ -445,26 +567,62 @@ mod tests {
     fn sizes_are_refused_by_name() {
         let said = |text: &str| Model::parse(text).unwrap_err().to_string();
         for (text, expected) in [
-            ("gpt:depth=3", "gpt has no size \"depth\"; there are layers, width, heads, length, vocabulary, tied"),
-            ("gpt:layers=x", "gpt: layers is \"x\", not a number from 1 to 1000"),
-            ("gpt:layers", "gpt: layers is \"\", not a number from 1 to 1000"),
-            ("gpt:heads=0", "gpt: heads is \"0\", not a number from 1 to 65536"),
+            (
+                "gpt:depth=3",
+                "gpt has no size \"depth\"; there are layers, width, heads, length, vocabulary, tied",
+            ),
+            (
+                "gpt:layers=x",
+                "gpt: layers is \"x\", not a number from 1 to 1000",
+            ),
+            (
+                "gpt:layers",
+                "gpt: layers is \"\", not a number from 1 to 1000",
+            ),
+            (
+                "gpt:heads=0",
+                "gpt: heads is \"0\", not a number from 1 to 65536",
+            ),
             ("gpt:tied=1", "gpt: tied is \"1\", not true or false"),
-            ("gpt:width=100,heads=3", "gpt: a width of 100 does not divide into 3 heads"),
+            (
+                "gpt:width=100,heads=3",
+                "gpt: a width of 100 does not divide into 3 heads",
+            ),
             ("gpt:layers=1,layers=2", "gpt: layers is given twice"),
             (
                 "gpt:width=64,,layers=2",
                 "gpt:width=64,,layers=2: a size is missing; there are layers, width, heads, length, vocabulary, tied, as in gpt:layers=4",
             ),
-            ("mlp:", "mlp:: a size is missing; there are inputs, hidden1, hidden2, classes, as in mlp:inputs=784"),
-            ("gpt:length=1000000", "gpt: length is \"1000000\", not a number from 1 to 65536"),
-            ("gpt:layers=1000,length=1000", "gpt: 1000 layers over a length of 1000 are more than 262144 places"),
-            ("lstm:length=99999999999999999999", "lstm: length is \"99999999999999999999\", not a number from 1 to 10000"),
-            ("lstm:length=5000,layers=3", "lstm: a length of 5000 and 3 layers make 15000 steps, more than 10000"),
+            (
+                "mlp:",
+                "mlp:: a size is missing; there are inputs, hidden1, hidden2, classes, as in mlp:inputs=784",
+            ),
+            (
+                "gpt:length=1000000",
+                "gpt: length is \"1000000\", not a number from 1 to 65536",
+            ),
+            (
+                "gpt:layers=1000,length=1000",
+                "gpt: 1000 layers over a length of 1000 are more than 262144 places",
+            ),
+            (
+                "lstm:length=99999999999999999999",
+                "lstm: length is \"99999999999999999999\", not a number from 1 to 10000",
+            ),
+            (
+                "lstm:length=5000,layers=3",
+                "lstm: a length of 5000 and 3 layers make 15000 steps, more than 10000",
+            ),
             ("cnn:size=30", "cnn: a size of 30 is not halved twice"),
             ("unet:size=40", "unet: a size of 40 is not halved 4 times"),
-            ("vgg16:size=31", "vgg16: a size of 31 is not halved five times"),
-            ("resnet20:blocks4=1", "resnet20 has no size \"blocks4\"; there are size, classes, width, blocks1, blocks2, blocks3"),
+            (
+                "vgg16:size=31",
+                "vgg16: a size of 31 is not halved five times",
+            ),
+            (
+                "resnet20:blocks4=1",
+                "resnet20 has no size \"blocks4\"; there are size, classes, width, blocks1, blocks2, blocks3",
+            ),
         ] {
             assert_eq!(said(text), expected);
         }
@@ -481,17 +639,29 @@ mod tests {
         for line in Model::help().lines() {
             let (name, keys) = line.trim().split_once(':').unwrap();
             for key in keys.split(',').map(|key| key.split('=').next().unwrap()) {
-                if ["layers", "length", "steps", "blocks1", "blocks2", "blocks3", "blocks4", "tied"].contains(&key) {
+                if [
+                    "layers", "length", "steps", "blocks1", "blocks2", "blocks3", "blocks4", "tied",
+                ]
+                .contains(&key)
+                {
                     continue;
                 }
-                let most = Model::parse(&format!("{name}:{key}=x")).unwrap_err().to_string();
+                let most = Model::parse(&format!("{name}:{key}=x"))
+                    .unwrap_err()
+                    .to_string();
                 let most = most.rsplit(' ').next().unwrap().to_string();
-                let Ok(model) = Model::parse(&format!("{name}:{key}={most}")) else { continue };
+                let Ok(model) = Model::parse(&format!("{name}:{key}={most}")) else {
+                    continue;
+                };
                 let params = Params::seeded(0);
                 let network = model.build(&params);
                 let session = Session::new(crate::Device::Cpu, params).unwrap();
                 let planned = network.plan_training(&session, 1u32, model.optimizer());
-                assert!(!matches!(planned, Err(Error::Internal(_))), "{model}: {:?}", planned.err());
+                assert!(
+                    !matches!(planned, Err(Error::Internal(_))),
+                    "{model}: {:?}",
+                    planned.err()
+                );
             }
         }
     }
@@ -499,13 +669,23 @@ mod tests {
     #[test]
     fn made_up_batches_fit_and_repeat() {
         let (examples, labels) = Model::Cnn.batch(7, 3);
-        let Examples::Images(images) = &examples else { panic!("cnn reads images") };
+        let Examples::Images(images) = &examples else {
+            panic!("cnn reads images")
+        };
         assert_eq!((images.shape(), labels.len()), (&[7, 1, 28, 28][..], 7));
-        assert!(images.iter().all(|x| (0.0..1.0).contains(x)) && labels.iter().all(|l| (0..10).contains(l)));
+        assert!(
+            images.iter().all(|x| (0.0..1.0).contains(x))
+                && labels.iter().all(|l| (0..10).contains(l))
+        );
         assert_eq!((examples, labels), Model::Cnn.batch(7, 3));
         assert_ne!(Model::Cnn.batch(7, 3), Model::Cnn.batch(7, 4));
-        let (Examples::Tokens(tokens), labels) = Model::Lstm.batch(3, 1) else { panic!("lstm reads tokens") };
-        assert_eq!((tokens.shape(), labels.shape()), (&[3, 32][..], &[3, 32][..]));
+        let (Examples::Tokens(tokens), labels) = Model::Lstm.batch(3, 1) else {
+            panic!("lstm reads tokens")
+        };
+        assert_eq!(
+            (tokens.shape(), labels.shape()),
+            (&[3, 32][..], &[3, 32][..])
+        );
         assert!(tokens.iter().chain(&labels).all(|t| (0..128).contains(t)));
     }
 }

@@ -4,8 +4,9 @@ use crate::nn::{Linear, Module};
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// A classifier whose features follow a differential equation for one unit of time (Chen et al. 2018): dx/dt is a network with one
-/// hidden layer, integrated by the classical Runge-Kutta method of fourth order.
+/// A classifier whose features follow a differential equation for one unit of time (Chen et al.
+/// 2018): dx/dt is a network with one hidden layer, integrated by the classical Runge-Kutta method
+/// of fourth order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ode {
     /// Features.
@@ -25,7 +26,10 @@ impl Ode {
         let field = at / "field";
         Layers {
             steps: self.steps,
-            field: [Linear::new(&field / "0", self.width, self.hidden), Linear::new(&field / "1", self.hidden, self.width)],
+            field: [
+                Linear::new(&field / "0", self.width, self.hidden),
+                Linear::new(&field / "1", self.hidden, self.width),
+            ],
             head: Linear::new(at / "head", self.width, self.classes),
         }
     }

@@ -1,4 +1,5 @@
-//! The table of built-in models: the sizes that each has, what they usually are and may be, and what is made of them.
+//! The table of built-in models: the sizes that each has, what they usually are and may be, and
+//! what is made of them.
 
 use std::fmt;
 
@@ -10,12 +11,13 @@ use crate::params::Scope;
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
 
-/// Most steps that an unrolled model is written down with, and most places of a transformer in all its layers: a program of so many is
-/// compiled in seconds.
+/// Most steps that an unrolled model is written down with, and most places of a transformer in all
+/// its layers: a program of so many is compiled in seconds.
 const UNROLLED_MAX: usize = 10_000;
 const PLACES_MAX: usize = 1 << 18;
 
-/// The flag of a model of which the last layer alone learns, and what the names of that one's weights begin with.
+/// The flag of a model of which the last layer alone learns, and what the names of that one's
+/// weights begin with.
 const FROZEN: &str = "frozen";
 const HEAD: &str = "fc.";
 
@@ -33,11 +35,23 @@ struct Key {
 }
 
 const fn key(name: &'static str, usual: usize, most: usize) -> Key {
-    Key { name, usual, least: 1, most, flag: false }
+    Key {
+        name,
+        usual,
+        least: 1,
+        most,
+        flag: false,
+    }
 }
 
 const fn flag(name: &'static str, usual: bool) -> Key {
-    Key { name, usual: usual as usize, least: 0, most: 1, flag: true }
+    Key {
+        name,
+        usual: usual as usize,
+        least: 0,
+        most: 1,
+        flag: true,
+    }
 }
 
 /// What has a label.
@@ -89,19 +103,42 @@ const fn gpt_keys(g: &Gpt) -> [Key; 6] {
 
 /// The transformer of these sizes.
 pub(super) fn gpt(&[layers, width, heads, length, vocabulary, tied, ..]: &Values) -> Gpt {
-    Gpt { layers, width, heads, length, vocabulary, tied: tied == 1 }
+    Gpt {
+        layers,
+        width,
+        heads,
+        length,
+        vocabulary,
+        tied: tied == 1,
+    }
 }
 
 fn lstm(&[vocabulary, width, hidden, length, layers, ..]: &Values) -> LstmModel {
-    LstmModel { vocabulary, width, hidden, length, layers }
+    LstmModel {
+        vocabulary,
+        width,
+        hidden,
+        length,
+        layers,
+    }
 }
 
 fn unet(&[inputs, width, levels, classes, ..]: &Values) -> UNet {
-    UNet { inputs, width, levels, classes }
+    UNet {
+        inputs,
+        width,
+        levels,
+        classes,
+    }
 }
 
 fn ode(&[width, hidden, steps, classes, ..]: &Values) -> Ode {
-    Ode { width, hidden, steps, classes }
+    Ode {
+        width,
+        hidden,
+        steps,
+        classes,
+    }
 }
 
 fn none(_: &Values) -> Option<String> {
@@ -121,16 +158,30 @@ const GPT: Row = Row {
     classes: |v| gpt(v).vocabulary,
     layers: |v, at| Box::new(gpt(v).layers(at)),
     fault: |v| {
-        let Gpt { width, heads, layers, length, .. } = gpt(v);
+        let Gpt {
+            width,
+            heads,
+            layers,
+            length,
+            ..
+        } = gpt(v);
         if !width.is_multiple_of(heads) {
-            return Some(format!("a width of {width} does not divide into {heads} heads"));
+            return Some(format!(
+                "a width of {width} does not divide into {heads} heads"
+            ));
         }
-        (layers * length > PLACES_MAX).then(|| format!("{layers} layers over a length of {length} are more than {PLACES_MAX} places"))
+        (layers * length > PLACES_MAX).then(|| {
+            format!("{layers} layers over a length of {length} are more than {PLACES_MAX} places")
+        })
     },
 };
 
 /// A residual network of these stages.
-const fn resnet(name: &'static str, keys: &'static [Key], layers: fn(&Values, &Scope) -> Box<dyn Module>) -> Row {
+const fn resnet(
+    name: &'static str,
+    keys: &'static [Key],
+    layers: fn(&Values, &Scope) -> Box<dyn Module>,
+) -> Row {
     Row {
         name,
         keys,
@@ -156,18 +207,29 @@ const TABLE: &[Row] = &[
         optimizer: OptimizerKind::Sgd,
         example: |v| vec![v[0]],
         classes: |v| v[3],
-        layers: |&[inputs, hidden1, hidden2, classes, ..], at| Box::new(mlp(at, [inputs, hidden1, hidden2, classes])),
+        layers: |&[inputs, hidden1, hidden2, classes, ..], at| {
+            Box::new(mlp(at, [inputs, hidden1, hidden2, classes]))
+        },
         fault: none,
     },
     Row {
         name: "cnn",
-        keys: &[key("size", 28, 1 << 10), key("width", 32, CHANNELS_MAX), key("hidden", 512, WIDTH_MAX), key("classes", 10, WIDTH_MAX)],
+        keys: &[
+            key("size", 28, 1 << 10),
+            key("width", 32, CHANNELS_MAX),
+            key("hidden", 512, WIDTH_MAX),
+            key("classes", 10, WIDTH_MAX),
+        ],
         labelled: Labelled::Example,
         optimizer: OptimizerKind::Adam,
         example: |&[size, ..]| vec![1, size, size],
         classes: |v| v[3],
-        layers: |&[size, width, hidden, classes, ..], at| Box::new(cnn(at, [size, width, hidden, classes])),
-        fault: |&[size, ..]| (!size.is_multiple_of(4)).then(|| format!("a size of {size} is not halved twice")),
+        layers: |&[size, width, hidden, classes, ..], at| {
+            Box::new(cnn(at, [size, width, hidden, classes]))
+        },
+        fault: |&[size, ..]| {
+            (!size.is_multiple_of(4)).then(|| format!("a size of {size} is not halved twice"))
+        },
     },
     resnet(
         "resnet20",
@@ -179,7 +241,17 @@ const TABLE: &[Row] = &[
             key("blocks2", 3, BLOCKS_MAX),
             key("blocks3", 3, BLOCKS_MAX),
         ],
-        |&[_, classes, width, a, b, c, ..], at| Box::new(ResNet { classes, width, depths: vec![a, b, c], ..ResNet::resnet20() }.layers(at)),
+        |&[_, classes, width, a, b, c, ..], at| {
+            Box::new(
+                ResNet {
+                    classes,
+                    width,
+                    depths: vec![a, b, c],
+                    ..ResNet::resnet20()
+                }
+                .layers(at),
+            )
+        },
     ),
     resnet(
         "resnet18",
@@ -193,7 +265,15 @@ const TABLE: &[Row] = &[
             key("blocks4", 2, BLOCKS_MAX),
         ],
         |&[_, classes, width, a, b, c, d, _], at| {
-            Box::new(ResNet { classes, width, depths: vec![a, b, c, d], ..ResNet::resnet18() }.layers(at))
+            Box::new(
+                ResNet {
+                    classes,
+                    width,
+                    depths: vec![a, b, c, d],
+                    ..ResNet::resnet18()
+                }
+                .layers(at),
+            )
         },
     ),
     resnet(
@@ -208,7 +288,15 @@ const TABLE: &[Row] = &[
             key("blocks4", 3, BLOCKS_MAX),
         ],
         |&[_, classes, width, a, b, c, d, _], at| {
-            Box::new(ResNet { classes, width, depths: vec![a, b, c, d], ..ResNet::resnet50() }.layers(at))
+            Box::new(
+                ResNet {
+                    classes,
+                    width,
+                    depths: vec![a, b, c, d],
+                    ..ResNet::resnet50()
+                }
+                .layers(at),
+            )
         },
     ),
     Row {
@@ -223,7 +311,17 @@ const TABLE: &[Row] = &[
         optimizer: OptimizerKind::Sgd,
         example: |&[size, ..]| vec![3, size, size],
         classes: |v| v[1],
-        layers: |&[_, classes, stem, last, ..], at| Box::new(MobileNetV2 { classes, stem, last, ..MobileNetV2::standard() }.layers(at)),
+        layers: |&[_, classes, stem, last, ..], at| {
+            Box::new(
+                MobileNetV2 {
+                    classes,
+                    stem,
+                    last,
+                    ..MobileNetV2::standard()
+                }
+                .layers(at),
+            )
+        },
         fault: none,
     },
     Row {
@@ -241,7 +339,8 @@ const TABLE: &[Row] = &[
         classes: |v| unet(v).classes,
         layers: |v, at| Box::new(unet(v).layers(at)),
         fault: |&[_, _, levels, _, size, ..]| {
-            (!size.is_multiple_of(1 << levels)).then(|| format!("a size of {size} is not halved {levels} times"))
+            (!size.is_multiple_of(1 << levels))
+                .then(|| format!("a size of {size} is not halved {levels} times"))
         },
     },
     Row {
@@ -260,13 +359,32 @@ const TABLE: &[Row] = &[
         layers: |&[_, classes, width, places, hidden, ..], at| {
             let vgg = Vgg::vgg16();
             // As many times the width of the first stage as usually.
-            let stages = vgg.stages.iter().map(|&[to, convolutions]| [to / 64 * width, convolutions]).collect();
-            Box::new(Vgg { stages, classes, places, hidden, ..vgg }.layers(at))
+            let stages = vgg
+                .stages
+                .iter()
+                .map(|&[to, convolutions]| [to / 64 * width, convolutions])
+                .collect();
+            Box::new(
+                Vgg {
+                    stages,
+                    classes,
+                    places,
+                    hidden,
+                    ..vgg
+                }
+                .layers(at),
+            )
         },
-        fault: |&[size, ..]| (size < 32).then(|| format!("a size of {size} is not halved five times")),
+        fault: |&[size, ..]| {
+            (size < 32).then(|| format!("a size of {size} is not halved five times"))
+        },
     },
     GPT,
-    Row { name: "gpt2", keys: &gpt_keys(&Gpt::GPT2), ..GPT },
+    Row {
+        name: "gpt2",
+        keys: &gpt_keys(&Gpt::GPT2),
+        ..GPT
+    },
     Row {
         name: "lstm",
         keys: &[
@@ -284,7 +402,10 @@ const TABLE: &[Row] = &[
         layers: |v, at| Box::new(lstm(v).layers(at)),
         fault: |v| {
             let LstmModel { length, layers, .. } = lstm(v);
-            unrolled(&format!("a length of {length} and {layers} layers"), length * layers)
+            unrolled(
+                &format!("a length of {length} and {layers} layers"),
+                length * layers,
+            )
         },
     },
     Row {
@@ -314,21 +435,41 @@ impl Sizes {
     pub(super) fn usual(name: &str) -> Option<Sizes> {
         let row = TABLE.iter().position(|row| row.name == name)?;
         let mut values = [0; KEYS_MAX];
-        values.iter_mut().zip(TABLE[row].keys).for_each(|(value, key)| *value = key.usual);
+        values
+            .iter_mut()
+            .zip(TABLE[row].keys)
+            .for_each(|(value, key)| *value = key.usual);
         Some(Sizes { row, values })
     }
 
     /// The sizes of a transformer under a name.
     pub(super) fn of_gpt(name: &str, g: &Gpt) -> Option<Sizes> {
-        let values = [g.layers, g.width, g.heads, g.length, g.vocabulary, usize::from(g.tied), 0, 0];
-        Some(Sizes { values, ..Sizes::usual(name)? })
+        let values = [
+            g.layers,
+            g.width,
+            g.heads,
+            g.length,
+            g.vocabulary,
+            usize::from(g.tied),
+            0,
+            0,
+        ];
+        Some(Sizes {
+            values,
+            ..Sizes::usual(name)?
+        })
     }
 
     /// These, but for what `text` sets, as in `length=320,layers=2`.
     pub(super) fn set(mut self, text: &str) -> Result<Sizes> {
         let (name, keys) = (self.row().name, self.row().keys);
         let refuse = |why: String| Err(Error::Value(format!("{name}{why}")));
-        let known = || keys.iter().map(|key| key.name).collect::<Vec<_>>().join(", ");
+        let known = || {
+            keys.iter()
+                .map(|key| key.name)
+                .collect::<Vec<_>>()
+                .join(", ")
+        };
         let mut given = [false; KEYS_MAX];
         for setting in text.split(',').map(str::trim) {
             if setting.is_empty() {
@@ -339,17 +480,27 @@ impl Sizes {
                     keys[0].usual
                 ));
             }
-            let (key, value) = setting.split_once('=').map_or((setting, ""), |(key, value)| (key.trim(), value.trim()));
+            let (key, value) = setting
+                .split_once('=')
+                .map_or((setting, ""), |(key, value)| (key.trim(), value.trim()));
             let Some(at) = keys.iter().position(|known| known.name == key) else {
                 return refuse(format!(" has no size \"{key}\"; there are {}", known()));
             };
             if std::mem::replace(&mut given[at], true) {
                 return refuse(format!(": {key} is given twice"));
             }
-            let Key { least, most, flag, .. } = keys[at];
+            let Key {
+                least, most, flag, ..
+            } = keys[at];
             let (read, wanted) = match flag {
-                true => (value.parse::<bool>().ok().map(usize::from), "true or false".to_string()),
-                false => (value.parse().ok().filter(|n| (least..=most).contains(n)), format!("a number from {least} to {most}")),
+                true => (
+                    value.parse::<bool>().ok().map(usize::from),
+                    "true or false".to_string(),
+                ),
+                false => (
+                    value.parse().ok().filter(|n| (least..=most).contains(n)),
+                    format!("a number from {least} to {most}"),
+                ),
             };
             match read {
                 Some(read) => self.values[at] = read,
@@ -381,7 +532,9 @@ impl Sizes {
     /// What the names of the weights that learn begin with, if not all do.
     pub(super) fn head(&self) -> Option<&'static str> {
         let mut flags = self.row().keys.iter().zip(&self.values);
-        flags.any(|(key, &value)| key.name == FROZEN && value == 1).then_some(HEAD)
+        flags
+            .any(|(key, &value)| key.name == FROZEN && value == 1)
+            .then_some(HEAD)
     }
 
     pub(super) fn layers(&self, at: &Scope) -> Box<dyn Module> {
@@ -394,7 +547,13 @@ impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().name)?;
         let mut mark = ':';
-        for (key, &value) in self.row().keys.iter().zip(&self.values).filter(|(key, value)| key.usual != **value) {
+        for (key, &value) in self
+            .row()
+            .keys
+            .iter()
+            .zip(&self.values)
+            .filter(|(key, value)| key.usual != **value)
+        {
             write!(f, "{mark}{}=", key.name)?;
             if key.flag {
                 write!(f, "{}", value == 1)?
@@ -413,11 +572,22 @@ impl fmt::Debug for Sizes {
     }
 }
 
-/// What can be set of each model, for the help of commands: one line for each, with the usual numbers.
+/// What can be set of each model, for the help of commands: one line for each, with the usual
+/// numbers.
 pub(super) fn help() -> String {
     let line = |row: &Row| {
-        let set = |key: &Key| if key.flag { format!("{}={}", key.name, key.usual == 1) } else { format!("{}={}", key.name, key.usual) };
-        format!("  {}:{}", row.name, row.keys.iter().map(set).collect::<Vec<_>>().join(","))
+        let set = |key: &Key| {
+            if key.flag {
+                format!("{}={}", key.name, key.usual == 1)
+            } else {
+                format!("{}={}", key.name, key.usual)
+            }
+        };
+        format!(
+            "  {}:{}",
+            row.name,
+            row.keys.iter().map(set).collect::<Vec<_>>().join(",")
+        )
     };
     TABLE.iter().map(line).collect::<Vec<_>>().join("\n")
 }

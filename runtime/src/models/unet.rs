@@ -4,8 +4,9 @@ use crate::nn::{BatchNorm2d, Conv2d, ConvTranspose2d, MaxPool2d, Module, Relu, S
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// What a U-Net is made of. Its parameters are named as in the usual PyTorch implementations: `inc.double_conv.0.weight`,
-/// `down1.maxpool_conv.1.double_conv.0.weight`, `up1.up.weight`, `up1.conv.double_conv.0.weight`, `outc.conv.weight`.
+/// What a U-Net is made of. Its parameters are named as in the usual PyTorch implementations:
+/// `inc.double_conv.0.weight`, `down1.maxpool_conv.1.double_conv.0.weight`, `up1.up.weight`,
+/// `up1.conv.double_conv.0.weight`, `outc.conv.weight`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UNet {
     /// Channels of the image.
@@ -21,18 +22,33 @@ pub struct UNet {
 impl UNet {
     /// Four levels from 64 to 1024 channels, two classes.
     pub fn standard() -> Self {
-        UNet { inputs: 3, width: 64, levels: 4, classes: 2 }
+        UNet {
+            inputs: 3,
+            width: 64,
+            levels: 4,
+            classes: 2,
+        }
     }
 
-    /// Declares the weights: `[n, inputs, h, w] → [n, classes, h, w]`; height and width are multiples of 2 to the levels.
+    /// Declares the weights: `[n, inputs, h, w] → [n, classes, h, w]`; height and width are
+    /// multiples of 2 to the levels.
     #[track_caller]
     pub fn layers(&self, at: &Scope) -> impl Module + use<> {
         let width = |level: usize| self.width << level;
         let numbered = |name: &str, i: usize| at / &format!("{name}{i}");
-        let down = |i: usize| double(&(numbered("down", i) / "maxpool_conv" / "1"), width(i - 1), width(i));
+        let down = |i: usize| {
+            double(
+                &(numbered("down", i) / "maxpool_conv" / "1"),
+                width(i - 1),
+                width(i),
+            )
+        };
         let up = |i: usize| {
             let (at, from) = (numbered("up", i), width(self.levels + 1 - i));
-            (ConvTranspose2d::new(&at / "up", from, from / 2, 2).stride(2), double(&(&at / "conv"), from, from / 2))
+            (
+                ConvTranspose2d::new(&at / "up", from, from / 2, 2).stride(2),
+                double(&(&at / "conv"), from, from / 2),
+            )
         };
         Layers {
             inc: double(&(at / "inc"), self.inputs, self.width),
@@ -46,9 +62,19 @@ impl UNet {
 /// Two convolutions, each with norm and activation.
 fn double(at: &Scope, from: usize, to: usize) -> Sequential {
     let at = at / "double_conv";
-    let conv = |name: &str, from: usize| Conv2d::new(&at / name, from, to, 3).padding(1).without_bias();
+    let conv = |name: &str, from: usize| {
+        Conv2d::new(&at / name, from, to, 3)
+            .padding(1)
+            .without_bias()
+    };
     let norm = |name: &str| BatchNorm2d::new(&at / name, to);
-    Sequential::new().then(conv("0", from)).then(norm("1")).then(Relu).then(conv("3", to)).then(norm("4")).then(Relu)
+    Sequential::new()
+        .then(conv("0", from))
+        .then(norm("1"))
+        .then(Relu)
+        .then(conv("3", to))
+        .then(norm("4"))
+        .then(Relu)
 }
 
 struct Layers {

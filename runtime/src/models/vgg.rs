@@ -1,6 +1,8 @@
 //! VGG networks (Simonyan & Zisserman 2015).
 
-use crate::nn::{AdaptiveAvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
+use crate::nn::{
+    AdaptiveAvgPool2d, Conv2d, Dropout, Flatten, Linear, MaxPool2d, Module, Relu, Sequential,
+};
 use crate::params::Scope;
 
 /// What a VGG network is made of. Its parameters are named as torchvision names them.
@@ -21,7 +23,13 @@ pub struct Vgg {
 impl Vgg {
     /// 16 layers, 1000 classes.
     pub fn vgg16() -> Self {
-        Vgg { stages: vec![[64, 2], [128, 2], [256, 3], [512, 3], [512, 3]], places: 7, hidden: 4096, classes: 1000, dropout: 0.5 }
+        Vgg {
+            stages: vec![[64, 2], [128, 2], [256, 3], [512, 3], [512, 3]],
+            places: 7,
+            hidden: 4096,
+            classes: 1000,
+            dropout: 0.5,
+        }
     }
 
     /// Declares the weights: `[n, 3, h, w] → [n, classes]`.
@@ -44,7 +52,11 @@ impl Vgg {
         layers
             .then(AdaptiveAvgPool2d([self.places; 2]))
             .then(Flatten(1))
-            .then(linear("0", channels * self.places * self.places, self.hidden))
+            .then(linear(
+                "0",
+                channels * self.places * self.places,
+                self.hidden,
+            ))
             .then(Relu)
             .then(Dropout(self.dropout))
             .then(linear("3", self.hidden, self.hidden))

@@ -4,10 +4,12 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::{Mask, Tensor};
 
-/// Self-attention with several heads (Vaswani et al. 2017): `[batch, length, width] → [batch, length, width]`.
+/// Self-attention with several heads (Vaswani et al. 2017): `[batch, length, width] → [batch,
+/// length, width]`.
 ///
-/// Its parameters are `in_proj_weight` `[3·width, width]`, `in_proj_bias` `[3·width]` (query, key and value, one behind the
-/// other), `out_proj.weight` `[width, width]` and `out_proj.bias` `[width]`.
+/// Its parameters are `in_proj_weight` `[3·width, width]`, `in_proj_bias` `[3·width]` (query, key
+/// and value, one behind the other), `out_proj.weight` `[width, width]` and `out_proj.bias`
+/// `[width]`.
 #[derive(Clone, Debug)]
 pub struct MultiHeadAttention {
     heads: usize,
@@ -23,14 +25,24 @@ impl MultiHeadAttention {
     #[track_caller]
     pub fn new(at: Scope, width: usize, heads: usize) -> Self {
         if heads == 0 || !width.is_multiple_of(heads) {
-            at.mistake(format!("attention: a width of {width} does not divide into {heads} heads"));
+            at.mistake(format!(
+                "attention: a width of {width} does not divide into {heads} heads"
+            ));
         }
         let out = &at / "out_proj";
         MultiHeadAttention {
             heads: heads.max(1),
             causal: false,
-            in_weight: at.param("in_proj_weight", (width.saturating_mul(3), width), Init::xavier_uniform(width, width.saturating_mul(3))),
-            in_bias: at.param("in_proj_bias", (width.saturating_mul(3),), Init::Constant(0.0)),
+            in_weight: at.param(
+                "in_proj_weight",
+                (width.saturating_mul(3), width),
+                Init::xavier_uniform(width, width.saturating_mul(3)),
+            ),
+            in_bias: at.param(
+                "in_proj_bias",
+                (width.saturating_mul(3),),
+                Init::Constant(0.0),
+            ),
             out_weight: out.param("weight", (width, width), Init::kaiming_uniform(width)),
             out_bias: out.param("bias", (width,), Init::Constant(0.0)),
         }

@@ -6,12 +6,15 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// (x − mean)/√(variance + ε)·weight + bias for each channel (Ioffe & Szegedy 2015). Weight and bias `[channels]`.
+/// (x − mean)/√(variance + ε)·weight + bias for each channel (Ioffe & Szegedy 2015). Weight and
+/// bias `[channels]`.
 ///
-/// A training trace takes mean and biased variance of the batch, and moves the statistics `running_mean` and `running_var`
-/// (of the unbiased variance) towards them by the momentum, in place and once for each application. Any other trace takes the
-/// running statistics, folded with weight and bias into one scale and one shift for each channel. A batch without elements has no
-/// statistics: a training run with one fails before it changes anything. Of one element a channel, the variance is 0.
+/// A training trace takes mean and biased variance of the batch, and moves the statistics
+/// `running_mean` and `running_var` (of the unbiased variance) towards them by the momentum, in
+/// place and once for each application. Any other trace takes the running statistics, folded with
+/// weight and bias into one scale and one shift for each channel. A batch without elements has no
+/// statistics: a training run with one fails before it changes anything. Of one element a channel,
+/// the variance is 0.
 ///
 /// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Clone, Debug)]
@@ -31,8 +34,8 @@ pub type BatchNorm1d = BatchNorm<1>;
 pub type BatchNorm2d = BatchNorm<2>;
 
 impl<const PLACES: usize> BatchNorm<PLACES> {
-    /// Declares `weight` (ones at first), `bias` (zeros), `running_mean` (zeros) and `running_var` (ones). ε is 10⁻⁵, the
-    /// momentum 0.1.
+    /// Declares `weight` (ones at first), `bias` (zeros), `running_mean` (zeros) and `running_var`
+    /// (ones). ε is 10⁻⁵, the momentum 0.1.
     #[track_caller]
     pub fn new(at: Scope, channels: usize) -> Self {
         let [one, zero] = [1.0, 0.0].map(Init::Constant);
@@ -71,12 +74,18 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
 
     /// The input, if it has the rank and the channels of this layer.
     fn check<'t>(&self, x: Tensor<'t>, at: &'static Location<'static>) -> Tensor<'t> {
-        let x = x.trace().on_behalf(at, || x.require_len("batch norm", 1, self.channels));
+        let x = x
+            .trace()
+            .on_behalf(at, || x.require_len("batch norm", 1, self.channels));
         let fits = x.rank() == PLACES + 2 || (PLACES == 1 && x.rank() == 2) || x.rank() == 0;
         if fits {
             x
         } else {
-            x.trace().fail(at, self.weight.layer(), format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit"))
+            x.trace().fail(
+                at,
+                self.weight.layer(),
+                format!("batch norm in {PLACES}d of {x:?}: the number of axes does not fit"),
+            )
         }
     }
 
@@ -85,9 +94,14 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
         let batch = x.batch_statistics();
         // Of one element alone there is no unbiased variance; it counts as its own.
         let unbiased = batch.variance * (batch.count / (batch.count - 1.0).maximum(1.0));
-        for (running, of_batch) in [(&self.running_mean, batch.mean), (&self.running_var, unbiased)] {
+        for (running, of_batch) in [
+            (&self.running_mean, batch.mean),
+            (&self.running_var, unbiased),
+        ] {
             let state = x.trace().statistic(running);
-            state.advance(|old| old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum);
+            state.advance(|old| {
+                old * (1.0 - self.momentum) + of_batch.reshape((self.channels,)) * self.momentum
+            });
         }
         batch.scaled(batch.variance.inverse_deviation(self.eps) * weight) + bias
     }
@@ -98,10 +112,17 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let (x, trace) = (self.check(x, Location::caller()), x.trace());
         // One number a channel, repeated over the places.
-        let lengths: Vec<usize> = [self.channels].into_iter().chain(std::iter::repeat_n(1, x.rank().saturating_sub(2))).collect();
+        let lengths: Vec<usize> = [self.channels]
+            .into_iter()
+            .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))
+            .collect();
         let [weight, bias] = [&self.weight, &self.bias].map(|p| trace.param(p));
         if trace.is_training() {
-            return self.train(x, weight.reshape(lengths.as_slice()), bias.reshape(lengths.as_slice()));
+            return self.train(
+                x,
+                weight.reshape(lengths.as_slice()),
+                bias.reshape(lengths.as_slice()),
+            );
         }
         let scale = weight * trace.param(&self.running_var).inverse_deviation(self.eps);
         let shift = bias - trace.param(&self.running_mean) * scale;

@@ -5,7 +5,8 @@ use crate::ops::ConvGeometry;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// Convolution with bias: `[n, inputs, h, w] → [n, outputs, oh, ow]`. Weight `[outputs, inputs/groups, k, k]`, bias `[outputs]`.
+/// Convolution with bias: `[n, inputs, h, w] → [n, outputs, oh, ow]`. Weight `[outputs,
+/// inputs/groups, k, k]`, bias `[outputs]`.
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     at: Scope,
@@ -18,13 +19,22 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·k²) at first. Stride 1, no padding.
+    /// Declares `weight` and `bias`, both uniform in ±1/√(inputs·k²) at first. Stride 1, no
+    /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
         let (fan_in, dims) = weight(inputs, outputs, k);
         let weight = at.param("weight", dims, Init::kaiming_uniform(fan_in));
         let bias = Some(at.param("bias", (outputs,), Init::kaiming_uniform(fan_in)));
-        Conv2d { at, inputs, outputs, k, geometry: ConvGeometry::default(), weight, bias }
+        Conv2d {
+            at,
+            inputs,
+            outputs,
+            k,
+            geometry: ConvGeometry::default(),
+            weight,
+            bias,
+        }
     }
 
     /// With so many zeros on each side.
@@ -45,18 +55,31 @@ impl Conv2d {
         self
     }
 
-    /// With channels in so many groups that do not mix: the weight becomes `[outputs, inputs/groups, k, k]`.
+    /// With channels in so many groups that do not mix: the weight becomes `[outputs,
+    /// inputs/groups, k, k]`.
     #[track_caller]
     pub fn groups(mut self, groups: usize) -> Self {
-        if groups == 0 || !self.inputs.is_multiple_of(groups) || !self.outputs.is_multiple_of(groups) {
-            self.at.mistake(format!("conv2d: {} and {} channels do not divide into {groups} groups", self.inputs, self.outputs));
+        if groups == 0
+            || !self.inputs.is_multiple_of(groups)
+            || !self.outputs.is_multiple_of(groups)
+        {
+            self.at.mistake(format!(
+                "conv2d: {} and {} channels do not divide into {groups} groups",
+                self.inputs, self.outputs
+            ));
             return self;
         }
         self.geometry.groups = groups;
         let (fan_in, dims) = weight(self.inputs / groups, self.outputs, self.k);
-        self.weight = self.at.redeclare("weight", dims, Init::kaiming_uniform(fan_in));
+        self.weight = self
+            .at
+            .redeclare("weight", dims, Init::kaiming_uniform(fan_in));
         if self.bias.is_some() {
-            self.bias = Some(self.at.redeclare("bias", (self.outputs,), Init::kaiming_uniform(fan_in)));
+            self.bias = Some(self.at.redeclare(
+                "bias",
+                (self.outputs,),
+                Init::kaiming_uniform(fan_in),
+            ));
         }
         self
     }
@@ -80,9 +103,13 @@ impl Conv2d {
     }
 }
 
-/// The inputs that each result sums over, and the weight's shape. Saturates: an absurd size is refused where it is used.
+/// The inputs that each result sums over, and the weight's shape. Saturates: an absurd size is
+/// refused where it is used.
 fn weight(per_group: usize, outputs: usize, k: usize) -> (usize, [usize; 4]) {
-    (per_group.saturating_mul(k).saturating_mul(k), [outputs, per_group, k, k])
+    (
+        per_group.saturating_mul(k).saturating_mul(k),
+        [outputs, per_group, k, k],
+    )
 }
 
 impl Module for Conv2d {
@@ -96,8 +123,8 @@ impl Module for Conv2d {
     }
 }
 
-/// The transpose of a convolution, which enlarges images: `[n, inputs, h, w] → [n, outputs, (h − 1)·stride + k, …]`. Weight
-/// `[inputs, outputs, k, k]`, bias `[outputs]`.
+/// The transpose of a convolution, which enlarges images: `[n, inputs, h, w] → [n, outputs, (h −
+/// 1)·stride + k, …]`. Weight `[inputs, outputs, k, k]`, bias `[outputs]`.
 #[derive(Clone, Debug)]
 pub struct ConvTranspose2d {
     geometry: ConvGeometry,
@@ -106,13 +133,18 @@ pub struct ConvTranspose2d {
 }
 
 impl ConvTranspose2d {
-    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k²) at first. Stride 1, no padding.
+    /// Declares `weight` and `bias`, both uniform in ±1/√(outputs·k²) at first. Stride 1, no
+    /// padding.
     #[track_caller]
     pub fn new(at: Scope, inputs: usize, outputs: usize, k: usize) -> Self {
         let (fan_in, dims) = weight(outputs, inputs, k);
         let weight = at.param("weight", dims, Init::kaiming_uniform(fan_in));
         let bias = at.param("bias", (outputs,), Init::kaiming_uniform(fan_in));
-        ConvTranspose2d { geometry: ConvGeometry::default(), weight, bias }
+        ConvTranspose2d {
+            geometry: ConvGeometry::default(),
+            weight,
+            bias,
+        }
     }
 
     /// With this distance between the places that neighbours of the input write to.

@@ -22,7 +22,9 @@ impl Embedding {
     /// Declares `weight`, normal with mean 0 and this standard deviation at first.
     #[track_caller]
     pub fn with_std(at: Scope, count: usize, width: usize, std: f32) -> Self {
-        Embedding { weight: at.param("weight", (count, width), Init::Normal { mean: 0.0, std }) }
+        Embedding {
+            weight: at.param("weight", (count, width), Init::Normal { mean: 0.0, std }),
+        }
     }
 
     /// The weight, `[count, width]`.
@@ -38,8 +40,8 @@ impl Module for Embedding {
     }
 }
 
-/// A learned vector added at each place of a sequence: `[…, length, width] → […, length, width]`, for lengths up to `longest`.
-/// Weight `[longest, width]`.
+/// A learned vector added at each place of a sequence: `[…, length, width] → […, length, width]`,
+/// for lengths up to `longest`. Weight `[longest, width]`.
 #[derive(Clone, Debug)]
 pub struct LearnedPositions {
     weight: Param,
@@ -55,14 +57,20 @@ impl LearnedPositions {
     /// Declares `weight`, normal with mean 0 and this standard deviation at first.
     #[track_caller]
     pub fn with_std(at: Scope, longest: usize, width: usize, std: f32) -> Self {
-        LearnedPositions { weight: at.param("weight", (longest, width), Init::Normal { mean: 0.0, std }) }
+        LearnedPositions {
+            weight: at.param("weight", (longest, width), Init::Normal { mean: 0.0, std }),
+        }
     }
 }
 
 impl Module for LearnedPositions {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        let x = x.require_len("learned positions", x.rank().saturating_sub(1), self.weight.dims()[1]);
+        let x = x.require_len(
+            "learned positions",
+            x.rank().saturating_sub(1),
+            self.weight.dims()[1],
+        );
         let weight = x.trace().param(&self.weight);
         match x.rank().checked_sub(2).and_then(|axis| x.len(axis)) {
             Some(length) => x + weight.slice(0, ..length),

@@ -23,7 +23,10 @@ impl Linear {
     /// Declares `weight` only.
     #[track_caller]
     pub fn without_bias(at: Scope, inputs: usize, outputs: usize) -> Self {
-        Linear { weight: at.param("weight", (outputs, inputs), Init::kaiming_uniform(inputs)), bias: None }
+        Linear {
+            weight: at.param("weight", (outputs, inputs), Init::kaiming_uniform(inputs)),
+            bias: None,
+        }
     }
 
     /// The weight, `[outputs, inputs]`.

@@ -4,16 +4,17 @@ use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// Long short-term memory (Hochreiter & Schmidhuber 1997; forget gates of Gers et al. 2000) over a sequence of fixed length,
-/// unrolled: `[n, length, inputs] → [n, length, hidden]`. The state is zero at first. With gates i, f, g, o side by side:
+/// Long short-term memory (Hochreiter & Schmidhuber 1997; forget gates of Gers et al. 2000) over a
+/// sequence of fixed length, unrolled: `[n, length, inputs] → [n, length, hidden]`. The state is
+/// zero at first. With gates i, f, g, o side by side:
 ///
 /// ```text
 /// c ← σ(f)·c + σ(i)·tanh(g)
 /// h ← σ(o)·tanh(c)
 /// ```
 ///
-/// Its parameters are `weight_ih_l0` `[4·hidden, inputs]`, `weight_hh_l0` `[4·hidden, hidden]`, `bias_ih_l0` and `bias_hh_l0`
-/// `[4·hidden]`.
+/// Its parameters are `weight_ih_l0` `[4·hidden, inputs]`, `weight_hh_l0` `[4·hidden, hidden]`,
+/// `bias_ih_l0` and `bias_hh_l0` `[4·hidden]`.
 #[derive(Clone, Debug)]
 pub struct Lstm {
     hidden: usize,
@@ -28,15 +29,22 @@ impl Lstm {
         Lstm::numbered(at, 0, inputs, hidden)
     }
 
-    /// Declares the parameters of a layer of several over each other: they end in its number instead of 0, as PyTorch's do.
+    /// Declares the parameters of a layer of several over each other: they end in its number
+    /// instead of 0, as PyTorch's do.
     #[track_caller]
     pub fn numbered(at: Scope, layer: usize, inputs: usize, hidden: usize) -> Self {
         let (init, gates) = (Init::kaiming_uniform(hidden), hidden.saturating_mul(4));
         let name = |kind: &str| format!("{kind}_l{layer}");
         Lstm {
             hidden,
-            of_input: [at.param(&name("weight_ih"), (gates, inputs), init), at.param(&name("bias_ih"), (gates,), init)],
-            of_state: [at.param(&name("weight_hh"), (gates, hidden), init), at.param(&name("bias_hh"), (gates,), init)],
+            of_input: [
+                at.param(&name("weight_ih"), (gates, inputs), init),
+                at.param(&name("bias_ih"), (gates,), init),
+            ],
+            of_state: [
+                at.param(&name("weight_hh"), (gates, hidden), init),
+                at.param(&name("bias_hh"), (gates,), init),
+            ],
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Layers: plain structs that hold parameters and say how a tensor passes through them. Names, shapes and first values of
-//! weights are those of PyTorch, so that weight files fit.
+//! Layers: plain structs that hold parameters and say how a tensor passes through them. Names,
+//! shapes and first values of weights are those of PyTorch, so that weight files fit.
 //!
-//! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line of this library.
+//! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line
+//! of this library.
 
 mod attention;
 mod batch_norm;
@@ -20,7 +21,10 @@ pub use embedding::{Embedding, LearnedPositions};
 pub use linear::Linear;
 pub use lstm::Lstm;
 pub use norm::{GroupNorm, LayerNorm, RmsNorm};
-pub use plain::{AdaptiveAvgPool2d, AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Relu6, Sigmoid, Silu, Tanh};
+pub use plain::{
+    AdaptiveAvgPool2d, AvgPool2d, Dropout, Flatten, Gelu, GlobalAvgPool, MaxPool2d, Relu, Relu6,
+    Sigmoid, Silu, Tanh,
+};
 pub use sequential::Sequential;
 
 use crate::tensor::Tensor;

@@ -11,8 +11,8 @@ fn last_axis<'t>(x: Tensor<'t>, what: &str, weight: &Param) -> (Tensor<'t>, usiz
     (x.require_len(what, last, weight.dims()[0]), last)
 }
 
-/// (x − mean)/√(variance + ε)·weight + bias over the last axis (Ba, Kiros & Hinton 2016): `[…, n] → […, n]`. Weight and bias
-/// `[n]`.
+/// (x − mean)/√(variance + ε)·weight + bias over the last axis (Ba, Kiros & Hinton 2016): `[…, n] →
+/// […, n]`. Weight and bias `[n]`.
 #[derive(Clone, Debug)]
 pub struct LayerNorm {
     eps: f32,
@@ -25,13 +25,20 @@ impl LayerNorm {
     #[track_caller]
     pub fn new(at: Scope, n: usize) -> Self {
         let bias = Some(at.param("bias", (n,), Init::Constant(0.0)));
-        LayerNorm { bias, ..LayerNorm::without_bias(at, n) }
+        LayerNorm {
+            bias,
+            ..LayerNorm::without_bias(at, n)
+        }
     }
 
     /// Declares `weight` only.
     #[track_caller]
     pub fn without_bias(at: Scope, n: usize) -> Self {
-        LayerNorm { eps: 1e-5, weight: at.param("weight", (n,), Init::Constant(1.0)), bias: None }
+        LayerNorm {
+            eps: 1e-5,
+            weight: at.param("weight", (n,), Init::Constant(1.0)),
+            bias: None,
+        }
     }
 
     /// With this ε.
@@ -53,7 +60,8 @@ impl Module for LayerNorm {
     }
 }
 
-/// x/√(mean of x² + ε)·weight over the last axis (Zhang & Sennrich 2019): `[…, n] → […, n]`. Weight `[n]`.
+/// x/√(mean of x² + ε)·weight over the last axis (Zhang & Sennrich 2019): `[…, n] → […, n]`. Weight
+/// `[n]`.
 #[derive(Clone, Debug)]
 pub struct RmsNorm {
     eps: f32,
@@ -64,7 +72,10 @@ impl RmsNorm {
     /// Declares `weight`, ones at first. ε is 10⁻⁶.
     #[track_caller]
     pub fn new(at: Scope, n: usize) -> Self {
-        RmsNorm { eps: 1e-6, weight: at.param("weight", (n,), Init::Constant(1.0)) }
+        RmsNorm {
+            eps: 1e-6,
+            weight: at.param("weight", (n,), Init::Constant(1.0)),
+        }
     }
 
     /// With this ε.
@@ -82,8 +93,8 @@ impl Module for RmsNorm {
     }
 }
 
-/// (x − mean)/√(variance + ε)·weight + bias, mean and variance over the places and channels of a group (Wu & He 2018):
-/// `[n, channels, …] → [n, channels, …]`. Weight and bias `[channels]`.
+/// (x − mean)/√(variance + ε)·weight + bias, mean and variance over the places and channels of a
+/// group (Wu & He 2018): `[n, channels, …] → [n, channels, …]`. Weight and bias `[channels]`.
 #[derive(Clone, Debug)]
 pub struct GroupNorm {
     groups: usize,
@@ -94,15 +105,24 @@ pub struct GroupNorm {
 }
 
 impl GroupNorm {
-    /// Declares `weight`, ones at first, and `bias`, zeros at first. ε is 10⁻⁵. The groups are of equal size.
+    /// Declares `weight`, ones at first, and `bias`, zeros at first. ε is 10⁻⁵. The groups are of
+    /// equal size.
     #[track_caller]
     pub fn new(at: Scope, groups: usize, channels: usize) -> Self {
         if groups == 0 || !channels.is_multiple_of(groups) {
-            at.mistake(format!("group norm: {channels} channels do not divide into {groups} groups"));
+            at.mistake(format!(
+                "group norm: {channels} channels do not divide into {groups} groups"
+            ));
         }
         let weight = at.param("weight", (channels,), Init::Constant(1.0));
         let bias = at.param("bias", (channels,), Init::Constant(0.0));
-        GroupNorm { groups: groups.max(1), channels, eps: 1e-5, weight, bias }
+        GroupNorm {
+            groups: groups.max(1),
+            channels,
+            eps: 1e-5,
+            weight,
+            bias,
+        }
     }
 
     /// With this ε.
@@ -118,8 +138,12 @@ impl Module for GroupNorm {
         let x = x.require_len("group norm", 1, self.channels);
         let y = x.group_normalize(self.groups, self.eps);
         // One weight a channel, repeated over the places.
-        let lengths: Vec<usize> = [self.channels].into_iter().chain(std::iter::repeat_n(1, x.rank().saturating_sub(2))).collect();
-        let [weight, bias] = [&self.weight, &self.bias].map(|p| x.trace().param(p).reshape(lengths.as_slice()));
+        let lengths: Vec<usize> = [self.channels]
+            .into_iter()
+            .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))
+            .collect();
+        let [weight, bias] =
+            [&self.weight, &self.bias].map(|p| x.trace().param(p).reshape(lengths.as_slice()));
         y * weight + bias
     }
 }

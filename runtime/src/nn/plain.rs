@@ -34,7 +34,8 @@ plain! {
     Sigmoid |x| x.sigmoid();
     /// See [`Tensor::global_avg_pool`].
     GlobalAvgPool |x| x.global_avg_pool();
-    /// Windows that divide the image into so many rows and columns; see [`Tensor::adaptive_avg_pool2d`].
+    /// Windows that divide the image into so many rows and columns; see
+    /// [`Tensor::adaptive_avg_pool2d`].
     AdaptiveAvgPool2d([usize; 2]) |x, size| x.adaptive_avg_pool2d(size);
     /// Joins the axes from the given one on; see [`Tensor::flatten`].
     Flatten(usize) |x, from| x.flatten(from);

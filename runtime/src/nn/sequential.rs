@@ -29,7 +29,9 @@ impl Module for Sequential {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         // A call through `dyn` loses the caller's line.
-        x.trace().on_behalf(Location::caller(), || self.layers.iter().fold(x, |x, layer| layer.forward(x)))
+        x.trace().on_behalf(Location::caller(), || {
+            self.layers.iter().fold(x, |x, layer| layer.forward(x))
+        })
     }
 }
 

@@ -1,5 +1,5 @@
-//! Two-dimensional convolution and its two gradients. The three form a closed family: each is linear in both operands, and
-//! the gradient of one is made of the others.
+//! Two-dimensional convolution and its two gradients. The three form a closed family: each is
+//! linear in both operands, and the gradient of one is made of the others.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -27,11 +27,17 @@ pub struct ConvGeometry {
 
 impl Default for ConvGeometry {
     fn default() -> Self {
-        ConvGeometry { stride: [1, 1], pad: [0, 0], dilation: [1, 1], groups: 1 }
+        ConvGeometry {
+            stride: [1, 1],
+            pad: [0, 0],
+            dilation: [1, 1],
+            groups: 1,
+        }
     }
 }
 
-/// The largest stride, padding, dilation and side of a window: coordinates have to be numbers that kernels compute with.
+/// The largest stride, padding, dilation and side of a window: coordinates have to be numbers that
+/// kernels compute with.
 pub(super) const STEP_MAX: usize = 1 << 24;
 
 impl ConvGeometry {
@@ -42,26 +48,40 @@ impl ConvGeometry {
         }
         let numbers = self.stride.iter().chain(&self.pad).chain(&self.dilation);
         match numbers.max().filter(|&&n| n > STEP_MAX) {
-            Some(n) => Err(format!("{n} is more than stride, padding and dilation can be, which is {STEP_MAX}")),
+            Some(n) => Err(format!(
+                "{n} is more than stride, padding and dilation can be, which is {STEP_MAX}"
+            )),
             None => Ok(()),
         }
     }
 }
 
-/// The length of a windowed axis: windows of `k` elements `dilation` apart, every `stride`, over `n` elements with `pad` zeros
-/// on both sides; `None` if no window fits or the numbers overflow.
+/// The length of a windowed axis: windows of `k` elements `dilation` apart, every `stride`, over
+/// `n` elements with `pad` zeros on both sides; `None` if no window fits or the numbers overflow.
 pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<i64> {
     let int = |n: usize| i64::try_from(n).ok();
-    let span = int(dilation)?.checked_mul(int(k)?.checked_sub(1)?)?.checked_add(1)?;
-    let room = n.checked_add(int(pad)?.checked_mul(2)?)?.checked_sub(span)?;
+    let span = int(dilation)?
+        .checked_mul(int(k)?.checked_sub(1)?)?
+        .checked_add(1)?;
+    let room = n
+        .checked_add(int(pad)?.checked_mul(2)?)?
+        .checked_sub(span)?;
     (k > 0 && room >= 0 && stride > 0).then(|| room / int(stride).unwrap_or(i64::MAX) + 1)
 }
 
 pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) -> Rule {
     let (x, w) = (given[0], given[1]);
-    let say = |why: String| Err(format!("conv2d {} with weight {}: {why}", symbols.show(x.dims), symbols.show(w.dims)));
+    let say = |why: String| {
+        Err(format!(
+            "conv2d {} with weight {}: {why}",
+            symbols.show(x.dims),
+            symbols.show(w.dims)
+        ))
+    };
     if x.dims.len() != 4 || w.dims.len() != 4 {
-        return say("image [n, channels, h, w] and weight [out, in/groups, kh, kw] are needed".into());
+        return say(
+            "image [n, channels, h, w] and weight [out, in/groups, kh, kw] are needed".into(),
+        );
     }
     if let Err(why) = floats(x.dtype, w.dtype) {
         return say(why);
@@ -69,8 +89,14 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
     if let Err(why) = c.check() {
         return say(why);
     }
-    let fixed: Option<Vec<i64>> = x.dims[1..].iter().chain(w.dims).map(|d| d.as_fixed()).collect();
-    let Some([ci, h, wd, co, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
+    let fixed: Option<Vec<i64>> = x.dims[1..]
+        .iter()
+        .chain(w.dims)
+        .map(|d| d.as_fixed())
+        .collect();
+    let Some([ci, h, wd, co, per_group, kh, kw]) =
+        fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok())
+    else {
         return say("only the batch may be of bounded length".into());
     };
     let groups = i64::try_from(c.groups).unwrap_or(i64::MAX);
@@ -80,17 +106,37 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
             count(c.groups, "group")
         ));
     }
-    let axis = |n: i64, k: i64, i: usize| windows(n, usize::try_from(k).unwrap_or(0), c.stride[i], c.pad[i], c.dilation[i]);
-    let (Some(oh), Some(ow)) = (axis(h, kh, 0), axis(wd, kw, 1)) else {
-        return say(format!("the {kh}×{kw} kernel does not fit in {h}×{wd} with padding {}×{}", c.pad[0], c.pad[1]));
+    let axis = |n: i64, k: i64, i: usize| {
+        windows(
+            n,
+            usize::try_from(k).unwrap_or(0),
+            c.stride[i],
+            c.pad[i],
+            c.dilation[i],
+        )
     };
-    Ok((DType::F32, Dims::from_slice(&[x.dims[0], Size::fixed(co), Size::fixed(oh), Size::fixed(ow)])))
+    let (Some(oh), Some(ow)) = (axis(h, kh, 0), axis(wd, kw, 1)) else {
+        return say(format!(
+            "the {kh}×{kw} kernel does not fit in {h}×{wd} with padding {}×{}",
+            c.pad[0], c.pad[1]
+        ));
+    };
+    Ok((
+        DType::F32,
+        Dims::from_slice(&[x.dims[0], Size::fixed(co), Size::fixed(oh), Size::fixed(ow)]),
+    ))
 }
 
-/// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape of `x`, `[n, in, h, w]`: the
-/// smallest, where a stride leaves a choice.
+/// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape
+/// of `x`, `[n, in, h, w]`: the smallest, where a stride leaves a choice.
 pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -> Rule {
-    let say = |why: String| Err(format!("conv_transpose2d {} with weight {}: {why}", symbols.show(x.dims), symbols.show(w.dims)));
+    let say = |why: String| {
+        Err(format!(
+            "conv_transpose2d {} with weight {}: {why}",
+            symbols.show(x.dims),
+            symbols.show(w.dims)
+        ))
+    };
     if x.dims.len() != 4 || w.dims.len() != 4 {
         return say("image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed".into());
     }
@@ -100,31 +146,62 @@ pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -
     if let Err(why) = c.check() {
         return say(why);
     }
-    let fixed: Option<Vec<i64>> = x.dims.iter().skip(1).chain(w.dims).map(|d| d.as_fixed()).collect();
-    let Some([channels, h, wd, of_weight, per_group, kh, kw]) = fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok()) else {
+    let fixed: Option<Vec<i64>> = x
+        .dims
+        .iter()
+        .skip(1)
+        .chain(w.dims)
+        .map(|d| d.as_fixed())
+        .collect();
+    let Some([channels, h, wd, of_weight, per_group, kh, kw]) =
+        fixed.as_deref().and_then(|f| <[i64; 7]>::try_from(f).ok())
+    else {
         return say("only the batch may be of bounded length".into());
     };
     if channels != of_weight {
-        return say(format!("the image has {channels} channels, the weight is for {of_weight}"));
+        return say(format!(
+            "the image has {channels} channels, the weight is for {of_weight}"
+        ));
     }
     if channels % i64::try_from(c.groups).unwrap_or(i64::MAX) != 0 {
-        return say(format!("{channels} channels do not divide into {} groups", c.groups));
+        return say(format!(
+            "{channels} channels do not divide into {} groups",
+            c.groups
+        ));
     }
     if h == 0 || wd == 0 || kh == 0 || kw == 0 {
         return say("image and weight need a pixel".into());
     }
     let int = |n: usize| i64::try_from(n).ok();
     let axis = |n: i64, k: i64, i: usize| {
-        let span = int(c.dilation[i])?.checked_mul(k.checked_sub(1)?)?.checked_add(1)?;
+        let span = int(c.dilation[i])?
+            .checked_mul(k.checked_sub(1)?)?
+            .checked_add(1)?;
         let reach = (n - 1).checked_mul(int(c.stride[i])?)?.checked_add(span)?;
         reach.checked_sub(int(c.pad[i])?.checked_mul(2)?)
     };
-    let lengths = int(c.groups).and_then(|g| per_group.checked_mul(g)).zip(axis(h, kh, 0)).zip(axis(wd, kw, 1));
-    let Some(((out, oh), ow)) = lengths else { return say("the result is too large".into()) };
+    let lengths = int(c.groups)
+        .and_then(|g| per_group.checked_mul(g))
+        .zip(axis(h, kh, 0))
+        .zip(axis(wd, kw, 1));
+    let Some(((out, oh), ow)) = lengths else {
+        return say("the result is too large".into());
+    };
     if oh <= 0 || ow <= 0 {
-        return say(format!("padding {}×{} leaves nothing of the result, which has {oh}×{ow} pixels with it", c.pad[0], c.pad[1]));
+        return say(format!(
+            "padding {}×{} leaves nothing of the result, which has {oh}×{ow} pixels with it",
+            c.pad[0], c.pad[1]
+        ));
     }
-    Ok((DType::F32, Dims::from_slice(&[x.dims[0], Size::fixed(out), Size::fixed(oh), Size::fixed(ow)])))
+    Ok((
+        DType::F32,
+        Dims::from_slice(&[
+            x.dims[0],
+            Size::fixed(out),
+            Size::fixed(oh),
+            Size::fixed(ow),
+        ]),
+    ))
 }
 
 fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {
@@ -132,7 +209,13 @@ fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeI
     g.emit(op, inputs, DType::F32, dims)
 }
 
-pub(super) fn gradient(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+pub(super) fn gradient(
+    g: &mut dyn Emit,
+    c: &ConvGeometry,
+    inputs: &[NodeId],
+    dy: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let (x, w) = (inputs[0], inputs[1]);
     let dy = like_operand(g, dy, x);
     let dx = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, w], x));
@@ -140,8 +223,15 @@ pub(super) fn gradient(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], dy
     SmallVec::from_iter([dx, dw])
 }
 
-/// dx = InputGrad(dy, w): with an upstream `d` of dx's shape, ∂/∂dy = Conv(d, w) and ∂/∂w = WeightGrad(d, dy).
-pub(super) fn gradient_of_input_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
+/// dx = InputGrad(dy, w): with an upstream `d` of dx's shape, ∂/∂dy = Conv(d, w) and ∂/∂w =
+/// WeightGrad(d, dy).
+pub(super) fn gradient_of_input_grad(
+    g: &mut dyn Emit,
+    c: &ConvGeometry,
+    inputs: &[NodeId],
+    d: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let (dy, w) = (inputs[0], inputs[1]);
     let d = like_operand(g, d, dy);
     let to_dy = wanted[0].then(|| emit_like(g, Op::Conv2d(*c), &[d, w], dy));
@@ -149,8 +239,15 @@ pub(super) fn gradient_of_input_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs:
     SmallVec::from_iter([to_dy, to_w])
 }
 
-/// dw = WeightGrad(x, dy): with an upstream `d` of dw's shape, ∂/∂x = InputGrad(dy, d) and ∂/∂dy = Conv(x, d).
-pub(super) fn gradient_of_weight_grad(g: &mut dyn Emit, c: &ConvGeometry, inputs: &[NodeId], d: NodeId, wanted: &[bool]) -> Gradients {
+/// dw = WeightGrad(x, dy): with an upstream `d` of dw's shape, ∂/∂x = InputGrad(dy, d) and ∂/∂dy =
+/// Conv(x, d).
+pub(super) fn gradient_of_weight_grad(
+    g: &mut dyn Emit,
+    c: &ConvGeometry,
+    inputs: &[NodeId],
+    d: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let (x, dy) = (inputs[0], inputs[1]);
     let d = like_operand(g, d, x);
     let to_x = wanted[0].then(|| emit_like(g, Op::Conv2dInputGrad(*c), &[dy, d], x));

@@ -18,7 +18,8 @@ impl NodeId {
     }
 }
 
-/// Something nodes can be added to. What is emitted here obeys the shape rules already: a rule broken is a bug of the caller.
+/// Something nodes can be added to. What is emitted here obeys the shape rules already: a rule
+/// broken is a bug of the caller.
 pub trait Emit {
     /// Adds a node.
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId;
@@ -42,7 +43,9 @@ pub trait Emit {
     /// An elementwise operation on operands of one shape.
     fn scalar(&mut self, op: ScalarOp, inputs: &[NodeId]) -> NodeId {
         let lanes: Vec<Lane> = inputs.iter().map(|&i| self.dtype(i).lane()).collect();
-        let lane = op.lane(&lanes).unwrap_or_else(|| panic!("{} of {lanes:?}", op.name()));
+        let lane = op
+            .lane(&lanes)
+            .unwrap_or_else(|| panic!("{} of {lanes:?}", op.name()));
         let dtype = lane.stored();
         let dims = self.dims(inputs[0]).clone();
         self.emit(Op::Scalar(op), inputs, dtype, dims)
@@ -67,7 +70,8 @@ pub trait Emit {
         self.emit(Op::Cast(dtype), &[a], dtype, dims)
     }
 
-    /// The same elements under another shape of as many elements; the node itself if it has the shape already.
+    /// The same elements under another shape of as many elements; the node itself if it has the
+    /// shape already.
     fn reshape(&mut self, a: NodeId, dims: &Dims) -> NodeId {
         if self.dims(a) == dims {
             return a;
@@ -94,7 +98,8 @@ pub trait Emit {
         self.permute(a, &axes)
     }
 
-    /// Repeats to a shape by the broadcasting rule: shapes align at the last axis, axes of length 1 and missing ones repeat.
+    /// Repeats to a shape by the broadcasting rule: shapes align at the last axis, axes of length 1
+    /// and missing ones repeat.
     fn broadcast(&mut self, a: NodeId, dims: &Dims) -> NodeId {
         let missing = dims.len() - self.dims(a).len();
         let mut padded: Dims = std::iter::repeat_n(Size::ONE, missing).collect();
@@ -116,7 +121,11 @@ pub trait Emit {
         for &axis in axes {
             dims[axis] = Size::ONE;
         }
-        let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { self.dtype(a).lane().stored() };
+        let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+            DType::I32
+        } else {
+            self.dtype(a).lane().stored()
+        };
         self.emit(Op::Reduce(op, Axes::from_slice(axes)), &[a], dtype, dims)
     }
 
@@ -124,7 +133,13 @@ pub trait Emit {
     fn unbroadcast(&mut self, gradient: NodeId, dims: &Dims) -> NodeId {
         let missing = self.dims(gradient).len() - dims.len();
         let repeated = |i: usize, d: &Size| i < missing || (dims[i - missing].is(1) && !d.is(1));
-        let axes: Axes = self.dims(gradient).iter().enumerate().filter(|&(i, d)| repeated(i, d)).map(|(i, _)| i).collect();
+        let axes: Axes = self
+            .dims(gradient)
+            .iter()
+            .enumerate()
+            .filter(|&(i, d)| repeated(i, d))
+            .map(|(i, _)| i)
+            .collect();
         let sum = self.reduce(ReduceOp::Sum, gradient, &axes);
         self.reshape(sum, dims)
     }

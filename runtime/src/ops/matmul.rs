@@ -10,7 +10,13 @@ use slabwise_kernels::spec::Dims;
 
 pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     let (a, b) = (given[0], given[1]);
-    let say = |why: String| Err(format!("matmul {} × {}: {why}", symbols.show(a.dims), symbols.show(b.dims)));
+    let say = |why: String| {
+        Err(format!(
+            "matmul {} × {}: {why}",
+            symbols.show(a.dims),
+            symbols.show(b.dims)
+        ))
+    };
     let rank = a.dims.len();
     if rank < 2 || b.dims.len() != rank {
         return say("both need at least two axes, and equally many".into());
@@ -20,7 +26,11 @@ pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     }
     let (k, l) = (a.dims[rank - 1], b.dims[rank - 2]);
     if k != l {
-        return say(format!("inner dimensions {} and {} differ", k.show(|s| symbols.name(s)), l.show(|s| symbols.name(s))));
+        return say(format!(
+            "inner dimensions {} and {} differ",
+            k.show(|s| symbols.name(s)),
+            l.show(|s| symbols.name(s))
+        ));
     }
     if a.dims[..rank - 2] != b.dims[..rank - 2] {
         return say("batch dimensions differ".into());
@@ -30,23 +40,32 @@ pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     Ok((DType::F32, dims))
 }
 
-/// Products take two operands of one float type, and give f32: halves are multiplied exactly and summed in f32.
+/// Products take two operands of one float type, and give f32: halves are multiplied exactly and
+/// summed in f32.
 pub fn floats(a: DType, b: DType) -> Result<(), String> {
     match (a.is_float(), b.is_float()) {
         (true, true) if a == b => Ok(()),
         (true, true) => Err(format!("types {a} and {b} differ; convert one with cast")),
-        _ => Err(format!("types are {a} and {b}, not floats; convert with cast")),
+        _ => Err(format!(
+            "types are {a} and {b}, not floats; convert with cast"
+        )),
     }
 }
 
-/// The gradient that reaches a product, of the type of its operands: products of halves have gradients of halves.
+/// The gradient that reaches a product, of the type of its operands: products of halves have
+/// gradients of halves.
 pub(super) fn like_operand(g: &mut dyn Emit, dy: NodeId, operand: NodeId) -> NodeId {
     let dtype = g.dtype(operand);
     g.cast(dy, dtype)
 }
 
 /// dA = dY·Bᵀ, dB = Aᵀ·dY.
-pub(super) fn gradient(g: &mut dyn Emit, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+pub(super) fn gradient(
+    g: &mut dyn Emit,
+    inputs: &[NodeId],
+    dy: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let (a, b) = (inputs[0], inputs[1]);
     let dy = like_operand(g, dy, a);
     let da = wanted[0].then(|| {

@@ -1,10 +1,12 @@
 //! The operations of the graph: what each is, and its rules.
 //!
-//! The elementwise operations stand in one table, `slabwise_kernels::scalar`. Every other operation is *structural* and
-//! has a file here with its shape rule and its gradient. Operations that are functions of others (softmax, gelu, cross
-//! entropy) are not here: they are methods of [`Tensor`](crate::Tensor).
+//! The elementwise operations stand in one table, `slabwise_kernels::scalar`. Every other operation
+//! is *structural* and has a file here with its shape rule and its gradient. Operations that are
+//! functions of others (softmax, gelu, cross entropy) are not here: they are methods of
+//! [`Tensor`](crate::Tensor).
 //!
-//! Rules are written against [`Emit`], which the graph implements, so that operations do not know the graph.
+//! Rules are written against [`Emit`], which the graph implements, so that operations do not know
+//! the graph.
 
 mod conv;
 mod emit;
@@ -36,7 +38,8 @@ pub type Axes = SmallVec<[usize; 6]>;
 pub enum Checked {
     /// Indices.
     Index,
-    /// Whether elements of another tensor are finite: 0 if one is, 1 if it is NaN, 2 if it is infinite.
+    /// Whether elements of another tensor are finite: 0 if one is, 1 if it is NaN, 2 if it is
+    /// infinite.
     Finite,
 }
 
@@ -49,11 +52,13 @@ pub enum Op {
     Variable(u32),
     /// One number, of shape `[]`.
     Const(Value),
-    /// A size as it is in this run (i32, of shape `[]`): how a mean over a bounded axis knows its divisor.
+    /// A size as it is in this run (i32, of shape `[]`): how a mean over a bounded axis knows its
+    /// divisor.
     Size(Size),
     /// The integer `Σ coordinateᵢ · strideᵢ`; its shape is part of the node.
     Index(Dims),
-    /// Uniform in [0, 1), keyed by the random state (operand 0: i32 `[3]`), by `stream` and by an index (operand 1: i32).
+    /// Uniform in [0, 1), keyed by the random state (operand 0: i32 `[3]`), by `stream` and by an
+    /// index (operand 1: i32).
     Uniform {
         /// Which random operation of the trace this is.
         stream: u32,
@@ -76,14 +81,17 @@ pub enum Op {
     Conv2dWeightGrad(ConvGeometry),
     /// `[n, c, h, w] → [n, c, oh, ow]`.
     Pool2d(PoolKind, Window),
-    /// Gradient of the result (and, for `Max`, the positions `Pool2d(ArgMax)` gives) → gradient of the image.
+    /// Gradient of the result (and, for `Max`, the positions `Pool2d(ArgMax)` gives) → gradient of
+    /// the image.
     Pool2dGrad(PoolKind, Window),
-    /// Operands source and index; index and result have one shape, that of the source but along the axis.
+    /// Operands source and index; index and result have one shape, that of the source but along the
+    /// axis.
     Gather {
         /// The axis along which the index chooses.
         axis: usize,
     },
-    /// Operands value and index of one shape → zeros with the values added at the indexed places; the shape is part of the node.
+    /// Operands value and index of one shape → zeros with the values added at the indexed places;
+    /// the shape is part of the node.
     ScatterAdd {
         /// The axis along which the index chooses.
         axis: usize,
@@ -106,7 +114,8 @@ pub enum Op {
         /// The axis.
         axis: usize,
     },
-    /// A canvas of `value` with the operand placed on it: `result[start + c · step] = operand[c]`; the inverse of [`Op::Slice`].
+    /// A canvas of `value` with the operand placed on it: `result[start + c · step] = operand[c]`;
+    /// the inverse of [`Op::Slice`].
     Pad {
         /// Where the operand's first element goes, per axis.
         start: Dims,
@@ -122,21 +131,23 @@ pub enum Op {
         /// What the operand says.
         of: Checked,
     },
-    /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the run; fails the run if that is
-    /// negative or above the symbol's bound. Its value is never read.
+    /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the
+    /// run; fails the run if that is negative or above the symbol's bound. Its value is never read.
     Bind {
         /// The symbol.
         symbol: Symbol,
     },
-    /// The row-major positions (i32) of a mask's true elements; the length, a symbol, is part of the node.
+    /// The row-major positions (i32) of a mask's true elements; the length, a symbol, is part of
+    /// the node.
     Compact,
-    /// The positions (i32) of the elements along the last axis in their order; of equal ones the first comes first, and NaN counts as
-    /// largest.
+    /// The positions (i32) of the elements along the last axis in their order; of equal ones the
+    /// first comes first, and NaN counts as largest.
     Sort {
         /// The largest first.
         descending: bool,
     },
-    /// Which boxes of `[n, 4]`, the best first, stay: those that share no more than this part of their union with a better one that stays.
+    /// Which boxes of `[n, 4]`, the best first, stay: those that share no more than this part of
+    /// their union with a better one that stays.
     Suppress {
         /// The part.
         threshold: f32,
@@ -148,7 +159,10 @@ pub enum Op {
 impl Op {
     /// A view shares its operand's bytes.
     pub fn is_view(&self) -> bool {
-        matches!(self, Op::Reshape | Op::Permute(_) | Op::Expand | Op::Slice { .. })
+        matches!(
+            self,
+            Op::Reshape | Op::Permute(_) | Op::Expand | Op::Slice { .. }
+        )
     }
 
     /// Done for what it does, not for its value.

@@ -11,7 +11,11 @@ use crate::shape::Symbols;
 
 /// The type a window's position is stored as: a byte where 256 positions suffice.
 pub(super) fn position_type(window: &Window) -> DType {
-    if window.k[0].saturating_mul(window.k[1]) <= 256 { DType::U8 } else { DType::I32 }
+    if window.k[0].saturating_mul(window.k[1]) <= 256 {
+        DType::U8
+    } else {
+        DType::I32
+    }
 }
 
 pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: &Symbols) -> Rule {
@@ -28,26 +32,63 @@ pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: 
     }
     let numbers = window.k.iter().chain(&window.stride).chain(&window.pad);
     if let Some(n) = numbers.max().filter(|&&n| n > conv::STEP_MAX) {
-        return say(format!("{n} is more than the side, stride and padding of a window can be, which is {}", conv::STEP_MAX));
+        return say(format!(
+            "{n} is more than the side, stride and padding of a window can be, which is {}",
+            conv::STEP_MAX
+        ));
     }
-    if window.pad.iter().zip(window.k).any(|(&p, k)| p.saturating_mul(2) > k) {
-        return say(format!("padding {}×{} is more than half the {}×{} window", window.pad[0], window.pad[1], window.k[0], window.k[1]));
+    if window
+        .pad
+        .iter()
+        .zip(window.k)
+        .any(|(&p, k)| p.saturating_mul(2) > k)
+    {
+        return say(format!(
+            "padding {}×{} is more than half the {}×{} window",
+            window.pad[0], window.pad[1], window.k[0], window.k[1]
+        ));
     }
     let axis = |n: i64, i: usize| conv::windows(n, window.k[i], window.stride[i], window.pad[i], 1);
     let (Some(oh), Some(ow)) = (axis(h, 0), axis(w, 1)) else {
-        return say(format!("a {}×{} window with stride {}×{} does not fit", window.k[0], window.k[1], window.stride[0], window.stride[1]));
+        return say(format!(
+            "a {}×{} window with stride {}×{} does not fit",
+            window.k[0], window.k[1], window.stride[0], window.stride[1]
+        ));
     };
-    let dtype = if kind == PoolKind::ArgMax { position_type(window) } else { DType::F32 };
-    Ok((dtype, Dims::from_slice(&[given.dims[0], given.dims[1], Size::fixed(oh), Size::fixed(ow)])))
+    let dtype = if kind == PoolKind::ArgMax {
+        position_type(window)
+    } else {
+        DType::F32
+    };
+    Ok((
+        dtype,
+        Dims::from_slice(&[
+            given.dims[0],
+            given.dims[1],
+            Size::fixed(oh),
+            Size::fixed(ow),
+        ]),
+    ))
 }
 
 /// The positions of a max pooling's winners.
 fn positions(g: &mut dyn Emit, window: &Window, x: NodeId, like: NodeId) -> NodeId {
     let dims = g.dims(like).clone();
-    g.emit(Op::Pool2d(PoolKind::ArgMax, *window), &[x], position_type(window), dims)
+    g.emit(
+        Op::Pool2d(PoolKind::ArgMax, *window),
+        &[x],
+        position_type(window),
+        dims,
+    )
 }
 
-pub(super) fn gradient(g: &mut dyn Emit, kind: PoolKind, window: &Window, x: NodeId, dy: NodeId) -> Gradients {
+pub(super) fn gradient(
+    g: &mut dyn Emit,
+    kind: PoolKind,
+    window: &Window,
+    x: NodeId,
+    dy: NodeId,
+) -> Gradients {
     let dims = g.dims(x).clone();
     let mut inputs: SmallVec<[NodeId; 2]> = SmallVec::from_iter([dy]);
     if kind == PoolKind::Max {
@@ -57,8 +98,15 @@ pub(super) fn gradient(g: &mut dyn Emit, kind: PoolKind, window: &Window, x: Nod
     SmallVec::from_iter([Some(dx)])
 }
 
-/// The gradient of a pooling is linear in dy: for an upstream `d` of the image's shape it gives back what the windows select.
-pub(super) fn gradient_of_grad(g: &mut dyn Emit, kind: PoolKind, window: &Window, inputs: &[NodeId], d: NodeId) -> Gradients {
+/// The gradient of a pooling is linear in dy: for an upstream `d` of the image's shape it gives
+/// back what the windows select.
+pub(super) fn gradient_of_grad(
+    g: &mut dyn Emit,
+    kind: PoolKind,
+    window: &Window,
+    inputs: &[NodeId],
+    d: NodeId,
+) -> Gradients {
     let dy = inputs[0];
     let dims = g.dims(dy).clone();
     match kind {
@@ -66,7 +114,12 @@ pub(super) fn gradient_of_grad(g: &mut dyn Emit, kind: PoolKind, window: &Window
             let picked = pick(g, window, d, inputs[1]);
             SmallVec::from_iter([Some(picked), None])
         }
-        PoolKind::Avg { .. } => SmallVec::from_iter([Some(g.emit(Op::Pool2d(kind, *window), &[d], DType::F32, dims))]),
+        PoolKind::Avg { .. } => SmallVec::from_iter([Some(g.emit(
+            Op::Pool2d(kind, *window),
+            &[d],
+            DType::F32,
+            dims,
+        ))]),
     }
 }
 
@@ -91,15 +144,25 @@ fn pick(g: &mut dyn Emit, window: &Window, d: NodeId, positions: NodeId) -> Node
     };
     let row0 = g.emit(origin(2, window.stride[0]), &[], DType::I32, result.clone());
     let col0 = g.emit(origin(3, window.stride[1]), &[], DType::I32, result.clone());
-    let (pad_h, pad_w, w) = (int(g, window.pad[0] as i64), int(g, window.pad[1] as i64), int(g, width));
+    let (pad_h, pad_w, w) = (
+        int(g, window.pad[0] as i64),
+        int(g, window.pad[1] as i64),
+        int(g, width),
+    );
     let row = g.add(row0, row_in);
     let row = g.scalar(ScalarOp::Sub, &[row, pad_h]);
     let col = g.add(col0, col_in);
     let col = g.scalar(ScalarOp::Sub, &[col, pad_w]);
     let flat = g.mul(row, w);
     let flat = g.add(flat, col);
-    let flat = g.reshape(flat, &Dims::from_slice(&[result[0], result[1], Size::fixed(out_h * out_w)]));
-    let source = g.reshape(d, &Dims::from_slice(&[image[0], image[1], Size::fixed(fixed(image[2]) * width)]));
+    let flat = g.reshape(
+        flat,
+        &Dims::from_slice(&[result[0], result[1], Size::fixed(out_h * out_w)]),
+    );
+    let source = g.reshape(
+        d,
+        &Dims::from_slice(&[image[0], image[1], Size::fixed(fixed(image[2]) * width)]),
+    );
     let dims = g.dims(flat).clone();
     let picked = g.emit(Op::Gather { axis: 2 }, &[source, flat], DType::F32, dims);
     g.reshape(picked, &result)

@@ -13,19 +13,37 @@ pub(super) fn infer(op: ReduceOp, axes: &Axes, given: Given<'_>) -> Rule {
     let logic = matches!(op, ReduceOp::Any | ReduceOp::All);
     let name = super::Op::Reduce(op, Axes::new()).name();
     if logic != (given.dtype == DType::Bool) || given.dtype == DType::U8 {
-        return Err(format!("{name} does not take {}; convert with cast", given.dtype));
+        return Err(format!(
+            "{name} does not take {}; convert with cast",
+            given.dtype
+        ));
     }
     let mut dims = Dims::from_slice(given.dims);
     for &axis in axes {
         let rank = dims.len();
-        *dims.get_mut(axis).ok_or_else(|| format!("{name}: axis {axis} of a tensor with {}", crate::words::count(rank, "axis")))? =
-            Size::ONE;
+        *dims.get_mut(axis).ok_or_else(|| {
+            format!(
+                "{name}: axis {axis} of a tensor with {}",
+                crate::words::count(rank, "axis")
+            )
+        })? = Size::ONE;
     }
-    let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) { DType::I32 } else { given.dtype.lane().stored() };
+    let dtype = if matches!(op, ReduceOp::ArgMax | ReduceOp::ArgMin) {
+        DType::I32
+    } else {
+        given.dtype.lane().stored()
+    };
     Ok((dtype, dims))
 }
 
-pub(super) fn gradient(g: &mut dyn Emit, op: ReduceOp, axes: &Axes, node: NodeId, x: NodeId, dy: NodeId) -> Gradients {
+pub(super) fn gradient(
+    g: &mut dyn Emit,
+    op: ReduceOp,
+    axes: &Axes,
+    node: NodeId,
+    x: NodeId,
+    dy: NodeId,
+) -> Gradients {
     let dims = g.dims(x).clone();
     let dx = match op {
         ReduceOp::Sum => Some(g.broadcast(dy, &dims)),
@@ -45,8 +63,8 @@ pub(super) fn gradient(g: &mut dyn Emit, op: ReduceOp, axes: &Axes, node: NodeId
     SmallVec::from_iter([dx.filter(|_| g.dtype(x).is_float())])
 }
 
-/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: one zero leaves only its own gradient, two leave none. Where the others are not finite,
-/// nothing times a zero is NaN.
+/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: one zero leaves only its own gradient, two leave
+/// none. Where the others are not finite, nothing times a zero is NaN.
 fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &Dims) -> NodeId {
     let zero = g.full(0.0, DType::F32, dims);
     let one = g.full(1.0, DType::F32, dims);

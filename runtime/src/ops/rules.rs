@@ -23,15 +23,18 @@ pub type Rule = Result<(DType, Dims), String>;
 /// The gradient of each operand, `None` where there is none.
 pub type Gradients = SmallVec<[Option<NodeId>; 3]>;
 
-/// The type and shape of a node, from its operands. Where the shape is part of the node (a reshape, an input) `declared` is
-/// that shape and is checked instead.
+/// The type and shape of a node, from its operands. Where the shape is part of the node (a reshape,
+/// an input) `declared` is that shape and is checked instead.
 pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &Symbols) -> Rule {
     let (dtype, dims) = declared;
     let as_declared = || Ok((dtype, dims.clone()));
     match op {
         Op::Input(_) | Op::Variable(_) => as_declared(),
         Op::Const(value) if dtype.lane() == value.lane() && dims.is_empty() => as_declared(),
-        Op::Const(value) => Err(format!("const {value:?} declared as {dtype} of rank {}", dims.len())),
+        Op::Const(value) => Err(format!(
+            "const {value:?} declared as {dtype} of rank {}",
+            dims.len()
+        )),
         Op::Size(_) => Ok((DType::I32, Dims::new())),
         Op::Index(strides) if dtype == DType::I32 && strides.len() == dims.len() => as_declared(),
         Op::Index(_) => Err("index: one stride per axis, of type i32".into()),
@@ -51,7 +54,9 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
         Op::Expand => view::infer_expand(given[0], dims, symbols),
         Op::Slice { .. } | Op::Pad { .. } => Ok((given[0].dtype, dims.clone())),
         Op::Concat { axis } => view::infer_concat(*axis, given, symbols),
-        Op::CheckIndex { .. } | Op::Assign(_) => Ok((given[0].dtype, Dims::from_slice(given[0].dims))),
+        Op::CheckIndex { .. } | Op::Assign(_) => {
+            Ok((given[0].dtype, Dims::from_slice(given[0].dims)))
+        }
         Op::Bind { symbol } => select::infer_bind(*symbol, given[0], symbols),
         Op::Compact => select::infer_compact(given[0], dims),
         Op::Sort { .. } => select::infer_sort(given[0], symbols),
@@ -59,13 +64,30 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
     }
 }
 
-/// What the gradient `dy` of a node's value gives its operands. `wanted` says for which operands it is asked.
-pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+/// What the gradient `dy` of a node's value gives its operands. `wanted` says for which operands it
+/// is asked.
+pub fn gradient(
+    g: &mut dyn Emit,
+    op: &Op,
+    node: NodeId,
+    inputs: &[NodeId],
+    dy: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let one = |id: NodeId| SmallVec::from_iter([Some(id)]);
     match op {
-        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_) | Op::Uniform { .. } => Gradients::new(),
-        Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => SmallVec::from_elem(None, inputs.len()),
-        Op::Bind { .. } | Op::Compact | Op::Sort { .. } | Op::Suppress { .. } => SmallVec::from_elem(None, inputs.len()),
+        Op::Input(_)
+        | Op::Variable(_)
+        | Op::Const(_)
+        | Op::Size(_)
+        | Op::Index(_)
+        | Op::Uniform { .. } => Gradients::new(),
+        Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
+            SmallVec::from_elem(None, inputs.len())
+        }
+        Op::Bind { .. } | Op::Compact | Op::Sort { .. } | Op::Suppress { .. } => {
+            SmallVec::from_elem(None, inputs.len())
+        }
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
         // Only float to float carries a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),
@@ -73,8 +95,12 @@ pub fn gradient(g: &mut dyn Emit, op: &Op, node: NodeId, inputs: &[NodeId], dy: 
         Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),
         Op::Matmul => matmul::gradient(g, inputs, dy, wanted),
         Op::Conv2d(geometry) => conv::gradient(g, geometry, inputs, dy, wanted),
-        Op::Conv2dInputGrad(geometry) => conv::gradient_of_input_grad(g, geometry, inputs, dy, wanted),
-        Op::Conv2dWeightGrad(geometry) => conv::gradient_of_weight_grad(g, geometry, inputs, dy, wanted),
+        Op::Conv2dInputGrad(geometry) => {
+            conv::gradient_of_input_grad(g, geometry, inputs, dy, wanted)
+        }
+        Op::Conv2dWeightGrad(geometry) => {
+            conv::gradient_of_weight_grad(g, geometry, inputs, dy, wanted)
+        }
         Op::Pool2d(kind, window) => pool::gradient(g, *kind, window, inputs[0], dy),
         Op::Pool2dGrad(kind, window) => pool::gradient_of_grad(g, *kind, window, inputs, dy),
         Op::Gather { axis } => index::gradient_of_gather(g, *axis, inputs, dy),

@@ -12,22 +12,40 @@ use slabwise_kernels::dtype::DType;
 
 pub(super) fn infer(op: ScalarOp, given: &[Given<'_>], symbols: &Symbols) -> Rule {
     if let Some(other) = given.iter().find(|o| o.dims != given[0].dims) {
-        return Err(format!("{} {} and {}: shapes differ", op.name(), symbols.show(given[0].dims), symbols.show(other.dims)));
+        return Err(format!(
+            "{} {} and {}: shapes differ",
+            op.name(),
+            symbols.show(given[0].dims),
+            symbols.show(other.dims)
+        ));
     }
     let lanes: Vec<Lane> = given.iter().map(|o| o.dtype.lane()).collect();
     match op.lane(&lanes) {
         Some(lane) => Ok((lane.stored(), Dims::from_slice(given[0].dims))),
         None => {
             let types: Vec<&str> = given.iter().map(|o| o.dtype.name()).collect();
-            Err(format!("{} does not take {}; convert with cast", op.name(), types.join(", ")))
+            Err(format!(
+                "{} does not take {}; convert with cast",
+                op.name(),
+                types.join(", ")
+            ))
         }
     }
 }
 
-pub(super) fn gradient(g: &mut dyn Emit, op: ScalarOp, node: NodeId, inputs: &[NodeId], dy: NodeId, wanted: &[bool]) -> Gradients {
+pub(super) fn gradient(
+    g: &mut dyn Emit,
+    op: ScalarOp,
+    node: NodeId,
+    inputs: &[NodeId],
+    dy: NodeId,
+    wanted: &[bool],
+) -> Gradients {
     let derivatives = op.derivative();
     let slope = |g: &mut dyn Emit, i: usize| {
-        let expr = derivatives[i].as_ref().filter(|expr| **expr != Expr::Const(0.0))?;
+        let expr = derivatives[i]
+            .as_ref()
+            .filter(|expr| **expr != Expr::Const(0.0))?;
         if !wanted[i] || !g.dtype(inputs[i]).is_float() || !g.dtype(dy).is_float() {
             return None;
         }
@@ -36,8 +54,8 @@ pub(super) fn gradient(g: &mut dyn Emit, op: ScalarOp, node: NodeId, inputs: &[N
     (0..inputs.len()).map(|i| slope(g, i)).collect()
 }
 
-/// `dy · expr`. A derivative that chooses between 1 and 0 chooses between dy and 0: so an infinite dy stays out of the branch
-/// that was not taken.
+/// `dy · expr`. A derivative that chooses between 1 and 0 chooses between dy and 0: so an infinite
+/// dy stays out of the branch that was not taken.
 fn times(g: &mut dyn Emit, dy: NodeId, expr: &Expr, inputs: &[NodeId], node: NodeId) -> NodeId {
     match expr {
         Expr::Const(c) if *c == 1.0 => dy,
@@ -79,11 +97,17 @@ fn build(g: &mut dyn Emit, expr: &Expr, inputs: &[NodeId], node: NodeId) -> Node
         Expr::Out => node,
         Expr::Const(c) => {
             let dims = g.dims(node).clone();
-            let one = g.emit(super::Op::Const(Value::F32(*c)), &[], DType::F32, Dims::new());
+            let one = g.emit(
+                super::Op::Const(Value::F32(*c)),
+                &[],
+                DType::F32,
+                Dims::new(),
+            );
             g.broadcast(one, &dims)
         }
         Expr::Op(op, operands) => {
-            let operands: Vec<NodeId> = operands.iter().map(|e| build(g, e, inputs, node)).collect();
+            let operands: Vec<NodeId> =
+                operands.iter().map(|e| build(g, e, inputs, node)).collect();
             g.scalar(*op, &operands)
         }
     }

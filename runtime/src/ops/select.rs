@@ -1,5 +1,5 @@
-//! Shape rules of what chooses among elements by their values: positions of true elements, orders, non-maximum suppression. None has
-//! a gradient: positions do not move smoothly.
+//! Shape rules of what chooses among elements by their values: positions of true elements, orders,
+//! non-maximum suppression. None has a gradient: positions do not move smoothly.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Symbol;
@@ -10,31 +10,48 @@ use crate::shape::Symbols;
 
 pub(super) fn infer_bind(symbol: Symbol, given: Given<'_>, symbols: &Symbols) -> Rule {
     if given.dtype != DType::I32 || !given.dims.is_empty() || !symbols.is_found(symbol) {
-        return Err(format!("a length is one i32, not {} {}", given.dtype, symbols.show(given.dims)));
+        return Err(format!(
+            "a length is one i32, not {} {}",
+            given.dtype,
+            symbols.show(given.dims)
+        ));
     }
     Ok((DType::I32, Dims::new()))
 }
 
 pub(super) fn infer_compact(given: Given<'_>, dims: &Dims) -> Rule {
     if given.dtype != DType::Bool || dims.len() != 1 {
-        return Err(format!("positions of the true elements of a {} tensor: a mask of truth values is needed", given.dtype));
+        return Err(format!(
+            "positions of the true elements of a {} tensor: a mask of truth values is needed",
+            given.dtype
+        ));
     }
     Ok((DType::I32, dims.clone()))
 }
 
 pub(super) fn infer_sort(given: Given<'_>, symbols: &Symbols) -> Rule {
     if given.dims.is_empty() || given.dtype == DType::Bool {
-        return Err(format!("argsort of {} {}: numbers along an axis are needed", given.dtype, symbols.show(given.dims)));
+        return Err(format!(
+            "argsort of {} {}: numbers along an axis are needed",
+            given.dtype,
+            symbols.show(given.dims)
+        ));
     }
     Ok((DType::I32, Dims::from_slice(given.dims)))
 }
 
 pub(super) fn infer_suppress(threshold: f32, given: Given<'_>, symbols: &Symbols) -> Rule {
     if given.dtype != DType::F32 || given.dims.len() != 2 || !given.dims[1].is(4) {
-        return Err(format!("nms of {} {}: f32 boxes [count, 4] are needed", given.dtype, symbols.show(given.dims)));
+        return Err(format!(
+            "nms of {} {}: f32 boxes [count, 4] are needed",
+            given.dtype,
+            symbols.show(given.dims)
+        ));
     }
     if !(0.0..=1.0).contains(&threshold) {
-        return Err(format!("nms: boxes share a part of 0 to 1, not {threshold}"));
+        return Err(format!(
+            "nms: boxes share a part of 0 to 1, not {threshold}"
+        ));
     }
     Ok((DType::Bool, Dims::from_slice(&given.dims[..1])))
 }

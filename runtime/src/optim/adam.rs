@@ -18,8 +18,8 @@ use crate::trace::Trace;
 #[derive(Clone, Debug)]
 pub struct Adam(Moments);
 
-/// Adam with decoupled weight decay (Loshchilov & Hutter 2019): like [`Adam`], but first w ← w − η·λ·w. Its states are
-/// `adamw.m.<weight>` and `adamw.v.<weight>`.
+/// Adam with decoupled weight decay (Loshchilov & Hutter 2019): like [`Adam`], but first w ← w −
+/// η·λ·w. Its states are `adamw.m.<weight>` and `adamw.v.<weight>`.
 #[derive(Clone, Debug)]
 pub struct AdamW(Moments);
 
@@ -36,14 +36,26 @@ struct Moments {
 impl Adam {
     /// With β = 0.9, 0.999 and ε = 1e-8.
     pub fn new(rate: impl Into<Schedule>) -> Self {
-        Adam(Moments { name: "adam", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: None })
+        Adam(Moments {
+            name: "adam",
+            rate: rate.into(),
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: None,
+        })
     }
 }
 
 impl AdamW {
     /// With β = 0.9, 0.999, ε = 1e-8 and λ = 0.01.
     pub fn new(rate: impl Into<Schedule>) -> Self {
-        AdamW(Moments { name: "adamw", rate: rate.into(), betas: [0.9, 0.999], eps: 1e-8, weight_decay: Some(0.01) })
+        AdamW(Moments {
+            name: "adamw",
+            rate: rate.into(),
+            betas: [0.9, 0.999],
+            eps: 1e-8,
+            weight_decay: Some(0.01),
+        })
     }
 
     /// With this λ.
@@ -89,7 +101,10 @@ impl Moments {
         below_one(&format!("{name}: β₁"), self.betas[0])?;
         below_one(&format!("{name}: β₂"), self.betas[1])?;
         at_least_zero(&format!("{name}: ε"), self.eps)?;
-        at_least_zero(&format!("{name}: the weight decay"), self.weight_decay.unwrap_or(0.0))
+        at_least_zero(
+            &format!("{name}: the weight decay"),
+            self.weight_decay.unwrap_or(0.0),
+        )
     }
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
@@ -99,15 +114,27 @@ impl Moments {
         let [first, second] = self.betas.map(|beta| correction(t, beta));
         let root = second.sqrt();
         let usual = self.weight_decay.unwrap_or(0.0);
-        let factors = |rate: Tensor<'t>, decay: f64| (rate / first, (decay != 0.0).then(|| 1.0 - rate * decay as f32));
+        let factors = |rate: Tensor<'t>, decay: f64| {
+            (
+                rate / first,
+                (decay != 0.0).then(|| 1.0 - rate * decay as f32),
+            )
+        };
         let shared = factors(rate, usual);
         for weight in weights {
             let decay = weight.weight_decay().unwrap_or(usual);
             if self.weight_decay.is_none() && decay != 0.0 {
-                return trace.fail_update(format!("{} has no weight decay, which a group asks for; AdamW has", self.name));
+                return trace.fail_update(format!(
+                    "{} has no weight decay, which a group asks for; AdamW has",
+                    self.name
+                ));
             }
             let as_usual = (weight.rate_scale(), decay) == (1.0, usual);
-            let (step, kept) = if as_usual { shared } else { factors(weight.scaled(rate), decay) };
+            let (step, kept) = if as_usual {
+                shared
+            } else {
+                factors(weight.scaled(rate), decay)
+            };
             let (w, g) = (weight.value(), weight.gradient());
             let m = self.average(weight, "m", self.betas[0], g);
             let v = self.average(weight, "v", self.betas[1], g.square());
@@ -118,7 +145,13 @@ impl Moments {
     }
 
     /// average ← β·average + (1 − β)·value
-    fn average<'t>(&self, weight: &Weight<'t>, slot: &str, beta: f64, value: Tensor<'t>) -> Tensor<'t> {
+    fn average<'t>(
+        &self,
+        weight: &Weight<'t>,
+        slot: &str,
+        beta: f64,
+        value: Tensor<'t>,
+    ) -> Tensor<'t> {
         let state = weight.state(&format!("{}.{slot}", self.name));
         let next = state.value() * beta as f32 + value * (1.0 - beta) as f32;
         state.set(next);
@@ -126,7 +159,8 @@ impl Moments {
     }
 }
 
-/// 1 − βᵗ. For β close to 1 this is a small difference of large numbers, hence −(e^{t·ln β} − 1), with ln β taken in f64.
+/// 1 − βᵗ. For β close to 1 this is a small difference of large numbers, hence −(e^{t·ln β} − 1),
+/// with ln β taken in f64.
 fn correction(t: Tensor<'_>, beta: f64) -> Tensor<'_> {
     -(t * beta.ln() as f32).expm1()
 }

@@ -24,6 +24,8 @@ impl<O: Optimizer> Optimizer for Ema<O> {
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         self.inner.update(trace, weights);
-        weights.iter().for_each(|w| trace.keep_average(w.variable, self.decay as f32));
+        weights
+            .iter()
+            .for_each(|w| trace.keep_average(w.variable, self.decay as f32));
     }
 }

@@ -32,12 +32,19 @@ impl<O> ClipValue<O> {
 
 /// A largest size: a finite number above 0.
 fn above_zero(what: &str, max: f64) -> Result<(), String> {
-    if max.is_finite() && max > 0.0 { Ok(()) } else { Err(format!("{what} is {max}, not a finite number above 0")) }
+    if max.is_finite() && max > 0.0 {
+        Ok(())
+    } else {
+        Err(format!("{what} is {max}, not a finite number above 0"))
+    }
 }
 
 /// The same weights with other gradients.
 fn clipped<'t>(weights: &[Weight<'t>], rule: impl Fn(Tensor<'t>) -> Tensor<'t>) -> Vec<Weight<'t>> {
-    weights.iter().map(|w| w.with_gradient(rule(w.gradient()))).collect()
+    weights
+        .iter()
+        .map(|w| w.with_gradient(rule(w.gradient())))
+        .collect()
 }
 
 impl<O: Optimizer> Optimizer for ClipNorm<O> {
@@ -49,7 +56,9 @@ impl<O: Optimizer> Optimizer for ClipNorm<O> {
     /// g ← g · min(max/(‖g‖ + 10⁻⁶), 1), the norm over the gradients of all weights, as in PyTorch.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let squares = weights.iter().map(|w| w.gradient().square().sum());
-        let Some(total) = squares.reduce(|a, b| a + b) else { return };
+        let Some(total) = squares.reduce(|a, b| a + b) else {
+            return;
+        };
         let factor = (self.max as f32 / (total.sqrt() + 1e-6)).minimum(1.0);
         self.inner.update(trace, &clipped(weights, |g| g * factor));
     }
@@ -64,6 +73,7 @@ impl<O: Optimizer> Optimizer for ClipValue<O> {
     /// Each number of g ← that number, or the nearest in ±max.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let max = self.max as f32;
-        self.inner.update(trace, &clipped(weights, |g| g.clamp(-max, max)));
+        self.inner
+            .update(trace, &clipped(weights, |g| g.clamp(-max, max)));
     }
 }

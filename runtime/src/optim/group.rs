@@ -31,7 +31,10 @@ impl Group {
 
     /// What this group sets, else what the other does.
     fn over(self, other: Group) -> Group {
-        Group { rate_scale: self.rate_scale.or(other.rate_scale), weight_decay: self.weight_decay.or(other.weight_decay) }
+        Group {
+            rate_scale: self.rate_scale.or(other.rate_scale),
+            weight_decay: self.weight_decay.or(other.weight_decay),
+        }
     }
 }
 
@@ -45,14 +48,24 @@ pub struct Grouped<O, F> {
 
 impl<O, F> Grouped<O, F> {
     pub(super) fn new(inner: O, chosen: F, group: Group) -> Self {
-        Grouped { inner, chosen, group }
+        Grouped {
+            inner,
+            chosen,
+            group,
+        }
     }
 }
 
 impl<O: Optimizer, F: Fn(&VariableInfo) -> bool> Optimizer for Grouped<O, F> {
     fn check(&self) -> Result<(), String> {
-        at_least_zero("group: the scale of the learning rate", self.group.rate_scale.unwrap_or(1.0))?;
-        at_least_zero("group: the weight decay", self.group.weight_decay.unwrap_or(0.0))?;
+        at_least_zero(
+            "group: the scale of the learning rate",
+            self.group.rate_scale.unwrap_or(1.0),
+        )?;
+        at_least_zero(
+            "group: the weight decay",
+            self.group.weight_decay.unwrap_or(0.0),
+        )?;
         self.inner.check()
     }
 
@@ -60,11 +73,17 @@ impl<O: Optimizer, F: Fn(&VariableInfo) -> bool> Optimizer for Grouped<O, F> {
         let infos: Vec<VariableInfo> = weights.iter().map(|w| trace.info(w.variable)).collect();
         if !infos.iter().any(&self.chosen) {
             let known = names(infos.iter());
-            return trace.fail_update(format!("a group chooses none of the parameters that learn; they are {known}"));
+            return trace.fail_update(format!(
+                "a group chooses none of the parameters that learn; they are {known}"
+            ));
         }
         let grouped = |(w, info): (&Weight<'t>, &VariableInfo)| {
             // Groups given later come first here.
-            let group = if (self.chosen)(info) { w.group.over(self.group) } else { w.group };
+            let group = if (self.chosen)(info) {
+                w.group.over(self.group)
+            } else {
+                w.group
+            };
             Weight { group, ..*w }
         };
         let weights: Vec<Weight<'t>> = weights.iter().zip(&infos).map(grouped).collect();

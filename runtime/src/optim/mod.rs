@@ -1,5 +1,6 @@
-//! Optimizers: how gradients change weights. An update is part of the program like any other operation, so that a weight's
-//! update runs as soon as its gradient exists, and the gradient's bytes end there.
+//! Optimizers: how gradients change weights. An update is part of the program like any other
+//! operation, so that a weight's update runs as soon as its gradient exists, and the gradient's
+//! bytes end there.
 
 mod adam;
 mod average;
@@ -33,8 +34,8 @@ pub trait Optimizer {
     /// Adds the update of every weight to the trace.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]);
 
-    /// The same on gradients scaled down so that their norm, all of them taken as one vector, is at most `max` (Pascanu et
-    /// al. 2013).
+    /// The same on gradients scaled down so that their norm, all of them taken as one vector, is at
+    /// most `max` (Pascanu et al. 2013).
     fn clip_norm(self, max: f64) -> ClipNorm<Self>
     where
         Self: Sized,
@@ -50,8 +51,9 @@ pub trait Optimizer {
         ClipValue::new(self, max)
     }
 
-    /// The same with other rules for the weights that `chosen` holds for, of all that learn. A weight in several groups follows
-    /// for each rule the last group that has it. A group that chooses no weight is a mistake.
+    /// The same with other rules for the weights that `chosen` holds for, of all that learn. A
+    /// weight in several groups follows for each rule the last group that has it. A group that
+    /// chooses no weight is a mistake.
     ///
     /// ```
     /// # use slabwise::optim::{AdamW, Group, Optimizer};
@@ -69,9 +71,11 @@ pub trait Optimizer {
         Grouped::new(self, chosen, group)
     }
 
-    /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`: after every step
-    /// average ← `decay`·average + (1 − `decay`)·weight. It starts as the weight's first value, also when that is read by
-    /// [`Session::load_weights`](crate::Session::load_weights). A trace that is [averaged](Trace::averaged) reads it.
+    /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`:
+    /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts as the weight's
+    /// first value, also when that is read by
+    /// [`Session::load_weights`](crate::Session::load_weights). A trace that is
+    /// [averaged](Trace::averaged) reads it.
     fn ema(self, decay: f64) -> Ema<Self>
     where
         Self: Sized,
@@ -79,9 +83,10 @@ pub trait Optimizer {
         Ema::new(self, decay)
     }
 
-    /// The same with states of its own, named `name.adam.m.<weight>`, `name.optim.step`, `name.optim.lr` and so on. Without a
-    /// name, optimizers of all programs of a session share one step counter, which is right if the programs train the same
-    /// weights by the same rule; compiling one that does not is an error, and names are what helps.
+    /// The same with states of its own, named `name.adam.m.<weight>`, `name.optim.step`,
+    /// `name.optim.lr` and so on. Without a name, optimizers of all programs of a session share one
+    /// step counter, which is right if the programs train the same weights by the same rule;
+    /// compiling one that does not is an error, and names are what helps.
     fn named(self, name: &str) -> Named<Self>
     where
         Self: Sized,
@@ -101,7 +106,12 @@ pub struct Weight<'t> {
 
 impl<'t> Weight<'t> {
     pub(crate) fn new(variable: u32, value: Tensor<'t>, gradient: Tensor<'t>) -> Self {
-        Weight { variable, value, gradient, group: Group::new() }
+        Weight {
+            variable,
+            value,
+            gradient,
+            group: Group::new(),
+        }
     }
 
     /// What it is when the step begins.
@@ -126,7 +136,11 @@ impl<'t> Weight<'t> {
 
     /// The learning rate of this weight, where that of the optimizer is `rate`.
     fn scaled(&self, rate: Tensor<'t>) -> Tensor<'t> {
-        if self.rate_scale() == 1.0 { rate } else { rate * self.rate_scale() as f32 }
+        if self.rate_scale() == 1.0 {
+            rate
+        } else {
+            rate * self.rate_scale() as f32
+        }
     }
 
     /// The same weight with another gradient.
@@ -134,7 +148,8 @@ impl<'t> Weight<'t> {
         Weight { gradient, ..self }
     }
 
-    /// A state that accompanies the weight: of its shape, zeros at first, named `slot.weight` as in `adam.m.head.bias`, with the name of a
+    /// A state that accompanies the weight: of its shape, zeros at first, named `slot.weight` as in
+    /// `adam.m.head.bias`, with the name of a
     /// [named](Optimizer::named) optimizer before it.
     #[track_caller]
     pub fn state(&self, slot: &str) -> State<'t> {
@@ -145,16 +160,28 @@ impl<'t> Weight<'t> {
     /// Makes `value` what the weight is after the step.
     #[track_caller]
     pub fn set(&self, value: Tensor<'t>) {
-        self.value.trace().assign(Location::caller(), self.variable, value);
+        self.value
+            .trace()
+            .assign(Location::caller(), self.variable, value);
     }
 }
 
 /// A number that must be finite and at least 0.
 fn at_least_zero(what: &str, value: f64) -> Result<(), String> {
-    if value.is_finite() && value >= 0.0 { Ok(()) } else { Err(format!("{what} is {value}, not a finite number of at least 0")) }
+    if value.is_finite() && value >= 0.0 {
+        Ok(())
+    } else {
+        Err(format!(
+            "{what} is {value}, not a finite number of at least 0"
+        ))
+    }
 }
 
 /// A decay rate: at least 0 and below 1.
 fn below_one(what: &str, value: f64) -> Result<(), String> {
-    if (0.0..1.0).contains(&value) { Ok(()) } else { Err(format!("{what} is {value}, not in 0..1")) }
+    if (0.0..1.0).contains(&value) {
+        Ok(())
+    } else {
+        Err(format!("{what} is {value}, not in 0..1"))
+    }
 }

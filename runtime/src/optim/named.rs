@@ -12,7 +12,10 @@ pub struct Named<O> {
 
 impl<O> Named<O> {
     pub(super) fn new(inner: O, name: &str) -> Self {
-        Named { inner, name: name.into() }
+        Named {
+            inner,
+            name: name.into(),
+        }
     }
 }
 
@@ -22,7 +25,10 @@ impl<O: Optimizer> Optimizer for Named<O> {
             return Err("an optimizer's name is not empty".into());
         }
         if self.name.contains(char::is_control) {
-            return Err(format!("the optimizer's name is {:?}; a name has no line breaks and no other control characters", self.name));
+            return Err(format!(
+                "the optimizer's name is {:?}; a name has no line breaks and no other control characters",
+                self.name
+            ));
         }
         self.inner.check()
     }

@@ -28,22 +28,40 @@ enum Course {
 impl Schedule {
     /// The same rate in every step.
     pub fn constant(rate: f64) -> Self {
-        Schedule { course: Course::Constant, rate, warmup: 0 }
+        Schedule {
+            course: Course::Constant,
+            rate,
+            warmup: 0,
+        }
     }
 
-    /// The rate is the state "optim.lr" (f32, a scalar), which the session can set between steps; `rate` is its first value.
+    /// The rate is the state "optim.lr" (f32, a scalar), which the session can set between steps;
+    /// `rate` is its first value.
     pub fn manual(rate: f64) -> Self {
-        Schedule { course: Course::Manual, rate, warmup: 0 }
+        Schedule {
+            course: Course::Manual,
+            rate,
+            warmup: 0,
+        }
     }
 
     /// `rate`, multiplied by `factor` after every `every` steps.
     pub fn step(rate: f64, every: u32, factor: f64) -> Self {
-        Schedule { course: Course::Step { every, factor }, rate, warmup: 0 }
+        Schedule {
+            course: Course::Step { every, factor },
+            rate,
+            warmup: 0,
+        }
     }
 
-    /// From `rate` along half a cosine down to 0 in `total` steps, the warm-up included (Loshchilov & Hutter 2017).
+    /// From `rate` along half a cosine down to 0 in `total` steps, the warm-up included (Loshchilov
+    /// & Hutter 2017).
     pub fn cosine(rate: f64, total: u32) -> Self {
-        Schedule { course: Course::Cosine { total, floor: 0.0 }, rate, warmup: 0 }
+        Schedule {
+            course: Course::Cosine { total, floor: 0.0 },
+            rate,
+            warmup: 0,
+        }
     }
 
     /// A cosine goes down to `floor` instead of 0; other schedules have no floor.
@@ -54,7 +72,8 @@ impl Schedule {
         self
     }
 
-    /// With a linear rise over the first `steps` steps: step k of them has k/`steps` of the rate. Then the schedule begins.
+    /// With a linear rise over the first `steps` steps: step k of them has k/`steps` of the rate.
+    /// Then the schedule begins.
     pub fn warmup(mut self, steps: u32) -> Self {
         self.warmup = steps;
         self
@@ -74,9 +93,10 @@ impl Schedule {
                 countable("a change every", every)?;
                 at_least_zero("the factor of the learning rate", factor)
             }
-            Course::Cosine { total, .. } if total <= self.warmup => {
-                Err(format!("a cosine over {total} steps ends before its warm-up of {} steps", self.warmup))
-            }
+            Course::Cosine { total, .. } if total <= self.warmup => Err(format!(
+                "a cosine over {total} steps ends before its warm-up of {} steps",
+                self.warmup
+            )),
             Course::Cosine { total, floor } => {
                 countable("a cosine over", total)?;
                 at_least_zero("the lowest learning rate", floor)
@@ -87,7 +107,9 @@ impl Schedule {
     /// The rate of this step: an f32 scalar.
     pub(super) fn rate<'t>(&self, trace: &'t Trace) -> Tensor<'t> {
         let base = match self.course {
-            Course::Manual => trace.owned_state("optim.lr", DType::F32, Init::Constant(self.rate as f32)).value(),
+            Course::Manual => trace
+                .owned_state("optim.lr", DType::F32, Init::Constant(self.rate as f32))
+                .value(),
             _ => trace.full(self.rate as f32, DType::F32, ()),
         };
         if self.warmup == 0 && matches!(self.course, Course::Constant | Course::Manual) {
@@ -95,7 +117,11 @@ impl Schedule {
         }
         let done = trace.completed_steps();
         // Integers up to here: a float would lose count after 2²⁴ steps.
-        let since = if self.warmup == 0 { done } else { (done - self.warmup as i32).maximum(0) };
+        let since = if self.warmup == 0 {
+            done
+        } else {
+            (done - self.warmup as i32).maximum(0)
+        };
         let rate = match self.course {
             Course::Constant | Course::Manual => base,
             Course::Step { every, factor } => {

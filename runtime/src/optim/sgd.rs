@@ -3,7 +3,8 @@
 use super::{Optimizer, Schedule, Weight, at_least_zero};
 use crate::trace::Trace;
 
-/// Stochastic gradient descent, with momentum μ and weight decay λ if asked for. With gradient g, weight w, rate η:
+/// Stochastic gradient descent, with momentum μ and weight decay λ if asked for. With gradient g,
+/// weight w, rate η:
 ///
 /// ```text
 /// g ← g + λ·w
@@ -23,7 +24,12 @@ pub struct Sgd {
 impl Sgd {
     /// Plain gradient descent; it keeps no state.
     pub fn new(rate: impl Into<Schedule>) -> Self {
-        Sgd { rate: rate.into(), momentum: 0.0, nesterov: false, weight_decay: 0.0 }
+        Sgd {
+            rate: rate.into(),
+            momentum: 0.0,
+            nesterov: false,
+            weight_decay: 0.0,
+        }
     }
 
     /// With momentum; 0.9 is usual.
@@ -68,7 +74,11 @@ impl Optimizer for Sgd {
                 let state = weight.state("sgd.momentum");
                 let v = state.value() * self.momentum as f32 + g;
                 state.set(v);
-                g = if self.nesterov { g + v * self.momentum as f32 } else { v };
+                g = if self.nesterov {
+                    g + v * self.momentum as f32
+                } else {
+                    v
+                };
             }
             weight.set(w - g * weight.scaled(rate));
         }

@@ -7,7 +7,8 @@ use crate::shape::Env;
 use crate::tensor::tests::{finished, first_values};
 use slabwise_kernels::dtype::DType;
 
-/// Steps of minimising a·w₀² + b·w₁² from w = (1, −2), with (a, b) = (0.5, 3); gives w after each step, and the states' names.
+/// Steps of minimising a·w₀² + b·w₁² from w = (1, −2), with (a, b) = (0.5, 3); gives w after each
+/// step, and the states' names.
 fn descend(optimizer: impl Optimizer, steps: usize) -> (Vec<[f64; 2]>, Vec<String>) {
     descend_with(optimizer, steps, |_, _| {})
 }
@@ -40,8 +41,12 @@ fn descend_with(
     (path, names[2..].to_vec())
 }
 
-/// The same in f64; `rule` gives the new weight from weight, gradient, step (from 1) and two states.
-fn expected(steps: usize, mut rule: impl FnMut(f64, f64, i32, &mut [f64; 2]) -> f64) -> Vec<[f64; 2]> {
+/// The same in f64; `rule` gives the new weight from weight, gradient, step (from 1) and two
+/// states.
+fn expected(
+    steps: usize,
+    mut rule: impl FnMut(f64, f64, i32, &mut [f64; 2]) -> f64,
+) -> Vec<[f64; 2]> {
     let (mut w, mut states) = ([1.0, -2.0], [[0.0; 2]; 2]);
     (1..=steps as i32)
         .map(|t| {
@@ -58,7 +63,10 @@ fn assert_path(got: &[[f64; 2]], expected: &[[f64; 2]]) {
     assert_eq!(got.len(), expected.len());
     for (step, (g, e)) in got.iter().zip(expected).enumerate() {
         for i in 0..2 {
-            assert!((g[i] - e[i]).abs() <= 2e-6 * (1.0 + e[i].abs()), "step {step}: {g:?} instead of {e:?}");
+            assert!(
+                (g[i] - e[i]).abs() <= 2e-6 * (1.0 + e[i].abs()),
+                "step {step}: {g:?} instead of {e:?}"
+            );
         }
     }
 }
@@ -82,7 +90,10 @@ fn sgd() {
     assert_path(&path, &expected(20, rule));
     assert_eq!(states, ["sgd.momentum.w0", "sgd.momentum.w1"]);
 
-    let (path, _) = descend(Sgd::new(0.05).momentum(0.9).weight_decay(0.01).nesterov(), 20);
+    let (path, _) = descend(
+        Sgd::new(0.05).momentum(0.9).weight_decay(0.01).nesterov(),
+        20,
+    );
     let rule = |w, g, _, s: &mut [f64; 2]| {
         let g = momentum(w, g, s);
         w - 0.05 * (g + 0.9 * s[0])
@@ -90,7 +101,15 @@ fn sgd() {
     assert_path(&path, &expected(20, rule));
 }
 
-fn adam_rule(w: f64, g: f64, t: i32, s: &mut [f64; 2], [b1, b2]: [f64; 2], rate: f64, eps: f64) -> f64 {
+fn adam_rule(
+    w: f64,
+    g: f64,
+    t: i32,
+    s: &mut [f64; 2],
+    [b1, b2]: [f64; 2],
+    rate: f64,
+    eps: f64,
+) -> f64 {
     s[0] = b1 * s[0] + (1.0 - b1) * g;
     s[1] = b2 * s[1] + (1.0 - b2) * g * g;
     w - rate / (1.0 - b1.powi(t)) * s[0] / ((s[1] / (1.0 - b2.powi(t))).sqrt() + eps)
@@ -99,19 +118,43 @@ fn adam_rule(w: f64, g: f64, t: i32, s: &mut [f64; 2], [b1, b2]: [f64; 2], rate:
 #[test]
 fn adam() {
     let (path, states) = descend(Adam::new(0.02), 30);
-    assert_path(&path, &expected(30, |w, g, t, s| adam_rule(w, g, t, s, [0.9, 0.999], 0.02, 1e-8)));
-    assert_eq!(states, ["optim.step", "adam.m.w0", "adam.v.w0", "adam.m.w1", "adam.v.w1"]);
+    assert_path(
+        &path,
+        &expected(30, |w, g, t, s| {
+            adam_rule(w, g, t, s, [0.9, 0.999], 0.02, 1e-8)
+        }),
+    );
+    assert_eq!(
+        states,
+        [
+            "optim.step",
+            "adam.m.w0",
+            "adam.v.w0",
+            "adam.m.w1",
+            "adam.v.w1"
+        ]
+    );
 
     let (path, _) = descend(Adam::new(0.02).betas(0.0, 0.5).eps(0.1), 10);
-    assert_path(&path, &expected(10, |w, g, t, s| adam_rule(w, g, t, s, [0.0, 0.5], 0.02, 0.1)));
+    assert_path(
+        &path,
+        &expected(10, |w, g, t, s| {
+            adam_rule(w, g, t, s, [0.0, 0.5], 0.02, 0.1)
+        }),
+    );
 }
 
 #[test]
 fn adamw() {
     let (path, states) = descend(AdamW::new(0.02).weight_decay(0.1), 30);
-    let rule = |w: f64, g, t, s: &mut [f64; 2]| adam_rule(w * (1.0 - 0.02 * 0.1), g, t, s, [0.9, 0.999], 0.02, 1e-8);
+    let rule = |w: f64, g, t, s: &mut [f64; 2]| {
+        adam_rule(w * (1.0 - 0.02 * 0.1), g, t, s, [0.9, 0.999], 0.02, 1e-8)
+    };
     assert_path(&path, &expected(30, rule));
-    assert_eq!(states[1..], ["adamw.m.w0", "adamw.v.w0", "adamw.m.w1", "adamw.v.w1"]);
+    assert_eq!(
+        states[1..],
+        ["adamw.m.w0", "adamw.v.w0", "adamw.m.w1", "adamw.v.w1"]
+    );
 }
 
 #[test]
@@ -133,13 +176,23 @@ fn clipping_scales_all_gradients_together() {
 fn rates(schedule: Schedule, steps: usize) -> Vec<f64> {
     let (path, _) = descend(Sgd::new(schedule), steps);
     let before = std::iter::once(1.0).chain(path.iter().map(|w| w[0]));
-    before.zip(&path).map(|(before, after)| 1.0 - after[0] / before).collect()
+    before
+        .zip(&path)
+        .map(|(before, after)| 1.0 - after[0] / before)
+        .collect()
 }
 
 #[track_caller]
 fn assert_rates(schedule: Schedule, expected: &[f64]) {
-    for (step, (got, expected)) in rates(schedule, expected.len()).iter().zip(expected).enumerate() {
-        assert!((got - expected).abs() < 3e-7, "step {step}: {got} instead of {expected}");
+    for (step, (got, expected)) in rates(schedule, expected.len())
+        .iter()
+        .zip(expected)
+        .enumerate()
+    {
+        assert!(
+            (got - expected).abs() < 3e-7,
+            "step {step}: {got} instead of {expected}"
+        );
     }
 }
 
@@ -148,20 +201,46 @@ fn schedules() {
     let cosine = |part: f64| 0.02 + 0.08 * 0.5 * (1.0 + (std::f64::consts::PI * part).cos());
     assert_rates(Schedule::constant(0.1), &[0.1; 3]);
     assert_rates(0.1f32.into(), &[0.1; 3]);
-    assert_rates(Schedule::step(0.1, 2, 0.5), &[0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125]);
-    assert_rates(Schedule::cosine(0.1, 4).floor(0.02), &[0.1, cosine(0.25), cosine(0.5), cosine(0.75), 0.02, 0.02]);
-    assert_rates(Schedule::constant(0.1).warmup(4), &[0.025, 0.05, 0.075, 0.1, 0.1]);
-    assert_rates(Schedule::cosine(0.1, 6).floor(0.02).warmup(2), &[0.05, 0.1, 0.1, cosine(0.25), cosine(0.5), cosine(0.75), 0.02, 0.02]);
+    assert_rates(
+        Schedule::step(0.1, 2, 0.5),
+        &[0.1, 0.1, 0.05, 0.05, 0.025, 0.025, 0.0125],
+    );
+    assert_rates(
+        Schedule::cosine(0.1, 4).floor(0.02),
+        &[0.1, cosine(0.25), cosine(0.5), cosine(0.75), 0.02, 0.02],
+    );
+    assert_rates(
+        Schedule::constant(0.1).warmup(4),
+        &[0.025, 0.05, 0.075, 0.1, 0.1],
+    );
+    assert_rates(
+        Schedule::cosine(0.1, 6).floor(0.02).warmup(2),
+        &[
+            0.05,
+            0.1,
+            0.1,
+            cosine(0.25),
+            cosine(0.5),
+            cosine(0.75),
+            0.02,
+            0.02,
+        ],
+    );
 }
 
 #[test]
 fn a_manual_rate_is_a_state() {
     let (path, states) = descend_with(Sgd::new(Schedule::manual(0.1)), 4, |step, held| {
         if step == 2 {
-            held.iter_mut().filter(|(name, _)| name == "optim.lr").for_each(|(_, rate)| rate.values[0] = 0.5);
+            held.iter_mut()
+                .filter(|(name, _)| name == "optim.lr")
+                .for_each(|(_, rate)| rate.values[0] = 0.5);
         }
     });
-    assert_path(&path, &expected(4, |w, g, t, _| w - if t <= 2 { 0.1 } else { 0.5 } * g));
+    assert_path(
+        &path,
+        &expected(4, |w, g, t, _| w - if t <= 2 { 0.1 } else { 0.5 } * g),
+    );
     assert_eq!(states, ["optim.lr"]);
 }
 
@@ -173,9 +252,23 @@ fn optimizers_share_one_step_counter() {
     trace.minimize(read("a").square(), Adam::new(0.1));
     trace.minimize(read("b").square(), AdamW::new(0.1));
     let graph = finished(&trace, &[]);
-    let ran = evaluate(&graph, &Env::default(), &[], &first_values(&graph), Precision::Single).unwrap();
+    let ran = evaluate(
+        &graph,
+        &Env::default(),
+        &[],
+        &first_values(&graph),
+        Precision::Single,
+    )
+    .unwrap();
     let steps = graph.variable("optim.step").unwrap() as usize;
-    assert_eq!(ran.assigned[steps], Some(Array { dtype: DType::I32, dims: vec![], values: vec![1.0] }));
+    assert_eq!(
+        ran.assigned[steps],
+        Some(Array {
+            dtype: DType::I32,
+            dims: vec![],
+            values: vec![1.0]
+        })
+    );
 }
 
 #[test]
@@ -185,15 +278,28 @@ fn updates_are_nodes_of_their_own_phase_at_the_users_line() {
     let params = Params::seeded(0);
     let layer = crate::nn::Linear::new(&params.root() / "head", 3, 2);
     let trace = Trace::training();
-    let loss = trace.input("x", DType::F32, (4, 3)).apply(&layer).square().mean();
+    let loss = trace
+        .input("x", DType::F32, (4, 3))
+        .apply(&layer)
+        .square()
+        .mean();
     let line = line!() + 1;
     trace.minimize(loss, Adam::new(1e-3));
     let graph = finished(&trace, &[loss]);
-    let updates: Vec<_> = graph.ids().filter(|&id| matches!(graph.node(id).op, Op::Assign(_))).map(|id| graph.origin(id)).collect();
+    let updates: Vec<_> = graph
+        .ids()
+        .filter(|&id| matches!(graph.node(id).op, Op::Assign(_)))
+        .map(|id| graph.origin(id))
+        .collect();
     assert_eq!(updates.len(), 7);
-    assert!(updates.iter().all(|o| o.phase == Phase::Update && o.location.line() == line && o.location.file() == file!()));
+    assert!(updates.iter().all(|o| o.phase == Phase::Update
+        && o.location.line() == line
+        && o.location.file() == file!()));
     let of_weights = updates.iter().filter(|o| &*o.layer == "head").count();
     assert_eq!(of_weights, 6, "weight and bias, each with two averages");
-    let backward = graph.ids().filter(|&id| graph.origin(id).phase == Phase::Backward).count();
+    let backward = graph
+        .ids()
+        .filter(|&id| graph.origin(id).phase == Phase::Backward)
+        .count();
     assert!(backward > 0);
 }

@@ -1,5 +1,6 @@
-//! Reverse-mode differentiation, as a transformation of the graph: what it adds are ordinary nodes, so that gradients can be
-//! differentiated again, simplified, fused and planned like everything else.
+//! Reverse-mode differentiation, as a transformation of the graph: what it adds are ordinary nodes,
+//! so that gradients can be differentiated again, simplified, fused and planned like everything
+//! else.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -7,12 +8,14 @@ use smallvec::SmallVec;
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{Emit, NodeId, Op, gradient};
 
-/// Adds the gradient of the sum of `loss`'s elements with respect to each of `wrt`, and says where each is: `None` where
-/// `loss` does not depend on it, or depends on it only through integers and truth values.
+/// Adds the gradient of the sum of `loss`'s elements with respect to each of `wrt`, and says where
+/// each is: `None` where `loss` does not depend on it, or depends on it only through integers and
+/// truth values.
 ///
-/// A gradient has the shape of what it belongs to. Several nodes of one variable count as one: each gets the whole of that
-/// variable's gradient. Only nodes on a way from `wrt` to `loss` are differentiated, contributions add up from the last
-/// consumer to the first (so equal graphs give equal bits), and a new node has the origin of the node it differentiates, in
+/// A gradient has the shape of what it belongs to. Several nodes of one variable count as one: each
+/// gets the whole of that variable's gradient. Only nodes on a way from `wrt` to `loss` are
+/// differentiated, contributions add up from the last consumer to the first (so equal graphs give
+/// equal bits), and a new node has the origin of the node it differentiates, in
 /// [`Phase::Backward`].
 pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<NodeId>> {
     let nodes = graph.nodes.len();
@@ -20,17 +23,30 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
         return vec![None; wrt.len()];
     }
     let reached = reached(graph, loss);
-    // The nodes whose value depends on one of `wrt` through floats alone; the others carry no gradient.
+    // The nodes whose value depends on one of `wrt` through floats alone; the others carry no
+    // gradient.
     let mut depends: FxHashSet<NodeId> = FxHashSet::default();
-    let first = first_nodes(graph, reached.iter().chain(wrt).copied().filter(|id| id.at() < nodes));
+    let first = first_nodes(
+        graph,
+        reached
+            .iter()
+            .chain(wrt)
+            .copied()
+            .filter(|id| id.at() < nodes),
+    );
     let collector = |graph: &Graph, id: NodeId| match graph.node(id).op {
         Op::Variable(v) => first.get(&v).copied().unwrap_or(id),
         _ => id,
     };
-    depends.extend(wrt.iter().filter(|w| w.at() < nodes && graph.dtype(**w).is_float()).map(|&w| collector(graph, w)));
+    depends.extend(
+        wrt.iter()
+            .filter(|w| w.at() < nodes && graph.dtype(**w).is_float())
+            .map(|&w| collector(graph, w)),
+    );
     for &id in &reached {
         let node = graph.node(id);
-        let here = depends.contains(&collector(graph, id)) || node.inputs.iter().any(|i| depends.contains(i));
+        let here = depends.contains(&collector(graph, id))
+            || node.inputs.iter().any(|i| depends.contains(i));
         if here && node.dtype.is_float() {
             depends.insert(id);
         }
@@ -45,32 +61,58 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
         adjoints.insert(collector(graph, loss), graph.full(1.0, dtype, &dims));
     }
     for id in reached.into_iter().rev().filter(|id| depends.contains(id)) {
-        let (Some(&dy), node) = (adjoints.get(&id), graph.node(id).clone()) else { continue };
+        let (Some(&dy), node) = (adjoints.get(&id), graph.node(id).clone()) else {
+            continue;
+        };
         let wanted: SmallVec<[bool; 4]> = node.inputs.iter().map(|i| depends.contains(i)).collect();
         if !wanted.contains(&true) {
             continue;
         }
         differentiate(graph, id);
         let parts = gradient(graph, &node.op, id, &node.inputs, dy, &wanted);
-        for ((&input, part), _) in node.inputs.iter().zip(parts).zip(wanted).filter(|(_, wanted)| *wanted) {
+        for ((&input, part), _) in node
+            .inputs
+            .iter()
+            .zip(parts)
+            .zip(wanted)
+            .filter(|(_, wanted)| *wanted)
+        {
             let Some(part) = part else { continue };
             let slot = collector(graph, input);
-            let sum = adjoints.get(&slot).map_or(part, |&sum| graph.add(sum, part));
+            let sum = adjoints
+                .get(&slot)
+                .map_or(part, |&sum| graph.add(sum, part));
             adjoints.insert(slot, sum);
         }
     }
     graph.current_origin = before;
-    wrt.iter().map(|&w| if w.at() < nodes { adjoints.get(&collector(graph, w)).copied() } else { None }).collect()
+    wrt.iter()
+        .map(|&w| {
+            if w.at() < nodes {
+                adjoints.get(&collector(graph, w)).copied()
+            } else {
+                None
+            }
+        })
+        .collect()
 }
 
-/// What a node is made of, itself included, in topological order: for one part of a batch that part alone, however many there are.
+/// What a node is made of, itself included, in topological order: for one part of a batch that part
+/// alone, however many there are.
 fn reached(graph: &Graph, loss: NodeId) -> Vec<NodeId> {
     let mut seen = FxHashSet::from_iter([loss]);
     let mut reached = vec![loss];
     let mut at = 0;
     while let Some(&id) = reached.get(at) {
         at += 1;
-        reached.extend(graph.node(id).inputs.iter().copied().filter(|&input| seen.insert(input)));
+        reached.extend(
+            graph
+                .node(id)
+                .inputs
+                .iter()
+                .copied()
+                .filter(|&input| seen.insert(input)),
+        );
     }
     reached.sort_unstable();
     reached
@@ -92,7 +134,11 @@ fn first_nodes(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> FxHashMap<u3
 fn differentiate(graph: &mut Graph, id: NodeId) {
     let origin = graph.node(id).origin as usize;
     if let Some(origin) = graph.origins.get(origin) {
-        let origin = Origin { phase: Phase::Backward, part: graph.current_part, ..origin.clone() };
+        let origin = Origin {
+            phase: Phase::Backward,
+            part: graph.current_part,
+            ..origin.clone()
+        };
         graph.set_origin(origin);
     }
 }

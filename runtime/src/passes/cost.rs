@@ -1,7 +1,9 @@
-//! How long a kernel takes, roughly: what the planner weighs when it may compute something again instead of keeping it.
+//! How long a kernel takes, roughly: what the planner weighs when it may compute something again
+//! instead of keeping it.
 //!
-//! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving operands and results
-//! through memory once, whichever is longer. The unit is the time of one floating-point operation of a matrix product.
+//! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving
+//! operands and results through memory once, whichever is longer. The unit is the time of one
+//! floating-point operation of a matrix product.
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
@@ -15,7 +17,8 @@ const PER_INSTRUCTION: u64 = 8;
 const PER_FUNCTION: u64 = 24;
 /// What an operation of a convolution takes.
 const PER_CONVOLVED: u64 = 2;
-/// Products that writing a sum of products takes the time of: short sums cost more for each of theirs.
+/// Products that writing a sum of products takes the time of: short sums cost more for each of
+/// theirs.
 const PER_SUM: u64 = 30;
 /// Output channels that a convolution packs its image for at a time, about.
 const CHANNELS: u64 = 128;
@@ -25,7 +28,11 @@ pub(crate) const UNITS_PER_SECOND: f64 = 1.2e11;
 
 /// The time of a kernel at these sizes.
 pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
-    let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
+    let count = |dims: &[Size]| {
+        dims.iter()
+            .map(|d| d.at(sizes).max(0) as u64)
+            .fold(1, u64::saturating_mul)
+    };
     let at = |size: &Size| size.at(sizes).max(0) as u64;
     let points = count(&spec.dims);
     let per_point = match &spec.body {
@@ -37,41 +44,72 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
         Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
         Body::Compact(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
         // A comparison for each halving of the row.
-        Body::Sort(_) => PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros()),
+        Body::Sort(_) => {
+            PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros())
+        }
         Body::Suppress(_) => PER_INSTRUCTION.saturating_mul(points),
     };
-    // An image made in a prologue is not moved, but its code runs over it, for each block of output channels.
+    // An image made in a prologue is not moved, but its code runs over it, for each block of output
+    // channels.
     let prologue = match &spec.body {
-        Body::Conv2d(Conv2d { prologue: Some(prologue), co, .. }) => code(prologue, sizes).saturating_mul(at(co).div_ceil(CHANNELS)),
+        Body::Conv2d(Conv2d {
+            prologue: Some(prologue),
+            co,
+            ..
+        }) => code(prologue, sizes).saturating_mul(at(co).div_ceil(CHANNELS)),
         _ => 0,
     };
-    let arithmetic = points.saturating_mul(per_point).saturating_add(code(spec, sizes)).saturating_add(prologue);
+    let arithmetic = points
+        .saturating_mul(per_point)
+        .saturating_add(code(spec, sizes))
+        .saturating_add(prologue);
     // The sum of all kernels' times has to fit as well.
-    arithmetic.max(moved(spec, sizes).saturating_mul(PER_BYTE)).clamp(1, 1 << 50)
+    arithmetic
+        .max(moved(spec, sizes).saturating_mul(PER_BYTE))
+        .clamp(1, 1 << 50)
 }
 
 /// Bytes that a kernel reads and writes, each once.
 pub(crate) fn moved(spec: &Spec, sizes: &Env) -> u64 {
-    spec.arguments().iter().fold(0u64, |sum, (operand, dims, _)| {
-        // What is repeated along an axis is moved once.
-        let own = dims.iter().zip(&operand.strides).filter(|(_, stride)| stride.at(sizes) != 0);
-        let elements = own.map(|(d, _)| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
-        sum.saturating_add(elements.saturating_mul(operand.dtype.bytes() as u64))
-    })
+    spec.arguments()
+        .iter()
+        .fold(0u64, |sum, (operand, dims, _)| {
+            // What is repeated along an axis is moved once.
+            let own = dims
+                .iter()
+                .zip(&operand.strides)
+                .filter(|(_, stride)| stride.at(sizes) != 0);
+            let elements = own
+                .map(|(d, _)| d.at(sizes).max(0) as u64)
+                .fold(1, u64::saturating_mul);
+            sum.saturating_add(elements.saturating_mul(operand.dtype.bytes() as u64))
+        })
 }
 
-/// Multiplications of a convolution, those of padding too: each joins an image, a weight and a result, and the space of the kernel is
-/// one of these.
+/// Multiplications of a convolution, those of padding too: each joins an image, a weight and a
+/// result, and the space of the kernel is one of these.
 fn convolved(c: &Conv2d, sizes: &Env) -> u64 {
     let at = |size: &Size| size.at(sizes).max(0) as u64;
-    let products = [at(&c.n), at(&c.co), at(&c.ohw[0]), at(&c.ohw[1]), at(&c.ci), c.k[0] as u64, c.k[1] as u64];
+    let products = [
+        at(&c.n),
+        at(&c.co),
+        at(&c.ohw[0]),
+        at(&c.ohw[1]),
+        at(&c.ci),
+        c.k[0] as u64,
+        c.k[1] as u64,
+    ];
     products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64
 }
 
-/// Arithmetic operations of a kernel: of its product, where a multiplication and the addition of what it gives are two, and of its code, one for
-/// each instruction at each point.
+/// Arithmetic operations of a kernel: of its product, where a multiplication and the addition of
+/// what it gives are two, and of its code, one for each instruction at each point.
 pub(crate) fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
-    let points = spec.dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
+    let points = spec
+        .dims
+        .iter()
+        .map(|d| d.at(sizes).max(0) as u64)
+        .fold(1, u64::saturating_mul);
     let product = match &spec.body {
         Body::Matmul(m) => points.saturating_mul(m.k.at(sizes).max(0) as u64),
         Body::Conv2d(c) => convolved(c, sizes),
@@ -81,21 +119,33 @@ pub(crate) fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
     [product.saturating_mul(2), points.saturating_mul(counted)]
 }
 
-/// The time of a kernel's code. What is folded is computed once for all the points that it is folded over.
+/// The time of a kernel's code. What is folded is computed once for all the points that it is
+/// folded over.
 fn code(spec: &Spec, sizes: &Env) -> u64 {
-    let count = |dims: &[Size]| dims.iter().map(|d| d.at(sizes).max(0) as u64).fold(1, u64::saturating_mul);
-    let (points, kept) = (count(&spec.dims), count(&spec.dims[..spec.dims.len() - spec.reduced]));
-    spec.code.iter().zip(spec.folded()).fold(0u64, |sum, (inst, folded)| {
-        let once = folded && !matches!(inst, Inst::Reduce(..));
-        sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))
-    })
+    let count = |dims: &[Size]| {
+        dims.iter()
+            .map(|d| d.at(sizes).max(0) as u64)
+            .fold(1, u64::saturating_mul)
+    };
+    let (points, kept) = (
+        count(&spec.dims),
+        count(&spec.dims[..spec.dims.len() - spec.reduced]),
+    );
+    spec.code
+        .iter()
+        .zip(spec.folded())
+        .fold(0u64, |sum, (inst, folded)| {
+            let once = folded && !matches!(inst, Inst::Reduce(..));
+            sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))
+        })
 }
 
 /// The time of an instruction, for one element.
 fn work(inst: &Inst) -> u64 {
     use ScalarOp::{Cos, Erf, Exp, Exp2, Expm1, Ln, Log1p, Pow, Sigmoid, Sin, Tanh};
     match inst {
-        Inst::Op(Cos | Erf | Exp | Exp2 | Expm1 | Ln | Log1p | Pow | Sigmoid | Sin | Tanh, _) | Inst::Uniform { .. } => PER_FUNCTION,
+        Inst::Op(Cos | Erf | Exp | Exp2 | Expm1 | Ln | Log1p | Pow | Sigmoid | Sin | Tanh, _)
+        | Inst::Uniform { .. } => PER_FUNCTION,
         Inst::Op(..) | Inst::Cast(..) | Inst::Reduce(..) => PER_INSTRUCTION,
         Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => 0,
     }

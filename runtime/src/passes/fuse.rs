@@ -1,13 +1,15 @@
 //! Fusion: which nodes run together in one kernel.
 //!
-//! Nodes are visited from the last to the first. A node joins the kernel of its consumers when all of them are in one
-//! kernel and see it point by point; so nothing is computed twice, nothing is kept that only one kernel needs, and the
-//! kernels stay free of circles: every path out of the node leads into that kernel. When a node's consumers are in several
-//! kernels over the same space that do not depend on each other, these become one first (the loss and its gradient over
-//! the rows of the logits).
+//! Nodes are visited from the last to the first. A node joins the kernel of its consumers when all
+//! of them are in one kernel and see it point by point; so nothing is computed twice, nothing is
+//! kept that only one kernel needs, and the kernels stay free of circles: every path out of the
+//! node leads into that kernel. When a node's consumers are in several kernels over the same space
+//! that do not depend on each other, these become one first (the loss and its gradient over the
+//! rows of the logits).
 //!
-//! A kernel is one of: a loop over points; a loop with reductions, whose results may be used beside the points again
-//! (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a loop behind it, its epilogue.
+//! A kernel is one of: a loop over points; a loop with reductions, whose results may be used beside
+//! the points again (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a
+//! loop behind it, its epilogue.
 
 mod clusters;
 mod inline;
@@ -42,30 +44,49 @@ pub struct Fuse {
     pub epilogues: bool,
     /// Independent kernels over one space that share an operand become one.
     pub siblings: bool,
-    /// What several kernels use is computed and stored by the first of them, rather than by a kernel before.
+    /// What several kernels use is computed and stored by the first of them, rather than by a
+    /// kernel before.
     pub stored: bool,
-    /// What is cheap to make of tensors in memory is made anew where it is used: by each of several kernels, and on the way back
-    /// rather than kept from the way forward (see [`fn@super::remake`]).
+    /// What is cheap to make of tensors in memory is made anew where it is used: by each of several
+    /// kernels, and on the way back rather than kept from the way forward (see
+    /// [`fn@super::remake`]).
     pub recompute: bool,
 }
 
 impl Default for Fuse {
     fn default() -> Self {
-        Fuse { elementwise: true, reductions: true, rows: true, epilogues: true, siblings: true, stored: true, recompute: true }
+        Fuse {
+            elementwise: true,
+            reductions: true,
+            rows: true,
+            epilogues: true,
+            siblings: true,
+            stored: true,
+            recompute: true,
+        }
     }
 }
 
 impl Fuse {
     /// Every node in a kernel of its own.
     pub fn none() -> Self {
-        Fuse { elementwise: false, reductions: false, rows: false, epilogues: false, siblings: false, stored: false, recompute: false }
+        Fuse {
+            elementwise: false,
+            reductions: false,
+            rows: false,
+            epilogues: false,
+            siblings: false,
+            stored: false,
+            recompute: false,
+        }
     }
 }
 
-/// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a second kernel.
+/// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
+/// second kernel.
 const ROW_MAX: i64 = 1 << 16;
-/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small. Beside the operands there
-/// are at most four arguments of an anchor.
+/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
+/// Beside the operands there are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
 const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
@@ -79,7 +100,10 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     }
     let count = graph.nodes.len();
     let mut is_output = vec![false; count];
-    graph.outputs.iter().for_each(|id| is_output[id.at()] = true);
+    graph
+        .outputs
+        .iter()
+        .for_each(|id| is_output[id.at()] = true);
     let mut builder = Builder {
         graph,
         options,
@@ -113,7 +137,13 @@ pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
         let (source, axes) = views.axes(graph, i);
         Edge { source, axes }
     };
-    let of = |node: &Node| if node.op.is_view() { SmallVec::new() } else { node.inputs.iter().map(seen).collect() };
+    let of = |node: &Node| {
+        if node.op.is_view() {
+            SmallVec::new()
+        } else {
+            node.inputs.iter().map(seen).collect()
+        }
+    };
     graph.nodes.iter().map(of).collect()
 }
 
@@ -131,17 +161,34 @@ pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> 
     users
 }
 
-/// The product that a node adds to another tensor, if nobody else takes that product. The product's kernel can do so as its epilogue,
-/// often in the place of the other term, so that one tensor is in memory where two would be: so gradients of branches are summed up.
-fn added_product(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[Users], sum: NodeId) -> Option<NodeId> {
+/// The product that a node adds to another tensor, if nobody else takes that product. The product's
+/// kernel can do so as its epilogue, often in the place of the other term, so that one tensor is in
+/// memory where two would be: so gradients of branches are summed up.
+fn added_product(
+    graph: &Graph,
+    edges: &[SmallVec<[Edge; 3]>],
+    users: &[Users],
+    sum: NodeId,
+) -> Option<NodeId> {
     let wide = |edge: &&Edge| wide(graph, graph.node(sum), edge);
     let own = |edge: &&Edge| {
-        let product = matches!(graph.node(edge.source).op, Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
-        let in_order = edge.axes.as_ref().is_some_and(|axes| axes.iter().flatten().is_sorted());
+        let product = matches!(
+            graph.node(edge.source).op,
+            Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_)
+        );
+        let in_order = edge
+            .axes
+            .as_ref()
+            .is_some_and(|axes| axes.iter().flatten().is_sorted());
         product && in_order && users[edge.source.at()].len() == 1
     };
-    let all = graph.node(sum).op == Op::Scalar(ScalarOp::Add) && edges[sum.at()].iter().all(|edge| wide(&edge));
-    edges[sum.at()].iter().filter(|_| all).find(own).map(|edge| edge.source)
+    let all = graph.node(sum).op == Op::Scalar(ScalarOp::Add)
+        && edges[sum.at()].iter().all(|edge| wide(&edge));
+    edges[sum.at()]
+        .iter()
+        .filter(|_| all)
+        .find(own)
+        .map(|edge| edge.source)
 }
 
 /// Kernels, each with the axes that a node has in it, if it can be there.
@@ -173,7 +220,10 @@ struct Marks {
 
 impl Marks {
     fn new(count: usize) -> Self {
-        Marks { set: vec![[0; 2]; count], now: 0 }
+        Marks {
+            set: vec![[0; 2]; count],
+            now: 0,
+        }
     }
 
     fn clear(&mut self) {
@@ -198,10 +248,13 @@ impl Builder<'_> {
         self.open(id);
     }
 
-    /// Whether a sum gets one more product, and then the next sum another: then each product is added by its own kernel, to
-    /// what there is so far, so that one sum is in memory rather than all products at once.
+    /// Whether a sum gets one more product, and then the next sum another: then each product is
+    /// added by its own kernel, to what there is so far, so that one sum is in memory rather than
+    /// all products at once.
     fn is_partial_sum(&self, id: NodeId) -> bool {
-        let [(user, _)] = self.users[id.at()][..] else { return false };
+        let [(user, _)] = self.users[id.at()][..] else {
+            return false;
+        };
         self.adds_product(id) && self.adds_product(user)
     }
 
@@ -215,9 +268,9 @@ impl Builder<'_> {
         c.anchor.is_none() && !c.reduced.contains(&true)
     }
 
-    /// The kernel that the node may join, and its axes there: the one that has all its uses, made of several if need be; else
-    /// the largest of those that no other use comes before, which then stores it for the others. `None` if there is none, or a
-    /// use is in no kernel.
+    /// The kernel that the node may join, and its axes there: the one that has all its uses, made
+    /// of several if need be; else the largest of those that no other use comes before, which then
+    /// stores it for the others. `None` if there is none, or a use is in no kernel.
     fn joinable(&mut self, id: NodeId) -> Option<(usize, AxisMap)> {
         let mut uses = self.uses(id)?;
         if self.merge_all(&uses) {
@@ -230,19 +283,30 @@ impl Builder<'_> {
             return None;
         }
         let bounds = self.graph.symbols.bounds();
-        let points = |at: usize| self.list[at].space.iter().fold(1i64, |n, d| n.saturating_mul(d.at(&bounds)));
+        let points = |at: usize| {
+            self.list[at]
+                .space
+                .iter()
+                .fold(1i64, |n, d| n.saturating_mul(d.at(&bounds)))
+        };
         // The largest comes first, of equal ones the last.
-        let mut candidates: SmallVec<[(i64, usize); 4]> =
-            (0..uses.len()).filter(|&k| uses[k].1.is_some()).map(|k| (points(uses[k].0), k)).collect();
+        let mut candidates: SmallVec<[(i64, usize); 4]> = (0..uses.len())
+            .filter(|&k| uses[k].1.is_some())
+            .map(|k| (points(uses[k].0), k))
+            .collect();
         candidates.sort_unstable_by(|a, b| b.cmp(a));
-        let first = candidates.into_iter().map(|(_, k)| k).find(|&k| self.before_all(uses[k].0, &uses))?;
+        let first = candidates
+            .into_iter()
+            .map(|(_, k)| k)
+            .find(|&k| self.before_all(uses[k].0, &uses))?;
         let (at, axes) = uses.swap_remove(first);
         Some((at, axes?))
     }
 
     /// Whether no other use of a value comes before this one.
     fn before_all(&mut self, at: usize, uses: &Uses) -> bool {
-        uses.iter().all(|&(other, _)| other == at || !self.reaches(other, at))
+        uses.iter()
+            .all(|&(other, _)| other == at || !self.reaches(other, at))
     }
 
     /// The kernels that use a node, with the axes it has there; none where it is needed in memory.
@@ -251,12 +315,22 @@ impl Builder<'_> {
         for &(user, operand) in &self.users[id.at()] {
             let through = &self.edges[user.at()][operand].axes;
             let seen = |axes: &AxisMap| -> Option<AxisMap> {
-                Some(through.as_ref()?.iter().map(|a| a.and_then(|a| axes[usize::from(a)])).collect())
+                Some(
+                    through
+                        .as_ref()?
+                        .iter()
+                        .map(|a| a.and_then(|a| axes[usize::from(a)]))
+                        .collect(),
+                )
             };
             match &self.graph.node(user).op {
                 Op::Assign(_) => {}
                 _ if self.inline[user.at()] => {
-                    uses.extend(self.uses(user)?.into_iter().map(|(cluster, axes)| (cluster, axes.as_ref().and_then(seen))));
+                    uses.extend(
+                        self.uses(user)?
+                            .into_iter()
+                            .map(|(cluster, axes)| (cluster, axes.as_ref().and_then(seen))),
+                    );
                 }
                 op => {
                     let place = self.places[user.at()].as_ref()?;
@@ -297,13 +371,24 @@ impl Builder<'_> {
             op if op.is_pointwise() || matches!(op, Op::Uniform { .. }) => {
                 let full = covers(c, &axes, |_| true);
                 let folded = c.reduced.contains(&true) && covers(c, &axes, |r| !r);
-                let allowed = if c.anchor.is_some() { self.options.epilogues } else { self.options.elementwise };
-                // Points beside reductions make a rows kernel when they use a folded value; they do not make one by being reduced.
-                let ok = allowed && (full || folded) && (c.anchor.is_some() || !c.reduced.contains(&true) || self.options.reductions);
+                let allowed = if c.anchor.is_some() {
+                    self.options.epilogues
+                } else {
+                    self.options.elementwise
+                };
+                // Points beside reductions make a rows kernel when they use a folded value; they do
+                // not make one by being reduced.
+                let ok = allowed
+                    && (full || folded)
+                    && (c.anchor.is_some()
+                        || !c.reduced.contains(&true)
+                        || self.options.reductions);
                 let rows = !ok && !full && self.makes_rows(id, cluster, &axes);
                 if rows {
                     let c = &mut self.list[cluster];
-                    (0..c.space.len()).for_each(|s| c.reduced[s] = !c.space[s].is(1) && !axes.contains(&Some(s as u8)));
+                    (0..c.space.len()).for_each(|s| {
+                        c.reduced[s] = !c.space[s].is(1) && !axes.contains(&Some(s as u8))
+                    });
                 }
                 if ok || rows {
                     self.put(id, cluster, axes, None);
@@ -319,13 +404,18 @@ impl Builder<'_> {
         if c.anchor.is_some() || !self.options.reductions {
             return false;
         }
-        let Op::Reduce(_, folded_axes) = &self.graph.node(id).op else { return false };
+        let Op::Reduce(_, folded_axes) = &self.graph.node(id).op else {
+            return false;
+        };
         let operand_dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
-        let folds: SmallVec<[usize; 6]> = (0..operand_dims.len()).filter(|i| folded_axes.contains(i) && !operand_dims[*i].is(1)).collect();
+        let folds: SmallVec<[usize; 6]> = (0..operand_dims.len())
+            .filter(|i| folded_axes.contains(i) && !operand_dims[*i].is(1))
+            .collect();
         let mut operand_axes = axes.clone();
         let has_reduction = c.reduced.contains(&true);
         if !has_reduction && covers(c, &axes, |_| true) {
-            // What stands behind the reduction is computed once per kept point: the space gains the folded axes.
+            // What stands behind the reduction is computed once per kept point: the space gains the
+            // folded axes.
             let c = &mut self.list[cluster];
             for &i in &folds {
                 operand_axes[i] = Some(c.space.len() as u8);
@@ -335,10 +425,18 @@ impl Builder<'_> {
             self.put(id, cluster, axes, Some(operand_axes));
             return true;
         }
-        // The kernel runs over the points that are folded here: its axes that the result lacks are the folded ones.
-        let missing: SmallVec<[usize; 6]> = (0..c.space.len()).filter(|&s| !c.space[s].is(1) && !axes.contains(&Some(s as u8))).collect();
-        let same = missing.len() == folds.len() && missing.iter().zip(&folds).all(|(&s, &i)| c.space[s] == operand_dims[i]);
-        let agrees = !has_reduction || (0..c.space.len()).all(|s| c.reduced[s] == missing.contains(&s) || c.space[s].is(1));
+        // The kernel runs over the points that are folded here: its axes that the result lacks are
+        // the folded ones.
+        let missing: SmallVec<[usize; 6]> = (0..c.space.len())
+            .filter(|&s| !c.space[s].is(1) && !axes.contains(&Some(s as u8)))
+            .collect();
+        let same = missing.len() == folds.len()
+            && missing
+                .iter()
+                .zip(&folds)
+                .all(|(&s, &i)| c.space[s] == operand_dims[i]);
+        let agrees = !has_reduction
+            || (0..c.space.len()).all(|s| c.reduced[s] == missing.contains(&s) || c.space[s].is(1));
         if !same || !agrees || !self.rows_allowed(id, cluster, &folds) {
             return false;
         }
@@ -351,18 +449,25 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether a node that is flat along trailing axes of a kernel over points comes, pointwise, from a reduction along them
-    /// that could join that kernel: the mean behind a sum. If the reduction stays out in the end, [`Builder::part_rows`] undoes it.
+    /// Whether a node that is flat along trailing axes of a kernel over points comes, pointwise,
+    /// from a reduction along them that could join that kernel: the mean behind a sum. If the
+    /// reduction stays out in the end, [`Builder::part_rows`] undoes it.
     fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
         let c = &self.list[cluster];
         let kept: SmallVec<[usize; 6]> = axes.iter().flatten().map(|a| usize::from(*a)).collect();
         let leading = kept.iter().copied().eq(0..kept.len());
-        if c.anchor.is_some() || c.reduced.contains(&true) || !self.options.reductions || kept.is_empty() || !leading {
+        if c.anchor.is_some()
+            || c.reduced.contains(&true)
+            || !self.options.reductions
+            || kept.is_empty()
+            || !leading
+        {
             return false;
         }
         let folded = &c.space[kept.len()..];
         let mut at = id;
-        // A chain of nodes of one shape: the reduction, and what is made of it with numbers and parameters.
+        // A chain of nodes of one shape: the reduction, and what is made of it with numbers and
+        // parameters.
         while self.graph.node(at).op.is_pointwise() {
             let above = self.edges[at.at()].iter().map(|e| e.source).find(|s| {
                 let node = self.graph.node(*s);
@@ -373,22 +478,32 @@ impl Builder<'_> {
             let Some(above) = above else { return false };
             at = above;
         }
-        let Op::Reduce(_, folds) = &self.graph.node(at).op else { return false };
+        let Op::Reduce(_, folds) = &self.graph.node(at).op else {
+            return false;
+        };
         let over = &self.graph.node(self.graph.node(at).inputs[0]).dims;
-        let folds: SmallVec<[usize; 6]> = (0..over.len()).filter(|i| folds.contains(i) && !over[*i].is(1)).collect();
-        folds.iter().map(|&i| over[i]).eq(folded.iter().copied()) && self.rows_allowed(at, cluster, &folds)
+        let folds: SmallVec<[usize; 6]> = (0..over.len())
+            .filter(|i| folds.contains(i) && !over[*i].is(1))
+            .collect();
+        folds.iter().map(|&i| over[i]).eq(folded.iter().copied())
+            && self.rows_allowed(at, cluster, &folds)
     }
 
-    /// Whether a reduction may join work over the points it folds: always if none of that work needs it; else rows must be short
-    /// and contiguous in the way the tensor is written, for they are passed over again.
+    /// Whether a reduction may join work over the points it folds: always if none of that work
+    /// needs it; else rows must be short and contiguous in the way the tensor is written, for they
+    /// are passed over again.
     fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
         if !self.points_follow(id, cluster) {
             return true;
         }
         let dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
-        let trailing = folds.first().is_none_or(|&first| (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1)));
+        let trailing = folds
+            .first()
+            .is_none_or(|&first| (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1)));
         let bounds = self.graph.symbols.bounds();
-        let row = folds.iter().fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
+        let row = folds
+            .iter()
+            .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
         self.options.rows && trailing && row <= ROW_MAX
     }
 
@@ -399,9 +514,13 @@ impl Builder<'_> {
         self.marks.set(id, false);
         while let Some(at) = stack.pop() {
             for &(user, _) in &self.users[at.at()] {
-                let inside = self.places[user.at()].as_ref().filter(|p| p.cluster == cluster);
+                let inside = self.places[user.at()]
+                    .as_ref()
+                    .filter(|p| p.cluster == cluster);
                 let folds = matches!(self.graph.node(user).op, Op::Reduce(..));
-                if inside.is_some_and(|place| !folds && covers(&self.list[cluster], &place.axes, |_| true)) {
+                if inside.is_some_and(|place| {
+                    !folds && covers(&self.list[cluster], &place.axes, |_| true)
+                }) {
                     return true;
                 }
                 if (inside.is_some() || self.inline[user.at()]) && self.marks.set(user, false) {
@@ -418,7 +537,12 @@ impl Builder<'_> {
         let bodied = has_body(&node.op);
         let mapped: SmallVec<[u8; 6]> = axes.iter().flatten().copied().collect();
         let in_order = mapped.windows(2).all(|w| w[0] < w[1]);
-        if !bodied || !self.options.epilogues || !self.can_be_epilogue(cluster) || !in_order || !covers(c, &axes, |_| true) {
+        if !bodied
+            || !self.options.epilogues
+            || !self.can_be_epilogue(cluster)
+            || !in_order
+            || !covers(c, &axes, |_| true)
+        {
             return false;
         }
         // The anchor's own axes, those of length 1 included, become the space.
@@ -439,7 +563,9 @@ impl Builder<'_> {
                 *axis = axis.and_then(|a| renamed[usize::from(a)]);
             }
         }
-        let axes = (0..node.dims.len()).map(|i| (!node.dims[i].is(1)).then_some(i as u8)).collect();
+        let axes = (0..node.dims.len())
+            .map(|i| (!node.dims[i].is(1)).then_some(i as u8))
+            .collect();
         self.put(id, cluster, axes, None);
         true
     }
@@ -447,7 +573,11 @@ impl Builder<'_> {
     fn put(&mut self, id: NodeId, cluster: usize, axes: AxisMap, operand_axes: Option<AxisMap>) {
         self.join_in_order(id.0, cluster);
         self.list[cluster].members.push(id);
-        self.places[id.at()] = Some(Place { cluster, axes, operand_axes });
+        self.places[id.at()] = Some(Place {
+            cluster,
+            axes,
+            operand_axes,
+        });
     }
 
     /// A kernel for the node alone, until others join.
@@ -456,10 +586,15 @@ impl Builder<'_> {
         let mut cluster = Cluster::default();
         let mut axes: AxisMap = SmallVec::new();
         let mut operand_axes = None;
-        let is_loop = node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
+        let is_loop =
+            node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
         if is_loop {
             let folded = |i: usize| matches!(&node.op, Op::Reduce(_, folds) if folds.contains(&i));
-            let over = if matches!(node.op, Op::Reduce(..)) { &self.graph.node(node.inputs[0]).dims } else { &node.dims };
+            let over = if matches!(node.op, Op::Reduce(..)) {
+                &self.graph.node(node.inputs[0]).dims
+            } else {
+                &node.dims
+            };
             let mut all: AxisMap = SmallVec::new();
             for (i, &dim) in over.iter().enumerate() {
                 all.push((!dim.is(1)).then_some(cluster.space.len() as u8));
@@ -468,7 +603,9 @@ impl Builder<'_> {
                     cluster.reduced.push(folded(i));
                 }
             }
-            axes = (0..over.len()).map(|i| if folded(i) { None } else { all[i] }).collect();
+            axes = (0..over.len())
+                .map(|i| if folded(i) { None } else { all[i] })
+                .collect();
             if matches!(node.op, Op::Reduce(..)) {
                 operand_axes = Some(all);
             }
@@ -488,18 +625,34 @@ impl Builder<'_> {
         let mut largest: FxHashMap<NodeId, Vec<NodeId>> = FxHashMap::default();
         for id in self.graph.ids().filter(|id| self.places[id.at()].is_some()) {
             if let Op::Pool2d(PoolKind::Max, _) = self.graph.node(id).op {
-                largest.entry(self.graph.node(id).inputs[0]).or_default().push(id);
+                largest
+                    .entry(self.graph.node(id).inputs[0])
+                    .or_default()
+                    .push(id);
             }
         }
         for id in self.graph.ids() {
-            let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else { continue };
-            let Some(place) = self.places[id.at()].clone() else { continue };
+            let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else {
+                continue;
+            };
+            let Some(place) = self.places[id.at()].clone() else {
+                continue;
+            };
             // Positions are written by the pooling itself, into a buffer.
-            if self.users[id.at()].iter().any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_))) {
+            if self.users[id.at()]
+                .iter()
+                .any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_)))
+            {
                 continue;
             }
-            let of_same = largest.get(&self.graph.node(id).inputs[0]).into_iter().flatten().copied();
-            let twin = of_same.into_iter().find(|t| self.graph.node(*t).op == Op::Pool2d(PoolKind::Max, window));
+            let of_same = largest
+                .get(&self.graph.node(id).inputs[0])
+                .into_iter()
+                .flatten()
+                .copied();
+            let twin = of_same
+                .into_iter()
+                .find(|t| self.graph.node(*t).op == Op::Pool2d(PoolKind::Max, window));
             let Some(twin) = twin else { continue };
             let into = self.places[twin.at()].as_ref().expect("just found").cluster;
             if self.list[place.cluster].members.len() > 1
@@ -512,11 +665,15 @@ impl Builder<'_> {
             self.list[place.cluster] = Cluster::default();
             self.list[into].positions = Some(id);
             self.list[into].members.push(id);
-            self.places[id.at()] = Some(Place { cluster: into, ..place });
+            self.places[id.at()] = Some(Place {
+                cluster: into,
+                ..place
+            });
         }
     }
 
-    /// Where no reduction came into a kernel that was to become rows, what is flat along its rows gets a kernel of its own.
+    /// Where no reduction came into a kernel that was to become rows, what is flat along its rows
+    /// gets a kernel of its own.
     fn part_rows(&mut self) {
         for at in 0..self.list.len() {
             let c = &mut self.list[at];
@@ -524,32 +681,78 @@ impl Builder<'_> {
             if c.anchor.is_some() || !c.reduced.contains(&true) || c.members.iter().any(folds) {
                 continue;
             }
-            let kept: SmallVec<[usize; 6]> = (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
+            let kept: SmallVec<[usize; 6]> =
+                (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
             c.reduced.fill(false);
-            let covering = |m: &NodeId| covers(c, &self.places[m.at()].as_ref().expect("members are placed").axes, |_| true);
-            let (full, flat): (Vec<NodeId>, Vec<NodeId>) = c.members.iter().partition(|m| covering(m));
+            let covering = |m: &NodeId| {
+                covers(
+                    c,
+                    &self.places[m.at()]
+                        .as_ref()
+                        .expect("members are placed")
+                        .axes,
+                    |_| true,
+                )
+            };
+            let (full, flat): (Vec<NodeId>, Vec<NodeId>) =
+                c.members.iter().partition(|m| covering(m));
             let space = kept.iter().map(|&s| c.space[s]).collect();
             c.members = full;
-            let apart = Cluster { space, reduced: SmallVec::from_elem(false, kept.len()), members: flat.clone(), ..Cluster::default() };
+            let apart = Cluster {
+                space,
+                reduced: SmallVec::from_elem(false, kept.len()),
+                members: flat.clone(),
+                ..Cluster::default()
+            };
             self.list.push(apart);
             for m in flat {
                 // The kept axes lead, so that they keep their numbers.
-                self.places[m.at()].as_mut().expect("members are placed").cluster = self.list.len() - 1;
+                self.places[m.at()]
+                    .as_mut()
+                    .expect("members are placed")
+                    .cluster = self.list.len() - 1;
             }
         }
     }
 
     fn finish(self) -> Clusters {
-        let Builder { graph, users, edges, inline, is_output, mut list, places, order, .. } = self;
-        list.iter_mut().for_each(|cluster| cluster.members.sort_unstable());
+        let Builder {
+            graph,
+            users,
+            edges,
+            inline,
+            is_output,
+            mut list,
+            places,
+            order,
+            ..
+        } = self;
+        list.iter_mut()
+            .for_each(|cluster| cluster.members.sort_unstable());
         let mut stored = vec![false; graph.nodes.len()];
         for id in graph.ids() {
-            let Some(place) = &places[id.at()] else { continue };
-            let elsewhere = |&(user, _): &(NodeId, usize)| places[user.at()].as_ref().is_none_or(|p| p.cluster != place.cluster);
+            let Some(place) = &places[id.at()] else {
+                continue;
+            };
+            let elsewhere = |&(user, _): &(NodeId, usize)| {
+                places[user.at()]
+                    .as_ref()
+                    .is_none_or(|p| p.cluster != place.cluster)
+            };
             let plain = |u: &(NodeId, usize)| !matches!(graph.node(u.0).op, Op::Assign(_));
-            stored[id.at()] = is_output[id.at()] || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
+            stored[id.at()] =
+                is_output[id.at()] || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
         }
-        Clusters { graph: graph.clone(), list, places, edges, inline, stored, searched: order.steps }.in_order()
+        Clusters {
+            graph: graph.clone(),
+            list,
+            places,
+            edges,
+            inline,
+            stored,
+            searched: order.steps,
+        }
+        .in_order()
     }
 }
 
@@ -568,7 +771,8 @@ fn has_body(op: &Op) -> bool {
     )
 }
 
-/// Whether every axis of the space that is longer than 1 and satisfies `which` (of being reduced) is among `axes`, and none else.
+/// Whether every axis of the space that is longer than 1 and satisfies `which` (of being reduced)
+/// is among `axes`, and none else.
 fn covers(c: &Cluster, axes: &AxisMap, which: impl Fn(bool) -> bool) -> bool {
     (0..c.space.len()).all(|s| {
         let named = axes.iter().filter(|a| **a == Some(s as u8)).count();

@@ -1,4 +1,5 @@
-//! Where values lie: views resolved to the buffer they look at, and copies inserted where no view can do.
+//! Where values lie: views resolved to the buffer they look at, and copies inserted where no view
+//! can do.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
@@ -19,7 +20,8 @@ pub(super) struct View {
     pub strides: Dims,
 }
 
-/// For each axis of a base node, the axis of the value that runs along it; `None` for axes of length 1.
+/// For each axis of a base node, the axis of the value that runs along it; `None` for axes of
+/// length 1.
 pub(super) type AxisMap = SmallVec<[Option<u8>; 6]>;
 
 /// Row-major strides of a contiguous buffer, or `None` where one has no form as a size.
@@ -44,7 +46,8 @@ pub(super) struct Views {
 struct Seen {
     /// The node below all views.
     source: NodeId,
-    /// For each axis of that, the axis of the view along it; `None` if a view on the way does more than rename, repeat or insert axes.
+    /// For each axis of that, the axis of the view along it; `None` if a view on the way does more
+    /// than rename, repeat or insert axes.
     axes: Option<AxisMap>,
     /// Where it lies; `None` if a reshape on the way has no strides.
     view: Option<View>,
@@ -70,9 +73,16 @@ impl Views {
             let (source, below) = self.axes(graph, input);
             let axes = below.and_then(|below| {
                 let through = along(node, from)?;
-                Some(below.iter().map(|a| a.and_then(|a| through[usize::from(a)])).collect())
+                Some(
+                    below
+                        .iter()
+                        .map(|a| a.and_then(|a| through[usize::from(a)]))
+                        .collect(),
+                )
             });
-            let view = self.view(graph, input).and_then(|v| through(graph, node, from, v));
+            let view = self
+                .view(graph, input)
+                .and_then(|v| through(graph, node, from, v));
             self.seen.push(Seen { source, axes, view });
         }
     }
@@ -83,23 +93,39 @@ impl Views {
         if node.op.is_view() {
             return self.seen[self.at[id.at()] as usize].view.clone();
         }
-        let strides = if let Op::Index(strides) = &node.op { strides.clone() } else { contiguous(&node.dims)? };
-        Some(View { base: id, offset: Size::ZERO, strides })
+        let strides = if let Op::Index(strides) = &node.op {
+            strides.clone()
+        } else {
+            contiguous(&node.dims)?
+        };
+        Some(View {
+            base: id,
+            offset: Size::ZERO,
+            strides,
+        })
     }
 
-    /// The node below views that only rename, repeat or insert axes and, for each of its axes, the axis of `id` along it. `None`
-    /// for the map if a view on the way does more than that.
+    /// The node below views that only rename, repeat or insert axes and, for each of its axes, the
+    /// axis of `id` along it. `None` for the map if a view on the way does more than that.
     pub fn axes(&self, graph: &Graph, id: NodeId) -> (NodeId, Option<AxisMap>) {
         let node = graph.node(id);
         if node.op.is_view() {
             let Seen { source, axes, .. } = &self.seen[self.at[id.at()] as usize];
             return (*source, axes.clone());
         }
-        (id, Some((0..node.dims.len()).map(|i| (!node.dims[i].is(1)).then_some(i as u8)).collect()))
+        (
+            id,
+            Some(
+                (0..node.dims.len())
+                    .map(|i| (!node.dims[i].is(1)).then_some(i as u8))
+                    .collect(),
+            ),
+        )
     }
 }
 
-/// For each value the concatenation or padding that it is a part of. Such a value has no other use: [`legalise`] sees to that.
+/// For each value the concatenation or padding that it is a part of. Such a value has no other use:
+/// [`legalise`] sees to that.
 pub(super) struct Containers(Vec<Option<(NodeId, Size)>>);
 
 impl Containers {
@@ -170,30 +196,45 @@ fn through(graph: &Graph, node: &Node, from: &Dims, mut v: View) -> Option<View>
     Some(v)
 }
 
-/// For each axis of what a view looks at, the axis of the view along it; `None` if the view does more than rename, repeat or insert axes.
+/// For each axis of what a view looks at, the axis of the view along it; `None` if the view does
+/// more than rename, repeat or insert axes.
 fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
     let mut map: AxisMap = SmallVec::from_elem(None, from.len());
     match &node.op {
-        Op::Permute(axes) => axes.iter().enumerate().filter(|(i, _)| !node.dims[*i].is(1)).for_each(|(i, &a)| map[a] = Some(i as u8)),
-        Op::Expand => (0..from.len()).filter(|&i| !from[i].is(1)).for_each(|i| map[i] = Some(i as u8)),
+        Op::Permute(axes) => axes
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !node.dims[*i].is(1))
+            .for_each(|(i, &a)| map[a] = Some(i as u8)),
+        Op::Expand => (0..from.len())
+            .filter(|&i| !from[i].is(1))
+            .for_each(|i| map[i] = Some(i as u8)),
         Op::Reshape => {
-            let wide = |dims: &Dims| (0..dims.len()).filter(|&i| !dims[i].is(1)).collect::<SmallVec<[usize; 6]>>();
+            let wide = |dims: &Dims| {
+                (0..dims.len())
+                    .filter(|&i| !dims[i].is(1))
+                    .collect::<SmallVec<[usize; 6]>>()
+            };
             let (old, new) = (wide(from), wide(&node.dims));
-            let same = old.len() == new.len() && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
+            let same = old.len() == new.len()
+                && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
             if !same {
                 return None;
             }
-            old.iter().zip(&new).for_each(|(&a, &b)| map[a] = Some(b as u8));
+            old.iter()
+                .zip(&new)
+                .for_each(|(&a, &b)| map[a] = Some(b as u8));
         }
         _ => return None,
     }
     Some(map)
 }
 
-/// The strides that walk a strided buffer under another shape of as many elements, if there are any: groups of axes with
-/// equal products must be contiguous within themselves.
+/// The strides that walk a strided buffer under another shape of as many elements, if there are
+/// any: groups of axes with equal products must be contiguous within themselves.
 fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
-    // Nothing is walked where there are no elements. (A stride of 0 would say that the axis is not walked along.)
+    // Nothing is walked where there are no elements. (A stride of 0 would say that the axis is not
+    // walked along.)
     if from.iter().chain(to).any(|d| d.is(0)) {
         return Some(contiguous(to).unwrap_or_else(|| SmallVec::from_elem(Size::ONE, to.len())));
     }
@@ -234,17 +275,21 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
     (i == old.len() && j == new.len()).then_some(result)
 }
 
-/// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides can express, parts of a
-/// concatenation or padding that are used elsewhere too, outputs and assigned values that are views or not computed here.
-/// Unless `half_products`, matrix products and convolutions of halves get their operands converted to f32, which gives the
-/// same sums: a product of two halves is exact in f32.
+/// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides
+/// can express, parts of a concatenation or padding that are used elsewhere too, outputs and
+/// assigned values that are views or not computed here. Unless `half_products`, matrix products and
+/// convolutions of halves get their operands converted to f32, which gives the same sums: a product
+/// of two halves is exact in f32.
 pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
     let consumers = graph.consumers();
     let mut is_output = vec![false; graph.nodes.len()];
     for output in &graph.outputs {
         is_output[output.at()] = true;
     }
-    let mut out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
+    let mut out = Graph {
+        nodes: Vec::with_capacity(graph.nodes.len()),
+        ..graph.clone()
+    };
     let mut views = Views::default();
     let mut map: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.ids() {
@@ -256,38 +301,61 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
             let needs_own = match &node.op {
                 Op::Concat { .. } | Op::Pad { .. } => {
                     let op = &graph.node(source).op;
-                    !is_computed(op) || op.stands_alone() || consumers[source.at()].len() > 1 || is_output[source.at()]
+                    !is_computed(op)
+                        || op.stands_alone()
+                        || consumers[source.at()].len() > 1
+                        || is_output[source.at()]
                 }
-                // The value must not be changed under the feet of others by being written into a variable.
-                Op::Assign(_) => !is_computed(&graph.node(source).op) || graph.node(source).op.stands_alone(),
+                // The value must not be changed under the feet of others by being written into a
+                // variable.
+                Op::Assign(_) => {
+                    !is_computed(&graph.node(source).op) || graph.node(source).op.stands_alone()
+                }
                 Op::Reshape => {
                     views.extend(&out);
-                    let strides = |v: View| reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims);
+                    let strides = |v: View| {
+                        reshape_strides(&out, &graph.node(source).dims, &v.strides, &node.dims)
+                    };
                     views.view(&out, *input).and_then(strides).is_none()
                 }
                 _ => false,
             };
-            let pointwise = needs_own || node.op.is_pointwise() || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
+            let pointwise = needs_own
+                || node.op.is_pointwise()
+                || matches!(node.op, Op::Reduce(..) | Op::Uniform { .. });
             if !node.op.is_view() || needs_own {
                 *input = readable(&mut out, &mut views, *input, pointwise);
             }
             if needs_own {
                 *input = copy(&mut out, *input);
             }
-            let product = matches!(node.op, Op::Matmul | Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_));
+            let product = matches!(
+                node.op,
+                Op::Matmul | Op::Conv2d(_) | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_)
+            );
             if product && !half_products {
-                *input = if out.node(*input).dtype.is_half() { out.cast(*input, DType::F32) } else { *input };
+                *input = if out.node(*input).dtype.is_half() {
+                    out.cast(*input, DType::F32)
+                } else {
+                    *input
+                };
             }
         }
         map.push(match &node.op {
-            Op::Slice { .. } | Op::Pad { .. } => one_axis_at_a_time(&mut out, &mut views, inputs[0], node),
+            Op::Slice { .. } | Op::Pad { .. } => {
+                one_axis_at_a_time(&mut out, &mut views, inputs[0], node)
+            }
             op => out.emit(op.clone(), &inputs, node.dtype, node.dims.clone()),
         });
     }
     out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
-    // A number or an index, as which a value may have turned out, has no buffer to be kept in; what is given is there anyway.
+    // A number or an index, as which a value may have turned out, has no buffer to be kept in; what
+    // is given is there anyway.
     let nodes = &out.nodes;
-    out.kept.retain(|id| is_computed(&nodes[id.at()].op) || matches!(nodes[id.at()].op, Op::Concat { .. } | Op::Pad { .. }));
+    out.kept.retain(|id| {
+        is_computed(&nodes[id.at()].op)
+            || matches!(nodes[id.at()].op, Op::Concat { .. } | Op::Pad { .. })
+    });
     let mut taken = vec![false; graph.nodes.len()];
     for (at, id) in graph.outputs.iter().enumerate() {
         let node = graph.node(*id);
@@ -306,8 +374,9 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
     out
 }
 
-/// A slice or padding. Where the first element lies at a sum that has no form as a size (starts along two axes, with strides of
-/// different lengths), it becomes one along each axis, with copies between them.
+/// A slice or padding. Where the first element lies at a sum that has no form as a size (starts
+/// along two axes, with strides of different lengths), it becomes one along each axis, with copies
+/// between them.
 fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &Node) -> NodeId {
     let (start, step, pads) = match &node.op {
         Op::Slice { start, step } => (start, step, false),
@@ -320,9 +389,18 @@ fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &
     };
     let first_of = |dims: &[Size], start: &[Size]| {
         let strides = contiguous(dims)?;
-        start.iter().zip(&strides).try_fold(Size::ZERO, |sum, (start, stride)| sum.checked_add(start.checked_mul(*stride)?))
+        start
+            .iter()
+            .zip(&strides)
+            .try_fold(Size::ZERO, |sum, (start, stride)| {
+                sum.checked_add(start.checked_mul(*stride)?)
+            })
     };
-    let whole = if pads { first_of(&node.dims, start).is_some() } else { true };
+    let whole = if pads {
+        first_of(&node.dims, start).is_some()
+    } else {
+        true
+    };
     if whole {
         let made = out.emit(node.op.clone(), &[input], node.dtype, node.dims.clone());
         // What cannot be found below the slice is not for its sake.
@@ -341,11 +419,22 @@ fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &
         let mut by = SmallVec::from_elem(1, start.len());
         (along[axis], by[axis]) = (start[axis], step[axis]);
         let op = match &node.op {
-            Op::Pad { value, .. } => Op::Pad { start: along, step: by, value: *value },
-            _ => Op::Slice { start: along, step: by },
+            Op::Pad { value, .. } => Op::Pad {
+                start: along,
+                step: by,
+                value: *value,
+            },
+            _ => Op::Slice {
+                start: along,
+                step: by,
+            },
         };
         // A padding is of a value of its own.
-        let below = if pads && value != input { copy(out, value) } else { value };
+        let below = if pads && value != input {
+            copy(out, value)
+        } else {
+            value
+        };
         value = out.emit(op.clone(), &[below], node.dtype, dims.clone());
         if !pads && !has_form(out, views, value) {
             let below = readable(out, views, below, true);
@@ -356,13 +445,20 @@ fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &
     value
 }
 
-/// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands of anchors, views that
-/// do more than rename and repeat), it gets one.
+/// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands
+/// of anchors, views that do more than rename and repeat), it gets one.
 fn readable(out: &mut Graph, views: &mut Views, id: NodeId, pointwise: bool) -> NodeId {
     views.extend(out);
     let (source, axes) = views.axes(out, id);
-    let made = matches!(out.node(source).op, Op::Const(_) | Op::Size(_) | Op::Index(_));
-    if made && !(pointwise && axes.is_some()) { over_copy(out, id) } else { id }
+    let made = matches!(
+        out.node(source).op,
+        Op::Const(_) | Op::Size(_) | Op::Index(_)
+    );
+    if made && !(pointwise && axes.is_some()) {
+        over_copy(out, id)
+    } else {
+        id
+    }
 }
 
 /// The same views over a copy of what lies below them.
@@ -383,6 +479,9 @@ fn copy(out: &mut Graph, id: NodeId) -> NodeId {
 
 /// Whether a node's value is made by a kernel that can write it anywhere.
 pub(super) fn is_computed(op: &Op) -> bool {
-    let leaf = matches!(op, Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_));
+    let leaf = matches!(
+        op,
+        Op::Input(_) | Op::Variable(_) | Op::Const(_) | Op::Size(_) | Op::Index(_)
+    );
     !(leaf || op.is_view() || op.is_effect() || matches!(op, Op::Concat { .. } | Op::Pad { .. }))
 }

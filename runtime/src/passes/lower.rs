@@ -5,8 +5,8 @@ use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Compact, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd,
-    Sort, Spec, Store, Suppress, ValueId,
+    Body, CheckIndex, Compact, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d,
+    Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, ValueId,
 };
 use smallvec::SmallVec;
 
@@ -38,7 +38,8 @@ pub struct Task {
     pub spec: Spec,
     /// Its arguments, in the order of [`Spec::arguments`].
     pub args: Vec<Arg>,
-    /// Tasks that must run before, for reasons other than data: readers of a variable before its writer, checks before updates.
+    /// Tasks that must run before, for reasons other than data: readers of a variable before its
+    /// writer, checks before updates.
     pub after: Vec<usize>,
     /// Pairs (read, written) of buffers that may be one: read and written at the same places.
     pub in_place: Vec<(NodeId, NodeId)>,
@@ -46,35 +47,59 @@ pub struct Task {
     pub node: NodeId,
 }
 
-/// Makes the kernels of a program, in an order in which they can run. `Err` says which kernel has no form; the rules of the
-/// graph leave no such kernel.
+/// Makes the kernels of a program, in an order in which they can run. `Err` says which kernel has
+/// no form; the rules of the graph leave no such kernel.
 pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
     let graph = &clusters.graph;
     let views = Views::of(graph);
     let mut updates = place_updates(clusters, &views);
     let deferred = std::mem::take(&mut updates.deferred);
     let mut copied = vec![false; graph.nodes.len()];
-    deferred.iter().for_each(|deferred| copied[deferred.value.at()] = true);
-    let around = Around { views, containers: Containers::of_all(graph), copied };
+    deferred
+        .iter()
+        .for_each(|deferred| copied[deferred.value.at()] = true);
+    let around = Around {
+        views,
+        containers: Containers::of_all(graph),
+        copied,
+    };
     // The canvas of a padding is filled before the part is placed on it.
-    let canvases: Vec<(NodeId, Value)> =
-        graph.ids().filter_map(|id| if let Op::Pad { value, .. } = graph.node(id).op { Some((id, value)) } else { None }).collect();
+    let canvases: Vec<(NodeId, Value)> = graph
+        .ids()
+        .filter_map(|id| {
+            if let Op::Pad { value, .. } = graph.node(id).op {
+                Some((id, value))
+            } else {
+                None
+            }
+        })
+        .collect();
     let first = canvases.len();
     let mut tasks = Vec::new();
     let stages = stages(graph);
     for &(id, value) in &canvases {
         let mut task = fill(graph, id, value).ok_or("a canvas has no strides")?;
-        task.after.extend(updates.finders(stages[id.at()]).map(|cluster| cluster + first));
+        task.after.extend(
+            updates
+                .finders(stages[id.at()])
+                .map(|cluster| cluster + first),
+        );
         tasks.push(task);
     }
     for at in 0..clusters.list.len() {
-        let mut task = Lowering::new(clusters, &around, at).run(&updates).ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
-        task.after.extend(updates.after[at].iter().map(|a| a + first));
+        let mut task = Lowering::new(clusters, &around, at)
+            .run(&updates)
+            .ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
+        task.after
+            .extend(updates.after[at].iter().map(|a| a + first));
         tasks.push(task);
     }
     for deferred in &deferred {
         let after = deferred.after.iter().map(|a| a + first).collect();
-        tasks.push(copy_to_variable(graph, deferred.value, deferred.variable, after).ok_or("a variable has no strides")?);
+        tasks.push(
+            copy_to_variable(graph, deferred.value, deferred.variable, after)
+                .ok_or("a variable has no strides")?,
+        );
     }
     Ok(tasks)
 }
@@ -88,9 +113,19 @@ fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Task> {
         operands: vec![Operand::contiguous(node.dtype, &node.dims)?],
         indices: vec![],
         code: vec![Inst::Const(value)],
-        stores: vec![Store { value: 0, operand: 0 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 0,
+        }],
     };
-    Some(Task { name: format!("{}.fill", graph.name(id)), spec, args: vec![Arg::Buffer(id)], after: vec![], in_place: vec![], node: id })
+    Some(Task {
+        name: format!("{}.fill", graph.name(id)),
+        spec,
+        args: vec![Arg::Buffer(id)],
+        after: vec![],
+        in_place: vec![],
+        node: id,
+    })
 }
 
 fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>) -> Option<Task> {
@@ -103,19 +138,34 @@ fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>)
         operands: vec![operand.clone(), operand],
         indices: vec![],
         code: vec![Inst::Load(0)],
-        stores: vec![Store { value: 0, operand: 1 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 1,
+        }],
     };
     let args = vec![Arg::Buffer(id), Arg::Variable(variable)];
-    Some(Task { name: format!("{}.update", graph.variables[variable as usize].name), spec, args, after, in_place: vec![], node: id })
+    Some(Task {
+        name: format!("{}.update", graph.variables[variable as usize].name),
+        spec,
+        args,
+        after,
+        in_place: vec![],
+        node: id,
+    })
 }
 
-/// A value that does not vary along the reduced axes is stored once per point of the kept ones. Where it is to be stored at
-/// every point all the same, it is chosen there between itself and itself.
+/// A value that does not vary along the reduced axes is stored once per point of the kept ones.
+/// Where it is to be stored at every point all the same, it is chosen there between itself and
+/// itself.
 fn spread(spec: &mut Spec) {
     let (folded, kept) = (spec.folded(), spec.dims.len() - spec.reduced);
     for at in 0..spec.stores.len() {
         let Store { value, operand } = spec.stores[at];
-        if !folded[usize::from(value)] || spec.operands[usize::from(operand)].strides[kept..].iter().all(|s| s.is(0)) {
+        if !folded[usize::from(value)]
+            || spec.operands[usize::from(operand)].strides[kept..]
+                .iter()
+                .all(|s| s.is(0))
+        {
             continue;
         }
         let mut along: Dims = SmallVec::from_elem(Size::ZERO, spec.dims.len());
@@ -124,7 +174,11 @@ fn spread(spec: &mut Spec) {
         let first = spec.code.len() as ValueId;
         let index = Inst::Index(spec.indices.len() as u16 - 1);
         let everywhere = Inst::Op(ScalarOp::Eq, [first, first, 0]);
-        spec.code.extend([index, everywhere, Inst::Op(ScalarOp::Select, [first + 1, value, value])]);
+        spec.code.extend([
+            index,
+            everywhere,
+            Inst::Op(ScalarOp::Select, [first + 1, value, value]),
+        ]);
         spec.stores[at].value = first + 2;
     }
 }
@@ -159,7 +213,8 @@ struct Lowering<'a> {
 impl<'a> Lowering<'a> {
     fn new(clusters: &'a Clusters, around: &'a Around, cluster: usize) -> Self {
         let c = &clusters.list[cluster];
-        let mut order: SmallVec<[usize; 6]> = (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
+        let mut order: SmallVec<[usize; 6]> =
+            (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
         order.extend((0..c.space.len()).filter(|&s| c.reduced[s]));
         let mut position: SmallVec<[usize; 6]> = SmallVec::from_elem(0, order.len());
         for (at, &s) in order.iter().enumerate() {
@@ -187,7 +242,10 @@ impl<'a> Lowering<'a> {
         let c = &self.clusters.list[self.cluster];
         let mut stores = Vec::new();
         for &id in &c.members {
-            if Some(id) == c.positions || self.graph.node(id).op.is_check() || self.graph.node(id).op.stands_alone() {
+            if Some(id) == c.positions
+                || self.graph.node(id).op.is_check()
+                || self.graph.node(id).op.stands_alone()
+            {
                 continue;
             }
             let value = self.member(id)?;
@@ -196,10 +254,20 @@ impl<'a> Lowering<'a> {
             if self.clusters.stored[id.at()] || self.around.copied[id.at()] {
                 targets.push(Arg::Buffer(id));
             }
-            targets.extend(updates.direct.get(&id).into_iter().flatten().map(|&v| Arg::Variable(v)));
+            targets.extend(
+                updates
+                    .direct
+                    .get(&id)
+                    .into_iter()
+                    .flatten()
+                    .map(|&v| Arg::Variable(v)),
+            );
             for target in targets {
                 let (arg, operand) = self.target(id, target)?;
-                stores.push(Store { value, operand: self.operand(arg, operand) });
+                stores.push(Store {
+                    value,
+                    operand: self.operand(arg, operand),
+                });
             }
         }
         let (body, mut args) = self.body()?;
@@ -216,7 +284,14 @@ impl<'a> Lowering<'a> {
         spread(&mut spec);
         let in_place = in_place_pairs(&spec, &args);
         let node = *c.members.last().expect("kernels have members");
-        Some(Task { name: self.clusters.name(self.cluster), spec, args, after: vec![], in_place, node })
+        Some(Task {
+            name: self.clusters.name(self.cluster),
+            spec,
+            args,
+            after: vec![],
+            in_place,
+            node,
+        })
     }
 
     fn push(&mut self, inst: Inst) -> ValueId {
@@ -236,7 +311,11 @@ impl<'a> Lowering<'a> {
 
     /// The number of an operand, which the kernel may have already.
     fn operand(&mut self, arg: Arg, operand: Operand) -> u16 {
-        let known = self.args.iter().zip(&self.operands).position(|(a, o)| *a == arg && *o == operand);
+        let known = self
+            .args
+            .iter()
+            .zip(&self.operands)
+            .position(|(a, o)| *a == arg && *o == operand);
         known.unwrap_or_else(|| {
             self.args.push(arg);
             self.operands.push(operand);
@@ -275,7 +354,11 @@ impl<'a> Lowering<'a> {
             Op::Uniform { stream } => {
                 let state = self.variable_operand(self.clusters.edges[id.at()][0].source);
                 let index = self.value(id, 1)?;
-                self.push(Inst::Uniform { state, stream: *stream, index })
+                self.push(Inst::Uniform {
+                    state,
+                    stream: *stream,
+                    index,
+                })
             }
             _ => self.push(Inst::Acc),
         })
@@ -291,7 +374,10 @@ impl<'a> Lowering<'a> {
             value = self.push(Inst::Op(round, [value, 0, 0]));
         }
         if to == DType::U8 && from.lane() != Lane::Bool && from != DType::U8 {
-            let (low, high) = (self.push(Inst::Const(Value::I32(0))), self.push(Inst::Const(Value::I32(255))));
+            let (low, high) = (
+                self.push(Inst::Const(Value::I32(0))),
+                self.push(Inst::Const(Value::I32(255))),
+            );
             let above = self.push(Inst::Op(ScalarOp::Max, [value, low, 0]));
             value = self.push(Inst::Op(ScalarOp::Min, [above, high, 0]));
         }
@@ -304,15 +390,23 @@ impl<'a> Lowering<'a> {
         self.read(user, k, place.operand_axes.as_ref().unwrap_or(&place.axes))
     }
 
-    /// Operand `k` of a node, made here, kept from before, or loaded; `seen` are the operand's axes in the space.
+    /// Operand `k` of a node, made here, kept from before, or loaded; `seen` are the operand's axes
+    /// in the space.
     fn read(&mut self, user: NodeId, k: usize, seen: &AxisMap) -> Option<ValueId> {
         let clusters = self.clusters;
         let edge = &clusters.edges[user.at()][k];
         if clusters.inline[edge.source.at()] {
-            let axes = edge.axes.as_ref().map(|axes| axes.iter().map(|a| a.and_then(|a| seen[usize::from(a)])).collect());
+            let axes = edge.axes.as_ref().map(|axes| {
+                axes.iter()
+                    .map(|a| a.and_then(|a| seen[usize::from(a)]))
+                    .collect()
+            });
             return self.inline(edge.source, axes.unwrap_or_default());
         }
-        if clusters.places[edge.source.at()].as_ref().is_some_and(|p| p.cluster == self.cluster) {
+        if clusters.places[edge.source.at()]
+            .as_ref()
+            .is_some_and(|p| p.cluster == self.cluster)
+        {
             return self.values.get(&edge.source).copied();
         }
         let operand_node = self.graph.node(user).inputs[k];
@@ -323,7 +417,11 @@ impl<'a> Lowering<'a> {
                 strides[self.position[usize::from(s)]] = *stride;
             }
         }
-        let operand = Operand { dtype: self.graph.node(operand_node).dtype, offset: v.offset, strides };
+        let operand = Operand {
+            dtype: self.graph.node(operand_node).dtype,
+            offset: v.offset,
+            strides,
+        };
         let at = self.operand(base(self.graph, v.base), operand);
         Some(self.load(at))
     }
@@ -345,16 +443,24 @@ impl<'a> Lowering<'a> {
                         index[self.position[usize::from(*s)]] = *stride;
                     }
                 }
-                let at = self.indices.iter().position(|i| *i == index).unwrap_or_else(|| {
-                    self.indices.push(index);
-                    self.indices.len() - 1
-                });
+                let at = self
+                    .indices
+                    .iter()
+                    .position(|i| *i == index)
+                    .unwrap_or_else(|| {
+                        self.indices.push(index);
+                        self.indices.len() - 1
+                    });
                 self.push(Inst::Index(at as u16))
             }
             Op::Uniform { stream } => {
                 let state = self.variable_operand(self.clusters.edges[id.at()][0].source);
                 let index = self.read(id, 1, &axes)?;
-                self.push(Inst::Uniform { state, stream: *stream, index })
+                self.push(Inst::Uniform {
+                    state,
+                    stream: *stream,
+                    index,
+                })
             }
             Op::Cast(to) => {
                 let value = self.read(id, 0, &axes)?;
@@ -376,7 +482,14 @@ impl<'a> Lowering<'a> {
     fn variable_operand(&mut self, variable: NodeId) -> u16 {
         let node = self.graph.node(variable);
         let strides = SmallVec::from_elem(Size::ZERO, self.dims.len());
-        self.operand(base(self.graph, variable), Operand { dtype: node.dtype, offset: Size::ZERO, strides })
+        self.operand(
+            base(self.graph, variable),
+            Operand {
+                dtype: node.dtype,
+                offset: Size::ZERO,
+                strides,
+            },
+        )
     }
 
     /// A size as a value: `scale · s₁ · s₂ + offset` from the sizes of the run.
@@ -389,7 +502,14 @@ impl<'a> Lowering<'a> {
         let mut value = self.push(int(scale));
         for Symbol(s) in size.symbols() {
             let strides = SmallVec::from_elem(Size::ZERO, self.dims.len());
-            let at = self.operand(Arg::Sizes, Operand { dtype: DType::I32, offset: Size::fixed(i64::from(s)), strides });
+            let at = self.operand(
+                Arg::Sizes,
+                Operand {
+                    dtype: DType::I32,
+                    offset: Size::fixed(i64::from(s)),
+                    strides,
+                },
+            );
             let factor = self.push(Inst::Load(at));
             value = self.push(Inst::Op(ScalarOp::Mul, [value, factor, 0]));
         }
@@ -402,7 +522,9 @@ impl<'a> Lowering<'a> {
         let node = self.graph.node(id);
         let place = self.clusters.places[id.at()].as_ref()?;
         let (mut arg, mut offset, mut own) = (arg, Size::ZERO, contiguous(&node.dims)?);
-        if let (Arg::Buffer(_), Some((container, start, step))) = (arg, self.around.containers.place(self.graph, id)) {
+        if let (Arg::Buffer(_), Some((container, start, step))) =
+            (arg, self.around.containers.place(self.graph, id))
+        {
             let whole = contiguous(&self.graph.node(container).dims)?;
             for i in 0..own.len() {
                 offset = offset.checked_add(start[i].checked_mul(whole[i])?)?;
@@ -416,18 +538,34 @@ impl<'a> Lowering<'a> {
                 strides[self.position[usize::from(*s)]] = own[i];
             }
         }
-        Some((arg, Operand { dtype: node.dtype, offset, strides }))
+        Some((
+            arg,
+            Operand {
+                dtype: node.dtype,
+                offset,
+                strides,
+            },
+        ))
     }
 
     /// The anchor and its arguments.
     fn body(&self) -> Option<(Body, Vec<Arg>)> {
         let c = &self.clusters.list[self.cluster];
-        let Some(anchor) = c.anchor else { return Some((Body::Loop, vec![])) };
+        let Some(anchor) = c.anchor else {
+            return Some((Body::Loop, vec![]));
+        };
         let node = self.graph.node(anchor);
         let operand = |k: usize| {
             let input = node.inputs[k];
             let v = self.around.views.view(self.graph, input)?;
-            Some((Operand { dtype: self.graph.node(input).dtype, offset: v.offset, strides: v.strides }, base(self.graph, v.base)))
+            Some((
+                Operand {
+                    dtype: self.graph.node(input).dtype,
+                    offset: v.offset,
+                    strides: v.strides,
+                },
+                base(self.graph, v.base),
+            ))
         };
         let dims_of = |k: usize| &self.graph.node(node.inputs[k]).dims;
         let (first, first_arg) = operand(0)?;
@@ -436,14 +574,20 @@ impl<'a> Lowering<'a> {
             Op::Matmul => {
                 let (b, arg) = operand(1)?;
                 args.push(arg);
-                Body::Matmul(Matmul { k: *dims_of(0).last()?, a: first, b })
+                Body::Matmul(Matmul {
+                    k: *dims_of(0).last()?,
+                    a: first,
+                    b,
+                })
             }
             Op::Conv2d(g) | Op::Conv2dInputGrad(g) | Op::Conv2dWeightGrad(g) => {
                 let (b, arg) = operand(1)?;
                 args.push(arg);
                 let (kind, image, result, weight) = match &node.op {
                     Op::Conv2d(_) => (ConvKind::Forward, dims_of(0), &node.dims, dims_of(1)),
-                    Op::Conv2dInputGrad(_) => (ConvKind::InputGrad, &node.dims, dims_of(0), dims_of(1)),
+                    Op::Conv2dInputGrad(_) => {
+                        (ConvKind::InputGrad, &node.dims, dims_of(0), dims_of(1))
+                    }
                     _ => (ConvKind::WeightGrad, dims_of(0), dims_of(1), &node.dims),
                 };
                 Body::Conv2d(conv(kind, g, image, result, weight, first, b)?)
@@ -452,10 +596,19 @@ impl<'a> Lowering<'a> {
                 let image = dims_of(0);
                 let mut arg = None;
                 if let Some(positions) = c.positions {
-                    arg = Some(Operand::contiguous(self.graph.node(positions).dtype, &self.graph.node(positions).dims)?);
+                    arg = Some(Operand::contiguous(
+                        self.graph.node(positions).dtype,
+                        &self.graph.node(positions).dims,
+                    )?);
                     args.push(Arg::Buffer(positions));
                 }
-                Body::Pool2d(Pool2d { kind: *kind, window: *window, hw: [image[2], image[3]], x: first, arg })
+                Body::Pool2d(Pool2d {
+                    kind: *kind,
+                    window: *window,
+                    hw: [image[2], image[3]],
+                    x: first,
+                    arg,
+                })
             }
             Op::Pool2dGrad(kind, window) => {
                 let result = dims_of(0);
@@ -465,32 +618,68 @@ impl<'a> Lowering<'a> {
                     arg = Some(positions);
                     args.push(from);
                 }
-                Body::Pool2dGrad(Pool2dGrad { kind: *kind, window: *window, ohw: [result[2], result[3]], dy: first, arg })
+                Body::Pool2dGrad(Pool2dGrad {
+                    kind: *kind,
+                    window: *window,
+                    ohw: [result[2], result[3]],
+                    dy: first,
+                    arg,
+                })
             }
             Op::Gather { axis } => {
                 let (index, from) = operand(1)?;
                 args.push(from);
                 let mut source = first;
                 let axis_stride = std::mem::replace(&mut source.strides[*axis], Size::ZERO);
-                Body::Gather(Gather { source, index, axis_stride, axis_len: dims_of(0)[*axis] })
+                Body::Gather(Gather {
+                    source,
+                    index,
+                    axis_stride,
+                    axis_len: dims_of(0)[*axis],
+                })
             }
             Op::ScatterAdd { axis } => {
                 let (index, from) = operand(1)?;
                 args.push(from);
-                Body::ScatterAdd(ScatterAdd { axis: *axis, space: dims_of(0).clone(), value: first, index })
+                Body::ScatterAdd(ScatterAdd {
+                    axis: *axis,
+                    space: dims_of(0).clone(),
+                    value: first,
+                    index,
+                })
             }
-            Op::CheckIndex { limit, .. } => Body::CheckIndex(CheckIndex { index: first, limit: *limit }),
+            Op::CheckIndex { limit, .. } => Body::CheckIndex(CheckIndex {
+                index: first,
+                limit: *limit,
+            }),
             Op::Bind { symbol } => {
-                let Extent::Found(most) = self.graph.symbols.extent(*symbol) else { return None };
-                Body::CheckIndex(CheckIndex { index: first, limit: most.checked_add(Size::ONE)? })
+                let Extent::Found(most) = self.graph.symbols.extent(*symbol) else {
+                    return None;
+                };
+                Body::CheckIndex(CheckIndex {
+                    index: first,
+                    limit: most.checked_add(Size::ONE)?,
+                })
             }
             op if op.stands_alone() => {
                 let own = Operand::contiguous(node.dtype, &node.dims)?;
                 args.push(Arg::Buffer(anchor));
                 match op {
-                    Op::Compact => Body::Compact(Compact { space: dims_of(0).clone(), mask: first, positions: own }),
-                    Op::Sort { descending } => Body::Sort(Sort { descending: *descending, source: first, positions: own }),
-                    Op::Suppress { threshold } => Body::Suppress(Suppress { threshold: *threshold, boxes: first, keep: own }),
+                    Op::Compact => Body::Compact(Compact {
+                        space: dims_of(0).clone(),
+                        mask: first,
+                        positions: own,
+                    }),
+                    Op::Sort { descending } => Body::Sort(Sort {
+                        descending: *descending,
+                        source: first,
+                        positions: own,
+                    }),
+                    Op::Suppress { threshold } => Body::Suppress(Suppress {
+                        threshold: *threshold,
+                        boxes: first,
+                        keep: own,
+                    }),
                     _ => return None,
                 }
             }
@@ -500,7 +689,15 @@ impl<'a> Lowering<'a> {
     }
 }
 
-fn conv(kind: ConvKind, g: &ConvGeometry, image: &Dims, result: &Dims, weight: &Dims, a: Operand, b: Operand) -> Option<Conv2d> {
+fn conv(
+    kind: ConvKind,
+    g: &ConvGeometry,
+    image: &Dims,
+    result: &Dims,
+    weight: &Dims,
+    a: Operand,
+    b: Operand,
+) -> Option<Conv2d> {
     let fixed = |s: Size| s.as_fixed().and_then(|n| usize::try_from(n).ok());
     Some(Conv2d {
         kind,
@@ -528,18 +725,30 @@ fn base(graph: &Graph, id: NodeId) -> Arg {
     }
 }
 
-/// Buffers that a kernel reads and writes at the same places, so that the written one may take the read one's bytes.
+/// Buffers that a kernel reads and writes at the same places, so that the written one may take the
+/// read one's bytes.
 fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)> {
     let anchors = args.len() - spec.operands.len();
     let mut pairs = Vec::new();
     for store in &spec.stores {
         let to = usize::from(store.operand);
         for from in 0..spec.operands.len() {
-            let (Arg::Buffer(a), Arg::Buffer(b)) = (args[anchors + from], args[anchors + to]) else { continue };
+            let (Arg::Buffer(a), Arg::Buffer(b)) = (args[anchors + from], args[anchors + to])
+            else {
+                continue;
+            };
             let loaded = spec.code.contains(&Inst::Load(from as u16));
             // Every other argument of the same buffer must walk it in the same way.
-            let alone = args.iter().enumerate().all(|(i, arg)| *arg != args[anchors + from] || i == anchors + from);
-            if a != b && loaded && alone && spec.operands[from] == spec.operands[to] && spec.operands[to].offset.is(0) {
+            let alone = args
+                .iter()
+                .enumerate()
+                .all(|(i, arg)| *arg != args[anchors + from] || i == anchors + from);
+            if a != b
+                && loaded
+                && alone
+                && spec.operands[from] == spec.operands[to]
+                && spec.operands[to].offset.is(0)
+            {
                 pairs.push((a, b));
             }
         }

@@ -1,5 +1,6 @@
-//! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run out of order:
-//! `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] → [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
+//! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run
+//! out of order: `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] →
+//! [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
 
 mod alias;
 pub mod autodiff;

@@ -1,17 +1,19 @@
-//! What the way back makes again rather than keeps: activations that are pointwise work over tensors which it keeps anyway.
+//! What the way back makes again rather than keeps: activations that are pointwise work over
+//! tensors which it keeps anyway.
 //!
-//! The input of a convolution is needed twice: on the way forward, and for the gradient of the weight. Where it is a norm and an
-//! activation of what the convolution before gave, and the norm's gradient needs that too, it costs less to make it a second time
-//! than to keep it: half the bytes of a network of convolutions and norms, and a good part of a transformer's. This is the
-//! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient DenseNets (Pleiss et al.
-//! 2017), found in the graph instead of written into layers.
+//! The input of a convolution is needed twice: on the way forward, and for the gradient of the
+//! weight. Where it is a norm and an activation of what the convolution before gave, and the norm's
+//! gradient needs that too, it costs less to make it a second time than to keep it: half the bytes
+//! of a network of convolutions and norms, and a good part of a transformer's. This is the
+//! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient
+//! DenseNets (Pleiss et al. 2017), found in the graph instead of written into layers.
 //!
-//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) everything is made again that the way back needs,
-//! products and sums included: gradient checkpointing (Griewank and Walther 2000, Chen et al. 2016). What others take from a
-//! segment is kept.
+//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) everything is made
+//! again that the way back needs, products and sums included: gradient checkpointing (Griewank and
+//! Walther 2000, Chen et al. 2016). What others take from a segment is kept.
 //!
-//! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back; fusion then makes them part of
-//! a kernel that reads the same tensors, where there is one.
+//! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back;
+//! fusion then makes them part of a kernel that reads the same tensors, where there is one.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -29,30 +31,56 @@ const STEPS_MAX: u32 = 24;
 /// Tensors of fewer elements cost few bytes, and are kept.
 pub const REMADE_MIN: i64 = 1 << 12;
 
-/// The graph with the insides of checkpointed segments made again, and tensors of at least `smallest` elements that are cheap to
-/// make again; none of those if there is no such number.
+/// The graph with the insides of checkpointed segments made again, and tensors of at least
+/// `smallest` elements that are cheap to make again; none of those if there is no such number.
 pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
     let inside = inside_of_segments(graph);
     let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {
         return graph.clone();
     }
-    let out = Graph { nodes: Vec::with_capacity(graph.nodes.len()), ..graph.clone() };
+    let out = Graph {
+        nodes: Vec::with_capacity(graph.nodes.len()),
+        ..graph.clone()
+    };
     let map = Vec::with_capacity(graph.nodes.len());
     let mut kept = vec![false; graph.nodes.len()];
     graph.kept.iter().for_each(|id| kept[id.at()] = true);
-    let mut copier = Copier { choice: &choice, inside, again, kept, out, map, back: FxHashMap::default(), copies: FxHashMap::default() };
+    let mut copier = Copier {
+        choice: &choice,
+        inside,
+        again,
+        kept,
+        out,
+        map,
+        back: FxHashMap::default(),
+        copies: FxHashMap::default(),
+    };
     for id in graph.ids() {
         let node = graph.node(id);
         let returns = graph.origin(id).phase != Phase::Forward;
-        let inputs: SmallVec<[NodeId; 3]> =
-            node.inputs.iter().map(|&i| if returns { copier.on_the_way_back(i) } else { copier.map[i.at()] }).collect();
+        let inputs: SmallVec<[NodeId; 3]> = node
+            .inputs
+            .iter()
+            .map(|&i| {
+                if returns {
+                    copier.on_the_way_back(i)
+                } else {
+                    copier.map[i.at()]
+                }
+            })
+            .collect();
         copier.out.current_origin = node.origin;
-        let new = copier.out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone());
+        let new = copier
+            .out
+            .emit(node.op.clone(), &inputs, node.dtype, node.dims.clone());
         copier.map.push(new);
     }
     let Copier { mut out, map, .. } = copier;
-    out.outputs.iter_mut().chain(&mut out.kept).for_each(|id| *id = map[id.at()]);
+    out.outputs
+        .iter_mut()
+        .chain(&mut out.kept)
+        .for_each(|id| *id = map[id.at()]);
     out.current_origin = graph.current_origin;
     out
 }
@@ -65,7 +93,10 @@ enum Place {
     /// In memory, or so small that it does not count.
     Stored,
     /// Pointwise work over stored tensors.
-    Derived { sources: SmallVec<[NodeId; 3]>, steps: u32 },
+    Derived {
+        sources: SmallVec<[NodeId; 3]>,
+        steps: u32,
+    },
 }
 
 struct Choice<'a> {
@@ -77,20 +108,36 @@ struct Choice<'a> {
     pinned: Vec<bool>,
 }
 
-/// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes it out of there.
+/// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes
+/// it out of there.
 fn inside_of_segments(graph: &Graph) -> Vec<bool> {
     let segment = |id: NodeId| {
         let origin = graph.origin(id);
-        if origin.phase == Phase::Forward { origin.segment } else { 0 }
+        if origin.phase == Phase::Forward {
+            origin.segment
+        } else {
+            0
+        }
     };
-    let mut inside: Vec<bool> =
-        graph.ids().map(|id| segment(id) != 0 && !matches!(graph.node(id).op, Op::Variable(_) | Op::Input(_))).collect();
-    graph.outputs.iter().chain(&graph.kept).for_each(|id| inside[id.at()] = false);
-    for user in graph.ids().rev().filter(|id| graph.origin(*id).phase != Phase::Backward) {
+    let mut inside: Vec<bool> = graph
+        .ids()
+        .map(|id| segment(id) != 0 && !matches!(graph.node(id).op, Op::Variable(_) | Op::Input(_)))
+        .collect();
+    graph
+        .outputs
+        .iter()
+        .chain(&graph.kept)
+        .for_each(|id| inside[id.at()] = false);
+    for user in graph
+        .ids()
+        .rev()
+        .filter(|id| graph.origin(*id).phase != Phase::Backward)
+    {
         let node = graph.node(user);
         for &input in &node.inputs {
             // A view that is taken out takes the bytes under it along.
-            inside[input.at()] &= segment(input) == segment(user) && (inside[user.at()] || !node.op.is_view());
+            inside[input.at()] &=
+                segment(input) == segment(user) && (inside[user.at()] || !node.op.is_view());
         }
     }
     inside
@@ -101,7 +148,14 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
     let edges = edges(graph);
     let users = users(graph, &edges);
     let places = vec![Place::Stored; graph.nodes.len()];
-    let mut choice = Choice { graph, smallest: smallest.unwrap_or(i64::MAX), edges, users, places, pinned: graph.pinned() };
+    let mut choice = Choice {
+        graph,
+        smallest: smallest.unwrap_or(i64::MAX),
+        edges,
+        users,
+        places,
+        pinned: graph.pinned(),
+    };
     let mut again = inside.to_vec();
     if smallest.is_none() {
         return (choice, again);
@@ -114,12 +168,14 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
     for id in graph.ids().filter(forward) {
         choice.places[id.at()] = choice.place(id);
     }
-    // What the way back keeps in any case: what it takes itself, or through steps that it makes anew.
+    // What the way back keeps in any case: what it takes itself, or through steps that it makes
+    // anew.
     let mut kept = vec![false; graph.nodes.len()];
     for id in graph.ids().rev().filter(forward) {
         kept[id.at()] = choice.users[id.at()].iter().any(|&(user, _)| {
             let derived = matches!(choice.places[user.at()], Place::Derived { .. });
-            graph.origin(user).phase != Phase::Forward || (derived && !choice.returns_to_memory(user) && kept[user.at()])
+            graph.origin(user).phase != Phase::Forward
+                || (derived && !choice.returns_to_memory(user) && kept[user.at()])
         });
     }
     // What is kept after all is a tensor that others are made of.
@@ -143,7 +199,8 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
 impl Choice<'_> {
     fn place(&self, id: NodeId) -> Place {
         let (graph, node) = (self.graph, self.graph.node(id));
-        let large = elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
+        let large =
+            elements(&node.dims).is_some_and(|n| n.at(&graph.symbols.bounds()) >= self.smallest);
         if !large || !is_computed(&node.op) || self.pinned[id.at()] {
             return Place::Stored;
         }
@@ -159,27 +216,42 @@ impl Choice<'_> {
                 Place::Passing => return behind_another,
                 Place::Stored => std::slice::from_ref(&edge.source),
                 Place::Derived { .. } if edge.axes.is_none() => std::slice::from_ref(&edge.source),
-                Place::Derived { sources, steps: below } => {
+                Place::Derived {
+                    sources,
+                    steps: below,
+                } => {
                     steps += below;
                     sources
                 }
             };
-            sources.extend(below.iter().copied().filter(|s| !matches!(graph.node(*s).op, Op::Variable(_))));
+            sources.extend(
+                below
+                    .iter()
+                    .copied()
+                    .filter(|s| !matches!(graph.node(*s).op, Op::Variable(_))),
+            );
         }
         sources.sort_unstable();
         sources.dedup();
-        if sources.len() > SOURCES_MAX || steps > STEPS_MAX { Place::Stored } else { Place::Derived { sources, steps } }
+        if sources.len() > SOURCES_MAX || steps > STEPS_MAX {
+            Place::Stored
+        } else {
+            Place::Derived { sources, steps }
+        }
     }
 
     /// Whether a user takes an operand from memory, rather than point by point.
     fn needs_memory(&self, user: NodeId, operand: usize) -> bool {
         let op = &self.graph.node(user).op;
-        self.edges[user.at()][operand].axes.is_none() || !(is_step(op) || matches!(op, Op::Reduce(..)))
+        self.edges[user.at()][operand].axes.is_none()
+            || !(is_step(op) || matches!(op, Op::Reduce(..)))
     }
 
     /// Whether the way back takes a node's value from memory.
     fn returns_to_memory(&self, id: NodeId) -> bool {
-        let back = |&(user, k): &(NodeId, usize)| self.graph.origin(user).phase != Phase::Forward && self.needs_memory(user, k);
+        let back = |&(user, k): &(NodeId, usize)| {
+            self.graph.origin(user).phase != Phase::Forward && self.needs_memory(user, k)
+        };
         self.users[id.at()].iter().any(back)
     }
 }
@@ -204,7 +276,8 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
-    /// The new node that the way back takes for an old one: another where it, or a step that it is made of, is made again.
+    /// The new node that the way back takes for an old one: another where it, or a step that it is
+    /// made of, is made again.
     fn on_the_way_back(&mut self, id: NodeId) -> NodeId {
         // Operands first, one after the other: chains of steps may be as long as the program.
         let mut stack = vec![id];
@@ -228,10 +301,14 @@ impl Copier<'_> {
     fn passes_on(&self, id: NodeId) -> bool {
         let (op, origin) = (&self.choice.graph.node(id).op, self.choice.graph.origin(id));
         let stays = self.inside[id.at()] || self.again[id.at()] || self.kept[id.at()];
-        !stays && origin.phase == Phase::Forward && origin.segment == 0 && (is_step(op) || op.is_view())
+        !stays
+            && origin.phase == Phase::Forward
+            && origin.segment == 0
+            && (is_step(op) || op.is_view())
     }
 
-    /// [`Copier::on_the_way_back`] of a node whose operands were looked at, where it passes them on.
+    /// [`Copier::on_the_way_back`] of a node whose operands were looked at, where it passes them
+    /// on.
     fn made_on_the_way_back(&mut self, id: NodeId) -> NodeId {
         if let Some(&made) = self.back.get(&id) {
             return made;
@@ -283,22 +360,43 @@ impl Copier<'_> {
         }
         let derived = matches!(self.choice.places[id.at()], Place::Derived { .. });
         let view = self.choice.graph.node(id).op.is_view();
-        let made = if derived || view { self.emit_copy(id, true) } else { self.map[id.at()] };
+        let made = if derived || view {
+            self.emit_copy(id, true)
+        } else {
+            self.map[id.at()]
+        };
         self.copies.insert(id, made);
         made
     }
 
-    /// A node's operation on what its operands are on the way back: if `deep`, made of copies, else as they come. If all of these
-    /// are what they were, only a deep copy makes another node.
+    /// A node's operation on what its operands are on the way back: if `deep`, made of copies, else
+    /// as they come. If all of these are what they were, only a deep copy makes another node.
     fn emit_copy(&mut self, id: NodeId, deep: bool) -> NodeId {
         let node = self.choice.graph.node(id);
-        let inputs: SmallVec<[NodeId; 3]> =
-            node.inputs.iter().map(|&i| if deep { self.copy(i) } else { self.on_the_way_back(i) }).collect();
-        let same = node.inputs.iter().zip(&inputs).all(|(old, new)| self.map[old.at()] == *new);
+        let inputs: SmallVec<[NodeId; 3]> = node
+            .inputs
+            .iter()
+            .map(|&i| {
+                if deep {
+                    self.copy(i)
+                } else {
+                    self.on_the_way_back(i)
+                }
+            })
+            .collect();
+        let same = node
+            .inputs
+            .iter()
+            .zip(&inputs)
+            .all(|(old, new)| self.map[old.at()] == *new);
         if same && !(deep && (is_step(&node.op) || self.inside[id.at()] && !node.op.is_view())) {
             return self.map[id.at()];
         }
-        self.out.set_origin(Origin { phase: Phase::Again, ..self.choice.graph.origin(id).clone() });
-        self.out.emit(node.op.clone(), &inputs, node.dtype, node.dims.clone())
+        self.out.set_origin(Origin {
+            phase: Phase::Again,
+            ..self.choice.graph.origin(id).clone()
+        });
+        self.out
+            .emit(node.op.clone(), &inputs, node.dtype, node.dims.clone())
     }
 }

@@ -1,17 +1,21 @@
-//! An order of vertices in which every edge leads forward, kept while edges are added and vertices are joined.
+//! An order of vertices in which every edge leads forward, kept while edges are added and vertices
+//! are joined.
 //!
-//! Whether a way leads from one vertex to another is answered by the order alone where the other comes first; otherwise by a search
-//! from both ends at once, of which neither leaves the stretch between the two (Pearce and Kelly 2007; Bender, Fineman, Gilbert and Tarjan
-//! 2016 search from both ends). What it costs is the smaller of the two halves: most questions are about neighbours.
+//! Whether a way leads from one vertex to another is answered by the order alone where the other
+//! comes first; otherwise by a search from both ends at once, of which neither leaves the stretch
+//! between the two (Pearce and Kelly 2007; Bender, Fineman, Gilbert and Tarjan 2016 search from
+//! both ends). What it costs is the smaller of the two halves: most questions are about neighbours.
 //!
 //! Places are labels with gaps between them, so that a vertex moves without moving others.
 
 /// Vertices and the edges between them.
 pub(super) trait Ways {
-    /// How much looking at the edges of a vertex costs, of those that lead away from it or, backward, to it.
+    /// How much looking at the edges of a vertex costs, of those that lead away from it or,
+    /// backward, to it.
     fn degree(&self, vertex: u32, backward: bool) -> usize;
 
-    /// Calls `visit` with the other end of each such edge; an edge may come more than once, and from a vertex to itself.
+    /// Calls `visit` with the other end of each such edge; an edge may come more than once, and
+    /// from a vertex to itself.
     fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32));
 }
 
@@ -47,9 +51,17 @@ impl Sequence {
         order.push(count as u32);
         let mut beside = vec![[0; 2]; count + 1];
         for (at, &v) in order.iter().enumerate() {
-            beside[v as usize] = [order[(at + count) % (count + 1)], order[(at + 1) % (count + 1)]];
+            beside[v as usize] = [
+                order[(at + count) % (count + 1)],
+                order[(at + 1) % (count + 1)],
+            ];
         }
-        let mut new = Sequence { labels: vec![0; count + 1], beside, seen: vec![[0; 2]; count], ..Sequence::default() };
+        let mut new = Sequence {
+            labels: vec![0; count + 1],
+            beside,
+            seen: vec![[0; 2]; count],
+            ..Sequence::default()
+        };
         new.relabel();
         new
     }
@@ -60,10 +72,15 @@ impl Sequence {
         !later && matches!(self.search(ways, from, to, false), Found::Way)
     }
 
-    /// Joins two vertices between which no way leads but for edges from the one to the other, and says whose place they have. Afterwards
+    /// Joins two vertices between which no way leads but for edges from the one to the other, and
+    /// says whose place they have. Afterwards
     /// [`Ways`] has to give the edges of both for that one.
     pub fn join(&mut self, ways: &impl Ways, a: u32, b: u32) -> u32 {
-        let (low, high) = if self.labels[a as usize] < self.labels[b as usize] { (a, b) } else { (b, a) };
+        let (low, high) = if self.labels[a as usize] < self.labels[b as usize] {
+            (a, b)
+        } else {
+            (b, a)
+        };
         match self.search(ways, low, high, true) {
             Found::Behind(them) => {
                 self.place(them, high);
@@ -80,7 +97,8 @@ impl Sequence {
         }
     }
 
-    /// Makes the order one for an edge that is about to be added; none if it would close a circle, and the order stays as it is.
+    /// Makes the order one for an edge that is about to be added; none if it would close a circle,
+    /// and the order stays as it is.
     pub fn connect(&mut self, ways: &impl Ways, from: u32, to: u32) -> bool {
         if self.labels[from as usize] < self.labels[to as usize] {
             return true;
@@ -103,12 +121,17 @@ impl Sequence {
         }
     }
 
-    /// Looks from both ends in turns, so that neither costs much more than the other. Of vertices to be `joined` the edges from one
-    /// to the other do not count.
+    /// Looks from both ends in turns, so that neither costs much more than the other. Of vertices
+    /// to be `joined` the edges from one to the other do not count.
     fn search(&mut self, ways: &impl Ways, low: u32, high: u32, joined: bool) -> Found {
         self.searches += 1;
         let number = self.searches;
-        let Sequence { labels, seen, steps, .. } = self;
+        let Sequence {
+            labels,
+            seen,
+            steps,
+            ..
+        } = self;
         let ends = [low, high];
         let between = labels[low as usize]..=labels[high as usize];
         let mut lists = [vec![low], vec![high]];
@@ -121,7 +144,8 @@ impl Sequence {
                 return Found::Before(lists[1].split_off(1));
             }
             let vertices = [0, 1].map(|side| lists[side][at[side]]);
-            let next = [0, 1].map(|side: usize| cost[side] + 1 + ways.degree(vertices[side], side == 1));
+            let next =
+                [0, 1].map(|side: usize| cost[side] + 1 + ways.degree(vertices[side], side == 1));
             let side = usize::from(next[1] < next[0]);
             (at[side], cost[side]) = (at[side] + 1, next[side]);
             let (vertex, list) = (vertices[side], &mut lists[side]);
@@ -169,7 +193,11 @@ impl Sequence {
 
     /// The label of the vertex that comes next, which at the end is the largest there can be.
     fn upper(&self, vertex: u32) -> u64 {
-        if vertex as usize + 1 == self.labels.len() { u64::MAX } else { self.labels[vertex as usize] }
+        if vertex as usize + 1 == self.labels.len() {
+            u64::MAX
+        } else {
+            self.labels[vertex as usize]
+        }
     }
 
     /// Gives all vertices labels with equal gaps.
@@ -213,7 +241,10 @@ mod tests {
             while let Some(v) = stack.pop() {
                 let mut others = Vec::new();
                 self.each(v, false, &mut |other| others.push(other));
-                for other in others.into_iter().filter(|other| *other != v && (direct || (v, *other) != (from, to))) {
+                for other in others
+                    .into_iter()
+                    .filter(|other| *other != v && (direct || (v, *other) != (from, to)))
+                {
                     if other == to {
                         return true;
                     }
@@ -234,7 +265,11 @@ mod tests {
         fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32)) {
             for (from, list) in self.of.iter().enumerate() {
                 for &to in list {
-                    let (own, other) = if backward { (to, from as u32) } else { (from as u32, to) };
+                    let (own, other) = if backward {
+                        (to, from as u32)
+                    } else {
+                        (from as u32, to)
+                    };
                     if self.root(own) == vertex {
                         visit(self.root(other));
                     }
@@ -247,12 +282,17 @@ mod tests {
     fn answers_and_order_are_those_of_a_walk_over_random_edges_and_joins() {
         let mut state = 1u64;
         let mut draw = |n: u32| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            state = state
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
             ((state >> 33) % u64::from(n)) as u32
         };
         for _ in 0..200 {
             let n = 3 + draw(12);
-            let mut edges = Edges { of: vec![Vec::new(); n as usize], to: (0..n).collect() };
+            let mut edges = Edges {
+                of: vec![Vec::new(); n as usize],
+                to: (0..n).collect(),
+            };
             let mut order = Sequence::of(0..n);
             for _ in 0..40 {
                 let (a, b) = (edges.root(draw(n)), edges.root(draw(n)));
@@ -273,7 +313,9 @@ mod tests {
                 for (from, list) in edges.of.iter().enumerate() {
                     for &to in list {
                         let (from, to) = (edges.root(from as u32), edges.root(to));
-                        assert!(from == to || order.labels[from as usize] < order.labels[to as usize]);
+                        assert!(
+                            from == to || order.labels[from as usize] < order.labels[to as usize]
+                        );
                     }
                 }
             }
@@ -284,7 +326,10 @@ mod tests {
     #[test]
     fn places_are_found_where_there_is_no_gap_left() {
         let n = 300;
-        let mut edges = Edges { of: vec![Vec::new(); n as usize], to: (0..n).collect() };
+        let mut edges = Edges {
+            of: vec![Vec::new(); n as usize],
+            to: (0..n).collect(),
+        };
         let mut order = Sequence::of(0..n);
         for at in (1..n).rev().step_by(2) {
             assert!(order.connect(&edges, at, 0));

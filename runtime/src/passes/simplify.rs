@@ -1,12 +1,13 @@
 //! Simplification: the same outputs, assignments and checks from fewer and cheaper nodes.
 //!
-//! The graph is rebuilt node by node, in order; a node is looked at together with its operands, which are simple already,
-//! until a round changes nothing.
+//! The graph is rebuilt node by node, in order; a node is looked at together with its operands,
+//! which are simple already, until a round changes nothing.
 //!
-//! **Exactness**: a rule may change the bits of a NaN, and nothing else (x + 0 stays, for −0 + 0 is 0), with two
-//! exceptions that are at least as accurate: a folded constant is the scalar table's value, and x² is a product, rounded
-//! once, where a kernel's function would be within its tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or
-//! sum in another order (a sum of sums) are not here.
+//! **Exactness**: a rule may change the bits of a NaN, and nothing else (x + 0 stays, for −0 + 0 is
+//! 0), with two exceptions that are at least as accurate: a folded constant is the scalar table's
+//! value, and x² is a product, rounded once, where a kernel's function would be within its
+//! tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or sum in another order (a sum
+//! of sums) are not here.
 
 mod pool;
 mod scalar;
@@ -37,14 +38,20 @@ pub struct Simplify {
 
 impl Default for Simplify {
     fn default() -> Self {
-        Simplify { cse: true, fold: true, algebra: true }
+        Simplify {
+            cse: true,
+            fold: true,
+            algebra: true,
+        }
     }
 }
 
-/// Most rounds; each rule shrinks the graph or moves it towards a normal form, so that a few are enough.
+/// Most rounds; each rule shrinks the graph or moves it towards a normal form, so that a few are
+/// enough.
 const ROUNDS: usize = 16;
 
-/// The simplified graph: of the same inputs, variables, symbols and origins, with the outputs in the same order.
+/// The simplified graph: of the same inputs, variables, symbols and origins, with the outputs in
+/// the same order.
 pub fn simplify(graph: &Graph, options: &Simplify) -> Graph {
     let mut graph = round(graph, options);
     for _ in 1..ROUNDS {
@@ -68,15 +75,29 @@ fn same_nodes(a: &Graph, b: &Graph) -> bool {
 
 fn round(old: &Graph, options: &Simplify) -> Graph {
     let live = old.live();
-    let pools = if options.algebra { pool::find(old, &live) } else { FxHashMap::default() };
+    let pools = if options.algebra {
+        pool::find(old, &live)
+    } else {
+        FxHashMap::default()
+    };
     let mut uses = vec![0u32; old.nodes.len()];
     for id in old.ids().filter(|id| live[id.at()]) {
         old.node(id).inputs.iter().for_each(|i| uses[i.at()] += 1);
     }
     old.outputs.iter().for_each(|o| uses[o.at()] += 1);
 
-    let new = Graph { nodes: Vec::with_capacity(old.nodes.len()), outputs: Vec::new(), ..shell(old) };
-    let mut builder = Builder { new, bases: Bases::default(), starts: FxHashMap::default(), seen: FxHashMap::default(), options: *options };
+    let new = Graph {
+        nodes: Vec::with_capacity(old.nodes.len()),
+        outputs: Vec::new(),
+        ..shell(old)
+    };
+    let mut builder = Builder {
+        new,
+        bases: Bases::default(),
+        starts: FxHashMap::default(),
+        seen: FxHashMap::default(),
+        options: *options,
+    };
     let mut map = vec![NodeId(0); old.nodes.len()];
     for id in old.ids().filter(|id| live[id.at()]) {
         let node = old.node(id);
@@ -87,8 +108,8 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             map[id.at()] = step.build(&mut builder, old, id, &map);
             continue;
         }
-        // Folding twice by one exact operation is folding once, along both sets of axes; for a fold that others need as
-        // well it would be work done twice.
+        // Folding twice by one exact operation is folding once, along both sets of axes; for a fold
+        // that others need as well it would be work done twice.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1
@@ -97,8 +118,8 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             inputs[0] = builder.new.node(inputs[0]).inputs[0];
             op = axes;
         }
-        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets what follows, the update of a
-        // transposed weight say, run behind the product.
+        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets what
+        // follows, the update of a transposed weight say, run behind the product.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1
@@ -139,16 +160,21 @@ fn shell(graph: &Graph) -> Graph {
 
 /// The factors of a matrix product that `op` transposes.
 fn transposed_product(graph: &Graph, op: &Op, operand: NodeId) -> Option<[NodeId; 2]> {
-    let (Op::Permute(axes), Op::Matmul) = (op, &graph.node(operand).op) else { return None };
+    let (Op::Permute(axes), Op::Matmul) = (op, &graph.node(operand).op) else {
+        return None;
+    };
     let rank = axes.len();
-    let swaps = axes[..rank - 2].iter().copied().eq(0..rank - 2) && axes[rank - 2..] == [rank - 1, rank - 2];
+    let swaps = axes[..rank - 2].iter().copied().eq(0..rank - 2)
+        && axes[rank - 2..] == [rank - 1, rank - 2];
     swaps.then(|| [graph.node(operand).inputs[0], graph.node(operand).inputs[1]])
 }
 
 /// The fold along the axes of `outer` and of its operand, if the order of folding does not matter.
 fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
     let inner = graph.node(operand);
-    let (Op::Reduce(op, axes), Op::Reduce(below, more)) = (outer, &inner.op) else { return None };
+    let (Op::Reduce(op, axes), Op::Reduce(below, more)) = (outer, &inner.op) else {
+        return None;
+    };
     let exact = match op {
         ReduceOp::Max | ReduceOp::Min | ReduceOp::Any | ReduceOp::All => true,
         // Integers wrap, which is associative; floats round.
@@ -197,12 +223,16 @@ impl Builder {
     fn fold(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
         let value = match op {
             Op::Scalar(op) => {
-                let values: SmallVec<[Value; 3]> = inputs.iter().map(|&i| self.known(i)).collect::<Option<_>>()?;
+                let values: SmallVec<[Value; 3]> = inputs
+                    .iter()
+                    .map(|&i| self.known(i))
+                    .collect::<Option<_>>()?;
                 let lanes: SmallVec<[Lane; 3]> = values.iter().map(|v| v.lane()).collect();
                 op.lane(&lanes)?;
                 op.eval(&values)
             }
-            // Bytes saturate or wrap by where they come from; a constant byte is too rare to know that here.
+            // Bytes saturate or wrap by where they come from; a constant byte is too rare to know
+            // that here.
             Op::Cast(to) if *to != DType::U8 => to.hold(self.known(inputs[0])?),
             _ => return None,
         };
@@ -252,9 +282,21 @@ impl Builder {
 
 impl Emit for Builder {
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
-        let folded = if self.options.fold { self.fold(&op, inputs, dtype, &dims) } else { None };
-        let simple = folded.or_else(|| if self.options.algebra { self.rewrite(&op, inputs, dtype, &dims) } else { None });
-        simple.or_else(|| self.find(&op, inputs, dtype, &dims)).unwrap_or_else(|| self.new.emit(op, inputs, dtype, dims))
+        let folded = if self.options.fold {
+            self.fold(&op, inputs, dtype, &dims)
+        } else {
+            None
+        };
+        let simple = folded.or_else(|| {
+            if self.options.algebra {
+                self.rewrite(&op, inputs, dtype, &dims)
+            } else {
+                None
+            }
+        });
+        simple
+            .or_else(|| self.find(&op, inputs, dtype, &dims))
+            .unwrap_or_else(|| self.new.emit(op, inputs, dtype, dims))
     }
 
     fn dims(&self, node: NodeId) -> &Dims {
@@ -278,8 +320,8 @@ fn constant(graph: &Graph, mut id: NodeId) -> Option<Value> {
     }
 }
 
-/// Whether the order of two operands does not matter, bit for bit. Floats' minimum and maximum are not here: of zeros of
-/// different sign they give the second.
+/// Whether the order of two operands does not matter, bit for bit. Floats' minimum and maximum are
+/// not here: of zeros of different sign they give the second.
 fn commutes(op: &Op, dtype: DType) -> bool {
     use ScalarOp as S;
     match op {
@@ -305,9 +347,14 @@ fn same_op(a: &Op, b: &Op) -> bool {
     match (a, b) {
         // A NaN is not equal to itself, but its bits are.
         (Op::Const(x), Op::Const(y)) => x.lane() == y.lane() && bits(a) == bits(b),
-        (Op::Pad { start, step, value }, Op::Pad { start: s, step: t, value: v }) => {
-            start == s && step == t && value.lane() == v.lane() && bits(a) == bits(b)
-        }
+        (
+            Op::Pad { start, step, value },
+            Op::Pad {
+                start: s,
+                step: t,
+                value: v,
+            },
+        ) => start == s && step == t && value.lane() == v.lane() && bits(a) == bits(b),
         _ => a == b,
     }
 }

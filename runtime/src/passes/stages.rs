@@ -1,9 +1,11 @@
 //! What of a graph can run before a kernel has found a length, and what cannot.
 //!
-//! A value that has such a length among its own, or is made of one that has, waits for the node that says it
-//! ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not tell all of that: ones repeated to a length take nothing of what
-//! found it; and a part of a concatenation is written behind parts whose lengths are found. So each node gets a *stage*, the set of found lengths that it waits for, and a kernel has members of one stage: then
-//! no kernel waits for a length that it helps to find.
+//! A value that has such a length among its own, or is made of one that has, waits for the node
+//! that says it ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not tell all of that:
+//! ones repeated to a length take nothing of what found it; and a part of a concatenation is
+//! written behind parts whose lengths are found. So each node gets a *stage*, the set of found
+//! lengths that it waits for, and a kernel has members of one stage: then no kernel waits for a
+//! length that it helps to find.
 
 use slabwise_kernels::size::{MAX_SYMBOLS, Size, Symbol};
 
@@ -19,13 +21,22 @@ pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
     // What waits for a symbol waits for all that finding it took.
     let mut of_symbol = [0; MAX_SYMBOLS];
     for node in &graph.nodes {
-        let mut stage = node.inputs.iter().fold(0, |stage, input| stage | stages[input.at()]);
-        for Symbol(s) in sizes(node).flat_map(Size::symbols).filter(|&s| graph.symbols.is_found(s)) {
+        let mut stage = node
+            .inputs
+            .iter()
+            .fold(0, |stage, input| stage | stages[input.at()]);
+        for Symbol(s) in sizes(node)
+            .flat_map(Size::symbols)
+            .filter(|&s| graph.symbols.is_found(s))
+        {
             stage |= of_symbol[usize::from(s)];
         }
         if let Op::Concat { .. } | Op::Pad { .. } = node.op {
-            // A part is written to where the lengths of the whole say, those of other parts among them.
-            node.inputs.iter().for_each(|part| stages[part.at()] |= stage);
+            // A part is written to where the lengths of the whole say, those of other parts among
+            // them.
+            node.inputs
+                .iter()
+                .for_each(|part| stages[part.at()] |= stage);
         }
         if let Op::Bind { symbol: Symbol(s) } = node.op {
             of_symbol[usize::from(s)] = stage | 1 << s;
@@ -37,7 +48,9 @@ pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
 
 /// The symbols of a stage.
 pub(super) fn symbols(stage: Stage) -> impl Iterator<Item = Symbol> {
-    (0..MAX_SYMBOLS as u8).filter(move |s| stage >> s & 1 != 0).map(Symbol)
+    (0..MAX_SYMBOLS as u8)
+        .filter(move |s| stage >> s & 1 != 0)
+        .map(Symbol)
 }
 
 /// Every size that a node mentions.

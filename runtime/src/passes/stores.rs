@@ -1,8 +1,10 @@
-//! A kernel with only some of its stores, and only the code and operands that these need: the same bits with less work.
+//! A kernel with only some of its stores, and only the code and operands that these need: the same
+//! bits with less work.
 //!
-//! What is made point by point comes out the same whatever else a kernel does. Sums do so too as long as they are cut into the same
-//! parts; [`keep_stores`] gives up where that is not certain. A GPU's kernels say how they are cut, the CPU's once their sizes are
-//! known; of all others a rule knows what is enough.
+//! What is made point by point comes out the same whatever else a kernel does. Sums do so too as
+//! long as they are cut into the same parts; [`keep_stores`] gives up where that is not certain. A
+//! GPU's kernels say how they are cut, the CPU's once their sizes are known; of all others a rule
+//! knows what is enough.
 
 use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId};
 
@@ -15,16 +17,28 @@ pub(super) fn argument(task: &Task, operand: u16) -> Arg {
     task.args[task.args.len() - task.spec.operands.len() + usize::from(operand)]
 }
 
-/// The task with these of its stores, at least one, for a device; `None` if a bit of what they write could differ there.
-pub(super) fn keep_stores(graph: &Graph, target: &Target, task: &Task, stores: &[Store]) -> Option<Task> {
+/// The task with these of its stores, at least one, for a device; `None` if a bit of what they
+/// write could differ there.
+pub(super) fn keep_stores(
+    graph: &Graph,
+    target: &Target,
+    task: &Task,
+    stores: &[Store],
+) -> Option<Task> {
     let spec = &task.spec;
     let needed = needed(spec, stores);
     let folded = spec.folded();
-    let needs = |which: fn(&Inst) -> bool| spec.code.iter().zip(&needed).any(|(inst, needed)| *needed && which(inst));
+    let needs = |which: fn(&Inst) -> bool| {
+        spec.code
+            .iter()
+            .zip(&needed)
+            .any(|(inst, needed)| *needed && which(inst))
+    };
     let folds = needs(|inst| matches!(inst, Inst::Reduce(..)));
     let points_only = !folds && stores.iter().all(|s| !folded[usize::from(s.value)]);
     // An anchor is there for its values.
-    let possible = !stores.is_empty() && (spec.body == Body::Loop || needs(|inst| *inst == Inst::Acc));
+    let possible =
+        !stores.is_empty() && (spec.body == Body::Loop || needs(|inst| *inst == Inst::Acc));
     if !possible {
         return None;
     }
@@ -33,7 +47,11 @@ pub(super) fn keep_stores(graph: &Graph, target: &Target, task: &Task, stores: &
         fewer.spec.reduced = 0;
     }
     let by_rule = || sums_alike(spec, stores, &needed, &folded);
-    let alike = |fewer: &Spec| target.sums_alike(spec, fewer, &graph.symbols.bounds()).unwrap_or_else(by_rule);
+    let alike = |fewer: &Spec| {
+        target
+            .sums_alike(spec, fewer, &graph.symbols.bounds())
+            .unwrap_or_else(by_rule)
+    };
     let same_bits = spec.reduced == 0 || points_only || alike(&fewer.spec);
     same_bits.then_some(fewer)
 }
@@ -41,11 +59,15 @@ pub(super) fn keep_stores(graph: &Graph, target: &Target, task: &Task, stores: &
 /// For each instruction whether something that is stored needs it.
 fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
     let mut needed = vec![false; spec.code.len()];
-    stores.iter().for_each(|s| needed[usize::from(s.value)] = true);
+    stores
+        .iter()
+        .for_each(|s| needed[usize::from(s.value)] = true);
     // Instructions come behind their arguments.
     for at in (0..spec.code.len()).rev() {
         if needed[at] {
-            arguments(&spec.code[at]).iter().for_each(|&a| needed[usize::from(a)] = true);
+            arguments(&spec.code[at])
+                .iter()
+                .for_each(|&a| needed[usize::from(a)] = true);
         }
     }
     needed
@@ -60,19 +82,25 @@ fn arguments(inst: &Inst) -> &[ValueId] {
     }
 }
 
-/// Whether sums are certain to be split into the same parts without the rest. How they are split follows from the passes over the points, and from
-/// how what is read and written at the points lies in memory.
+/// Whether sums are certain to be split into the same parts without the rest. How they are split
+/// follows from the passes over the points, and from how what is read and written at the points
+/// lies in memory.
 fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
     let code = || spec.code.iter().zip(needed).zip(folded);
     let dropped = |((_, needed), _): &((&Inst, &bool), &bool)| !**needed;
     let folds = |inst: &Inst| matches!(inst, Inst::Reduce(..));
-    let reads_points = code().any(|((inst, needed), folded)| *needed && !folded && matches!(inst, Inst::Load(_)));
+    let reads_points =
+        code().any(|((inst, needed), folded)| *needed && !folded && matches!(inst, Inst::Load(_)));
     if !reads_points || code().filter(dropped).any(|((inst, _), _)| folds(inst)) {
         return false;
     }
     let stored_points = |s: &Store| !folded[usize::from(s.value)];
-    let all_points_stay =
-        code().filter(dropped).all(|(_, folded)| *folded) && spec.stores.iter().filter(|s| !stores.contains(s)).all(|s| !stored_points(s));
+    let all_points_stay = code().filter(dropped).all(|(_, folded)| *folded)
+        && spec
+            .stores
+            .iter()
+            .filter(|s| !stores.contains(s))
+            .all(|s| !stored_points(s));
     // One pass then and now, over what lies in memory in one way.
     all_points_stay || is_one_pass(spec, folded) && is_one_walk(spec)
 }
@@ -81,7 +109,8 @@ fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -
 fn is_one_pass(spec: &Spec, folded: &[bool]) -> bool {
     let mut follows = vec![false; spec.code.len()];
     for (at, inst) in spec.code.iter().enumerate() {
-        follows[at] = matches!(inst, Inst::Reduce(..)) || arguments(inst).iter().any(|&a| follows[usize::from(a)]);
+        follows[at] = matches!(inst, Inst::Reduce(..))
+            || arguments(inst).iter().any(|&a| follows[usize::from(a)]);
         let again = matches!(inst, Inst::Reduce(_, a) if follows[usize::from(*a)]);
         if again || follows[at] && !folded[at] {
             return false;
@@ -95,14 +124,18 @@ fn is_one_walk(spec: &Spec) -> bool {
     let kept = spec.dims.len() - spec.reduced;
     let varies = |o: &&Operand| !o.strides[kept..].iter().all(|s| s.is(0));
     let mut walks = spec.operands.iter().filter(varies).map(|o| &o.strides);
-    walks.next().is_none_or(|first| walks.all(|strides| strides == first))
+    walks
+        .next()
+        .is_none_or(|first| walks.all(|strides| strides == first))
 }
 
 /// The task with these stores and the instructions they need, both numbered anew.
 fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
     let old = &task.spec;
     let mut used = vec![false; old.operands.len()];
-    stores.iter().for_each(|s| used[usize::from(s.operand)] = true);
+    stores
+        .iter()
+        .for_each(|s| used[usize::from(s.operand)] = true);
     for (inst, _) in old.code.iter().zip(needed).filter(|(_, needed)| **needed) {
         match inst {
             Inst::Load(k) => used[usize::from(*k)] = true,
@@ -118,10 +151,21 @@ fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
         kept.iter().scan(0, next).collect::<Vec<u16>>()
     };
     let (operand, value) = (number(&used), number(needed));
-    let (operand, value) = (|k: u16| operand[usize::from(k)], |v: ValueId| value[usize::from(v)]);
+    let (operand, value) = (
+        |k: u16| operand[usize::from(k)],
+        |v: ValueId| value[usize::from(v)],
+    );
     let renamed = |inst: &Inst| match *inst {
         Inst::Load(k) => Inst::Load(operand(k)),
-        Inst::Uniform { state, stream, index } => Inst::Uniform { state: operand(state), stream, index: value(index) },
+        Inst::Uniform {
+            state,
+            stream,
+            index,
+        } => Inst::Uniform {
+            state: operand(state),
+            stream,
+            index: value(index),
+        },
         Inst::Op(op, args) => {
             let mut new = [0; 3];
             (0..op.arity()).for_each(|i| new[i] = value(args[i]));
@@ -132,15 +176,45 @@ fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
         Inst::Acc | Inst::Const(_) | Inst::Index(_) => inst.clone(),
     };
     let spec = Spec {
-        operands: old.operands.iter().zip(&used).filter(|(_, used)| **used).map(|(o, _)| o.clone()).collect(),
-        code: old.code.iter().zip(needed).filter(|(_, needed)| **needed).map(|(inst, _)| renamed(inst)).collect(),
-        stores: stores.iter().map(|s| Store { value: value(s.value), operand: operand(s.operand) }).collect(),
+        operands: old
+            .operands
+            .iter()
+            .zip(&used)
+            .filter(|(_, used)| **used)
+            .map(|(o, _)| o.clone())
+            .collect(),
+        code: old
+            .code
+            .iter()
+            .zip(needed)
+            .filter(|(_, needed)| **needed)
+            .map(|(inst, _)| renamed(inst))
+            .collect(),
+        stores: stores
+            .iter()
+            .map(|s| Store {
+                value: value(s.value),
+                operand: operand(s.operand),
+            })
+            .collect(),
         ..old.clone()
     };
     let (anchors, own) = task.args.split_at(task.args.len() - old.operands.len());
     let mut args = anchors.to_vec();
-    args.extend(own.iter().zip(&used).filter(|(_, used)| **used).map(|(arg, _)| *arg));
-    let stay = |(from, to): &(_, _)| args.contains(&Arg::Buffer(*from)) && args.contains(&Arg::Buffer(*to));
+    args.extend(
+        own.iter()
+            .zip(&used)
+            .filter(|(_, used)| **used)
+            .map(|(arg, _)| *arg),
+    );
+    let stay = |(from, to): &(_, _)| {
+        args.contains(&Arg::Buffer(*from)) && args.contains(&Arg::Buffer(*to))
+    };
     let in_place = task.in_place.iter().copied().filter(stay).collect();
-    Task { spec, args, in_place, ..task.clone() }
+    Task {
+        spec,
+        args,
+        in_place,
+        ..task.clone()
+    }
 }

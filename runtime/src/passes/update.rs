@@ -1,7 +1,9 @@
-//! When variables are written: a step reads what they held when it began, so each is written after its last reader.
+//! When variables are written: a step reads what they held when it began, so each is written after
+//! its last reader.
 //!
-//! Most updates can be written where they are computed, in place. Where that would have a kernel wait for its own result
-//! (two variables that swap their values, say), the new value goes to a buffer and is copied at the end.
+//! Most updates can be written where they are computed, in place. Where that would have a kernel
+//! wait for its own result (two variables that swap their values, say), the new value goes to a
+//! buffer and is copied at the end.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +31,9 @@ pub(super) struct Updates {
 impl Updates {
     /// The kernels that say the lengths which a stage waits for.
     pub fn finders(&self, stage: Stage) -> impl Iterator<Item = usize> {
-        symbols(stage).filter_map(|s| self.finders.iter().find(|f| f.0 == s)).map(|f| f.1)
+        symbols(stage)
+            .filter_map(|s| self.finders.iter().find(|f| f.0 == s))
+            .map(|f| f.1)
     }
 }
 
@@ -39,7 +43,8 @@ pub(super) struct Deferred {
     pub after: Vec<usize>,
 }
 
-/// Kernels, concatenations and paddings, and who comes after whom for whatever reason, in an order of them all.
+/// Kernels, concatenations and paddings, and who comes after whom for whatever reason, in an order
+/// of them all.
 struct Graded {
     links: Links,
     order: Sequence,
@@ -53,7 +58,9 @@ impl Ways for Links {
 
     fn each(&self, vertex: u32, backward: bool, visit: &mut dyn FnMut(u32)) {
         let lists = if backward { &self.before } else { &self.next };
-        lists[vertex as usize].iter().for_each(|&other| visit(other));
+        lists[vertex as usize]
+            .iter()
+            .for_each(|&other| visit(other));
     }
 }
 
@@ -61,15 +68,23 @@ impl Graded {
     fn new(clusters: &Clusters) -> Self {
         let links = clusters.links();
         let kernels = clusters.list.len();
-        // Kernels are in order already; a concatenation comes behind the last kernel that it waits for, and one of its own kind.
+        // Kernels are in order already; a concatenation comes behind the last kernel that it waits
+        // for, and one of its own kind.
         let mut places: Vec<(u32, u32)> = (0..links.next.len() as u32).map(|at| (at, 0)).collect();
         for at in kernels..places.len() {
-            let (last, depth) = links.before[at].iter().map(|&b| places[b as usize]).max().unwrap_or_default();
+            let (last, depth) = links.before[at]
+                .iter()
+                .map(|&b| places[b as usize])
+                .max()
+                .unwrap_or_default();
             places[at] = (last, depth + 1);
         }
         let mut order: Vec<u32> = (0..places.len() as u32).collect();
         order.sort_by_key(|&at| places[at as usize]);
-        Graded { links, order: Sequence::of(order.into_iter()) }
+        Graded {
+            links,
+            order: Sequence::of(order.into_iter()),
+        }
     }
 
     /// The second comes after the first.
@@ -92,9 +107,12 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     let (mut checks, mut finders) = (Vec::new(), Vec::new());
     for (at, cluster) in clusters.list.iter().enumerate() {
         for &m in &cluster.members {
-            // What may fail a run comes before what changes weights: checks, and kernels whose results the pool has to have room for.
+            // What may fail a run comes before what changes weights: checks, and kernels whose
+            // results the pool has to have room for.
             let node = graph.node(m);
-            if node.op.is_check() || (clusters.stored[m.at()] && graph.symbols.any_found(&node.dims)) {
+            if node.op.is_check()
+                || (clusters.stored[m.at()] && graph.symbols.any_found(&node.dims))
+            {
                 checks.push(at);
             }
             if let Op::Bind { symbol } = node.op {
@@ -109,10 +127,17 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     }
     checks.dedup();
     readers.values_mut().for_each(Vec::dedup);
-    let mut updates = Updates { direct: FxHashMap::default(), deferred: Vec::new(), after: vec![Vec::new(); count], finders };
+    let mut updates = Updates {
+        direct: FxHashMap::default(),
+        deferred: Vec::new(),
+        after: vec![Vec::new(); count],
+        finders,
+    };
     let stages = stages(graph);
     for (at, cluster) in clusters.list.iter().enumerate() {
-        let Some(first) = cluster.members.first() else { continue };
+        let Some(first) = cluster.members.first() else {
+            continue;
+        };
         for finder in updates.finders(stages[first.at()]).collect::<Vec<_>>() {
             graded.add(finder as u32, at as u32);
             updates.after[at].push(finder);
@@ -126,10 +151,20 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         updates.after[after].push(before);
     }
     for id in graph.ids() {
-        let Op::Assign(variable) = graph.node(id).op else { continue };
+        let Op::Assign(variable) = graph.node(id).op else {
+            continue;
+        };
         let value = graph.node(id).inputs[0];
-        let Some(writer) = clusters.places[value.at()].as_ref().map(|p| p.cluster) else { continue };
-        let mut before: Vec<usize> = readers.get(&variable).into_iter().flatten().copied().filter(|&r| r != writer).collect();
+        let Some(writer) = clusters.places[value.at()].as_ref().map(|p| p.cluster) else {
+            continue;
+        };
+        let mut before: Vec<usize> = readers
+            .get(&variable)
+            .into_iter()
+            .flatten()
+            .copied()
+            .filter(|&r| r != writer)
+            .collect();
         before.extend(checks.iter().copied().filter(|&c| c != writer));
         before.sort_unstable();
         before.dedup();
@@ -137,7 +172,11 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         if circle || !same_walk(clusters, views, writer, value, variable) {
             // Nobody waits for a copy at the end.
             before.push(writer);
-            updates.deferred.push(Deferred { value, variable, after: before });
+            updates.deferred.push(Deferred {
+                value,
+                variable,
+                after: before,
+            });
             continue;
         }
         for &r in &before {
@@ -153,13 +192,18 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     updates
 }
 
-/// Kernels that write parts of one buffer, each with the next one: parts are written in the order of the kernels.
+/// Kernels that write parts of one buffer, each with the next one: parts are written in the order
+/// of the kernels.
 fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
     let mut pairs = Vec::new();
     for id in clusters.graph.ids() {
         let node = clusters.graph.node(id);
         if let Op::Concat { .. } = node.op {
-            let mut writers: Vec<usize> = node.inputs.iter().filter_map(|i| Some(clusters.places[i.at()].as_ref()?.cluster)).collect();
+            let mut writers: Vec<usize> = node
+                .inputs
+                .iter()
+                .filter_map(|i| Some(clusters.places[i.at()].as_ref()?.cluster))
+                .collect();
             writers.sort_unstable();
             writers.dedup();
             pairs.extend(writers.windows(2).map(|pair| (pair[0], pair[1])));
@@ -168,10 +212,16 @@ fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Kernels of one part of the batch, and those of the next that wait for them: the last ones and the first ones of each.
+/// Kernels of one part of the batch, and those of the next that wait for them: the last ones and
+/// the first ones of each.
 fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
     let count = clusters.list.len();
-    let part = |at: usize| clusters.list[at].members.first().map(|m| clusters.graph.origin(*m).part);
+    let part = |at: usize| {
+        clusters.list[at]
+            .members
+            .first()
+            .map(|m| clusters.graph.origin(*m).part)
+    };
     let mut parts: BTreeMap<u32, [Vec<usize>; 2]> = BTreeMap::new();
     // Whether another kernel of the part is beside a vertex on this side, past concatenations too.
     let beside = |lists: &[Vec<u32>], at: usize| {
@@ -202,22 +252,37 @@ fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
     }
     let all: Vec<[Vec<usize>; 2]> = parts.into_values().collect();
     let pairs = |w: &[[Vec<usize>; 2]]| {
-        let pair = |&before: &usize| w[1][0].iter().map(move |&after| (before, after)).collect::<Vec<_>>();
+        let pair = |&before: &usize| {
+            w[1][0]
+                .iter()
+                .map(move |&after| (before, after))
+                .collect::<Vec<_>>()
+        };
         w[0][1].iter().flat_map(pair).collect::<Vec<_>>()
     };
     all.windows(2).flat_map(pairs).collect()
 }
 
 /// Whether the writer reads the variable only at the places it writes.
-fn same_walk(clusters: &Clusters, views: &Views, writer: usize, value: NodeId, variable: u32) -> bool {
+fn same_walk(
+    clusters: &Clusters,
+    views: &Views,
+    writer: usize,
+    value: NodeId,
+    variable: u32,
+) -> bool {
     let graph = &clusters.graph;
-    let Some(target) = &clusters.places[value.at()] else { return false };
+    let Some(target) = &clusters.places[value.at()] else {
+        return false;
+    };
     clusters.list[writer].members.iter().all(|&m| {
         let (node, place) = (graph.node(m), clusters.places[m.at()].as_ref());
         clusters.edges[m.at()].iter().enumerate().all(|(k, edge)| {
             let reads = if clusters.inline[edge.source.at()] {
                 let mut reads = false;
-                clusters.each_source(edge.source, |s| reads |= graph.node(s).op == Op::Variable(variable));
+                clusters.each_source(edge.source, |s| {
+                    reads |= graph.node(s).op == Op::Variable(variable)
+                });
                 reads
             } else {
                 graph.node(edge.source).op == Op::Variable(variable)
@@ -225,12 +290,22 @@ fn same_walk(clusters: &Clusters, views: &Views, writer: usize, value: NodeId, v
             if !reads {
                 return true;
             }
-            // The operand must be the whole variable as it lies, seen along the axes on which the new value is written.
-            let Some(place) = place.filter(|_| node.op.is_pointwise() || matches!(node.op, Op::Reduce(..))) else { return false };
+            // The operand must be the whole variable as it lies, seen along the axes on which the
+            // new value is written.
+            let Some(place) =
+                place.filter(|_| node.op.is_pointwise() || matches!(node.op, Op::Reduce(..)))
+            else {
+                return false;
+            };
             let seen = place.operand_axes.as_ref().unwrap_or(&place.axes);
             let Some(axes) = &edge.axes else { return false };
-            let composed: super::layout::AxisMap = axes.iter().map(|a| a.and_then(|a| seen[usize::from(a)])).collect();
-            let whole = views.view(graph, node.inputs[k]).is_some_and(|v| v.base == edge.source);
+            let composed: super::layout::AxisMap = axes
+                .iter()
+                .map(|a| a.and_then(|a| seen[usize::from(a)]))
+                .collect();
+            let whole = views
+                .view(graph, node.inputs[k])
+                .is_some_and(|v| v.base == edge.source);
             whole && !clusters.inline[edge.source.at()] && composed == target.axes
         })
     })

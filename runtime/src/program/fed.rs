@@ -24,30 +24,55 @@ struct Given {
 impl Given {
     fn of(source: &Source<'_>) -> Given {
         let buffer = match source {
-            Source::Host { dtype, lengths, elements, .. } => return Given { dtype: *dtype, lengths: lengths.clone(), elements: *elements },
+            Source::Host {
+                dtype,
+                lengths,
+                elements,
+                ..
+            } => {
+                return Given {
+                    dtype: *dtype,
+                    lengths: lengths.clone(),
+                    elements: *elements,
+                };
+            }
             Source::Resident(buffer) => *buffer,
             Source::Donated(Donated(buffer)) => buffer,
         };
-        Given { dtype: buffer.dtype, lengths: Some(buffer.lengths.clone()), elements: buffer.lengths.iter().product() }
+        Given {
+            dtype: buffer.dtype,
+            lengths: Some(buffer.lengths.clone()),
+            elements: buffer.lengths.iter().product(),
+        }
     }
 }
 
 impl Compiled {
-    /// The sizes of this run, from what it is fed with; an error names the input, its shape and what was expected.
+    /// The sizes of this run, from what it is fed with; an error names the input, its shape and
+    /// what was expected.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
             let (given, takes) = (feed.count(), words::count(self.inputs.len(), "input"));
-            let names =
-                if self.inputs.is_empty() { String::new() } else { format!(", {}", words::list(self.inputs.iter().map(|i| &*i.name))) };
+            let names = if self.inputs.is_empty() {
+                String::new()
+            } else {
+                format!(", {}", words::list(self.inputs.iter().map(|i| &*i.name)))
+            };
             let were = if given == 1 { "was" } else { "were" };
-            return Err(Error::Value(format!("\"{}\" takes {takes}{names}; {given} {were} given", self.name)));
+            return Err(Error::Value(format!(
+                "\"{}\" takes {takes}{names}; {given} {were} given",
+                self.name
+            )));
         }
         let mut known: Known = Default::default();
         let (mut result, mut shown) = (Ok(()), 0);
         feed.each(&mut |at, source| {
             shown += 1;
             if result.is_ok() && at + 1 != shown {
-                result = Err(Error::Value(format!("a Feed shows input {at} where input {} is due", shown - 1)));
+                result = Err(Error::Value(format!(
+                    "a Feed shows input {at} where input {} is due",
+                    shown - 1
+                )));
             }
             if result.is_ok() {
                 result = self.fit(at, &Given::of(&source), &mut known);
@@ -55,7 +80,10 @@ impl Compiled {
         });
         result.map_err(|error| self.swapped(feed, error))?;
         if shown != self.inputs.len() {
-            return Err(Error::Value(format!("a Feed that says it has {} shows {shown}", words::count(feed.count(), "input"))));
+            return Err(Error::Value(format!(
+                "a Feed that says it has {} shows {shown}",
+                words::count(feed.count(), "input")
+            )));
         }
         let mut env = Env::default();
         for (symbol, _, extent) in self.symbols.iter() {
@@ -74,12 +102,18 @@ impl Compiled {
     /// How many examples a run is fed with: the length of its first input, 1 without one.
     pub fn examples(&self, feed: &dyn Feed) -> Result<usize> {
         let env = self.sizes(feed)?;
-        Ok(self.inputs.first().and_then(|input| input.dims.first()).map_or(1, |length| length.usize_at(&env)))
+        Ok(self
+            .inputs
+            .first()
+            .and_then(|input| input.dims.first())
+            .map_or(1, |length| length.usize_at(&env)))
     }
 
     /// An error of a feed whose inputs would fit in one other order, which is said then.
     fn swapped(&self, feed: &dyn Feed, error: Error) -> Error {
-        let Error::Input { name, mut message } = error else { return error };
+        let Error::Input { name, mut message } = error else {
+            return error;
+        };
         let mut given: Vec<Given> = Vec::new();
         feed.each(&mut |_, source| given.push(Given::of(&source)));
         let mut orders = Vec::new();
@@ -87,23 +121,39 @@ impl Compiled {
             self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
         }
         if let [order] = &orders[..] {
-            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the inverse order.
+            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the
+            // inverse order.
             let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);
             let were = (0..order.len()).map(|given| &*self.inputs[place(given)].name);
             let takes = self.inputs.iter().map(|i| &*i.name);
-            let (were, takes) = (were.collect::<Vec<_>>().join(", "), takes.collect::<Vec<_>>().join(", "));
-            message = format!("{message}; the inputs seem to be in the order {were}, \"{}\" takes them as {takes}", self.name);
+            let (were, takes) = (
+                were.collect::<Vec<_>>().join(", "),
+                takes.collect::<Vec<_>>().join(", "),
+            );
+            message = format!(
+                "{message}; the inputs seem to be in the order {were}, \"{}\" takes them as {takes}",
+                self.name
+            );
         }
         Error::Input { name, message }
     }
 
     /// Orders of what is given under which each fits its input, two at most.
-    fn orders(&self, given: &[Given], known: &Known, order: &mut Vec<usize>, found: &mut Vec<Vec<usize>>) {
+    fn orders(
+        &self,
+        given: &[Given],
+        known: &Known,
+        order: &mut Vec<usize>,
+        found: &mut Vec<Vec<usize>>,
+    ) {
         let at = order.len();
         if at == given.len() {
             return found.push(order.clone());
         }
-        for next in (0..given.len()).filter(|next| !order.contains(next)).collect::<Vec<_>>() {
+        for next in (0..given.len())
+            .filter(|next| !order.contains(next))
+            .collect::<Vec<_>>()
+        {
             let mut known = *known;
             if found.len() < 2 && self.fit(at, &given[next], &mut known).is_ok() {
                 order.push(next);
@@ -122,15 +172,25 @@ impl Compiled {
                 words::count(self.inputs.len(), "input")
             )));
         };
-        let fail = |message: String| Err(Error::Input { name: slot.name.to_string(), message });
+        let fail = |message: String| {
+            Err(Error::Input {
+                name: slot.name.to_string(),
+                message,
+            })
+        };
         let dtype = given.dtype;
         if dtype != slot.dtype && !(slot.dtype == DType::Bool && dtype == DType::U8) {
             return fail(format!("{dtype} was given, {} is expected", slot.dtype));
         }
-        let lengths = given.lengths.clone().map_or_else(|| self.flat(slot, given.elements, known), Ok)?;
+        let lengths = given
+            .lengths
+            .clone()
+            .map_or_else(|| self.flat(slot, given.elements, known), Ok)?;
         let expected = self.symbols.show(&slot.dims);
         if lengths.len() != slot.dims.len() {
-            return fail(format!("shape {lengths:?} was given, {expected} is expected"));
+            return fail(format!(
+                "shape {lengths:?} was given, {expected} is expected"
+            ));
         }
         for (&length, &dim) in lengths.iter().zip(&slot.dims) {
             match (dim.as_fixed(), dim.symbols().next()) {
@@ -160,7 +220,11 @@ impl Compiled {
                     *slot = Some(length as u32);
                 }
                 (n, _) if n == i64::try_from(length).ok() => {}
-                _ => return fail(format!("shape {lengths:?} was given, {expected} is expected")),
+                _ => {
+                    return fail(format!(
+                        "shape {lengths:?} was given, {expected} is expected"
+                    ));
+                }
             }
         }
         Ok(())
@@ -169,15 +233,35 @@ impl Compiled {
     /// The shape of a flat slice: the input's own, with its one unknown length worked out.
     fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
         let fixed = |d: &Size| {
-            d.as_fixed().and_then(|n| usize::try_from(n).ok()).or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
+            d.as_fixed()
+                .and_then(|n| usize::try_from(n).ok())
+                .or_else(|| known[usize::from(d.symbols().next()?.0)].map(|n| n as usize))
         };
-        let rest: usize = slot.dims.iter().filter_map(fixed).fold(1, usize::saturating_mul);
+        let rest: usize = slot
+            .dims
+            .iter()
+            .filter_map(fixed)
+            .fold(1, usize::saturating_mul);
         let unknown = slot.dims.iter().filter(|d| fixed(d).is_none()).count();
-        let fits = if unknown == 0 { rest == elements } else { unknown == 1 && rest > 0 && elements.is_multiple_of(rest) };
+        let fits = if unknown == 0 {
+            rest == elements
+        } else {
+            unknown == 1 && rest > 0 && elements.is_multiple_of(rest)
+        };
         if !fits {
-            let message = format!("{elements} elements were given, {} is expected", self.symbols.show(&slot.dims));
-            return Err(Error::Input { name: slot.name.to_string(), message });
+            let message = format!(
+                "{elements} elements were given, {} is expected",
+                self.symbols.show(&slot.dims)
+            );
+            return Err(Error::Input {
+                name: slot.name.to_string(),
+                message,
+            });
         }
-        Ok(slot.dims.iter().map(|d| fixed(d).unwrap_or_else(|| elements / rest)).collect())
+        Ok(slot
+            .dims
+            .iter()
+            .map(|d| fixed(d).unwrap_or_else(|| elements / rest))
+            .collect())
     }
 }

@@ -1,4 +1,5 @@
-//! A run in the slab as a ledger, so that planned and dynamic runs are exported by the same code in the same formats.
+//! A run in the slab as a ledger, so that planned and dynamic runs are exported by the same code in
+//! the same formats.
 
 use slabwise_planner::report::Run;
 
@@ -6,9 +7,10 @@ use super::Program;
 use crate::memory::export::{Kernel, Ledger, Life};
 
 impl<const N: usize> Program<N> {
-    /// What the slab held while a recorded run was at step `until`, and all that led to it; with the number of steps, all of
-    /// the run. Buffers and workspaces are blocks from the beginning of their first step to the end of their last; one that is
-    /// computed in place is a block once that step has ended, for until then the other one stands for both.
+    /// What the slab held while a recorded run was at step `until`, and all that led to it; with
+    /// the number of steps, all of the run. Buffers and workspaces are blocks from the beginning of
+    /// their first step to the end of their last; one that is computed in place is a block once
+    /// that step has ended, for until then the other one stands for both.
     pub fn ledger(&self, run: &Run, until: usize) -> Ledger {
         let inner = &self.inner;
         let (dag, offsets) = (inner.plan.dag(), inner.plan.offsets());
@@ -18,21 +20,41 @@ impl<const N: usize> Program<N> {
         for at in 0..=steps {
             let seen = match run.steps.get(at) {
                 Some(step) => step.start_ns,
-                None => run.steps.last().map_or(0, |last| last.start_ns.saturating_add(last.ns)),
+                None => run
+                    .steps
+                    .last()
+                    .map_or(0, |last| last.start_ns.saturating_add(last.ns)),
             };
             begins.push(begins.last().map_or(seen, |before| seen.max(before + 1)));
         }
         let mut in_place = vec![false; dag.buffers.len()];
-        offsets.reused.iter().for_each(|pair| in_place[pair.to.index()] = true);
+        offsets
+            .reused
+            .iter()
+            .for_each(|pair| in_place[pair.to.index()] = true);
         let buffers = dag.buffers.iter().enumerate().map(|(b, buffer)| {
             let life = offsets.lifetimes[b];
-            (b, offsets.offsets[b], buffer.occupied_on_device(), life.start as usize + usize::from(in_place[b]), life.end as usize)
+            (
+                b,
+                offsets.offsets[b],
+                buffer.occupied_on_device(),
+                life.start as usize + usize::from(in_place[b]),
+                life.end as usize,
+            )
         });
         let workspaces = offsets.order.iter().enumerate().map(|(at, task)| {
             let task = task.index();
-            (dag.buffers.len() + at, offsets.workspace_offsets[task], dag.tasks[task].workspace_occupied(), at, at + 1)
+            (
+                dag.buffers.len() + at,
+                offsets.workspace_offsets[task],
+                dag.tasks[task].workspace_occupied(),
+                at,
+                at + 1,
+            )
         });
-        let all = buffers.chain(workspaces).filter(|&(_, _, bytes, start, end)| bytes > 0 && start < end && start <= until);
+        let all = buffers
+            .chain(workspaces)
+            .filter(|&(_, _, bytes, start, end)| bytes > 0 && start < end && start <= until);
         let lives: Vec<Life> = all
             .map(|(tag, offset, bytes, start, end)| Life {
                 tag: inner.tags[tag].clone(),
@@ -42,8 +64,16 @@ impl<const N: usize> Program<N> {
                 to_ns: (end <= until).then(|| begins[end.min(steps)]),
             })
             .collect();
-        let ran = run.steps.iter().zip(&inner.steps).take(until.saturating_add(1));
-        let kernels = ran.map(|(seen, step)| Kernel { name: step.name.clone(), start_ns: seen.start_ns, ns: seen.ns });
+        let ran = run
+            .steps
+            .iter()
+            .zip(&inner.steps)
+            .take(until.saturating_add(1));
+        let kernels = ran.map(|(seen, step)| Kernel {
+            name: step.name.clone(),
+            start_ns: seen.start_ns,
+            ns: seen.ns,
+        });
         Ledger::of_slab("plan", offsets.height, &lives, kernels.collect())
     }
 }

@@ -1,4 +1,5 @@
-//! Elementwise operations in double precision, written a second time on purpose: an oracle for the scalar table.
+//! Elementwise operations in double precision, written a second time on purpose: an oracle for the
+//! scalar table.
 
 use slabwise_kernels::scalar::ScalarOp;
 
@@ -59,7 +60,8 @@ pub(super) fn scalar(op: ScalarOp, args: &[f64]) -> f64 {
     }
 }
 
-/// erf by Simpson's rule on its defining integral: 4,000 intervals leave an error near that of the doubles themselves.
+/// erf by Simpson's rule on its defining integral: 4,000 intervals leave an error near that of the
+/// doubles themselves.
 fn erf(x: f64) -> f64 {
     const INTERVALS: u32 = 4000;
     // Beyond 6, erf differs from ±1 by less than a double shows.
@@ -68,7 +70,11 @@ fn erf(x: f64) -> f64 {
     let sum: f64 = (0..=INTERVALS)
         .map(|i| {
             let t = f64::from(i) * width;
-            let weight = if i == 0 || i == INTERVALS { 1.0 } else { f64::from(2 + 2 * (i % 2)) };
+            let weight = if i == 0 || i == INTERVALS {
+                1.0
+            } else {
+                f64::from(2 + 2 * (i % 2))
+            };
             weight * (-t * t).exp()
         })
         .sum();

@@ -9,16 +9,25 @@ use crate::ops::{Axes, ConvGeometry};
 /// An element as an index, or the fault if it is not in `0..limit`.
 pub(super) fn in_range(index: f64, limit: usize) -> Result<usize, OutOfRange> {
     let index = index as i64;
-    usize::try_from(index).ok().filter(|&i| i < limit).ok_or((index, limit))
+    usize::try_from(index)
+        .ok()
+        .filter(|&i| i < limit)
+        .ok_or((index, limit))
 }
 
 /// `start + c · step`, per axis.
 pub(super) fn placed(c: &[usize], start: &[usize], step: &[u32]) -> Vec<usize> {
-    c.iter().zip(start).zip(step).map(|((&c, &from), &step)| from + c * step as usize).collect()
+    c.iter()
+        .zip(start)
+        .zip(step)
+        .map(|((&c, &from), &step)| from + c * step as usize)
+        .collect()
 }
 
 pub(super) fn reduce(op: ReduceOp, axes: &Axes, x: &Array, dtype: DType, dims: &[usize]) -> Array {
-    let folded: Vec<usize> = (0..dims.len()).map(|i| if axes.contains(&i) { x.dims[i] } else { 1 }).collect();
+    let folded: Vec<usize> = (0..dims.len())
+        .map(|i| if axes.contains(&i) { x.dims[i] } else { 1 })
+        .collect();
     Array::from_fn(dtype, dims, |c| {
         let mut list = Vec::new();
         each(&folded, |r| {
@@ -32,8 +41,13 @@ pub(super) fn reduce(op: ReduceOp, axes: &Axes, x: &Array, dtype: DType, dims: &
 fn fold(op: ReduceOp, list: &[f64], dtype: DType) -> f64 {
     let integer = dtype == DType::I32;
     match op {
-        ReduceOp::Sum if integer => f64::from(list.iter().fold(0i32, |sum, &v| sum.wrapping_add(v as i32))),
-        ReduceOp::Prod if integer => f64::from(list.iter().fold(1i32, |product, &v| product.wrapping_mul(v as i32))),
+        ReduceOp::Sum if integer => {
+            f64::from(list.iter().fold(0i32, |sum, &v| sum.wrapping_add(v as i32)))
+        }
+        ReduceOp::Prod if integer => f64::from(
+            list.iter()
+                .fold(1i32, |product, &v| product.wrapping_mul(v as i32)),
+        ),
         ReduceOp::Sum => list.iter().sum(),
         ReduceOp::Prod => list.iter().product(),
         ReduceOp::Max | ReduceOp::Min if list.is_empty() => match (op, integer) {
@@ -76,43 +90,69 @@ pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
     })
 }
 
-/// Calls `f(image, weight, result)` with the flat places of the three factors of every product in a convolution.
-fn products(g: &ConvGeometry, image: &[usize], weight: &[usize], result: &[usize], mut f: impl FnMut(usize, usize, usize)) {
+/// Calls `f(image, weight, result)` with the flat places of the three factors of every product in a
+/// convolution.
+fn products(
+    g: &ConvGeometry,
+    image: &[usize],
+    weight: &[usize],
+    result: &[usize],
+    mut f: impl FnMut(usize, usize, usize),
+) {
     let per_group = result[1] / g.groups;
     let inside = |o: usize, k: usize, axis: usize| {
-        (o * g.stride[axis] + k * g.dilation[axis]).checked_sub(g.pad[axis]).filter(|&i| i < image[2 + axis])
+        (o * g.stride[axis] + k * g.dilation[axis])
+            .checked_sub(g.pad[axis])
+            .filter(|&i| i < image[2 + axis])
     };
     each(result, |o| {
         each(&weight[1..], |w| {
-            let (Some(row), Some(col)) = (inside(o[2], w[1], 0), inside(o[3], w[2], 1)) else { return };
+            let (Some(row), Some(col)) = (inside(o[2], w[1], 0), inside(o[3], w[2], 1)) else {
+                return;
+            };
             let channel = o[1] / per_group * weight[1] + w[0];
-            f(flat(image, &[o[0], channel, row, col]), flat(weight, &[o[1], w[0], w[1], w[2]]), flat(result, o));
+            f(
+                flat(image, &[o[0], channel, row, col]),
+                flat(weight, &[o[1], w[0], w[1], w[2]]),
+                flat(result, o),
+            );
         });
     });
 }
 
 pub(super) fn conv2d(g: &ConvGeometry, x: &Array, w: &Array, dims: &[usize]) -> Array {
     let mut y = Array::zeros(DType::F32, dims);
-    products(g, &x.dims, &w.dims, dims, |i, k, o| y.values[o] += x.values[i] * w.values[k]);
+    products(g, &x.dims, &w.dims, dims, |i, k, o| {
+        y.values[o] += x.values[i] * w.values[k]
+    });
     y
 }
 
 pub(super) fn conv2d_input_grad(g: &ConvGeometry, dy: &Array, w: &Array, dims: &[usize]) -> Array {
     let mut dx = Array::zeros(DType::F32, dims);
-    products(g, dims, &w.dims, &dy.dims, |i, k, o| dx.values[i] += dy.values[o] * w.values[k]);
+    products(g, dims, &w.dims, &dy.dims, |i, k, o| {
+        dx.values[i] += dy.values[o] * w.values[k]
+    });
     dx
 }
 
 pub(super) fn conv2d_weight_grad(g: &ConvGeometry, x: &Array, dy: &Array, dims: &[usize]) -> Array {
     let mut dw = Array::zeros(DType::F32, dims);
-    products(g, &x.dims, dims, &dy.dims, |i, k, o| dw.values[k] += x.values[i] * dy.values[o]);
+    products(g, &x.dims, dims, &dy.dims, |i, k, o| {
+        dw.values[k] += x.values[i] * dy.values[o]
+    });
     dw
 }
 
-/// Calls `f(position in the window, flat place in the image)` for the elements of a window that lie inside of the image.
+/// Calls `f(position in the window, flat place in the image)` for the elements of a window that lie
+/// inside of the image.
 fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usize)) {
     each(&w.k, |k| {
-        let inside = |axis: usize| (c[2 + axis] * w.stride[axis] + k[axis]).checked_sub(w.pad[axis]).filter(|&i| i < image[2 + axis]);
+        let inside = |axis: usize| {
+            (c[2 + axis] * w.stride[axis] + k[axis])
+                .checked_sub(w.pad[axis])
+                .filter(|&i| i < image[2 + axis])
+        };
         if let (Some(row), Some(col)) = (inside(0), inside(1)) {
             f(flat(&w.k, k), flat(image, &[c[0], c[1], row, col]));
         }
@@ -121,7 +161,11 @@ fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usi
 
 /// What the mean over a window divides by; 1 for a window with nothing in it.
 fn divisor(w: &Window, inside: usize, count_pad: bool) -> f64 {
-    (if count_pad { w.k[0] * w.k[1] } else { inside.max(1) }) as f64
+    (if count_pad {
+        w.k[0] * w.k[1]
+    } else {
+        inside.max(1)
+    }) as f64
 }
 
 pub(super) fn pool2d(kind: PoolKind, w: &Window, x: &Array, dtype: DType, dims: &[usize]) -> Array {
@@ -133,8 +177,12 @@ pub(super) fn pool2d(kind: PoolKind, w: &Window, x: &Array, dtype: DType, dims: 
         });
         match kind {
             PoolKind::Max => fold(ReduceOp::Max, &list, DType::F32),
-            PoolKind::ArgMax => positions.get(first_extreme(&list, |a, b| a > b)).map_or(0.0, |&p| p as f64),
-            PoolKind::Avg { count_pad } => list.iter().sum::<f64>() / divisor(w, list.len(), count_pad),
+            PoolKind::ArgMax => positions
+                .get(first_extreme(&list, |a, b| a > b))
+                .map_or(0.0, |&p| p as f64),
+            PoolKind::Avg { count_pad } => {
+                list.iter().sum::<f64>() / divisor(w, list.len(), count_pad)
+            }
         }
     })
 }
@@ -148,11 +196,16 @@ pub(super) fn pool2d_grad(kind: PoolKind, w: &Window, args: &[&Array], dims: &[u
         match kind {
             PoolKind::Max | PoolKind::ArgMax => {
                 let chosen = args[1].at(c) as usize;
-                places.iter().filter(|(position, _)| *position == chosen).for_each(|&(_, place)| dx.values[place] += dy.at(c));
+                places
+                    .iter()
+                    .filter(|(position, _)| *position == chosen)
+                    .for_each(|&(_, place)| dx.values[place] += dy.at(c));
             }
             PoolKind::Avg { count_pad } => {
                 let share = dy.at(c) / divisor(w, places.len(), count_pad);
-                places.iter().for_each(|&(_, place)| dx.values[place] += share);
+                places
+                    .iter()
+                    .for_each(|&(_, place)| dx.values[place] += share);
             }
         }
     });
@@ -170,7 +223,12 @@ pub(super) fn gather(axis: usize, source: &Array, index: &Array) -> Result<Array
     }))
 }
 
-pub(super) fn scatter_add(axis: usize, value: &Array, index: &Array, dims: &[usize]) -> Result<Array, OutOfRange> {
+pub(super) fn scatter_add(
+    axis: usize,
+    value: &Array,
+    index: &Array,
+    dims: &[usize],
+) -> Result<Array, OutOfRange> {
     for &i in &index.values {
         in_range(i, dims[axis])?;
     }
@@ -199,12 +257,23 @@ pub(super) fn concat(axis: usize, parts: &[&Array], dtype: DType, dims: &[usize]
 
 /// The positions of true elements, one after the other.
 pub(super) fn compact(mask: &Array, dims: &[usize]) -> Array {
-    let mut values: Vec<f64> = mask.values.iter().enumerate().filter(|(_, v)| **v != 0.0).map(|(i, _)| i as f64).collect();
+    let mut values: Vec<f64> = mask
+        .values
+        .iter()
+        .enumerate()
+        .filter(|(_, v)| **v != 0.0)
+        .map(|(i, _)| i as f64)
+        .collect();
     values.resize(dims[0], 0.0);
-    Array { dtype: DType::I32, dims: dims.to_vec(), values }
+    Array {
+        dtype: DType::I32,
+        dims: dims.to_vec(),
+        values,
+    }
 }
 
-/// Along the last axis: each place in the order goes to the first element left that no other left comes before.
+/// Along the last axis: each place in the order goes to the first element left that no other left
+/// comes before.
 pub(super) fn sort(x: &Array, descending: bool) -> Array {
     let len = x.dims.last().copied().unwrap_or(1);
     // NaN is above every number.
@@ -214,17 +283,28 @@ pub(super) fn sort(x: &Array, descending: bool) -> Array {
     for row in x.values.chunks(len.max(1)) {
         let mut left: Vec<usize> = (0..row.len()).collect();
         while !left.is_empty() {
-            let next = (0..left.len()).find(|&k| left.iter().all(|&other| !before(row[other], row[left[k]]))).unwrap_or(0);
+            let next = (0..left.len())
+                .find(|&k| left.iter().all(|&other| !before(row[other], row[left[k]])))
+                .unwrap_or(0);
             values.push(left.remove(next) as f64);
         }
     }
-    Array { dtype: DType::I32, dims: x.dims.clone(), values }
+    Array {
+        dtype: DType::I32,
+        dims: x.dims.clone(),
+        values,
+    }
 }
 
-/// Box by box: the best left stays, and all go that share more than the threshold with it. In single precision, in which overlaps are
-/// defined: a share on either side of the threshold is no matter of rounding.
+/// Box by box: the best left stays, and all go that share more than the threshold with it. In
+/// single precision, in which overlaps are defined: a share on either side of the threshold is no
+/// matter of rounding.
 pub(super) fn suppress(boxes: &Array, threshold: f32) -> Array {
-    let corners: Vec<[f32; 4]> = boxes.values.chunks(4).map(|b| [b[0] as f32, b[1] as f32, b[2] as f32, b[3] as f32]).collect();
+    let corners: Vec<[f32; 4]> = boxes
+        .values
+        .chunks(4)
+        .map(|b| [b[0] as f32, b[1] as f32, b[2] as f32, b[3] as f32])
+        .collect();
     let area = |b: &[f32; 4]| (b[2] - b[0]) * (b[3] - b[1]);
     let share = |a: &[f32; 4], b: &[f32; 4]| {
         let side = |k: usize| (a[k + 2].min(b[k + 2]) - a[k].max(b[k])).max(0.0);
@@ -239,5 +319,9 @@ pub(super) fn suppress(boxes: &Array, threshold: f32) -> Array {
             }
         }
     }
-    Array { dtype: DType::Bool, dims: vec![corners.len()], values: stays.iter().map(|&s| f64::from(u8::from(s))).collect() }
+    Array {
+        dtype: DType::Bool,
+        dims: vec![corners.len()],
+        values: stays.iter().map(|&s| f64::from(u8::from(s))).collect(),
+    }
 }

@@ -11,19 +11,22 @@ use crate::memory::offload::Offload;
 use crate::program::Compiled;
 
 impl Session {
-    /// Lets programs whose slab would be larger than the budget send values to the host while they lie idle, where that costs
-    /// less time than computing them again. Results are the same bits. Without a budget nothing is sent.
+    /// Lets programs whose slab would be larger than the budget send values to the host while they
+    /// lie idle, where that costs less time than computing them again. Results are the same bits.
+    /// Without a budget nothing is sent.
     ///
-    /// On a CUDA device the host's space is pinned memory, and copies have streams of their own, one in each direction. On the
-    /// CPU it is memory beside the slab, and copies are made by a thread: so that plans for devices with memory of their own
-    /// can be made, tested and compared, not to save memory of the machine.
+    /// On a CUDA device the host's space is pinned memory, and copies have streams of their own,
+    /// one in each direction. On the CPU it is memory beside the slab, and copies are made by a
+    /// thread: so that plans for devices with memory of their own can be made, tested and compared,
+    /// not to save memory of the machine.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
         self.offload = offload.into();
         self
     }
 
-    /// Bytes of the host's memory that hold what leaves the slab: what the program that sends most needs.
+    /// Bytes of the host's memory that hold what leaves the slab: what the program that sends most
+    /// needs.
     pub fn host_bytes(&self) -> u64 {
         self.host.map_or(0, |host| host.bytes)
     }
@@ -46,7 +49,13 @@ impl Session {
     }
 
     /// Starts a copy; `place` tells where buffers lie.
-    pub(super) fn start_copy(&mut self, inner: &Compiled, copy: usize, env: &Env, place: impl Fn(usize) -> Region) -> Result<()> {
+    pub(super) fn start_copy(
+        &mut self,
+        inner: &Compiled,
+        copy: usize,
+        env: &Env,
+        place: impl Fn(usize) -> Region,
+    ) -> Result<()> {
         let [from, to] = inner.copy_between(copy, env, place);
         debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
         let ticket = self.memory.start_copy(copy, &from, &to)?;

@@ -1,8 +1,9 @@
 //! Which steps of a program must run after which, by the bytes that they read and write.
 //!
-//! A recorded run is a graph whose edges are these dependencies: a step waits for those that wrote what it reads or writes, and
-//! for those that read what it writes. Steps that conflict in no byte may run side by side. Offsets stay as planned, so memory
-//! that is used again makes steps wait that no value connects.
+//! A recorded run is a graph whose edges are these dependencies: a step waits for those that wrote
+//! what it reads or writes, and for those that read what it writes. Steps that conflict in no byte
+//! may run side by side. Offsets stay as planned, so memory that is used again makes steps wait
+//! that no value connects.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -40,8 +41,8 @@ impl Touched {
     }
 }
 
-/// Which steps of a program look at the fault record before they write: where some step looks for indices out of range, those
-/// that assign variables.
+/// Which steps of a program look at the fault record before they write: where some step looks for
+/// indices out of range, those that assign variables.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guarded {
     checked: bool,
@@ -50,13 +51,19 @@ pub(super) struct Guarded {
 impl Guarded {
     pub fn of(inner: &Compiled) -> Guarded {
         let checks = |step: &Step| matches!(step.kernel(), Some(Kernel::Cuda(spec, _)) if matches!(spec.body, Body::CheckIndex(_)));
-        Guarded { checked: inner.steps.iter().any(checks) }
+        Guarded {
+            checked: inner.steps.iter().any(checks),
+        }
     }
 
     /// Whether this step does.
     pub fn step(self, step: &Step) -> bool {
-        let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return false };
-        let assigns = |(place, (_, _, access)): (&Place, &(_, _, Access))| matches!(place, Place::Variable(_)) && *access != Access::Read;
+        let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+            return false;
+        };
+        let assigns = |(place, (_, _, access)): (&Place, &(_, _, Access))| {
+            matches!(place, Place::Variable(_)) && *access != Access::Read
+        };
         self.checked && step.places.iter().zip(&spec.arguments()).any(assigns)
     }
 }
@@ -64,11 +71,27 @@ impl Guarded {
 /// The memory that a step reads and writes.
 pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<Touched> {
     let guarded = guarded.step(step);
-    let slab = |from, to, written| Touched { memory: Memory::Slab, from, to, written };
-    let Some(Kernel::Cuda(spec, _)) = step.kernel() else { return vec![slab(0, u64::MAX, true)] };
-    let mut list = vec![slab(step.workspace.offset, step.workspace.offset + step.workspace.bytes, true)];
+    let slab = |from, to, written| Touched {
+        memory: Memory::Slab,
+        from,
+        to,
+        written,
+    };
+    let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+        return vec![slab(0, u64::MAX, true)];
+    };
+    let mut list = vec![slab(
+        step.workspace.offset,
+        step.workspace.offset + step.workspace.bytes,
+        true,
+    )];
     if guarded || matches!(spec.body, Body::CheckIndex(_)) {
-        list.push(Touched { memory: Memory::Faults, from: 0, to: 1, written: !guarded });
+        list.push(Touched {
+            memory: Memory::Faults,
+            from: 0,
+            to: 1,
+            written: !guarded,
+        });
     }
     for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
         let written = access != Access::Read;
@@ -77,16 +100,27 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
                 let place = inner.buffers[b].place;
                 slab(place.offset, place.offset + place.bytes, written)
             }
-            Place::Variable(v) => Touched { memory: Memory::Variable(v), from: 0, to: 1, written },
-            Place::Sizes => Touched { memory: Memory::Sizes, from: 0, to: 1, written },
+            Place::Variable(v) => Touched {
+                memory: Memory::Variable(v),
+                from: 0,
+                to: 1,
+                written,
+            },
+            Place::Sizes => Touched {
+                memory: Memory::Sizes,
+                from: 0,
+                to: 1,
+                written,
+            },
         });
     }
     list
 }
 
-/// The launches that each launch of a recorded run waits for, by their numbers in the order of the run; a group of steps is one
-/// launch, at the turn of its last step. `None` if the program copies to or from the host meanwhile: then launches run one after
-/// the other, and the copies beside them.
+/// The launches that each launch of a recorded run waits for, by their numbers in the order of the
+/// run; a group of steps is one launch, at the turn of its last step. `None` if the program copies
+/// to or from the host meanwhile: then launches run one after the other, and the copies beside
+/// them.
 pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
     if !inner.copies.is_empty() {
         return None;
@@ -138,10 +172,16 @@ impl Order {
         let at = self.after.len() as u32;
         let mut waits: Vec<u32> = Vec::new();
         // Reads first: a launch does not wait for itself.
-        for one in touched.iter().filter(|one| !one.written && one.from < one.to) {
+        for one in touched
+            .iter()
+            .filter(|one| !one.written && one.from < one.to)
+        {
             self.read(one, at, &mut waits);
         }
-        for one in touched.iter().filter(|one| one.written && one.from < one.to) {
+        for one in touched
+            .iter()
+            .filter(|one| one.written && one.from < one.to)
+        {
             self.write(one, at, &mut waits);
         }
         waits.retain(|&earlier| earlier != at);
@@ -151,11 +191,15 @@ impl Order {
         self.after.push(waits);
     }
 
-    /// The ranges that these bytes are: those that reach over an end of theirs are cut there, and what nobody touched is one too.
+    /// The ranges that these bytes are: those that reach over an end of theirs are cut there, and
+    /// what nobody touched is one too.
     fn cut(&mut self, bytes: &Touched) -> &mut BTreeMap<u64, Range> {
         let ranges = self.memories.entry(bytes.memory).or_default();
         for end in [bytes.from, bytes.to] {
-            let over = ranges.range_mut(..end).next_back().filter(|(_, range)| range.to > end);
+            let over = ranges
+                .range_mut(..end)
+                .next_back()
+                .filter(|(_, range)| range.to > end);
             if let Some((_, range)) = over {
                 let rest = range.clone();
                 range.to = end;
@@ -173,7 +217,16 @@ impl Order {
         if from < bytes.to {
             gaps.push((from, bytes.to));
         }
-        ranges.extend(gaps.into_iter().map(|(from, to)| (from, Range { to, writer: None, readers: Vec::new() })));
+        ranges.extend(gaps.into_iter().map(|(from, to)| {
+            (
+                from,
+                Range {
+                    to,
+                    writer: None,
+                    readers: Vec::new(),
+                },
+            )
+        }));
         ranges
     }
 
@@ -188,14 +241,25 @@ impl Order {
 
     fn write(&mut self, bytes: &Touched, at: u32, waits: &mut Vec<u32>) {
         let ranges = self.cut(bytes);
-        let covered: Vec<u64> = ranges.range(bytes.from..bytes.to).map(|(&from, _)| from).collect();
+        let covered: Vec<u64> = ranges
+            .range(bytes.from..bytes.to)
+            .map(|(&from, _)| from)
+            .collect();
         for range in covered.iter().filter_map(|from| ranges.remove(from)) {
             waits.extend(range.writer.into_iter().chain(range.readers));
         }
-        ranges.insert(bytes.from, Range { to: bytes.to, writer: Some(at), readers: Vec::new() });
+        ranges.insert(
+            bytes.from,
+            Range {
+                to: bytes.to,
+                writer: Some(at),
+                readers: Vec::new(),
+            },
+        );
     }
 
-    /// Leaves out launches that another of them waits for, directly or not, as far as [`WALK_MAX`] steps of looking tell.
+    /// Leaves out launches that another of them waits for, directly or not, as far as [`WALK_MAX`]
+    /// steps of looking tell.
     fn reduce(&self, waits: &mut Vec<u32>) {
         let Some(&first) = waits.first() else { return };
         let mut seen = std::collections::HashSet::new();
@@ -215,7 +279,8 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// Random launches on few bytes: each pair that conflicts is connected, and no other is connected but through pairs that do.
+    /// Random launches on few bytes: each pair that conflicts is connected, and no other is
+    /// connected but through pairs that do.
     #[test]
     fn launches_wait_for_those_they_conflict_with_and_no_others() {
         arbtest::arbtest(|u| {
@@ -226,14 +291,27 @@ mod tests {
                 for _ in 0..u.int_in_range(0..=3)? {
                     let from = u.int_in_range(0..=11u64)?;
                     let to = from + u.int_in_range(0..=4u64)?;
-                    let memory = if u.ratio(1, 4)? { Memory::Variable(1) } else { Memory::Slab };
-                    own.push(Touched { memory, from, to, written: u.arbitrary()? });
+                    let memory = if u.ratio(1, 4)? {
+                        Memory::Variable(1)
+                    } else {
+                        Memory::Slab
+                    };
+                    own.push(Touched {
+                        memory,
+                        from,
+                        to,
+                        written: u.arbitrary()?,
+                    });
                 }
                 launches.push(own);
             }
             let mut order = Order::default();
             launches.iter().for_each(|own| order.push(own));
-            let conflict = |a: usize, b: usize| launches[a].iter().any(|x| launches[b].iter().any(|y| x.conflicts(y)));
+            let conflict = |a: usize, b: usize| {
+                launches[a]
+                    .iter()
+                    .any(|x| launches[b].iter().any(|y| x.conflicts(y)))
+            };
             // By the definition: the transitive closures are the same.
             let closure = |waits: &dyn Fn(usize, usize) -> bool| {
                 let mut after: Vec<Vec<bool>> = Vec::with_capacity(count);
@@ -241,7 +319,9 @@ mod tests {
                     let mut own = vec![false; count];
                     for a in (0..b).rev().filter(|&a| waits(a, b)) {
                         own[a] = true;
-                        own.iter_mut().zip(&after[a]).for_each(|(own, earlier)| *own |= earlier);
+                        own.iter_mut()
+                            .zip(&after[a])
+                            .for_each(|(own, earlier)| *own |= earlier);
                     }
                     after.push(own);
                 }
@@ -252,7 +332,9 @@ mod tests {
             // None of the dependencies follows from the others.
             for (b, waits) in order.after.iter().enumerate() {
                 for &a in waits {
-                    let without = closure(&|x, y| order.after[y].contains(&(x as u32)) && (x, y) != (a as usize, b));
+                    let without = closure(&|x, y| {
+                        order.after[y].contains(&(x as u32)) && (x, y) != (a as usize, b)
+                    });
                     assert!(!without[b][a as usize], "{launches:?}: {:?}", order.after);
                 }
             }

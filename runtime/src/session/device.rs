@@ -1,4 +1,5 @@
-//! Runs on a CUDA device: a program's kernels loaded once, runs whose sizes come again recorded as graphs and done again.
+//! Runs on a CUDA device: a program's kernels loaded once, runs whose sizes come again recorded as
+//! graphs and done again.
 
 use std::path::Path;
 
@@ -17,11 +18,18 @@ use crate::program::{Compiled, Place, Work};
 use crate::settings;
 
 impl Session {
-    /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this session's device wants that.
+    /// Compiles and loads a program's kernels, and makes room for its inputs on their way, if this
+    /// session's device wants that.
     pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
         self.reserve_sizes()?;
-        let Backend::Cuda(gpu) = &mut self.memory else { return Ok(()) };
-        let groups = if self.options.ungrouped { Vec::new() } else { groups(inner, gpu.target())? };
+        let Backend::Cuda(gpu) = &mut self.memory else {
+            return Ok(());
+        };
+        let groups = if self.options.ungrouped {
+            Vec::new()
+        } else {
+            groups(inner, gpu.target())?
+        };
         // Half of a copy runs no function.
         let none = Lowered::new(Vec::new(), 0, |_| Vec::new());
         let mut kernels = Vec::with_capacity(inner.steps.len());
@@ -29,7 +37,12 @@ impl Session {
         for (at, step) in inner.steps.iter().enumerate() {
             let (spec, kernel) = match step.kernel() {
                 Some(Kernel::Cuda(spec, kernel)) => (spec, kernel),
-                Some(_) => return Err(Error::Internal(format!("{} was prepared for another device", step.name))),
+                Some(_) => {
+                    return Err(Error::Internal(format!(
+                        "{} was prepared for another device",
+                        step.name
+                    )));
+                }
                 None => {
                     kernels.push(&none);
                     continue;
@@ -37,34 +50,69 @@ impl Session {
             };
             kernels.push(kernel);
             if let Body::CheckIndex(check) = &spec.body {
-                let mistake = Mistake { location: step.origin.location, layer: step.origin.layer.to_string(), message: String::new() };
-                let whole = Operand::contiguous(check.index.dtype, &spec.dims).as_ref() == Some(&check.index);
+                let mistake = Mistake {
+                    location: step.origin.location,
+                    layer: step.origin.layer.to_string(),
+                    message: String::new(),
+                };
+                let whole = Operand::contiguous(check.index.dtype, &spec.dims).as_ref()
+                    == Some(&check.index);
                 let input = match step.places[0] {
-                    Place::Planned(buffer) if whole => inner
-                        .inputs
-                        .iter()
-                        .position(|i| i.buffer == Some(buffer) && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)),
+                    Place::Planned(buffer) if whole => inner.inputs.iter().position(|i| {
+                        i.buffer == Some(buffer)
+                            && crate::shape::elements(&i.dims) == crate::shape::elements(&spec.dims)
+                    }),
                     _ => None,
                 };
                 let of = inner.indices_of(at).to_string();
-                checks.push(Check { mistake, step: at as u32, of, kind: step.checks(), limit: check.limit, input });
+                checks.push(Check {
+                    mistake,
+                    step: at as u32,
+                    of,
+                    kind: step.checks(),
+                    limit: check.limit,
+                    input,
+                });
             }
         }
         if let Some(folder) = settings::variable(settings::DUMP) {
             dump::write(Path::new(&folder), gpu, inner, &groups)?;
         }
-        let after = if gpu.overlap.branches { dependencies(inner, &groups) } else { None };
+        let after = if gpu.overlap.branches {
+            dependencies(inner, &groups)
+        } else {
+            None
+        };
         inner.loaded = Some(gpu.load(&inner.name, &kernels, groups, after, checks)?);
-        let staged: u64 = inner.inputs.iter().filter_map(|i| i.buffer).map(|b| inner.buffers[b].place.bytes).sum();
+        let staged: u64 = inner
+            .inputs
+            .iter()
+            .filter_map(|i| i.buffer)
+            .map(|b| inner.buffers[b].place.bytes)
+            .sum();
         // Each starts at a multiple of 16 bytes.
         gpu.prepare_inputs(staged + self.sizes.bytes)
     }
 
-    /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one by one.
-    pub(super) fn run_recorded(&mut self, inner: &Compiled, slab: Region, fed: &[Option<Region>], env: &Env) -> Result<bool> {
+    /// Does the whole run by one call, where that can be: `false` if its kernels are to be run one
+    /// by one.
+    pub(super) fn run_recorded(
+        &mut self,
+        inner: &Compiled,
+        slab: Region,
+        fed: &[Option<Region>],
+        env: &Env,
+    ) -> Result<bool> {
         self.memory.start(inner.loaded.as_ref(), env)?;
-        let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else { return Ok(false) };
-        if self.profile.is_some() || self.recording.is_some() || inner.guard > 0 || inner.finds || !gpu.graphs {
+        let (Backend::Cuda(gpu), Some(loaded)) = (&mut self.memory, &inner.loaded) else {
+            return Ok(false);
+        };
+        if self.profile.is_some()
+            || self.recording.is_some()
+            || inner.guard > 0
+            || inner.finds
+            || !gpu.graphs
+        {
             return Ok(false);
         }
         let mut key: SmallVec<[u64; 24]> = env.0.iter().map(|&size| u64::from(size)).collect();
@@ -73,7 +121,12 @@ impl Session {
         let host = self.host.filter(|_| !inner.copies.is_empty());
         key.extend(host.map(|host| gpu.device.host_address(&host)));
         // What arrived ahead lies where it is planned, as what is staged does: the run is the same.
-        let own = |input: usize| fed.get(input).copied().flatten().map_or(0, |region| gpu.device.address(&region));
+        let own = |input: usize| {
+            fed.get(input)
+                .copied()
+                .flatten()
+                .map_or(0, |region| gpu.device.address(&region))
+        };
         key.extend((0..inner.inputs.len()).map(own));
         if gpu.replay(loaded, &key)? {
             return Ok(true);
@@ -84,8 +137,14 @@ impl Session {
         }
         let host = host.unwrap_or_default();
         let whole = |b: usize| {
-            let own = inner.inputs.iter().position(|i| i.buffer == Some(b)).and_then(|i| *fed.get(i)?);
-            own.unwrap_or_else(|| inner.place_in(if inner.buffers[b].on_host { host } else { slab }, b))
+            let own = inner
+                .inputs
+                .iter()
+                .position(|i| i.buffer == Some(b))
+                .and_then(|i| *fed.get(i)?);
+            own.unwrap_or_else(|| {
+                inner.place_in(if inner.buffers[b].on_host { host } else { slab }, b)
+            })
         };
         let place = |at: &Place| match *at {
             Place::Planned(b) | Place::Slice(b, _) => at.part(whole(b), env),

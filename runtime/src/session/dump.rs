@@ -1,4 +1,5 @@
-//! What a program became on a CUDA device, as files to read: the source and the code of each function, and what each step launches.
+//! What a program became on a CUDA device, as files to read: the source and the code of each
+//! function, and what each step launches.
 
 use std::collections::HashMap;
 use std::fs;
@@ -16,34 +17,70 @@ use crate::error::{Error, Result};
 use crate::passes::{moved, operations};
 use crate::program::{Compiled, Step};
 
-/// Writes into a folder of the program's own in `folder`: `NAME.cu` and `NAME.cubin` of each function, `prelude.cuh`, which the sources
-/// include, and `steps.json`. That has for each step its name, what it launches at the bounds (function, grid, block, registers, bytes of
-/// static and dynamic shared memory and of spilled registers), what cuBLASLt computes of it, and how many bytes and arithmetic operations that
-/// is; and the steps that a recorded run does together.
+/// Writes into a folder of the program's own in `folder`: `NAME.cu` and `NAME.cubin` of each
+/// function, `prelude.cuh`, which the sources include, and `steps.json`. That has for each step its
+/// name, what it launches at the bounds (function, grid, block, registers, bytes of static and
+/// dynamic shared memory and of spilled registers), what cuBLASLt computes of it, and how many
+/// bytes and arithmetic operations that is; and the steps that a recorded run does together.
 ///
 /// # Errors
 /// If the folder cannot be written to, or a function not be compiled by itself.
 pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]) -> Result<()> {
     static PROGRAMS: AtomicU32 = AtomicU32::new(0);
-    let plain: String = inner.name.chars().map(|c| if c.is_alphanumeric() || c == '-' { c } else { '_' }).take(64).collect();
-    let own = folder.join(format!("{:03}-{plain}", PROGRAMS.fetch_add(1, Ordering::Relaxed)));
+    let plain: String = inner
+        .name
+        .chars()
+        .map(|c| {
+            if c.is_alphanumeric() || c == '-' {
+                c
+            } else {
+                '_'
+            }
+        })
+        .take(64)
+        .collect();
+    let own = folder.join(format!(
+        "{:03}-{plain}",
+        PROGRAMS.fetch_add(1, Ordering::Relaxed)
+    ));
     fs::create_dir_all(&own).map_err(io(&own))?;
     let save = |name: &str, bytes: &[u8]| {
         let path = own.join(name);
         files::replace(&path, bytes).map_err(io(&path))
     };
-    let kernel = |step: &Step| if let Some(Kernel::Cuda(_, lowered)) = step.kernel() { Some(lowered.functions.clone()) } else { None };
-    let functions = inner.steps.iter().filter_map(kernel).chain(groups.iter().map(|group| group.kernel.functions.clone())).flatten();
+    let kernel = |step: &Step| {
+        if let Some(Kernel::Cuda(_, lowered)) = step.kernel() {
+            Some(lowered.functions.clone())
+        } else {
+            None
+        }
+    };
+    let functions = inner
+        .steps
+        .iter()
+        .filter_map(kernel)
+        .chain(groups.iter().map(|group| group.kernel.functions.clone()))
+        .flatten();
     let mut used: HashMap<String, Usage> = HashMap::new();
     save("prelude.cuh", PRELUDE.as_bytes())?;
     for function in functions {
         if used.contains_key(&function.name) {
             continue;
         }
-        let code = gpu.device.code_of(&function).map_err(|e| Error::Device { device: inner.name.to_string(), why: e.to_string() })?;
-        save(&format!("{}.cu", function.name), format!("#include \"prelude.cuh\"\n\n{}", function.source).as_bytes())?;
+        let code = gpu.device.code_of(&function).map_err(|e| Error::Device {
+            device: inner.name.to_string(),
+            why: e.to_string(),
+        })?;
+        save(
+            &format!("{}.cu", function.name),
+            format!("#include \"prelude.cuh\"\n\n{}", function.source).as_bytes(),
+        )?;
         save(&format!("{}.cubin", function.name), &code.image)?;
-        used.extend(code.usage.iter().map(|usage| (usage.name.clone(), usage.clone())));
+        used.extend(
+            code.usage
+                .iter()
+                .map(|usage| (usage.name.clone(), usage.clone())),
+        );
     }
     let bounds = inner.symbols.bounds();
     let step = |(at, step): (usize, &Step)| {
@@ -74,7 +111,12 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
 fn launches(kernel: &Lowered, sizes: &Env, used: &HashMap<String, Usage>) -> Vec<Value> {
     let one = |dispatch: Dispatch| {
         let name = &kernel.functions[dispatch.function].name;
-        let Usage { registers, spill_bytes, shared_bytes, .. } = used.get(name).cloned().unwrap_or_default();
+        let Usage {
+            registers,
+            spill_bytes,
+            shared_bytes,
+            ..
+        } = used.get(name).cloned().unwrap_or_default();
         json!({
             "function": name,
             "grid": dispatch.grid,

@@ -24,18 +24,21 @@ pub struct KernelTime {
     pub name: String,
     /// The user's line that it computes.
     pub location: &'static Location<'static>,
-    /// Seconds, the least of all runs: on a CUDA device by its own clock, between events before and after the kernel; one that is done before the
-    /// next is launched shows the time of a launch.
+    /// Seconds, the least of all runs: on a CUDA device by its own clock, between events before and
+    /// after the kernel; one that is done before the next is launched shows the time of a launch.
     pub seconds: f64,
-    /// Arithmetic operations: of products a multiplication and an addition each, of other code one for each instruction of each element.
+    /// Arithmetic operations: of products a multiplication and an addition each, of other code one
+    /// for each instruction of each element.
     pub flops: u64,
     /// Bytes of operands and results, each moved once.
     pub bytes: u64,
-    /// The least seconds that the device could take by its [roofline](Session::roofline), where that is known.
+    /// The least seconds that the device could take by its [roofline](Session::roofline), where
+    /// that is known.
     pub least_seconds: Option<f64>,
 }
 
-/// When the steps of a run began and ended: by the device's clock, where it has one, else by the host's.
+/// When the steps of a run began and ended: by the device's clock, where it has one, else by the
+/// host's.
 pub(super) struct StepClock {
     began: Instant,
     on_device: bool,
@@ -45,7 +48,11 @@ pub(super) struct StepClock {
 
 impl StepClock {
     pub fn start(memory: &mut Backend) -> StepClock {
-        StepClock { on_device: memory.begin_marks(), began: Instant::now(), host: Vec::new() }
+        StepClock {
+            on_device: memory.begin_marks(),
+            began: Instant::now(),
+            host: Vec::new(),
+        }
     }
 
     /// Notes that a step begins or ends.
@@ -59,16 +66,23 @@ impl StepClock {
 
     /// When each step began and ended, in seconds from the start.
     fn steps(&self, memory: &Backend) -> Result<Vec<[f64; 2]>> {
-        let marks = if self.on_device { memory.marks()? } else { self.host.clone() };
-        Ok(marks.chunks_exact(2).map(|pair| [pair[0], pair[1]]).collect())
+        let marks = if self.on_device {
+            memory.marks()?
+        } else {
+            self.host.clone()
+        };
+        Ok(marks
+            .chunks_exact(2)
+            .map(|pair| [pair[0], pair[1]])
+            .collect())
     }
 }
 
 /// The most that a device can do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Roofline {
-    /// Operations in a second: of products of f32, or of tf32 where [that is asked for](crate::CompileOptions::tf32); of products of halves;
-    /// of all other code.
+    /// Operations in a second: of products of f32, or of tf32 where [that is asked
+    /// for](crate::CompileOptions::tf32); of products of halves; of all other code.
     pub flops: [f64; 3],
     /// Bytes from or to memory in a second.
     pub bytes: f64,
@@ -77,7 +91,8 @@ pub struct Roofline {
 }
 
 impl Roofline {
-    /// The least time of so many operations of a product, of halves or not, and of its code, and of so many bytes.
+    /// The least time of so many operations of a product, of halves or not, and of its code, and of
+    /// so many bytes.
     fn least_seconds(&self, [product, code]: [u64; 2], halves: bool, bytes: u64) -> f64 {
         let [exact, half, rest] = self.flops;
         let computing = product as f64 / if halves { half } else { exact } + code as f64 / rest;
@@ -102,10 +117,21 @@ pub(super) struct Recording {
 
 impl Recording {
     /// Writes down what a kernel was handed, once it has run.
-    pub(super) fn note(&mut self, inner: &Compiled, at: usize, args: &[Region], workspace: Region, slab: Region) {
+    pub(super) fn note(
+        &mut self,
+        inner: &Compiled,
+        at: usize,
+        args: &[Region],
+        workspace: Region,
+        slab: Region,
+    ) {
         let seen = |holder: Holder, region: Region| {
             let inside = region.arena == slab.arena && region.offset >= slab.offset;
-            Handed { holder, offset: inside.then(|| region.offset - slab.offset), bytes: region.bytes }
+            Handed {
+                holder,
+                offset: inside.then(|| region.offset - slab.offset),
+                bytes: region.bytes,
+            }
         };
         let step = &inner.steps[at];
         let planned = step.places.iter().zip(args).filter_map(|(place, region)| {
@@ -113,13 +139,22 @@ impl Recording {
             Some(seen(Holder::Buffer(BufferId(buffer)), *region))
         });
         let own = seen(Holder::Workspace(inner.plan.offsets().order[at]), workspace);
-        let handed = planned.chain((workspace.bytes > 0).then_some(own)).collect();
-        self.run.steps.push(RunStep { start_ns: 0, ns: 0, handed });
+        let handed = planned
+            .chain((workspace.bytes > 0).then_some(own))
+            .collect();
+        self.run.steps.push(RunStep {
+            start_ns: 0,
+            ns: 0,
+            handed,
+        });
     }
 
     /// Writes down when its steps ran.
     fn time(&mut self, clock: &StepClock, steps: &[[f64; 2]]) {
-        let before = clock.began.saturating_duration_since(self.began).as_secs_f64();
+        let before = clock
+            .began
+            .saturating_duration_since(self.began)
+            .as_secs_f64();
         let ns = |seconds: f64| (1e9 * seconds).round() as u64;
         for (step, [began, ended]) in self.run.steps.iter_mut().zip(steps) {
             (step.start_ns, step.ns) = (ns(before + began), ns(ended - began));
@@ -148,26 +183,40 @@ impl Session {
         self.memory.settle()
     }
 
-    /// Bytes that the device's driver has given this process, or on the CPU the session's arenas hold.
+    /// Bytes that the device's driver has given this process, or on the CPU the session's arenas
+    /// hold.
     pub fn device_bytes(&self) -> u64 {
         self.memory.reserved_bytes()
     }
 
-    /// Runs a program once and writes down which bytes of the slab each of its kernels was really handed, and when; see
+    /// Runs a program once and writes down which bytes of the slab each of its kernels was really
+    /// handed, and when; see
     /// [`Plan::html`](crate::Plan::html).
     ///
     /// # Errors
     /// As [`Session::run`].
     pub fn record<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<Run> {
-        self.recording = Some(Recording { run: Run::default(), began: Instant::now() });
+        self.recording = Some(Recording {
+            run: Run::default(),
+            began: Instant::now(),
+        });
         let result = self.run(program, feed).map(|_| ());
-        let run = self.recording.take().map_or_else(Run::default, |recording| recording.run);
+        let run = self
+            .recording
+            .take()
+            .map_or_else(Run::default, |recording| recording.run);
         result.map(|()| run)
     }
 
-    /// Runs a program `steps` times and returns what each of its kernels took at its fastest, in the order of
+    /// Runs a program `steps` times and returns what each of its kernels took at its fastest, in
+    /// the order of
     /// [`Plan::steps`](crate::Plan::steps).
-    pub fn profile<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed, steps: u32) -> Result<Vec<KernelTime>> {
+    pub fn profile<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: impl Feed,
+        steps: u32,
+    ) -> Result<Vec<KernelTime>> {
         let inner = self.planned_for(program, &feed)?;
         self.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
@@ -179,40 +228,76 @@ impl Session {
             let [product, code] = spec.map_or([0; 2], |spec| operations(spec, &sizes));
             let bytes = spec.map_or(0, |spec| moved(spec, &sizes));
             let half = spec.is_some_and(multiplies_halves);
-            let least_seconds = roofline.as_ref().map(|roofline| roofline.least_seconds([product, code], half, bytes));
-            let (name, location, flops) = (step.name.clone(), step.origin.location, product.saturating_add(code));
-            KernelTime { name, location, seconds, flops, bytes, least_seconds }
+            let least_seconds = roofline
+                .as_ref()
+                .map(|roofline| roofline.least_seconds([product, code], half, bytes));
+            let (name, location, flops) = (
+                step.name.clone(),
+                step.origin.location,
+                product.saturating_add(code),
+            );
+            KernelTime {
+                name,
+                location,
+                seconds,
+                flops,
+                bytes,
+                least_seconds,
+            }
         };
         Ok(inner.steps.iter().zip(fastest).map(time).collect())
     }
 
-    /// The most that the device can do, by its attributes; `None` of the CPU, and where the driver does not say.
+    /// The most that the device can do, by its attributes; `None` of the CPU, and where the driver
+    /// does not say.
     pub fn roofline(&self) -> Option<Roofline> {
         #[cfg(feature = "cuda")]
         if let Device::Cuda(ordinal) = self.device {
             let rates = slabwise_cuda::driver::rates(ordinal).ok()??;
-            let product = if self.options.tf32 { rates.tf32 } else { rates.f32 };
+            let product = if self.options.tf32 {
+                rates.tf32
+            } else {
+                rates.f32
+            };
             let of = [product, rates.half, rates.f32];
-            return Some(Roofline { flops: of, bytes: rates.bytes, source: rates.to_string() });
+            return Some(Roofline {
+                flops: of,
+                bytes: rates.bytes,
+                source: rates.to_string(),
+            });
         }
         None
     }
 
-    /// The bytes of the slab that a run really touches, measured by filling it with a pattern and looking for the last byte
-    /// that changed. Runs the program twice, with two patterns; weights and state are put back as they were.
-    pub fn measure_touched<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<u64> {
+    /// The bytes of the slab that a run really touches, measured by filling it with a pattern and
+    /// looking for the last byte that changed. Runs the program twice, with two patterns; weights
+    /// and state are put back as they were.
+    pub fn measure_touched<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: impl Feed,
+    ) -> Result<u64> {
         self.planned_for(program, &feed)?;
-        let slab = self.slab.ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let kept = self.variables.iter().map(|v| self.memory.look(&v.region, |memory, region| memory.bytes(region).to_vec()));
+        let slab = self
+            .slab
+            .ok_or_else(|| Error::Internal("a program without a slab".into()))?;
+        let kept = self.variables.iter().map(|v| {
+            self.memory
+                .look(&v.region, |memory, region| memory.bytes(region).to_vec())
+        });
         let kept: Vec<Vec<u8>> = kept.collect::<Result<_>>()?;
         let mut touched = 0;
         for pattern in [0xA5u8, 0x5A] {
             self.memory.fill(&slab, pattern)?;
             self.run(program, &feed)?;
-            let last = self.memory.look(&slab, |memory, slab| memory.bytes(slab).iter().rposition(|b| *b != pattern))?;
+            let last = self.memory.look(&slab, |memory, slab| {
+                memory.bytes(slab).iter().rposition(|b| *b != pattern)
+            })?;
             touched = touched.max(last.map_or(0, |l| l as u64 + 1));
             for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.edit(&variable.region, |memory, region| memory.bytes_mut(region).copy_from_slice(bytes))?;
+                self.memory.edit(&variable.region, |memory, region| {
+                    memory.bytes_mut(region).copy_from_slice(bytes)
+                })?;
             }
         }
         Ok(touched)

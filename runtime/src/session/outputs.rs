@@ -19,18 +19,37 @@ impl Session {
         slab: Region,
     ) -> Result<[Output<'_>; N]> {
         let place = |b: usize| inner.place_in(slab, b);
-        let buffers: [Option<Buffer>; N] = self.give_donated(inner, feed, env, &mut |b| place(b))?;
+        let buffers: [Option<Buffer>; N] =
+            self.give_donated(inner, feed, env, &mut |b| place(b))?;
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
-            *region = if inner.buffers[b].found { self.found_region(b, slab)? } else { place(b) };
+            *region = if inner.buffers[b].found {
+                self.found_region(b, slab)?
+            } else {
+                place(b)
+            };
         }
-        Ok(std::array::from_fn(|i| self.output(inner, i, regions[i], env, buffers[i].clone())))
+        Ok(std::array::from_fn(|i| {
+            self.output(inner, i, regions[i], env, buffers[i].clone())
+        }))
     }
 
-    pub(crate) fn output(&self, inner: &Compiled, i: usize, region: Region, env: &Env, buffer: Option<Buffer>) -> Output<'_> {
+    pub(crate) fn output(
+        &self,
+        inner: &Compiled,
+        i: usize,
+        region: Region,
+        env: &Env,
+        buffer: Option<Buffer>,
+    ) -> Output<'_> {
         let planned = &inner.buffers[inner.outputs[i]];
         let lengths = lengths(&planned.dims, env);
         let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
-        Output { shown: Shown::new(&self.memory, region.part(0, bytes as u64)), dtype: planned.dtype, lengths, buffer }
+        Output {
+            shown: Shown::new(&self.memory, region.part(0, bytes as u64)),
+            dtype: planned.dtype,
+            lengths,
+            buffer,
+        }
     }
 }

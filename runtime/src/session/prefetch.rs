@@ -1,11 +1,13 @@
 //! Inputs that arrive while a step runs.
 //!
-//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n - 1` more, which take the
-//! batches that come next: on the CPU a thread copies them there, on a CUDA device they are written to pinned memory of the
-//! host and travel on a stream of their own. A batch moves from the ring to its places when its step begins. So every step
-//! runs at the same addresses, inputs share bytes of the slab with what lives after them as without slots, and each
-//! slot more takes the bytes of the inputs once more. (To run steps in the slots themselves, in turn, would save that
-//! move, and take `n` slots of their own for the whole step, and `n` recorded steps of a device that replays them.)
+//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n
+//! - 1` more, which take the batches that come next: on the CPU a thread copies them there, on a
+//! CUDA device they are written to pinned memory of the host and travel on a stream of their own. A
+//! batch moves from the ring to its places when its step begins. So every step runs at the same
+//! addresses, inputs share bytes of the slab with what lives after them as without slots, and each
+//! slot more takes the bytes of the inputs once more. (To run steps in the slots themselves, in
+//! turn, would save that move, and take `n` slots of their own for the whole step, and `n` recorded
+//! steps of a device that replays them.)
 
 use std::sync::Arc;
 
@@ -54,10 +56,11 @@ pub(super) struct Ring {
 }
 
 impl Session {
-    /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise. Programs compiled from now on
-    /// can take up to `slots - 1` batches [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs
-    /// as often, and on a CUDA device as much of the host's memory is pinned; those with [free](crate::Dim::free) lengths take
-    /// none. Results do not depend on it.
+    /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise.
+    /// Programs compiled from now on can take up to `slots - 1` batches
+    /// [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs as
+    /// often, and on a CUDA device as much of the host's memory is pinned; those with
+    /// [free](crate::Dim::free) lengths take none. Results do not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
         self.slots_of_inputs = slots.max(1);
@@ -75,7 +78,11 @@ impl Session {
         let part = |input: &crate::program::InputSlot| {
             let offset = stride;
             stride += input.buffer.map_or(0, |b| inner.buffers[b].place.bytes);
-            Part { buffer: input.buffer, offset, dtype: input.dtype }
+            Part {
+                buffer: input.buffer,
+                offset,
+                dtype: input.dtype,
+            }
         };
         let parts: Arc<[Part]> = inner.inputs.iter().map(part).collect();
         let bytes = inner.plan.persistent().ahead;
@@ -86,17 +93,26 @@ impl Session {
         let region = self.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
         let number = self.memory.open_ring(&region, ahead, inner.copies.len())?;
         let slots = Slots::new(ahead);
-        let ring = Ring { region, stride, parts, slots, number, used: 0, failed: None };
+        let ring = Ring {
+            region,
+            stride,
+            parts,
+            slots,
+            number,
+            used: 0,
+            failed: None,
+        };
         self.rings.push(ring);
         Ok(Some(self.rings.len() - 1))
     }
 
-    /// Runs a program on the next of these batches, while up to one less than [the slots](Session::with_prefetch) of those that
-    /// follow are copied to the device; nothing once all have run. Call it with the same batches until then.
+    /// Runs a program on the next of these batches, while up to one less than [the
+    /// slots](Session::with_prefetch) of those that follow are copied to the device; nothing once
+    /// all have run. Call it with the same batches until then.
     ///
     /// # Errors
-    /// As [`Session::run`]; what is wrong with a batch is told when it is its turn, and the next call goes on with the one
-    /// after it.
+    /// As [`Session::run`]; what is wrong with a batch is told when it is its turn, and the next
+    /// call goes on with the one after it.
     pub fn run_ahead<const N: usize, F>(
         &mut self,
         program: &Program<N>,
@@ -118,7 +134,8 @@ impl Session {
             return self.rings[ring].failed.take().map_or(Ok(None), Err);
         }
         let mut env = self.take_slot(inner, ring)?;
-        // What is run at once overlaps with copies that were started before it; what is only asked for, with those started after.
+        // What is run at once overlaps with copies that were started before it; what is only asked
+        // for, with those started after.
         let at_once = self.memory.host().is_some();
         if at_once {
             self.fill_slots(inner, ring, batches);
@@ -131,12 +148,17 @@ impl Session {
         self.outputs(inner, &(), &env, slab).map(Some)
     }
 
-    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for [`Session::run_prefetched`]. On
-    /// a CUDA device, indices out of range are found here.
+    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for
+    /// [`Session::run_prefetched`]. On a CUDA device, indices out of range are found here.
     ///
     /// # Errors
-    /// If the batch does not fit the program, one of its inputs is no array of the host, or no slot is free.
-    pub fn prefetch<const N: usize>(&mut self, program: &Program<N>, batch: impl Feed + Send + 'static) -> Result<()> {
+    /// If the batch does not fit the program, one of its inputs is no array of the host, or no slot
+    /// is free.
+    pub fn prefetch<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        batch: impl Feed + Send + 'static,
+    ) -> Result<()> {
         let inner = &program.inner;
         self.ready(inner)?;
         let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
@@ -147,7 +169,10 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::run`], and if there is none.
-    pub fn run_prefetched<const N: usize>(&mut self, program: &Program<N>) -> Result<[Output<'_>; N]> {
+    pub fn run_prefetched<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+    ) -> Result<[Output<'_>; N]> {
         let inner = &program.inner;
         self.ready(inner)?;
         let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
@@ -165,14 +190,24 @@ impl Session {
     }
 
     /// Fills free slots for as long as there are batches, up to the first that is wrong.
-    fn fill_slots<F: Feed + Send + 'static>(&mut self, inner: &Compiled, ring: usize, batches: &mut impl Iterator<Item = F>) {
+    fn fill_slots<F: Feed + Send + 'static>(
+        &mut self,
+        inner: &Compiled,
+        ring: usize,
+        batches: &mut impl Iterator<Item = F>,
+    ) {
         while self.rings[ring].failed.is_none() && self.rings[ring].slots.free().is_some() {
             let Some(batch) = batches.next() else { return };
             self.rings[ring].failed = self.fill_slot(inner, ring, batch).err();
         }
     }
 
-    fn fill_slot(&mut self, inner: &Compiled, ring: usize, batch: impl Feed + Send + 'static) -> Result<()> {
+    fn fill_slot(
+        &mut self,
+        inner: &Compiled,
+        ring: usize,
+        batch: impl Feed + Send + 'static,
+    ) -> Result<()> {
         let env = inner.sizes(&batch)?;
         let mut elsewhere = None;
         batch.each(&mut |at, source| {
@@ -182,11 +217,25 @@ impl Session {
         });
         if let Some(at) = elsewhere {
             let message = "it is a buffer of the device, which needs no copy ahead; run the step with it instead".into();
-            return Err(Error::Input { name: inner.inputs[at].name.to_string(), message });
+            return Err(Error::Input {
+                name: inner.inputs[at].name.to_string(),
+                message,
+            });
         }
-        let Ring { region, stride, parts, slots, number, used, .. } = &mut self.rings[ring];
+        let Ring {
+            region,
+            stride,
+            parts,
+            slots,
+            number,
+            used,
+            ..
+        } = &mut self.rings[ring];
         let Some(slot) = slots.free() else {
-            let message = format!("all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one", inner.name);
+            let message = format!(
+                "all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one",
+                inner.name
+            );
             return Err(Error::Value(message));
         };
         let to = region.part(slot * *stride, *stride);
@@ -196,7 +245,10 @@ impl Session {
                 // The thread knows slots by their regions alone.
                 let _ = number;
                 let parts = Arc::clone(parts);
-                Some(memory.start_fill(&to, Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ()))))
+                Some(memory.start_fill(
+                    &to,
+                    Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ())),
+                ))
             }
             #[cfg(feature = "cuda")]
             Backend::Cuda(gpu) => {
@@ -220,24 +272,39 @@ impl Session {
     fn take_slot(&mut self, inner: &Compiled, ring: usize) -> Result<Env> {
         let slab = self.slab()?;
         if self.rings[ring].slots.first().is_none() {
-            return Err(Error::Value(format!("no batch was prefetched for \"{}\"", inner.name)));
+            return Err(Error::Value(format!(
+                "no batch was prefetched for \"{}\"",
+                inner.name
+            )));
         }
         // What an earlier run met is told before this batch leaves its slot.
         self.memory.begin_inputs()?;
-        let Ring { region, stride, parts, slots, number, .. } = &mut self.rings[ring];
+        let Ring {
+            region,
+            stride,
+            parts,
+            slots,
+            number,
+            ..
+        } = &mut self.rings[ring];
         let (Some(slot), Some(Batch { ticket, env })) = (slots.first(), slots.take()) else {
             return Err(Error::Internal("a slot holds no batch".into()));
         };
         let planned = |part: &Part| {
             let buffer = &inner.buffers[part.buffer?];
-            Some((part.offset, slab.part(buffer.place.offset, buffer.bytes_at(&env))))
+            Some((
+                part.offset,
+                slab.part(buffer.place.offset, buffer.bytes_at(&env)),
+            ))
         };
         let moves = parts.iter().filter_map(planned);
         match &mut self.memory {
             Backend::Cpu(memory) => {
                 let _ = number;
                 let from = region.part(slot * *stride, *stride);
-                ticket.into_iter().for_each(|ticket| memory.wait_for(ticket));
+                ticket
+                    .into_iter()
+                    .for_each(|ticket| memory.wait_for(ticket));
                 moves.for_each(|(offset, to)| memory.copy(&from.part(offset, to.bytes), &to));
             }
             #[cfg(feature = "cuda")]
@@ -257,12 +324,29 @@ impl Session {
 }
 
 /// Writes the inputs of a batch to their parts of a slot, and shows each to `look` as it was given.
-fn write(batch: &dyn Feed, parts: &[Part], bytes: &mut [u8], look: &mut dyn FnMut(usize, DType, &[u8])) {
+fn write(
+    batch: &dyn Feed,
+    parts: &[Part],
+    bytes: &mut [u8],
+    look: &mut dyn FnMut(usize, DType, &[u8]),
+) {
     batch.each(&mut |at, source| {
-        let Source::Host { dtype, elements, copy, .. } = source else { return };
-        let Some(part) = parts.get(at).filter(|part| part.buffer.is_some()) else { return };
+        let Source::Host {
+            dtype,
+            elements,
+            copy,
+            ..
+        } = source
+        else {
+            return;
+        };
+        let Some(part) = parts.get(at).filter(|part| part.buffer.is_some()) else {
+            return;
+        };
         let start = part.offset as usize;
-        let Some(to) = bytes.get_mut(start..start + elements * dtype.bytes()) else { return };
+        let Some(to) = bytes.get_mut(start..start + elements * dtype.bytes()) else {
+            return;
+        };
         copy(to);
         if part.dtype == DType::Bool {
             to.iter_mut().for_each(|byte| *byte = u8::from(*byte != 0));

@@ -19,16 +19,25 @@ impl Session {
     /// The counters that a program brings.
     ///
     /// # Errors
-    /// If a counter counts the updates of other weights, or by another rule, in a program compiled before: what follows the
-    /// count, such as the correction of Adam's averages, would be wrong for both.
+    /// If a counter counts the updates of other weights, or by another rule, in a program compiled
+    /// before: what follows the count, such as the correction of Adam's averages, would be wrong
+    /// for both.
     pub(super) fn new_counters(&self, name: &str, graph: &Graph) -> Result<Vec<SharedCounter>> {
         let mut fresh = Vec::new();
         for counter in &graph.counters {
             let of = |v: &u32| graph.variables[*v as usize].name.clone();
             let mut counts: Vec<Arc<str>> = counter.counts.iter().map(of).collect();
             counts.sort();
-            let here = SharedCounter { counter: of(&counter.variable), program: name.into(), counts };
-            match self.counters.iter().find(|known| known.counter == here.counter) {
+            let here = SharedCounter {
+                counter: of(&counter.variable),
+                program: name.into(),
+                counts,
+            };
+            match self
+                .counters
+                .iter()
+                .find(|known| known.counter == here.counter)
+            {
                 None => fresh.push(here),
                 Some(known) if known.counts == here.counts => {}
                 Some(known) => return Err(known.clash(&here)),
@@ -44,7 +53,9 @@ impl Session {
     /// Makes the averages among the variables from `first` on what their weights are.
     pub(crate) fn restart_averages(&mut self, first: usize) -> Result<()> {
         for at in first..self.variables.len() {
-            let Some(of) = &self.variables[at].info.average_of else { continue };
+            let Some(of) = &self.variables[at].info.average_of else {
+                continue;
+            };
             if let Some(&weight) = self.by_name.get(of) {
                 let (from, to) = (self.variables[weight].region, self.variables[at].region);
                 self.memory.copy(&from, &to)?;
@@ -57,10 +68,23 @@ impl Session {
 impl SharedCounter {
     fn clash(&self, other: &SharedCounter) -> Error {
         let only = |a: &SharedCounter, b: &SharedCounter| {
-            let found: Vec<&str> = a.counts.iter().filter(|name| !b.counts.contains(name)).map(|name| &**name).collect();
-            let more = if found.len() > 3 { format!(" and {} more", found.len() - 3) } else { String::new() };
+            let found: Vec<&str> = a
+                .counts
+                .iter()
+                .filter(|name| !b.counts.contains(name))
+                .map(|name| &**name)
+                .collect();
+            let more = if found.len() > 3 {
+                format!(" and {} more", found.len() - 3)
+            } else {
+                String::new()
+            };
             let shown = found[..found.len().min(3)].join("\", \"");
-            if found.is_empty() { "nothing else".to_string() } else { format!("\"{shown}\"{more}") }
+            if found.is_empty() {
+                "nothing else".to_string()
+            } else {
+                format!("\"{shown}\"{more}")
+            }
         };
         Error::Value(format!(
             "\"{}\" and \"{}\" both count their steps in \"{}\" but do not update the same: the first also {}, the second also {}; \

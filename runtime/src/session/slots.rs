@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// A circular buffer of batches: batch `b` lies in slot `b` modulo their number, from when it is filled until it is taken.
+/// A circular buffer of batches: batch `b` lies in slot `b` modulo their number, from when it is
+/// filled until it is taken.
 #[derive(Debug)]
 pub(super) struct Slots<Held> {
     slots: u64,
@@ -12,7 +13,11 @@ pub(super) struct Slots<Held> {
 
 impl<Held> Slots<Held> {
     pub fn new(slots: usize) -> Self {
-        Slots { slots: slots as u64, filled: 0, held: VecDeque::with_capacity(slots) }
+        Slots {
+            slots: slots as u64,
+            filled: 0,
+            held: VecDeque::with_capacity(slots),
+        }
     }
 
     /// The slot of the next batch, if it is free.
@@ -50,27 +55,36 @@ mod tests {
         Read { batch: u64, slot: u64 },
     }
 
-    /// What is wrong with what was done to slots, if anything: each batch is read in its turn where it was written, and no
-    /// slot is written before the last read of what it held. By the definition, from the accesses alone.
+    /// What is wrong with what was done to slots, if anything: each batch is read in its turn where
+    /// it was written, and no slot is written before the last read of what it held. By the
+    /// definition, from the accesses alone.
     fn check(slots: u64, accesses: &[Access]) -> Result<(), String> {
         let mut holds: Vec<Option<u64>> = vec![None; slots as usize];
         let (mut written, mut read) = (0, 0);
         for access in accesses {
             match *access {
                 Access::Write { batch, slot } => {
-                    let there = holds.get_mut(slot as usize).ok_or_else(|| format!("there is no slot {slot}"))?;
+                    let there = holds
+                        .get_mut(slot as usize)
+                        .ok_or_else(|| format!("there is no slot {slot}"))?;
                     if let Some(held) = there.replace(batch) {
-                        return Err(format!("batch {batch} is written to slot {slot} before the last read of batch {held}"));
+                        return Err(format!(
+                            "batch {batch} is written to slot {slot} before the last read of batch {held}"
+                        ));
                     }
                     if batch != written {
-                        return Err(format!("batch {batch} is written when batch {written} is due"));
+                        return Err(format!(
+                            "batch {batch} is written when batch {written} is due"
+                        ));
                     }
                     written += 1;
                 }
                 Access::Read { batch, slot } => {
                     let held = holds.get_mut(slot as usize).and_then(Option::take);
                     if held != Some(batch) {
-                        return Err(format!("batch {batch} is read from slot {slot}, which holds {held:?}"));
+                        return Err(format!(
+                            "batch {batch} is read from slot {slot}, which holds {held:?}"
+                        ));
                     }
                     if batch != read {
                         return Err(format!("batch {batch} is read when batch {read} is due"));
@@ -99,7 +113,11 @@ mod tests {
                 } else {
                     let (first, taken) = (ring.first(), ring.take());
                     assert_eq!(first.is_some(), taken.is_some());
-                    accesses.extend(first.zip(taken).map(|(slot, batch)| Access::Read { batch, slot }));
+                    accesses.extend(
+                        first
+                            .zip(taken)
+                            .map(|(slot, batch)| Access::Read { batch, slot }),
+                    );
                 }
             }
             check(slots, &accesses).expect("right");
@@ -112,10 +130,22 @@ mod tests {
         let write = |batch, slot| Access::Write { batch, slot };
         let read = |batch, slot| Access::Read { batch, slot };
         let wrong = |slots, accesses: &[Access]| check(slots, accesses).expect_err("wrong");
-        assert_eq!(wrong(1, &[write(0, 0), write(1, 0)]), "batch 1 is written to slot 0 before the last read of batch 0");
-        assert_eq!(wrong(2, &[write(0, 0), read(0, 1)]), "batch 0 is read from slot 1, which holds None");
-        assert_eq!(wrong(2, &[write(0, 0), write(1, 1), read(1, 1)]), "batch 1 is read when batch 0 is due");
-        assert_eq!(wrong(2, &[write(1, 1)]), "batch 1 is written when batch 0 is due");
+        assert_eq!(
+            wrong(1, &[write(0, 0), write(1, 0)]),
+            "batch 1 is written to slot 0 before the last read of batch 0"
+        );
+        assert_eq!(
+            wrong(2, &[write(0, 0), read(0, 1)]),
+            "batch 0 is read from slot 1, which holds None"
+        );
+        assert_eq!(
+            wrong(2, &[write(0, 0), write(1, 1), read(1, 1)]),
+            "batch 1 is read when batch 0 is due"
+        );
+        assert_eq!(
+            wrong(2, &[write(1, 1)]),
+            "batch 1 is written when batch 0 is due"
+        );
         assert_eq!(wrong(1, &[write(0, 1)]), "there is no slot 1");
         assert_eq!(check(1, &[write(0, 0), read(0, 0), write(1, 0)]), Ok(()));
     }

@@ -1,10 +1,12 @@
 //! Which steps of a program a device does by one launch.
 //!
-//! An optimizer's updates are one small program over many parameters, and so are the sums over a batch that the gradients of biases
-//! are: loops that come to the same function ([`slabwise_cuda::lower_many`]). In the plan's order they stand apart, since each
-//! runs as soon as its gradient is there, so that the gradient's bytes can be used again. Here they are brought together
-//! without asking for another plan: a step is put off to a later one's turn only past steps that touch none of the bytes it
-//! writes and write none of those it reads. So every step computes what it did, and offsets and peak stay as they were planned.
+//! An optimizer's updates are one small program over many parameters, and so are the sums over a
+//! batch that the gradients of biases are: loops that come to the same function
+//! ([`slabwise_cuda::lower_many`]). In the plan's order they stand apart, since each runs as soon
+//! as its gradient is there, so that the gradient's bytes can be used again. Here they are brought
+//! together without asking for another plan: a step is put off to a later one's turn only past
+//! steps that touch none of the bytes it writes and write none of those it reads. So every step
+//! computes what it did, and offsets and peak stay as they were planned.
 
 use slabwise_cuda::Target;
 
@@ -24,17 +26,43 @@ pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
     }
     let invalid = |e: slabwise_kernels::cpu::SpecError| Error::Internal(e.to_string());
     let bounds = inner.symbols.bounds();
-    let specs: Vec<_> =
-        inner.steps.iter().map(|step| if let Some(Kernel::Cuda(spec, _)) = step.kernel() { Some(&**spec) } else { None }).collect();
+    let specs: Vec<_> = inner
+        .steps
+        .iter()
+        .map(|step| {
+            if let Some(Kernel::Cuda(spec, _)) = step.kernel() {
+                Some(&**spec)
+            } else {
+                None
+            }
+        })
+        .collect();
     let is_guarded = Guarded::of(inner);
     let guarded = |at: usize| is_guarded.step(&inner.steps[at]);
-    let all: Vec<Vec<Touched>> = inner.steps.iter().map(|step| touched(inner, step, is_guarded)).collect();
-    let clear = |a: usize, b: usize| all[a].iter().all(|x| all[b].iter().all(|y| !x.conflicts(y)));
+    let all: Vec<Vec<Touched>> = inner
+        .steps
+        .iter()
+        .map(|step| touched(inner, step, is_guarded))
+        .collect();
+    let clear = |a: usize, b: usize| {
+        all[a]
+            .iter()
+            .all(|x| all[b].iter().all(|y| !x.conflicts(y)))
+    };
     // Steps of one function, in their order.
     let mut kinds: Vec<(String, Vec<usize>)> = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(spec) = spec else { continue };
-        let Some(name) = slabwise_cuda::shared_name(spec, &bounds, &Target { guarded: guarded(at), ..target }).map_err(invalid)? else {
+        let Some(name) = slabwise_cuda::shared_name(
+            spec,
+            &bounds,
+            &Target {
+                guarded: guarded(at),
+                ..target
+            },
+        )
+        .map_err(invalid)?
+        else {
             continue;
         };
         match kinds.iter_mut().find(|(known, _)| *known == name) {
@@ -46,18 +74,25 @@ pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
     for (_, steps) in kinds {
         for members in together(&steps, &clear) {
             let own: Vec<_> = members.iter().filter_map(|&at| specs[at]).collect();
-            let target = Target { guarded: guarded(members[0]), ..target };
+            let target = Target {
+                guarded: guarded(members[0]),
+                ..target
+            };
             let mut lowered = slabwise_cuda::lower_many(&own, &bounds, &target).map_err(invalid)?;
             if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
-                groups.push(Group { members, kernel: one.lowered });
+                groups.push(Group {
+                    members,
+                    kernel: one.lowered,
+                });
             }
         }
     }
     Ok(groups)
 }
 
-/// Those of these steps, ascending, that can be done with a later one, in groups of two and more; `clear` tells whether two
-/// steps may change places. A group is closed when one of its steps can be put off no further, which makes the fewest groups.
+/// Those of these steps, ascending, that can be done with a later one, in groups of two and more;
+/// `clear` tells whether two steps may change places. A group is closed when one of its steps can
+/// be put off no further, which makes the fewest groups.
 fn together(steps: &[usize], clear: &dyn Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let (mut found, mut open) = (Vec::new(), Vec::<usize>::new());
     for &next in steps {
@@ -79,7 +114,8 @@ mod tests {
 
     use super::*;
 
-    /// Random steps on few bytes: whatever is brought together, each byte sees its reads and writes in the order it did.
+    /// Random steps on few bytes: whatever is brought together, each byte sees its reads and writes
+    /// in the order it did.
     #[test]
     fn steps_are_put_off_past_nothing_that_they_meet() {
         arbtest::arbtest(|u| {
@@ -96,28 +132,53 @@ mod tests {
                     kind.push(at);
                 }
             }
-            let clear = |a: usize, b: usize| bytes[a].iter().all(|x| bytes[b].iter().all(|y| x.0 != y.0 || !(x.1 || y.1)));
-            let groups: Vec<Vec<usize>> = kinds.iter().flat_map(|steps| together(steps, &clear)).collect();
+            let clear = |a: usize, b: usize| {
+                bytes[a]
+                    .iter()
+                    .all(|x| bytes[b].iter().all(|y| x.0 != y.0 || !(x.1 || y.1)))
+            };
+            let groups: Vec<Vec<usize>> = kinds
+                .iter()
+                .flat_map(|steps| together(steps, &clear))
+                .collect();
             // When each step runs, by the definition: with the last of its group.
-            let turn = |at: usize| groups.iter().find(|g| g.contains(&at)).map_or(at, |g| g[g.len() - 1]);
+            let turn = |at: usize| {
+                groups
+                    .iter()
+                    .find(|g| g.contains(&at))
+                    .map_or(at, |g| g[g.len() - 1])
+            };
             for a in 0..count {
                 for b in a + 1..count {
                     let swapped = turn(a) >= turn(b);
-                    assert!(!swapped || clear(a, b), "{a} and {b} of {bytes:?} in {groups:?}");
+                    assert!(
+                        !swapped || clear(a, b),
+                        "{a} and {b} of {bytes:?} in {groups:?}"
+                    );
                 }
             }
             let members: Vec<usize> = groups.concat();
             assert_eq!(members.iter().collect::<HashSet<_>>().len(), members.len());
             // As few launches as any choice of turns could have: every step has one in its reach.
             for steps in kinds.iter().filter(|steps| !steps.is_empty()) {
-                let reaches = |at: usize, to: usize| at <= to && (at + 1..=to).all(|other| clear(at, other));
+                let reaches =
+                    |at: usize, to: usize| at <= to && (at + 1..=to).all(|other| clear(at, other));
                 let enough = |turns: &u32| {
                     let chosen = |at: &usize| turns >> at & 1 != 0;
-                    steps.iter().all(|&at| steps.iter().filter(|to| chosen(to)).any(|&to| reaches(at, to)))
+                    steps.iter().all(|&at| {
+                        steps
+                            .iter()
+                            .filter(|to| chosen(to))
+                            .any(|&to| reaches(at, to))
+                    })
                 };
                 let fewest = (1u32..1 << count).filter(enough).map(u32::count_ones).min();
                 let taken: HashSet<usize> = steps.iter().map(|&at| turn(at)).collect();
-                assert_eq!(Some(taken.len() as u32), fewest, "{steps:?} of {bytes:?} in {groups:?}");
+                assert_eq!(
+                    Some(taken.len() as u32),
+                    fewest,
+                    "{steps:?} of {bytes:?} in {groups:?}"
+                );
             }
             Ok(())
         });

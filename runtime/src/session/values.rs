@@ -1,4 +1,5 @@
-//! What lies on the device between runs, read and written: weights, state, and buffers of the user's.
+//! What lies on the device between runs, read and written: weights, state, and buffers of the
+//! user's.
 
 use std::sync::Arc;
 
@@ -17,7 +18,11 @@ use crate::words;
 
 impl Session {
     /// Puts an array into memory of its own that stays between runs.
-    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, T>) -> Result<Buffer>
+    pub fn upload<T: Element + crate::feed::ToBytes, S, D>(
+        &mut self,
+        name: &str,
+        array: &ndarray::ArrayBase<S, D, T>,
+    ) -> Result<Buffer>
     where
         S: ndarray::Data<Elem = T>,
         D: ndarray::Dimension,
@@ -25,24 +30,50 @@ impl Session {
         let bytes = (array.len() * size_of::<T>()) as u64;
         let region = self.reserve(bytes, name)?;
         self.memory.edit(&region, |memory, region| {
-            memory.elements_mut::<T>(region).iter_mut().zip(array).for_each(|(slot, value)| *slot = *value);
+            memory
+                .elements_mut::<T>(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(slot, value)| *slot = *value);
         })?;
-        Ok(self.buffer_at(region, name.into(), T::DTYPE, Lengths::from_slice(array.shape())))
+        Ok(self.buffer_at(
+            region,
+            name.into(),
+            T::DTYPE,
+            Lengths::from_slice(array.shape()),
+        ))
     }
 
     /// A handle for a region of its own.
-    fn buffer_at(&mut self, region: Region, name: Arc<str>, dtype: DType, lengths: Lengths) -> Buffer {
+    fn buffer_at(
+        &mut self,
+        region: Region,
+        name: Arc<str>,
+        dtype: DType,
+        lengths: Lengths,
+    ) -> Buffer {
         let slot = self.free_slots.pop().unwrap_or(self.slots.len());
         match self.slots.get_mut(slot) {
             Some(slot) => slot.region = region,
-            None => self.slots.push(Slot { region, generation: 0, born: 0 }),
+            None => self.slots.push(Slot {
+                region,
+                generation: 0,
+                born: 0,
+            }),
         }
-        Buffer { session: self.id, slot, generation: self.slots[slot].generation, name, dtype, lengths }
+        Buffer {
+            session: self.id,
+            slot,
+            generation: self.slots[slot].generation,
+            name,
+            dtype,
+            lengths,
+        }
     }
 
-    /// Runs a program as [`Session::run`] does and copies each output, on the device, into a buffer of its own, which outlives the
-    /// next run: to feed it to another program, or to the same one later, without a way through the host. [`Session::free`] gives
-    /// its bytes back.
+    /// Runs a program as [`Session::run`] does and copies each output, on the device, into a buffer
+    /// of its own, which outlives the next run: to feed it to another program, or to the same one
+    /// later, without a way through the host. [`Session::free`] gives its bytes back.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -58,12 +89,20 @@ impl Session {
     ///
     /// # Errors
     /// As [`Session::run`], and if there is no memory for the buffers.
-    pub fn run_resident<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<[Buffer; N]> {
-        let made = self.run(program, feed)?.map(|output| (output.shown.region(), output.dtype, output.lengths));
+    pub fn run_resident<const N: usize>(
+        &mut self,
+        program: &Program<N>,
+        feed: impl Feed,
+    ) -> Result<[Buffer; N]> {
+        let made = self
+            .run(program, feed)?
+            .map(|output| (output.shown.region(), output.dtype, output.lengths));
         let mut buffers = Vec::with_capacity(N);
         for (at, (from, dtype, lengths)) in made.into_iter().enumerate() {
             let name = format!("output {at} of \"{}\"", program.plan().name());
-            let copied = self.reserve(from.bytes, &name).and_then(|to| self.memory.copy(&from, &to).map(|()| to));
+            let copied = self
+                .reserve(from.bytes, &name)
+                .and_then(|to| self.memory.copy(&from, &to).map(|()| to));
             match copied {
                 Ok(to) => buffers.push(self.buffer_at(to, name.into(), dtype, lengths)),
                 Err(error) => {
@@ -74,7 +113,9 @@ impl Session {
                 }
             }
         }
-        buffers.try_into().map_err(|_| Error::Internal("a program has another number of outputs than its type says".into()))
+        buffers.try_into().map_err(|_| {
+            Error::Internal("a program has another number of outputs than its type says".into())
+        })
     }
 
     /// Gives a buffer's bytes back; every handle of it is dead after that.
@@ -88,9 +129,10 @@ impl Session {
         Ok(())
     }
 
-    /// Copies the weights and statistics under one path to those of the same names under another, on the device: all of `online.…`
-    /// to `target.…`, as a target network is brought up to date. A path is that of a [scope](crate::Scope), or the full name of one
-    /// weight. Both models are declared in this session's parameters. Gives the number of tensors copied.
+    /// Copies the weights and statistics under one path to those of the same names under another,
+    /// on the device: all of `online.…` to `target.…`, as a target network is brought up to date. A
+    /// path is that of a [scope](crate::Scope), or the full name of one weight. Both models are
+    /// declared in this session's parameters. Gives the number of tensors copied.
     ///
     /// ```
     /// # use slabwise::{nn::Linear, prelude::*};
@@ -105,8 +147,8 @@ impl Session {
     /// ```
     ///
     /// # Errors
-    /// If nothing has the first path, if one of its tensors has no counterpart of its shape and type under the second, or if one path
-    /// lies in the other. Nothing is changed then.
+    /// If nothing has the first path, if one of its tensors has no counterpart of its shape and
+    /// type under the second, or if one path lies in the other. Nothing is changed then.
     pub fn copy_values(&mut self, from: &str, to: &str) -> Result<usize> {
         self.adopt(&Graph::default())?;
         let below = |path: &str, name: &str| match name.strip_prefix(path) {
@@ -115,27 +157,56 @@ impl Session {
             None => false,
         };
         if below(from, to) || below(to, from) {
-            return Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\": one lies in the other")));
+            return Err(Error::Value(format!(
+                "copy_values from \"{from}\" to \"{to}\": one lies in the other"
+            )));
         }
-        let fail = |why: String| Err(Error::Value(format!("copy_values from \"{from}\" to \"{to}\", of which nothing was copied: {why}")));
+        let fail = |why: String| {
+            Err(Error::Value(format!(
+                "copy_values from \"{from}\" to \"{to}\", of which nothing was copied: {why}"
+            )))
+        };
         let mut pairs = Vec::new();
-        for source in self.variables.iter().filter(|v| v.info.is_param && below(from, &v.info.name)) {
+        for source in self
+            .variables
+            .iter()
+            .filter(|v| v.info.is_param && below(from, &v.info.name))
+        {
             let name = format!("{to}{}", &source.info.name[from.len()..]);
             let Some(&at) = self.by_name.get(&*name) else {
-                let params = self.variables.iter().filter(|v| v.info.is_param).map(|v| &*v.info.name);
-                return fail(format!("there is no \"{name}\"{}", words::instead(&name, "weights", params)));
+                let params = self
+                    .variables
+                    .iter()
+                    .filter(|v| v.info.is_param)
+                    .map(|v| &*v.info.name);
+                return fail(format!(
+                    "there is no \"{name}\"{}",
+                    words::instead(&name, "weights", params)
+                ));
             };
             let target = &self.variables[at];
             if (source.info.dtype, &source.info.dims) != (target.info.dtype, &target.info.dims) {
                 let show = |v: &Variable| format!("{} {:?}", v.info.dtype, fixed(&v.info.dims));
-                return fail(format!("\"{}\" is {} and \"{name}\" is {}", source.info.name, show(source), show(target)));
+                return fail(format!(
+                    "\"{}\" is {} and \"{name}\" is {}",
+                    source.info.name,
+                    show(source),
+                    show(target)
+                ));
             }
             pairs.push((source.region, target.region));
         }
         if pairs.is_empty() {
-            let mut paths: Vec<&str> = self.variables.iter().filter_map(|v| v.info.name.split('.').next()).collect();
+            let mut paths: Vec<&str> = self
+                .variables
+                .iter()
+                .filter_map(|v| v.info.name.split('.').next())
+                .collect();
             paths.dedup();
-            return fail(format!("no weight has the path \"{from}\"{}", words::instead(from, "first parts of names", paths)));
+            return fail(format!(
+                "no weight has the path \"{from}\"{}",
+                words::instead(from, "first parts of names", paths)
+            ));
         }
         for (from, to) in &pairs {
             self.memory.copy(from, to)?;
@@ -146,45 +217,109 @@ impl Session {
     /// The elements of a buffer, row-major.
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
         let region = self.resident(buffer)?;
-        let output = Output { shown: Shown::new(&self.memory, region), dtype: buffer.dtype, lengths: buffer.lengths.clone(), buffer: None };
+        let output = Output {
+            shown: Shown::new(&self.memory, region),
+            dtype: buffer.dtype,
+            lengths: buffer.lengths.clone(),
+            buffer: None,
+        };
         output.array()
     }
 
     /// The elements of a weight or state, by name.
     pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
         let variable = self.find(name)?;
-        let lengths: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
-        let values = self.memory.look(&variable.region, |memory, region| -> Vec<f32> {
-            match variable.info.dtype {
-                DType::F32 => memory.elements::<f32>(region).to_vec(),
-                DType::F16 => memory.elements::<f16>(region).iter().map(|h| h.to_f32()).collect(),
-                DType::BF16 => memory.elements::<bf16>(region).iter().map(|h| h.to_f32()).collect(),
-                DType::I32 => memory.elements::<i32>(region).iter().map(|&i| i as f32).collect(),
-                DType::U8 | DType::Bool => memory.bytes(region).iter().map(|&b| f32::from(b)).collect(),
-            }
-        })?;
-        ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values).map_err(|e| Error::Internal(e.to_string()))
+        let lengths: Vec<usize> = variable
+            .info
+            .dims
+            .iter()
+            .map(|d| d.usize_at(&Env::default()))
+            .collect();
+        let values = self
+            .memory
+            .look(&variable.region, |memory, region| -> Vec<f32> {
+                match variable.info.dtype {
+                    DType::F32 => memory.elements::<f32>(region).to_vec(),
+                    DType::F16 => memory
+                        .elements::<f16>(region)
+                        .iter()
+                        .map(|h| h.to_f32())
+                        .collect(),
+                    DType::BF16 => memory
+                        .elements::<bf16>(region)
+                        .iter()
+                        .map(|h| h.to_f32())
+                        .collect(),
+                    DType::I32 => memory
+                        .elements::<i32>(region)
+                        .iter()
+                        .map(|&i| i as f32)
+                        .collect(),
+                    DType::U8 | DType::Bool => {
+                        memory.bytes(region).iter().map(|&b| f32::from(b)).collect()
+                    }
+                }
+            })?;
+        ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values)
+            .map_err(|e| Error::Internal(e.to_string()))
     }
 
-    /// Changes a weight or state between runs; nothing is compiled anew. The array has the variable's shape.
-    pub fn set_value<S, D>(&mut self, name: &str, array: &ndarray::ArrayBase<S, D, f32>) -> Result<()>
+    /// Changes a weight or state between runs; nothing is compiled anew. The array has the
+    /// variable's shape.
+    pub fn set_value<S, D>(
+        &mut self,
+        name: &str,
+        array: &ndarray::ArrayBase<S, D, f32>,
+    ) -> Result<()>
     where
         S: ndarray::Data<Elem = f32>,
         D: ndarray::Dimension,
     {
         let variable = self.find(name)?;
         let (region, dtype) = (variable.region, variable.info.dtype);
-        let expected: Vec<usize> = variable.info.dims.iter().map(|d| d.usize_at(&Env::default())).collect();
+        let expected: Vec<usize> = variable
+            .info
+            .dims
+            .iter()
+            .map(|d| d.usize_at(&Env::default()))
+            .collect();
         if array.shape() != expected {
-            return Err(Error::Value(format!("\"{name}\" is {expected:?}, the array is {:?}", array.shape())));
+            return Err(Error::Value(format!(
+                "\"{name}\" is {expected:?}, the array is {:?}",
+                array.shape()
+            )));
         }
         self.memory.edit(&region, |memory, region| match dtype {
-            DType::F32 => memory.elements_mut::<f32>(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v),
-            DType::F16 => memory.elements_mut::<f16>(region).iter_mut().zip(array).for_each(|(s, v)| *s = f16::from_f32(*v)),
-            DType::BF16 => memory.elements_mut::<bf16>(region).iter_mut().zip(array).for_each(|(s, v)| *s = bf16::from_f32(*v)),
-            DType::I32 => memory.elements_mut::<i32>(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as i32),
-            DType::U8 => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = *v as u8),
-            DType::Bool => memory.bytes_mut(region).iter_mut().zip(array).for_each(|(s, v)| *s = u8::from(*v != 0.0)),
+            DType::F32 => memory
+                .elements_mut::<f32>(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = *v),
+            DType::F16 => memory
+                .elements_mut::<f16>(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = f16::from_f32(*v)),
+            DType::BF16 => memory
+                .elements_mut::<bf16>(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = bf16::from_f32(*v)),
+            DType::I32 => memory
+                .elements_mut::<i32>(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = *v as i32),
+            DType::U8 => memory
+                .bytes_mut(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = *v as u8),
+            DType::Bool => memory
+                .bytes_mut(region)
+                .iter_mut()
+                .zip(array)
+                .for_each(|(s, v)| *s = u8::from(*v != 0.0)),
         })
     }
 }
@@ -200,7 +335,10 @@ mod tests {
         let array = ndarray::Array1::<f32>::zeros(4);
         let mut old = Vec::new();
         for _ in 0..100 {
-            let (a, b) = (session.upload("a", &array).expect("room"), session.upload("b", &array).expect("room"));
+            let (a, b) = (
+                session.upload("a", &array).expect("room"),
+                session.upload("b", &array).expect("room"),
+            );
             old.extend([a.clone(), b.clone()]);
             session.free(a).expect("is alive");
             session.free(b).expect("is alive");
@@ -208,7 +346,10 @@ mod tests {
         assert_eq!(session.slots.len(), 2);
         let last = session.upload("last", &(array + 1.0)).expect("room");
         for buffer in &old {
-            assert!(matches!(session.download::<f32>(buffer), Err(Error::Freed { .. })), "a handle of a freed buffer reads nothing");
+            assert!(
+                matches!(session.download::<f32>(buffer), Err(Error::Freed { .. })),
+                "a handle of a freed buffer reads nothing"
+            );
         }
         assert_eq!(session.download::<f32>(&last).expect("is alive").sum(), 4.0);
     }

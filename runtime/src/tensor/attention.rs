@@ -16,7 +16,8 @@ use crate::ops::{Emit, Op};
 pub enum Mask<'t> {
     /// All to all.
     None,
-    /// Truth values that broadcast to `[batch…, queries, keys]`: what holds is seen. A query that sees nothing gives NaN.
+    /// Truth values that broadcast to `[batch…, queries, keys]`: what holds is seen. A query that
+    /// sees nothing gives NaN.
     Seen(Tensor<'t>),
     /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores.
     Added(Tensor<'t>),
@@ -30,8 +31,9 @@ pub enum Tiles {
     Auto,
     /// All scores `[batch…, queries, keys]`, kept for the way back.
     Whole,
-    /// Those of this many queries at a time, and in inference with `causal` only of the keys they see; the way back makes them
-    /// again, tile by tile. What Dao et al., "FlashAttention" (2022), do within a kernel is here a matter of the plan.
+    /// Those of this many queries at a time, and in inference with `causal` only of the keys they
+    /// see; the way back makes them again, tile by tile. What Dao et al., "FlashAttention" (2022),
+    /// do within a kernel is here a matter of the plan.
     Queries(usize),
 }
 
@@ -46,7 +48,8 @@ impl<'t> Mask<'t> {
 }
 
 impl Tiles {
-    /// The queries in a tile, if there are to be tiles. A number of queries that is not fixed is not cut.
+    /// The queries in a tile, if there are to be tiles. A number of queries that is not fixed is
+    /// not cut.
     fn queries(self, all: Option<usize>) -> Option<usize> {
         let rows = match self {
             Tiles::Auto => all.filter(|&all| all >= 512).map(|_| 128)?,
@@ -58,28 +61,49 @@ impl Tiles {
 }
 
 impl<'t> Tensor<'t> {
-    /// softmax(Q·Kᵀ/√width + mask)·V for queries `[batch…, queries, width]` (this tensor), keys `[batch…, keys, width]` and
-    /// values `[batch…, keys, any]`. If `causal`, query i sees keys 0 to i alone.
+    /// softmax(Q·Kᵀ/√width + mask)·V for queries `[batch…, queries, width]` (this tensor), keys
+    /// `[batch…, keys, width]` and values `[batch…, keys, any]`. If `causal`, query i sees keys 0
+    /// to i alone.
     ///
-    /// Scores take up `queries × keys` numbers, many of them for long sequences: [`Tiles::Auto`] decides how much of that is in
-    /// memory at once; [`attention_in`](Tensor::attention_in) leaves the choice to the caller.
+    /// Scores take up `queries × keys` numbers, many of them for long sequences: [`Tiles::Auto`]
+    /// decides how much of that is in memory at once; [`attention_in`](Tensor::attention_in) leaves
+    /// the choice to the caller.
     #[track_caller]
-    pub fn attention(self, keys: Tensor<'t>, values: Tensor<'t>, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+    pub fn attention(
+        self,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        causal: bool,
+        mask: Mask<'t>,
+    ) -> Tensor<'t> {
         self.attention_in(Tiles::Auto, keys, values, causal, mask)
     }
 
-    /// [`attention`](Tensor::attention) in tiles of the caller's choice; the results differ in rounding alone.
+    /// [`attention`](Tensor::attention) in tiles of the caller's choice; the results differ in
+    /// rounding alone.
     #[track_caller]
-    pub fn attention_in(self, tiles: Tiles, keys: Tensor<'t>, values: Tensor<'t>, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
+    pub fn attention_in(
+        self,
+        tiles: Tiles,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        causal: bool,
+        mask: Mask<'t>,
+    ) -> Tensor<'t> {
         let at = Location::caller();
         let mut width = Size::ONE;
         let q = self.trace.record(at, &[self, keys, values], |g, ids| {
             let dims = [0, 1, 2].map(|i| g.dims(ids[i]).as_slice());
             let say = |why: &str| {
                 let shown = dims.map(|d| g.symbols.show(d).to_string());
-                Err(format!("attention of queries {}, keys {} and values {}: {why}", shown[0], shown[1], shown[2]))
+                Err(format!(
+                    "attention of queries {}, keys {} and values {}: {why}",
+                    shown[0], shown[1], shown[2]
+                ))
             };
-            let [[.., w], [.., of_keys, wk], [.., of_values, _]] = dims else { return say("each needs two axes") };
+            let [[.., w], [.., of_keys, wk], [.., of_values, _]] = dims else {
+                return say("each needs two axes");
+            };
             if w != wk || of_keys != of_values {
                 return say("queries and keys must be equally wide, keys and values equally many");
             }
@@ -90,28 +114,39 @@ impl<'t> Tensor<'t> {
             Ok(ids[0])
         });
         let Some(fixed) = width.as_fixed() else {
-            return self.require(at, |_, _| Err("attention: queries and keys must be of fixed width".into()));
+            return self.require(at, |_, _| {
+                Err("attention: queries and keys must be of fixed width".into())
+            });
         };
         // (Products of no width are 0, whatever they are scaled by.)
         let scale = (1.0 / (fixed.max(1) as f64).sqrt()) as f32;
-        let Some(axis) = q.rank().checked_sub(2) else { return q };
+        let Some(axis) = q.rank().checked_sub(2) else {
+            return q;
+        };
         let all = q.len(axis);
         let (Some(rows), Some(all)) = (tiles.queries(all), all) else {
             return q.attend(keys, values, scale, causal.then_some(0), mask);
         };
         let tile = |first: usize| {
             let range = first..all.min(first + rows);
-            // Of the keys only those that the last query of the tile sees. Where there is a way back, all: there the gradient of
-            // the keys is one sum that each tile adds to.
+            // Of the keys only those that the last query of the tile sees. Where there is a way
+            // back, all: there the gradient of the keys is one sum that each tile adds to.
             let fewer = causal && !self.trace.is_training();
-            let seen = keys.len(axis_of_keys(keys)).filter(|&keys| fewer && range.end < keys).map(|_| range.end);
+            let seen = keys
+                .len(axis_of_keys(keys))
+                .filter(|&keys| fewer && range.end < keys)
+                .map(|_| range.end);
             let cut = |x: Tensor<'t>| seen.map_or(x, |seen| x.slice(axis_of_keys(x), ..seen));
             let mask = mask.map(|mask| {
                 let own = |axis: usize, all: usize| mask.len(axis) == Some(all) && all > 1;
                 let queries = mask.rank().checked_sub(2).filter(|&axis| own(axis, all));
                 let mask = queries.map_or(mask, |axis| mask.slice(axis, range.clone()));
-                let of_keys = mask.rank().checked_sub(1).filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
-                seen.zip(of_keys).map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
+                let of_keys = mask
+                    .rank()
+                    .checked_sub(1)
+                    .filter(|&axis| mask.len(axis).is_some_and(|keys| keys > 1));
+                seen.zip(of_keys)
+                    .map_or(mask, |(seen, axis)| mask.slice(axis, ..seen))
             });
             let (q, keys, values) = (q.slice(axis, range.clone()), cut(keys), cut(values));
             q.checkpoint(|q| q.attend(keys, values, scale, causal.then_some(first), mask))
@@ -130,7 +165,14 @@ impl<'t> Tensor<'t> {
 
     /// Attention of all queries at once; if they are causal, of queries that begin at this place.
     #[track_caller]
-    fn attend(self, keys: Tensor<'t>, values: Tensor<'t>, scale: f32, causal: Option<usize>, mask: Mask<'t>) -> Tensor<'t> {
+    fn attend(
+        self,
+        keys: Tensor<'t>,
+        values: Tensor<'t>,
+        scale: f32,
+        causal: Option<usize>,
+        mask: Mask<'t>,
+    ) -> Tensor<'t> {
         let mut scores = self.matmul(keys.t()) * scale;
         match mask {
             Mask::None => {}
@@ -138,20 +180,25 @@ impl<'t> Tensor<'t> {
             Mask::Added(bias) => scores = scores + bias,
         }
         if let Some(first) = causal {
-            scores = scores.until_diagonal(first).select(scores, f32::NEG_INFINITY);
+            scores = scores
+                .until_diagonal(first)
+                .select(scores, f32::NEG_INFINITY);
         }
-        // The weights are divided by their sum behind the product, where there are fewer numbers: so they are in memory once, as
-        // exponentials, which are their own derivative.
+        // The weights are divided by their sum behind the product, where there are fewer numbers:
+        // so they are in memory once, as exponentials, which are their own derivative.
         let last = scores.rank().saturating_sub(1);
         let weights = scores.exponentials(last);
         weights.matmul(values) / weights.sum_keep(last)
     }
 
-    /// Attention of a sequence to itself, by several heads: queries, keys and values side by side `[batch…, length, 3·width]`,
-    /// each with its heads side by side, → `[batch…, length, width]`.
+    /// Attention of a sequence to itself, by several heads: queries, keys and values side by side
+    /// `[batch…, length, 3·width]`, each with its heads side by side, → `[batch…, length, width]`.
     #[track_caller]
     pub fn self_attention(self, heads: usize, causal: bool, mask: Mask<'t>) -> Tensor<'t> {
-        let each = heads.checked_mul(3).and_then(|parts| i64::try_from(parts).ok()).filter(|&parts| parts > 0);
+        let each = heads
+            .checked_mul(3)
+            .and_then(|parts| i64::try_from(parts).ok())
+            .filter(|&parts| parts > 0);
         let qkv = self.require(Location::caller(), |g, x| {
             let dims = g.dims(x);
             let width = dims.last().filter(|_| dims.len() > 1).and_then(|width| width.as_fixed());
@@ -159,15 +206,23 @@ impl<'t> Tensor<'t> {
             let needed = "[batch…, length, 3·width] of a fixed width that the heads divide equally is needed";
             divided.then_some(()).ok_or_else(|| format!("self_attention of {} by {heads} heads: {needed}", g.symbols.show(dims)))
         });
-        let (Some(last), Some(each)) = (qkv.rank().checked_sub(1), each) else { return qkv };
+        let (Some(last), Some(each)) = (qkv.rank().checked_sub(1), each) else {
+            return qkv;
+        };
         let parts = qkv.split(last, 3);
         // […, length, width] → […, heads, length, width/heads]
-        let [q, k, v] = [0, 1, 2].map(|i| parts[i].unflatten(last, [each / 3, -1]).transpose(last - 1, last));
-        q.attention(k, v, causal, mask).transpose(last - 1, last).flatten(last)
+        let [q, k, v] = [0, 1, 2].map(|i| {
+            parts[i]
+                .unflatten(last, [each / 3, -1])
+                .transpose(last - 1, last)
+        });
+        q.attention(k, v, causal, mask)
+            .transpose(last - 1, last)
+            .flatten(last)
     }
 
-    /// Whether the coordinate along the last axis is at most that along the one before, counted from `first`: of this tensor's
-    /// shape.
+    /// Whether the coordinate along the last axis is at most that along the one before, counted
+    /// from `first`: of this tensor's shape.
     #[track_caller]
     fn until_diagonal(self, first: usize) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {

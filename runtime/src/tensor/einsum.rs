@@ -20,11 +20,12 @@ struct Labelled {
 }
 
 impl Trace {
-    /// A sum of products: `"bij,bjk->bik"` names the axes of each f32 operand and of the result by a letter, and sums over every
-    /// letter that is not in the result. Without `->` the result has the letters that occur once, in alphabetical order.
+    /// A sum of products: `"bij,bjk->bik"` names the axes of each f32 operand and of the result by
+    /// a letter, and sums over every letter that is not in the result. Without `->` the result has
+    /// the letters that occur once, in alphabetical order.
     ///
-    /// Operands are joined from left to right, each time by one matrix product. A letter stands for one length and once in
-    /// an operand.
+    /// Operands are joined from left to right, each time by one matrix product. A letter stands for
+    /// one length and once in an operand.
     #[track_caller]
     pub fn einsum<'t>(&'t self, equation: &str, operands: &[Tensor<'t>]) -> Tensor<'t> {
         self.record(Location::caller(), operands, |g, ids| {
@@ -43,23 +44,42 @@ fn parse(equation: &str) -> Result<(Vec<Vec<char>>, Vec<char>), String> {
         if let Some(other) = letters.iter().find(|c| !c.is_ascii_alphabetic()) {
             return Err(format!("{other:?} is no letter"));
         }
-        match letters.iter().enumerate().find(|(i, c)| letters[..*i].contains(c)) {
+        match letters
+            .iter()
+            .enumerate()
+            .find(|(i, c)| letters[..*i].contains(c))
+        {
             Some((_, twice)) => Err(format!("{twice} stands twice in \"{}\"", text.trim())),
             None => Ok(letters),
         }
     };
-    let (left, right) = equation.split_once("->").map_or((equation, None), |(left, right)| (left, Some(right)));
-    let operands = left.split(',').map(letters).collect::<Result<Vec<_>, _>>()?;
+    let (left, right) = equation
+        .split_once("->")
+        .map_or((equation, None), |(left, right)| (left, Some(right)));
+    let operands = left
+        .split(',')
+        .map(letters)
+        .collect::<Result<Vec<_>, _>>()?;
     let result = match right {
         Some(right) => letters(right)?,
         None => {
             let mut once: Vec<char> = operands.iter().flatten().copied().collect();
-            once.retain(|c| operands.iter().flatten().filter(|other| *other == c).count() == 1);
+            once.retain(|c| {
+                operands
+                    .iter()
+                    .flatten()
+                    .filter(|other| *other == c)
+                    .count()
+                    == 1
+            });
             once.sort_unstable();
             once
         }
     };
-    match result.iter().find(|c| !operands.iter().any(|o| o.contains(c))) {
+    match result
+        .iter()
+        .find(|c| !operands.iter().any(|o| o.contains(c)))
+    {
         Some(unknown) => Err(format!("{unknown} is in no operand")),
         None => Ok((operands, result)),
     }
@@ -68,13 +88,21 @@ fn parse(equation: &str) -> Result<(Vec<Vec<char>>, Vec<char>), String> {
 /// The operands with their letters, if ranks, types and lengths agree.
 fn label(g: &Graph, letters: Vec<Vec<char>>, ids: &[NodeId]) -> Result<Vec<Labelled>, String> {
     if letters.len() != ids.len() {
-        return Err(format!("{} operands are named, {} given", letters.len(), ids.len()));
+        return Err(format!(
+            "{} operands are named, {} given",
+            letters.len(),
+            ids.len()
+        ));
     }
     let mut lengths: Vec<(char, Size)> = Vec::new();
     for (i, (letters, &id)) in letters.iter().zip(ids).enumerate() {
         let dims = g.dims(id);
         if letters.len() != dims.len() {
-            return Err(format!("operand {i} is {} and has {} letters", g.symbols.show(dims), letters.len()));
+            return Err(format!(
+                "operand {i} is {} and has {} letters",
+                g.symbols.show(dims),
+                letters.len()
+            ));
         }
         if g.dtype(id) != DType::F32 {
             return Err(format!("operand {i} is {}, not f32", g.dtype(id)));
@@ -90,15 +118,25 @@ fn label(g: &Graph, letters: Vec<Vec<char>>, ids: &[NodeId]) -> Result<Vec<Label
             }
         }
     }
-    Ok(letters.into_iter().zip(ids).map(|(letters, &node)| Labelled { node, letters }).collect())
+    Ok(letters
+        .into_iter()
+        .zip(ids)
+        .map(|(letters, &node)| Labelled { node, letters })
+        .collect())
 }
 
-fn contract(g: &mut Graph, operands: Vec<Labelled>, result: &[char], precision: Precision) -> Result<NodeId, String> {
+fn contract(
+    g: &mut Graph,
+    operands: Vec<Labelled>,
+    result: &[char],
+    precision: Precision,
+) -> Result<NodeId, String> {
     let mut rest = operands.into_iter();
     let mut joined = rest.next().ok_or("no operand is named")?;
     while let Some(right) = rest.next() {
         // What the result or a later operand still names.
-        let needed = |c: char| result.contains(&c) || rest.as_slice().iter().any(|o| o.letters.contains(&c));
+        let needed =
+            |c: char| result.contains(&c) || rest.as_slice().iter().any(|o| o.letters.contains(&c));
         let left = joined.sum(g, |c| needed(c) || right.letters.contains(&c));
         let right = right.sum(g, |c| needed(c) || left.letters.contains(&c));
         joined = product(g, &left, &right, needed, precision)?;
@@ -110,25 +148,48 @@ fn contract(g: &mut Graph, operands: Vec<Labelled>, result: &[char], precision: 
 impl Labelled {
     /// The sum over every axis whose letter is not kept.
     fn sum(&self, g: &mut Graph, keep: impl Fn(char) -> bool) -> Labelled {
-        let axes: Axes = (0..self.letters.len()).filter(|&i| !keep(self.letters[i])).collect();
+        let axes: Axes = (0..self.letters.len())
+            .filter(|&i| !keep(self.letters[i]))
+            .collect();
         let folded = g.reduce(ReduceOp::Sum, self.node, &axes);
-        let dims: Dims = g.dims(folded).iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, d)| *d).collect();
-        Labelled { node: g.reshape(folded, &dims), letters: self.letters.iter().copied().filter(|&c| keep(c)).collect() }
+        let dims: Dims = g
+            .dims(folded)
+            .iter()
+            .enumerate()
+            .filter(|(i, _)| !axes.contains(i))
+            .map(|(_, d)| *d)
+            .collect();
+        Labelled {
+            node: g.reshape(folded, &dims),
+            letters: self.letters.iter().copied().filter(|&c| keep(c)).collect(),
+        }
     }
 
     /// The axes in the order of letters, which are this tensor's.
     fn arrange(&self, g: &mut Graph, letters: &[char]) -> NodeId {
-        let axes: Vec<usize> = letters.iter().filter_map(|c| self.letters.iter().position(|own| own == c)).collect();
+        let axes: Vec<usize> = letters
+            .iter()
+            .filter_map(|c| self.letters.iter().position(|own| own == c))
+            .collect();
         g.permute(self.node, &axes)
     }
 
-    /// As matrices: the axes of each group, which together are all, joined into one; those of `batch` stay apart.
-    fn matrices(&self, g: &mut Graph, batch: &[char], rows: &[char], columns: &[char]) -> Result<NodeId, String> {
+    /// As matrices: the axes of each group, which together are all, joined into one; those of
+    /// `batch` stay apart.
+    fn matrices(
+        &self,
+        g: &mut Graph,
+        batch: &[char],
+        rows: &[char],
+        columns: &[char],
+    ) -> Result<NodeId, String> {
         let node = self.arrange(g, &[batch, rows, columns].concat());
         let dims = g.dims(node).clone();
         let (batch, rest) = dims.split_at(batch.len());
         let (rows, columns) = rest.split_at(rows.len());
-        let joined = |lengths: &[Size]| elements(lengths).ok_or("a product of bounded lengths has no form as one size");
+        let joined = |lengths: &[Size]| {
+            elements(lengths).ok_or("a product of bounded lengths has no form as one size")
+        };
         let mut dims = Dims::from_slice(batch);
         dims.extend([joined(rows)?, joined(columns)?]);
         Ok(g.reshape(node, &dims))
@@ -146,16 +207,29 @@ fn product(
     let both = |c: &&char| right.letters.contains(c);
     let (shared, rows): (Vec<char>, Vec<char>) = left.letters.iter().partition(both);
     let (batch, inner): (Vec<char>, Vec<char>) = shared.into_iter().partition(|c| needed(*c));
-    let columns: Vec<char> = right.letters.iter().copied().filter(|c| !left.letters.contains(c)).collect();
+    let columns: Vec<char> = right
+        .letters
+        .iter()
+        .copied()
+        .filter(|c| !left.letters.contains(c))
+        .collect();
     let a = left.matrices(g, &batch, &rows, &inner)?;
     let b = right.matrices(g, &batch, &inner, &columns)?;
     let [a, b] = [a, b].map(|id| precision.round(g, id));
     let product = g.matmul(a, b);
     let letters = [batch, rows, columns].concat();
     let length = |c: &char| {
-        let of = |o: &Labelled| o.letters.iter().position(|own| own == c).map(|axis| g.dims(o.node)[axis]);
+        let of = |o: &Labelled| {
+            o.letters
+                .iter()
+                .position(|own| own == c)
+                .map(|axis| g.dims(o.node)[axis])
+        };
         of(left).or_else(|| of(right)).unwrap_or(Size::ONE)
     };
     let dims: Dims = letters.iter().map(length).collect();
-    Ok(Labelled { node: g.reshape(product, &dims), letters })
+    Ok(Labelled {
+        node: g.reshape(product, &dims),
+        letters,
+    })
 }

@@ -1,5 +1,5 @@
-//! Elementwise operations: the rows of the table, operators, and functions made of them. (What they do at special numbers, beside
-//! PyTorch: `docs/numerics.md`.)
+//! Elementwise operations: the rows of the table, operators, and functions made of them. (What they
+//! do at special numbers, beside PyTorch: `docs/numerics.md`.)
 
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops;
@@ -28,17 +28,35 @@ pub(super) fn broadcast_shape(a: &[Size], b: &[Size]) -> Option<Dims> {
 }
 
 /// The operands repeated to a common shape.
-pub(super) fn broadcast_all(g: &mut Graph, what: &str, ids: &[NodeId]) -> Result<Vec<NodeId>, String> {
+pub(super) fn broadcast_all(
+    g: &mut Graph,
+    what: &str,
+    ids: &[NodeId],
+) -> Result<Vec<NodeId>, String> {
     let mut dims = g.dims(ids[0]).clone();
     for &id in &ids[1..] {
         dims = broadcast_shape(&dims, g.dims(id)).ok_or_else(|| {
-            let shapes: Vec<String> = ids.iter().map(|&id| g.symbols.show(g.dims(id)).to_string()).collect();
-            let two = g.dims(ids[0]).iter().rev().zip(g.dims(id).iter().rev()).find_map(|(a, b)| {
-                let (a, b) = (a.symbols().next()?, b.symbols().next()?);
-                (a != b).then(|| (g.symbols.name(a), g.symbols.name(b)))
+            let shapes: Vec<String> = ids
+                .iter()
+                .map(|&id| g.symbols.show(g.dims(id)).to_string())
+                .collect();
+            let two = g
+                .dims(ids[0])
+                .iter()
+                .rev()
+                .zip(g.dims(id).iter().rev())
+                .find_map(|(a, b)| {
+                    let (a, b) = (a.symbols().next()?, b.symbols().next()?);
+                    (a != b).then(|| (g.symbols.name(a), g.symbols.name(b)))
+                });
+            let two = two.map(|(a, b)| {
+                format!("; \"{a}\" and \"{b}\" are two dimensions, one name would make them one")
             });
-            let two = two.map(|(a, b)| format!("; \"{a}\" and \"{b}\" are two dimensions, one name would make them one"));
-            format!("{what} {}: shapes do not broadcast{}", shapes.join(" and "), two.unwrap_or_default())
+            format!(
+                "{what} {}: shapes do not broadcast{}",
+                shapes.join(" and "),
+                two.unwrap_or_default()
+            )
         })?;
     }
     Ok(ids.iter().map(|&id| g.broadcast(id, &dims)).collect())
@@ -87,7 +105,8 @@ macro_rules! binary {
 }
 
 unary! {
-    /// x itself, as a constant to [`Trace::gradients`](crate::Trace::gradients): no gradient flows back through it.
+    /// x itself, as a constant to [`Trace::gradients`](crate::Trace::gradients): no gradient flows
+    /// back through it.
     detach Detach;
     /// |x|; its slope is [`Tensor::sign`]: 0 at 0, NaN at NaN.
     abs Abs;
@@ -130,11 +149,14 @@ unary! {
 }
 
 binary! {
-    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, whatever x is; 0ʸ has slope 0 along y ≥ 0.
+    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, whatever x is; 0ʸ has
+    /// slope 0 along y ≥ 0.
     pow Pow;
-    /// The smaller of two; NaN if either is. Of equal numbers each has half the gradient; beside a NaN both have all of it.
+    /// The smaller of two; NaN if either is. Of equal numbers each has half the gradient; beside a
+    /// NaN both have all of it.
     minimum Min;
-    /// The larger of two; NaN if either is. Of equal numbers each has half the gradient; beside a NaN both have all of it.
+    /// The larger of two; NaN if either is. Of equal numbers each has half the gradient; beside a
+    /// NaN both have all of it.
     maximum Max;
     /// x < y
     lt Lt;
@@ -166,26 +188,35 @@ impl<'t> Tensor<'t> {
         self.elementwise(ScalarOp::Select, &[a, b])
     }
 
-    /// Conversion: floats truncate towards zero and saturate, NaN becomes 0; i32 saturates in u8; anything but zero is true.
+    /// Conversion: floats truncate towards zero and saturate, NaN becomes 0; i32 saturates in u8;
+    /// anything but zero is true.
     #[track_caller]
     pub fn cast(self, dtype: DType) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| Ok(g.cast(ids[0], dtype)))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            Ok(g.cast(ids[0], dtype))
+        })
     }
 
-    /// x, but at least `low` and at most `high`; NaN stays NaN. The gradient is that of x strictly between the bounds and of NaN, and 0
-    /// elsewhere, at the bounds too.
+    /// x, but at least `low` and at most `high`; NaN stays NaN. The gradient is that of x strictly
+    /// between the bounds and of NaN, and 0 elsewhere, at the bounds too.
     #[track_caller]
     pub fn clamp(self, low: f32, high: f32) -> Tensor<'t> {
         let at = Location::caller();
         if low <= high {
-            let [low, high] = [low, high].map(|bound| super::Lift::lift(bound, self.trace, self.dtype(), at));
+            let [low, high] =
+                [low, high].map(|bound| super::Lift::lift(bound, self.trace, self.dtype(), at));
             return self.elementwise(ScalarOp::Clamp, &[low, high]);
         }
-        self.require(at, |_, _| Err(format!("clamp between {low} and {high}: no number lies there")))
+        self.require(at, |_, _| {
+            Err(format!(
+                "clamp between {low} and {high}: no number lies there"
+            ))
+        })
     }
 
-    /// This value, whose derivative with respect to `x` is `slope`, beside its own. Of a detached value it is the only one: for what is
-    /// computed by a formula whose derivative would be NaN or inexact somewhere. The slope is differentiated in its turn.
+    /// This value, whose derivative with respect to `x` is `slope`, beside its own. Of a detached
+    /// value it is the only one: for what is computed by a formula whose derivative would be NaN or
+    /// inexact somewhere. The slope is differentiated in its turn.
     #[track_caller]
     pub(super) fn with_slope(self, x: Tensor<'t>, slope: Tensor<'t>) -> Tensor<'t> {
         self.elementwise(ScalarOp::WithSlope, &[x, slope])
@@ -197,13 +228,15 @@ impl<'t> Tensor<'t> {
         self * self
     }
 
-    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2)); x itself where x is large.
+    /// x·Φ(x) with the normal distribution function Φ (Hendrycks & Gimpel 2016): ½x(1 + erf(x/√2));
+    /// x itself where x is large.
     #[track_caller]
     pub fn gelu(self) -> Tensor<'t> {
         self * 0.5 * ((self * FRAC_1_SQRT_2).erf() + 1.0)
     }
 
-    /// The approximation of [`Tensor::gelu`] by tanh, from the same paper: ½x(1 + tanh(√(2/π)(x + 0.044715x³))).
+    /// The approximation of [`Tensor::gelu`] by tanh, from the same paper: ½x(1 + tanh(√(2/π)(x +
+    /// 0.044715x³))).
     #[track_caller]
     pub fn gelu_tanh(self) -> Tensor<'t> {
         const SQRT_2_OVER_PI: f32 = 0.797_884_6;
@@ -220,7 +253,10 @@ impl<'t> Tensor<'t> {
     /// ln(1 + eˣ); x itself from 20 on, where the two are equal in f32. The gradient is sigmoid(x).
     #[track_caller]
     pub fn softplus(self) -> Tensor<'t> {
-        self.gt(20.0).select(self, self.exp().log1p()).detach().with_slope(self, self.sigmoid())
+        self.gt(20.0)
+            .select(self, self.exp().log1p())
+            .detach()
+            .with_slope(self, self.sigmoid())
     }
 }
 

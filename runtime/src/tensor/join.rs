@@ -18,7 +18,8 @@ use crate::words::count;
 const PARTS_MAX: usize = 1 << 16;
 
 impl<'t> Tensor<'t> {
-    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only what it has at every length.
+    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only what it has
+    /// at every length.
     #[track_caller]
     pub fn slice(self, axis: usize, range: impl RangeBounds<usize>) -> Tensor<'t> {
         self.slice_step(axis, range, 1)
@@ -26,16 +27,37 @@ impl<'t> Tensor<'t> {
 
     /// Every `step`-th element of the part of an axis in `range`.
     #[track_caller]
-    pub fn slice_step(self, axis: usize, range: impl RangeBounds<usize>, step: usize) -> Tensor<'t> {
+    pub fn slice_step(
+        self,
+        axis: usize,
+        range: impl RangeBounds<usize>,
+        step: usize,
+    ) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
-            let Some(&len) = g.dims(ids[0]).get(axis) else { return Err(no_axis(g, "slice", axis, ids[0])) };
+            let Some(&len) = g.dims(ids[0]).get(axis) else {
+                return Err(no_axis(g, "slice", axis, ids[0]));
+            };
             let (start, count) = cut(len, &range, step).ok_or_else(|| {
                 let text = show_range(&range);
-                let step = if step == 1 { String::new() } else { format!(" by {step}") };
+                let step = if step == 1 {
+                    String::new()
+                } else {
+                    format!(" by {step}")
+                };
                 let len = len.show(|s| g.symbols.name(s));
-                format!("slice {text}{step} of axis {axis} of {}: its length is {len}", g.symbols.show(g.dims(ids[0])))
+                format!(
+                    "slice {text}{step} of axis {axis} of {}: its length is {len}",
+                    g.symbols.show(g.dims(ids[0]))
+                )
             })?;
-            Ok(take(g, ids[0], axis, Size::fixed(start), count, step as u32))
+            Ok(take(
+                g,
+                ids[0],
+                axis,
+                Size::fixed(start),
+                count,
+                step as u32,
+            ))
         })
     }
 
@@ -45,17 +67,27 @@ impl<'t> Tensor<'t> {
         let at = Location::caller();
         let mut part_len = Size::ZERO;
         let x = self.require(at, |g, x| {
-            let Some(&len) = g.dims(x).get(axis) else { return Err(no_axis(g, "split", axis, x)) };
-            let whole = i64::try_from(parts).ok().filter(|_| parts <= PARTS_MAX).and_then(|n| len.checked_div(n));
+            let Some(&len) = g.dims(x).get(axis) else {
+                return Err(no_axis(g, "split", axis, x));
+            };
+            let whole = i64::try_from(parts)
+                .ok()
+                .filter(|_| parts <= PARTS_MAX)
+                .and_then(|n| len.checked_div(n));
             part_len = whole.ok_or_else(|| {
                 let len = len.show(|s| g.symbols.name(s));
-                format!("split axis {axis} of {} into {parts} parts: {len} does not divide", g.symbols.show(g.dims(x)))
+                format!(
+                    "split axis {axis} of {} into {parts} parts: {len} does not divide",
+                    g.symbols.show(g.dims(x))
+                )
             })?;
             Ok(())
         });
         let part = |i: usize| {
             self.trace.record(at, &[x], |g, ids| {
-                let start = part_len.checked_mul(Size::fixed(i as i64)).ok_or("split: a part's start overflows")?;
+                let start = part_len
+                    .checked_mul(Size::fixed(i as i64))
+                    .ok_or("split: a part's start overflows")?;
                 Ok(take(g, ids[0], axis, start, part_len, 1))
             })
         };
@@ -69,13 +101,20 @@ impl<'t> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let (dtype, mut dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
             if pads.len() != dims.len() {
-                return Err(format!("pad of {}: {} for {}", g.symbols.show(&dims), count(pads.len(), "pair"), count(dims.len(), "axis")));
+                return Err(format!(
+                    "pad of {}: {} for {}",
+                    g.symbols.show(&dims),
+                    count(pads.len(), "pair"),
+                    count(dims.len(), "axis")
+                ));
             }
             let value = number(value, dtype).map_err(|why| format!("pad: {why}"))?;
             let size = |n: usize| i64::try_from(n).ok().map(Size::fixed);
             let mut start = Dims::new();
             for (dim, &(before, after)) in dims.iter_mut().zip(pads) {
-                let whole = size(before).zip(size(after)).and_then(|(b, a)| dim.checked_add(b)?.checked_add(a));
+                let whole = size(before)
+                    .zip(size(after))
+                    .and_then(|(b, a)| dim.checked_add(b)?.checked_add(a));
                 *dim = whole.ok_or_else(|| format!("pad: {before} and {after} are too many"))?;
                 start.push(Size::fixed(before as i64));
             }
@@ -89,22 +128,37 @@ impl Trace {
     /// Tensors of one type one behind the other along an axis; their other axes are equal.
     #[track_caller]
     pub fn concat<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
-        self.record(Location::caller(), tensors, |g, ids| checked(g, Op::Concat { axis }, ids))
+        self.record(Location::caller(), tensors, |g, ids| {
+            checked(g, Op::Concat { axis }, ids)
+        })
     }
 
     /// Tensors of one type and shape side by side along a new axis, which becomes axis `axis`.
     #[track_caller]
     pub fn stack<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
         self.record(Location::caller(), tensors, |g, ids| {
-            let first: Option<(DType, Dims)> = ids.first().map(|&id| (g.dtype(id), g.dims(id).clone()));
-            if let Some(other) = ids.iter().find(|&&id| Some((g.dtype(id), g.dims(id))) != first.as_ref().map(|(t, d)| (*t, d))) {
-                let (a, b) = (g.symbols.show(g.dims(ids[0])), g.symbols.show(g.dims(*other)));
-                return Err(format!("stack {} {a} and {} {b}: types and shapes must agree", g.dtype(ids[0]), g.dtype(*other)));
+            let first: Option<(DType, Dims)> =
+                ids.first().map(|&id| (g.dtype(id), g.dims(id).clone()));
+            if let Some(other) = ids.iter().find(|&&id| {
+                Some((g.dtype(id), g.dims(id))) != first.as_ref().map(|(t, d)| (*t, d))
+            }) {
+                let (a, b) = (
+                    g.symbols.show(g.dims(ids[0])),
+                    g.symbols.show(g.dims(*other)),
+                );
+                return Err(format!(
+                    "stack {} {a} and {} {b}: types and shapes must agree",
+                    g.dtype(ids[0]),
+                    g.dtype(*other)
+                ));
             }
             if ids.is_empty() {
                 return Err("stack of no tensors".into());
             }
-            let parts = ids.iter().map(|&id| super::view::unsqueeze(g, id, axis, "stack")).collect::<Result<Vec<_>, _>>()?;
+            let parts = ids
+                .iter()
+                .map(|&id| super::view::unsqueeze(g, id, axis, "stack"))
+                .collect::<Result<Vec<_>, _>>()?;
             checked(g, Op::Concat { axis }, &parts)
         })
     }
@@ -130,7 +184,11 @@ fn cut(len: Size, range: &impl RangeBounds<usize>, step: usize) -> Option<(i64, 
         None if start <= least => len.checked_sub(Size::fixed(start))?,
         _ => return None,
     };
-    let count = if step == 1 { count } else { Size::fixed((count.as_fixed()? + step - 1) / step) };
+    let count = if step == 1 {
+        count
+    } else {
+        Size::fixed((count.as_fixed()? + step - 1) / step)
+    };
     Some((start, count))
 }
 
@@ -160,5 +218,13 @@ fn take(g: &mut Graph, x: NodeId, axis: usize, start: Size, count: Size, step: u
     dims[axis] = count;
     starts[axis] = start;
     steps[axis] = step;
-    g.emit(Op::Slice { start: starts, step: steps }, &[x], dtype, dims)
+    g.emit(
+        Op::Slice {
+            start: starts,
+            step: steps,
+        },
+        &[x],
+        dtype,
+        dims,
+    )
 }

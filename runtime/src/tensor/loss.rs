@@ -1,7 +1,8 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
 //!
-//! A loss is a mean over all elements. Where there are none it is NaN, as in PyTorch; but a training trace refuses them: of a fixed
-//! length of 0 `compile` says so, of another one the run that has it, before it changes a weight.
+//! A loss is a mean over all elements. Where there are none it is NaN, as in PyTorch; but a
+//! training trace refuses them: of a fixed length of 0 `compile` says so, of another one the run
+//! that has it, before it changes a weight.
 
 use std::panic::Location;
 
@@ -17,21 +18,26 @@ use crate::shape::elements;
 use crate::trace::Line;
 
 impl<'t> Tensor<'t> {
-    /// The mean of a loss over all elements. A training trace refuses a run without any: their mean is NaN, and a step by it would
-    /// put NaN into every weight. Other traces give NaN.
+    /// The mean of a loss over all elements. A training trace refuses a run without any: their mean
+    /// is NaN, and a step by it would put NaN into every weight. Other traces give NaN.
     #[track_caller]
     fn mean_loss(self, what: &str) -> Tensor<'t> {
-        let axes: Vec<usize> = (0..self.rank()).filter(|_| self.trace.is_training()).collect();
-        self.with_elements(Location::caller(), what, &axes, "has a mean to learn from").mean()
+        let axes: Vec<usize> = (0..self.rank())
+            .filter(|_| self.trace.is_training())
+            .collect();
+        self.with_elements(Location::caller(), what, &axes, "has a mean to learn from")
+            .mean()
     }
 
-    /// An integer near the maximum along an axis, which stays with length 1. Subtracted before exponentials it keeps them
-    /// finite as the maximum itself would; and a rounded value has no gradient, so that none flows through the maximum, where
-    /// it would cancel anyway.
+    /// An integer near the maximum along an axis, which stays with length 1. Subtracted before
+    /// exponentials it keeps them finite as the maximum itself would; and a rounded value has no
+    /// gradient, so that none flows through the maximum, where it would cancel anyway.
     #[track_caller]
     fn level(self, axis: usize) -> Tensor<'t> {
         let highest = |g: &mut Graph, ids: &[NodeId]| Ok(g.reduce(ReduceOp::Max, ids[0], &[axis]));
-        self.trace.record(Location::caller(), &[self], highest).ceil()
+        self.trace
+            .record(Location::caller(), &[self], highest)
+            .ceil()
     }
 
     /// eˣ along an axis, scaled so that the largest lies in 1/e..=1.
@@ -67,17 +73,17 @@ impl<'t> Tensor<'t> {
         sum.squeeze(axis)
     }
 
-    /// The mean of −ln softmax(logits) at the labels: logits `[batch…, classes]` (f32), labels `[batch…]` (i32 or u8). A label
-    /// outside of `0..classes` fails the run.
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of −ln softmax(logits) at the labels: logits `[batch…, classes]` (f32), labels
+    /// `[batch…]` (i32 or u8). A label outside of `0..classes` fails the run. Of no elements it is
+    /// NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn cross_entropy(self, labels: Tensor<'t>) -> Tensor<'t> {
         self.cross_entropy_smoothed(labels, 0.0)
     }
 
-    /// [`Tensor::cross_entropy`] against labels of which the share `smoothing` (in 0..=1) is spread evenly over all classes
-    /// (Szegedy et al. 2016).
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// [`Tensor::cross_entropy`] against labels of which the share `smoothing` (in 0..=1) is spread
+    /// evenly over all classes (Szegedy et al. 2016). Of no elements it is NaN; a training trace
+    /// refuses a run of them.
     #[track_caller]
     pub fn cross_entropy_smoothed(self, labels: Tensor<'t>, smoothing: f32) -> Tensor<'t> {
         let at = Location::caller();
@@ -99,9 +105,12 @@ impl<'t> Tensor<'t> {
             require_index(g, "cross_entropy", ids[1])?;
             Ok(ids[0])
         });
-        let Some(axis) = logits.rank().checked_sub(1) else { return logits };
+        let Some(axis) = logits.rank().checked_sub(1) else {
+            return logits;
+        };
         let x = logits - logits.level(axis);
-        // ln Σeˣ − x at the label, in one pass over the row: the label is compared, not used as an address.
+        // ln Σeˣ − x at the label, in one pass over the row: the label is compared, not used as an
+        // address.
         let picked = self.trace.record(at, &[x, labels], |g, ids| {
             let classes = g.dims(ids[0])[axis];
             check_index(g, ids[1], classes);
@@ -111,37 +120,55 @@ impl<'t> Tensor<'t> {
             let only = g.scalar(ScalarOp::Select, &[hit, ids[0], zero]);
             Ok(g.reduce(ReduceOp::Sum, only, &[axis]))
         });
-        let wanted = if smoothing == 0.0 { picked } else { picked * (1.0 - smoothing) + x.mean_keep(axis) * smoothing };
+        let wanted = if smoothing == 0.0 {
+            picked
+        } else {
+            picked * (1.0 - smoothing) + x.mean_keep(axis) * smoothing
+        };
         (x.exp().sum_keep(axis).ln() - wanted).mean_loss("cross_entropy")
     }
 
-    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in 0..=1. Logarithms below −100 count
-    /// as −100, and the gradient is (p − t)/max(p(1 − p), 10⁻¹²): finite and large where p is 0 or 1 and wrong. A p outside of 0..=1 gives
-    /// NaN. Of logits, [`Tensor::binary_cross_entropy_with_logits`] is exact. Of no elements it is NaN; a training trace refuses a run
-    /// of them.
+    /// The mean of −(t·ln p + (1 − t)·ln(1 − p)) for probabilities p (this tensor) and targets t in
+    /// 0..=1. Logarithms below −100 count as −100, and the gradient is (p − t)/max(p(1 − p),
+    /// 10⁻¹²): finite and large where p is 0 or 1 and wrong. A p outside of 0..=1 gives NaN. Of
+    /// logits, [`Tensor::binary_cross_entropy_with_logits`] is exact. Of no elements it is NaN; a
+    /// training trace refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy(self, target: Tensor<'t>) -> Tensor<'t> {
         let (p, t) = self.beside_target("binary_cross_entropy", target, Location::caller());
         let (hit, miss) = (p.ln(), (-p).log1p());
         let loss = (t - 1.0) * miss.maximum(-100.0) - t * hit.maximum(-100.0);
         let slope = (p - t) / ((1.0 - p) * p).maximum(1e-12);
-        loss.detach().with_slope(p, slope).with_slope(t, miss - hit).mean_loss("binary_cross_entropy")
+        loss.detach()
+            .with_slope(p, slope)
+            .with_slope(t, miss - hit)
+            .mean_loss("binary_cross_entropy")
     }
 
-    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in 0..=1, without rounding σ(x): the
-    /// gradient is σ(x) − t. At x = ±∞ the loss is ∞, or NaN where the target is that very side (0 · ∞). Of no elements it is NaN; a
-    /// training trace refuses a run of them.
+    /// The mean of −(t·ln σ(x) + (1 − t)·ln(1 − σ(x))) for logits x (this tensor) and targets t in
+    /// 0..=1, without rounding σ(x): the gradient is σ(x) − t. At x = ±∞ the loss is ∞, or NaN
+    /// where the target is that very side (0 · ∞). Of no elements it is NaN; a training trace
+    /// refuses a run of them.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(self, target: Tensor<'t>) -> Tensor<'t> {
-        let (x, t) = self.beside_target("binary_cross_entropy_with_logits", target, Location::caller());
-        // ln(1 + eˣ) − x·t, as max(x, 0) − x·t + ln(1 + e^−|x|) with one product: no difference of infinities.
+        let (x, t) = self.beside_target(
+            "binary_cross_entropy_with_logits",
+            target,
+            Location::caller(),
+        );
+        // ln(1 + eˣ) − x·t, as max(x, 0) − x·t + ln(1 + e^−|x|) with one product: no difference of
+        // infinities.
         let loss = x * (x.gt(0.0).select(1.0, 0.0) - t) + (-x.abs()).exp().log1p();
-        let loss = loss.detach().with_slope(x, x.sigmoid() - t).with_slope(t, -x);
+        let loss = loss
+            .detach()
+            .with_slope(x, x.sigmoid() - t)
+            .with_slope(t, -x);
         loss.mean_loss("binary_cross_entropy_with_logits")
     }
 
-    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on the line `delta`·(|d| − `delta`/2),
-    /// whose slope is ±`delta` at ±∞ too. Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of Huber's loss (1964) of d = x − target: d²/2 up to |d| = `delta`, from there on
+    /// the line `delta`·(|d| − `delta`/2), whose slope is ±`delta` at ±∞ too. Of no elements it is
+    /// NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn huber(self, target: impl Operand<'t>, delta: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |_, _| match delta {
@@ -155,9 +182,9 @@ impl<'t> Tensor<'t> {
         (near * (far - near * 0.5)).mean_loss("huber")
     }
 
-    /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type; that nothing is repeated holds
-    /// for every loss that compares element by element.
-    /// Of no elements it is NaN; a training trace refuses a run of them.
+    /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type;
+    /// that nothing is repeated holds for every loss that compares element by element. Of no
+    /// elements it is NaN; a training trace refuses a run of them.
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
         let (x, target) = self.beside_target("mse", target, Location::caller());
@@ -171,9 +198,15 @@ impl<'t> Tensor<'t> {
         (x - target).abs().mean_loss("l1")
     }
 
-    /// This tensor and what a loss compares it with element by element: a number, or a tensor of the same shape and type. Repeated
-    /// to one shape, `[n, 1]` and `[n]` would give the mean over n × n pairs, which nobody means.
-    fn beside_target(self, what: &str, target: impl Operand<'t>, at: Line) -> (Tensor<'t>, Tensor<'t>) {
+    /// This tensor and what a loss compares it with element by element: a number, or a tensor of
+    /// the same shape and type. Repeated to one shape, `[n, 1]` and `[n]` would give the mean over
+    /// n × n pairs, which nobody means.
+    fn beside_target(
+        self,
+        what: &str,
+        target: impl Operand<'t>,
+        at: Line,
+    ) -> (Tensor<'t>, Tensor<'t>) {
         let number = target.own_type().is_none();
         let target = target.lift(self.trace, self.dtype(), at);
         let x = self.trace.record(at, &[self, target], |g, ids| {
@@ -205,8 +238,8 @@ impl<'t> Tensor<'t> {
         if x.is_poisoned() { (x, x) } else { (x, target) }
     }
 
-    /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 − p) (Srivastava et al.
-    /// 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
+    /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 −
+    /// p) (Srivastava et al. 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
     #[track_caller]
     pub fn dropout(self, p: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |g, x| {
@@ -214,7 +247,10 @@ impl<'t> Tensor<'t> {
                 return Err(format!("dropout: {p} is not a probability"));
             }
             if g.dtype(x) != DType::F32 {
-                return Err(format!("dropout does not take {}; convert with cast", g.dtype(x)));
+                return Err(format!(
+                    "dropout does not take {}; convert with cast",
+                    g.dtype(x)
+                ));
             }
             Ok(())
         });

@@ -35,41 +35,56 @@ struct Moments<'t> {
 }
 
 impl<'t> Tensor<'t> {
-    /// (x − mean)/√(variance + ε), mean and biased variance taken over the given axes; NaN where the variance overflows.
+    /// (x − mean)/√(variance + ε), mean and biased variance taken over the given axes; NaN where
+    /// the variance overflows.
     #[track_caller]
     pub fn normalize(self, axes: impl AxisSet, eps: f32) -> Tensor<'t> {
         let axes = axes.axes(self.rank());
-        let Moments { centred, rest, variance } = self.moments(self.mean_keep(axes.as_slice()), axes.as_slice());
+        let Moments {
+            centred,
+            rest,
+            variance,
+        } = self.moments(self.mean_keep(axes.as_slice()), axes.as_slice());
         (centred - rest) * variance.inverse_deviation(eps)
     }
 
-    /// Mean and biased variance over some axes, given a number K near the mean: the mean is K + E[x − K] and the variance
-    /// E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). With the rounded mean as K both are as good as f32 can say. The result does
-    /// not depend on K but for rounding, so no gradient flows through it.
+    /// Mean and biased variance over some axes, given a number K near the mean: the mean is K + E[x
+    /// − K] and the variance E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). With the rounded
+    /// mean as K both are as good as f32 can say. The result does not depend on K but for rounding,
+    /// so no gradient flows through it.
     #[track_caller]
     fn moments(self, near: Tensor<'t>, axes: &[usize]) -> Moments<'t> {
         let centred = self - near.detach();
         let rest = centred.mean_keep(axes);
         let variance = centred.square().mean_keep(axes) - rest.square();
-        // Rounding may leave less than nothing; what that is the variance of has a slope like any other.
-        let variance = variance.maximum(0.0).detach().with_slope(variance, self.trace.full(1.0, F32, ()));
-        Moments { centred, rest, variance }
+        // Rounding may leave less than nothing; what that is the variance of has a slope like any
+        // other.
+        let variance = variance
+            .maximum(0.0)
+            .detach()
+            .with_slope(variance, self.trace.full(1.0, F32, ()));
+        Moments {
+            centred,
+            rest,
+            variance,
+        }
     }
 
-    /// 1/√(variance + ε) of a variance, or of a mean square: NaN where it is too large for f32, which would make zeros of all that it
-    /// scales.
+    /// 1/√(variance + ε) of a variance, or of a mean square: NaN where it is too large for f32,
+    /// which would make zeros of all that it scales.
     #[track_caller]
     pub(crate) fn inverse_deviation(self, eps: f32) -> Tensor<'t> {
         let raised = self + eps;
         // ∞ · 0 is NaN, and of any other variance it is 0.
         let value = (raised.rsqrt() + raised * 0.0).detach();
-        // The slope is said in terms of the value, so that the way back needs no second root; and that of the slope in its turn.
+        // The slope is said in terms of the value, so that the way back needs no second root; and
+        // that of the slope in its turn.
         let slope = |root: Tensor<'t>| root / raised * -0.5;
         value.with_slope(self, slope(value.with_slope(self, slope(raised.rsqrt()))))
     }
 
-    /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and channels of each of `groups` groups
-    /// of neighbouring channels.
+    /// [`Tensor::normalize`] of an image or sequence `[n, channels, …]` over the places and
+    /// channels of each of `groups` groups of neighbouring channels.
     #[track_caller]
     pub fn group_normalize(self, groups: usize, eps: f32) -> Tensor<'t> {
         let Some(channels) = self.len(1).filter(|_| self.rank() > 2) else {
@@ -88,9 +103,9 @@ impl<'t> Tensor<'t> {
 
     /// Mean and variance of each channel (axis 1) over all other axes.
     ///
-    /// Both come from one pass: the K of [`Tensor::moments`] is the mean of the first example, which is one of n groups of
-    /// equal size. So (mean − K)² is at most n times the variance, and what cancels in the difference costs at most a factor
-    /// n + 1 in rounding.
+    /// Both come from one pass: the K of [`Tensor::moments`] is the mean of the first example,
+    /// which is one of n groups of equal size. So (mean − K)² is at most n times the variance, and
+    /// what cancels in the difference costs at most a factor n + 1 in rounding.
     #[track_caller]
     pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
         let at = Location::caller();
@@ -101,13 +116,37 @@ impl<'t> Tensor<'t> {
             let mut one = dims.clone();
             one[0] = Size::ONE;
             let start: Dims = SmallVec::from_elem(Size::ZERO, dims.len());
-            Ok(g.emit(Op::Slice { start, step: SmallVec::from_elem(1, dims.len()) }, ids, dtype, one))
+            Ok(g.emit(
+                Op::Slice {
+                    start,
+                    step: SmallVec::from_elem(1, dims.len()),
+                },
+                ids,
+                dtype,
+                one,
+            ))
         });
         let places: Vec<usize> = (2..x.rank()).collect();
-        let near = if places.is_empty() { first } else { first.mean_keep(places.as_slice()) };
-        let Moments { centred, rest, variance } = x.moments(near, &axes);
-        let count = x.trace.record(at, &[x], |g, ids| count(g, ids[0], &Axes::from_slice(&axes)));
-        BatchStatistics { centred, rest, mean: near.detach() + rest, variance, count }
+        let near = if places.is_empty() {
+            first
+        } else {
+            first.mean_keep(places.as_slice())
+        };
+        let Moments {
+            centred,
+            rest,
+            variance,
+        } = x.moments(near, &axes);
+        let count = x.trace.record(at, &[x], |g, ids| {
+            count(g, ids[0], &Axes::from_slice(&axes))
+        });
+        BatchStatistics {
+            centred,
+            rest,
+            mean: near.detach() + rest,
+            variance,
+            count,
+        }
     }
 
     /// This tensor if an axis has this length; `what` is the layer that needs it.
@@ -115,7 +154,10 @@ impl<'t> Tensor<'t> {
     pub(crate) fn require_len(self, what: &str, axis: usize, len: usize) -> Tensor<'t> {
         self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
             Some(&n) if i64::try_from(len).is_ok_and(|len| n == Size::fixed(len)) => Ok(()),
-            _ => Err(format!("{what} of {}: axis {axis} must have length {len}", g.symbols.show(g.dims(x)))),
+            _ => Err(format!(
+                "{what} of {}: axis {axis} must have length {len}",
+                g.symbols.show(g.dims(x))
+            )),
         })
     }
 }

@@ -13,8 +13,9 @@ use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, floats, infer, transpose
 use crate::shape::elements;
 
 impl<'t> Tensor<'t> {
-    /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`, f32; batch dimensions broadcast. An operand with one axis is a row
-    /// on the left and a column on the right, and that axis is not in the result.
+    /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`, f32; batch dimensions broadcast. An
+    /// operand with one axis is a row on the left and a column on the right, and that axis is not
+    /// in the result.
     #[track_caller]
     pub fn matmul(self, rhs: impl Operand<'t>) -> Tensor<'t> {
         let at = Location::caller();
@@ -26,14 +27,15 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels, kh, kw]`, with stride 1 and no padding.
+    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels, kh, kw]`, with
+    /// stride 1 and no padding.
     #[track_caller]
     pub fn conv2d(self, weight: impl Operand<'t>) -> Tensor<'t> {
         self.conv2d_with(weight, ConvGeometry::default())
     }
 
-    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels/groups, kh, kw]` (a cross-correlation, as is
-    /// usual in networks).
+    /// Convolution of an image `[n, channels, h, w]` with a weight `[out, channels/groups, kh, kw]`
+    /// (a cross-correlation, as is usual in networks).
     #[track_caller]
     pub fn conv2d_with(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
         let at = Location::caller();
@@ -45,8 +47,9 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]` with a weight
-    /// `[in, out/groups, kh, kw]` gives `[n, out, (h − 1)·stride − 2·pad + dilation·(kh − 1) + 1, …]`.
+    /// The transpose of [`Tensor::conv2d_with`], which is its gradient: an image `[n, in, h, w]`
+    /// with a weight `[in, out/groups, kh, kw]` gives `[n, out, (h − 1)·stride − 2·pad +
+    /// dilation·(kh − 1) + 1, …]`.
     #[track_caller]
     pub fn conv_transpose2d(self, weight: impl Operand<'t>, geometry: ConvGeometry) -> Tensor<'t> {
         let at = Location::caller();
@@ -54,19 +57,34 @@ impl<'t> Tensor<'t> {
         let precision = self.trace.precision();
         self.trace.record(at, &[self, weight], |g, ids| {
             let ids = [ids[0], ids[1]].map(|id| precision.round(g, id));
-            let given = ids.map(|id| Given { dtype: g.dtype(id), dims: g.dims(id) });
+            let given = ids.map(|id| Given {
+                dtype: g.dtype(id),
+                dims: g.dims(id),
+            });
             let (dtype, dims) = transposed_conv(&geometry, given, &g.symbols)?;
             // It is the gradient of the convolution that has this image's shape.
-            let result = [Given { dtype: g.dtype(ids[0]), dims: &dims }, Given { dtype: g.dtype(ids[1]), dims: g.dims(ids[1]) }];
+            let result = [
+                Given {
+                    dtype: g.dtype(ids[0]),
+                    dims: &dims,
+                },
+                Given {
+                    dtype: g.dtype(ids[1]),
+                    dims: g.dims(ids[1]),
+                },
+            ];
             debug_assert_eq!(
-                infer(&Op::Conv2d(geometry), &result, (dtype, &dims), &g.symbols).as_ref().map(|(_, dims)| dims),
+                infer(&Op::Conv2d(geometry), &result, (dtype, &dims), &g.symbols)
+                    .as_ref()
+                    .map(|(_, dims)| dims),
                 Ok(g.dims(ids[0]))
             );
             Ok(g.emit(Op::Conv2dInputGrad(geometry), &ids, dtype, dims))
         })
     }
 
-    /// The largest element of each `k × k` window of an image `[n, channels, h, w]`; windows do not overlap.
+    /// The largest element of each `k × k` window of an image `[n, channels, h, w]`; windows do not
+    /// overlap.
     #[track_caller]
     pub fn max_pool2d(self, k: usize) -> Tensor<'t> {
         self.max_pool2d_with(tiles(k))
@@ -95,13 +113,17 @@ impl<'t> Tensor<'t> {
     pub fn global_avg_pool(self) -> Tensor<'t> {
         let image = self.require(Location::caller(), |g, x| match g.dims(x).len() {
             4 => Ok(()),
-            _ => Err(format!("global_avg_pool of {}: an image [n, channels, h, w] is needed", g.symbols.show(g.dims(x)))),
+            _ => Err(format!(
+                "global_avg_pool of {}: an image [n, channels, h, w] is needed",
+                g.symbols.show(g.dims(x))
+            )),
         });
         image.mean_over([2, 3])
     }
 
-    /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and columns. Row i of them covers the
-    /// rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image; neighbours overlap by one row where the division has a remainder.
+    /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and
+    /// columns. Row i of them covers the rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image;
+    /// neighbours overlap by one row where the division has a remainder.
     #[track_caller]
     pub fn adaptive_avg_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
         let mut lengths = [0; 2];
@@ -129,12 +151,19 @@ impl<'t> Tensor<'t> {
         }
         if h.is_multiple_of(size[0]) && w.is_multiple_of(size[1]) {
             let k = [h / size[0], w / size[1]];
-            return image.avg_pool2d_with(Window { k, stride: k, pad: [0, 0] });
+            return image.avg_pool2d_with(Window {
+                k,
+                stride: k,
+                pad: [0, 0],
+            });
         }
         // A window is a rectangle: the mean of its rows' means.
         (0..2).fold(image, |x, i| {
             let (axis, n, parts) = (i + 2, lengths[i], size[i]);
-            let part = |p: usize| x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts)).mean_keep(axis);
+            let part = |p: usize| {
+                x.slice(axis, p * n / parts..((p + 1) * n).div_ceil(parts))
+                    .mean_keep(axis)
+            };
             let means: Vec<Tensor<'t>> = (0..parts).map(part).collect();
             self.trace.concat(&means, axis)
         })
@@ -142,18 +171,30 @@ impl<'t> Tensor<'t> {
 
     #[track_caller]
     fn pool(self, kind: PoolKind, window: Window) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| checked(g, Op::Pool2d(kind, window), ids))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            checked(g, Op::Pool2d(kind, window), ids)
+        })
     }
 }
 
 /// Windows side by side.
 fn tiles(k: usize) -> Window {
-    Window { k: [k, k], stride: [k, k], pad: [0, 0] }
+    Window {
+        k: [k, k],
+        stride: [k, k],
+        pad: [0, 0],
+    }
 }
 
 fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
     let (da, db) = (g.dims(a).clone(), g.dims(b).clone());
-    let say = |g: &Graph, why: String| Err(format!("matmul {} × {}: {why}", g.symbols.show(&da), g.symbols.show(&db)));
+    let say = |g: &Graph, why: String| {
+        Err(format!(
+            "matmul {} × {}: {why}",
+            g.symbols.show(&da),
+            g.symbols.show(&db)
+        ))
+    };
     if da.is_empty() || db.is_empty() {
         return say(g, "both need an axis".into());
     }
@@ -172,7 +213,10 @@ fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
     let (m, k, l, n) = (ma[ra - 2], ma[ra - 1], mb[rb - 2], mb[rb - 1]);
     if k != l {
         let show = |d: Size| d.show(|s| g.symbols.name(s));
-        return say(g, format!("inner dimensions {} and {} differ", show(k), show(l)));
+        return say(
+            g,
+            format!("inner dimensions {} and {} differ", show(k), show(l)),
+        );
     }
     let Some(batch) = broadcast_shape(&ma[..ra - 2], &mb[..rb - 2]) else {
         return say(g, "batch dimensions do not broadcast".into());
@@ -188,7 +232,11 @@ fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
     };
     let a = g.reshape(a, if rows.is_some() { &left } else { &ma });
     let a = g.broadcast(a, &left);
-    let b = if db.len() == 1 { g.reshape(b, &Dims::from_slice(&[l, n])) } else { b };
+    let b = if db.len() == 1 {
+        g.reshape(b, &Dims::from_slice(&[l, n]))
+    } else {
+        b
+    };
     let b = g.broadcast(b, &right);
     let product = g.matmul(a, b);
     let mut dims = batch;

@@ -1,9 +1,10 @@
-//! Reductions. Each comes in three forms: over all axes, over some axes, which go (`_over`), and over some axes, which stay
-//! with length 1 (`_keep`).
+//! Reductions. Each comes in three forms: over all axes, over some axes, which go (`_over`), and
+//! over some axes, which stay with length 1 (`_keep`).
 //!
-//! Of no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all) true and the mean NaN. There is no
-//! largest or smallest of them, nor its position: along an axis of fixed length 0 that is a mistake, along another one the run fails in
-//! which it has no elements. Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
+//! Of no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all)
+//! true and the mean NaN. There is no largest or smallest of them, nor its position: along an axis
+//! of fixed length 0 that is a mistake, along another one the run fails in which it has no
+//! elements. Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
 
 use std::ops::RangeFull;
 use std::panic::Location;
@@ -51,12 +52,23 @@ impl AxisSet for RangeFull {
 impl<'t> Tensor<'t> {
     #[track_caller]
     fn fold(self, op: ReduceOp, axes: impl AxisSet, keep: bool) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| reduce(g, op, ids[0], axes.axes(g.dims(ids[0]).len()), keep))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            reduce(g, op, ids[0], axes.axes(g.dims(ids[0]).len()), keep)
+        })
     }
 
-    /// This tensor, where the axes have elements; `what` is the operation, and nothing without elements `has` what it asks for.
-    pub(super) fn with_elements(self, at: &'static Location<'static>, what: &str, axes: &[usize], has: &str) -> Tensor<'t> {
-        self.trace.record(at, &[self], |g, ids| need_elements(g, what, ids[0], axes, has).map(|()| ids[0]))
+    /// This tensor, where the axes have elements; `what` is the operation, and nothing without
+    /// elements `has` what it asks for.
+    pub(super) fn with_elements(
+        self,
+        at: &'static Location<'static>,
+        what: &str,
+        axes: &[usize],
+        has: &str,
+    ) -> Tensor<'t> {
+        self.trace.record(at, &[self], |g, ids| {
+            need_elements(g, what, ids[0], axes, has).map(|()| ids[0])
+        })
     }
 
     #[track_caller]
@@ -73,43 +85,92 @@ impl<'t> Tensor<'t> {
     }
 }
 
-fn reduce(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) -> Result<NodeId, String> {
+fn reduce(
+    g: &mut Graph,
+    op: ReduceOp,
+    x: NodeId,
+    mut axes: Axes,
+    keep: bool,
+) -> Result<NodeId, String> {
     axes.sort_unstable();
     if let ReduceOp::Max | ReduceOp::Min | ReduceOp::ArgMax | ReduceOp::ArgMin = op {
-        need_elements(g, Op::Reduce(op, axes.clone()).name(), x, &axes, "has a largest or smallest element")?;
+        need_elements(
+            g,
+            Op::Reduce(op, axes.clone()).name(),
+            x,
+            &axes,
+            "has a largest or smallest element",
+        )?;
     }
     fold(g, op, x, axes, keep)
 }
 
-/// Refuses axes without elements, which nothing `has`: fixed ones at once, others in the runs in which they have none.
-fn need_elements(g: &mut Graph, what: &str, x: NodeId, axes: &[usize], has: &str) -> Result<(), String> {
+/// Refuses axes without elements, which nothing `has`: fixed ones at once, others in the runs in
+/// which they have none.
+fn need_elements(
+    g: &mut Graph,
+    what: &str,
+    x: NodeId,
+    axes: &[usize],
+    has: &str,
+) -> Result<(), String> {
     for &axis in axes {
-        let Some(&length) = g.dims(x).get(axis) else { return Err(no_axis(g, what, axis, x)) };
+        let Some(&length) = g.dims(x).get(axis) else {
+            return Err(no_axis(g, what, axis, x));
+        };
         let shown = g.symbols.show(g.dims(x)).to_string();
-        g.need(length, || format!("{what}: axis {axis} of {shown} has no elements, and nothing without elements {has}"))?;
+        g.need(length, || {
+            format!(
+                "{what}: axis {axis} of {shown} has no elements, and nothing without elements {has}"
+            )
+        })?;
     }
     Ok(())
 }
 
 /// A reduction that of no elements gives its identity.
-fn fold(g: &mut Graph, op: ReduceOp, x: NodeId, mut axes: Axes, keep: bool) -> Result<NodeId, String> {
+fn fold(
+    g: &mut Graph,
+    op: ReduceOp,
+    x: NodeId,
+    mut axes: Axes,
+    keep: bool,
+) -> Result<NodeId, String> {
     axes.sort_unstable();
     if let Some(twice) = axes.windows(2).find(|w| w[0] == w[1]) {
-        return Err(format!("{}: axis {} is named twice", Op::Reduce(op, axes.clone()).name(), twice[0]));
+        return Err(format!(
+            "{}: axis {} is named twice",
+            Op::Reduce(op, axes.clone()).name(),
+            twice[0]
+        ));
     }
     let folded = checked(g, Op::Reduce(op, axes.clone()), &[x])?;
     if keep {
         return Ok(folded);
     }
-    let dims: Dims = g.dims(folded).iter().enumerate().filter(|(i, _)| !axes.contains(i)).map(|(_, d)| *d).collect();
+    let dims: Dims = g
+        .dims(folded)
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| !axes.contains(i))
+        .map(|(_, d)| *d)
+        .collect();
     Ok(g.reshape(folded, &dims))
 }
 
-/// How many elements fold into one, as an f32 scalar. The product of bounded lengths is a value of the run.
+/// How many elements fold into one, as an f32 scalar. The product of bounded lengths is a value of
+/// the run.
 pub(super) fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
     let lengths: Vec<Size> = axes.iter().map(|&a| g.dims(x)[a]).collect();
-    let fixed = lengths.iter().filter_map(|d| d.as_fixed()).map(|n| n as f64).product::<f64>();
-    let bounded: Dims = lengths.into_iter().filter(|d| d.as_fixed().is_none()).collect();
+    let fixed = lengths
+        .iter()
+        .filter_map(|d| d.as_fixed())
+        .map(|n| n as f64)
+        .product::<f64>();
+    let bounded: Dims = lengths
+        .into_iter()
+        .filter(|d| d.as_fixed().is_none())
+        .collect();
     let factor = g.constant(fixed as f32, DType::F32);
     if bounded.is_empty() {
         return Ok(factor);
@@ -151,13 +212,16 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32, which wraps; 0 of no elements. Floats are summed in parts whose order depends on the shape alone.
+    /// The sum, of f32 or i32, which wraps; 0 of no elements. Floats are summed in parts whose
+    /// order depends on the shape alone.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
     /// The product, of f32 or i32, which wraps; 1 of no elements.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
-    /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements there is none: an error.
+    /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements
+    /// there is none: an error.
     fold(ReduceOp::Max) max max_over max_keep;
-    /// The smallest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements there is none: an error.
+    /// The smallest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no
+    /// elements there is none: an error.
     fold(ReduceOp::Min) min min_over min_keep;
     /// Whether any truth value holds; of none, none does.
     fold(ReduceOp::Any) any any_over any_keep;
@@ -168,8 +232,9 @@ reductions! {
 }
 
 impl<'t> Tensor<'t> {
-    /// The first position (i32) of the largest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as largest. Of no elements there is none: an error.
+    /// The first position (i32) of the largest element along an axis, which goes; along several
+    /// axes the position counts in their row-major order. NaN counts as largest. Of no elements
+    /// there is none: an error.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, false)
@@ -181,8 +246,9 @@ impl<'t> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, true)
     }
 
-    /// The first position (i32) of the smallest element along an axis, which goes; along several axes the position counts in
-    /// their row-major order. NaN counts as smallest. Of no elements there is none: an error.
+    /// The first position (i32) of the smallest element along an axis, which goes; along several
+    /// axes the position counts in their row-major order. NaN counts as smallest. Of no elements
+    /// there is none: an error.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMin, axes, false)

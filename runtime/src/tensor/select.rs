@@ -1,7 +1,8 @@
 //! Choosing by value: what comes out has a length that only the run finds.
 //!
-//! Such a length is a dimension like a bounded one to everything that follows. What has it among its own is no part of the slab: it
-//! lives in the pool, or in bytes of the slab that the plan leaves free meanwhile.
+//! Such a length is a dimension like a bounded one to everything that follows. What has it among
+//! its own is no part of the slab: it lives in the pool, or in bytes of the slab that the plan
+//! leaves free meanwhile.
 
 use std::panic::Location;
 
@@ -21,7 +22,12 @@ use crate::trace::countable;
 /// The number of a node's elements, if they can be numbered.
 fn numbered(g: &Graph, what: &str, x: NodeId) -> Result<Size, String> {
     countable(what, &g.symbols, g.dims(x))?;
-    elements(g.dims(x)).ok_or_else(|| format!("{what}: the number of elements of {} has no form as one size", g.symbols.show(g.dims(x))))
+    elements(g.dims(x)).ok_or_else(|| {
+        format!(
+            "{what}: the number of elements of {} has no form as one size",
+            g.symbols.show(g.dims(x))
+        )
+    })
 }
 
 /// The elements in one axis.
@@ -36,8 +42,8 @@ fn found(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     Ok(Size::symbol(symbol))
 }
 
-/// A length of which a scalar (i32) says how much it is in a run, where whatever has it is checked to lie within `most`. A scalar is
-/// asked once, so that what it says the length of has one length.
+/// A length of which a scalar (i32) says how much it is in a run, where whatever has it is checked
+/// to lie within `most`. A scalar is asked once, so that what it says the length of has one length.
 fn found_once(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     let asked = g.ids().rev().find_map(|id| match g.node(id).op {
         Op::Bind { symbol } if same_view(g, g.node(id).inputs[0], length) => Some(symbol),
@@ -51,14 +57,21 @@ fn same_view(g: &Graph, a: NodeId, b: NodeId) -> bool {
     let (x, y) = (g.node(a), g.node(b));
     a == b
         || (matches!(x.op, Op::Const(_)) && x.op == y.op && x.dims == y.dims)
-        || (x.op.is_view() && x.op == y.op && x.dims == y.dims && same_view(g, x.inputs[0], y.inputs[0]))
+        || (x.op.is_view()
+            && x.op == y.op
+            && x.dims == y.dims
+            && same_view(g, x.inputs[0], y.inputs[0]))
 }
 
-/// Row-major positions of true elements: i32 of one axis. A mask is asked once, so that what it selects has one length.
+/// Row-major positions of true elements: i32 of one axis. A mask is asked once, so that what it
+/// selects has one length.
 fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, String> {
     let most = numbered(g, what, mask)?;
     let mask = flat(g, mask, most);
-    let asked = g.ids().rev().find(|&id| g.node(id).op == Op::Compact && same_view(g, g.node(id).inputs[0], mask));
+    let asked = g
+        .ids()
+        .rev()
+        .find(|&id| g.node(id).op == Op::Compact && same_view(g, g.node(id).inputs[0], mask));
     if let Some(positions) = asked {
         return Ok(positions);
     }
@@ -66,7 +79,13 @@ fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, Str
     let count = g.reduce(ReduceOp::Sum, ones, &[0]);
     let count = g.reshape(count, &Dims::new());
     let length = found(g, count, most)?;
-    checked_as(g, Op::Compact, &[mask], DType::I32, &Dims::from_slice(&[length]))
+    checked_as(
+        g,
+        Op::Compact,
+        &[mask],
+        DType::I32,
+        &Dims::from_slice(&[length]),
+    )
 }
 
 /// Elements of one axis by their positions, which are in range.
@@ -92,8 +111,8 @@ fn order(g: &mut Graph, x: NodeId, descending: bool) -> Result<NodeId, String> {
 }
 
 impl<'t> Tensor<'t> {
-    /// Where elements are not zero: i32 `[count, axes]`, one row of coordinates for each, in row-major order. How many there are
-    /// is found by the run.
+    /// Where elements are not zero: i32 `[count, axes]`, one row of coordinates for each, in
+    /// row-major order. How many there are is found by the run.
     #[track_caller]
     pub fn nonzero(self) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -113,8 +132,14 @@ impl<'t> Tensor<'t> {
             let mut below = Size::ONE;
             for &dim in dims.iter().rev() {
                 // position / below − position / (below · dim) · dim
-                let row = below.checked_mul(dim).ok_or("nonzero: a stride has no form as one size")?;
-                let (a, b, n) = (size_like(g, below, positions), size_like(g, row, positions), size_like(g, dim, positions));
+                let row = below
+                    .checked_mul(dim)
+                    .ok_or("nonzero: a stride has no form as one size")?;
+                let (a, b, n) = (
+                    size_like(g, below, positions),
+                    size_like(g, row, positions),
+                    size_like(g, dim, positions),
+                );
                 let steps = g.scalar(ScalarOp::Div, &[positions, a]);
                 let whole = g.scalar(ScalarOp::Div, &[positions, b]);
                 let before = g.mul(whole, n);
@@ -123,29 +148,38 @@ impl<'t> Tensor<'t> {
                 below = row;
             }
             columns.reverse();
-            if let [only] = columns[..] { Ok(only) } else { checked(g, Op::Concat { axis: 1 }, &columns) }
+            if let [only] = columns[..] {
+                Ok(only)
+            } else {
+                checked(g, Op::Concat { axis: 1 }, &columns)
+            }
         })
     }
 
-    /// The elements at which a mask of truth values holds, in row-major order: `[count]`. The mask and this tensor are repeated to
-    /// one shape. How many there are is found by the run, and is the same for all that one mask selects. A gradient goes back to where
-    /// its element came from.
+    /// The elements at which a mask of truth values holds, in row-major order: `[count]`. The mask
+    /// and this tensor are repeated to one shape. How many there are is found by the run, and is
+    /// the same for all that one mask selects. A gradient goes back to where its element came from.
     #[track_caller]
     pub fn masked_select(self, mask: Tensor<'t>) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self, mask], |g, ids| {
-            if g.dtype(ids[1]) != DType::Bool {
-                return Err(format!("masked_select by {}: a mask of truth values is needed", g.dtype(ids[1])));
-            }
-            let both = broadcast_all(g, "masked_select", ids)?;
-            let positions = true_positions(g, "masked_select", both[1])?;
-            let count = numbered(g, "masked_select", both[0])?;
-            let x = flat(g, both[0], count);
-            Ok(taken(g, x, positions))
-        })
+        self.trace
+            .record(Location::caller(), &[self, mask], |g, ids| {
+                if g.dtype(ids[1]) != DType::Bool {
+                    return Err(format!(
+                        "masked_select by {}: a mask of truth values is needed",
+                        g.dtype(ids[1])
+                    ));
+                }
+                let both = broadcast_all(g, "masked_select", ids)?;
+                let positions = true_positions(g, "masked_select", both[1])?;
+                let count = numbered(g, "masked_select", both[0])?;
+                let x = flat(g, both[0], count);
+                Ok(taken(g, x, positions))
+            })
     }
 
-    /// The slices of an axis at which a mask `[n]` of truth values holds, where n is the axis's length. How many there are is found by
-    /// the run, and is the same for all that one mask selects. A gradient goes back to where its slice came from.
+    /// The slices of an axis at which a mask `[n]` of truth values holds, where n is the axis's
+    /// length. How many there are is found by the run, and is the same for all that one mask
+    /// selects. A gradient goes back to where its slice came from.
     #[track_caller]
     pub fn compress(self, axis: usize, mask: Tensor<'t>) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self, mask], |g, ids| {
@@ -164,39 +198,65 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The different values of all elements, ascending: `[count]`. Each NaN differs from every other. How many there are is found by
-    /// the run. There is no gradient.
+    /// The different values of all elements, ascending: `[count]`. Each NaN differs from every
+    /// other. How many there are is found by the run. There is no gradient.
     #[track_caller]
     pub fn unique(self) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let count = numbered(g, "unique", ids[0])?;
             let x = flat(g, ids[0], count);
-            let x = if g.dtype(x).is_float() { g.scalar(ScalarOp::Detach, &[x]) } else { x };
+            let x = if g.dtype(x).is_float() {
+                g.scalar(ScalarOp::Detach, &[x])
+            } else {
+                x
+            };
             let ascending = order(g, x, false)?;
             let sorted = taken(g, x, ascending);
             let dims = Dims::from_slice(&[count]);
-            let place = g.emit(Op::Index(Dims::from_slice(&[Size::ONE])), &[], DType::I32, dims.clone());
-            let (zero, one) = (g.full(0.0, DType::I32, &dims), g.full(1.0, DType::I32, &dims));
+            let place = g.emit(
+                Op::Index(Dims::from_slice(&[Size::ONE])),
+                &[],
+                DType::I32,
+                dims.clone(),
+            );
+            let (zero, one) = (
+                g.full(0.0, DType::I32, &dims),
+                g.full(1.0, DType::I32, &dims),
+            );
             let before = g.scalar(ScalarOp::Sub, &[place, one]);
             let before = g.scalar(ScalarOp::Max, &[before, zero]);
             let neighbour = taken(g, sorted, before);
-            let (differs, is_first) = (g.scalar(ScalarOp::Ne, &[sorted, neighbour]), g.scalar(ScalarOp::Eq, &[place, zero]));
+            let (differs, is_first) = (
+                g.scalar(ScalarOp::Ne, &[sorted, neighbour]),
+                g.scalar(ScalarOp::Eq, &[place, zero]),
+            );
             let starts = g.scalar(ScalarOp::Or, &[differs, is_first]);
             let positions = true_positions(g, "unique", starts)?;
             Ok(taken(g, sorted, positions))
         })
     }
 
-    /// The part of an axis that begins at `start` and is `length` long, both i32 scalars of the run. A part that is not inside of the
-    /// axis fails the run. What one length tensor measures has one length: two such parts can be added, whatever they are parts of. A
-    /// gradient goes back to where its element came from.
+    /// The part of an axis that begins at `start` and is `length` long, both i32 scalars of the
+    /// run. A part that is not inside of the axis fails the run. What one length tensor measures
+    /// has one length: two such parts can be added, whatever they are parts of. A gradient goes
+    /// back to where its element came from.
     #[track_caller]
-    pub fn dynamic_slice(self, axis: usize, start: impl Operand<'t>, length: impl Operand<'t>) -> Tensor<'t> {
+    pub fn dynamic_slice(
+        self,
+        axis: usize,
+        start: impl Operand<'t>,
+        length: impl Operand<'t>,
+    ) -> Tensor<'t> {
         let at = Location::caller();
-        let (start, length) = (start.lift(self.trace, DType::I32, at), length.lift(self.trace, DType::I32, at));
+        let (start, length) = (
+            start.lift(self.trace, DType::I32, at),
+            length.lift(self.trace, DType::I32, at),
+        );
         self.trace.record(at, &[self, start, length], |g, ids| {
             let (len, _) = part_of(g, "dynamic_slice", ids, axis)?;
-            let past = len.checked_add(Size::ONE).ok_or("dynamic_slice: the axis is too long")?;
+            let past = len
+                .checked_add(Size::ONE)
+                .ok_or("dynamic_slice: the axis is too long")?;
             check_index(g, ids[1], past);
             let part = found_once(g, ids[2], len)?;
             let end = g.add(ids[1], ids[2]);
@@ -205,33 +265,41 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The `length` elements of an axis from `start` on, an i32 scalar of the run. A part that is not inside of the axis fails the
-    /// run. As the length is known, this is planned like everything else.
+    /// The `length` elements of an axis from `start` on, an i32 scalar of the run. A part that is
+    /// not inside of the axis fails the run. As the length is known, this is planned like
+    /// everything else.
     #[track_caller]
     pub fn slice_from(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
         let at = Location::caller();
         let start = start.lift(self.trace, DType::I32, at);
         self.trace.record(at, &[self, start], |g, ids| {
             let (len, shown) = part_of(g, "slice_from", ids, axis)?;
-            let part = i64::try_from(length).map_err(|_| format!("slice_from: {length} elements of {shown}"))?;
-            let past = len.checked_sub(Size::fixed(part)).and_then(|n| n.checked_add(Size::ONE));
+            let part = i64::try_from(length)
+                .map_err(|_| format!("slice_from: {length} elements of {shown}"))?;
+            let past = len
+                .checked_sub(Size::fixed(part))
+                .and_then(|n| n.checked_add(Size::ONE));
             let Some(past) = past.filter(|n| n.as_fixed().is_none_or(|n| n > 0)) else {
-                return Err(format!("slice_from: axis {axis} of {shown} does not have {length} elements"));
+                return Err(format!(
+                    "slice_from: axis {axis} of {shown} does not have {length} elements"
+                ));
             };
             check_index(g, ids[1], past);
             slice_from(g, ids[0], axis, ids[1], Size::fixed(part))
         })
     }
 
-    /// The positions (i32) of the elements along the last axis in their order, the smallest or, if `descending`, the largest first. Of
-    /// equal ones the first comes first; NaN counts as largest.
+    /// The positions (i32) of the elements along the last axis in their order, the smallest or, if
+    /// `descending`, the largest first. Of equal ones the first comes first; NaN counts as largest.
     #[track_caller]
     pub fn argsort(self, descending: bool) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| order(g, ids[0], descending))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            order(g, ids[0], descending)
+        })
     }
 
-    /// The elements along the last axis in their order, as [`Tensor::argsort`] gives it. A gradient goes back to where its element
-    /// came from.
+    /// The elements along the last axis in their order, as [`Tensor::argsort`] gives it. A gradient
+    /// goes back to where its element came from.
     #[track_caller]
     pub fn sort(self, descending: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -241,9 +309,10 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// Non-maximum suppression: of boxes `[n, 4]` (two corners x₀, y₀, x₁, y₁) with scores `[n]`, the positions (i32 `[count]`) of those
-    /// that stay, the highest score first. A box stays if its intersection with each better one that stays is at most `threshold` of
-    /// their union. How many there are is found by the run.
+    /// Non-maximum suppression: of boxes `[n, 4]` (two corners x₀, y₀, x₁, y₁) with scores `[n]`,
+    /// the positions (i32 `[count]`) of those that stay, the highest score first. A box stays if
+    /// its intersection with each better one that stays is at most `threshold` of their union. How
+    /// many there are is found by the run.
     #[track_caller]
     pub fn nms(self, scores: Tensor<'t>, threshold: f32) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self, scores], |g, ids| {
@@ -266,17 +335,33 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// The length of the axis of which a part is taken, and the shape as text; refuses what is no axis, or no scalar beside it.
+/// The length of the axis of which a part is taken, and the shape as text; refuses what is no axis,
+/// or no scalar beside it.
 fn part_of(g: &Graph, what: &str, ids: &[NodeId], axis: usize) -> Result<(Size, String), String> {
-    let Some(&len) = g.dims(ids[0]).get(axis) else { return Err(no_axis(g, what, axis, ids[0])) };
-    if let Some(&odd) = ids[1..].iter().find(|&&id| g.dtype(id) != DType::I32 || !g.dims(id).is_empty()) {
-        return Err(format!("{what}: start and length are i32 scalars, not {} {}", g.dtype(odd), g.symbols.show(g.dims(odd))));
+    let Some(&len) = g.dims(ids[0]).get(axis) else {
+        return Err(no_axis(g, what, axis, ids[0]));
+    };
+    if let Some(&odd) = ids[1..]
+        .iter()
+        .find(|&&id| g.dtype(id) != DType::I32 || !g.dims(id).is_empty())
+    {
+        return Err(format!(
+            "{what}: start and length are i32 scalars, not {} {}",
+            g.dtype(odd),
+            g.symbols.show(g.dims(odd))
+        ));
     }
     Ok((len, g.symbols.show(g.dims(ids[0])).to_string()))
 }
 
 /// The part of an axis from a scalar on.
-fn slice_from(g: &mut Graph, x: NodeId, axis: usize, start: NodeId, part: Size) -> Result<NodeId, String> {
+fn slice_from(
+    g: &mut Graph,
+    x: NodeId,
+    axis: usize,
+    start: NodeId,
+    part: Size,
+) -> Result<NodeId, String> {
     let mut dims = g.dims(x).clone();
     dims[axis] = part;
     countable("a slice", &g.symbols, &dims)?;

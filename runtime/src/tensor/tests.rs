@@ -1,4 +1,5 @@
-//! What tensors compute, against formulas in f64 written here, by the reference evaluator; and what mistakes say.
+//! What tensors compute, against formulas in f64 written here, by the reference evaluator; and what
+//! mistakes say.
 
 mod mistakes;
 mod order;
@@ -15,17 +16,27 @@ use crate::trace::Trace;
 
 /// The f32 array of these dimensions and elements.
 pub(crate) fn array(dims: &[usize], values: &[f64]) -> Array {
-    Array { dtype: DType::F32, dims: dims.to_vec(), values: values.to_vec() }
+    Array {
+        dtype: DType::F32,
+        dims: dims.to_vec(),
+        values: values.to_vec(),
+    }
 }
 
 /// The i32 array of these dimensions and elements.
 fn integers(dims: &[usize], values: &[i32]) -> Array {
-    Array { dtype: DType::I32, dims: dims.to_vec(), values: values.iter().map(|&v| f64::from(v)).collect() }
+    Array {
+        dtype: DType::I32,
+        dims: dims.to_vec(),
+        values: values.iter().map(|&v| f64::from(v)).collect(),
+    }
 }
 
 /// The graph of a trace without mistakes.
 pub(crate) fn finished(trace: &Trace, outputs: &[Tensor<'_>]) -> Graph {
-    let graph = trace.finish(outputs).unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
+    let graph = trace
+        .finish(outputs)
+        .unwrap_or_else(|mistakes| panic!("{mistakes:#?}"));
     assert_eq!(graph.verify(), Ok(()), "{graph}");
     graph
 }
@@ -45,15 +56,28 @@ pub(crate) fn first_values(graph: &Graph) -> Vec<Array> {
     graph.variables.iter().map(array).collect()
 }
 
-fn try_run(trace: &Trace, outputs: &[Tensor<'_>], batch: u32, inputs: &[Array]) -> Result<Evaluated, Fault> {
+fn try_run(
+    trace: &Trace,
+    outputs: &[Tensor<'_>],
+    batch: u32,
+    inputs: &[Array],
+) -> Result<Evaluated, Fault> {
     let graph = finished(trace, outputs);
     let variables = first_values(&graph);
-    evaluate(&graph, &Env([batch; 8]), inputs, &variables, Precision::Single)
+    evaluate(
+        &graph,
+        &Env([batch; 8]),
+        inputs,
+        &variables,
+        Precision::Single,
+    )
 }
 
 /// The outputs of one run; every bounded dimension has the length `batch`.
 fn run(trace: &Trace, outputs: &[Tensor<'_>], batch: u32, inputs: &[Array]) -> Vec<Array> {
-    try_run(trace, outputs, batch, inputs).unwrap_or_else(|fault| panic!("{fault}")).outputs
+    try_run(trace, outputs, batch, inputs)
+        .unwrap_or_else(|fault| panic!("{fault}"))
+        .outputs
 }
 
 #[track_caller]
@@ -61,6 +85,9 @@ fn assert_close(got: &[f64], expected: &[f64], tolerance: f64) {
     assert_eq!(got.len(), expected.len());
     for (g, e) in got.iter().zip(expected) {
         let same = g == e || (g.is_nan() && e.is_nan());
-        assert!(same || (g - e).abs() <= tolerance * (1.0 + e.abs()), "{got:?} instead of {expected:?}");
+        assert!(
+            same || (g - e).abs() <= tolerance * (1.0 + e.abs()),
+            "{got:?} instead of {expected:?}"
+        );
     }
 }

@@ -12,7 +12,8 @@ use crate::shape::{Dim, Shape, elements};
 use crate::trace::resolve;
 
 impl<'t> Tensor<'t> {
-    /// The same elements in the same order under another shape; one length may be −1: it follows from the others.
+    /// The same elements in the same order under another shape; one length may be −1: it follows
+    /// from the others.
     #[track_caller]
     pub fn reshape(self, shape: impl Into<Shape>) -> Tensor<'t> {
         let mut shape = shape.into();
@@ -29,20 +30,27 @@ impl<'t> Tensor<'t> {
     pub fn flatten(self, from: usize) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             let dims = g.dims(ids[0]);
-            let (kept, joined) =
-                dims.split_at_checked(from).filter(|(_, j)| !j.is_empty()).ok_or_else(|| no_axis(g, "flatten", from, ids[0]))?;
+            let (kept, joined) = dims
+                .split_at_checked(from)
+                .filter(|(_, j)| !j.is_empty())
+                .ok_or_else(|| no_axis(g, "flatten", from, ids[0]))?;
             let mut dims = Dims::from_slice(kept);
-            dims.push(elements(joined).ok_or("flatten: the joined length has no form as one size")?);
+            dims.push(
+                elements(joined).ok_or("flatten: the joined length has no form as one size")?,
+            );
             Ok(g.reshape(ids[0], &dims))
         })
     }
 
-    /// An axis divided into several, in row-major order; one length may be −1. `[a, b·c]` with axis 1 into `(b, c)` is `[a, b, c]`.
+    /// An axis divided into several, in row-major order; one length may be −1. `[a, b·c]` with axis
+    /// 1 into `(b, c)` is `[a, b, c]`.
     #[track_caller]
     pub fn unflatten(self, axis: usize, lengths: impl Into<Shape>) -> Tensor<'t> {
         let mut lengths = lengths.into();
         self.trace.record(Location::caller(), &[self], |g, ids| {
-            let Some(&whole) = g.dims(ids[0]).get(axis) else { return Err(no_axis(g, "unflatten", axis, ids[0])) };
+            let Some(&whole) = g.dims(ids[0]).get(axis) else {
+                return Err(no_axis(g, "unflatten", axis, ids[0]));
+            };
             let parts = lengths_of(g, &mut lengths, "unflatten", ids[0], elements(&[whole]))?;
             let mut dims = g.dims(ids[0]).clone();
             dims.remove(axis);
@@ -56,7 +64,9 @@ impl<'t> Tensor<'t> {
     #[track_caller]
     pub fn permute(self, axes: impl AsRef<[usize]>) -> Tensor<'t> {
         let axes = Axes::from_slice(axes.as_ref());
-        self.trace.record(Location::caller(), &[self], |g, ids| checked(g, Op::Permute(axes), ids))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            checked(g, Op::Permute(axes), ids)
+        })
     }
 
     /// Two axes exchanged.
@@ -78,13 +88,17 @@ impl<'t> Tensor<'t> {
     pub fn t(self) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
             if g.dims(ids[0]).len() < 2 {
-                return Err(format!("t of {}: two axes are needed", g.symbols.show(g.dims(ids[0]))));
+                return Err(format!(
+                    "t of {}: two axes are needed",
+                    g.symbols.show(g.dims(ids[0]))
+                ));
             }
             Ok(g.transpose(ids[0]))
         })
     }
 
-    /// Repeated to a shape by the broadcasting rule: aligned at the last axis, lengths of 1 repeat; −1 keeps a length.
+    /// Repeated to a shape by the broadcasting rule: aligned at the last axis, lengths of 1 repeat;
+    /// −1 keeps a length.
     #[track_caller]
     pub fn expand(self, shape: impl Into<Shape>) -> Tensor<'t> {
         let shape = shape.into();
@@ -92,15 +106,25 @@ impl<'t> Tensor<'t> {
             let from = g.dims(ids[0]).clone();
             let mut dims = Dims::new();
             for (i, &dim) in shape.dims().iter().enumerate() {
-                let own = (i + from.len()).checked_sub(shape.dims().len()).map(|i| from[i]);
+                let own = (i + from.len())
+                    .checked_sub(shape.dims().len())
+                    .map(|i| from[i]);
                 match (dim, own) {
                     (Dim::Fixed(-1), Some(own)) => dims.push(own),
-                    _ => dims.extend(resolve(&mut g.symbols, &Shape::from((dim,))).map_err(|why| format!("expand: {why}"))?),
+                    _ => dims.extend(
+                        resolve(&mut g.symbols, &Shape::from((dim,)))
+                            .map_err(|why| format!("expand: {why}"))?,
+                    ),
                 }
             }
-            let fits = super::elementwise::broadcast_shape(&from, &dims).is_some_and(|joint| joint == dims);
+            let fits = super::elementwise::broadcast_shape(&from, &dims)
+                .is_some_and(|joint| joint == dims);
             if !fits {
-                return Err(format!("expand {} to {}: only axes of length 1 repeat", g.symbols.show(&from), g.symbols.show(&dims)));
+                return Err(format!(
+                    "expand {} to {}: only axes of length 1 repeat",
+                    g.symbols.show(&from),
+                    g.symbols.show(&dims)
+                ));
             }
             Ok(g.broadcast(ids[0], &dims))
         })
@@ -115,7 +139,10 @@ impl<'t> Tensor<'t> {
                 return Err(no_axis(g, "squeeze", axis, ids[0]));
             }
             if !dims[axis].is(1) {
-                return Err(format!("squeeze: axis {axis} of {} is not of length 1", g.symbols.show(&dims)));
+                return Err(format!(
+                    "squeeze: axis {axis} of {} is not of length 1",
+                    g.symbols.show(&dims)
+                ));
             }
             dims.remove(axis);
             Ok(g.reshape(ids[0], &dims))
@@ -125,23 +152,40 @@ impl<'t> Tensor<'t> {
     /// An axis of length 1 added, which becomes axis `axis`.
     #[track_caller]
     pub fn unsqueeze(self, axis: usize) -> Tensor<'t> {
-        self.trace.record(Location::caller(), &[self], |g, ids| unsqueeze(g, ids[0], axis, "unsqueeze"))
+        self.trace.record(Location::caller(), &[self], |g, ids| {
+            unsqueeze(g, ids[0], axis, "unsqueeze")
+        })
     }
 }
 
 /// A shape for `whole` elements of `x` as lengths; one of −1 follows from the others.
-fn lengths_of(g: &mut Graph, shape: &mut Shape, what: &str, x: NodeId, whole: Option<Size>) -> Result<Dims, String> {
-    let open: Vec<usize> = (0..shape.0.len()).filter(|&i| shape.0[i] == Dim::Fixed(-1)).collect();
+fn lengths_of(
+    g: &mut Graph,
+    shape: &mut Shape,
+    what: &str,
+    x: NodeId,
+    whole: Option<Size>,
+) -> Result<Dims, String> {
+    let open: Vec<usize> = (0..shape.0.len())
+        .filter(|&i| shape.0[i] == Dim::Fixed(-1))
+        .collect();
     open.iter().for_each(|&i| shape.0[i] = Dim::Fixed(1));
     let mut dims = resolve(&mut g.symbols, shape).map_err(|why| format!("{what}: {why}"))?;
     match open[..] {
         [] => {}
         [at] => {
-            let missing = whole.zip(elements(&dims)).and_then(|(n, known)| n.checked_div_size(known));
+            let missing = whole
+                .zip(elements(&dims))
+                .and_then(|(n, known)| n.checked_div_size(known));
             dims[at] = missing.ok_or_else(|| {
-                let mut wanted: Vec<String> = dims.iter().map(|d| d.show(|s| g.symbols.name(s))).collect();
+                let mut wanted: Vec<String> =
+                    dims.iter().map(|d| d.show(|s| g.symbols.name(s))).collect();
                 wanted[at] = "-1".into();
-                format!("{what} {} to [{}]: no length for -1 fits", g.symbols.show(g.dims(x)), wanted.join(", "))
+                format!(
+                    "{what} {} to [{}]: no length for -1 fits",
+                    g.symbols.show(g.dims(x)),
+                    wanted.join(", ")
+                )
             })?;
         }
         _ => return Err(format!("{what}: {} lengths are -1; one can be", open.len())),
@@ -149,7 +193,12 @@ fn lengths_of(g: &mut Graph, shape: &mut Shape, what: &str, x: NodeId, whole: Op
     Ok(dims)
 }
 
-pub(super) fn unsqueeze(g: &mut Graph, x: NodeId, axis: usize, what: &str) -> Result<NodeId, String> {
+pub(super) fn unsqueeze(
+    g: &mut Graph,
+    x: NodeId,
+    axis: usize,
+    what: &str,
+) -> Result<NodeId, String> {
     let mut dims = g.dims(x).clone();
     if axis > dims.len() {
         return Err(no_axis(g, what, axis, x));

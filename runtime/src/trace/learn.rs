@@ -1,4 +1,5 @@
-//! Learning: what of a model changes, by which gradients, from one batch or from several parts of it.
+//! Learning: what of a model changes, by which gradients, from one batch or from several parts of
+//! it.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -30,14 +31,20 @@ pub(super) struct Frozen {
 impl Building {
     /// The name of an optimizer's state.
     pub(super) fn owned(&self, name: &str) -> String {
-        self.owner.as_ref().map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
+        self.owner
+            .as_ref()
+            .map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
     }
 
-    /// The parameters of the trace that gradients may change, with their nodes, and the rules by which some stay as they are. Rules
-    /// are the user's code, which may use the trace: it is called when nothing of the trace is borrowed.
+    /// The parameters of the trace that gradients may change, with their nodes, and the rules by
+    /// which some stay as they are. Rules are the user's code, which may use the trace: it is
+    /// called when nothing of the trace is borrowed.
     fn trained(&self) -> (Vec<(u32, NodeId, VariableInfo)>, Vec<Frozen>) {
         let all = (0..).zip(self.graph.variables.iter().zip(&self.variables));
-        let trained = all.filter(|(_, (info, _))| info.trained).map(|(v, (info, held))| (v, held.node, info.clone())).collect();
+        let trained = all
+            .filter(|(_, (info, _))| info.trained)
+            .map(|(v, (info, held))| (v, held.node, info.clone()))
+            .collect();
         (trained, self.frozen.clone())
     }
 }
@@ -45,8 +52,17 @@ impl Building {
 /// The first names of several variables.
 pub(crate) fn names<'a>(infos: impl Iterator<Item = &'a VariableInfo>) -> String {
     let all: Vec<&str> = infos.map(|info| &*info.name).collect();
-    let shown = all.iter().take(8).map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ");
-    if all.len() > 8 { format!("{shown} and {} more", all.len() - 8) } else { shown }
+    let shown = all
+        .iter()
+        .take(8)
+        .map(|name| format!("\"{name}\""))
+        .collect::<Vec<_>>()
+        .join(", ");
+    if all.len() > 8 {
+        format!("{shown} and {} more", all.len() - 8)
+    } else {
+        shown
+    }
 }
 
 impl Trace {
@@ -54,34 +70,54 @@ impl Trace {
     fn learning(&self) -> Vec<(u32, NodeId)> {
         let (trained, frozen) = self.building.borrow().trained();
         let learns = |info: &VariableInfo| !frozen.iter().any(|f| (f.chosen)(info));
-        trained.into_iter().filter(|(.., info)| learns(info)).map(|(v, node, _)| (v, node)).collect()
+        trained
+            .into_iter()
+            .filter(|(.., info)| learns(info))
+            .map(|(v, node, _)| (v, node))
+            .collect()
     }
 
     /// Reports rules that choose nothing: most likely a name is misspelt.
     fn check_frozen(&self) {
         let (trained, frozen) = self.building.borrow().trained();
         let known = names(trained.iter().map(|(.., info)| info));
-        for rule in frozen.iter().filter(|f| !trained.iter().any(|(.., info)| (f.chosen)(info))) {
-            let message = format!("freeze: none of the parameters of this trace is chosen; they are {known}");
+        for rule in frozen
+            .iter()
+            .filter(|f| !trained.iter().any(|(.., info)| (f.chosen)(info)))
+        {
+            let message =
+                format!("freeze: none of the parameters of this trace is chosen; they are {known}");
             self.building.borrow_mut().mistake(rule.at, "", message);
         }
     }
 
-    /// Keeps the parameters that `chosen` holds for as they are: [`Trace::minimize`] neither changes them nor makes gradients
-    /// or optimizer state for them. Say it before `minimize`. Running statistics of a frozen layer go on running.
+    /// Keeps the parameters that `chosen` holds for as they are: [`Trace::minimize`] neither
+    /// changes them nor makes gradients or optimizer state for them. Say it before `minimize`.
+    /// Running statistics of a frozen layer go on running.
     ///
     /// A rule that chooses none of the trace's parameters is a mistake.
     #[track_caller]
     pub fn freeze(&self, chosen: impl Fn(&VariableInfo) -> bool + 'static) {
         let at = Location::caller();
         let building = &mut *self.building.borrow_mut();
-        if building.variables.iter().any(|held| held.assigned.is_some_and(|a| building.graph.origin(a).phase == Phase::Update)) {
-            return building.mistake(at, "", "freeze: the weights are updated already; freeze them before minimize".into());
+        if building.variables.iter().any(|held| {
+            held.assigned
+                .is_some_and(|a| building.graph.origin(a).phase == Phase::Update)
+        }) {
+            return building.mistake(
+                at,
+                "",
+                "freeze: the weights are updated already; freeze them before minimize".into(),
+            );
         }
-        building.frozen.push(Frozen { at, chosen: Rc::new(chosen) });
+        building.frozen.push(Frozen {
+            at,
+            chosen: Rc::new(chosen),
+        });
     }
 
-    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller. The loss is an f32 scalar.
+    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller.
+    /// The loss is an f32 scalar.
     #[track_caller]
     pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
         let at = Location::caller();
@@ -97,11 +133,12 @@ impl Trace {
         self.update(at, gradients, &optimizer);
     }
 
-    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after the other (gradient
-    /// accumulation over micro-batches): the activations of one part are gone before those of the next begin, so that a step
-    /// needs the memory of a part and one gradient for each weight. `loss` gives the loss of the part of a number from 0; the
-    /// result is their mean. For parts of equal size that is the loss of the whole batch and, but for rounding, its step; batch
-    /// norms take the statistics of each part.
+    /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after
+    /// the other (gradient accumulation over micro-batches): the activations of one part are gone
+    /// before those of the next begin, so that a step needs the memory of a part and one gradient
+    /// for each weight. `loss` gives the loss of the part of a number from 0; the result is their
+    /// mean. For parts of equal size that is the loss of the whole batch and, but for rounding, its
+    /// step; batch norms take the statistics of each part.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -124,7 +161,11 @@ impl Trace {
     ) -> Tensor<'t> {
         let at = Location::caller();
         if parts == 0 {
-            return self.fail(at, "", "minimize_in_parts: a batch of 0 parts has no loss".into());
+            return self.fail(
+                at,
+                "",
+                "minimize_in_parts: a batch of 0 parts has no loss".into(),
+            );
         }
         if !self.may_learn(at, &optimizer) {
             return self.poisoned();
@@ -144,7 +185,9 @@ impl Trace {
             let learning = self.learning();
             let building = &mut *self.building.borrow_mut();
             for (variable, gradient) in building.gradients(loss.id, learning) {
-                let sum = sums.get(&variable).map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
+                let sum = sums
+                    .get(&variable)
+                    .map_or(gradient, |&sum| building.sum(at, variable, sum, gradient));
                 sums.insert(variable, sum);
             }
         }
@@ -157,8 +200,12 @@ impl Trace {
     fn may_learn(&self, at: Line, optimizer: &impl Optimizer) -> bool {
         let fault = match optimizer.check() {
             Err(why) => Some(why),
-            Ok(()) if !self.training => Some("this trace is for inference; a model learns in Trace::training()".into()),
-            Ok(()) if self.averaged => Some("this trace reads averaged weights, which follow those that learn".into()),
+            Ok(()) if !self.training => {
+                Some("this trace is for inference; a model learns in Trace::training()".into())
+            }
+            Ok(()) if self.averaged => {
+                Some("this trace reads averaged weights, which follow those that learn".into())
+            }
             Ok(()) => None,
         };
         if let Some(why) = &fault {
@@ -173,8 +220,18 @@ impl Trace {
         let weights: Vec<Weight<'_>> = {
             let building = &mut *self.building.borrow_mut();
             if gradients.is_empty() {
-                let frozen = if building.frozen.is_empty() { "" } else { " that is not frozen" };
-                return building.mistake(at, "", format!("minimize: the loss has no gradient with respect to any parameter{frozen}"));
+                let frozen = if building.frozen.is_empty() {
+                    ""
+                } else {
+                    " that is not frozen"
+                };
+                return building.mistake(
+                    at,
+                    "",
+                    format!(
+                        "minimize: the loss has no gradient with respect to any parameter{frozen}"
+                    ),
+                );
             }
             let twice: Vec<Arc<str>> = gradients
                 .iter()
@@ -182,23 +239,40 @@ impl Trace {
                 .map(|(v, _)| building.graph.variables[*v as usize].name.clone())
                 .collect();
             for name in &twice {
-                building.mistake(at, "", format!("minimize: parameter \"{name}\" is updated a second time"));
+                building.mistake(
+                    at,
+                    "",
+                    format!("minimize: parameter \"{name}\" is updated a second time"),
+                );
             }
             if !twice.is_empty() {
                 return;
             }
             building.updating = Some(Updating::default());
             let tensor = |id| Tensor { trace: self, id };
-            let weight = |(v, gradient)| Weight::new(v, tensor(building.variables[v as usize].node), tensor(gradient));
+            let weight = |(v, gradient)| {
+                Weight::new(
+                    v,
+                    tensor(building.variables[v as usize].node),
+                    tensor(gradient),
+                )
+            };
             gradients.into_iter().map(weight).collect()
         };
         self.on_behalf(at, || optimizer.update(self, &weights));
         let building = &mut *self.building.borrow_mut();
-        let Some(Updating { assigned, counters }) = building.updating.take() else { return };
-        let Graph { counters: known, variables, .. } = &mut building.graph;
+        let Some(Updating { assigned, counters }) = building.updating.take() else {
+            return;
+        };
+        let Graph {
+            counters: known,
+            variables,
+            ..
+        } = &mut building.graph;
         for counter in known.iter_mut().filter(|c| counters.contains(&c.variable)) {
             // An average does not depend on the count.
-            let counted = |&&v: &&u32| v != counter.variable && variables[v as usize].average_of.is_none();
+            let counted =
+                |&&v: &&u32| v != counter.variable && variables[v as usize].average_of.is_none();
             let counted: Vec<u32> = assigned.iter().filter(counted).copied().collect();
             counter.counts.extend(counted);
         }
@@ -222,13 +296,18 @@ impl Trace {
         self.building.borrow_mut().owner = before;
     }
 
-    /// Keeps an average of what a variable is after each step: average ← decay·average + (1 − decay)·variable.
+    /// Keeps an average of what a variable is after each step: average ← decay·average + (1 −
+    /// decay)·variable.
     #[track_caller]
     pub(crate) fn keep_average(&self, variable: u32, decay: f32) {
         let at = Location::caller();
         let layer = {
             let building = self.building.borrow();
-            building.graph.origin(building.variables[variable as usize].node).layer.clone()
+            building
+                .graph
+                .origin(building.variables[variable as usize].node)
+                .layer
+                .clone()
         };
         let average = self.declare(at, &layer, self.info(variable).average());
         average.set(average.value() * decay + self.last_value(variable) * (1.0 - decay));
@@ -240,7 +319,11 @@ impl Building {
     fn gradients(&mut self, loss: NodeId, learning: Vec<(u32, NodeId)>) -> Vec<(u32, NodeId)> {
         let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
         let found = crate::passes::autodiff::gradients(&mut self.graph, loss, &nodes);
-        learning.into_iter().zip(found).filter_map(|((v, _), gradient)| Some((v, gradient?))).collect()
+        learning
+            .into_iter()
+            .zip(found)
+            .filter_map(|((v, _), gradient)| Some((v, gradient?)))
+            .collect()
     }
 
     /// The sum of two gradients of a variable.
@@ -248,7 +331,13 @@ impl Building {
         let Held { node, .. } = self.variables[variable as usize];
         let layer = self.graph.origin(node).layer.clone();
         let location = self.user_line(at);
-        self.graph.set_origin(Origin { location, layer, phase: Phase::Backward, segment: 0, part: self.graph.current_part });
+        self.graph.set_origin(Origin {
+            location,
+            layer,
+            phase: Phase::Backward,
+            segment: 0,
+            part: self.graph.current_part,
+        });
         self.graph.add(a, b)
     }
 }

@@ -17,8 +17,8 @@ pub enum Precision {
     /// As they are.
     #[default]
     F32,
-    /// Operands of f32 are rounded to bf16 first, 8 significant bits, so each is wrong by up to 2⁻⁸ of itself. Its exponents are those of f32:
-    /// gradients need no scaling of the loss.
+    /// Operands of f32 are rounded to bf16 first, 8 significant bits, so each is wrong by up to 2⁻⁸
+    /// of itself. Its exponents are those of f32: gradients need no scaling of the loss.
     Bf16,
 }
 
@@ -48,7 +48,14 @@ impl FromStr for Precision {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Precision> {
-        let known = Precision::ALL.into_iter().find(|precision| precision.to_string() == text);
-        known.ok_or_else(|| Error::Value(format!("unknown precision {:?}; it is f32 or bf16", brief(text))))
+        let known = Precision::ALL
+            .into_iter()
+            .find(|precision| precision.to_string() == text);
+        known.ok_or_else(|| {
+            Error::Value(format!(
+                "unknown precision {:?}; it is f32 or bf16",
+                brief(text)
+            ))
+        })
     }
 }

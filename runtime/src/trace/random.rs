@@ -1,5 +1,6 @@
-//! Random numbers: each is a function of the session's seed, the step, the operation and the element, so that a run can be
-//! repeated bit by bit, and a value computed a second time is the same value.
+//! Random numbers: each is a function of the session's seed, the step, the operation and the
+//! element, so that a run can be repeated bit by bit, and a value computed a second time is the
+//! same value.
 
 use std::f32::consts::TAU;
 use std::panic::Location;
@@ -15,14 +16,18 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 impl Trace {
-    /// Uniform in [0, 1), f32. New numbers in each step of a training trace, the same in each run of an inference trace.
+    /// Uniform in [0, 1), f32. New numbers in each step of a training trace, the same in each run
+    /// of an inference trace.
     #[track_caller]
     pub fn uniform(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
-        self.draw(Location::caller(), None, |g| resolve(&mut g.symbols, &shape).map_err(|why| format!("uniform: {why}")))
+        self.draw(Location::caller(), None, |g| {
+            resolve(&mut g.symbols, &shape).map_err(|why| format!("uniform: {why}"))
+        })
     }
 
-    /// Normal with mean 0 and variance 1, f32, by the transform of Box & Muller (1958): √(−2 ln u)·cos 2πv.
+    /// Normal with mean 0 and variance 1, f32, by the transform of Box & Muller (1958): √(−2 ln
+    /// u)·cos 2πv.
     #[track_caller]
     pub fn normal(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -33,7 +38,12 @@ impl Trace {
     }
 
     /// Uniform numbers of the shape that `shape` gives, in the layer of `near`.
-    fn draw<'t>(&'t self, at: Line, near: Option<Tensor<'t>>, shape: impl FnOnce(&mut Graph) -> Result<Dims, String>) -> Tensor<'t> {
+    fn draw<'t>(
+        &'t self,
+        at: Line,
+        near: Option<Tensor<'t>>,
+        shape: impl FnOnce(&mut Graph) -> Result<Dims, String>,
+    ) -> Tensor<'t> {
         if near.is_some_and(Tensor::is_poisoned) {
             return self.poisoned();
         }
@@ -57,7 +67,9 @@ impl<'t> Tensor<'t> {
     /// Uniform numbers in [0, 1) of this tensor's shape.
     #[track_caller]
     pub fn uniform_like(self) -> Tensor<'t> {
-        self.trace.draw(Location::caller(), Some(self), |g| Ok(g.dims(self.id).clone()))
+        self.trace.draw(Location::caller(), Some(self), |g| {
+            Ok(g.dims(self.id).clone())
+        })
     }
 }
 
@@ -67,7 +79,9 @@ fn row_major(g: &mut Graph, dims: &Dims) -> Result<NodeId, String> {
     let mut stride = Size::ONE;
     for (slot, &len) in strides.iter_mut().zip(dims).rev() {
         *slot = stride;
-        stride = stride.checked_mul(len).ok_or("uniform: the number of elements has no form")?;
+        stride = stride
+            .checked_mul(len)
+            .ok_or("uniform: the number of elements has no form")?;
     }
     Ok(g.emit(Op::Index(strides), &[], DType::I32, dims.clone()))
 }

@@ -24,8 +24,9 @@ const SAMPLING: &str = "sampling";
 /// The name of the counter of completed training steps.
 const STEPS: &str = "optim.step";
 
-/// A named variable that accompanies weights: it lives in the session, is saved with the weights, and a step may replace it.
-/// A step reads the value that stood when the step began; what is [set](State::set) stands when the step has ended.
+/// A named variable that accompanies weights: it lives in the session, is saved with the weights,
+/// and a step may replace it. A step reads the value that stood when the step began; what is
+/// [set](State::set) stands when the step has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'t> {
     trace: &'t Trace,
@@ -36,7 +37,10 @@ pub struct State<'t> {
 impl<'t> State<'t> {
     /// The state that a mistake gave; the poisoned tensor says of which trace.
     pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
-        State { trace: poisoned.trace(), variable: None }
+        State {
+            trace: poisoned.trace(),
+            variable: None,
+        }
     }
 
     /// Which variable of the trace it is.
@@ -46,18 +50,25 @@ impl<'t> State<'t> {
 
     /// What it holds when a step begins.
     pub fn value(self) -> Tensor<'t> {
-        let id = self.variable.map(|v| self.trace.building.borrow().variables[v as usize].node);
-        id.map_or(self.trace.poisoned(), |id| Tensor { trace: self.trace, id })
+        let id = self
+            .variable
+            .map(|v| self.trace.building.borrow().variables[v as usize].node);
+        id.map_or(self.trace.poisoned(), |id| Tensor {
+            trace: self.trace,
+            id,
+        })
     }
 
-    /// What it will hold when the step has ended, as far as the trace is written: what it was [set](State::set) to, else what
-    /// it holds when the step begins.
+    /// What it will hold when the step has ended, as far as the trace is written: what it was
+    /// [set](State::set) to, else what it holds when the step begins.
     pub fn last(self) -> Tensor<'t> {
-        self.variable.map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
+        self.variable
+            .map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
     }
 
-    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow each other within one step of
-    /// the program, as the running statistics of a layer that is applied several times.
+    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow
+    /// each other within one step of the program, as the running statistics of a layer that is
+    /// applied several times.
     #[track_caller]
     pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
         let next = rule(self.last());
@@ -75,15 +86,36 @@ impl<'t> State<'t> {
     }
 }
 
-pub(super) fn variable(name: Arc<str>, dtype: DType, dims: Dims, init: Init, is_param: bool) -> VariableInfo {
-    VariableInfo { name, dtype, dims, init, is_param, trained: is_param, average_of: None, data: None }
+pub(super) fn variable(
+    name: Arc<str>,
+    dtype: DType,
+    dims: Dims,
+    init: Init,
+    is_param: bool,
+) -> VariableInfo {
+    VariableInfo {
+        name,
+        dtype,
+        dims,
+        init,
+        is_param,
+        trained: is_param,
+        average_of: None,
+        data: None,
+    }
 }
 
 impl Trace {
-    /// Declares a named state of fixed lengths, or gives the one of this name. `init` is what it holds before the first step
-    /// of a session that has none of this name yet.
+    /// Declares a named state of fixed lengths, or gives the one of this name. `init` is what it
+    /// holds before the first step of a session that has none of this name yet.
     #[track_caller]
-    pub fn state(&self, name: &str, dtype: DType, shape: impl Into<Shape>, init: Init) -> State<'_> {
+    pub fn state(
+        &self,
+        name: &str,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        init: Init,
+    ) -> State<'_> {
         let at = Location::caller();
         let shape = shape.into();
         let fault = || {
@@ -93,19 +125,32 @@ impl Trace {
             }
             match init {
                 _ if name.is_empty() => Err("a state needs a name".into()),
-                _ if name.contains(char::is_control) => Err("a name has no line breaks and no other control characters".into()),
-                _ if [RANDOM, SAMPLING].contains(&name) => Err("this name belongs to the random state".to_string()),
+                _ if name.contains(char::is_control) => {
+                    Err("a name has no line breaks and no other control characters".into())
+                }
+                _ if [RANDOM, SAMPLING].contains(&name) => {
+                    Err("this name belongs to the random state".to_string())
+                }
                 Init::RandomState => Err("only the random state starts as one".into()),
-                Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => Err(format!("random values are f32, not {dtype}")),
+                Init::Uniform { .. } | Init::Normal { .. } if dtype != DType::F32 => {
+                    Err(format!("random values are f32, not {dtype}"))
+                }
                 Init::Constant(value) => crate::tensor::number(value, dtype).map(|_| dims),
                 _ => init.fault().map_or(Ok(dims), Err),
             }
         };
         match fault() {
-            Ok(dims) => self.declare(at, &Arc::from(""), variable(Arc::from(name), dtype, dims, init, false)),
+            Ok(dims) => self.declare(
+                at,
+                &Arc::from(""),
+                variable(Arc::from(name), dtype, dims, init, false),
+            ),
             Err(why) => {
                 self.fail(at, "", format!("state {name:?}: {why}"));
-                State { trace: self, variable: None }
+                State {
+                    trace: self,
+                    variable: None,
+                }
             }
         }
     }
@@ -113,16 +158,30 @@ impl Trace {
     /// The variable of this name, declared at its first use.
     pub(crate) fn declare(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
         let known = self.building.borrow().names.get(&info.name).copied();
-        let Some(v) = known else { return self.declare_new(at, layer, info) };
+        let Some(v) = known else {
+            return self.declare_new(at, layer, info);
+        };
         let clash = {
             let building = self.building.borrow();
             let old = &building.graph.variables[v as usize];
             let show = |i: &VariableInfo| {
                 let kind = if i.is_param { "parameter" } else { "state" };
-                format!("{kind} {} {}", i.dtype, building.graph.symbols.show(&i.dims))
+                format!(
+                    "{kind} {} {}",
+                    i.dtype,
+                    building.graph.symbols.show(&i.dims)
+                )
             };
-            let same = (old.dtype, &old.dims, old.is_param) == (info.dtype, &info.dims, info.is_param);
-            (!same).then(|| format!("\"{}\" is declared as {} and as {}", info.name, show(old), show(&info)))
+            let same =
+                (old.dtype, &old.dims, old.is_param) == (info.dtype, &info.dims, info.is_param);
+            (!same).then(|| {
+                format!(
+                    "\"{}\" is declared as {} and as {}",
+                    info.name,
+                    show(old),
+                    show(&info)
+                )
+            })
         };
         let variable = match clash {
             None => Some(v),
@@ -131,7 +190,10 @@ impl Trace {
                 None
             }
         };
-        State { trace: self, variable }
+        State {
+            trace: self,
+            variable,
+        }
     }
 
     fn declare_new(&self, at: Line, layer: &Arc<str>, info: VariableInfo) -> State<'_> {
@@ -140,14 +202,24 @@ impl Trace {
             Ok(g.emit(Op::Variable(v), &[], info.dtype, info.dims.clone()))
         });
         if node.is_poisoned() {
-            return State { trace: self, variable: None };
+            return State {
+                trace: self,
+                variable: None,
+            };
         }
         let mut building = self.building.borrow_mut();
         let number = building.graph.variables.len() as u32;
         building.names.insert(info.name.clone(), number);
         building.graph.variables.push(info);
-        building.variables.push(Held { node: node.id, assigned: None, declarations: SmallVec::new() });
-        State { trace: self, variable: Some(building.variables.len() as u32 - 1) }
+        building.variables.push(Held {
+            node: node.id,
+            assigned: None,
+            declarations: SmallVec::new(),
+        });
+        State {
+            trace: self,
+            variable: Some(building.variables.len() as u32 - 1),
+        }
     }
 
     /// The state `slot.name` beside a variable: of its type, shape and layer, zeros at first.
@@ -155,9 +227,16 @@ impl Trace {
         let (layer, info) = {
             let building = self.building.borrow();
             let of = &building.graph.variables[variable as usize];
-            let layer = building.graph.origin(building.variables[variable as usize].node).layer.clone();
+            let layer = building
+                .graph
+                .origin(building.variables[variable as usize].node)
+                .layer
+                .clone();
             let name = building.owned(&format!("{slot}.{}", of.name)).into();
-            (layer, self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false))
+            (
+                layer,
+                self::variable(name, of.dtype, of.dims.clone(), Init::Constant(0.0), false),
+            )
         };
         self.declare(at, &layer, info)
     }
@@ -171,7 +250,10 @@ impl Trace {
             let (dtype, dims) = (g.dtype(ids[0]), g.dims(ids[0]).clone());
             if (dtype, &dims) != (info.dtype, &info.dims) {
                 let (is, got) = (g.symbols.show(&info.dims), g.symbols.show(&dims));
-                return Err(format!("\"{}\" is {} {is} and cannot be set to {dtype} {got}", info.name, info.dtype));
+                return Err(format!(
+                    "\"{}\" is {} {is} and cannot be set to {dtype} {got}",
+                    info.name, info.dtype
+                ));
             }
             if before {
                 return Err(format!("\"{}\" is set a second time", info.name));
@@ -204,39 +286,77 @@ impl Trace {
     pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
         let building = self.building.borrow();
         let held = &building.variables[variable as usize];
-        let id = held.assigned.map_or(held.node, |assign| building.graph.node(assign).inputs[0]);
+        let id = held
+            .assigned
+            .map_or(held.node, |assign| building.graph.node(assign).inputs[0]);
         Tensor { trace: self, id }
     }
 
     /// Whether a variable is set already.
     fn is_assigned(&self, state: State<'_>) -> bool {
-        state.variable.is_none_or(|v| self.building.borrow().variables[v as usize].assigned.is_some())
+        state.variable.is_none_or(|v| {
+            self.building.borrow().variables[v as usize]
+                .assigned
+                .is_some()
+        })
     }
 
     /// A variable that holds these bytes and is never written. Equal ones are one.
-    pub(crate) fn constant_of(&self, at: Line, dtype: DType, lengths: &[usize], bytes: Vec<u8>) -> Tensor<'_> {
+    pub(crate) fn constant_of(
+        &self,
+        at: Line,
+        dtype: DType,
+        lengths: &[usize],
+        bytes: Vec<u8>,
+    ) -> Tensor<'_> {
         let length = |&n: &usize| i64::try_from(n).ok().map(Size::fixed);
         let Some(dims) = lengths.iter().map(length).collect::<Option<Dims>>() else {
-            return self.fail(at, "", format!("constant {lengths:?}: a length is beyond any memory"));
+            return self.fail(
+                at,
+                "",
+                format!("constant {lengths:?}: a length is beyond any memory"),
+            );
         };
         let mut hash = DefaultHasher::new();
         (dtype, lengths, &bytes).hash(&mut hash);
         let name = Arc::from(format!("constant.{:016x}", hash.finish()));
         let info = variable(name, dtype, dims, Init::Constant(0.0), false);
-        self.declare(at, &Arc::from(""), VariableInfo { data: Some(bytes.into()), ..info }).value()
+        self.declare(
+            at,
+            &Arc::from(""),
+            VariableInfo {
+                data: Some(bytes.into()),
+                ..info
+            },
+        )
+        .value()
     }
 
-    /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling that reads it counts its last number up.
+    /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling
+    /// that reads it counts its last number up.
     pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
         let dims = Dims::from_slice(&[Size::fixed(3)]);
         let advances = self.is_training() || self.sampling;
-        let name = if advances && !self.is_training() { SAMPLING } else { RANDOM };
-        let state = self.declare(at, &Arc::from(""), variable(Arc::from(name), DType::I32, dims, Init::RandomState, false));
+        let name = if advances && !self.is_training() {
+            SAMPLING
+        } else {
+            RANDOM
+        };
+        let state = self.declare(
+            at,
+            &Arc::from(""),
+            variable(Arc::from(name), DType::I32, dims, Init::RandomState, false),
+        );
         if advances && !self.is_assigned(state) {
             let next = self.record(at, &[state.value()], |g, ids| {
                 // + [0, 0, 1], without an array of constants.
                 let dims = g.dims(ids[0]).clone();
-                let place = g.emit(Op::Index(Dims::from_slice(&[Size::ONE])), &[], DType::I32, dims.clone());
+                let place = g.emit(
+                    Op::Index(Dims::from_slice(&[Size::ONE])),
+                    &[],
+                    DType::I32,
+                    dims.clone(),
+                );
                 let last = g.full(2.0, DType::I32, &dims);
                 let is_last = g.scalar(ScalarOp::Eq, &[place, last]);
                 let one = g.cast(is_last, DType::I32);
@@ -249,29 +369,38 @@ impl Trace {
         state.value()
     }
 
-    /// How many training steps were completed before this one: an i32 scalar, kept in the state "optim.step", which an
-    /// optimizer of a [name](crate::optim::Optimizer::named) has for itself. A training trace that asks for it counts it up,
-    /// once, however many optimizers ask.
+    /// How many training steps were completed before this one: an i32 scalar, kept in the state
+    /// "optim.step", which an optimizer of a [name](crate::optim::Optimizer::named) has for itself.
+    /// A training trace that asks for it counts it up, once, however many optimizers ask.
     ///
-    /// Programs of a session that train the same weights by the same optimizer share the count. Were it shared by programs that
-    /// do not, corrections and schedules that follow it would be wrong: compiling the second of them is an error.
+    /// Programs of a session that train the same weights by the same optimizer share the count.
+    /// Were it shared by programs that do not, corrections and schedules that follow it would be
+    /// wrong: compiling the second of them is an error.
     #[track_caller]
     pub fn completed_steps(&self) -> Tensor<'_> {
         let state = self.owned_state(STEPS, DType::I32, Init::Constant(0.0));
-        let Some(variable) = state.variable.filter(|_| self.is_training()) else { return state.value() };
+        let Some(variable) = state.variable.filter(|_| self.is_training()) else {
+            return state.value();
+        };
         if !self.is_assigned(state) {
             state.set(state.value() + 1);
         }
         let building = &mut *self.building.borrow_mut();
         let counters = &mut building.graph.counters;
         if counters.iter().all(|c| c.variable != variable) {
-            counters.push(Counter { variable, counts: Vec::new() });
+            counters.push(Counter {
+                variable,
+                counts: Vec::new(),
+            });
         }
         if let Some(updating) = &mut building.updating {
             updating.counters.push(variable);
         }
         let node = building.variables[variable as usize].node;
-        Tensor { trace: self, id: node }
+        Tensor {
+            trace: self,
+            id: node,
+        }
     }
 
     /// A scalar state of the optimizer at work.

@@ -16,7 +16,8 @@ use slabwise_planner::{brief, shortened};
 
 use super::{CHECKSUMS, Entry, METADATA_KEY, WeightsError, from_format};
 
-/// The most bytes of a file: beyond any machine that this crate would train on, and short of what would only fill it.
+/// The most bytes of a file: beyond any machine that this crate would train on, and short of what
+/// would only fill it.
 pub const FILE_MAX: u64 = 1 << 38;
 
 /// Most characters of what a parser says.
@@ -44,28 +45,39 @@ impl File {
     ///
     /// # Errors
     ///
-    /// [`WeightsError::Read`] when there is no such readable file, [`WeightsError::Malformed`] when its header is damaged, has a
-    /// name twice or does not agree with its length, [`WeightsError::Damaged`] when a tensor is not what was saved.
+    /// [`WeightsError::Read`] when there is no such readable file, [`WeightsError::Malformed`] when
+    /// its header is damaged, has a name twice or does not agree with its length,
+    /// [`WeightsError::Damaged`] when a tensor is not what was saved.
     pub fn open(path: impl AsRef<Path>) -> Result<File, WeightsError> {
         let path = path.as_ref();
         let read = || -> io::Result<Vec<u8>> {
             // Devices and pipes can be endless.
             if !fs::metadata(path)?.is_file() {
-                return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidInput,
+                    "not a regular file",
+                ));
             }
             let mut bytes = Vec::new();
             let length = fs::metadata(path)?.len();
             if length > FILE_MAX {
-                let message = format!("it has {length} bytes, more than the {FILE_MAX} that are read at most");
+                let message = format!(
+                    "it has {length} bytes, more than the {FILE_MAX} that are read at most"
+                );
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
             }
             // More than there is memory for is an error, not the end of the process.
             let reserved = usize::try_from(length).map(|length| bytes.try_reserve_exact(length));
-            reserved.map_err(io::Error::other)?.map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
+            reserved
+                .map_err(io::Error::other)?
+                .map_err(|error| io::Error::new(io::ErrorKind::OutOfMemory, error))?;
             fs::File::open(path)?.take(length).read_to_end(&mut bytes)?;
             Ok(bytes)
         };
-        let bytes = read().map_err(|source| WeightsError::Read { path: path.to_owned(), source })?;
+        let bytes = read().map_err(|source| WeightsError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
         File::of_bytes(path, bytes)
     }
 
@@ -75,7 +87,10 @@ impl File {
     ///
     /// As [`File::open`].
     pub fn of_bytes(path: &Path, bytes: Vec<u8>) -> Result<File, WeightsError> {
-        let malformed = |detail: String| WeightsError::Malformed { path: path.to_owned(), detail };
+        let malformed = |detail: String| WeightsError::Malformed {
+            path: path.to_owned(),
+            detail,
+        };
         let said = |error: &dyn fmt::Display| malformed(shortened(&error.to_string(), DETAIL_MAX));
         let (header, info) = SafeTensors::read_metadata(&bytes).map_err(|e| said(&e))?;
         let start = header + size_of::<u64>();
@@ -83,19 +98,42 @@ impl File {
         serde_json::from_slice::<Names>(text).map_err(|e| said(&e))?;
         let mut tensors = BTreeMap::new();
         for tensor in info.offset_keys() {
-            let Some(found) = info.info(&tensor) else { continue };
+            let Some(found) = info.info(&tensor) else {
+                continue;
+            };
             let range = start + found.data_offsets.0..start + found.data_offsets.1;
-            let outside = || malformed(format!("tensor `{}` lies outside the file", brief(&tensor)));
+            let outside =
+                || malformed(format!("tensor `{}` lies outside the file", brief(&tensor)));
             let data = bytes.get(range.clone()).ok_or_else(outside)?;
             // Kernels rely on it.
             if found.dtype == Dtype::BOOL && data.iter().any(|&byte| byte > 1) {
-                return Err(malformed(format!("tensor `{}` holds a bool other than 0 or 1", brief(&tensor))));
+                return Err(malformed(format!(
+                    "tensor `{}` holds a bool other than 0 or 1",
+                    brief(&tensor)
+                )));
             }
             let shape = found.shape.iter().map(|&extent| extent as u64).collect();
-            tensors.insert(tensor, Info { dtype: found.dtype, shape, range });
+            tensors.insert(
+                tensor,
+                Info {
+                    dtype: found.dtype,
+                    shape,
+                    range,
+                },
+            );
         }
-        let metadata = info.metadata().iter().flatten().map(|(key, value)| (key.clone(), value.clone())).collect();
-        let mut file = File { path: path.to_owned(), bytes, tensors, metadata };
+        let metadata = info
+            .metadata()
+            .iter()
+            .flatten()
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect();
+        let mut file = File {
+            path: path.to_owned(),
+            bytes,
+            tensors,
+            metadata,
+        };
         if let Some(sums) = file.metadata.remove(CHECKSUMS) {
             file.verify(&sums)?;
         }
@@ -105,19 +143,36 @@ impl File {
     /// Compares the checksums of all tensors with those that were saved.
     fn verify(&self, sums: &str) -> Result<(), WeightsError> {
         let path = || self.path.clone();
-        let malformed = |detail: String| WeightsError::Malformed { path: path(), detail };
+        let malformed = |detail: String| WeightsError::Malformed {
+            path: path(),
+            detail,
+        };
         let saved: Vec<u32> = sums
             .split(' ')
             .map(|sum| u32::from_str_radix(sum, 16))
             .collect::<Result<_, _>>()
-            .map_err(|_| malformed(format!("its note {CHECKSUMS} is no list of checksums: `{}`", brief(sums))))?;
+            .map_err(|_| {
+                malformed(format!(
+                    "its note {CHECKSUMS} is no list of checksums: `{}`",
+                    brief(sums)
+                ))
+            })?;
         if saved.len() != self.tensors.len() {
-            return Err(malformed(format!("its note {CHECKSUMS} has {} checksums for {} tensors", saved.len(), self.tensors.len())));
+            return Err(malformed(format!(
+                "its note {CHECKSUMS} has {} checksums for {} tensors",
+                saved.len(),
+                self.tensors.len()
+            )));
         }
         for ((name, info), saved) in self.tensors.iter().zip(saved) {
             let found = crc32fast::hash(self.data(info));
             if found != saved {
-                return Err(WeightsError::Damaged { path: path(), tensor: name.clone(), saved, found });
+                return Err(WeightsError::Damaged {
+                    path: path(),
+                    tensor: name.clone(),
+                    saved,
+                    found,
+                });
             }
         }
         Ok(())
@@ -130,18 +185,24 @@ impl File {
 
     /// All tensors of a type that a model can have, ordered by name.
     pub fn tensors(&self) -> impl Iterator<Item = Entry<'_>> {
-        self.tensors.iter().filter_map(|(name, info)| self.entry(name, info))
+        self.tensors
+            .iter()
+            .filter_map(|(name, info)| self.entry(name, info))
     }
 
     /// The tensor called `name`, if there is one and a model can have its type.
     pub fn get(&self, name: &str) -> Option<Entry<'_>> {
-        self.tensors.get_key_value(name).and_then(|(name, info)| self.entry(name, info))
+        self.tensors
+            .get_key_value(name)
+            .and_then(|(name, info)| self.entry(name, info))
     }
 
-    /// The names of all tensors in order, each with the format's name of its type and its shape: also those of types that no
-    /// model can have, such as I64.
+    /// The names of all tensors in order, each with the format's name of its type and its shape:
+    /// also those of types that no model can have, such as I64.
     pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, String, &[u64])> {
-        self.tensors.iter().map(|(name, info)| (&**name, info.dtype.to_string(), &*info.shape))
+        self.tensors
+            .iter()
+            .map(|(name, info)| (&**name, info.dtype.to_string(), &*info.shape))
     }
 
     /// The free-form notes saved with the tensors.
@@ -150,7 +211,12 @@ impl File {
     }
 
     fn entry<'a>(&'a self, name: &'a str, info: &Info) -> Option<Entry<'a>> {
-        Some(Entry { name, dtype: from_format(info.dtype)?, shape: info.shape.clone(), bytes: self.data(info) })
+        Some(Entry {
+            name,
+            dtype: from_format(info.dtype)?,
+            shape: info.shape.clone(),
+            bytes: self.data(info),
+        })
     }
 
     fn data(&self, info: &Info) -> &[u8] {
@@ -168,24 +234,52 @@ impl File {
         if !is_cast(info.dtype, to) {
             return None;
         }
-        // Narrower ones hold fewer values: what lies between two goes to the nearest, the even one of two as near.
+        // Narrower ones hold fewer values: what lies between two goes to the nearest, the even one
+        // of two as near.
         let floats: Vec<f32> = match info.dtype {
-            Dtype::F16 => bytes.as_chunks().0.iter().map(|b| f16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::BF16 => bytes.as_chunks().0.iter().map(|b| bf16::from_le_bytes(*b).to_f32()).collect(),
-            Dtype::F32 => bytes.as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
-            Dtype::F64 => bytes.as_chunks().0.iter().map(|b| f64::from_le_bytes(*b) as f32).collect(),
+            Dtype::F16 => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f16::from_le_bytes(*b).to_f32())
+                .collect(),
+            Dtype::BF16 => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| bf16::from_le_bytes(*b).to_f32())
+                .collect(),
+            Dtype::F32 => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f32::from_le_bytes(*b))
+                .collect(),
+            Dtype::F64 => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|b| f64::from_le_bytes(*b) as f32)
+                .collect(),
             _ => return None,
         };
         Some(Cow::Owned(match to {
             DType::F32 => floats.into_iter().flat_map(f32::to_le_bytes).collect(),
-            DType::F16 => floats.into_iter().flat_map(|x| f16::from_f32(x).to_le_bytes()).collect(),
-            DType::BF16 => floats.into_iter().flat_map(|x| bf16::from_f32(x).to_le_bytes()).collect(),
+            DType::F16 => floats
+                .into_iter()
+                .flat_map(|x| f16::from_f32(x).to_le_bytes())
+                .collect(),
+            DType::BF16 => floats
+                .into_iter()
+                .flat_map(|x| bf16::from_f32(x).to_le_bytes())
+                .collect(),
             DType::I32 | DType::U8 | DType::Bool => return None,
         }))
     }
 }
 
-/// Whether a type of a file is cast to a type of a model: floats are, but 64 bits not to 16, which would round twice.
+/// Whether a type of a file is cast to a type of a model: floats are, but 64 bits not to 16, which
+/// would round twice.
 pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     let half = matches!(to, DType::F16 | DType::BF16);
     match from {
@@ -195,7 +289,8 @@ pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     }
 }
 
-/// The keys of an object of JSON, each of which stands there once: of the header, and of the notes in it.
+/// The keys of an object of JSON, each of which stands there once: of the header, and of the notes
+/// in it.
 struct Names;
 
 impl<'de> Deserialize<'de> for Names {
@@ -220,7 +315,10 @@ impl<'de> Visitor<'de> for Names {
                 map.next_value::<IgnoredAny>()?;
             }
             if names.contains(&name) {
-                return Err(A::Error::custom(format_args!("its header has the name `{}` twice", brief(&name))));
+                return Err(A::Error::custom(format_args!(
+                    "its header has the name `{}` twice",
+                    brief(&name)
+                )));
             }
             names.insert(name);
         }

@@ -16,10 +16,11 @@ const PROBLEMS_MAX: usize = 64;
 /// A new name for a name, or none for what is left out.
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
 
-/// What of a file is loaded, and into what. By default everything: each weight and state of the session is in the file, and
-/// the file has nothing else.
+/// What of a file is loaded, and into what. By default everything: each weight and state of the
+/// session is in the file, and the file has nothing else.
 ///
-/// The body of a model that was trained for other classes, whose names have a prefix that this one does not use:
+/// The body of a model that was trained for other classes, whose names have a prefix that this one
+/// does not use:
 ///
 /// ```no_run
 /// # use slabwise::prelude::*;
@@ -42,37 +43,60 @@ pub struct LoadOptions<'a> {
 
 impl fmt::Debug for LoadOptions<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let LoadOptions { is_weights, allow_missing, ignore_extra, renames } = self;
+        let LoadOptions {
+            is_weights,
+            allow_missing,
+            ignore_extra,
+            renames,
+        } = self;
         let mut shown = f.debug_struct("LoadOptions");
-        shown.field("is_weights", is_weights).field("allow_missing", allow_missing).field("ignore_extra", ignore_extra);
+        shown
+            .field("is_weights", is_weights)
+            .field("allow_missing", allow_missing)
+            .field("ignore_extra", ignore_extra);
         shown.field("renames", &renames.len()).finish()
     }
 }
 
 impl<'a> LoadOptions<'a> {
-    /// Weights alone: optimizer and random state of the session stay as they are, those of the file are passed over.
+    /// Weights alone: optimizer and random state of the session stay as they are, those of the file
+    /// are passed over.
     pub fn weights() -> Self {
-        LoadOptions { is_weights: true, ..LoadOptions::default() }
+        LoadOptions {
+            is_weights: true,
+            ..LoadOptions::default()
+        }
     }
 
     /// What the file does not have keeps its value.
     #[must_use]
     pub fn allow_missing(self) -> Self {
-        LoadOptions { allow_missing: true, ..self }
+        LoadOptions {
+            allow_missing: true,
+            ..self
+        }
     }
 
     /// What the session does not have is passed over.
     #[must_use]
     pub fn ignore_extra(self) -> Self {
-        LoadOptions { ignore_extra: true, ..self }
+        LoadOptions {
+            ignore_extra: true,
+            ..self
+        }
     }
 
-    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` takes a prefix away, `("",
-    /// "encoder.")` puts one before all. Several renamings follow one another.
+    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` takes a
+    /// prefix away, `("", "encoder.")` puts one before all. Several renamings follow one another.
     #[must_use]
     pub fn prefix(self, from: impl Into<String>, to: impl Into<String>) -> Self {
         let (from, to) = (from.into(), to.into());
-        self.rename(move |name| Some(name.strip_prefix(&*from).map_or_else(|| name.into(), |rest| format!("{to}{rest}"))))
+        self.rename(move |name| {
+            Some(
+                name.strip_prefix(&*from)
+                    .map_or_else(|| name.into(), |rest| format!("{to}{rest}")),
+            )
+        })
     }
 
     /// What a tensor of the file is called in the session; `None` leaves it out.
@@ -99,8 +123,9 @@ pub struct Loaded {
     pub count: usize,
     /// Names of the session that the file does not have, whose values are as before.
     pub missing: Vec<String>,
-    /// Names of the file that were passed over, those of types that no model can have among them (such as the I64 counters of
-    /// PyTorch's batch norms), but not those that a renaming left out, nor states where weights were asked for.
+    /// Names of the file that were passed over, those of types that no model can have among them
+    /// (such as the I64 counters of PyTorch's batch norms), but not those that a renaming left out,
+    /// nor states where weights were asked for.
     pub extra: Vec<String>,
     /// Names of the session whose values were cast, for the file has another type of floats.
     pub cast: Vec<String>,
@@ -113,13 +138,13 @@ pub(crate) struct Expected {
     pub shape: Vec<u64>,
 }
 
-/// The name in the file of each expected tensor, if the file has it, and what else there is to say. `is_state` tells names of
-/// the file that are states.
+/// The name in the file of each expected tensor, if the file has it, and what else there is to say.
+/// `is_state` tells names of the file that are states.
 ///
 /// # Errors
 ///
-/// [`WeightsError::Mismatch`] with every missing or unexpected tensor, wrong shape and wrong element type that the options do
-/// not permit.
+/// [`WeightsError::Mismatch`] with every missing or unexpected tensor, wrong shape and wrong
+/// element type that the options do not permit.
 pub(crate) fn fit<'f>(
     expected: &[Expected],
     file: &'f File,
@@ -128,13 +153,22 @@ pub(crate) fn fit<'f>(
 ) -> Result<(Vec<Option<&'f str>>, Loaded), WeightsError> {
     let mut problems: Vec<String> = Vec::new();
     let mut of_name: BTreeMap<Cow<'_, str>, &'f str> = BTreeMap::new();
-    for name in file.tensors.keys().filter(|name| !(options.is_weights && is_state(name))) {
-        let Some(renamed) = options.renamed(name) else { continue };
+    for name in file
+        .tensors
+        .keys()
+        .filter(|name| !(options.is_weights && is_state(name)))
+    {
+        let Some(renamed) = options.renamed(name) else {
+            continue;
+        };
         match of_name.entry(renamed) {
             Entry::Vacant(free) => drop(free.insert(name)),
-            Entry::Occupied(taken) => {
-                problems.push(format!("renamed alike: `{}` and `{}` both become `{}`", brief(taken.get()), brief(name), brief(taken.key())))
-            }
+            Entry::Occupied(taken) => problems.push(format!(
+                "renamed alike: `{}` and `{}` both become `{}`",
+                brief(taken.get()),
+                brief(name),
+                brief(taken.key())
+            )),
         }
     }
     let (mut loaded, mut found) = (Loaded::default(), Vec::new());
@@ -151,26 +185,40 @@ pub(crate) fn fit<'f>(
         found.push(there);
         loaded.count += 1;
         if info.shape != *shape {
-            problems.push(format!("wrong shape: `{}` is {shape:?} in the model, {:?} in the file", brief(name), info.shape));
+            problems.push(format!(
+                "wrong shape: `{}` is {shape:?} in the model, {:?} in the file",
+                brief(name),
+                info.shape
+            ));
         }
         if from_format(info.dtype) != Some(*dtype) {
             if is_cast(info.dtype, *dtype) {
                 loaded.cast.push(name.clone());
             } else {
-                let there = from_format(info.dtype).map_or_else(|| info.dtype.to_string(), |dtype| dtype.to_string());
-                problems.push(format!("wrong dtype: `{}` is {dtype} in the model, {there} in the file", brief(name)));
+                let there = from_format(info.dtype)
+                    .map_or_else(|| info.dtype.to_string(), |dtype| dtype.to_string());
+                problems.push(format!(
+                    "wrong dtype: `{}` is {dtype} in the model, {there} in the file",
+                    brief(name)
+                ));
             }
         }
     }
     let (mut states, mut unexpected) = (0, Vec::new());
     for &name in of_name.values() {
         loaded.extra.push(name.into());
-        let Some(info) = file.tensors.get(name).filter(|_| !options.ignore_extra) else { continue };
+        let Some(info) = file.tensors.get(name).filter(|_| !options.ignore_extra) else {
+            continue;
+        };
         // What no model can have does not tell another model.
         if let Some(dtype) = from_format(info.dtype) {
             states += usize::from(is_state(name));
             unexpected.push(name);
-            problems.push(format!("unexpected: `{}` ({dtype} {:?})", brief(name), info.shape));
+            problems.push(format!(
+                "unexpected: `{}` ({dtype} {:?})",
+                brief(name),
+                info.shape
+            ));
         }
     }
     if problems.is_empty() {
@@ -190,14 +238,26 @@ pub(crate) fn fit<'f>(
     if more > 0 {
         text += &format!("\n  and {more} more");
     }
-    Err(WeightsError::Mismatch { path: file.path().to_owned(), problems: text, help })
+    Err(WeightsError::Mismatch {
+        path: file.path().to_owned(),
+        problems: text,
+        help,
+    })
 }
 
 /// What can be done about names that are missing and others that are there.
 fn help(missing: &[String], unexpected: &[&str]) -> String {
     let prefix = missing.iter().find_map(|name| {
-        let longer = unexpected.iter().find_map(|there| there.strip_suffix(&**name)).map(|prefix| (prefix, ""));
-        longer.or_else(|| unexpected.iter().find_map(|there| name.strip_suffix(there)).map(|prefix| ("", prefix)))
+        let longer = unexpected
+            .iter()
+            .find_map(|there| there.strip_suffix(&**name))
+            .map(|prefix| (prefix, ""));
+        longer.or_else(|| {
+            unexpected
+                .iter()
+                .find_map(|there| name.strip_suffix(there))
+                .map(|prefix| ("", prefix))
+        })
     });
     match prefix {
         Some((from, to)) => format!(

@@ -6,7 +6,14 @@ use std::fs;
 use super::*;
 
 /// Quiet and signalling NaNs with payloads, negative zero, a subnormal, infinity.
-const BITS: [u32; 6] = [0x7fc0_1234, 0xff80_0001, 0x8000_0000, 0x0000_0001, 0x7f80_0000, 0x3f80_0000];
+const BITS: [u32; 6] = [
+    0x7fc0_1234,
+    0xff80_0001,
+    0x8000_0000,
+    0x0000_0001,
+    0x7f80_0000,
+    0x3f80_0000,
+];
 
 fn float_bytes() -> Vec<u8> {
     BITS.iter().flat_map(|bits| bits.to_le_bytes()).collect()
@@ -14,11 +21,36 @@ fn float_bytes() -> Vec<u8> {
 
 fn sample(floats: &[u8]) -> Vec<Entry<'_>> {
     vec![
-        Entry { name: "w", dtype: DType::F32, shape: vec![2, 3], bytes: floats },
-        Entry { name: "step", dtype: DType::I32, shape: vec![], bytes: &[0xfe, 0xff, 0xff, 0xff] },
-        Entry { name: "pixels", dtype: DType::U8, shape: vec![3], bytes: &[0, 128, 255] },
-        Entry { name: "mask", dtype: DType::Bool, shape: vec![1, 2], bytes: &[0, 1] },
-        Entry { name: "empty", dtype: DType::F32, shape: vec![0, 4], bytes: &[] },
+        Entry {
+            name: "w",
+            dtype: DType::F32,
+            shape: vec![2, 3],
+            bytes: floats,
+        },
+        Entry {
+            name: "step",
+            dtype: DType::I32,
+            shape: vec![],
+            bytes: &[0xfe, 0xff, 0xff, 0xff],
+        },
+        Entry {
+            name: "pixels",
+            dtype: DType::U8,
+            shape: vec![3],
+            bytes: &[0, 128, 255],
+        },
+        Entry {
+            name: "mask",
+            dtype: DType::Bool,
+            shape: vec![1, 2],
+            bytes: &[0, 1],
+        },
+        Entry {
+            name: "empty",
+            dtype: DType::F32,
+            shape: vec![0, 4],
+            bytes: &[],
+        },
     ]
 }
 
@@ -27,18 +59,29 @@ fn saved_names() -> [&'static str; 4] {
 }
 
 fn notes() -> BTreeMap<String, String> {
-    BTreeMap::from([("epoch".to_owned(), "3".to_owned()), ("über \"q\"".to_owned(), "\n\u{1f600}".to_owned())])
+    BTreeMap::from([
+        ("epoch".to_owned(), "3".to_owned()),
+        ("über \"q\"".to_owned(), "\n\u{1f600}".to_owned()),
+    ])
 }
 
 fn files_in(folder: &Path) -> Vec<String> {
-    let mut names: Vec<_> = fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
 /// A file with the given header text and data.
 fn raw(header: &str, data: &[u8]) -> Vec<u8> {
-    [&(header.len() as u64).to_le_bytes(), header.as_bytes(), data].concat()
+    [
+        &(header.len() as u64).to_le_bytes(),
+        header.as_bytes(),
+        data,
+    ]
+    .concat()
 }
 
 #[test]
@@ -53,7 +96,11 @@ fn every_bit_survives() {
     for entry in &saved {
         assert_eq!(file.get(entry.name).as_ref(), Some(entry));
     }
-    assert!(file.tensors().map(|e| e.name).eq(["empty", "mask", "pixels", "step", "w"]));
+    assert!(
+        file.tensors()
+            .map(|e| e.name)
+            .eq(["empty", "mask", "pixels", "step", "w"])
+    );
     assert_eq!(file.get("nothing"), None);
     assert_eq!(file.metadata(), &notes());
     assert_eq!(files_in(folder.path()), ["a.safetensors"]);
@@ -73,11 +120,17 @@ fn truncated_at_every_length_is_an_error() {
     for length in 0..whole.len() {
         fs::write(&path, &whole[..length]).unwrap();
         let error = File::open(&path).unwrap_err();
-        assert!(matches!(error, WeightsError::Malformed { .. }), "{length}: {error}");
+        assert!(
+            matches!(error, WeightsError::Malformed { .. }),
+            "{length}: {error}"
+        );
         assert!(error.to_string().contains(&*path.to_string_lossy()));
     }
     let longer = [&whole[..], &[0]].concat();
-    assert!(matches!(File::of_bytes(&path, longer), Err(WeightsError::Malformed { .. })));
+    assert!(matches!(
+        File::of_bytes(&path, longer),
+        Err(WeightsError::Malformed { .. })
+    ));
     // Damage to any one bit of a tensor is told by its name.
     let body = whole.len() - floats.len() - 9;
     for at in body..whole.len() {
@@ -85,11 +138,18 @@ fn truncated_at_every_length_is_an_error() {
         bytes[at] ^= 1 << (at % 8);
         let error = File::of_bytes(&path, bytes).unwrap_err();
         // A bool of 2 is none whatever was saved.
-        assert!(matches!(&error, WeightsError::Damaged { .. }) || error.to_string().contains("bool"), "{at}: {error}");
-        let named = saved_names().iter().filter(|name| error.to_string().contains(&format!("`{name}`"))).count();
+        assert!(
+            matches!(&error, WeightsError::Damaged { .. }) || error.to_string().contains("bool"),
+            "{at}: {error}"
+        );
+        let named = saved_names()
+            .iter()
+            .filter(|name| error.to_string().contains(&format!("`{name}`")))
+            .count();
         assert_eq!(named, 1, "{error}");
     }
-    // Damage to any one byte of the header gives an error or a file that can be read through; never a panic.
+    // Damage to any one byte of the header gives an error or a file that can be read through; never
+    // a panic.
     let header = body;
     for at in 0..header {
         for flip in [1, 2, 0x10, 0x80, 0xff] {
@@ -105,7 +165,8 @@ fn truncated_at_every_length_is_an_error() {
 #[test]
 fn bad_headers_are_errors() {
     let parse = |bytes| File::of_bytes(Path::new("x.safetensors"), bytes).unwrap_err();
-    let huge_shape = r#"{"a":{"dtype":"F32","shape":[18446744073709551615,4],"data_offsets":[0,4]}}"#;
+    let huge_shape =
+        r#"{"a":{"dtype":"F32","shape":[18446744073709551615,4],"data_offsets":[0,4]}}"#;
     let huge_offset = r#"{"a":{"dtype":"U8","shape":[2305843009213693951],"data_offsets":[0,2305843009213693951]}}"#;
     let overlap = r#"{"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"b":{"dtype":"U8","shape":[2],"data_offsets":[1,3]}}"#;
     let bad_bool = r#"{"a":{"dtype":"BOOL","shape":[2],"data_offsets":[0,2]}}"#;
@@ -132,11 +193,20 @@ fn a_name_twice_is_an_error() {
     for (header, name) in [
         (format!("{{{a},{a}}}"), "`a` twice"),
         (format!("{{{a},{same}}}"), "`a` twice"),
-        (format!(r#"{{"__metadata__":{{}},{a},"__metadata__":{{}}}}"#), "`__metadata__`"),
-        (format!(r#"{{"__metadata__":{{"note":"1","note":"2"}},{a}}}"#), "`note` twice"),
+        (
+            format!(r#"{{"__metadata__":{{}},{a},"__metadata__":{{}}}}"#),
+            "`__metadata__`",
+        ),
+        (
+            format!(r#"{{"__metadata__":{{"note":"1","note":"2"}},{a}}}"#),
+            "`note` twice",
+        ),
     ] {
         let error = File::of_bytes(Path::new("x.safetensors"), raw(&header, &[1])).unwrap_err();
-        assert!(matches!(&error, WeightsError::Malformed { detail, .. } if detail.contains(name)), "{error}");
+        assert!(
+            matches!(&error, WeightsError::Malformed { detail, .. } if detail.contains(name)),
+            "{error}"
+        );
     }
     assert!(File::of_bytes(Path::new("x.safetensors"), raw(&format!("{{{a}}}  "), &[1])).is_ok());
 }
@@ -147,10 +217,14 @@ fn headers_are_not_echoed() {
     let headers = [
         format!(r#"{{"a":{{"dtype":"{name}","shape":[1],"data_offsets":[0,1]}}}}"#),
         format!(r#"{{"{name}":{{"dtype":"BOOL","shape":[1],"data_offsets":[0,1]}}}}"#),
-        format!(r#"{{"__metadata__":{{"slabwise.crc32":"{name}"}},"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#),
+        format!(
+            r#"{{"__metadata__":{{"slabwise.crc32":"{name}"}},"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+        ),
     ];
     for header in headers {
-        let error = File::of_bytes(Path::new("x.safetensors"), raw(&header, &[2])).unwrap_err().to_string();
+        let error = File::of_bytes(Path::new("x.safetensors"), raw(&header, &[2]))
+            .unwrap_err()
+            .to_string();
         assert!(error.len() < 500, "{error}");
     }
 }
@@ -158,19 +232,33 @@ fn headers_are_not_echoed() {
 #[test]
 fn checksums_are_of_every_tensor_or_of_none() {
     let file = |note: &str| {
-        let header = format!(r#"{{"__metadata__":{{"slabwise.crc32":"{note}"}},"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#);
+        let header = format!(
+            r#"{{"__metadata__":{{"slabwise.crc32":"{note}"}},"a":{{"dtype":"U8","shape":[1],"data_offsets":[0,1]}}}}"#
+        );
         File::of_bytes(Path::new("x.safetensors"), raw(&header, &[7]))
     };
     // CRC-32 of the byte 7.
     let right = format!("{:08x}", crc32fast::hash(&[7]));
-    assert!(file(&right).unwrap().metadata().is_empty(), "it is no note of a user");
-    assert!(matches!(file("00000000"), Err(WeightsError::Damaged { .. })));
+    assert!(
+        file(&right).unwrap().metadata().is_empty(),
+        "it is no note of a user"
+    );
+    assert!(matches!(
+        file("00000000"),
+        Err(WeightsError::Damaged { .. })
+    ));
     for wrong in [format!("{right} {right}"), "zero".into(), String::new()] {
-        assert!(matches!(file(&wrong), Err(WeightsError::Malformed { .. })), "{wrong}");
+        assert!(
+            matches!(file(&wrong), Err(WeightsError::Malformed { .. })),
+            "{wrong}"
+        );
     }
     let path = Path::new("never/written");
     let notes = BTreeMap::from([("slabwise.crc32".to_owned(), String::new())]);
-    assert!(matches!(save(path, &[], &notes), Err(WeightsError::InvalidTensor { .. })));
+    assert!(matches!(
+        save(path, &[], &notes),
+        Err(WeightsError::InvalidTensor { .. })
+    ));
 }
 
 /// A file of tensors of one name each, with their types as the format names them.
@@ -184,84 +272,230 @@ fn of_types(tensors: &[(&str, Dtype, Vec<u8>)]) -> File {
 }
 
 fn expected(name: &str, dtype: DType, shape: &[u64]) -> Expected {
-    Expected { name: name.into(), dtype, shape: shape.to_vec() }
+    Expected {
+        name: name.into(),
+        dtype,
+        shape: shape.to_vec(),
+    }
 }
 
 #[test]
 fn floats_are_cast_to_the_nearest() {
-    let halves: Vec<u8> = [0x3c01u16, 0x0001, 0xfc00].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let brains: Vec<u8> = [0x3f81u16, 0x0001, 0xff80].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let doubles: Vec<u8> = [1.0 + f64::EPSILON, 0.1, -1e300].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let singles: Vec<u8> = [1.0f32 + f32::EPSILON, 1.0 / 3.0, -1e30].iter().flat_map(|x| x.to_le_bytes()).collect();
-    let file = of_types(&[("h", Dtype::F16, halves), ("b", Dtype::BF16, brains), ("d", Dtype::F64, doubles), ("s", Dtype::F32, singles)]);
+    let halves: Vec<u8> = [0x3c01u16, 0x0001, 0xfc00]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let brains: Vec<u8> = [0x3f81u16, 0x0001, 0xff80]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let doubles: Vec<u8> = [1.0 + f64::EPSILON, 0.1, -1e300]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let singles: Vec<u8> = [1.0f32 + f32::EPSILON, 1.0 / 3.0, -1e30]
+        .iter()
+        .flat_map(|x| x.to_le_bytes())
+        .collect();
+    let file = of_types(&[
+        ("h", Dtype::F16, halves),
+        ("b", Dtype::BF16, brains),
+        ("d", Dtype::F64, doubles),
+        ("s", Dtype::F32, singles),
+    ]);
     let floats = |name: &str| -> Vec<f32> {
-        file.elements(name, DType::F32).unwrap().as_chunks().0.iter().map(|b| f32::from_le_bytes(*b)).collect()
+        file.elements(name, DType::F32)
+            .unwrap()
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| f32::from_le_bytes(*b))
+            .collect()
     };
-    assert_eq!(floats("h"), [1.0 + 2f32.powi(-10), 2f32.powi(-24), f32::NEG_INFINITY]);
-    assert_eq!(floats("b"), [1.0 + 2f32.powi(-7), f32::from_bits(0x0001_0000), f32::NEG_INFINITY]);
-    assert_eq!(floats("d"), [1.0, 0.1, f32::NEG_INFINITY], "what is too large for the type is infinite");
+    assert_eq!(
+        floats("h"),
+        [1.0 + 2f32.powi(-10), 2f32.powi(-24), f32::NEG_INFINITY]
+    );
+    assert_eq!(
+        floats("b"),
+        [
+            1.0 + 2f32.powi(-7),
+            f32::from_bits(0x0001_0000),
+            f32::NEG_INFINITY
+        ]
+    );
+    assert_eq!(
+        floats("d"),
+        [1.0, 0.1, f32::NEG_INFINITY],
+        "what is too large for the type is infinite"
+    );
     let narrow = file.elements("s", DType::F16).unwrap();
-    assert_eq!(narrow.as_chunks().0.iter().map(|b| u16::from_le_bytes(*b)).collect::<Vec<_>>(), [0x3c00, 0x3555, 0xfc00]);
+    assert_eq!(
+        narrow
+            .as_chunks()
+            .0
+            .iter()
+            .map(|b| u16::from_le_bytes(*b))
+            .collect::<Vec<_>>(),
+        [0x3c00, 0x3555, 0xfc00]
+    );
     assert!(file.elements("d", DType::BF16).is_none() && file.elements("s", DType::I32).is_none());
-    let model =
-        [("h", DType::F32), ("b", DType::F16), ("d", DType::F32), ("s", DType::F32)].map(|(name, dtype)| expected(name, dtype, &[3]));
+    let model = [
+        ("h", DType::F32),
+        ("b", DType::F16),
+        ("d", DType::F32),
+        ("s", DType::F32),
+    ]
+    .map(|(name, dtype)| expected(name, dtype, &[3]));
     let (_, loaded) = fit(&model, &file, &LoadOptions::default(), |_| false).unwrap();
     assert_eq!((loaded.count, loaded.cast.join(" ")), (4, "h b d".into()));
-    let refused = fit(&[expected("d", DType::F16, &[3])], &file, &LoadOptions::default().ignore_extra(), |_| false).unwrap_err();
-    assert!(refused.to_string().contains("wrong dtype: `d` is f16 in the model, F64 in the file"), "{refused}");
+    let refused = fit(
+        &[expected("d", DType::F16, &[3])],
+        &file,
+        &LoadOptions::default().ignore_extra(),
+        |_| false,
+    )
+    .unwrap_err();
+    assert!(
+        refused
+            .to_string()
+            .contains("wrong dtype: `d` is f16 in the model, F64 in the file"),
+        "{refused}"
+    );
 }
 
 #[test]
 fn types_that_no_model_has_are_passed_over_unless_asked_for() {
-    let file = of_types(&[("w", Dtype::U8, vec![1, 2]), ("count", Dtype::I64, vec![0; 8]), ("mask", Dtype::U32, vec![0; 8])]);
+    let file = of_types(&[
+        ("w", Dtype::U8, vec![1, 2]),
+        ("count", Dtype::I64, vec![0; 8]),
+        ("mask", Dtype::U32, vec![0; 8]),
+    ]);
     assert!(file.tensors().map(|e| e.name).eq(["w"]) && file.get("count").is_none());
-    assert!(file.names().map(|(name, ..)| name).eq(["count", "mask", "w"]));
-    let (found, loaded) = fit(&[expected("w", DType::U8, &[2])], &file, &LoadOptions::default(), |_| false).unwrap();
-    assert_eq!((found, loaded.extra.join(" ")), (vec![Some("w")], "count mask".into()));
-    let model = [expected("w", DType::U8, &[2]), expected("count", DType::I32, &[1])];
-    let error = fit(&model, &file, &LoadOptions::default(), |_| false).unwrap_err().to_string();
-    assert!(error.contains("wrong dtype: `count` is i32 in the model, I64 in the file"), "{error}");
+    assert!(
+        file.names()
+            .map(|(name, ..)| name)
+            .eq(["count", "mask", "w"])
+    );
+    let (found, loaded) = fit(
+        &[expected("w", DType::U8, &[2])],
+        &file,
+        &LoadOptions::default(),
+        |_| false,
+    )
+    .unwrap();
+    assert_eq!(
+        (found, loaded.extra.join(" ")),
+        (vec![Some("w")], "count mask".into())
+    );
+    let model = [
+        expected("w", DType::U8, &[2]),
+        expected("count", DType::I32, &[1]),
+    ];
+    let error = fit(&model, &file, &LoadOptions::default(), |_| false)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("wrong dtype: `count` is i32 in the model, I64 in the file"),
+        "{error}"
+    );
 }
 
 #[test]
 fn a_part_is_loaded_under_other_names() {
-    let file = of_types(&[("module.a", Dtype::U8, vec![1]), ("module.b", Dtype::U8, vec![2]), ("module.head", Dtype::U8, vec![3, 4])]);
-    let model = || [expected("a", DType::U8, &[1]), expected("b", DType::U8, &[1]), expected("head", DType::U8, &[5])];
-    let strict = fit(&model(), &file, &LoadOptions::default(), |_| false).unwrap_err().to_string();
+    let file = of_types(&[
+        ("module.a", Dtype::U8, vec![1]),
+        ("module.b", Dtype::U8, vec![2]),
+        ("module.head", Dtype::U8, vec![3, 4]),
+    ]);
+    let model = || {
+        [
+            expected("a", DType::U8, &[1]),
+            expected("b", DType::U8, &[1]),
+            expected("head", DType::U8, &[5]),
+        ]
+    };
+    let strict = fit(&model(), &file, &LoadOptions::default(), |_| false)
+        .unwrap_err()
+        .to_string();
     assert!(strict.contains(r#"prefix("module.", "")"#), "{strict}");
     let renamed = LoadOptions::default().prefix("module.", "");
-    let wrong = fit(&model(), &file, &renamed, |_| false).unwrap_err().to_string();
-    assert!(wrong.contains("wrong shape: `head` is [5] in the model, [2] in the file"), "{wrong}");
+    let wrong = fit(&model(), &file, &renamed, |_| false)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        wrong.contains("wrong shape: `head` is [5] in the model, [2] in the file"),
+        "{wrong}"
+    );
     // A new head.
     let body = renamed.rename(|name| (name != "head").then(|| name.into()));
-    let missing = fit(&model(), &file, &body, |_| false).unwrap_err().to_string();
-    assert!(missing.contains("missing: `head` (u8 [5])") && missing.lines().count() == 3, "{missing}");
+    let missing = fit(&model(), &file, &body, |_| false)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        missing.contains("missing: `head` (u8 [5])") && missing.lines().count() == 3,
+        "{missing}"
+    );
     let (found, loaded) = fit(&model(), &file, &body.allow_missing(), |_| false).unwrap();
     assert_eq!(found, [Some("module.a"), Some("module.b"), None]);
-    assert_eq!((loaded.count, loaded.missing, loaded.extra), (2, vec!["head".to_string()], Vec::new()));
+    assert_eq!(
+        (loaded.count, loaded.missing, loaded.extra),
+        (2, vec!["head".to_string()], Vec::new())
+    );
     // Less of the file than it has.
     let few = [expected("x.module.a", DType::U8, &[1])];
-    let (_, loaded) = fit(&few, &file, &LoadOptions::default().prefix("", "x.").ignore_extra(), |_| false).unwrap();
+    let (_, loaded) = fit(
+        &few,
+        &file,
+        &LoadOptions::default().prefix("", "x.").ignore_extra(),
+        |_| false,
+    )
+    .unwrap();
     assert_eq!((loaded.count, loaded.extra.len()), (1, 2));
-    let alike = fit(&few, &file, &LoadOptions::default().rename(|_| Some("x.module.a".into())), |_| false).unwrap_err().to_string();
-    assert!(alike.contains("`module.a` and `module.b` both become `x.module.a`"), "{alike}");
+    let alike = fit(
+        &few,
+        &file,
+        &LoadOptions::default().rename(|_| Some("x.module.a".into())),
+        |_| false,
+    )
+    .unwrap_err()
+    .to_string();
+    assert!(
+        alike.contains("`module.a` and `module.b` both become `x.module.a`"),
+        "{alike}"
+    );
 }
 
 #[test]
 fn very_many_differences_are_cut() {
     let file = of_types(&[]);
-    let model: Vec<Expected> = (0..1000).map(|i| expected(&format!("layer{i}"), DType::F32, &[])).collect();
-    let text = fit(&model, &file, &LoadOptions::default(), |_| false).unwrap_err().to_string();
-    assert!(text.contains("missing: `layer63`") && !text.contains("layer64") && text.contains("and 936 more"), "{text}");
+    let model: Vec<Expected> = (0..1000)
+        .map(|i| expected(&format!("layer{i}"), DType::F32, &[]))
+        .collect();
+    let text = fit(&model, &file, &LoadOptions::default(), |_| false)
+        .unwrap_err()
+        .to_string();
+    assert!(
+        text.contains("missing: `layer63`")
+            && !text.contains("layer64")
+            && text.contains("and 936 more"),
+        "{text}"
+    );
 }
 
 #[test]
 fn unreadable_paths_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    for path in [folder.path().to_owned(), folder.path().join("none.safetensors")] {
+    for path in [
+        folder.path().to_owned(),
+        folder.path().join("none.safetensors"),
+    ] {
         let error = File::open(&path).unwrap_err();
         assert!(matches!(error, WeightsError::Read { .. }));
-        assert!(error.to_string().contains(&*path.to_string_lossy()), "{error}");
+        assert!(
+            error.to_string().contains(&*path.to_string_lossy()),
+            "{error}"
+        );
     }
 }
 
@@ -272,25 +506,46 @@ fn a_failed_save_changes_nothing() {
     let floats = float_bytes();
     save(&path, &sample(&floats), &notes()).unwrap();
     let before = fs::read(&path).unwrap();
-    let entry = |name, dtype, shape, bytes| Entry { name, dtype, shape, bytes };
+    let entry = |name, dtype, shape, bytes| Entry {
+        name,
+        dtype,
+        shape,
+        bytes,
+    };
     for bad in [
         vec![entry("a", DType::F32, vec![2], &[0; 4][..])],
         vec![entry("a", DType::U8, vec![u64::MAX, 2], &[0; 4][..])],
         vec![entry("a", DType::Bool, vec![1], &[2][..])],
-        vec![entry("a", DType::U8, vec![1], &[2][..]), entry("a", DType::U8, vec![1], &[2][..])],
+        vec![
+            entry("a", DType::U8, vec![1], &[2][..]),
+            entry("a", DType::U8, vec![1], &[2][..]),
+        ],
         vec![entry(METADATA_KEY, DType::U8, vec![1], &[2][..])],
     ] {
-        assert!(matches!(save(&path, &bad, &notes()), Err(WeightsError::InvalidTensor { .. })));
+        assert!(matches!(
+            save(&path, &bad, &notes()),
+            Err(WeightsError::InvalidTensor { .. })
+        ));
     }
     // The rename is refused only after the temporary file was written: it has to go.
     fs::create_dir(folder.path().join("folder")).unwrap();
-    for at in ["folder", "none/a.safetensors", "a.safetensors/b.safetensors"] {
+    for at in [
+        "folder",
+        "none/a.safetensors",
+        "a.safetensors/b.safetensors",
+    ] {
         let at = folder.path().join(at);
         let error = save(&at, &sample(&floats), &notes()).unwrap_err();
         assert!(matches!(error, WeightsError::Write { .. }));
-        assert!(error.to_string().contains(&*at.to_string_lossy()), "{error}");
+        assert!(
+            error.to_string().contains(&*at.to_string_lossy()),
+            "{error}"
+        );
     }
-    assert!(matches!(save(Path::new("/"), &[], &notes()), Err(WeightsError::Write { .. })));
+    assert!(matches!(
+        save(Path::new("/"), &[], &notes()),
+        Err(WeightsError::Write { .. })
+    ));
     assert_eq!(fs::read(&path).unwrap(), before);
     assert_eq!(files_in(folder.path()), ["a.safetensors", "folder"]);
 }
@@ -301,7 +556,12 @@ fn readers_see_whole_files_while_others_save() {
     let path = folder.path().join("a.safetensors");
     let save_all = |byte: u8| {
         let bytes = vec![byte; 50_000];
-        let entry = Entry { name: "a", dtype: DType::U8, shape: vec![50_000], bytes: &bytes };
+        let entry = Entry {
+            name: "a",
+            dtype: DType::U8,
+            shape: vec![50_000],
+            bytes: &bytes,
+        };
         for _ in 0..8 {
             save(&path, std::slice::from_ref(&entry), &BTreeMap::new()).unwrap();
         }
@@ -322,7 +582,10 @@ fn readers_see_whole_files_while_others_save() {
 #[test]
 fn a_link_is_followed() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, link) = (folder.path().join("a.safetensors"), folder.path().join("latest"));
+    let (path, link) = (
+        folder.path().join("a.safetensors"),
+        folder.path().join("latest"),
+    );
     save(&path, &[], &BTreeMap::new()).unwrap();
     std::os::unix::fs::symlink(&path, &link).unwrap();
     save(&link, &[], &notes()).unwrap();
@@ -338,12 +601,17 @@ fn every_mismatch_is_listed() {
     let saved = sample(&floats);
     save(&path, &saved, &notes()).unwrap();
     let file = File::open(&path).unwrap();
-    let mut expected: Vec<_> = saved.iter().map(|e| expected(e.name, e.dtype, &e.shape)).collect();
+    let mut expected: Vec<_> = saved
+        .iter()
+        .map(|e| expected(e.name, e.dtype, &e.shape))
+        .collect();
     fit(&expected, &file, &LoadOptions::default(), |_| false).unwrap();
     expected[0].shape = vec![3, 2];
     expected[1].dtype = DType::F32;
     expected[2].name = "bias".to_owned();
-    let text = fit(&expected, &file, &LoadOptions::default(), |_| false).unwrap_err().to_string();
+    let text = fit(&expected, &file, &LoadOptions::default(), |_| false)
+        .unwrap_err()
+        .to_string();
     for line in [
         "\n  wrong shape: `w` is [3, 2] in the model, [2, 3] in the file\n",
         "\n  wrong dtype: `step` is f32 in the model, i32 in the file\n",

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use slabwise::nn::{BatchNorm1d, BatchNorm2d, Embedding, LayerNorm, Linear, Lstm, Module, MultiHeadAttention, RmsNorm};
+use slabwise::nn::{
+    BatchNorm1d, BatchNorm2d, Embedding, LayerNorm, Linear, Lstm, Module, MultiHeadAttention,
+    RmsNorm,
+};
 use slabwise::optim::{Adam, AdamW, Optimizer, Sgd};
 use slabwise::{Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
 
@@ -20,7 +23,10 @@ pub struct Model {
 }
 
 /// The value of parameters that start as random numbers.
-pub const SPREAD: Init = Init::Uniform { low: -1.0, high: 1.0 };
+pub const SPREAD: Init = Init::Uniform {
+    low: -1.0,
+    high: 1.0,
+};
 
 impl Model {
     /// Declares the parameters of a case.
@@ -28,11 +34,18 @@ impl Model {
         let params = Params::seeded(case.seed % 1000);
         let root = params.root();
         let init = |value: Option<f32>| value.map_or(SPREAD, Init::Constant);
-        let weight = |(i, p): (usize, &crate::case::Param)| root.param(&format!("w{i}"), p.dims.as_slice(), init(p.value));
+        let weight = |(i, p): (usize, &crate::case::Param)| {
+            root.param(&format!("w{i}"), p.dims.as_slice(), init(p.value))
+        };
         let weights = case.params.iter().enumerate().map(weight).collect();
         let mut layers: HashMap<usize, Box<dyn Module>> = HashMap::new();
         for statement in case.programs.iter().flat_map(|p| &p.statements) {
-            if let Op::Layer { layer, name, sizes: [inputs, outputs] } = statement.op {
+            if let Op::Layer {
+                layer,
+                name,
+                sizes: [inputs, outputs],
+            } = statement.op
+            {
                 let scope = &root / &format!("l{name}");
                 layers.entry(name).or_insert_with(|| match layer {
                     Layer::Linear => Box::new(Linear::new(scope, inputs, outputs)),
@@ -42,17 +55,35 @@ impl Model {
                     Layer::BatchNorm2d => Box::new(BatchNorm2d::new(scope, inputs)),
                     Layer::Lstm => Box::new(Lstm::new(scope, inputs, outputs)),
                     Layer::Embedding => Box::new(Embedding::new(scope, inputs, outputs)),
-                    Layer::MultiHeadAttention => Box::new(MultiHeadAttention::new(scope, inputs, outputs)),
+                    Layer::MultiHeadAttention => {
+                        Box::new(MultiHeadAttention::new(scope, inputs, outputs))
+                    }
                 });
             }
         }
-        Model { params, weights, layers }
+        Model {
+            params,
+            weights,
+            layers,
+        }
     }
 }
 
 /// Writes a program down; the tensors it gives.
-pub fn build<'t>(case: &Case, program: &Program, model: &Model, trace: &'t Trace, swap: bool) -> Vec<Tensor<'t>> {
-    let mut builder = Builder { case, model, trace, swap, inputs: 0 };
+pub fn build<'t>(
+    case: &Case,
+    program: &Program,
+    model: &Model,
+    trace: &'t Trace,
+    swap: bool,
+) -> Vec<Tensor<'t>> {
+    let mut builder = Builder {
+        case,
+        model,
+        trace,
+        swap,
+        inputs: 0,
+    };
     let mut values: Vec<Tensor<'t>> = Vec::with_capacity(program.statements.len());
     for statement in &program.statements {
         let args: Vec<Tensor<'t>> = statement.args.iter().map(|&a| values[a]).collect();
@@ -89,7 +120,11 @@ impl<'t> Builder<'_, 't> {
             Axis::Open => Dim::Fixed(-1),
             Axis::Named(at) => {
                 let named = &self.case.dims[at];
-                if named.free != self.swap { Dim::free(named.name) } else { Dim::bounded(named.name, named.max) }
+                if named.free != self.swap {
+                    Dim::free(named.name)
+                } else {
+                    Dim::bounded(named.name, named.max)
+                }
             }
         }
     }
@@ -100,7 +135,12 @@ impl<'t> Builder<'_, 't> {
 
     fn state(&self, at: usize) -> slabwise::State<'t> {
         let state = &self.case.states[at];
-        self.trace.state(&format!("s{at}"), state.dtype, state.dims.as_slice(), Init::Constant(0.0))
+        self.trace.state(
+            &format!("s{at}"),
+            state.dtype,
+            state.dims.as_slice(),
+            Init::Constant(0.0),
+        )
     }
 
     fn learn(&self, learn: &Learn, loss: Tensor<'t>) -> Option<Tensor<'t>> {
@@ -108,11 +148,23 @@ impl<'t> Builder<'_, 't> {
         match rule {
             Rule::Sgd => minimize(self.trace, loss, parts, Sgd::new(0.05)),
             Rule::Momentum => minimize(self.trace, loss, parts, Sgd::new(0.05).momentum(0.9)),
-            Rule::Nesterov => minimize(self.trace, loss, parts, Sgd::new(0.05).momentum(0.5).nesterov()),
+            Rule::Nesterov => minimize(
+                self.trace,
+                loss,
+                parts,
+                Sgd::new(0.05).momentum(0.5).nesterov(),
+            ),
             Rule::Adam => minimize(self.trace, loss, parts, Adam::new(0.01).eps(0.1)),
-            Rule::AdamW => minimize(self.trace, loss, parts, AdamW::new(0.01).weight_decay(0.1).eps(0.1)),
+            Rule::AdamW => minimize(
+                self.trace,
+                loss,
+                parts,
+                AdamW::new(0.01).weight_decay(0.1).eps(0.1),
+            ),
             Rule::Clipped => minimize(self.trace, loss, parts, Sgd::new(0.05).clip_norm(1.0)),
-            Rule::ClippedValues => minimize(self.trace, loss, parts, Sgd::new(0.05).clip_value(0.5)),
+            Rule::ClippedValues => {
+                minimize(self.trace, loss, parts, Sgd::new(0.05).clip_value(0.5))
+            }
             Rule::Averaged => minimize(self.trace, loss, parts, Sgd::new(0.05).ema(0.5)),
         }
     }
@@ -122,11 +174,22 @@ impl<'t> Builder<'_, 't> {
         match (op, args) {
             (Op::Input { dtype, shape, .. }, _) => {
                 self.inputs += 1;
-                trace.input(INPUTS[self.inputs - 1], *dtype, self.shape(shape).as_slice())
+                trace.input(
+                    INPUTS[self.inputs - 1],
+                    *dtype,
+                    self.shape(shape).as_slice(),
+                )
             }
             (Op::Param(at), _) => trace.param(&self.model.weights[*at]),
             (Op::State(at), _) => self.state(*at).value(),
-            (Op::Full { value, dtype, shape }, _) => trace.full(*value, *dtype, self.shape(shape).as_slice()),
+            (
+                Op::Full {
+                    value,
+                    dtype,
+                    shape,
+                },
+                _,
+            ) => trace.full(*value, *dtype, self.shape(shape).as_slice()),
             (Op::Arange(n), _) => trace.arange(self.dim(*n)),
             (Op::Uniform(shape), _) => trace.uniform(self.shape(shape).as_slice()),
             (Op::Concat(axis), _) => trace.concat(args, *axis),
@@ -142,7 +205,12 @@ impl<'t> Builder<'_, 't> {
     }
 }
 
-fn minimize<'t>(trace: &'t Trace, loss: Tensor<'t>, parts: Option<usize>, rule: impl Optimizer) -> Option<Tensor<'t>> {
+fn minimize<'t>(
+    trace: &'t Trace,
+    loss: Tensor<'t>,
+    parts: Option<usize>,
+    rule: impl Optimizer,
+) -> Option<Tensor<'t>> {
     let Some(parts) = parts else {
         trace.minimize(loss, rule);
         return None;
@@ -288,7 +356,11 @@ fn one<'t>(op: &Op, x: Tensor<'t>) -> Tensor<'t> {
         Op::Number(b, number) => binary(*b, x, *number),
         Op::Clamp(low, high) => x.clamp(*low, *high),
         Op::Cast(dtype) => x.cast(*dtype),
-        Op::Fold { fold: f, axes, keep } => fold(*f, x, axes.as_deref(), *keep),
+        Op::Fold {
+            fold: f,
+            axes,
+            keep,
+        } => fold(*f, x, axes.as_deref(), *keep),
         Op::CumSum(axis) => x.cumsum(*axis),
         Op::TopK { k, axis, positions } => {
             let (values, places) = x.topk(*k, *axis);
@@ -301,12 +373,20 @@ fn one<'t>(op: &Op, x: Tensor<'t>) -> Tensor<'t> {
         Op::GlobalAvgPool => x.global_avg_pool(),
         Op::AdaptiveAvgPool(size) => x.adaptive_avg_pool2d(*size),
         Op::Flatten(from) => x.flatten(*from),
-        Op::Unflatten { axis, lengths: [a, b] } => x.unflatten(*axis, (*a, *b)),
+        Op::Unflatten {
+            axis,
+            lengths: [a, b],
+        } => x.unflatten(*axis, (*a, *b)),
         Op::Permute(axes) => x.permute(axes),
         Op::T => x.t(),
         Op::Squeeze(axis) => x.squeeze(*axis),
         Op::Unsqueeze(axis) => x.unsqueeze(*axis),
-        Op::Slice { axis, start, end, step } => match (end, step) {
+        Op::Slice {
+            axis,
+            start,
+            end,
+            step,
+        } => match (end, step) {
             (Some(end), 1) => x.slice(*axis, *start..*end),
             (None, 1) => x.slice(*axis, *start..),
             (Some(end), step) => x.slice_step(*axis, *start..*end, *step),
@@ -352,9 +432,20 @@ fn several<'t>(op: &Op, args: &[Tensor<'t>]) -> Tensor<'t> {
         (Op::Huber(delta), [x, y]) => x.huber(*y, *delta),
         (Op::Mse, [x, y]) => x.mse(*y),
         (Op::Attention { causal, tiles }, [q, k, v, mask @ ..]) => {
-            let mask =
-                mask.first().map_or(Mask::None, |m| if m.dtype() == slabwise::DType::Bool { Mask::Seen(*m) } else { Mask::Added(*m) });
-            q.attention_in(tiles.map_or(Tiles::Auto, Tiles::Queries), *k, *v, *causal, mask)
+            let mask = mask.first().map_or(Mask::None, |m| {
+                if m.dtype() == slabwise::DType::Bool {
+                    Mask::Seen(*m)
+                } else {
+                    Mask::Added(*m)
+                }
+            });
+            q.attention_in(
+                tiles.map_or(Tiles::Auto, Tiles::Queries),
+                *k,
+                *v,
+                *causal,
+                mask,
+            )
         }
         (Op::MaskedSelect, [x, mask]) => x.masked_select(*mask),
         (Op::Compress(axis), [x, mask]) => x.compress(*axis, *mask),

@@ -183,7 +183,8 @@ pub enum Op {
     Huber(f32),
     Mse,
     Dropout(f32),
-    /// Queries, keys, values, and perhaps a mask: of truth values, or to add. Tiles of so many queries.
+    /// Queries, keys, values, and perhaps a mask: of truth values, or to add. Tiles of so many
+    /// queries.
     Attention {
         causal: bool,
         tiles: Option<usize>,
@@ -226,7 +227,8 @@ pub struct Statement {
 /// How a program learns.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learn {
-    /// The loss, a scalar; with parts, a tensor of which each part's mean of squares is the loss of a micro-batch.
+    /// The loss, a scalar; with parts, a tensor of which each part's mean of squares is the loss of
+    /// a micro-batch.
     pub loss: usize,
     /// By which rule.
     pub rule: Rule,
@@ -301,7 +303,9 @@ impl Program {
             Op::Uniform(_) | Op::UniformLike | Op::Dropout(_) => true,
             _ => false,
         };
-        self.learn.is_some() || !self.sets.is_empty() || (self.training && self.statements.iter().any(moves))
+        self.learn.is_some()
+            || !self.sets.is_empty()
+            || (self.training && self.statements.iter().any(moves))
     }
 }
 

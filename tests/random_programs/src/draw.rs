@@ -21,22 +21,42 @@ const BOUND: f64 = 8.0;
 /// The case of a seed, of at most about so many statements.
 pub fn case(seed: u64, size_max: usize) -> Case {
     let mut rng = Rng::new(seed);
-    let mut lengths = vec![1, 2 + rng.below(3), 2 + rng.below(6), rng.pick(&[1, 3, 4, 4, 6, 8, 12])];
+    let mut lengths = vec![
+        1,
+        2 + rng.below(3),
+        2 + rng.below(6),
+        rng.pick(&[1, 3, 4, 4, 6, 8, 12]),
+    ];
     if rng.one_in(4) {
         lengths.push(0);
     }
     if rng.one_in(40) {
         lengths.push(rng.pick(&[17, 33, 65]));
     }
-    let mut case = Case { seed, odd_numbers: rng.one_in(25), ..Case::default() };
+    let mut case = Case {
+        seed,
+        odd_numbers: rng.one_in(25),
+        ..Case::default()
+    };
     for name in ["batch", "time"] {
         if rng.one_in(if name == "batch" { 2 } else { 8 }) {
             let max = rng.pick(&[1, 2, 3, 4, 4, 5, 8]);
             let free = rng.one_in(6);
             let least = u32::from(free || !rng.one_in(6));
-            let length = |rng: &mut Rng| if rng.one_in(2) { max } else { least + rng.below((max - least + 1) as usize) as u32 };
+            let length = |rng: &mut Rng| {
+                if rng.one_in(2) {
+                    max
+                } else {
+                    least + rng.below((max - least + 1) as usize) as u32
+                }
+            };
             let lengths = vec![length(&mut rng), length(&mut rng), length(&mut rng)];
-            case.dims.push(Named { name, max, free, lengths });
+            case.dims.push(Named {
+                name,
+                max,
+                free,
+                lengths,
+            });
         }
     }
     let shapes = 1 + rng.below(2);
@@ -49,7 +69,10 @@ pub fn case(seed: u64, size_max: usize) -> Case {
     if rng.one_in(6) {
         let rank = rng.below(3);
         let dims = (0..rank).map(|_| rng.pick(&lengths)).collect();
-        case.states.push(State { dtype: rng.pick(&[DType::F32, DType::F32, DType::I32]), dims });
+        case.states.push(State {
+            dtype: rng.pick(&[DType::F32, DType::F32, DType::I32]),
+            dims,
+        });
     }
     let count = if rng.one_in(5) { 2 } else { 1 };
     for at in 0..count {
@@ -65,7 +88,9 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         case.programs.push(program);
     }
     let runs = 1 + rng.below(3);
-    case.runs = (0..count).chain((0..runs - 1).map(|_| rng.below(count))).collect();
+    case.runs = (0..count)
+        .chain((0..runs - 1).map(|_| rng.below(count)))
+        .collect();
     case.runs.truncate(4);
     case
 }
@@ -96,13 +121,18 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
             2 => setup.dynamic = true,
             3 => {
                 setup.budget = Some(rng.pick(&[95, 80, 80, 60, 40]));
-                setup.offload = rng.one_in(2).then(|| rng.pick(&[1_000_000, 1_000_000_000, 100_000_000_000]));
+                setup.offload = rng
+                    .one_in(2)
+                    .then(|| rng.pick(&[1_000_000, 1_000_000_000, 100_000_000_000]));
             }
             4 => setup.feed = rng.pick(&[Feed::Resident, Feed::Donated]),
             5 => setup.swap_dims = has_dims && filled,
             6 => setup.anew = true,
             7 => setup.reload = case.runs.len() > 1,
-            _ => setup.alone = case.programs.len() > 1 && !case.programs.iter().any(Program::has_effects),
+            _ => {
+                setup.alone =
+                    case.programs.len() > 1 && !case.programs.iter().any(Program::has_effects)
+            }
         }
     }
     // A session that is loaded again has other buffers.
@@ -132,10 +162,28 @@ pub(crate) struct Maker<'a> {
 }
 
 impl<'a> Maker<'a> {
-    fn new(case: &'a Case, rng: &'a mut Rng, lengths: Vec<usize>, training: bool, data: usize) -> Maker<'a> {
+    fn new(
+        case: &'a Case,
+        rng: &'a mut Rng,
+        lengths: Vec<usize>,
+        training: bool,
+        data: usize,
+    ) -> Maker<'a> {
         let scope = Scope::new(case, training);
-        let program = Program { training, ..Program::default() };
-        Maker { scope, rng, lengths, program, facts: Vec::new(), open: Vec::new(), data, found: 0 }
+        let program = Program {
+            training,
+            ..Program::default()
+        };
+        Maker {
+            scope,
+            rng,
+            lengths,
+            program,
+            facts: Vec::new(),
+            open: Vec::new(),
+            data,
+            found: 0,
+        }
     }
 
     /// Adds a statement if it is valid, not too large, and no rounding of an operand makes it jump.
@@ -143,11 +191,20 @@ impl<'a> Maker<'a> {
         if jumps(&op) && args.iter().any(|&a| !self.facts[a].exact) {
             return None;
         }
-        let statement = Statement { op, args: args.to_vec() };
+        let statement = Statement {
+            op,
+            args: args.to_vec(),
+        };
         let at = self.facts.len();
         let fact = infer(at, &statement, &self.facts, &mut self.scope)?;
-        let small = self.scope.elements(&fact.dims).is_some_and(|n| n <= ELEMENTS_MAX) && fact.rank() <= 5;
-        let tame = fact.low <= fact.high && fact.bound() < 1e6 && (fact.dtype.is_float() || fact.bound() < 1e5);
+        let small = self
+            .scope
+            .elements(&fact.dims)
+            .is_some_and(|n| n <= ELEMENTS_MAX)
+            && fact.rank() <= 5;
+        let tame = fact.low <= fact.high
+            && fact.bound() < 1e6
+            && (fact.dtype.is_float() || fact.bound() < 1e5);
         // What is far from 1 loses digits when it is subtracted.
         if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
             return None;
@@ -161,15 +218,24 @@ impl<'a> Maker<'a> {
         self.facts.push(fact);
         if large {
             // A power of two changes no digit.
-            return self.push(Op::Number(crate::case::Binary::Mul, scale.log2().floor().exp2()), &[at]);
+            return self.push(
+                Op::Number(crate::case::Binary::Mul, scale.log2().floor().exp2()),
+                &[at],
+            );
         }
         self.open.push(at);
         Some(at)
     }
 
-    /// A statement that others may take of which `fits` holds; later ones are likelier, so that programs grow deep.
+    /// A statement that others may take of which `fits` holds; later ones are likelier, so that
+    /// programs grow deep.
     pub(crate) fn find(&mut self, fits: impl Fn(&Fact) -> bool) -> Option<usize> {
-        let list: Vec<usize> = self.open.iter().copied().filter(|&i| fits(&self.facts[i])).collect();
+        let list: Vec<usize> = self
+            .open
+            .iter()
+            .copied()
+            .filter(|&i| fits(&self.facts[i]))
+            .collect();
         let late = self.rng.below(list.len()).max(self.rng.below(list.len()));
         list.get(late).copied()
     }
@@ -192,14 +258,20 @@ impl<'a> Maker<'a> {
     fn any_shape(&mut self) -> Vec<Axis> {
         let rank = self.rng.weighted(&[1, 4, 6, 4, 2]);
         let named = self.scope.case.dims.len();
-        let mut shape: Vec<Axis> = (0..rank).map(|_| Axis::Fixed(self.rng.pick(&self.lengths))).collect();
+        let mut shape: Vec<Axis> = (0..rank)
+            .map(|_| Axis::Fixed(self.rng.pick(&self.lengths)))
+            .collect();
         if rank == 4 {
             // Small images.
             shape[2] = Axis::Fixed(self.rng.pick(&[1, 2, 3, 4, 5]));
             shape[3] = Axis::Fixed(self.rng.pick(&[1, 2, 3, 4]));
         }
         if rank > 0 && named > 0 && self.rng.one_in(2) {
-            let at = if self.rng.one_in(4) { self.rng.below(rank) } else { 0 };
+            let at = if self.rng.one_in(4) {
+                self.rng.below(rank)
+            } else {
+                0
+            };
             shape[at] = Axis::Named(self.rng.below(named));
         }
         shape
@@ -216,14 +288,26 @@ impl<'a> Maker<'a> {
     }
 
     fn fill(&mut self, size: usize) {
-        let types = [DType::F32, DType::F32, DType::F32, DType::F32, DType::I32, DType::U8, DType::Bool, DType::F16, DType::BF16];
+        let types = [
+            DType::F32,
+            DType::F32,
+            DType::F32,
+            DType::F32,
+            DType::I32,
+            DType::U8,
+            DType::Bool,
+            DType::F16,
+            DType::BF16,
+        ];
         for _ in 0..1 + self.rng.below(2) {
             let (dtype, shape) = (self.rng.pick(&types), self.any_shape());
             self.input(dtype, shape);
         }
         // A free length is one that some input has.
         for dim in 0..self.scope.case.dims.len() {
-            let has = self.program.statements.iter().any(|s| matches!(&s.op, Op::Input { shape, .. } if shape.contains(&Axis::Named(dim))));
+            let has = self.program.statements.iter().any(
+                |s| matches!(&s.op, Op::Input { shape, .. } if shape.contains(&Axis::Named(dim))),
+            );
             if !has {
                 let n = self.rng.pick(&self.lengths);
                 let wide = self.input(DType::F32, vec![Axis::Named(dim), Axis::Fixed(n)]);
@@ -261,39 +345,78 @@ impl<'a> Maker<'a> {
     }
 
     fn learn(&mut self) {
-        let good = |f: &Fact| f.dtype == DType::F32 && f.learns && f.smooth && f.dims.iter().all(|d| d.least() > 0);
+        let good = |f: &Fact| {
+            f.dtype == DType::F32 && f.learns && f.smooth && f.dims.iter().all(|d| d.least() > 0)
+        };
         let good_open = |f: &Fact| f.dtype == DType::F32 && f.learns && f.smooth;
         let empty_batch = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
-        let Some(value) = self.find(|f| if empty_batch { good(f) } else { good_open(f) && f.dims.iter().all(|d| d.as_fixed() != Some(0)) })
-        else {
+        let Some(value) = self.find(|f| {
+            if empty_batch {
+                good(f)
+            } else {
+                good_open(f) && f.dims.iter().all(|d| d.as_fixed() != Some(0))
+            }
+        }) else {
             return;
         };
         let rule = self.rng.pick(Rule::ALL);
-        let n = self.facts[value].dims.first().and_then(|d| d.as_fixed()).unwrap_or(0);
-        let parts = [2, 3, 4].into_iter().find(|p| n > 0 && n.is_multiple_of(*p));
+        let n = self.facts[value]
+            .dims
+            .first()
+            .and_then(|d| d.as_fixed())
+            .unwrap_or(0);
+        let parts = [2, 3, 4]
+            .into_iter()
+            .find(|p| n > 0 && n.is_multiple_of(*p));
         if let Some(parts) = parts.filter(|_| self.rng.one_in(2)) {
-            self.program.learn = Some(Learn { loss: value, rule, parts: Some(parts) });
+            self.program.learn = Some(Learn {
+                loss: value,
+                rule,
+                parts: Some(parts),
+            });
             return;
         }
         let scalar = self.facts[value].rank() == 0;
         // A mean of a length that may be found to be 0 is no number.
-        let fold = if self.facts[value].dims.iter().all(|d| d.least() > 0) { crate::case::Fold::Mean } else { crate::case::Fold::Sum };
+        let fold = if self.facts[value].dims.iter().all(|d| d.least() > 0) {
+            crate::case::Fold::Mean
+        } else {
+            crate::case::Fold::Sum
+        };
         let loss = match scalar {
             true => Some(value),
             false => {
-                let square = self.push(Op::Unary(crate::case::Unary::Square), &[value]).unwrap_or(value);
-                self.push(Op::Fold { fold, axes: None, keep: false }, &[square])
+                let square = self
+                    .push(Op::Unary(crate::case::Unary::Square), &[value])
+                    .unwrap_or(value);
+                self.push(
+                    Op::Fold {
+                        fold,
+                        axes: None,
+                        keep: false,
+                    },
+                    &[square],
+                )
             }
         };
         if let Some(loss) = loss {
-            self.program.learn = Some(Learn { loss, rule, parts: None });
+            self.program.learn = Some(Learn {
+                loss,
+                rule,
+                parts: None,
+            });
         }
     }
 
     fn set_states(&mut self) {
         for (at, state) in self.scope.case.states.iter().enumerate() {
             let dims: Vec<Len> = state.dims.iter().map(|&n| Len::fixed(n)).collect();
-            let fits = |f: &Fact| f.dtype == state.dtype && f.dims == dims && (f.exact || f.dtype.is_float()) && f.bound() <= 8.0;
+            let fits = |f: &Fact| {
+                f.dtype == state.dtype
+                    && f.dims == dims
+                    && (f.exact || f.dtype.is_float())
+                    && f.bound() <= 8.0
+            };
             if let Some(value) = self.find(fits).filter(|_| self.rng.one_in(2)) {
                 self.program.sets.push((at, value));
             }
@@ -301,7 +424,12 @@ impl<'a> Maker<'a> {
     }
 
     fn outputs(&mut self) {
-        let used: Vec<usize> = self.program.statements.iter().flat_map(|s| s.args.clone()).collect();
+        let used: Vec<usize> = self
+            .program
+            .statements
+            .iter()
+            .flat_map(|s| s.args.clone())
+            .collect();
         for at in 0..self.facts.len() {
             let is_source = self.program.statements[at].args.is_empty();
             let loose = !used.contains(&at) && (!is_source || self.rng.one_in(4));
@@ -323,8 +451,13 @@ impl<'a> Maker<'a> {
     fn donate(&mut self) {
         let inputs: Vec<usize> = self.program.inputs().collect();
         for (position, &output) in self.program.outputs.iter().enumerate() {
-            let alike = |&i: &usize| self.facts[i].dtype == self.facts[output].dtype && self.facts[i].dims == self.facts[output].dims;
-            if let Some(&input) = inputs.iter().find(|i| alike(i) && self.facts[**i].dtype != DType::Bool)
+            let alike = |&i: &usize| {
+                self.facts[i].dtype == self.facts[output].dtype
+                    && self.facts[i].dims == self.facts[output].dims
+            };
+            if let Some(&input) = inputs
+                .iter()
+                .find(|i| alike(i) && self.facts[**i].dtype != DType::Bool)
                 && self.rng.one_in(3)
             {
                 self.program.donate = Some((input, position));

@@ -1,4 +1,5 @@
-//! What is known of a value before a program runs: its type, its shape, and between which numbers it lies.
+//! What is known of a value before a program runs: its type, its shape, and between which numbers
+//! it lies.
 
 use std::collections::HashMap;
 
@@ -11,7 +12,8 @@ use crate::case::{Axis, Case};
 pub enum Unknown {
     /// A named dimension.
     Named(usize),
-    /// The number of true elements of the mask that this statement is, or what this statement alone finds.
+    /// The number of true elements of the mask that this statement is, or what this statement alone
+    /// finds.
     Found(usize),
 }
 
@@ -26,12 +28,20 @@ pub struct Len {
 impl Len {
     /// A number.
     pub fn fixed(n: usize) -> Len {
-        Len { times: 0, of: None, plus: n as i64 }
+        Len {
+            times: 0,
+            of: None,
+            plus: n as i64,
+        }
     }
 
     /// A length that is not known.
     pub fn unknown(of: Unknown) -> Len {
-        Len { times: 1, of: Some(of), plus: 0 }
+        Len {
+            times: 1,
+            of: Some(of),
+            plus: 0,
+        }
     }
 
     /// Its number, if it is fixed.
@@ -47,7 +57,11 @@ impl Len {
     /// The dimension that it is, if it is one and nothing else.
     pub fn named(self) -> Option<usize> {
         match self {
-            Len { times: 1, of: Some(Unknown::Named(dim)), plus: 0 } => Some(dim),
+            Len {
+                times: 1,
+                of: Some(Unknown::Named(dim)),
+                plus: 0,
+            } => Some(dim),
             _ => None,
         }
     }
@@ -63,7 +77,11 @@ impl Len {
     }
 
     fn normal(self) -> Len {
-        if self.times == 0 { Len { of: None, ..self } } else { self }
+        if self.times == 0 {
+            Len { of: None, ..self }
+        } else {
+            self
+        }
     }
 
     /// The sum, if it has the form of a length.
@@ -74,7 +92,14 @@ impl Len {
             (a, b) if a == b => a,
             _ => return None,
         };
-        Some(Len { times: self.times + other.times, of, plus: self.plus + other.plus }.normal())
+        Some(
+            Len {
+                times: self.times + other.times,
+                of,
+                plus: self.plus + other.plus,
+            }
+            .normal(),
+        )
     }
 
     /// So many fewer, if there are that many at every length.
@@ -85,14 +110,29 @@ impl Len {
 
     /// The product, if it has the form of a length.
     pub fn by(self, other: Len) -> Option<Len> {
-        let (a, b) = if self.of.is_none() { (other, self) } else { (self, other) };
-        b.of.is_none().then(|| Len { times: a.times * b.plus, of: a.of, plus: a.plus * b.plus }.normal())
+        let (a, b) = if self.of.is_none() {
+            (other, self)
+        } else {
+            (self, other)
+        };
+        b.of.is_none().then(|| {
+            Len {
+                times: a.times * b.plus,
+                of: a.of,
+                plus: a.plus * b.plus,
+            }
+            .normal()
+        })
     }
 
     /// One of `n` equal parts.
     pub fn part(self, n: usize) -> Option<Len> {
         let n = n as i64;
-        (n > 0 && self.times % n == 0 && self.plus % n == 0).then(|| Len { times: self.times / n, plus: self.plus / n, ..self })
+        (n > 0 && self.times % n == 0 && self.plus % n == 0).then(|| Len {
+            times: self.times / n,
+            plus: self.plus / n,
+            ..self
+        })
     }
 }
 
@@ -118,7 +158,15 @@ pub struct Fact {
 impl Fact {
     /// Something of a type and shape of which nothing else is known.
     pub fn new(dtype: DType, dims: Vec<Len>) -> Fact {
-        Fact { dtype, dims, low: f64::NEG_INFINITY, high: f64::INFINITY, exact: false, learns: false, smooth: true }
+        Fact {
+            dtype,
+            dims,
+            low: f64::NEG_INFINITY,
+            high: f64::INFINITY,
+            exact: false,
+            learns: false,
+            smooth: true,
+        }
     }
 
     /// The same with bounds.
@@ -176,7 +224,11 @@ const UNKNOWN_MAX: usize = 7;
 impl<'a> Scope<'a> {
     /// For a program of a case.
     pub fn new(case: &'a Case, training: bool) -> Scope<'a> {
-        Scope { case, training, found: HashMap::new() }
+        Scope {
+            case,
+            training,
+            found: HashMap::new(),
+        }
     }
 
     /// The most that a length can be.
@@ -189,7 +241,8 @@ impl<'a> Scope<'a> {
         len.times as usize * of + len.plus as usize
     }
 
-    /// The most elements that a shape can have; `None` if their number has no form that slabwise can plan.
+    /// The most elements that a shape can have; `None` if their number has no form that slabwise
+    /// can plan.
     pub fn elements(&self, dims: &[Len]) -> Option<usize> {
         let open: Vec<&Len> = dims.iter().filter(|d| d.of.is_some()).collect();
         if open.len() > 3 || (open.len() > 1 && open.iter().any(|d| d.plus != 0)) {
@@ -200,7 +253,8 @@ impl<'a> Scope<'a> {
 
     /// The length that a statement finds, at most so long; `None` if there are too many of them.
     pub fn found(&mut self, key: usize, most: usize) -> Option<Len> {
-        if !self.found.contains_key(&key) && self.found.len() + self.case.dims.len() >= UNKNOWN_MAX {
+        if !self.found.contains_key(&key) && self.found.len() + self.case.dims.len() >= UNKNOWN_MAX
+        {
             return None;
         }
         self.found.insert(key, most);
@@ -211,7 +265,9 @@ impl<'a> Scope<'a> {
     pub fn len(&self, axis: Axis) -> Option<Len> {
         match axis {
             Axis::Fixed(n) => Some(Len::fixed(n)),
-            Axis::Named(dim) => (dim < self.case.dims.len()).then(|| Len::unknown(Unknown::Named(dim))),
+            Axis::Named(dim) => {
+                (dim < self.case.dims.len()).then(|| Len::unknown(Unknown::Named(dim)))
+            }
             Axis::Open => None,
         }
     }
@@ -225,7 +281,11 @@ impl<'a> Scope<'a> {
 /// The shape that two broadcast to.
 pub fn broadcast(a: &[Len], b: &[Len]) -> Option<Vec<Len>> {
     let rank = a.len().max(b.len());
-    let at = |d: &[Len], i: usize| (i + d.len()).checked_sub(rank).map_or(Len::fixed(1), |i| d[i]);
+    let at = |d: &[Len], i: usize| {
+        (i + d.len())
+            .checked_sub(rank)
+            .map_or(Len::fixed(1), |i| d[i])
+    };
     let join = |i| match (at(a, i), at(b, i)) {
         (a, b) if a == b || b.is(1) => Some(a),
         (a, b) if a.is(1) => Some(b),

@@ -18,8 +18,8 @@ use crate::run::{Witness, execute, reference};
 use crate::setup::Setup;
 use crate::shrink::{Trial, shrink};
 
-/// How long a case may take: seconds of its thread's processor time where the system tells it, else of the clock; and of the
-/// clock at any rate, for what waits for ever.
+/// How long a case may take: seconds of its thread's processor time where the system tells it, else
+/// of the clock; and of the clock at any rate, for what waits for ever.
 const CASE_MAX: f64 = 20.0;
 const WAIT_MAX: f64 = 120.0;
 /// How long one finding is shrunk at most.
@@ -83,16 +83,35 @@ pub fn drawn(seed: u64, max_size: usize) -> (Case, Vec<Setup>) {
 }
 
 /// The smallest case found that has a finding like this one, as a report.
-pub fn reduced(seed: u64, case: Case, finding: Finding, deadline: Instant, plant: Plant<'_>) -> Report {
+pub fn reduced(
+    seed: u64,
+    case: Case,
+    finding: Finding,
+    deadline: Instant,
+    plant: Plant<'_>,
+) -> Report {
     let setup = finding.setup.clone();
     let like = |trial: &Trial| {
-        let setups = if trial.setup == Setup::default() { Vec::new() } else { vec![trial.setup.clone()] };
-        judge_planted(&trial.case, &setups, &mut Counts::default(), plant).filter(|found| found.is_like(&finding))
+        let setups = if trial.setup == Setup::default() {
+            Vec::new()
+        } else {
+            vec![trial.setup.clone()]
+        };
+        judge_planted(&trial.case, &setups, &mut Counts::default(), plant)
+            .filter(|found| found.is_like(&finding))
     };
-    let trial = shrink(Trial { case, setup }, deadline, |trial| like(trial).is_some());
+    let trial = shrink(Trial { case, setup }, deadline, |trial| {
+        like(trial).is_some()
+    });
     let finding = like(&trial).unwrap_or(finding);
     let program = printed(&format!("random_program_{seed}"), &trial, &finding);
-    Report { seed, times: 1, finding, trial, program }
+    Report {
+        seed,
+        times: 1,
+        finding,
+        trial,
+        program,
+    }
 }
 
 /// A finding as a test.
@@ -100,7 +119,9 @@ pub fn printed(name: &str, trial: &Trial, finding: &Finding) -> String {
     let mut witness = Witness::default();
     let ran = execute(&trial.case, &Setup::default(), Some(&mut witness));
     let wanted = match finding.fault {
-        Fault::Reference(_) if ran.is_ok() => reference(&trial.case, &witness, Precision::Double).ok(),
+        Fault::Reference(_) if ran.is_ok() => {
+            reference(&trial.case, &witness, Precision::Double).ok()
+        }
         _ => None,
     };
     let claim = match (&finding.fault, &wanted) {
@@ -132,7 +153,8 @@ struct UnderWay {
 /// Seconds of processor time of a thread, as Linux tells them.
 fn processor_seconds(stat: &std::path::Path) -> Option<f64> {
     let text = std::fs::read_to_string(stat).ok()?;
-    // Behind the name, which may have blanks in it: the 12th and 13th fields, in hundredths of a second.
+    // Behind the name, which may have blanks in it: the 12th and 13th fields, in hundredths of a
+    // second.
     let mut fields = text.rsplit(')').next()?.split_whitespace().skip(11);
     let [user, system] = [fields.next()?, fields.next()?].map(|f| f.parse::<f64>().unwrap_or(0.0));
     Some((user + system) / 100.0)
@@ -140,9 +162,15 @@ fn processor_seconds(stat: &std::path::Path) -> Option<f64> {
 
 impl UnderWay {
     fn begin(seed: u64) -> UnderWay {
-        let stat = std::fs::read_link("/proc/thread-self").ok().map(|thread| PathBuf::from("/proc").join(thread).join("stat"));
+        let stat = std::fs::read_link("/proc/thread-self")
+            .ok()
+            .map(|thread| PathBuf::from("/proc").join(thread).join("stat"));
         let clock = stat.and_then(|stat| Some((stat.clone(), processor_seconds(&stat)?)));
-        UnderWay { seed, since: Instant::now(), clock }
+        UnderWay {
+            seed,
+            since: Instant::now(),
+            clock,
+        }
     }
 
     /// Seconds that it takes so far, if they are too many.
@@ -151,13 +179,19 @@ impl UnderWay {
         if waited <= CASE_MAX {
             return None;
         }
-        let used = self.clock.as_ref().and_then(|(stat, before)| Some(processor_seconds(stat)? - before)).unwrap_or(waited);
+        let used = self
+            .clock
+            .as_ref()
+            .and_then(|(stat, before)| Some(processor_seconds(stat)? - before))
+            .unwrap_or(waited);
         (used > CASE_MAX || waited > WAIT_MAX).then_some(waited)
     }
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 impl Hunt {
@@ -179,13 +213,18 @@ impl Hunt {
             let mut workers = Vec::new();
             for worker in 0..shared.under_way.len() {
                 let shared = &shared;
-                let built = std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || self.work(shared, worker, plant));
+                let built = std::thread::Builder::new()
+                    .stack_size(STACK)
+                    .spawn_scoped(scope, move || self.work(shared, worker, plant));
                 workers.push(built.unwrap_or_else(|e| panic!("a thread cannot be started: {e}")));
             }
             let mut said = Instant::now();
             while workers.iter().any(|w| !w.is_finished()) {
                 std::thread::sleep(Duration::from_millis(if self.loud { 100 } else { 5 }));
-                if self.seconds.is_some_and(|s| started.elapsed().as_secs_f64() >= s) {
+                if self
+                    .seconds
+                    .is_some_and(|s| started.elapsed().as_secs_f64() >= s)
+                {
                     shared.stop.store(true, Ordering::Relaxed);
                 }
                 if self.loud && said.elapsed() >= Duration::from_secs(10) {
@@ -195,7 +234,10 @@ impl Hunt {
                 self.watch(&shared);
             }
         });
-        let bag = shared.bag.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let bag = shared
+            .bag
+            .into_inner()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         if self.loud {
             println!("{}", bag.total(self, started));
         }
@@ -204,9 +246,16 @@ impl Hunt {
 
     /// Ends the process if a case takes too long: nothing else can end the case.
     fn watch(&self, shared: &Shared) {
-        let late = |slot: &Mutex<Option<UnderWay>>| locked(slot).as_ref().and_then(|case| Some((case.seed, case.too_long()?)));
+        let late = |slot: &Mutex<Option<UnderWay>>| {
+            locked(slot)
+                .as_ref()
+                .and_then(|case| Some((case.seed, case.too_long()?)))
+        };
         if let Some((seed, seconds)) = shared.under_way.iter().find_map(late) {
-            println!("case {seed} takes {seconds:.0} s so far; to see it again: replay {seed} --max-size {}", self.max_size);
+            println!(
+                "case {seed} takes {seconds:.0} s so far; to see it again: replay {seed} --max-size {}",
+                self.max_size
+            );
             std::process::exit(1);
         }
     }
@@ -215,8 +264,11 @@ impl Hunt {
         let begin = |seed: u64| {
             *locked(&shared.under_way[worker]) = Some(UnderWay::begin(seed));
             if let Some(trail) = &self.trail {
-                let all: Vec<String> =
-                    shared.under_way.iter().filter_map(|s| locked(s).as_ref().map(|case| case.seed.to_string())).collect();
+                let all: Vec<String> = shared
+                    .under_way
+                    .iter()
+                    .filter_map(|s| locked(s).as_ref().map(|case| case.seed.to_string()))
+                    .collect();
                 // A trail that cannot be written is missed only by someone who needs it.
                 drop(std::fs::write(trail, all.join("\n")));
             }
@@ -235,7 +287,10 @@ impl Hunt {
             let Some(finding) = found else { continue };
             let known = {
                 let mut bag = locked(&shared.bag);
-                bag.reports.get_mut(&finding.signature()).map(|report| report.times += 1).is_some()
+                bag.reports
+                    .get_mut(&finding.signature())
+                    .map(|report| report.times += 1)
+                    .is_some()
             };
             if !known {
                 *locked(&shared.under_way[worker]) = None;
@@ -244,7 +299,11 @@ impl Hunt {
                 if self.loud {
                     println!("{}", report.text(self.max_size));
                 }
-                locked(&shared.bag).reports.entry(signature).and_modify(|r| r.times += 1).or_insert(report);
+                locked(&shared.bag)
+                    .reports
+                    .entry(signature)
+                    .and_modify(|r| r.times += 1)
+                    .or_insert(report);
             }
         }
         *locked(&shared.under_way[worker]) = None;
@@ -256,8 +315,16 @@ impl Report {
     pub fn text(&self, max_size: usize) -> String {
         let mut text = String::new();
         let _ = writeln!(text, "found: {}", self.finding.text());
-        let _ = writeln!(text, "to see it again: replay {} --max-size {max_size}", self.seed);
-        let _ = writeln!(text, "as small as it became, as a test:\n\n{}", self.program);
+        let _ = writeln!(
+            text,
+            "to see it again: replay {} --max-size {max_size}",
+            self.seed
+        );
+        let _ = writeln!(
+            text,
+            "as small as it became, as a test:\n\n{}",
+            self.program
+        );
         text
     }
 }
@@ -277,7 +344,13 @@ impl Bag {
     }
 
     fn total(&self, hunt: &Hunt, started: Instant) -> String {
-        let mut text = format!("seed {}, threads {}, size {}:{}", hunt.seed, hunt.threads, hunt.max_size, self.progress(started));
+        let mut text = format!(
+            "seed {}, threads {}, size {}:{}",
+            hunt.seed,
+            hunt.threads,
+            hunt.max_size,
+            self.progress(started)
+        );
         for report in self.reports.values() {
             let _ = write!(
                 text,

@@ -36,19 +36,30 @@ impl Finding {
         // Numbers, and names in quotes, differ from case to case.
         let short = |text: &str| -> String {
             let bare: String = text.split('`').step_by(2).collect();
-            bare.chars().filter(|c| !c.is_ascii_digit()).take(80).collect()
+            bare.chars()
+                .filter(|c| !c.is_ascii_digit())
+                .take(80)
+                .collect()
         };
         match &self.fault {
-            Fault::Failed(Failure::Panic(text)) => format!("panic {}", text.rsplit(" at ").next().unwrap_or_default()),
+            Fault::Failed(Failure::Panic(text)) => {
+                format!("panic {}", text.rsplit(" at ").next().unwrap_or_default())
+            }
             Fault::Failed(Failure::Internal(text)) => {
                 // What is wrong stands at the end, behind the name of a task.
                 let bare = short(text);
                 let words: Vec<&str> = bare.split_whitespace().collect();
-                format!("internal {}", words[words.len().saturating_sub(3)..].join(" "))
+                format!(
+                    "internal {}",
+                    words[words.len().saturating_sub(3)..].join(" ")
+                )
             }
             Fault::Failed(failure) => {
                 let text = failure.text();
-                format!("error {}", short(text.split_once(".rs:").map_or(text, |(_, rest)| rest)))
+                format!(
+                    "error {}",
+                    short(text.split_once(".rs:").map_or(text, |(_, rest)| rest))
+                )
             }
             Fault::Shape(_) => "shape".into(),
             Fault::Differs(_) => format!("differs {}", short(&self.setup.describe())),
@@ -105,7 +116,8 @@ enum Ran {
     Found(Finding),
 }
 
-/// A change of results before they are compared: a planted bug, to test the judge and the shrinker with.
+/// A change of results before they are compared: a planted bug, to test the judge and the shrinker
+/// with.
 pub type Plant<'a> = &'a (dyn Fn(&Case, &Setup, &mut Outcome) + Sync);
 
 fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>, plant: Plant<'_>) -> Ran {
@@ -115,7 +127,10 @@ fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>, plant: Plant<'
             Ran::Gave(outcome)
         }
         Err(failure) if documented(case, setup, &failure) => Ran::Refused,
-        Err(failure) => Ran::Found(Finding { fault: Fault::Failed(failure), setup: setup.clone() }),
+        Err(failure) => Ran::Found(Finding {
+            fault: Fault::Failed(failure),
+            setup: setup.clone(),
+        }),
     }
 }
 
@@ -127,7 +142,9 @@ fn documented(case: &Case, setup: &Setup, failure: &Failure) -> bool {
         // Infinity is no index, and bounds of numbers say nothing of it.
         Failure::Data(_) if case.odd_numbers => true,
         // The largest of no elements: what is found may be nothing, and so may a batch.
-        Failure::Data(text) | Failure::Refused(text) | Failure::Other(text) => empty(text) && may_fold_nothing(case),
+        Failure::Data(text) | Failure::Refused(text) | Failure::Other(text) => {
+            empty(text) && may_fold_nothing(case)
+        }
         Failure::Panic(_) | Failure::Internal(_) => false,
     }
 }
@@ -136,9 +153,23 @@ fn may_fold_nothing(case: &Case) -> bool {
     let folds = |p: &Program| {
         let mut scope = Scope::new(case, p.training);
         let known = facts(p, &mut scope).unwrap_or_default();
-        let nothing = |at: usize| known.get(at).is_some_and(|f| f.dims.iter().any(|d| d.least() == 0));
-        let extreme = |op: &Op| matches!(op, Op::Fold { fold: Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin, .. });
-        p.statements.iter().any(|s| extreme(&s.op) && s.args.iter().any(|&a| nothing(a)))
+        let nothing = |at: usize| {
+            known
+                .get(at)
+                .is_some_and(|f| f.dims.iter().any(|d| d.least() == 0))
+        };
+        let extreme = |op: &Op| {
+            matches!(
+                op,
+                Op::Fold {
+                    fold: Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin,
+                    ..
+                }
+            )
+        };
+        p.statements
+            .iter()
+            .any(|s| extreme(&s.op) && s.args.iter().any(|&a| nothing(a)))
     };
     case.programs.iter().any(folds)
 }
@@ -147,21 +178,43 @@ fn may_fold_nothing(case: &Case) -> bool {
 pub fn is_valid(case: &Case) -> bool {
     let valid = |p: &Program| {
         let mut scope = Scope::new(case, p.training);
-        let Some(known) = facts(p, &mut scope) else { return false };
+        let Some(known) = facts(p, &mut scope) else {
+            return false;
+        };
         let has = |list: &[usize]| list.iter().all(|&i| i < p.statements.len());
         let learns = p.learn.as_ref().is_none_or(|l| {
-            let Some(fact) = known.get(l.loss) else { return false };
-            let whole =
-                l.parts.is_none_or(|n| fact.dims.first().and_then(|d| d.as_fixed()).is_some_and(|len| n > 0 && len > 0 && len % n == 0));
-            p.training && fact.learns && fact.dtype == slabwise::DType::F32 && whole && (l.parts.is_some() || fact.rank() == 0)
+            let Some(fact) = known.get(l.loss) else {
+                return false;
+            };
+            let whole = l.parts.is_none_or(|n| {
+                fact.dims
+                    .first()
+                    .and_then(|d| d.as_fixed())
+                    .is_some_and(|len| n > 0 && len > 0 && len % n == 0)
+            });
+            p.training
+                && fact.learns
+                && fact.dtype == slabwise::DType::F32
+                && whole
+                && (l.parts.is_some() || fact.rank() == 0)
         });
         let sets = p.sets.iter().all(|&(state, value)| {
-            case.states.get(state).zip(known.get(value)).is_some_and(|(s, f)| s.dtype == f.dtype && f.fixed().as_ref() == Some(&s.dims))
+            case.states
+                .get(state)
+                .zip(known.get(value))
+                .is_some_and(|(s, f)| s.dtype == f.dtype && f.fixed().as_ref() == Some(&s.dims))
         });
         let donates = p.donate.is_none_or(|(input, position)| {
             let output = p.outputs.get(position).and_then(|&o| known.get(o));
-            let is_input = p.statements.get(input).is_some_and(|s| matches!(s.op, Op::Input { .. }));
-            is_input && known.get(input).zip(output).is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims)
+            let is_input = p
+                .statements
+                .get(input)
+                .is_some_and(|s| matches!(s.op, Op::Input { .. }));
+            is_input
+                && known
+                    .get(input)
+                    .zip(output)
+                    .is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims)
         });
         // A free dimension is one that an input has.
         let named = |dim: usize| {
@@ -178,31 +231,38 @@ pub fn is_valid(case: &Case) -> bool {
             && alike
             && (0..case.dims.len()).all(named)
     };
-    !case.runs.is_empty() && case.runs.iter().all(|&r| r < case.programs.len()) && case.programs.iter().all(valid)
+    !case.runs.is_empty()
+        && case.runs.iter().all(|&r| r < case.programs.len())
+        && case.programs.iter().all(valid)
 }
 
 /// Whether layers of one name are one layer.
 fn layers_alike(case: &Case) -> bool {
     let mut known: Vec<(usize, crate::case::Layer, [usize; 2])> = Vec::new();
-    case.programs.iter().flat_map(|p| &p.statements).all(|s| match s.op {
-        Op::Layer { layer, name, sizes } => match known.iter().find(|k| k.0 == name) {
-            Some(k) => (k.1, k.2) == (layer, sizes),
-            None => {
-                known.push((name, layer, sizes));
-                true
-            }
-        },
-        _ => true,
-    })
+    case.programs
+        .iter()
+        .flat_map(|p| &p.statements)
+        .all(|s| match s.op {
+            Op::Layer { layer, name, sizes } => match known.iter().find(|k| k.0 == name) {
+                Some(k) => (k.1, k.2) == (layer, sizes),
+                None => {
+                    known.push((name, layer, sizes));
+                    true
+                }
+            },
+            _ => true,
+        })
 }
 
 /// Whether a statement writes a named dimension down.
 pub fn mentions(op: &Op, dim: usize) -> bool {
     let named = crate::case::Axis::Named(dim);
     match op {
-        Op::Input { shape, .. } | Op::Full { shape, .. } | Op::Uniform(shape) | Op::Reshape(shape) | Op::Expand(shape) => {
-            shape.contains(&named)
-        }
+        Op::Input { shape, .. }
+        | Op::Full { shape, .. }
+        | Op::Uniform(shape)
+        | Op::Reshape(shape)
+        | Op::Expand(shape) => shape.contains(&named),
         Op::Arange(axis) => *axis == named,
         _ => false,
     }
@@ -214,7 +274,12 @@ pub fn judge(case: &Case, setups: &[Setup], counts: &mut Counts) -> Option<Findi
 }
 
 /// [`judge`] of results that are changed before they are compared.
-pub fn judge_planted(case: &Case, setups: &[Setup], counts: &mut Counts, plant: Plant<'_>) -> Option<Finding> {
+pub fn judge_planted(
+    case: &Case,
+    setups: &[Setup],
+    counts: &mut Counts,
+    plant: Plant<'_>,
+) -> Option<Finding> {
     counts.graphs += 1;
     counts.variants += 1;
     let mut witness = Witness::default();
@@ -227,17 +292,33 @@ pub fn judge_planted(case: &Case, setups: &[Setup], counts: &mut Counts, plant: 
         Ran::Found(finding) => return Some(finding),
     };
     if let Some(what) = misshapen(case, &base) {
-        return Some(Finding { fault: Fault::Shape(what), setup: Setup::default() });
+        return Some(Finding {
+            fault: Fault::Shape(what),
+            setup: Setup::default(),
+        });
     }
-    let mut oracle = Oracle { case, witness: &witness, double: None, single: None };
+    let mut oracle = Oracle {
+        case,
+        witness: &witness,
+        double: None,
+        single: None,
+    };
     if !case.odd_numbers {
         counts.comparisons += 1;
         match oracle.differs(&base) {
             Ok(None) => {}
-            Ok(Some(what)) => return Some(Finding { fault: Fault::Reference(what), setup: Setup::default() }),
+            Ok(Some(what)) => {
+                return Some(Finding {
+                    fault: Fault::Reference(what),
+                    setup: Setup::default(),
+                });
+            }
             Err(fault) => {
                 let what = format!("the reference fails where the program ran: {fault}");
-                return Some(Finding { fault: Fault::Reference(what), setup: Setup::default() });
+                return Some(Finding {
+                    fault: Fault::Reference(what),
+                    setup: Setup::default(),
+                });
             }
         }
     }
@@ -257,11 +338,20 @@ pub fn judge_planted(case: &Case, setups: &[Setup], counts: &mut Counts, plant: 
         };
         counts.comparisons += 1;
         let rounds = setup.rounds();
-        let same = |a: &Array, b: &Array| if rounds { first_far(a, b) } else { first_other(a, b) };
+        let same = |a: &Array, b: &Array| {
+            if rounds {
+                first_far(a, b)
+            } else {
+                first_other(a, b)
+            }
+        };
         if let Some(what) = compare(&base, &other, same)
             && !(rounds && oracle.allows(&base, &other))
         {
-            return Some(Finding { fault: Fault::Differs(what), setup: setup.clone() });
+            return Some(Finding {
+                fault: Fault::Differs(what),
+                setup: setup.clone(),
+            });
         }
     }
     None
@@ -277,14 +367,27 @@ fn misshapen(case: &Case, outcome: &Outcome) -> Option<String> {
             named.max = case.length(dim, run) as u32;
         }
         let mut scope = Scope::new(&now, program.training);
-        let Some(known) = facts(program, &mut scope) else { continue };
+        let Some(known) = facts(program, &mut scope) else {
+            continue;
+        };
         for (position, (&output, array)) in program.outputs.iter().zip(outputs).enumerate() {
             let fact = &known[output];
-            let fits =
-                |(n, len): (&usize, &crate::facts::Len)| if len.is_found() { *n <= scope.most(*len) } else { *n == scope.most(*len) };
-            if fact.dtype != array.dtype || fact.rank() != array.dims.len() || !array.dims.iter().zip(&fact.dims).all(fits) {
+            let fits = |(n, len): (&usize, &crate::facts::Len)| {
+                if len.is_found() {
+                    *n <= scope.most(*len)
+                } else {
+                    *n == scope.most(*len)
+                }
+            };
+            if fact.dtype != array.dtype
+                || fact.rank() != array.dims.len()
+                || !array.dims.iter().zip(&fact.dims).all(fits)
+            {
                 let dims: Vec<usize> = fact.dims.iter().map(|d| scope.most(*d)).collect();
-                let what = format!("run {run}, output {position} is {} {:?}, not {} {dims:?}", array.dtype, array.dims, fact.dtype);
+                let what = format!(
+                    "run {run}, output {position} is {} {:?}, not {} {dims:?}",
+                    array.dtype, array.dims, fact.dtype
+                );
                 return Some(what);
             }
         }
@@ -293,7 +396,11 @@ fn misshapen(case: &Case, outcome: &Outcome) -> Option<String> {
 }
 
 /// The first difference between two outcomes.
-fn compare(a: &Outcome, b: &Outcome, first: impl Fn(&Array, &Array) -> Option<String>) -> Option<String> {
+fn compare(
+    a: &Outcome,
+    b: &Outcome,
+    first: impl Fn(&Array, &Array) -> Option<String>,
+) -> Option<String> {
     for (run, (x, y)) in a.outputs.iter().zip(&b.outputs).enumerate() {
         for (at, (x, y)) in x.iter().zip(y).enumerate() {
             if let Some(what) = first(x, y) {
@@ -311,15 +418,27 @@ fn compare(a: &Outcome, b: &Outcome, first: impl Fn(&Array, &Array) -> Option<St
 
 fn first_where(a: &Array, b: &Array, same: impl Fn(f64, f64) -> bool) -> Option<String> {
     if (a.dtype, &a.dims) != (b.dtype, &b.dims) {
-        return Some(format!("{} {:?} and {} {:?}", a.dtype, a.dims, b.dtype, b.dims));
+        return Some(format!(
+            "{} {:?} and {} {:?}",
+            a.dtype, a.dims, b.dtype, b.dims
+        ));
     }
-    let at = a.values.iter().zip(&b.values).position(|(&x, &y)| !same(x, y))?;
-    Some(format!("element {at} of {:?}: {} and {}", a.dims, a.values[at], b.values[at]))
+    let at = a
+        .values
+        .iter()
+        .zip(&b.values)
+        .position(|(&x, &y)| !same(x, y))?;
+    Some(format!(
+        "element {at} of {:?}: {} and {}",
+        a.dims, a.values[at], b.values[at]
+    ))
 }
 
 /// The first element of which the bits differ; any NaN is the same as any other.
 fn first_other(a: &Array, b: &Array) -> Option<String> {
-    first_where(a, b, |x, y| x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan()))
+    first_where(a, b, |x, y| {
+        x.to_bits() == y.to_bits() || (x.is_nan() && y.is_nan())
+    })
 }
 
 /// How far apart numbers near `x` and `y` may be that are rounded differently.
@@ -352,8 +471,8 @@ impl Oracle<'_> {
         Ok(self.single.get_or_insert_default())
     }
 
-    /// How one outcome differs from what the reference says, where that is well conditioned: where single and double precision
-    /// of the reference itself are apart, a difference says nothing.
+    /// How one outcome differs from what the reference says, where that is well conditioned: where
+    /// single and double precision of the reference itself are apart, a difference says nothing.
     fn differs(&mut self, outcome: &Outcome) -> Result<Option<String>, slabwise::reference::Fault> {
         let single = self.single()?;
         if compare(outcome, single, first_far).is_none() {
@@ -363,7 +482,9 @@ impl Oracle<'_> {
         if self.double.is_none() {
             self.double = reference(self.case, self.witness, Precision::Double).ok();
         }
-        let Some(double) = &self.double else { return Ok(None) };
+        let Some(double) = &self.double else {
+            return Ok(None);
+        };
         // Where found lengths are others, positions were.
         if compare(&single, double, |a, b| (a.dims != b.dims).then(String::new)).is_some() {
             return Ok(None);
@@ -371,9 +492,12 @@ impl Oracle<'_> {
         Ok(far_from_both(outcome, &single, double))
     }
 
-    /// Whether two outcomes that are apart are both as near the reference as its own rounding lets one ask.
+    /// Whether two outcomes that are apart are both as near the reference as its own rounding lets
+    /// one ask.
     fn allows(&mut self, a: &Outcome, b: &Outcome) -> bool {
-        [a, b].into_iter().all(|o| matches!(self.differs(o), Ok(None)))
+        [a, b]
+            .into_iter()
+            .all(|o| matches!(self.differs(o), Ok(None)))
     }
 }
 
@@ -397,7 +521,13 @@ fn far_from_both(outcome: &Outcome, single: &Outcome, double: &Outcome) -> Optio
             x.dims, x.values[at], s.values[at], d.values[at]
         ))
     };
-    for (run, ((x, s), d)) in outcome.outputs.iter().zip(&single.outputs).zip(&double.outputs).enumerate() {
+    for (run, ((x, s), d)) in outcome
+        .outputs
+        .iter()
+        .zip(&single.outputs)
+        .zip(&double.outputs)
+        .enumerate()
+    {
         for (at, ((x, s), d)) in x.iter().zip(s).zip(d).enumerate() {
             if let Some(what) = far(x, s, d) {
                 return Some(format!("run {run}, output {at}, {what}"));

@@ -1,10 +1,13 @@
-//! Random programs over the public interface of slabwise: drawn, compared, shrunk, printed as tests.
+//! Random programs over the public interface of slabwise: drawn, compared, shrunk, printed as
+//! tests.
 //!
-//! A [`case::Case`] is plain data: one or two programs as lists of statements, the lengths and data of their runs. [`draw`] makes
-//! one from a seed, [`build`] writes its programs onto traces, and [`judge`](judge::judge) runs it by default and in a few other
-//! ways ([`setup::Setup`]): optimisations switched off, planned or dynamic, threads, budgets, offload, free or bounded dimensions,
-//! resident and donated inputs, programs compiled anew, sessions saved and loaded. Results must have the same bits, or agree within
-//! rounding where the documentation of an option says so, and agree with the reference evaluator. What is wrong is made small
+//! A [`case::Case`] is plain data: one or two programs as lists of statements, the lengths and data
+//! of their runs. [`draw`] makes one from a seed, [`build`] writes its programs onto traces, and
+//! [`judge`](judge::judge) runs it by default and in a few other ways ([`setup::Setup`]):
+//! optimisations switched off, planned or dynamic, threads, budgets, offload, free or bounded
+//! dimensions, resident and donated inputs, programs compiled anew, sessions saved and loaded.
+//! Results must have the same bits, or agree within rounding where the documentation of an option
+//! says so, and agree with the reference evaluator. What is wrong is made small
 //! ([`shrink`](shrink::shrink)) and printed as a test ([`print::test`]).
 //!
 //! ```text
@@ -12,14 +15,16 @@
 //! cargo run --release -p slabwise-random-programs -- replay 12345
 //! ```
 //!
-//! The case of a seed is the same on every machine, whatever the number of threads. With AddressSanitizer, on a stable compiler:
+//! The case of a seed is the same on every machine, whatever the number of threads. With
+//! AddressSanitizer, on a stable compiler:
 //!
 //! ```text
 //! RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address cargo run --release --target x86_64-unknown-linux-gnu \
 //!     -p slabwise-random-programs -- fuzz --seconds 3600 --seed 1 --threads 2 --trail under-way.txt
 //! ```
 //!
-//! The file of `--trail` holds the seeds of the cases under way, which is how one knows the case that ended the process.
+//! The file of `--trail` holds the seeds of the cases under way, which is how one knows the case
+//! that ended the process.
 #![forbid(unsafe_code)]
 
 pub mod build;

@@ -30,7 +30,15 @@ fn main() -> ExitCode {
 
 fn start(args: &[String]) -> Result<ExitCode, String> {
     let (command, rest) = args.split_first().ok_or("a command is missing")?;
-    let mut hunt = Hunt { seed: 0, seconds: None, graphs: None, threads: 1, max_size: SIZE, trail: None, loud: true };
+    let mut hunt = Hunt {
+        seed: 0,
+        seconds: None,
+        graphs: None,
+        threads: 1,
+        max_size: SIZE,
+        trail: None,
+        loud: true,
+    };
     let mut case = None;
     let mut at = rest.iter();
     while let Some(option) = at.next() {
@@ -63,7 +71,8 @@ fn start(args: &[String]) -> Result<ExitCode, String> {
 }
 
 fn number<T: std::str::FromStr>(text: &str, what: &str) -> Result<T, String> {
-    text.parse().map_err(|_| format!("{what}: {text} is not a number that fits"))
+    text.parse()
+        .map_err(|_| format!("{what}: {text} is not a number that fits"))
 }
 
 fn replay(seed: u64, max_size: usize) -> ExitCode {
@@ -78,7 +87,13 @@ fn replay(seed: u64, max_size: usize) -> ExitCode {
         return ExitCode::SUCCESS;
     };
     println!("found: {}", finding.text());
-    let report = reduced(seed, case, finding, Instant::now() + Duration::from_secs(60), &|_, _, _| {});
+    let report = reduced(
+        seed,
+        case,
+        finding,
+        Instant::now() + Duration::from_secs(60),
+        &|_, _, _| {},
+    );
     println!("{}\n{:#?}", report.text(max_size), report.trial);
     ExitCode::FAILURE
 }

@@ -15,7 +15,9 @@ pub fn jumps(op: &Op) -> bool {
         Op::Cast(to) => *to != DType::F32,
         Op::TopK { positions, .. } => *positions,
         Op::Argsort(_) | Op::Unique | Op::Nonzero | Op::Nms(_) => true,
-        Op::Fold { fold, .. } => matches!(fold, crate::case::Fold::ArgMax | crate::case::Fold::ArgMin),
+        Op::Fold { fold, .. } => {
+            matches!(fold, crate::case::Fold::ArgMax | crate::case::Fold::ArgMin)
+        }
         _ => false,
     }
 }
@@ -33,7 +35,10 @@ pub fn has_kinks(op: &Op) -> bool {
 }
 
 fn compares(op: Binary) -> bool {
-    matches!(op, Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge | Binary::Equal | Binary::NotEqual)
+    matches!(
+        op,
+        Binary::Lt | Binary::Le | Binary::Gt | Binary::Ge | Binary::Equal | Binary::NotEqual
+    )
 }
 
 /// The facts of a statement with one operand.
@@ -49,13 +54,23 @@ pub fn of_one(op: &Op, x: &Fact) -> Option<Fact> {
                 DType::Bool => number == 0.0 || number == 1.0,
                 _ => whole,
             };
-            let right = Fact::new(x.lane(), Vec::new()).within(number, number).exact(true);
+            let right = Fact::new(x.lane(), Vec::new())
+                .within(number, number)
+                .exact(true);
             holds.then(|| of_two(*op, x, &right))??
         }
         Op::Clamp(low, high) => {
             let (low, high) = (f64::from(*low), f64::from(*high));
-            let ok = low <= high && (x.lane() == DType::F32 || (x.lane() == DType::I32 && low.fract() == 0.0 && high.fract() == 0.0));
-            ok.then(|| Fact { dtype: x.lane(), ..x.clone() }.within(x.low.clamp(low, high), x.high.clamp(low, high)))?
+            let ok = low <= high
+                && (x.lane() == DType::F32
+                    || (x.lane() == DType::I32 && low.fract() == 0.0 && high.fract() == 0.0));
+            ok.then(|| {
+                Fact {
+                    dtype: x.lane(),
+                    ..x.clone()
+                }
+                .within(x.low.clamp(low, high), x.high.clamp(low, high))
+            })?
         }
         Op::Cast(to) => cast(*to, x),
         _ => return None,
@@ -67,15 +82,25 @@ pub fn of_one(op: &Op, x: &Fact) -> Option<Fact> {
 }
 
 fn cast(to: DType, x: &Fact) -> Fact {
-    let fact = Fact { dtype: to, ..x.clone() };
+    let fact = Fact {
+        dtype: to,
+        ..x.clone()
+    };
     match to {
         DType::F32 | DType::F16 | DType::BF16 => {
             let rounds = to != DType::F32 && (x.bound() > 256.0 || x.dtype.is_float());
             // Rounding an exact number is exact; what is known of it widens a little.
-            if rounds { fact.within(x.low - x.bound() * 0.01, x.high + x.bound() * 0.01) } else { fact }
+            if rounds {
+                fact.within(x.low - x.bound() * 0.01, x.high + x.bound() * 0.01)
+            } else {
+                fact
+            }
         }
         DType::I32 => fact.within(x.low.trunc().min(0.0), x.high.trunc().max(0.0)),
-        DType::U8 => fact.within(x.low.trunc().clamp(0.0, 255.0), x.high.trunc().clamp(0.0, 255.0)),
+        DType::U8 => fact.within(
+            x.low.trunc().clamp(0.0, 255.0),
+            x.high.trunc().clamp(0.0, 255.0),
+        ),
         DType::Bool => fact.within(0.0, 1.0),
     }
 }
@@ -114,7 +139,11 @@ fn unary(op: Unary, x: &Fact) -> Option<Fact> {
     let keeps = matches!(op, U::Neg | U::Abs | U::Relu | U::Detach | U::Not);
     let exact = x.exact && (lane != DType::F32 || jumps || keeps);
     let smooth = x.smooth && (x.exact || !matches!(op, U::Abs | U::Relu));
-    let fact = Fact { dtype: lane, smooth, ..x.clone() };
+    let fact = Fact {
+        dtype: lane,
+        smooth,
+        ..x.clone()
+    };
     takes.then(|| fact.within(low, high).exact(exact))
 }
 
@@ -129,11 +158,19 @@ pub fn of_two(op: Binary, x: &Fact, y: &Fact) -> Option<Fact> {
             DType::I32 => !logic && op != B::Pow,
             _ => logic || compares(op),
         };
-    let products = [x.low * y.low, x.low * y.high, x.high * y.low, x.high * y.high];
+    let products = [
+        x.low * y.low,
+        x.low * y.high,
+        x.high * y.low,
+        x.high * y.high,
+    ];
     let (low, high) = match op {
         B::Add => (x.low + y.low, x.high + y.high),
         B::Sub => (x.low - y.high, x.high - y.low),
-        B::Mul => (products.iter().copied().fold(f64::INFINITY, f64::min), products.iter().copied().fold(f64::NEG_INFINITY, f64::max)),
+        B::Mul => (
+            products.iter().copied().fold(f64::INFINITY, f64::min),
+            products.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        ),
         B::Div if both == DType::F32 => {
             let bound = x.bound() / y.low.abs().min(y.high.abs());
             (-bound, bound)
@@ -148,8 +185,14 @@ pub fn of_two(op: Binary, x: &Fact, y: &Fact) -> Option<Fact> {
         _ => (0.0, 1.0),
     };
     let dtype = if compares(op) { DType::Bool } else { both };
-    let exact = x.exact && y.exact && (both != DType::F32 || compares(op) || matches!(op, B::Minimum | B::Maximum));
+    let exact = x.exact
+        && y.exact
+        && (both != DType::F32 || compares(op) || matches!(op, B::Minimum | B::Maximum));
     let kink = matches!(op, B::Minimum | B::Maximum) && !(x.exact && y.exact);
-    let fact = Fact { dtype, smooth: x.smooth && y.smooth && !kink, ..x.clone() };
+    let fact = Fact {
+        dtype,
+        smooth: x.smooth && y.smooth && !kink,
+        ..x.clone()
+    };
     takes.then(|| fact.within(low, high).exact(exact))
 }

@@ -1,4 +1,5 @@
-//! Prints a case as a test to paste: one function over the public interface, with everything that it needs inside.
+//! Prints a case as a test to paste: one function over the public interface, with everything that
+//! it needs inside.
 
 mod statement;
 
@@ -54,11 +55,26 @@ pub fn test(name: &str, about: &str, case: &Case, setup: &Setup, claim: &Claim<'
     for line in about.lines().take(6) {
         let _ = writeln!(text, "/// {}", line.trim());
     }
-    let _ = writeln!(text, "#[test]\n#[allow(clippy::all, dead_code, unused_imports, unused_mut, unused_parens, unused_variables)]");
+    let _ = writeln!(
+        text,
+        "#[test]\n#[allow(clippy::all, dead_code, unused_imports, unused_mut, unused_parens, unused_variables)]"
+    );
     let _ = writeln!(text, "fn {name}() -> slabwise::Result<()> {{\n{HELPERS}");
-    let _ = writeln!(text, "    // The first way is the default, the second: {}.", setup.describe());
-    let _ = writeln!(text, "    let run = |second: bool| -> Result<Vec<Vec<f64>>> {{");
-    Body { case, setup, text: &mut text }.write();
+    let _ = writeln!(
+        text,
+        "    // The first way is the default, the second: {}.",
+        setup.describe()
+    );
+    let _ = writeln!(
+        text,
+        "    let run = |second: bool| -> Result<Vec<Vec<f64>>> {{"
+    );
+    Body {
+        case,
+        setup,
+        text: &mut text,
+    }
+    .write();
     let _ = writeln!(text, "    }};");
     close(&mut text, setup, claim);
     let _ = writeln!(text, "    Ok(())\n}}");
@@ -79,17 +95,32 @@ fn close(text: &mut String, setup: &Setup, claim: &Claim<'_>) {
         Claim::SameBits => ("run(true)?".to_string(), bits),
         Claim::Close => ("run(true)?".to_string(), near),
         Claim::Gives(outcome) => {
-            let arrays = outcome.outputs.iter().flatten().chain(outcome.variables.values());
-            let rows: Vec<String> = arrays.map(|a| format!("vec![{}]", list(a, DType::F32).replace("f32", "f64"))).collect();
+            let arrays = outcome
+                .outputs
+                .iter()
+                .flatten()
+                .chain(outcome.variables.values());
+            let rows: Vec<String> = arrays
+                .map(|a| format!("vec![{}]", list(a, DType::F32).replace("f32", "f64")))
+                .collect();
             (format!("[{}]", rows.join(", ")), near)
         }
     };
     let _ = writeln!(text, "    let (gave, wanted) = (run(false)?, {wanted});");
     let _ = writeln!(text, "    assert_eq!(gave.len(), wanted.len());");
-    let _ = writeln!(text, "    for (at, (a, b)) in gave.iter().zip(&wanted).enumerate() {{");
+    let _ = writeln!(
+        text,
+        "    for (at, (a, b)) in gave.iter().zip(&wanted).enumerate() {{"
+    );
     let _ = writeln!(text, "        let same = |x: f64, y: f64| {same};");
-    let _ = writeln!(text, "        let all = a.len() == b.len() && a.iter().zip(b).all(|(&x, &y)| same(x, y));");
-    let _ = writeln!(text, "        assert!(all, \"result {{at}}: {{a:?}} and {{b:?}}\");\n    }}");
+    let _ = writeln!(
+        text,
+        "        let all = a.len() == b.len() && a.iter().zip(b).all(|(&x, &y)| same(x, y));"
+    );
+    let _ = writeln!(
+        text,
+        "        assert!(all, \"result {{at}}: {{a:?}} and {{b:?}}\");\n    }}"
+    );
 }
 
 /// The elements of an array as literals.
@@ -133,18 +164,36 @@ impl Body<'_> {
 
     fn write(mut self) {
         let (case, setup) = (self.case, self.setup);
-        self.line(&format!("let params = Params::seeded({});", case.seed % 1000));
+        self.line(&format!(
+            "let params = Params::seeded({});",
+            case.seed % 1000
+        ));
         self.line("let root = params.root();");
         for (i, param) in case.params.iter().enumerate() {
-            let init = param.value.map_or("Init::Uniform { low: -1.0, high: 1.0 }".to_string(), |v| format!("Init::Constant({v:?})"));
-            self.line(&format!("let w{i} = root.param(\"w{i}\", {}, {init});", lengths(&param.dims)));
+            let init = param
+                .value
+                .map_or("Init::Uniform { low: -1.0, high: 1.0 }".to_string(), |v| {
+                    format!("Init::Constant({v:?})")
+                });
+            self.line(&format!(
+                "let w{i} = root.param(\"w{i}\", {}, {init});",
+                lengths(&param.dims)
+            ));
         }
         self.layers();
         for (i, dim) in case.dims.iter().enumerate() {
             let free = format!("Dim::free({:?})", dim.name);
             let bounded = format!("Dim::bounded({:?}, {})", dim.name, dim.max);
-            let (first, second) = if dim.free { (free, bounded) } else { (bounded, free) };
-            let value = if setup.swap_dims { format!("if second {{ {second} }} else {{ {first} }}") } else { first };
+            let (first, second) = if dim.free {
+                (free, bounded)
+            } else {
+                (bounded, free)
+            };
+            let value = if setup.swap_dims {
+                format!("if second {{ {second} }} else {{ {first} }}")
+            } else {
+                first
+            };
             self.line(&format!("let dim{i} = {value};"));
         }
         for (at, program) in case.programs.iter().enumerate() {
@@ -157,7 +206,9 @@ impl Body<'_> {
                 self.line(&format!("let mut session{at} = open()?;"));
                 self.line(&format!("let mut program{at} = program{at}_in(if second {{ &mut session{at} }} else {{ &mut session }})?;"));
             } else {
-                self.line(&format!("let mut program{at} = program{at}_in(&mut session)?;"));
+                self.line(&format!(
+                    "let mut program{at} = program{at}_in(&mut session)?;"
+                ));
             }
         }
         self.line("let mut results = Vec::new();");
@@ -169,7 +220,9 @@ impl Body<'_> {
             self.line("let mut names = names;");
             self.line("names.sort();");
             self.line("for name in names {");
-            self.line("    results.push(session.value(&name)?.iter().map(|&v| f64::from(v)).collect());");
+            self.line(
+                "    results.push(session.value(&name)?.iter().map(|&v| f64::from(v)).collect());",
+            );
             self.line("}");
         }
         self.line("Ok(results)");
@@ -178,16 +231,28 @@ impl Body<'_> {
     fn layers(&mut self) {
         let mut known = Vec::new();
         for statement in self.case.programs.iter().flat_map(|p| &p.statements) {
-            let Op::Layer { layer, name, sizes: [inputs, outputs] } = statement.op else { continue };
+            let Op::Layer {
+                layer,
+                name,
+                sizes: [inputs, outputs],
+            } = statement.op
+            else {
+                continue;
+            };
             if known.contains(&name) {
                 continue;
             }
             known.push(name);
             let sizes = match layer {
-                Layer::LayerNorm | Layer::RmsNorm | Layer::BatchNorm1d | Layer::BatchNorm2d => format!("{inputs}"),
+                Layer::LayerNorm | Layer::RmsNorm | Layer::BatchNorm1d | Layer::BatchNorm2d => {
+                    format!("{inputs}")
+                }
                 _ => format!("{inputs}, {outputs}"),
             };
-            self.line(&format!("let l{name} = {}::new(&root / \"l{name}\", {sizes});", layer.text()));
+            self.line(&format!(
+                "let l{name} = {}::new(&root / \"l{name}\", {sizes});",
+                layer.text()
+            ));
         }
     }
 
@@ -196,21 +261,32 @@ impl Body<'_> {
         self.line("let open = || -> Result<Session> {");
         self.line("    let mut options = CompileOptions::default();");
         if setup.budget.is_some() {
-            self.line(&format!("    if second {{ options.planner.effort = {}; }}", crate::setup::EFFORT));
+            self.line(&format!(
+                "    if second {{ options.planner.effort = {}; }}",
+                crate::setup::EFFORT
+            ));
         }
         for switch in &setup.switches {
             self.line(&format!("    if second {{ {}; }}", switch.text()));
         }
-        let threads = if setup.threads == 1 { "1".to_string() } else { format!("if second {{ {} }} else {{ 1 }}", setup.threads) };
+        let threads = if setup.threads == 1 {
+            "1".to_string()
+        } else {
+            format!("if second {{ {} }} else {{ 1 }}", setup.threads)
+        };
         self.line(&format!(
             "    let mut session = Session::new(Device::Cpu, params.clone())?.with_threads({threads}).with_options(options);"
         ));
         if let Some(percent) = setup.budget {
             let fraction = f64::from(percent) / 100.0;
-            self.line(&format!("    if second {{ session = session.with_budget(Budget::Fraction({fraction:?})); }}"));
+            self.line(&format!(
+                "    if second {{ session = session.with_budget(Budget::Fraction({fraction:?})); }}"
+            ));
         }
         if let Some(speed) = setup.offload {
-            self.line(&format!("    if second {{ session = session.with_offload(Offload::new(Bytes({speed}))); }}"));
+            self.line(&format!(
+                "    if second {{ session = session.with_offload(Offload::new(Bytes({speed}))); }}"
+            ));
         }
         self.line("    Ok(session)");
         self.line("};");
@@ -219,15 +295,28 @@ impl Body<'_> {
     fn program(&mut self, at: usize, program: &Program) {
         let parts = program.learn.as_ref().and_then(|l| l.parts);
         let count = program.outputs.len() + usize::from(parts.is_some());
-        self.line(&format!("let program{at}_in = |session: &mut Session| -> Result<Program<{count}>> {{"));
-        self.line(&format!("    let trace = Trace::{}();", if program.training { "training" } else { "inference" }));
+        self.line(&format!(
+            "let program{at}_in = |session: &mut Session| -> Result<Program<{count}>> {{"
+        ));
+        self.line(&format!(
+            "    let trace = Trace::{}();",
+            if program.training {
+                "training"
+            } else {
+                "inference"
+            }
+        ));
         let mut inputs = 0;
         for (i, statement) in program.statements.iter().enumerate() {
             let args: Vec<String> = statement.args.iter().map(|a| format!("v{a}")).collect();
             let value = match &statement.op {
                 Op::Input { dtype, shape, .. } => {
                     inputs += 1;
-                    format!("trace.input(\"{}\", {dtype:?}, {})", INPUTS[inputs - 1], written(shape))
+                    format!(
+                        "trace.input(\"{}\", {dtype:?}, {})",
+                        INPUTS[inputs - 1],
+                        written(shape)
+                    )
                 }
                 Op::State(state) => self.state(*state) + ".value()",
                 op => expression(op, &args),
@@ -253,13 +342,20 @@ impl Body<'_> {
                 }
             }
         }
-        self.line(&format!("    session.compile(&trace, [{}])", outputs.join(", ")));
+        self.line(&format!(
+            "    session.compile(&trace, [{}])",
+            outputs.join(", ")
+        ));
         self.line("};");
     }
 
     fn state(&self, at: usize) -> String {
         let state = &self.case.states[at];
-        format!("trace.state(\"s{at}\", {:?}, {}, Init::Constant(0.0))", state.dtype, lengths(&state.dims))
+        format!(
+            "trace.state(\"s{at}\", {:?}, {}, Init::Constant(0.0))",
+            state.dtype,
+            lengths(&state.dims)
+        )
     }
 
     fn run(&mut self, run: usize, at: usize) {
@@ -274,15 +370,30 @@ impl Body<'_> {
         let mut names = Vec::new();
         let mut kinds = Vec::new();
         for (place, input) in program.inputs().enumerate() {
-            let Some(values) = data(case, &program.statements[input].op, run) else { continue };
+            let Some(values) = data(case, &program.statements[input].op, run) else {
+                continue;
+            };
             let name = INPUTS[place];
-            let typed = format!("array::<{}>(&{:?}, vec![{}])", rust_type(values.dtype), values.dims, list(&values, values.dtype));
+            let typed = format!(
+                "array::<{}>(&{:?}, vec![{}])",
+                rust_type(values.dtype),
+                values.dims,
+                list(&values, values.dtype)
+            );
             self.line(&format!("    let {name} = {typed};"));
-            let donated = setup.feed == Feed::Donated && program.donate.is_some_and(|(of, _)| of == input);
-            kinds.push((values.dtype != DType::Bool && setup.feed != Feed::Host, donated));
+            let donated =
+                setup.feed == Feed::Donated && program.donate.is_some_and(|(of, _)| of == input);
+            kinds.push((
+                values.dtype != DType::Bool && setup.feed != Feed::Host,
+                donated,
+            ));
             names.push(name);
         }
-        let here = if setup.alone { format!("(if second {{ &mut session{at} }} else {{ &mut session }})") } else { "session".to_string() };
+        let here = if setup.alone {
+            format!("(if second {{ &mut session{at} }} else {{ &mut session }})")
+        } else {
+            "session".to_string()
+        };
         let call = |dynamic: bool| if dynamic { "run_dynamic" } else { "run" };
         let feed = |list: Vec<String>| match list.as_slice() {
             [] => "()".to_string(),
@@ -294,7 +405,11 @@ impl Body<'_> {
         if setup.feed == Feed::Host {
             let method = |m: &str| format!("{here}.{m}(&program{at}, {host})?");
             let value = if setup.dynamic {
-                format!("if second {{ {} }} else {{ {} }}", method("run_dynamic"), method("run"))
+                format!(
+                    "if second {{ {} }} else {{ {} }}",
+                    method("run_dynamic"),
+                    method("run")
+                )
             } else {
                 method("run")
             };
@@ -305,14 +420,26 @@ impl Body<'_> {
             let mut fed = Vec::new();
             for (name, (uploaded, donated)) in names.iter().zip(&kinds) {
                 if *uploaded {
-                    self.line(&format!("        let {name} = {here}.upload(\"{name}\", &{name})?;"));
+                    self.line(&format!(
+                        "        let {name} = {here}.upload(\"{name}\", &{name})?;"
+                    ));
                 }
-                fed.push(if *uploaded && *donated { format!("{name}.donate()") } else { format!("&{name}") });
+                fed.push(if *uploaded && *donated {
+                    format!("{name}.donate()")
+                } else {
+                    format!("&{name}")
+                });
             }
-            self.line(&format!("        let outputs = {here}.{}(&program{at}, {})?;", call(setup.dynamic), feed(fed)));
+            self.line(&format!(
+                "        let outputs = {here}.{}(&program{at}, {})?;",
+                call(setup.dynamic),
+                feed(fed)
+            ));
             self.line(&format!("        {push}"));
             self.line("    } else {");
-            self.line(&format!("        let outputs = {here}.run(&program{at}, {host})?;"));
+            self.line(&format!(
+                "        let outputs = {here}.run(&program{at}, {host})?;"
+            ));
             self.line(&format!("        {push}"));
             self.line("    }");
         }
@@ -334,7 +461,11 @@ impl Body<'_> {
 
 /// Fixed lengths as a shape.
 fn lengths(dims: &[usize]) -> String {
-    if dims.is_empty() { "()".into() } else { format!("{dims:?}") }
+    if dims.is_empty() {
+        "()".into()
+    } else {
+        format!("{dims:?}")
+    }
 }
 
 /// A shape as it is written.
@@ -342,7 +473,16 @@ fn written(shape: &[Axis]) -> String {
     if shape.is_empty() {
         return "()".into();
     }
-    let fixed: Option<Vec<String>> = shape.iter().map(|a| if let Axis::Fixed(n) = a { Some(n.to_string()) } else { None }).collect();
+    let fixed: Option<Vec<String>> = shape
+        .iter()
+        .map(|a| {
+            if let Axis::Fixed(n) = a {
+                Some(n.to_string())
+            } else {
+                None
+            }
+        })
+        .collect();
     let any = |a: &Axis| match a {
         Axis::Fixed(n) => format!("Dim::Fixed({n})"),
         Axis::Named(at) => format!("dim{at}"),

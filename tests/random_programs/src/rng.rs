@@ -49,6 +49,9 @@ impl Rng {
     /// The position of a weight, as likely as it is large.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let mut at = self.below(weights.iter().sum::<u32>() as usize) as u32;
-        weights.iter().position(|&w| at.checked_sub(w).map(|rest| at = rest).is_none()).unwrap_or(0)
+        weights
+            .iter()
+            .position(|&w| at.checked_sub(w).map(|rest| at = rest).is_none())
+            .unwrap_or(0)
     }
 }

@@ -1,6 +1,8 @@
-//! The shape rules of the statements, written from the documentation: what is valid, and what is known of the result.
+//! The shape rules of the statements, written from the documentation: what is valid, and what is
+//! known of the result.
 //!
-//! They judge slabwise too: a program that they accept and `compile` refuses is a finding, and so is an output of another shape.
+//! They judge slabwise too: a program that they accept and `compile` refuses is a finding, and so
+//! is an output of another shape.
 
 use slabwise::{DType, Window};
 
@@ -23,19 +25,43 @@ pub fn facts(program: &Program, scope: &mut Scope<'_>) -> Option<Vec<Fact>> {
 }
 
 /// What is known of a statement's value, if it is valid.
-pub fn infer(at: usize, statement: &Statement, facts: &[Fact], scope: &mut Scope<'_>) -> Option<Fact> {
+pub fn infer(
+    at: usize,
+    statement: &Statement,
+    facts: &[Fact],
+    scope: &mut Scope<'_>,
+) -> Option<Fact> {
     let args: Vec<&Fact> = statement.args.iter().map(|&a| &facts[a]).collect();
     let args = args.as_slice();
     let op = &statement.op;
     let fact = match (op, args) {
-        (Op::Input { .. } | Op::Param(_) | Op::State(_) | Op::Full { .. } | Op::Arange(_) | Op::Uniform(_), []) => source(op, scope)?,
-        (Op::UniformLike, [x]) => Fact::new(DType::F32, x.dims.clone()).within(0.0, 1.0).exact(true),
-        (Op::Unary(_) | Op::Number(..) | Op::Clamp(..) | Op::Cast(_) | Op::Checkpoint(_), [x]) => numbers::of_one(op, x)?,
-        (Op::Binary(op), [x, y]) => Fact { dims: broadcast(&x.dims, &y.dims)?, ..numbers::of_two(*op, x, y)? },
+        (
+            Op::Input { .. }
+            | Op::Param(_)
+            | Op::State(_)
+            | Op::Full { .. }
+            | Op::Arange(_)
+            | Op::Uniform(_),
+            [],
+        ) => source(op, scope)?,
+        (Op::UniformLike, [x]) => Fact::new(DType::F32, x.dims.clone())
+            .within(0.0, 1.0)
+            .exact(true),
+        (Op::Unary(_) | Op::Number(..) | Op::Clamp(..) | Op::Cast(_) | Op::Checkpoint(_), [x]) => {
+            numbers::of_one(op, x)?
+        }
+        (Op::Binary(op), [x, y]) => Fact {
+            dims: broadcast(&x.dims, &y.dims)?,
+            ..numbers::of_two(*op, x, y)?
+        },
         (Op::Select, [c, x, y]) => {
             let ok = c.dtype == DType::Bool && x.lane() == y.lane();
             let dims = broadcast(&broadcast(&c.dims, &x.dims)?, &y.dims)?;
-            ok.then(|| Fact::new(x.lane(), dims).within(x.low.min(y.low), x.high.max(y.high)).exact(c.exact && x.exact && y.exact))?
+            ok.then(|| {
+                Fact::new(x.lane(), dims)
+                    .within(x.low.min(y.low), x.high.max(y.high))
+                    .exact(c.exact && x.exact && y.exact)
+            })?
         }
         (Op::Fold { fold, axes, keep }, [x]) => folded(*fold, axes.as_deref(), *keep, x, scope)?,
         (Op::CumSum(axis), [x]) => {
@@ -43,7 +69,9 @@ pub fn infer(at: usize, statement: &Statement, facts: &[Fact], scope: &mut Scope
             let ok = matches!(x.dtype, DType::F32 | DType::I32);
             let n = n.max(1.0);
             ok.then(|| {
-                Fact::new(x.dtype, x.dims.clone()).within(x.low.min(n * x.low), x.high.max(n * x.high)).exact(x.dtype == DType::I32)
+                Fact::new(x.dtype, x.dims.clone())
+                    .within(x.low.min(n * x.low), x.high.max(n * x.high))
+                    .exact(x.dtype == DType::I32)
             })?
         }
         (Op::TopK { k, axis, positions }, [x]) => {
@@ -51,21 +79,41 @@ pub fn infer(at: usize, statement: &Statement, facts: &[Fact], scope: &mut Scope
             let mut dims = x.dims.clone();
             dims[*axis] = Len::fixed(*k);
             let ok = x.dtype == DType::F32 && (1..=n).contains(k);
-            let fact = if *positions { Fact::new(DType::I32, dims).within(0.0, n as f64 - 1.0) } else { Fact { dims, ..(*x).clone() } };
+            let fact = if *positions {
+                Fact::new(DType::I32, dims).within(0.0, n as f64 - 1.0)
+            } else {
+                Fact {
+                    dims,
+                    ..(*x).clone()
+                }
+            };
             ok.then(|| fact.exact(x.exact))?
         }
         (Op::Argsort(_), [x]) => {
             let n = scope.most(*x.dims.last()?);
-            (x.dtype != DType::Bool).then(|| Fact::new(DType::I32, x.dims.clone()).within(0.0, n as f64 - 1.0).exact(x.exact))?
+            (x.dtype != DType::Bool).then(|| {
+                Fact::new(DType::I32, x.dims.clone())
+                    .within(0.0, n as f64 - 1.0)
+                    .exact(x.exact)
+            })?
         }
         (Op::Sort(_), [x]) => (x.dtype != DType::Bool && x.rank() > 0).then(|| (*x).clone())?,
         (Op::Matmul, [a, b]) => matmul(a, b, scope)?,
         (Op::Einsum(text), _) => einsum(text, args, scope)?,
         (Op::Conv2d(g), [x, w]) => {
             let (image, weight) = (fixed_from(x, 1)?, w.fixed()?);
-            let ([c, h, wd], [out, per, kh, kw]) = (image.as_slice().try_into().ok()?, weight.as_slice().try_into().ok()?);
-            let ok = floats_alike(x, w) && g.groups > 0 && c == per * g.groups && out % g.groups == 0 && c > 0 && out > 0;
-            let axis = |n: usize, k: usize, i: usize| windows(n, k, g.stride[i], g.pad[i], g.dilation[i]);
+            let ([c, h, wd], [out, per, kh, kw]) = (
+                image.as_slice().try_into().ok()?,
+                weight.as_slice().try_into().ok()?,
+            );
+            let ok = floats_alike(x, w)
+                && g.groups > 0
+                && c == per * g.groups
+                && out % g.groups == 0
+                && c > 0
+                && out > 0;
+            let axis =
+                |n: usize, k: usize, i: usize| windows(n, k, g.stride[i], g.pad[i], g.dilation[i]);
             let (oh, ow) = (axis(h, kh, 0)?, axis(wd, kw, 1)?);
             let dims = vec![x.dims[0], Len::fixed(out), Len::fixed(oh), Len::fixed(ow)];
             let bound = x.bound() * w.bound() * (per * kh * kw) as f64;
@@ -73,52 +121,99 @@ pub fn infer(at: usize, statement: &Statement, facts: &[Fact], scope: &mut Scope
         }
         (Op::ConvTranspose2d(g), [x, w]) => {
             let (image, weight) = (fixed_from(x, 1)?, w.fixed()?);
-            let ([c, h, wd], [of, per, kh, kw]) = (image.as_slice().try_into().ok()?, weight.as_slice().try_into().ok()?);
-            let ok = floats_alike(x, w) && g.groups > 0 && c == of && c > 0 && c % g.groups == 0 && per > 0 && h * wd * kh * kw > 0;
+            let ([c, h, wd], [of, per, kh, kw]) = (
+                image.as_slice().try_into().ok()?,
+                weight.as_slice().try_into().ok()?,
+            );
+            let ok = floats_alike(x, w)
+                && g.groups > 0
+                && c == of
+                && c > 0
+                && c % g.groups == 0
+                && per > 0
+                && h * wd * kh * kw > 0;
             let axis = |n: usize, k: usize, i: usize| {
-                ((n - 1) * g.stride[i] + g.dilation[i] * (k - 1) + 1).checked_sub(2 * g.pad[i]).filter(|&n| n > 0)
+                ((n - 1) * g.stride[i] + g.dilation[i] * (k - 1) + 1)
+                    .checked_sub(2 * g.pad[i])
+                    .filter(|&n| n > 0)
             };
             if !ok {
                 return None;
             }
-            let dims = vec![x.dims[0], Len::fixed(per * g.groups), Len::fixed(axis(h, kh, 0)?), Len::fixed(axis(wd, kw, 1)?)];
+            let dims = vec![
+                x.dims[0],
+                Len::fixed(per * g.groups),
+                Len::fixed(axis(h, kh, 0)?),
+                Len::fixed(axis(wd, kw, 1)?),
+            ];
             let bound = x.bound() * w.bound() * (c / g.groups * kh * kw) as f64;
             Fact::new(DType::F32, dims).within(-bound, bound)
         }
         (Op::MaxPool(window), [x]) => {
             let fact = pooled(window, x)?.within(x.low, x.high).exact(x.exact);
-            Fact { smooth: x.exact, ..fact }
+            Fact {
+                smooth: x.exact,
+                ..fact
+            }
         }
         (Op::AvgPool(window), [x]) => pooled(window, x)?.within(x.low.min(0.0), x.high.max(0.0)),
-        (Op::GlobalAvgPool, [x]) => folded(Fold::Mean, Some(&[2, 3]), false, x, scope).filter(|_| x.rank() == 4)?,
+        (Op::GlobalAvgPool, [x]) => {
+            folded(Fold::Mean, Some(&[2, 3]), false, x, scope).filter(|_| x.rank() == 4)?
+        }
         (Op::AdaptiveAvgPool(size), [x]) => {
             let ok = x.rank() == 4
                 && x.dtype == DType::F32
-                && (0..2).all(|i| x.dims[2 + i].as_fixed().is_some_and(|n| (1..=n).contains(&size[i])));
+                && (0..2).all(|i| {
+                    x.dims[2 + i]
+                        .as_fixed()
+                        .is_some_and(|n| (1..=n).contains(&size[i]))
+                });
             ok.then(|| {
-                let dims = vec![x.dims[0], x.dims[1], Len::fixed(size[0]), Len::fixed(size[1])];
+                let dims = vec![
+                    x.dims[0],
+                    x.dims[1],
+                    Len::fixed(size[0]),
+                    Len::fixed(size[1]),
+                ];
                 Fact::new(DType::F32, dims).within(x.low, x.high)
             })?
         }
         (Op::Dropout(p), [x]) => {
-            let bound = if scope.training && *p < 1.0 { x.bound() / f64::from(1.0 - p) } else { x.bound() };
-            (x.dtype == DType::F32)
-                .then(|| Fact::new(DType::F32, x.dims.clone()).within(-bound, bound).exact(x.exact && !scope.training))?
+            let bound = if scope.training && *p < 1.0 {
+                x.bound() / f64::from(1.0 - p)
+            } else {
+                x.bound()
+            };
+            (x.dtype == DType::F32).then(|| {
+                Fact::new(DType::F32, x.dims.clone())
+                    .within(-bound, bound)
+                    .exact(x.exact && !scope.training)
+            })?
         }
         (Op::Keep, [x]) => (*x).clone(),
-        (Op::Gradient, [of, wrt]) => (of.dtype == DType::F32 && wrt.dtype.is_float()).then(|| {
-            // What a mean over nothing has as gradient is not a number.
-            Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
-        })?,
+        (Op::Gradient, [of, wrt]) => {
+            (of.dtype == DType::F32 && wrt.dtype.is_float()).then(|| {
+                // What a mean over nothing has as gradient is not a number.
+                Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
+            })?
+        }
         (Op::Layer { layer, sizes, .. }, [x]) => layered(*layer, *sizes, x)?,
-        _ => return crate::shapes::infer(at, statement, args, scope).map(|fact| inherit(fact, op, args)),
+        _ => {
+            return crate::shapes::infer(at, statement, args, scope)
+                .map(|fact| inherit(fact, op, args));
+        }
     };
     Some(inherit(fact, op, args))
 }
 
 /// Whether a gradient flows through a statement to its operands.
 fn flows(op: &Op) -> bool {
-    let stops = |u: &Unary| matches!(u, Unary::Detach | Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Not);
+    let stops = |u: &Unary| {
+        matches!(
+            u,
+            Unary::Detach | Unary::Sign | Unary::Floor | Unary::Ceil | Unary::Round | Unary::Not
+        )
+    };
     match op {
         Op::Unary(u) => !stops(u),
         Op::Checkpoint(list) => !list.iter().any(stops),
@@ -127,7 +222,10 @@ fn flows(op: &Op) -> bool {
         | Op::OneHot(_)
         | Op::Gradient
         | Op::Nonzero
-        | Op::Fold { fold: Fold::Any | Fold::All | Fold::ArgMax | Fold::ArgMin, .. } => false,
+        | Op::Fold {
+            fold: Fold::Any | Fold::All | Fold::ArgMax | Fold::ArgMin,
+            ..
+        } => false,
         _ => true,
     }
 }
@@ -161,32 +259,57 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
             let param = scope.case.params.get(*at)?;
             let fact = made(DType::F32, fixed(&param.dims));
             // Statistics and averages move, and so do weights, from step to step.
-            param.value.map_or(fact.clone(), |v| fact.within(f64::from(v), f64::from(v))).exact(false).within(-3.0, 3.0)
+            param
+                .value
+                .map_or(fact.clone(), |v| fact.within(f64::from(v), f64::from(v)))
+                .exact(false)
+                .within(-3.0, 3.0)
         }
         Op::State(at) => {
             let state = scope.case.states.get(*at)?;
-            made(state.dtype, fixed(&state.dims)).exact(!state.dtype.is_float()).within(-8.0, 8.0)
+            made(state.dtype, fixed(&state.dims))
+                .exact(!state.dtype.is_float())
+                .within(-8.0, 8.0)
         }
-        Op::Full { value, dtype, shape } => {
+        Op::Full {
+            value,
+            dtype,
+            shape,
+        } => {
             let v = f64::from(*value);
-            Fact::new(*dtype, scope.shape(shape)?).within(v, v).exact(true)
+            Fact::new(*dtype, scope.shape(shape)?)
+                .within(v, v)
+                .exact(true)
         }
         Op::Arange(axis) => {
             let n = scope.len(*axis)?;
-            Fact::new(DType::I32, vec![n]).within(0.0, scope.most(n).max(1) as f64 - 1.0).exact(true)
+            Fact::new(DType::I32, vec![n])
+                .within(0.0, scope.most(n).max(1) as f64 - 1.0)
+                .exact(true)
         }
-        Op::Uniform(shape) => Fact::new(DType::F32, scope.shape(shape)?).within(0.0, 1.0).exact(true),
+        Op::Uniform(shape) => Fact::new(DType::F32, scope.shape(shape)?)
+            .within(0.0, 1.0)
+            .exact(true),
         _ => return None,
     })
 }
 
-fn folded(fold: Fold, axes: Option<&[usize]>, keep: bool, x: &Fact, scope: &Scope<'_>) -> Option<Fact> {
+fn folded(
+    fold: Fold,
+    axes: Option<&[usize]>,
+    keep: bool,
+    x: &Fact,
+    scope: &Scope<'_>,
+) -> Option<Fact> {
     let all: Vec<usize> = (0..x.rank()).collect();
     let given = axes.unwrap_or(&all);
     let mut sorted = given.to_vec();
     sorted.sort_unstable();
     sorted.dedup();
-    if sorted.len() != given.len() || sorted.last().is_some_and(|&a| a >= x.rank()) || (keep && axes.is_none()) {
+    if sorted.len() != given.len()
+        || sorted.last().is_some_and(|&a| a >= x.rank())
+        || (keep && axes.is_none())
+    {
         return None;
     }
     let lengths: Vec<Len> = sorted.iter().map(|&a| x.dims[a]).collect();
@@ -198,14 +321,21 @@ fn folded(fold: Fold, axes: Option<&[usize]>, keep: bool, x: &Fact, scope: &Scop
         _ => logic == (x.dtype == DType::Bool) && x.dtype != DType::U8,
     };
     // Nothing has no largest element, and what a mean of nothing is differs between libraries.
-    let needs_one = matches!(fold, Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin | Fold::Mean);
+    let needs_one = matches!(
+        fold,
+        Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin | Fold::Mean
+    );
     if !takes || (needs_one && may_be_empty) {
         return None;
     }
     let n = count as f64;
     let power = x.bound().max(1.0).powf(n);
     let (dtype, low, high) = match fold {
-        Fold::Sum => (x.lane(), (n * x.low).min(x.low).min(0.0), (n * x.high).max(x.high).max(0.0)),
+        Fold::Sum => (
+            x.lane(),
+            (n * x.low).min(x.low).min(0.0),
+            (n * x.high).max(x.high).max(0.0),
+        ),
         Fold::Prod => (x.lane(), -power, power),
         Fold::Max | Fold::Min => (x.lane(), x.low, x.high),
         Fold::Mean => (DType::F32, x.low, x.high),
@@ -217,10 +347,27 @@ fn folded(fold: Fold, axes: Option<&[usize]>, keep: bool, x: &Fact, scope: &Scop
         Fold::Sum | Fold::Prod => x.lane() == DType::F32,
         _ => false,
     };
-    let dims = x.dims.iter().enumerate().filter(|(i, _)| keep || !sorted.contains(i));
-    let dims = dims.map(|(i, &d)| if sorted.contains(&i) { Len::fixed(1) } else { d }).collect();
+    let dims = x
+        .dims
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| keep || !sorted.contains(i));
+    let dims = dims
+        .map(|(i, &d)| {
+            if sorted.contains(&i) {
+                Len::fixed(1)
+            } else {
+                d
+            }
+        })
+        .collect();
     let smooth = x.exact || !matches!(fold, Fold::Max | Fold::Min | Fold::Prod);
-    Some(Fact { smooth, ..Fact::new(dtype, dims).within(low, high).exact(x.exact && !rounds) })
+    Some(Fact {
+        smooth,
+        ..Fact::new(dtype, dims)
+            .within(low, high)
+            .exact(x.exact && !rounds)
+    })
 }
 
 pub(crate) fn floats_alike(a: &Fact, b: &Fact) -> bool {
@@ -245,7 +392,15 @@ fn pooled(window: &Window, x: &Fact) -> Option<Fact> {
         return None;
     }
     let axis = |i: usize| windows(image[i], window.k[i], window.stride[i], window.pad[i], 1);
-    Some(Fact::new(DType::F32, vec![x.dims[0], x.dims[1], Len::fixed(axis(0)?), Len::fixed(axis(1)?)]))
+    Some(Fact::new(
+        DType::F32,
+        vec![
+            x.dims[0],
+            x.dims[1],
+            Len::fixed(axis(0)?),
+            Len::fixed(axis(1)?),
+        ],
+    ))
 }
 
 fn matmul(a: &Fact, b: &Fact, scope: &Scope<'_>) -> Option<Fact> {
@@ -303,8 +458,15 @@ fn einsum(text: &str, args: &[&Fact], scope: &Scope<'_>) -> Option<Fact> {
             }
         }
     }
-    let summed: f64 = known.iter().filter(|(l, _)| !right.contains(*l)).map(|(_, n)| scope.most(*n) as f64).product();
-    let dims = right.chars().map(|c| known.iter().find(|(l, _)| *l == c).map(|(_, n)| *n)).collect::<Option<Vec<_>>>()?;
+    let summed: f64 = known
+        .iter()
+        .filter(|(l, _)| !right.contains(*l))
+        .map(|(_, n)| scope.most(*n) as f64)
+        .product();
+    let dims = right
+        .chars()
+        .map(|c| known.iter().find(|(l, _)| *l == c).map(|(_, n)| *n))
+        .collect::<Option<Vec<_>>>()?;
     Some(Fact::new(DType::F32, dims).within(-bound * summed, bound * summed))
 }
 
@@ -316,7 +478,9 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
         *dims.last_mut()? = Len::fixed(n);
         Some(dims)
     };
-    let like = |ok: bool, bound: f64| ok.then(|| Fact::new(DType::F32, x.dims.clone()).within(-bound, bound));
+    let like = |ok: bool, bound: f64| {
+        ok.then(|| Fact::new(DType::F32, x.dims.clone()).within(-bound, bound))
+    };
     let ends = float && inputs > 0 && last.is_some_and(|n| n.is(inputs));
     let channels = |rank: usize| float && x.rank() == rank && inputs > 0 && x.dims[1].is(inputs);
     // A statistic over a batch that may be empty is none.
@@ -324,22 +488,32 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
     match layer {
         Layer::Linear => {
             let bound = x.bound() * 2.0 * inputs as f64 + 2.0;
-            (ends && outputs > 0).then(|| with_last(outputs))?.map(|dims| Fact::new(DType::F32, dims).within(-bound, bound))
+            (ends && outputs > 0)
+                .then(|| with_last(outputs))?
+                .map(|dims| Fact::new(DType::F32, dims).within(-bound, bound))
         }
         Layer::LayerNorm | Layer::RmsNorm => like(ends, 8.0),
         Layer::BatchNorm1d => like((channels(2) || channels(3)) && filled, 8.0),
         Layer::BatchNorm2d => like(channels(4) && filled, 8.0),
         Layer::Lstm => {
-            let ok = ends && x.rank() == 3 && outputs > 0 && x.dims[1].as_fixed().is_some_and(|n| (1..=4).contains(&n));
-            ok.then(|| with_last(outputs))?.map(|dims| Fact::new(DType::F32, dims).within(-1.0, 1.0))
+            let ok = ends
+                && x.rank() == 3
+                && outputs > 0
+                && x.dims[1].as_fixed().is_some_and(|n| (1..=4).contains(&n));
+            ok.then(|| with_last(outputs))?
+                .map(|dims| Fact::new(DType::F32, dims).within(-1.0, 1.0))
         }
         Layer::Embedding => {
-            let index = matches!(x.dtype, DType::I32 | DType::U8) && x.low >= 0.0 && x.high < inputs as f64 && outputs > 0;
+            let index = matches!(x.dtype, DType::I32 | DType::U8)
+                && x.low >= 0.0
+                && x.high < inputs as f64
+                && outputs > 0;
             let mut dims = x.dims.clone();
             dims.push(Len::fixed(outputs));
             // Its rows are looked up in one axis.
             let flat = x.dims.iter().try_fold(Len::fixed(1), |n, d| n.by(*d));
-            flat.filter(|_| index).map(|_| Fact::new(DType::F32, dims).within(-2.0, 2.0))
+            flat.filter(|_| index)
+                .map(|_| Fact::new(DType::F32, dims).within(-2.0, 2.0))
         }
         Layer::MultiHeadAttention => {
             let ok = ends && x.rank() == 3 && outputs > 0 && inputs % outputs == 0;

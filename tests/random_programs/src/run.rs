@@ -10,7 +10,9 @@ use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
 use slabwise::graph::Graph;
 use slabwise::reference::{Array, Fault, Precision, evaluate};
-use slabwise::{Budget, Buffer, Bytes, DType, Device, Error, Offload, Output, Session, Tensor, Trace};
+use slabwise::{
+    Budget, Buffer, Bytes, DType, Device, Error, Offload, Output, Session, Tensor, Trace,
+};
 
 use crate::build::{Model, build};
 use crate::case::{Axis, Case, Op, Program};
@@ -38,7 +40,9 @@ impl Failure {
     fn of(error: Error) -> Failure {
         let text = error.to_string();
         match error {
-            Error::Internal(_) | Error::MemoryCheck { .. } | Error::Lost { .. } => Failure::Internal(text),
+            Error::Internal(_) | Error::MemoryCheck { .. } | Error::Lost { .. } => {
+                Failure::Internal(text)
+            }
             Error::Trace(_) => Failure::Refused(text),
             Error::Budget { .. } | Error::Room { .. } => Failure::Budget(text),
             Error::Data { .. } => Failure::Data(text),
@@ -49,7 +53,12 @@ impl Failure {
     /// The text of it.
     pub fn text(&self) -> &str {
         match self {
-            Failure::Panic(t) | Failure::Internal(t) | Failure::Refused(t) | Failure::Budget(t) | Failure::Data(t) | Failure::Other(t) => t,
+            Failure::Panic(t)
+            | Failure::Internal(t)
+            | Failure::Refused(t)
+            | Failure::Budget(t)
+            | Failure::Data(t)
+            | Failure::Other(t) => t,
         }
     }
 }
@@ -81,9 +90,18 @@ fn quiet() {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
             let text = info.payload().downcast_ref::<String>().cloned();
-            let text = text.or_else(|| info.payload().downcast_ref::<&str>().map(|s| s.to_string())).unwrap_or_default();
-            let place = info.location().map(|l| format!("{}:{}", l.file(), l.line())).unwrap_or_default();
-            let caught = PANIC.with(|p| p.try_borrow_mut().map(|mut p| p.replace(format!("{text} at {place}"))).is_ok());
+            let text = text
+                .or_else(|| info.payload().downcast_ref::<&str>().map(|s| s.to_string()))
+                .unwrap_or_default();
+            let place = info
+                .location()
+                .map(|l| format!("{}:{}", l.file(), l.line()))
+                .unwrap_or_default();
+            let caught = PANIC.with(|p| {
+                p.try_borrow_mut()
+                    .map(|mut p| p.replace(format!("{text} at {place}")))
+                    .is_ok()
+            });
             if !caught || !CATCHING.with(std::cell::Cell::get) {
                 before(info);
             }
@@ -101,13 +119,26 @@ pub fn caught<R>(work: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure
     CATCHING.with(|c| c.set(true));
     let done = catch_unwind(AssertUnwindSafe(work));
     CATCHING.with(|c| c.set(false));
-    done.unwrap_or_else(|_| Err(Failure::Panic(PANIC.with(|p| p.borrow_mut().take()).unwrap_or_default())))
+    done.unwrap_or_else(|_| {
+        Err(Failure::Panic(
+            PANIC.with(|p| p.borrow_mut().take()).unwrap_or_default(),
+        ))
+    })
 }
 
 /// Runs a case in some way; `witness` gets what the reference needs.
-pub fn execute(case: &Case, setup: &Setup, witness: Option<&mut Witness>) -> Result<Outcome, Failure> {
+pub fn execute(
+    case: &Case,
+    setup: &Setup,
+    witness: Option<&mut Witness>,
+) -> Result<Outcome, Failure> {
     caught(|| {
-        let mut runner = Runner { case, setup, model: Model::new(case), outcome: Outcome::default() };
+        let mut runner = Runner {
+            case,
+            setup,
+            model: Model::new(case),
+            outcome: Outcome::default(),
+        };
         runner.go(witness).map_err(Failure::of)?;
         Ok(runner.outcome)
     })
@@ -115,18 +146,37 @@ pub fn execute(case: &Case, setup: &Setup, witness: Option<&mut Witness>) -> Res
 
 /// A program with as many outputs as it has.
 trait Compiled {
-    fn run(&self, session: &mut Session, feed: &[&dyn Input], dynamic: bool, donated: Option<usize>) -> Result<Vec<Array>, Error>;
+    fn run(
+        &self,
+        session: &mut Session,
+        feed: &[&dyn Input],
+        dynamic: bool,
+        donated: Option<usize>,
+    ) -> Result<Vec<Array>, Error>;
 }
 
 impl<const N: usize> Compiled for slabwise::Program<N> {
-    fn run(&self, session: &mut Session, feed: &[&dyn Input], dynamic: bool, donated: Option<usize>) -> Result<Vec<Array>, Error> {
-        let outputs = if dynamic { session.run_dynamic(self, feed)? } else { session.run(self, feed)? };
+    fn run(
+        &self,
+        session: &mut Session,
+        feed: &[&dyn Input],
+        dynamic: bool,
+        donated: Option<usize>,
+    ) -> Result<Vec<Array>, Error> {
+        let outputs = if dynamic {
+            session.run_dynamic(self, feed)?
+        } else {
+            session.run(self, feed)?
+        };
         let arrays: Vec<Array> = outputs.iter().map(array).collect::<Result<_, _>>()?;
         let buffer: Option<Buffer> = donated.and_then(|at| outputs[at].buffer());
         if let (Some(at), Some(buffer)) = (donated, buffer) {
             let taken = download(session, &buffer)?;
             if !slabwise::reference::same_bits(&taken, &arrays[at]) {
-                return Err(Error::Internal(format!("the donated buffer holds {taken}, output {at} is {}", arrays[at])));
+                return Err(Error::Internal(format!(
+                    "the donated buffer holds {taken}, output {at} is {}",
+                    arrays[at]
+                )));
             }
             session.free(buffer)?;
         } else if donated.is_some() {
@@ -139,7 +189,11 @@ impl<const N: usize> Compiled for slabwise::Program<N> {
 /// Most outputs of a program.
 pub const OUTPUTS_MAX: usize = 7;
 
-fn compile(session: &mut Session, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Box<dyn Compiled>, Error> {
+fn compile(
+    session: &mut Session,
+    trace: &Trace,
+    outputs: &[Tensor<'_>],
+) -> Result<Box<dyn Compiled>, Error> {
     macro_rules! by_count {
         ($($n:literal)*) => { match outputs.len() {
             $($n => Ok(Box::new(session.compile(trace, std::array::from_fn::<_, $n, _>(|i| outputs[i]))?)),)*
@@ -151,29 +205,67 @@ fn compile(session: &mut Session, trace: &Trace, outputs: &[Tensor<'_>]) -> Resu
 
 fn array(output: &Output<'_>) -> Result<Array, Error> {
     let values = match output.dtype() {
-        DType::F32 => output.view::<f32>()?.iter().map(|&v| f64::from(v)).collect(),
+        DType::F32 => output
+            .view::<f32>()?
+            .iter()
+            .map(|&v| f64::from(v))
+            .collect(),
         DType::F16 => output.view::<f16>()?.iter().map(|v| v.to_f64()).collect(),
         DType::BF16 => output.view::<bf16>()?.iter().map(|v| v.to_f64()).collect(),
-        DType::I32 => output.view::<i32>()?.iter().map(|&v| f64::from(v)).collect(),
+        DType::I32 => output
+            .view::<i32>()?
+            .iter()
+            .map(|&v| f64::from(v))
+            .collect(),
         DType::U8 | DType::Bool => output.view::<u8>()?.iter().map(|&v| f64::from(v)).collect(),
     };
-    Ok(Array { dtype: output.dtype(), dims: output.shape().to_vec(), values })
+    Ok(Array {
+        dtype: output.dtype(),
+        dims: output.shape().to_vec(),
+        values,
+    })
 }
 
 fn download(session: &Session, buffer: &Buffer) -> Result<Array, Error> {
     let values = match buffer.dtype() {
-        DType::F32 => session.download::<f32>(buffer)?.iter().map(|&v| f64::from(v)).collect(),
-        DType::F16 => session.download::<f16>(buffer)?.iter().map(|v| v.to_f64()).collect(),
-        DType::BF16 => session.download::<bf16>(buffer)?.iter().map(|v| v.to_f64()).collect(),
-        DType::I32 => session.download::<i32>(buffer)?.iter().map(|&v| f64::from(v)).collect(),
-        DType::U8 | DType::Bool => session.download::<u8>(buffer)?.iter().map(|&v| f64::from(v)).collect(),
+        DType::F32 => session
+            .download::<f32>(buffer)?
+            .iter()
+            .map(|&v| f64::from(v))
+            .collect(),
+        DType::F16 => session
+            .download::<f16>(buffer)?
+            .iter()
+            .map(|v| v.to_f64())
+            .collect(),
+        DType::BF16 => session
+            .download::<bf16>(buffer)?
+            .iter()
+            .map(|v| v.to_f64())
+            .collect(),
+        DType::I32 => session
+            .download::<i32>(buffer)?
+            .iter()
+            .map(|&v| f64::from(v))
+            .collect(),
+        DType::U8 | DType::Bool => session
+            .download::<u8>(buffer)?
+            .iter()
+            .map(|&v| f64::from(v))
+            .collect(),
     };
-    Ok(Array { dtype: buffer.dtype(), dims: buffer.shape().to_vec(), values })
+    Ok(Array {
+        dtype: buffer.dtype(),
+        dims: buffer.shape().to_vec(),
+        values,
+    })
 }
 
 /// The data of an input in a run.
 pub fn data(case: &Case, op: &Op, run: usize) -> Option<Array> {
-    let Op::Input { dtype, shape, data } = op else { return None };
+    let Op::Input { dtype, shape, data } = op else {
+        return None;
+    };
     let length = |axis: &Axis| match *axis {
         Axis::Fixed(n) => n,
         Axis::Named(dim) => case.length(dim, run),
@@ -181,13 +273,26 @@ pub fn data(case: &Case, op: &Op, run: usize) -> Option<Array> {
     };
     let dims: Vec<usize> = shape.iter().map(length).collect();
     let mut rng = Rng::new(mixed(case.seed) ^ mixed(u64::from(*data) << 8 | run as u64));
-    let odd = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0, 1e-40, -3.4e38];
+    let odd = [
+        f64::NAN,
+        f64::INFINITY,
+        f64::NEG_INFINITY,
+        -0.0,
+        1e-40,
+        -3.4e38,
+    ];
     Some(Array::from_fn(*dtype, &dims, |_| match dtype {
-        DType::F32 | DType::F16 | DType::BF16 if case.odd_numbers && rng.one_in(6) => rounded(rng.pick(&odd), *dtype),
+        DType::F32 | DType::F16 | DType::BF16 if case.odd_numbers && rng.one_in(6) => {
+            rounded(rng.pick(&odd), *dtype)
+        }
         DType::F32 | DType::F16 | DType::BF16 => {
             let x = rng.float(-2.0, 2.0);
             // Zeros, and equal numbers, on purpose.
-            if x.abs() < 0.8 { (x * 4.0).round() / 4.0 + 0.0 } else { x }
+            if x.abs() < 0.8 {
+                (x * 4.0).round() / 4.0 + 0.0
+            } else {
+                x
+            }
         }
         DType::I32 | DType::U8 => rng.below(3) as f64,
         DType::Bool => rng.below(2) as f64,
@@ -219,11 +324,23 @@ impl Fed {
         let shape = IxDyn(&array.dims);
         let ok = "an array has as many elements as its shape";
         match array.dtype {
-            DType::F32 => Fed::F32(ArrayD::from_shape_vec(shape, values().map(|&v| v as f32).collect()).expect(ok)),
-            DType::F16 => Fed::F16(ArrayD::from_shape_vec(shape, values().map(|&v| f16::from_f64(v)).collect()).expect(ok)),
-            DType::BF16 => Fed::BF16(ArrayD::from_shape_vec(shape, values().map(|&v| bf16::from_f64(v)).collect()).expect(ok)),
-            DType::I32 => Fed::I32(ArrayD::from_shape_vec(shape, values().map(|&v| v as i32).collect()).expect(ok)),
-            DType::U8 | DType::Bool => Fed::U8(ArrayD::from_shape_vec(shape, values().map(|&v| v as u8).collect()).expect(ok)),
+            DType::F32 => Fed::F32(
+                ArrayD::from_shape_vec(shape, values().map(|&v| v as f32).collect()).expect(ok),
+            ),
+            DType::F16 => Fed::F16(
+                ArrayD::from_shape_vec(shape, values().map(|&v| f16::from_f64(v)).collect())
+                    .expect(ok),
+            ),
+            DType::BF16 => Fed::BF16(
+                ArrayD::from_shape_vec(shape, values().map(|&v| bf16::from_f64(v)).collect())
+                    .expect(ok),
+            ),
+            DType::I32 => Fed::I32(
+                ArrayD::from_shape_vec(shape, values().map(|&v| v as i32).collect()).expect(ok),
+            ),
+            DType::U8 | DType::Bool => Fed::U8(
+                ArrayD::from_shape_vec(shape, values().map(|&v| v as u8).collect()).expect(ok),
+            ),
         }
     }
 
@@ -239,7 +356,11 @@ impl Fed {
     }
 
     fn donate(self) -> Fed {
-        if let Fed::Buffer(buffer) = self { Fed::Donated(buffer.donate()) } else { self }
+        if let Fed::Buffer(buffer) = self {
+            Fed::Donated(buffer.donate())
+        } else {
+            self
+        }
     }
 
     fn input(&self) -> &dyn Input {
@@ -265,7 +386,9 @@ struct Runner<'a> {
 impl Runner<'_> {
     fn session(&self) -> Result<Session, Error> {
         let setup = self.setup;
-        let mut session = Session::new(Device::Cpu, self.model.params.clone())?.with_threads(setup.threads).with_options(setup.options());
+        let mut session = Session::new(Device::Cpu, self.model.params.clone())?
+            .with_threads(setup.threads)
+            .with_options(setup.options());
         if let Some(percent) = setup.budget {
             session = session.with_budget(Budget::Fraction(f64::from(percent) / 100.0));
         }
@@ -275,9 +398,23 @@ impl Runner<'_> {
         Ok(session)
     }
 
-    fn compile(&self, session: &mut Session, program: &Program) -> Result<(Box<dyn Compiled>, Graph), Error> {
-        let trace = if program.training { Trace::training() } else { Trace::inference() };
-        let outputs = build(self.case, program, &self.model, &trace, self.setup.swap_dims);
+    fn compile(
+        &self,
+        session: &mut Session,
+        program: &Program,
+    ) -> Result<(Box<dyn Compiled>, Graph), Error> {
+        let trace = if program.training {
+            Trace::training()
+        } else {
+            Trace::inference()
+        };
+        let outputs = build(
+            self.case,
+            program,
+            &self.model,
+            &trace,
+            self.setup.swap_dims,
+        );
         let graph = trace.finish(&outputs).map_err(Error::Trace)?;
         Ok((compile(session, &trace, &outputs)?, graph))
     }
@@ -298,7 +435,10 @@ impl Runner<'_> {
             graphs.push(graph);
         }
         if let Some(witness) = witness {
-            *witness = Witness { graphs, first: variables(&session)?.into_iter().collect() };
+            *witness = Witness {
+                graphs,
+                first: variables(&session)?.into_iter().collect(),
+            };
         }
         for (run, &at) in case.runs.iter().enumerate() {
             if setup.anew {
@@ -309,8 +449,15 @@ impl Runner<'_> {
             let done = self.run(here, programs[at].as_deref(), at, run)?;
             self.outcome.outputs.push(done);
             if setup.reload && run == 0 {
-                let folder = std::env::temp_dir().join(format!("random-programs-{}-{:?}", std::process::id(), std::thread::current().id()));
-                std::fs::create_dir_all(&folder).map_err(|source| Error::Io { path: folder.clone(), source })?;
+                let folder = std::env::temp_dir().join(format!(
+                    "random-programs-{}-{:?}",
+                    std::process::id(),
+                    std::thread::current().id()
+                ));
+                std::fs::create_dir_all(&folder).map_err(|source| Error::Io {
+                    path: folder.clone(),
+                    source,
+                })?;
                 let path = folder.join("saved.safetensors");
                 session.save(&path)?;
                 drop(session);
@@ -328,19 +475,28 @@ impl Runner<'_> {
         Ok(())
     }
 
-    fn run(&self, session: &mut Session, compiled: Option<&dyn Compiled>, at: usize, run: usize) -> Result<Vec<Array>, Error> {
+    fn run(
+        &self,
+        session: &mut Session,
+        compiled: Option<&dyn Compiled>,
+        at: usize,
+        run: usize,
+    ) -> Result<Vec<Array>, Error> {
         let (case, setup) = (self.case, self.setup);
         let program = &case.programs[at];
         let mut fed = Vec::new();
         let mut donated = None;
         for (place, input) in program.inputs().enumerate() {
             let op = &program.statements[input].op;
-            let Some(array) = data(case, op, run) else { continue };
+            let Some(array) = data(case, op, run) else {
+                continue;
+            };
             let mut one = Fed::host(&array);
             if setup.feed != Feed::Host && array.dtype != DType::Bool {
                 one = one.upload(session, crate::build::INPUTS[place])?;
             }
-            if let (Feed::Donated, Some((of, to)), true) = (setup.feed, program.donate, array.dtype != DType::Bool)
+            if let (Feed::Donated, Some((of, to)), true) =
+                (setup.feed, program.donate, array.dtype != DType::Bool)
                 && of == input
             {
                 donated = Some(to);
@@ -349,7 +505,9 @@ impl Runner<'_> {
             fed.push(one);
         }
         let feed: Vec<&dyn Input> = fed.iter().map(Fed::input).collect();
-        let Some(compiled) = compiled else { return Ok(Vec::new()) };
+        let Some(compiled) = compiled else {
+            return Ok(Vec::new());
+        };
         let outputs = compiled.run(session, &feed, setup.dynamic, donated)?;
         for one in fed {
             if let Fed::Buffer(buffer) = one {
@@ -365,7 +523,14 @@ fn variables(session: &Session) -> Result<BTreeMap<String, Array>, Error> {
     let value = |name: String| {
         let held = session.value(&name)?;
         let values = held.iter().map(|&v| f64::from(v)).collect();
-        Ok((name, Array { dtype: DType::F32, dims: held.shape().to_vec(), values }))
+        Ok((
+            name,
+            Array {
+                dtype: DType::F32,
+                dims: held.shape().to_vec(),
+                values,
+            },
+        ))
     };
     names.into_iter().map(value).collect()
 }
@@ -382,21 +547,35 @@ pub fn reference(case: &Case, witness: &Witness, precision: Precision) -> Result
                 env.0[usize::from(symbol.0)] = case.length(dim, run) as u32;
             }
         }
-        let inputs: Vec<Array> = program.inputs().filter_map(|i| data(case, &program.statements[i].op, run)).collect();
+        let inputs: Vec<Array> = program
+            .inputs()
+            .filter_map(|i| data(case, &program.statements[i].op, run))
+            .collect();
         let missing = |info: &slabwise::graph::VariableInfo| {
             let found = held.get(&*info.name).cloned();
-            found.map(|array| Array { dtype: info.dtype, ..array }).unwrap_or_else(|| Array {
-                dtype: info.dtype,
-                dims: vec![],
-                values: vec![],
-            })
+            found
+                .map(|array| Array {
+                    dtype: info.dtype,
+                    ..array
+                })
+                .unwrap_or_else(|| Array {
+                    dtype: info.dtype,
+                    dims: vec![],
+                    values: vec![],
+                })
         };
         let variables: Vec<Array> = graph.variables.iter().map(missing).collect();
         let evaluated = evaluate(graph, &env, &inputs, &variables, precision)?;
         outcome.outputs.push(evaluated.outputs);
         for (info, value) in graph.variables.iter().zip(evaluated.assigned) {
             if let Some(value) = value {
-                held.insert(info.name.to_string(), Array { dtype: DType::F32, ..value });
+                held.insert(
+                    info.name.to_string(),
+                    Array {
+                        dtype: DType::F32,
+                        ..value
+                    },
+                );
             }
         }
     }

@@ -123,7 +123,8 @@ impl Setup {
     pub fn options(&self) -> CompileOptions {
         let mut options = CompileOptions::default();
         if self.budget.is_some() {
-            // The search for what to run again under a budget takes what it is given, and there are many programs.
+            // The search for what to run again under a budget takes what it is given, and there are
+            // many programs.
             options.planner.effort = EFFORT;
         }
         self.switches.iter().for_each(|s| s.apply(&mut options));
@@ -136,13 +137,26 @@ impl Setup {
         let mut say = |on: bool, text: String| on.then(|| parts.push(text));
         say(self.threads != 1, format!("{} threads", self.threads));
         say(self.dynamic, "dynamic".into());
-        say(self.budget.is_some(), format!("{} % of the slab", self.budget.unwrap_or(0)));
-        say(self.offload.is_some(), format!("offload at {} B/s", self.offload.unwrap_or(0)));
-        say(self.feed != Feed::Host, format!("{:?} inputs", self.feed).to_lowercase());
+        say(
+            self.budget.is_some(),
+            format!("{} % of the slab", self.budget.unwrap_or(0)),
+        );
+        say(
+            self.offload.is_some(),
+            format!("offload at {} B/s", self.offload.unwrap_or(0)),
+        );
+        say(
+            self.feed != Feed::Host,
+            format!("{:?} inputs", self.feed).to_lowercase(),
+        );
         say(self.swap_dims, "free for bounded dimensions".into());
         say(self.anew, "compiled anew for each run".into());
         say(self.reload, "saved and loaded".into());
         say(self.alone, "each program alone".into());
-        if parts.is_empty() { "the default".into() } else { parts.join(", ") }
+        if parts.is_empty() {
+            "the default".into()
+        } else {
+            parts.join(", ")
+        }
     }
 }

@@ -7,12 +7,20 @@ use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::rules::{floats_alike, open_at};
 
 /// What is known of a statement's value, if it is valid.
-pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope<'_>) -> Option<Fact> {
+pub fn infer(
+    at: usize,
+    statement: &Statement,
+    args: &[&Fact],
+    scope: &mut Scope<'_>,
+) -> Option<Fact> {
     let op = &statement.op;
     let viewed = |x: &Fact, dims: Vec<Len>| Fact { dims, ..x.clone() };
     let is_index = |x: &Fact, limit: Len| {
         // In range at every length: all that is sure is what holds at the least.
-        matches!(x.dtype, DType::I32 | DType::U8) && x.exact && x.low >= 0.0 && x.high < limit.least() as f64
+        matches!(x.dtype, DType::I32 | DType::U8)
+            && x.exact
+            && x.low >= 0.0
+            && x.high < limit.least() as f64
     };
     Some(match (op, args) {
         (Op::Reshape(shape), [x]) => viewed(x, reshaped(shape, &x.dims, scope)?),
@@ -23,7 +31,13 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             dims.push(one);
             viewed(x, dims)
         }
-        (Op::Unflatten { axis, lengths: [a, b] }, [x]) => {
+        (
+            Op::Unflatten {
+                axis,
+                lengths: [a, b],
+            },
+            [x],
+        ) => {
             let mut dims = x.dims.clone();
             (dims.get(*axis)?.as_fixed()? == a * b).then_some(())?;
             dims.splice(axis..=axis, [Len::fixed(*a), Len::fixed(*b)]);
@@ -44,7 +58,13 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         }
         (Op::Expand(shape), [x]) => {
             let own = |i: usize| (i + x.rank()).checked_sub(shape.len()).map(|i| x.dims[i]);
-            let dim = |(i, &axis): (usize, &Axis)| if axis == Axis::Open { own(i) } else { scope.len(axis) };
+            let dim = |(i, &axis): (usize, &Axis)| {
+                if axis == Axis::Open {
+                    own(i)
+                } else {
+                    scope.len(axis)
+                }
+            };
             let dims: Vec<Len> = shape.iter().enumerate().map(dim).collect::<Option<_>>()?;
             (broadcast(&x.dims, &dims)? == dims).then(|| viewed(x, dims))?
         }
@@ -59,11 +79,21 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             (*axis <= dims.len()).then(|| dims.insert(*axis, Len::fixed(1)))?;
             viewed(x, dims)
         }
-        (Op::Slice { axis, start, end, step }, [x]) => {
+        (
+            Op::Slice {
+                axis,
+                start,
+                end,
+                step,
+            },
+            [x],
+        ) => {
             let mut dims = x.dims.clone();
             let len = dims.get_mut(*axis)?;
             let count = match end {
-                Some(end) => (start <= end && *end <= len.least()).then(|| Len::fixed(end - start))?,
+                Some(end) => {
+                    (start <= end && *end <= len.least()).then(|| Len::fixed(end - start))?
+                }
                 None => len.less(*start)?,
             };
             *len = match step {
@@ -87,7 +117,12 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
                 DType::I32 | DType::U8 => v.fract() == 0.0 && (0.0..256.0).contains(&v),
             };
             (pads.len() == x.rank() && holds).then_some(())?;
-            let padded = x.dims.iter().zip(pads).map(|(d, (a, b))| d.plus(Len::fixed(a + b))).collect::<Option<_>>()?;
+            let padded = x
+                .dims
+                .iter()
+                .zip(pads)
+                .map(|(d, (a, b))| d.plus(Len::fixed(a + b)))
+                .collect::<Option<_>>()?;
             viewed(x, padded).within(x.low.min(v), x.high.max(v))
         }
         (Op::Concat(axis), [first, rest @ ..]) => {
@@ -95,20 +130,24 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             dims.get(*axis)?;
             for other in rest {
                 let alike = other.dtype == first.dtype && other.rank() == dims.len();
-                (alike && (0..dims.len()).all(|i| i == *axis || other.dims[i] == dims[i])).then_some(())?;
+                (alike && (0..dims.len()).all(|i| i == *axis || other.dims[i] == dims[i]))
+                    .then_some(())?;
                 dims[*axis] = dims[*axis].plus(other.dims[*axis])?;
             }
             joined(args, dims)
         }
         (Op::Stack(axis), [first, rest @ ..]) => {
             let mut dims = first.dims.clone();
-            let alike = rest.iter().all(|o| o.dtype == first.dtype && o.dims == dims);
+            let alike = rest
+                .iter()
+                .all(|o| o.dtype == first.dtype && o.dims == dims);
             (alike && *axis <= dims.len()).then(|| dims.insert(*axis, Len::fixed(args.len())))?;
             joined(args, dims)
         }
         (Op::Gather(axis), [x, index]) => {
             let limit = *x.dims.get(*axis)?;
-            let alike = index.rank() == x.rank() && (0..x.rank()).all(|i| i == *axis || index.dims[i] == x.dims[i]);
+            let alike = index.rank() == x.rank()
+                && (0..x.rank()).all(|i| i == *axis || index.dims[i] == x.dims[i]);
             (alike && is_index(index, limit)).then(|| viewed(x, index.dims.clone()))?
         }
         (Op::IndexSelect(axis), [x, index]) => {
@@ -128,12 +167,16 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         (Op::OneHot(n), [x]) => {
             let mut dims = x.dims.clone();
             dims.push(Len::fixed(*n));
-            is_index(x, Len::fixed(*n)).then(|| Fact::new(DType::F32, dims).within(0.0, 1.0).exact(true))?
+            is_index(x, Len::fixed(*n))
+                .then(|| Fact::new(DType::F32, dims).within(0.0, 1.0).exact(true))?
         }
-        (Op::Softmax(axis), [x]) => float_axis(x, *axis).map(|_| Fact::new(DType::F32, x.dims.clone()).within(0.0, 1.0))?,
+        (Op::Softmax(axis), [x]) => {
+            float_axis(x, *axis).map(|_| Fact::new(DType::F32, x.dims.clone()).within(0.0, 1.0))?
+        }
         (Op::LogSoftmax(axis), [x]) => {
             let bound = 2.0 * x.bound() + 6.0;
-            float_axis(x, *axis).map(|_| Fact::new(DType::F32, x.dims.clone()).within(-bound, 0.0))?
+            float_axis(x, *axis)
+                .map(|_| Fact::new(DType::F32, x.dims.clone()).within(-bound, 0.0))?
         }
         (Op::LogSumExp(axis), [x]) => {
             float_axis(x, *axis)?;
@@ -145,33 +188,59 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             let mut sorted = axes.clone();
             sorted.sort_unstable();
             sorted.dedup();
-            let lengths: Vec<Len> = sorted.iter().map(|&a| x.dims.get(a).copied()).collect::<Option<_>>()?;
-            let ok = sorted.len() == axes.len() && x.dtype == DType::F32 && lengths.iter().all(|n| n.least() > 0);
+            let lengths: Vec<Len> = sorted
+                .iter()
+                .map(|&a| x.dims.get(a).copied())
+                .collect::<Option<_>>()?;
+            let ok = sorted.len() == axes.len()
+                && x.dtype == DType::F32
+                && lengths.iter().all(|n| n.least() > 0);
             ok.then(|| Fact::new(DType::F32, x.dims.clone()).within(-16.0, 16.0))?
         }
         (Op::GroupNormalize { groups, .. }, [x]) => {
             let channels = x.dims.get(1)?.as_fixed()?;
             let filled = x.dims.iter().skip(1).all(|n| n.least() > 0);
-            let ok = x.rank() > 2 && x.dtype == DType::F32 && *groups > 0 && channels % groups == 0 && filled;
+            let ok = x.rank() > 2
+                && x.dtype == DType::F32
+                && *groups > 0
+                && channels % groups == 0
+                && filled;
             ok.then(|| Fact::new(DType::F32, x.dims.clone()).within(-16.0, 16.0))?
         }
         (Op::CrossEntropy(_), [x, labels]) => {
             let (classes, batch) = x.dims.split_last()?;
-            let ok = batch == labels.dims.as_slice() && x.dtype == DType::F32 && is_index(labels, *classes);
+            let ok = batch == labels.dims.as_slice()
+                && x.dtype == DType::F32
+                && is_index(labels, *classes);
             (ok && batch.iter().all(|d| d.least() > 0)).then(|| loss(2.0 * x.bound() + 6.0))?
         }
         (Op::BinaryCrossEntropy | Op::BinaryCrossEntropyWithLogits, [x, target]) => {
-            let ok = x.dtype == DType::F32 && target.dtype == DType::F32 && x.dims == target.dims && x.dims.iter().all(|d| d.least() > 0);
+            let ok = x.dtype == DType::F32
+                && target.dtype == DType::F32
+                && x.dims == target.dims
+                && x.dims.iter().all(|d| d.least() > 0);
             ok.then(|| loss(90.0))?
         }
         (Op::Huber(_) | Op::Mse, [x, target]) => {
-            let ok = x.dtype == DType::F32 && target.dtype == DType::F32 && x.dims == target.dims && x.dims.iter().all(|d| d.least() > 0);
+            let ok = x.dtype == DType::F32
+                && target.dtype == DType::F32
+                && x.dims == target.dims
+                && x.dims.iter().all(|d| d.least() > 0);
             ok.then(|| loss((x.bound() + target.bound()).powi(2)))?
         }
         (Op::Attention { causal, tiles }, [q, k, v, mask @ ..]) => {
-            let &[.., queries, w] = q.dims.as_slice() else { return None };
-            let (&[.., of_keys, wk], &[.., of_values, n]) = (k.dims.as_slice(), v.dims.as_slice()) else { return None };
-            let alike = floats_alike(q, k) && q.dtype == DType::F32 && v.dtype == DType::F32 && w == wk && of_keys == of_values;
+            let &[.., queries, w] = q.dims.as_slice() else {
+                return None;
+            };
+            let (&[.., of_keys, wk], &[.., of_values, n]) = (k.dims.as_slice(), v.dims.as_slice())
+            else {
+                return None;
+            };
+            let alike = floats_alike(q, k)
+                && q.dtype == DType::F32
+                && v.dtype == DType::F32
+                && w == wk
+                && of_keys == of_values;
             let filled = w.as_fixed().is_some_and(|n| n > 0) && of_keys.least() > 0;
             // Tiles slice each operand as it is: shapes that broadcast are another matter.
             let batch = &q.dims[..q.rank() - 2];
@@ -181,7 +250,8 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             scores.extend([queries, of_keys]);
             scope.elements(&scores)?;
             if let [mask] = mask {
-                let ok = matches!(mask.dtype, DType::Bool | DType::F32) && broadcast(&scores, &mask.dims)? == scores;
+                let ok = matches!(mask.dtype, DType::Bool | DType::F32)
+                    && broadcast(&scores, &mask.dims)? == scores;
                 // With both, a query may see nothing at all.
                 (ok && !(*causal && mask.dtype == DType::Bool)).then_some(())?;
             }
@@ -191,7 +261,11 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         }
         (Op::SelfAttention { heads, .. }, [x]) => {
             let (&width, rest) = x.dims.split_last()?;
-            let ok = width.as_fixed().is_some_and(|n| n > 0 && *heads > 0 && n % (3 * heads) == 0) && x.dtype == DType::F32 && x.rank() > 1;
+            let ok = width
+                .as_fixed()
+                .is_some_and(|n| n > 0 && *heads > 0 && n % (3 * heads) == 0)
+                && x.dtype == DType::F32
+                && x.rank() > 1;
             (ok && rest.last()?.least() > 0).then_some(())?;
             let mut dims = x.dims.clone();
             *dims.last_mut()? = width.part(3)?;
@@ -202,15 +276,27 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         }
         (Op::Nonzero, [x]) => {
             let most = scope.elements(&x.dims)?;
-            let len = scope.found(if x.dtype == DType::Bool { statement.args[0] } else { at }, most)?;
+            let len = scope.found(
+                if x.dtype == DType::Bool {
+                    statement.args[0]
+                } else {
+                    at
+                },
+                most,
+            )?;
             let longest = x.dims.iter().map(|d| scope.most(*d)).max().unwrap_or(1);
-            let fact = Fact::new(DType::I32, vec![len, Len::fixed(x.rank())]).within(0.0, longest as f64 - 1.0);
+            let fact = Fact::new(DType::I32, vec![len, Len::fixed(x.rank())])
+                .within(0.0, longest as f64 - 1.0);
             x.exact.then(|| fact.exact(true))?
         }
         (Op::MaskedSelect, [x, mask]) => {
             let dims = broadcast(&x.dims, &mask.dims)?;
             let most = scope.elements(&dims)?;
-            let key = if dims == mask.dims { statement.args[1] } else { at };
+            let key = if dims == mask.dims {
+                statement.args[1]
+            } else {
+                at
+            };
             (mask.dtype == DType::Bool && mask.exact).then_some(())?;
             viewed(x, vec![scope.found(key, most)?])
         }
@@ -225,11 +311,19 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
             let most = scope.elements(&x.dims)?;
             (x.dtype != DType::Bool && x.exact).then_some(())?;
             // Arithmetic on halves gives f32, and detaching is arithmetic.
-            let dtype = if x.dtype.is_float() { DType::F32 } else { x.dtype };
-            Fact { dtype, ..viewed(x, vec![scope.found(at, most)?]) }
+            let dtype = if x.dtype.is_float() {
+                DType::F32
+            } else {
+                x.dtype
+            };
+            Fact {
+                dtype,
+                ..viewed(x, vec![scope.found(at, most)?])
+            }
         }
         (Op::DynamicSlice(axis), [x, start, length]) => {
-            let scalar = |s: &Fact| s.dtype == DType::I32 && s.rank() == 0 && s.exact && s.low >= 0.0;
+            let scalar =
+                |s: &Fact| s.dtype == DType::I32 && s.rank() == 0 && s.exact && s.low >= 0.0;
             let mut dims = x.dims.clone();
             let len = dims.get_mut(*axis)?;
             let inside = start.high + length.high <= len.least() as f64;
@@ -240,17 +334,23 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
         (Op::SliceFrom { axis, length }, [x, start]) => {
             let mut dims = x.dims.clone();
             let len = dims.get_mut(*axis)?;
-            let scalar = start.dtype == DType::I32 && start.rank() == 0 && start.exact && start.low >= 0.0;
+            let scalar =
+                start.dtype == DType::I32 && start.rank() == 0 && start.exact && start.low >= 0.0;
             (scalar && start.high + *length as f64 <= len.least() as f64).then_some(())?;
             *len = Len::fixed(*length);
             viewed(x, dims)
         }
         (Op::Nms(_), [boxes, scores]) => {
-            let ok = boxes.dtype == DType::F32 && scores.dtype == DType::F32 && boxes.exact && scores.exact;
+            let ok = boxes.dtype == DType::F32
+                && scores.dtype == DType::F32
+                && boxes.exact
+                && scores.exact;
             let shaped = boxes.rank() == 2 && boxes.dims[1].is(4) && scores.dims == boxes.dims[..1];
             (ok && shaped).then_some(())?;
             let most = scope.most(boxes.dims[0]);
-            Fact::new(DType::I32, vec![scope.found(at, most)?]).within(0.0, most as f64 - 1.0).exact(true)
+            Fact::new(DType::I32, vec![scope.found(at, most)?])
+                .within(0.0, most as f64 - 1.0)
+                .exact(true)
         }
         _ => return None,
     })
@@ -258,8 +358,13 @@ pub fn infer(at: usize, statement: &Statement, args: &[&Fact], scope: &mut Scope
 
 fn joined(args: &[&Fact], dims: Vec<Len>) -> Fact {
     let low = args.iter().map(|a| a.low).fold(f64::INFINITY, f64::min);
-    let high = args.iter().map(|a| a.high).fold(f64::NEG_INFINITY, f64::max);
-    Fact::new(args[0].dtype, dims).within(low, high).exact(args.iter().all(|a| a.exact))
+    let high = args
+        .iter()
+        .map(|a| a.high)
+        .fold(f64::NEG_INFINITY, f64::max);
+    Fact::new(args[0].dtype, dims)
+        .within(low, high)
+        .exact(args.iter().all(|a| a.exact))
 }
 
 fn loss(bound: f64) -> Fact {
@@ -268,13 +373,20 @@ fn loss(bound: f64) -> Fact {
 
 /// An axis of floats that has an element at every length.
 fn float_axis(x: &Fact, axis: usize) -> Option<Len> {
-    x.dims.get(axis).copied().filter(|n| x.dtype == DType::F32 && n.least() > 0)
+    x.dims
+        .get(axis)
+        .copied()
+        .filter(|n| x.dtype == DType::F32 && n.least() > 0)
 }
 
 fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>> {
     let product = |dims: &[Len]| {
         let fixed: usize = dims.iter().filter_map(|d| d.as_fixed()).product();
-        let mut open: Vec<Len> = dims.iter().copied().filter(|d| d.as_fixed().is_none()).collect();
+        let mut open: Vec<Len> = dims
+            .iter()
+            .copied()
+            .filter(|d| d.as_fixed().is_none())
+            .collect();
         // One unknown length takes the fixed ones in; several stay apart.
         if let [one] = open[..] {
             open = vec![one.by(Len::fixed(fixed))?];
@@ -290,7 +402,12 @@ fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>>
     if shape.iter().filter(|a| **a == Axis::Open).count() > 1 {
         return None;
     }
-    let rest: Vec<Axis> = shape.iter().enumerate().filter(|(i, _)| *i != at).map(|(_, a)| *a).collect();
+    let rest: Vec<Axis> = shape
+        .iter()
+        .enumerate()
+        .filter(|(i, _)| *i != at)
+        .map(|(_, a)| *a)
+        .collect();
     let rest = scope.shape(&rest)?;
     let (known, unknown) = product(&rest)?;
     let missing = match (open.as_slice(), unknown.as_slice()) {

@@ -20,15 +20,39 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Smaller is better: programs, statements, outputs, elements, and then what differs from the default.
+    /// Smaller is better: programs, statements, outputs, elements, and then what differs from the
+    /// default.
     fn weight(&self) -> (usize, usize, usize) {
         let case = &self.case;
-        let extras: usize = case.programs.iter().map(|p| p.outputs.len() + p.sets.len() + usize::from(p.donate.is_some())).sum();
+        let extras: usize = case
+            .programs
+            .iter()
+            .map(|p| p.outputs.len() + p.sets.len() + usize::from(p.donate.is_some()))
+            .sum();
         let learns = case.programs.iter().filter(|p| p.learn.is_some()).count();
-        let lines = case.size() * 4 + case.params.len() + case.states.len() + case.dims.len() + case.runs.len() + extras + 4 * learns;
-        let elements: usize = case.programs.iter().flat_map(|p| &p.statements).map(|s| written(&s.op)).sum();
-        let of_params: usize = case.params.iter().map(|p| p.dims.iter().sum::<usize>() + 1).sum();
-        let of_dims: usize = case.dims.iter().map(|d| d.max as usize + d.lengths.iter().sum::<u32>() as usize + d.lengths.len()).sum();
+        let lines = case.size() * 4
+            + case.params.len()
+            + case.states.len()
+            + case.dims.len()
+            + case.runs.len()
+            + extras
+            + 4 * learns;
+        let elements: usize = case
+            .programs
+            .iter()
+            .flat_map(|p| &p.statements)
+            .map(|s| written(&s.op))
+            .sum();
+        let of_params: usize = case
+            .params
+            .iter()
+            .map(|p| p.dims.iter().sum::<usize>() + 1)
+            .sum();
+        let of_dims: usize = case
+            .dims
+            .iter()
+            .map(|d| d.max as usize + d.lengths.iter().sum::<u32>() as usize + d.lengths.len())
+            .sum();
         let setup = &self.setup;
         let ways = setup.switches.len()
             + setup.threads
@@ -55,7 +79,9 @@ fn written(op: &Op) -> usize {
         }
         Op::Uniform(shape) | Op::Reshape(shape) | Op::Expand(shape) => shape.iter().map(axis).sum(),
         Op::Arange(n) => axis(n),
-        Op::Slice { start, end, step, .. } => start + end.unwrap_or(0) + step,
+        Op::Slice {
+            start, end, step, ..
+        } => start + end.unwrap_or(0) + step,
         Op::Pad { pads, .. } => pads.iter().map(|(a, b)| a + b).sum(),
         Op::Unflatten { lengths, .. } => lengths.iter().sum(),
         Op::Checkpoint(list) => list.len(),
@@ -74,7 +100,10 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
             loop {
                 let list = pass(&best);
                 let next = list.into_iter().enumerate().skip(from).find(|(_, trial)| {
-                    Instant::now() < deadline && trial.weight() < best.weight() && is_valid(&trial.case) && holds(trial)
+                    Instant::now() < deadline
+                        && trial.weight() < best.weight()
+                        && is_valid(&trial.case)
+                        && holds(trial)
                 });
                 let Some((at, trial)) = next else { break };
                 // What was refused before stays refused, most likely.
@@ -91,7 +120,9 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
 type Pass = fn(&Trial) -> Vec<Trial>;
 
 /// From the coarse to the fine.
-const PASSES: &[Pass] = &[runs, programs, extras, blocks, statements, bypasses, sources, setups, kinds, lengths, numbers];
+const PASSES: &[Pass] = &[
+    runs, programs, extras, blocks, statements, bypasses, sources, setups, kinds, lengths, numbers,
+];
 
 fn with(trial: &Trial, change: impl FnOnce(&mut Trial)) -> Trial {
     let mut changed = trial.clone();
@@ -120,7 +151,11 @@ fn programs(trial: &Trial) -> Vec<Trial> {
         with(trial, |t| {
             t.case.programs.remove(at);
             t.case.runs.retain(|&r| r != at);
-            t.case.runs.iter_mut().filter(|r| **r > at).for_each(|r| *r -= 1);
+            t.case
+                .runs
+                .iter_mut()
+                .filter(|r| **r > at)
+                .for_each(|r| *r -= 1);
         })
     };
     (0..n).map(without).collect()
@@ -166,8 +201,10 @@ fn extras(trial: &Trial) -> Vec<Trial> {
                 return false;
             }
             p.outputs.remove(at);
-            p.donate =
-                p.donate.filter(|(_, position)| *position != at).map(|(input, position)| (input, position - usize::from(position > at)));
+            p.donate = p
+                .donate
+                .filter(|(_, position)| *position != at)
+                .map(|(input, position)| (input, position - usize::from(position > at)));
             true
         }
     });
@@ -186,15 +223,34 @@ fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
         let args: Option<Vec<usize>> = statement.args.iter().map(|&a| to[a]).collect();
         if let Some(args) = args.filter(|_| !gone(i)) {
             to[i] = Some(kept.len());
-            kept.push(crate::case::Statement { args, ..statement.clone() });
+            kept.push(crate::case::Statement {
+                args,
+                ..statement.clone()
+            });
         }
     }
     p.statements = kept;
-    let donated = p.donate.and_then(|(input, position)| Some((to[input]?, *p.outputs.get(position)?)));
+    let donated = p
+        .donate
+        .and_then(|(input, position)| Some((to[input]?, *p.outputs.get(position)?)));
     p.outputs = p.outputs.iter().filter_map(|&o| to[o]).collect();
-    p.donate = donated.and_then(|(input, output)| Some((input, p.outputs.iter().position(|&o| Some(o) == to[output])?)));
-    p.sets = p.sets.iter().filter_map(|&(state, value)| Some((state, to[value]?))).collect();
-    p.learn = p.learn.take().and_then(|l| Some(crate::case::Learn { loss: to[l.loss]?, ..l }));
+    p.donate = donated.and_then(|(input, output)| {
+        Some((
+            input,
+            p.outputs.iter().position(|&o| Some(o) == to[output])?,
+        ))
+    });
+    p.sets = p
+        .sets
+        .iter()
+        .filter_map(|&(state, value)| Some((state, to[value]?)))
+        .collect();
+    p.learn = p.learn.take().and_then(|l| {
+        Some(crate::case::Learn {
+            loss: to[l.loss]?,
+            ..l
+        })
+    });
 }
 
 /// Without a run of statements, long ones first.
@@ -205,18 +261,30 @@ fn blocks(trial: &Trial) -> Vec<Trial> {
         let mut length = n / 2;
         while length > 1 {
             for start in (0..n).step_by(length) {
-                list.push(with(trial, |t| without(&mut t.case.programs[at], |i| (start..start + length).contains(&i))));
+                list.push(with(trial, |t| {
+                    without(&mut t.case.programs[at], |i| {
+                        (start..start + length).contains(&i)
+                    })
+                }));
             }
             length /= 2;
         }
         // What nothing needs.
-        list.push(with(trial, |t| without(&mut t.case.programs[at], |i| !needed(program).contains(&i))));
+        list.push(with(trial, |t| {
+            without(&mut t.case.programs[at], |i| !needed(program).contains(&i))
+        }));
     }
     list
 }
 
 fn needed(p: &Program) -> Vec<usize> {
-    let mut open: Vec<usize> = p.outputs.iter().copied().chain(p.sets.iter().map(|s| s.1)).chain(p.learn.iter().map(|l| l.loss)).collect();
+    let mut open: Vec<usize> = p
+        .outputs
+        .iter()
+        .copied()
+        .chain(p.sets.iter().map(|s| s.1))
+        .chain(p.learn.iter().map(|l| l.loss))
+        .collect();
     let mut seen = Vec::new();
     while let Some(at) = open.pop() {
         if !seen.contains(&at) {
@@ -229,19 +297,28 @@ fn needed(p: &Program) -> Vec<usize> {
 
 fn statements(trial: &Trial) -> Vec<Trial> {
     each(trial, |p, i| {
-        let Some(at) = p.statements.len().checked_sub(i + 1) else { return false };
+        let Some(at) = p.statements.len().checked_sub(i + 1) else {
+            return false;
+        };
         without(p, |s| s == at);
         true
     })
 }
 
-/// A statement left out, whose users take an earlier value of its type and shape, or its operand whatever that is.
+/// A statement left out, whose users take an earlier value of its type and shape, or its operand
+/// whatever that is.
 fn bypasses(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
-        let known = facts(program, &mut Scope::new(&trial.case, program.training)).unwrap_or_default();
+        let known =
+            facts(program, &mut Scope::new(&trial.case, program.training)).unwrap_or_default();
         for i in (0..program.statements.len()).rev() {
-            let alike = |&e: &usize| known.get(e).zip(known.get(i)).is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims);
+            let alike = |&e: &usize| {
+                known
+                    .get(e)
+                    .zip(known.get(i))
+                    .is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims)
+            };
             let same: Vec<usize> = (0..i).filter(alike).collect();
             let mut instead: Vec<usize> = program.statements[i].args.clone();
             instead.extend(same.first());
@@ -265,38 +342,84 @@ fn redirect(p: &mut Program, from: usize, to: usize) {
             *v = to;
         }
     };
-    p.statements.iter_mut().flat_map(|s| &mut s.args).for_each(change);
+    p.statements
+        .iter_mut()
+        .flat_map(|s| &mut s.args)
+        .for_each(change);
     p.outputs.iter_mut().for_each(change);
     p.sets.iter_mut().for_each(|s| change(&mut s.1));
     p.learn.iter_mut().for_each(|l| change(&mut l.loss));
 }
 
-/// A statement that becomes an input of its type and shape; what the case has beside its programs left out.
+/// A statement that becomes an input of its type and shape; what the case has beside its programs
+/// left out.
 fn sources(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
-        let known = facts(program, &mut Scope::new(&trial.case, program.training)).unwrap_or_default();
+        let known =
+            facts(program, &mut Scope::new(&trial.case, program.training)).unwrap_or_default();
         let inputs = program.inputs().count();
         for i in (0..program.statements.len()).rev().filter(|_| inputs < 7) {
-            let Some(fact) = known.get(i).filter(|_| !program.statements[i].args.is_empty()) else { continue };
-            let shape: Option<Vec<Axis>> = fact.dims.iter().map(|d| d.as_fixed().map(Axis::Fixed).or(d.named().map(Axis::Named))).collect();
+            let Some(fact) = known
+                .get(i)
+                .filter(|_| !program.statements[i].args.is_empty())
+            else {
+                continue;
+            };
+            let shape: Option<Vec<Axis>> = fact
+                .dims
+                .iter()
+                .map(|d| d.as_fixed().map(Axis::Fixed).or(d.named().map(Axis::Named)))
+                .collect();
             let Some(shape) = shape else { continue };
             list.push(with(trial, |t| {
                 let p = &mut t.case.programs[at];
-                let op = Op::Input { dtype: fact.dtype, shape, data: 900 + i as u32 };
-                p.statements[i] = crate::case::Statement { op, args: Vec::new() };
+                let op = Op::Input {
+                    dtype: fact.dtype,
+                    shape,
+                    data: 900 + i as u32,
+                };
+                p.statements[i] = crate::case::Statement {
+                    op,
+                    args: Vec::new(),
+                };
                 let kept = needed(p);
                 without(p, |s| !kept.contains(&s));
             }));
         }
     }
     let used = |n: usize, uses: &dyn Fn(&Op) -> Option<usize>| {
-        let ops = trial.case.programs.iter().flat_map(|p| &p.statements).filter_map(|s| uses(&s.op));
+        let ops = trial
+            .case
+            .programs
+            .iter()
+            .flat_map(|p| &p.statements)
+            .filter_map(|s| uses(&s.op));
         ops.max().map_or(0, |most| most + 1).min(n)
     };
-    let params = used(trial.case.params.len(), &|op| if let Op::Param(at) = op { Some(*at) } else { None });
-    let sets = trial.case.programs.iter().flat_map(|p| &p.sets).map(|s| s.0 + 1).max().unwrap_or(0);
-    let states = used(trial.case.states.len(), &|op| if let Op::State(at) = op { Some(*at) } else { None }).max(sets);
+    let params = used(trial.case.params.len(), &|op| {
+        if let Op::Param(at) = op {
+            Some(*at)
+        } else {
+            None
+        }
+    });
+    let sets = trial
+        .case
+        .programs
+        .iter()
+        .flat_map(|p| &p.sets)
+        .map(|s| s.0 + 1)
+        .max()
+        .unwrap_or(0);
+    let states = used(trial.case.states.len(), &|op| {
+        if let Op::State(at) = op {
+            Some(*at)
+        } else {
+            None
+        }
+    })
+    .max(sets);
     list.push(with(trial, |t| t.case.params.truncate(params)));
     list.push(with(trial, |t| t.case.states.truncate(states)));
     for dim in 0..trial.case.dims.len() {
@@ -323,9 +446,11 @@ fn fix(case: &mut Case, dim: usize) {
 
 fn axes(op: &mut Op) -> Vec<&mut Axis> {
     match op {
-        Op::Input { shape, .. } | Op::Full { shape, .. } | Op::Uniform(shape) | Op::Reshape(shape) | Op::Expand(shape) => {
-            shape.iter_mut().collect()
-        }
+        Op::Input { shape, .. }
+        | Op::Full { shape, .. }
+        | Op::Uniform(shape)
+        | Op::Reshape(shape)
+        | Op::Expand(shape) => shape.iter_mut().collect(),
         Op::Arange(axis) => vec![axis],
         _ => Vec::new(),
     }
@@ -353,7 +478,10 @@ fn setups(trial: &Trial) -> Vec<Trial> {
         })
     }));
     if trial.setup.switches.contains(&Switch::Nothing) {
-        for one in Switch::ALL.iter().filter(|s| s.text().contains("options.fuse.")) {
+        for one in Switch::ALL
+            .iter()
+            .filter(|s| s.text().contains("options.fuse."))
+        {
             list.push(with(trial, |t| t.setup.switches = vec![*one]));
         }
     }
@@ -363,7 +491,9 @@ fn setups(trial: &Trial) -> Vec<Trial> {
 /// Simpler types.
 fn kinds(trial: &Trial) -> Vec<Trial> {
     each(trial, |p, i| {
-        let Some(statement) = p.statements.get_mut(i) else { return false };
+        let Some(statement) = p.statements.get_mut(i) else {
+            return false;
+        };
         match &mut statement.op {
             Op::Input { dtype, .. } | Op::Full { dtype, .. } => *dtype = DType::F32,
             Op::Checkpoint(list) => drop(list.pop()),
@@ -373,13 +503,25 @@ fn kinds(trial: &Trial) -> Vec<Trial> {
     })
 }
 
-/// Every length that is written down, in all places together and in each by itself: smaller, 1, and 0.
+/// Every length that is written down, in all places together and in each by itself: smaller, 1, and
+/// 0.
 fn lengths(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     let mut numbers: Vec<usize> = Vec::new();
     let mut copy = trial.clone();
-    for statement in copy.case.programs.iter_mut().flat_map(|p| &mut p.statements) {
-        numbers.extend(axes(&mut statement.op).iter().filter_map(|a| if let Axis::Fixed(n) = a { Some(*n) } else { None }));
+    for statement in copy
+        .case
+        .programs
+        .iter_mut()
+        .flat_map(|p| &mut p.statements)
+    {
+        numbers.extend(axes(&mut statement.op).iter().filter_map(|a| {
+            if let Axis::Fixed(n) = a {
+                Some(*n)
+            } else {
+                None
+            }
+        }));
     }
     numbers.extend(trial.case.params.iter().flat_map(|p| &p.dims));
     numbers.sort_unstable();
@@ -390,8 +532,18 @@ fn lengths(trial: &Trial) -> Vec<Trial> {
                 for statement in t.case.programs.iter_mut().flat_map(|p| &mut p.statements) {
                     replace(&mut statement.op, n, less);
                 }
-                t.case.params.iter_mut().flat_map(|p| &mut p.dims).filter(|d| **d == n).for_each(|d| *d = less);
-                t.case.states.iter_mut().flat_map(|p| &mut p.dims).filter(|d| **d == n).for_each(|d| *d = less);
+                t.case
+                    .params
+                    .iter_mut()
+                    .flat_map(|p| &mut p.dims)
+                    .filter(|d| **d == n)
+                    .for_each(|d| *d = less);
+                t.case
+                    .states
+                    .iter_mut()
+                    .flat_map(|p| &mut p.dims)
+                    .filter(|d| **d == n)
+                    .for_each(|d| *d = less);
             }));
         }
     }
@@ -401,7 +553,9 @@ fn lengths(trial: &Trial) -> Vec<Trial> {
             for (k, axis) in axes(&mut probe).iter().enumerate() {
                 let Axis::Fixed(n) = **axis else { continue };
                 for less in smaller(n) {
-                    list.push(with(trial, |t| *axes(&mut t.case.programs[at].statements[i].op)[k] = Axis::Fixed(less)));
+                    list.push(with(trial, |t| {
+                        *axes(&mut t.case.programs[at].statements[i].op)[k] = Axis::Fixed(less)
+                    }));
                 }
                 list.push(with(trial, |t| {
                     if let Op::Input { shape, .. } = &mut t.case.programs[at].statements[i].op {
@@ -416,7 +570,10 @@ fn lengths(trial: &Trial) -> Vec<Trial> {
             list.push(with(trial, |t| {
                 let named = &mut t.case.dims[dim];
                 named.max = less as u32;
-                named.lengths.iter_mut().for_each(|n| *n = (*n).min(less as u32));
+                named
+                    .lengths
+                    .iter_mut()
+                    .for_each(|n| *n = (*n).min(less as u32));
             }));
         }
         list.push(with(trial, |t| t.case.dims[dim].lengths.truncate(1)));
@@ -464,7 +621,11 @@ fn numbers(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for at in 0..trial.case.programs.len() {
         for i in 0..trial.case.programs[at].statements.len() {
-            let mut change = |change: &dyn Fn(&mut Op)| list.push(with(trial, |t| change(&mut t.case.programs[at].statements[i].op)));
+            let mut change = |change: &dyn Fn(&mut Op)| {
+                list.push(with(trial, |t| {
+                    change(&mut t.case.programs[at].statements[i].op)
+                }))
+            };
             change(&|op| {
                 if let Op::Slice { start, .. } = op {
                     *start = start.saturating_sub(1)

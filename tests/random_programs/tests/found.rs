@@ -4,8 +4,8 @@ use ndarray::{Array1, Array2, arr1};
 use slabwise::Error;
 use slabwise::prelude::*;
 
-/// Parts of a concatenation are written in the order of their kernels. A state that one of them reads and another one sets has to be
-/// copied at the end, lest each waits for the other.
+/// Parts of a concatenation are written in the order of their kernels. A state that one of them
+/// reads and another one sets has to be copied at the end, lest each waits for the other.
 #[test]
 fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
     let trace = Trace::inference();
@@ -18,13 +18,22 @@ fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
     let mut gave = Vec::new();
     for _ in 0..2 {
         let [joined] = session.run(&program, ())?;
-        gave.push(joined.array::<f32>()?.into_dimensionality().expect("one axis"));
+        gave.push(
+            joined
+                .array::<f32>()?
+                .into_dimensionality()
+                .expect("one axis"),
+        );
     }
-    assert_eq!(gave, [arr1(&[1.0, 3.0]), arr1(&[1.0, 1.0])] as [Array1<f32>; 2]);
+    assert_eq!(
+        gave,
+        [arr1(&[1.0, 3.0]), arr1(&[1.0, 1.0])] as [Array1<f32>; 2]
+    );
     Ok(())
 }
 
-/// A part of a concatenation behind one whose length a run finds waits for that length: where it is written follows from it.
+/// A part of a concatenation behind one whose length a run finds waits for that length: where it is
+/// written follows from it.
 #[test]
 fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
     for kept in 0..=2 {
@@ -38,7 +47,10 @@ fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
         let [joined] = session.run(&program, (&x, &least))?;
         let chosen = x.iter().filter(|x| **x > least[()]);
         let wanted: Vec<f32> = x.iter().chain(chosen).chain(&x).copied().collect();
-        assert_eq!(joined.view::<f32>()?.iter().copied().collect::<Vec<_>>(), wanted);
+        assert_eq!(
+            joined.view::<f32>()?.iter().copied().collect::<Vec<_>>(),
+            wanted
+        );
     }
     Ok(())
 }
@@ -59,22 +71,28 @@ fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
     Ok(())
 }
 
-/// A sum over a batch of rows without elements, where slices of the batch are tried for the sake of a budget.
+/// A sum over a batch of rows without elements, where slices of the batch are tried for the sake of
+/// a budget.
 #[test]
 fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 2), 2));
     let sum = x.slice(1, 0..0).sum_over(0);
-    let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1).with_budget(Budget::Fraction(0.8));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))?
+        .with_threads(1)
+        .with_budget(Budget::Fraction(0.8));
     match session.compile(&trace, [sum]) {
-        Ok(program) => assert_eq!(session.run(&program, (&Array2::<f32>::ones((1, 2)),))?[0].shape(), [0]),
+        Ok(program) => assert_eq!(
+            session.run(&program, (&Array2::<f32>::ones((1, 2)),))?[0].shape(),
+            [0]
+        ),
         Err(error) => assert!(matches!(error, Error::Budget { .. }), "{error}"),
     }
     Ok(())
 }
 
-/// What is folded over axes without elements has results all the same, and their registers have room for them: nothing beside them
-/// is written.
+/// What is folded over axes without elements has results all the same, and their registers have
+/// room for them: nothing beside them is written.
 #[test]
 fn folds_of_nothing_write_their_results_alone() -> Result<()> {
     for n in [1, 6, 100, 1000] {
@@ -87,26 +105,40 @@ fn folds_of_nothing_write_their_results_alone() -> Result<()> {
             x.sum_over([0, 2]) + 2.0,
             x.prod_over([0, 2]),
             x.permute([1, 0, 2]).sum_over([1, 2]),
-            x.slice(2, 0..0).transpose(0, 1).cast(I32).prod_over([1, 2]).cast(F32),
+            x.slice(2, 0..0)
+                .transpose(0, 1)
+                .cast(I32)
+                .prod_over([1, 2])
+                .cast(F32),
         ];
         let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(2);
         let program = session.compile(&trace, outputs)?;
-        let (beside, x) = (Array1::from_elem(n, 7.0f32), ndarray::Array3::<f32>::zeros((0, n, 0)));
+        let (beside, x) = (
+            Array1::from_elem(n, 7.0f32),
+            ndarray::Array3::<f32>::zeros((0, n, 0)),
+        );
         let gave = session.run(&program, (&beside, &x))?;
         for (output, wanted) in gave.iter().zip([7.0, 1.0, 2.0, 1.0, 0.0, 1.0]) {
-            assert_eq!(output.array::<f32>()?, Array1::from_elem(n, wanted).into_dyn(), "{n} results");
+            assert_eq!(
+                output.array::<f32>()?,
+                Array1::from_elem(n, wanted).into_dyn(),
+                "{n} results"
+            );
         }
     }
     Ok(())
 }
 
-/// A value of a found length that kernels on slices of the batch write, for the sake of a budget, lies where the run found room for it.
+/// A value of a found length that kernels on slices of the batch write, for the sake of a budget,
+/// lies where the run found room for it.
 #[test]
 fn slices_write_into_what_has_a_found_length() -> Result<()> {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 5), 1));
     let chosen = x.compress(1, trace.input("mask", Bool, [1]));
-    let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_threads(1).with_budget(Budget::Fraction(0.8));
+    let mut session = Session::new(Device::Cpu, Params::seeded(0))?
+        .with_threads(1)
+        .with_budget(Budget::Fraction(0.8));
     let program = session.compile(&trace, [chosen])?;
     for (batch, keep) in [(1, 1u8), (5, 1), (5, 0)] {
         let x = Array2::from_shape_fn((batch, 1), |(i, _)| i as f32 + 0.5);

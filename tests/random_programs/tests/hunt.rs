@@ -1,4 +1,5 @@
-//! The hunt itself: a few hundred programs, a planted bug, and that everything follows from the seed.
+//! The hunt itself: a few hundred programs, a planted bug, and that everything follows from the
+//! seed.
 
 use slabwise_random_programs::case::{Case, Op, Unary};
 use slabwise_random_programs::hunt::{Hunt, drawn, seed_of};
@@ -7,7 +8,15 @@ use slabwise_random_programs::run::Outcome;
 use slabwise_random_programs::setup::Setup;
 
 fn hunt(seed: u64, graphs: u64, threads: usize) -> Hunt {
-    Hunt { seed, seconds: None, graphs: Some(graphs), threads, max_size: 12, trail: None, loud: false }
+    Hunt {
+        seed,
+        seconds: None,
+        graphs: Some(graphs),
+        threads,
+        max_size: 12,
+        trail: None,
+        loud: false,
+    }
 }
 
 #[test]
@@ -25,16 +34,30 @@ fn drawn_cases_are_valid_and_follow_from_their_seed() {
         let seed = seed_of(7, number);
         let (case, setups) = drawn(seed, 30);
         assert!(is_valid(&case), "case {seed}: {case:#?}");
-        assert!(drawn(seed, 30) == (case, setups), "case {seed} is drawn in two ways");
+        assert!(
+            drawn(seed, 30) == (case, setups),
+            "case {seed} is drawn in two ways"
+        );
     }
 }
 
-/// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function of something.
+/// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function of
+/// something.
 fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
-    let has = case.programs[0].statements.iter().any(|s| s.op == Op::Unary(Unary::Sigmoid));
-    let values = outcome.outputs.first_mut().and_then(|o| o.first_mut()).map(|array| &mut array.values);
+    let has = case.programs[0]
+        .statements
+        .iter()
+        .any(|s| s.op == Op::Unary(Unary::Sigmoid));
+    let values = outcome
+        .outputs
+        .first_mut()
+        .and_then(|o| o.first_mut())
+        .map(|array| &mut array.values);
     if let (true, true, Some(values)) = (has, setup.dynamic, values) {
-        values.iter_mut().filter(|v| v.is_finite()).for_each(|v| *v = f64::from((*v as f32).next_up()));
+        values
+            .iter_mut()
+            .filter(|v| v.is_finite())
+            .for_each(|v| *v = f64::from((*v as f32).next_up()));
     }
 }
 
@@ -42,13 +65,34 @@ fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
 fn a_planted_bug_is_found_and_made_small_whatever_the_number_of_threads() {
     for threads in [1, 3] {
         let bag = hunt(5, 400, threads).go_planted(&wrong);
-        let reports: Vec<_> = bag.reports.values().filter(|r| matches!(r.finding.fault, Fault::Differs(_))).collect();
-        let smallest = reports.iter().min_by_key(|r| r.trial.case.size()).expect("the bug is found");
+        let reports: Vec<_> = bag
+            .reports
+            .values()
+            .filter(|r| matches!(r.finding.fault, Fault::Differs(_)))
+            .collect();
+        let smallest = reports
+            .iter()
+            .min_by_key(|r| r.trial.case.size())
+            .expect("the bug is found");
         // Something, its logistic function, and perhaps an output beside it.
         assert!(smallest.trial.case.size() <= 2, "{}", smallest.text(12));
-        assert_eq!(smallest.trial.setup, Setup { dynamic: true, ..Setup::default() });
-        assert!(smallest.program.contains(".sigmoid()"), "{}", smallest.program);
-        assert!(smallest.program.contains("session.run_dynamic("), "{}", smallest.program);
+        assert_eq!(
+            smallest.trial.setup,
+            Setup {
+                dynamic: true,
+                ..Setup::default()
+            }
+        );
+        assert!(
+            smallest.program.contains(".sigmoid()"),
+            "{}",
+            smallest.program
+        );
+        assert!(
+            smallest.program.contains("session.run_dynamic("),
+            "{}",
+            smallest.program
+        );
     }
 }
 

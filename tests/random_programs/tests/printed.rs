@@ -1,5 +1,6 @@
-//! Printed programs compile and run: `printed/programs.inc` holds some, between them with every kind of statement, and is what is
-//! printed today. `REPRINT=1 cargo test -p slabwise-random-programs --test printed` writes it anew.
+//! Printed programs compile and run: `printed/programs.inc` holds some, between them with every
+//! kind of statement, and is what is printed today. `REPRINT=1 cargo test -p
+//! slabwise-random-programs --test printed` writes it anew.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -19,7 +20,13 @@ mod programs {
 
 /// A kind of statement: the name of its variant, and of the method where it is one of many.
 fn kind(op: &Op) -> String {
-    let word = |x: &dyn Debug| format!("{x:?}").split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default().to_string();
+    let word = |x: &dyn Debug| {
+        format!("{x:?}")
+            .split(|c: char| !c.is_alphanumeric())
+            .next()
+            .unwrap_or_default()
+            .to_string()
+    };
     match op {
         Op::Unary(u) => word(u),
         Op::Binary(b) => word(b),
@@ -30,7 +37,11 @@ fn kind(op: &Op) -> String {
 }
 
 fn kinds(case: &Case) -> BTreeSet<String> {
-    case.programs.iter().flat_map(|p| &p.statements).map(|s| kind(&s.op)).collect()
+    case.programs
+        .iter()
+        .flat_map(|p| &p.statements)
+        .map(|s| kind(&s.op))
+        .collect()
 }
 
 /// Programs that add many kinds of statements to those before, one or two for each way to run them.
@@ -40,18 +51,28 @@ fn printed() -> (String, BTreeSet<String>) {
         let seed = seed_of(3, number);
         let case = draw::case(seed, 60);
         let new = kinds(&case).difference(&seen).count();
-        let few = case.programs.iter().all(|p| p.outputs.len() < run::OUTPUTS_MAX) && case.size() < 50;
+        let few = case
+            .programs
+            .iter()
+            .all(|p| p.outputs.len() < run::OUTPUTS_MAX)
+            && case.size() < 50;
         let worth = if number < 300 { new > 8 } else { new > 0 };
         if !worth || !few || case.odd_numbers {
             continue;
         }
         let setups = draw::setups(&case, &mut Rng::new(seed));
-        let Some(setup) = setups.into_iter().next().filter(|s| s.budget.is_none()) else { continue };
+        let Some(setup) = setups.into_iter().next().filter(|s| s.budget.is_none()) else {
+            continue;
+        };
         if judge(&case, std::slice::from_ref(&setup), &mut Counts::default()).is_some() {
             continue;
         }
         seen.extend(kinds(&case));
-        let claim = if setup.rounds() { Claim::Close } else { Claim::SameBits };
+        let claim = if setup.rounds() {
+            Claim::Close
+        } else {
+            Claim::SameBits
+        };
         let about = format!("Printed by the default and with {}.", setup.describe());
         text += &test(&format!("program_{seed}"), &about, &case, &setup, &claim);
         text.push('\n');
@@ -70,6 +91,13 @@ fn the_file_is_what_is_printed() {
         std::fs::write(path, &text).expect("the file can be written");
     }
     let held = std::fs::read_to_string(path).expect("the file is there");
-    assert!(held == text, "{path} is not what is printed today: REPRINT=1 writes it anew");
-    assert!(seen.len() > 90, "{} kinds of statements: {seen:?}", seen.len());
+    assert!(
+        held == text,
+        "{path} is not what is printed today: REPRINT=1 writes it anew"
+    );
+    assert!(
+        seen.len() > 90,
+        "{} kinds of statements: {seen:?}",
+        seen.len()
+    );
 }

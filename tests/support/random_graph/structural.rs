@@ -15,17 +15,25 @@ impl Maker {
     pub(super) fn matmul(&mut self) -> Option<()> {
         let a = self.find(|g, id, _| g.dtype(id).is_float() && g.dims(id).len() >= 2)?;
         let rank = self.g.dims(a).len();
-        let (batch, k) = (Dims::from_slice(&self.g.dims(a)[..rank - 2]), self.g.dims(a)[rank - 1]);
+        let (batch, k) = (
+            Dims::from_slice(&self.g.dims(a)[..rank - 2]),
+            self.g.dims(a)[rank - 1],
+        );
         let fits = |g: &Graph, id: NodeId| {
             let d = g.dims(id);
-            g.dtype(id) == g.dtype(a) && d.len() == rank && d[..rank - 2] == batch[..] && d[rank - 2] == k
+            g.dtype(id) == g.dtype(a)
+                && d.len() == rank
+                && d[..rank - 2] == batch[..]
+                && d[rank - 2] == k
         };
         let b = match self.find(|g, id, _| fits(g, id)) {
             Some(b) => b,
             None => self.g.transpose(a),
         };
         let node = self.g.matmul(a, b);
-        let bound = self.of(a).bound * self.of(b).bound.max(self.of(a).bound) * k.at(&self.g.symbols.bounds()) as f64;
+        let bound = self.of(a).bound
+            * self.of(b).bound.max(self.of(a).bound)
+            * k.at(&self.g.symbols.bounds()) as f64;
         self.keep(node, bound, false);
         Some(())
     }
@@ -34,19 +42,34 @@ impl Maker {
     fn image(&mut self, exact: bool) -> Option<(NodeId, [i64; 4])> {
         let fixed = |g: &Graph, id: NodeId| {
             let d = g.dims(id);
-            let sizes = [d[0].at(&g.symbols.bounds()), d[1].as_fixed()?, d[2].as_fixed()?, d[3].as_fixed()?];
+            let sizes = [
+                d[0].at(&g.symbols.bounds()),
+                d[1].as_fixed()?,
+                d[2].as_fixed()?,
+                d[3].as_fixed()?,
+            ];
             Some(sizes)
         };
         let short = self.short;
-        let fixed = |g: &Graph, id: NodeId| fixed(g, id).filter(|sizes| short || sizes.iter().all(|&n| n > 0));
-        let id = self
-            .find(|g, id, known| g.dtype(id) == DType::F32 && g.dims(id).len() == 4 && fixed(g, id).is_some() && (known.exact || !exact))?;
+        let fixed = |g: &Graph, id: NodeId| {
+            fixed(g, id).filter(|sizes| short || sizes.iter().all(|&n| n > 0))
+        };
+        let id = self.find(|g, id, known| {
+            g.dtype(id) == DType::F32
+                && g.dims(id).len() == 4
+                && fixed(g, id).is_some()
+                && (known.exact || !exact)
+        })?;
         Some((id, fixed(&self.g, id)?))
     }
 
     pub(super) fn conv2d(&mut self) -> Option<()> {
         let (x, [_, channels, h, w]) = self.image(false)?;
-        let groups = if channels % 2 == 0 { self.rng.pick(&[1, 2]) } else { 1 };
+        let groups = if channels % 2 == 0 {
+            self.rng.pick(&[1, 2])
+        } else {
+            1
+        };
         let geometry = ConvGeometry {
             stride: [self.rng.pick(&[1, 2]), 1],
             pad: [self.rng.below(2), self.rng.below(3)],
@@ -55,17 +78,35 @@ impl Maker {
         };
         let k = [self.rng.pick(&[1, 2]), self.rng.pick(&[1, 3])];
         let size = |i: usize, n: i64| {
-            (n + 2 * geometry.pad[i] as i64 - (geometry.dilation[i] * (k[i] - 1)) as i64 - 1).div_euclid(geometry.stride[i] as i64) + 1
+            (n + 2 * geometry.pad[i] as i64 - (geometry.dilation[i] * (k[i] - 1)) as i64 - 1)
+                .div_euclid(geometry.stride[i] as i64)
+                + 1
         };
         let (oh, ow) = (size(0, h), size(1, w));
         if oh < 1 || ow < 1 {
             return None;
         }
-        let results = if self.short { self.rng.pick(&[0, 2]) } else { 2 };
+        let results = if self.short {
+            self.rng.pick(&[0, 2])
+        } else {
+            2
+        };
         let lengths = [results, (channels / groups) as usize, k[0], k[1]];
-        let weight = variable(&mut self.g, DType::F32, &crate::support::dims(&lengths), Init::Constant(0.0));
-        let dims = Dims::from_slice(&[self.g.dims(x)[0], Size::fixed(results as i64), Size::fixed(oh), Size::fixed(ow)]);
-        let node = self.g.emit(Op::Conv2d(geometry), &[x, weight], DType::F32, dims);
+        let weight = variable(
+            &mut self.g,
+            DType::F32,
+            &crate::support::dims(&lengths),
+            Init::Constant(0.0),
+        );
+        let dims = Dims::from_slice(&[
+            self.g.dims(x)[0],
+            Size::fixed(results as i64),
+            Size::fixed(oh),
+            Size::fixed(ow),
+        ]);
+        let node = self
+            .g
+            .emit(Op::Conv2d(geometry), &[x, weight], DType::F32, dims);
         let bound = self.of(x).bound * 3.0 * lengths[1..].iter().product::<usize>() as f64;
         self.keep(node, bound, false);
         Some(())
@@ -73,16 +114,36 @@ impl Maker {
 
     pub(super) fn pool2d(&mut self) -> Option<()> {
         let count_pad = self.rng.one_in(2);
-        let kind = self.rng.pick(&[PoolKind::Max, PoolKind::Max, PoolKind::ArgMax, PoolKind::Avg { count_pad }]);
+        let kind = self.rng.pick(&[
+            PoolKind::Max,
+            PoolKind::Max,
+            PoolKind::ArgMax,
+            PoolKind::Avg { count_pad },
+        ]);
         let jumps = matches!(kind, PoolKind::Max | PoolKind::ArgMax);
         let (mut x, [_, _, h, w]) = self.image(jumps)?;
         let Known { bound, exact } = self.of(x);
         let window = self.rng.pick(&[
-            Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
-            Window { k: [3, 2], stride: [1, 2], pad: [1, 0] },
-            Window { k: [2, 3], stride: [2, 1], pad: [1, 1] },
+            Window {
+                k: [2, 2],
+                stride: [2, 2],
+                pad: [0, 0],
+            },
+            Window {
+                k: [3, 2],
+                stride: [1, 2],
+                pad: [1, 0],
+            },
+            Window {
+                k: [2, 3],
+                stride: [2, 1],
+                pad: [1, 1],
+            },
         ]);
-        let size = |i: usize, n: i64| (n + 2 * window.pad[i] as i64 - window.k[i] as i64).div_euclid(window.stride[i] as i64) + 1;
+        let size = |i: usize, n: i64| {
+            (n + 2 * window.pad[i] as i64 - window.k[i] as i64).div_euclid(window.stride[i] as i64)
+                + 1
+        };
         let (oh, ow) = (size(0, h), size(1, w));
         if oh < 1 || ow < 1 || h < 1 || w < 1 {
             return None;
@@ -91,8 +152,17 @@ impl Maker {
         if self.rng.one_in(2) {
             x = self.g.scalar(ScalarOp::Relu, &[x]);
         }
-        let dtype = if kind == PoolKind::ArgMax { DType::U8 } else { DType::F32 };
-        let dims = Dims::from_slice(&[self.g.dims(x)[0], self.g.dims(x)[1], Size::fixed(oh), Size::fixed(ow)]);
+        let dtype = if kind == PoolKind::ArgMax {
+            DType::U8
+        } else {
+            DType::F32
+        };
+        let dims = Dims::from_slice(&[
+            self.g.dims(x)[0],
+            self.g.dims(x)[1],
+            Size::fixed(oh),
+            Size::fixed(ow),
+        ]);
         let node = self.g.emit(Op::Pool2d(kind, window), &[x], dtype, dims);
         self.keep(node, bound.max(9.0_f64.min(BOUND)), exact && jumps);
         if self.g.dtype(node).is_float() && self.rng.one_in(2) {
@@ -105,12 +175,20 @@ impl Maker {
     pub(super) fn select(&mut self) -> Option<()> {
         const FOUND_MAX: usize = 2;
         let is_found = |extent: Extent| matches!(extent, Extent::Found(_));
-        if self.g.symbols.iter().filter(|(_, _, extent)| is_found(*extent)).count() >= FOUND_MAX {
+        if self
+            .g
+            .symbols
+            .iter()
+            .filter(|(_, _, extent)| is_found(*extent))
+            .count()
+            >= FOUND_MAX
+        {
             return None;
         }
         let x = self.any()?;
         let (dims, known) = (self.g.dims(x).clone(), self.of(x));
-        let mask = self.find(|g, id, known| g.dtype(id) == DType::Bool && known.exact && *g.dims(id) == dims);
+        let mask = self
+            .find(|g, id, known| g.dtype(id) == DType::Bool && known.exact && *g.dims(id) == dims);
         let mask = match mask {
             Some(mask) => mask,
             None => {
@@ -133,22 +211,30 @@ impl Maker {
 
     /// The order of elements along the last axis.
     pub(super) fn order(&mut self) -> Option<()> {
-        let x = self.find(|g, id, known| known.exact && !g.dims(id).is_empty() && g.dtype(id) != DType::Bool)?;
+        let x = self.find(|g, id, known| {
+            known.exact && !g.dims(id).is_empty() && g.dtype(id) != DType::Bool
+        })?;
         let dims = self.g.dims(x).clone();
         let most = dims.last()?.at(&self.g.symbols.bounds());
-        let op = Op::Sort { descending: self.rng.one_in(2) };
+        let op = Op::Sort {
+            descending: self.rng.one_in(2),
+        };
         let order = self.g.emit(op, &[x], DType::I32, dims);
         self.keep(order, most as f64, true);
         Some(())
     }
 
-    /// Boxes that stay. Corners in any order: what the overlap of such boxes is, is defined as well.
+    /// Boxes that stay. Corners in any order: what the overlap of such boxes is, is defined as
+    /// well.
     pub(super) fn suppress(&mut self) -> Option<()> {
-        let fits =
-            |g: &Graph, id: NodeId, known: Known| known.exact && g.dtype(id) == DType::F32 && g.dims(id).len() == 2 && g.dims(id)[1].is(4);
+        let fits = |g: &Graph, id: NodeId, known: Known| {
+            known.exact && g.dtype(id) == DType::F32 && g.dims(id).len() == 2 && g.dims(id)[1].is(4)
+        };
         let boxes = self.find(fits)?;
         let dims = Dims::from_slice(&self.g.dims(boxes)[..1]);
-        let op = Op::Suppress { threshold: self.rng.pick(&[0.0, 0.25, 0.5]) };
+        let op = Op::Suppress {
+            threshold: self.rng.pick(&[0.0, 0.25, 0.5]),
+        };
         let keep = self.g.emit(op, &[boxes], DType::Bool, dims);
         self.keep(keep, 1.0, true);
         Some(())
@@ -157,24 +243,39 @@ impl Maker {
     /// An index into an axis of length `LIMIT` at least, in range, of a shape.
     fn index(&mut self, dims: &Dims) -> (NodeId, u32) {
         let strides = (0..dims.len()).map(|i| Size::fixed(i as i64 + 1)).collect();
-        let at = self.g.emit(Op::Index(strides), &[], DType::I32, dims.clone());
+        let at = self
+            .g
+            .emit(Op::Index(strides), &[], DType::I32, dims.clone());
         // at − at / LIMIT · LIMIT
         let limit = self.g.full(LIMIT as f32, DType::I32, dims);
         let whole = self.g.scalar(ScalarOp::Div, &[at, limit]);
         let whole = self.g.mul(whole, limit);
         let index = self.g.scalar(ScalarOp::Sub, &[at, whole]);
-        let index = if self.rng.one_in(2) { self.g.cast(index, DType::U8) } else { index };
+        let index = if self.rng.one_in(2) {
+            self.g.cast(index, DType::U8)
+        } else {
+            index
+        };
         (index, LIMIT as u32)
     }
 
     /// An axis of a node of length `LIMIT` at least, and the shape with another length there.
     fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
-        let long = |d: &Size| d.as_fixed().is_some_and(|n| n >= LIMIT as i64 || (self.short && n == 0));
-        let axes: Vec<usize> = (0..self.g.dims(x).len()).filter(|&i| long(&self.g.dims(x)[i])).collect();
+        let long = |d: &Size| {
+            d.as_fixed()
+                .is_some_and(|n| n >= LIMIT as i64 || (self.short && n == 0))
+        };
+        let axes: Vec<usize> = (0..self.g.dims(x).len())
+            .filter(|&i| long(&self.g.dims(x)[i]))
+            .collect();
         let axis = *axes.get(self.rng.below(axes.len().max(1)))?;
         let mut dims = self.g.dims(x).clone();
         let none = dims[axis].is(0) || (self.short && self.rng.one_in(3));
-        dims[axis] = Size::fixed(if none { 0 } else { 1 + self.rng.below(5) as i64 });
+        dims[axis] = Size::fixed(if none {
+            0
+        } else {
+            1 + self.rng.below(5) as i64
+        });
         Some((axis, dims))
     }
 
@@ -182,8 +283,18 @@ impl Maker {
         let x = self.any()?;
         let (axis, dims) = self.indexed(x)?;
         let (index, limit) = self.index(&dims);
-        self.g.emit(Op::CheckIndex { limit: Size::from(limit), of: Checked::Index }, &[index], self.g.dtype(index), dims.clone());
-        let node = self.g.emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
+        self.g.emit(
+            Op::CheckIndex {
+                limit: Size::from(limit),
+                of: Checked::Index,
+            },
+            &[index],
+            self.g.dtype(index),
+            dims.clone(),
+        );
+        let node = self
+            .g
+            .emit(Op::Gather { axis }, &[x, index], self.g.dtype(x), dims);
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound, exact);
         Some(())
@@ -197,7 +308,9 @@ impl Maker {
         let (index, _) = self.index(&shape);
         // (Into an axis of any length: what there is to add has indices below LIMIT.)
         dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
-        let node = self.g.emit(Op::ScatterAdd { axis }, &[x, index], DType::F32, dims);
+        let node = self
+            .g
+            .emit(Op::ScatterAdd { axis }, &[x, index], DType::F32, dims);
         let bound = self.of(x).bound * shape[axis].at(&Env::default()) as f64;
         self.keep(node, bound, false);
         Some(())
@@ -215,7 +328,9 @@ impl Maker {
         if self.short && dims.iter().any(|d| d.is(0)) && self.rng.one_in(2) {
             // Without elements it may have any shape without elements.
             let at = self.rng.below(4);
-            dims = (0..4).map(|i| Size::fixed(if i == at { 0 } else { self.rng.below(4) as i64 })).collect();
+            dims = (0..4)
+                .map(|i| Size::fixed(if i == at { 0 } else { self.rng.below(4) as i64 }))
+                .collect();
         } else if self.rng.one_in(3) || dims.len() < 2 {
             dims.insert(self.rng.below(dims.len() + 1), Size::ONE);
         } else {
@@ -239,7 +354,12 @@ impl Maker {
             axes.swap(i, self.rng.below(i + 1));
         }
         let dims = axes.iter().map(|&a| self.g.dims(x)[a]).collect();
-        let node = self.g.emit(Op::Permute(Axes::from_slice(&axes)), &[x], self.g.dtype(x), dims);
+        let node = self.g.emit(
+            Op::Permute(Axes::from_slice(&axes)),
+            &[x],
+            self.g.dtype(x),
+            dims,
+        );
         self.view(x, node);
         Some(())
     }
@@ -248,10 +368,21 @@ impl Maker {
         let x = self.find(|g, id, _| g.dims(id).iter().any(|d| d.is(1)) || g.dims(id).len() < 3)?;
         let mut dims = self.g.dims(x).clone();
         for d in dims.iter_mut().filter(|d| d.is(1)) {
-            *d = Size::fixed(if self.short { self.rng.below(4) } else { 1 + self.rng.below(3) } as i64);
+            *d = Size::fixed(if self.short {
+                self.rng.below(4)
+            } else {
+                1 + self.rng.below(3)
+            } as i64);
         }
         if dims.len() < 3 {
-            dims.insert(0, Size::fixed(if self.short { self.rng.below(3) as i64 } else { 2 }));
+            dims.insert(
+                0,
+                Size::fixed(if self.short {
+                    self.rng.below(3) as i64
+                } else {
+                    2
+                }),
+            );
         }
         let node = self.g.broadcast(x, &dims);
         self.view(x, node);
@@ -264,7 +395,9 @@ impl Maker {
         for d in self.g.dims(x).clone() {
             if self.short && d.as_fixed().is_some() && self.rng.one_in(6) {
                 // Nothing, from somewhere up to the end.
-                start.push(Size::fixed(self.rng.below(d.at(&Env::default()) as usize + 1) as i64));
+                start.push(Size::fixed(
+                    self.rng.below(d.at(&Env::default()) as usize + 1) as i64,
+                ));
                 step.push(1);
                 dims.push(Size::ZERO);
                 continue;
@@ -274,9 +407,14 @@ impl Maker {
             let by = n.map_or(1, |_| 1 + self.rng.below(2) as i64);
             start.push(Size::fixed(from));
             step.push(by as u32);
-            dims.push(n.map_or(d, |n| Size::fixed(1 + self.rng.below(((n - from - 1) / by + 1) as usize) as i64)));
+            dims.push(n.map_or(d, |n| {
+                Size::fixed(1 + self.rng.below(((n - from - 1) / by + 1) as usize) as i64)
+            }));
         }
-        let op = Op::Slice { start, step: step.into_iter().collect() };
+        let op = Op::Slice {
+            start,
+            step: step.into_iter().collect(),
+        };
         self.g.emit(op, &[x], self.g.dtype(x), dims)
     }
 
@@ -299,12 +437,16 @@ impl Maker {
         for _ in 0..self.rng.below(3) {
             let alike = |g: &Graph, id: NodeId| {
                 let d = g.dims(id);
-                g.dtype(id) == dtype && d.len() == dims.len() && (0..d.len()).all(|i| i == axis || d[i] == dims[i])
+                g.dtype(id) == dtype
+                    && d.len() == dims.len()
+                    && (0..d.len()).all(|i| i == axis || d[i] == dims[i])
             };
             parts.extend(self.find(|g, id, _| alike(g, id)));
         }
         let mut whole = dims;
-        whole[axis] = parts.iter().try_fold(Size::ZERO, |n, &p| n.checked_add(self.g.dims(p)[axis]))?;
+        whole[axis] = parts
+            .iter()
+            .try_fold(Size::ZERO, |n, &p| n.checked_add(self.g.dims(p)[axis]))?;
         // Such as [batch, batch + 4], whose count of elements has no form.
         elements(&whole)?;
         let node = self.g.emit(Op::Concat { axis }, &parts, dtype, whole);
@@ -321,20 +463,37 @@ impl Maker {
         let x = self.find(|g, id, _| !g.dims(id).is_empty())?;
         let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
         for d in self.g.dims(x).clone() {
-            let n = d.as_fixed().filter(|&n| (n > 0 || self.short) && n < 6 && self.rng.one_in(2));
-            let (from, by, after) = n.map_or((0, 1, 0), |_| (self.rng.below(2), 1 + self.rng.below(2), self.rng.below(2)));
+            let n = d
+                .as_fixed()
+                .filter(|&n| (n > 0 || self.short) && n < 6 && self.rng.one_in(2));
+            let (from, by, after) = n.map_or((0, 1, 0), |_| {
+                (self.rng.below(2), 1 + self.rng.below(2), self.rng.below(2))
+            });
             start.push(Size::fixed(from as i64));
             step.push(by as u32);
-            dims.push(n.map_or(d, |n| Size::fixed(from as i64 + ((n - 1) * by as i64 + 1).max(0).min(n * by as i64) + after as i64)));
+            dims.push(n.map_or(d, |n| {
+                Size::fixed(
+                    from as i64
+                        + ((n - 1) * by as i64 + 1).max(0).min(n * by as i64)
+                        + after as i64,
+                )
+            }));
         }
         let dtype = self.g.dtype(x);
         let value = Value::I32(self.rng.below(3) as i32).cast(dtype.lane());
-        let op = Op::Pad { start: start.clone(), step: step.iter().copied().collect(), value };
+        let op = Op::Pad {
+            start: start.clone(),
+            step: step.iter().copied().collect(),
+            value,
+        };
         let node = self.g.emit(op, &[x], dtype, dims);
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound.max(3.0), exact);
         if self.rng.one_in(2) {
-            let op = Op::Slice { start, step: step.into_iter().collect() };
+            let op = Op::Slice {
+                start,
+                step: step.into_iter().collect(),
+            };
             let back = self.g.emit(op, &[node], dtype, self.g.dims(x).clone());
             self.view(x, back);
         }

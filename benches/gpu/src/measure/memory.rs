@@ -9,7 +9,8 @@ fn elements() -> usize {
     if super::is_quick() { 1 << 18 } else { 1 << 27 }
 }
 
-/// Gigabytes per second of values moved in one of three ways. On the device they are read and written.
+/// Gigabytes per second of values moved in one of three ways. On the device they are read and
+/// written.
 pub fn copy(which: &str) -> Result<Value> {
     let count = elements();
     let bytes = 4.0 * count as f64;
@@ -21,7 +22,11 @@ pub fn copy(which: &str) -> Result<Value> {
             let x = trace.input("x", F32, (count as u32,));
             let program = session.compile(&trace, [x + 1.0])?;
             let x = session.upload("x", &zeros)?;
-            (super::runs(&mut session, &program, &(&x,))?, 2.0 * bytes, session.device_bytes())
+            (
+                super::runs(&mut session, &program, &(&x,))?,
+                2.0 * bytes,
+                session.device_bytes(),
+            )
         }
         "to-device" => {
             let times = super::timed(1, |_| {
@@ -36,7 +41,11 @@ pub fn copy(which: &str) -> Result<Value> {
             let times = super::timed(1, |_| session.download::<f32>(&held).map(drop))?;
             (times, bytes, session.device_bytes())
         }
-        _ => return Err(slabwise::Error::Value(format!("{which:?} is no copy; there are device, to-device and to-host"))),
+        _ => {
+            return Err(slabwise::Error::Value(format!(
+                "{which:?} is no copy; there are device, to-device and to-host"
+            )));
+        }
     };
     let mut fields = times.fields();
     fields.insert("gb_per_s".into(), json!(moved / times.median() / 1e6));
@@ -44,7 +53,8 @@ pub fn copy(which: &str) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// What a launch takes when kernels are so small that they take nothing: a chain of products that do not fuse.
+/// What a launch takes when kernels are so small that they take nothing: a chain of products that
+/// do not fuse.
 pub fn launches() -> Result<Value> {
     const CHAIN: usize = 200;
     const N: u32 = 16;
@@ -57,6 +67,9 @@ pub fn launches() -> Result<Value> {
     let times = super::runs(&mut session, &program, &(&x, &w))?;
     let mut fields = times.fields();
     fields.extend(super::about(&session, &program));
-    fields.insert("us_per_launch".into(), json!(times.median() * 1e3 / program.plan().kernels().max(1) as f64));
+    fields.insert(
+        "us_per_launch".into(),
+        json!(times.median() * 1e3 / program.plan().kernels().max(1) as f64),
+    );
     Ok(Value::Object(fields))
 }

@@ -35,7 +35,10 @@ pub fn child(words: &[String]) -> ExitCode {
         ["conv", sizes, precision] => products::convolution(sizes, precision),
         ["copy", which] => memory::copy(which),
         ["launches"] => memory::launches(),
-        _ => Err(Error::Value(format!("there is no measurement {:?}; --list shows them", words.join(" ")))),
+        _ => Err(Error::Value(format!(
+            "there is no measurement {:?}; --list shows them",
+            words.join(" ")
+        ))),
     };
     match measured {
         Ok(value) => {
@@ -50,7 +53,8 @@ pub fn child(words: &[String]) -> ExitCode {
 }
 
 fn number(text: &str) -> Result<u32> {
-    text.parse().map_err(|e| Error::Value(format!("{text:?} is no number: {e}")))
+    text.parse()
+        .map_err(|e| Error::Value(format!("{text:?} is no number: {e}")))
 }
 
 /// The type that the operands of products are stored in.
@@ -58,7 +62,9 @@ fn dtype(precision: &str) -> Result<DType> {
     match precision {
         "f32" | "tf32" => Ok(DType::F32),
         "bf16" => Ok(DType::BF16),
-        _ => Err(Error::Value(format!("{precision:?} is no precision; there are f32, tf32 and bf16"))),
+        _ => Err(Error::Value(format!(
+            "{precision:?} is no precision; there are f32, tf32 and bf16"
+        ))),
     }
 }
 
@@ -68,11 +74,18 @@ fn device() -> Result<Value> {
     let text = |e: slabwise_cuda::driver::DriverError| Error::Value(e.to_string());
     let about = slabwise_cuda::driver::properties(0).map_err(text)?;
     let (major, minor) = slabwise_cuda::driver::start().map_err(text)?;
-    let nvrtc = slabwise_cuda::nvrtc::version().map_or_else(|e| e.to_string(), |(major, minor)| format!("{major}.{minor}"));
-    let cublaslt = slabwise_cuda::cublaslt::version().map_or_else(|_| "none".into(), |version| version.to_string());
-    // The version of the kernel's module, where the system tells it: the library's own call gives CUDA's.
+    let nvrtc = slabwise_cuda::nvrtc::version().map_or_else(
+        |e| e.to_string(),
+        |(major, minor)| format!("{major}.{minor}"),
+    );
+    let cublaslt = slabwise_cuda::cublaslt::version()
+        .map_or_else(|_| "none".into(), |version| version.to_string());
+    // The version of the kernel's module, where the system tells it: the library's own call gives
+    // CUDA's.
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
-    let module = module.split_whitespace().find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()));
+    let module = module
+        .split_whitespace()
+        .find(|word| word.contains('.') && word.starts_with(|c: char| c.is_ascii_digit()));
     Ok(json!({
         "device": about.name,
         "driver": module.unwrap_or("unknown"),
@@ -115,9 +128,14 @@ fn is_quick() -> bool {
     std::env::var_os(QUICK).is_some()
 }
 
-/// What a group of runs takes, for each of them. `work` asks for so many runs and waits until they are done.
+/// What a group of runs takes, for each of them. `work` asks for so many runs and waits until they
+/// are done.
 fn timed(group: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Times> {
-    let (group, patience, least) = if is_quick() { (1, Duration::ZERO, 2) } else { (group, PATIENCE, SAMPLES_LEAST) };
+    let (group, patience, least) = if is_quick() {
+        (1, Duration::ZERO, 2)
+    } else {
+        (group, PATIENCE, SAMPLES_LEAST)
+    };
     let began = Instant::now();
     for run in 0..WARM_UP {
         if run >= WARM_UP_LEAST && began.elapsed() >= patience {
@@ -136,7 +154,11 @@ fn timed(group: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Times> {
 }
 
 /// Times runs of a program.
-fn runs<const N: usize>(session: &mut Session, program: &Program<N>, feed: &(impl Feed + ?Sized)) -> Result<Times> {
+fn runs<const N: usize>(
+    session: &mut Session,
+    program: &Program<N>,
+    feed: &(impl Feed + ?Sized),
+) -> Result<Times> {
     timed(GROUP, |count| {
         for _ in 0..count {
             session.run(program, feed)?;
@@ -145,22 +167,39 @@ fn runs<const N: usize>(session: &mut Session, program: &Program<N>, feed: &(imp
     })
 }
 
-/// Bytes that the driver gave and those that were planned, and which libraries and functions compute the program.
+/// Bytes that the driver gave and those that were planned, and which libraries and functions
+/// compute the program.
 fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String, Value> {
     let mut libraries: Vec<String> = program.libraries().into_iter().flatten().collect();
     libraries.sort();
-    let uses: Vec<Value> = libraries.chunk_by(|a, b| a == b).map(|same| json!([same[0], same.len()])).collect();
+    let uses: Vec<Value> = libraries
+        .chunk_by(|a, b| a == b)
+        .map(|same| json!([same[0], same.len()]))
+        .collect();
     let resources: Vec<_> = program.resources().into_iter().flatten().collect();
-    let mut functions: Vec<&str> = resources.iter().map(|used| used.function.as_str()).collect();
+    let mut functions: Vec<&str> = resources
+        .iter()
+        .map(|used| used.function.as_str())
+        .collect();
     functions.sort();
     functions.dedup();
     let spilled = resources.iter().filter(|used| used.spill_bytes > 0).count();
     // A step has hundreds of functions: those of one product are what was picked for it.
-    let picks = if functions.len() <= 8 { json!(functions) } else { json!(functions.len()) };
+    let picks = if functions.len() <= 8 {
+        json!(functions)
+    } else {
+        json!(functions.len())
+    };
     Map::from_iter([
         ("bytes".into(), json!(session.device_bytes())),
-        ("planned_bytes".into(), json!(session.persistent_bytes() + program.plan().slab_bytes())),
+        (
+            "planned_bytes".into(),
+            json!(session.persistent_bytes() + program.plan().slab_bytes()),
+        ),
         ("kernels".into(), json!(program.plan().kernels())),
-        ("picks".into(), json!({ "libraries": uses, "functions": picks, "spilling": spilled })),
+        (
+            "picks".into(),
+            json!({ "libraries": uses, "functions": picks, "spilling": spilled }),
+        ),
     ])
 }

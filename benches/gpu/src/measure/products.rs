@@ -25,7 +25,9 @@ impl log::Log for Listener {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            TOLD.lock().expect("nobody panics with it").push(record.args().to_string());
+            TOLD.lock()
+                .expect("nobody panics with it")
+                .push(record.args().to_string());
         }
     }
 
@@ -37,7 +39,11 @@ fn session(precision: &str) -> Result<Session> {
     if log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }
-    let options = CompileOptions { tuning: Tuning::All, tf32: precision == "tf32", ..CompileOptions::default() };
+    let options = CompileOptions {
+        tuning: Tuning::All,
+        tf32: precision == "tf32",
+        ..CompileOptions::default()
+    };
     Ok(Session::new(Device::cuda(0)?, Params::seeded(0))?.with_options(options))
 }
 
@@ -47,13 +53,21 @@ fn candidates() -> Vec<String> {
 
 /// Stored as its operands are, as peers do: products of halves are f32 here.
 fn stored(tensor: Tensor<'_>, dtype: DType) -> Tensor<'_> {
-    if dtype == BF16 { tensor.cast(BF16) } else { tensor }
+    if dtype == BF16 {
+        tensor.cast(BF16)
+    } else {
+        tensor
+    }
 }
 
 /// Random numbers of a type on the device.
 fn filled(session: &mut Session, name: &str, dtype: DType, dims: &[usize]) -> Result<Buffer> {
     let mut draw = noise(dims.len() as u64);
-    let mut upload = Upload { session, name, dims };
+    let mut upload = Upload {
+        session,
+        name,
+        dims,
+    };
     match dtype {
         BF16 => upload.of(|| bf16::from_f32(draw() - 0.5)),
         _ => upload.of(|| draw() - 0.5),
@@ -68,7 +82,10 @@ struct Upload<'a> {
 
 impl Upload<'_> {
     fn of<T: Element + ToBytes>(&mut self, make: impl FnMut() -> T) -> Result<Buffer> {
-        self.session.upload(self.name, &ArrayD::from_shape_simple_fn(IxDyn(self.dims), make))
+        self.session.upload(
+            self.name,
+            &ArrayD::from_shape_simple_fn(IxDyn(self.dims), make),
+        )
     }
 }
 
@@ -80,11 +97,17 @@ pub fn square(n: &str, precision: &str) -> Result<Value> {
     let [a, b] = ["a", "b"].map(|name| trace.input(name, dtype, (n, n)));
     let program = session.compile(&trace, [stored(a.matmul(b), dtype)])?;
     let dims = [n as usize; 2];
-    let (a, b) = (filled(&mut session, "a", dtype, &dims)?, filled(&mut session, "b", dtype, &dims)?);
+    let (a, b) = (
+        filled(&mut session, "a", dtype, &dims)?,
+        filled(&mut session, "b", dtype, &dims)?,
+    );
     let times = super::runs(&mut session, &program, &(&a, &b))?;
     let mut fields = times.fields();
     fields.extend(super::about(&session, &program));
-    fields.insert("tflops".into(), json!(2.0 * f64::from(n).powi(3) / times.median() / 1e9));
+    fields.insert(
+        "tflops".into(),
+        json!(2.0 * f64::from(n).powi(3) / times.median() / 1e9),
+    );
     fields.insert("candidates".into(), json!(candidates()));
     Ok(Value::Object(fields))
 }
@@ -93,14 +116,28 @@ pub fn square(n: &str, precision: &str) -> Result<Value> {
 pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     let read: Vec<u32> = sizes.split(',').map(number).collect::<Result<_>>()?;
     let [batch, inputs, outputs, image, k, stride] = read[..] else {
-        return Err(slabwise::Error::Value(format!("{sizes:?} is not BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE")));
+        return Err(slabwise::Error::Value(format!(
+            "{sizes:?} is not BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE"
+        )));
     };
     let dtype = dtype(precision)?;
     let [step, pad] = [stride, k / 2].map(|n| n as usize);
-    let geometry = ConvGeometry { stride: [step; 2], pad: [pad; 2], ..ConvGeometry::default() };
+    let geometry = ConvGeometry {
+        stride: [step; 2],
+        pad: [pad; 2],
+        ..ConvGeometry::default()
+    };
     let result = (image + 2 * (k / 2) - k) / stride + 1;
-    let dims = [[batch, inputs, image, image], [outputs, inputs, k, k], [batch, outputs, result, result]];
-    let flop = [batch, outputs, result, result, inputs, k, k].iter().map(|&n| f64::from(n)).product::<f64>() * 2.0;
+    let dims = [
+        [batch, inputs, image, image],
+        [outputs, inputs, k, k],
+        [batch, outputs, result, result],
+    ];
+    let flop = [batch, outputs, result, result, inputs, k, k]
+        .iter()
+        .map(|&n| f64::from(n))
+        .product::<f64>()
+        * 2.0;
     let mut parts = Map::new();
     let mut total = 0.0;
     let mut bytes = 0;
@@ -109,12 +146,18 @@ pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
         let trace = Trace::inference().named(part);
         // Forward reads no gradient of the result.
         let names = &["x", "w", "dy"][..if at == 0 { 2 } else { 3 }];
-        let given: Vec<Tensor<'_>> =
-            names.iter().zip(dims).map(|(name, dims)| trace.input(name, dtype, &dims.map(Dim::from)[..])).collect();
+        let given: Vec<Tensor<'_>> = names
+            .iter()
+            .zip(dims)
+            .map(|(name, dims)| trace.input(name, dtype, &dims.map(Dim::from)[..]))
+            .collect();
         let result = stored(given[0].conv2d_with(given[1], geometry), dtype);
         let output = match given.get(2) {
             None => result,
-            Some(&dy) => stored(trace.gradients((result * dy).sum(), [given[at - 1]])[0], dtype),
+            Some(&dy) => stored(
+                trace.gradients((result * dy).sum(), [given[at - 1]])[0],
+                dtype,
+            ),
         };
         let program = session.compile(&trace, [output])?;
         let held: Vec<Buffer> = names

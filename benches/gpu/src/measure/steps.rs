@@ -4,7 +4,10 @@ use std::time::Instant;
 
 use serde_json::{Map, Value, json};
 use slabwise::models::{Examples, Model};
-use slabwise::{Budget, Bytes, CompileOptions, DType, Device, Error, Offload, Params, Precision, Program, Result, Session};
+use slabwise::{
+    Budget, Bytes, CompileOptions, DType, Device, Error, Offload, Params, Precision, Program,
+    Result, Session,
+};
 
 /// A link to the host, for choosing what to send; what PCIe 5 gives in each direction.
 const LINK: Bytes = Bytes(50_000_000_000);
@@ -20,18 +23,35 @@ struct Step {
 }
 
 impl Step {
-    fn open(model: &str, batch: &str, precision: &str, budget: impl FnOnce(Session) -> Session) -> Result<Step> {
+    fn open(
+        model: &str,
+        batch: &str,
+        precision: &str,
+        budget: impl FnOnce(Session) -> Session,
+    ) -> Result<Step> {
         let (model, batch) = (Model::parse(model)?, super::number(batch)?);
-        let of_products = if super::dtype(precision)? == DType::BF16 { Precision::Bf16 } else { Precision::F32 };
+        let of_products = if super::dtype(precision)? == DType::BF16 {
+            Precision::Bf16
+        } else {
+            Precision::F32
+        };
         let params = Params::seeded(0);
         let network = model.build(&params).with_precision(of_products);
         // As peers do, what stays in f32 beside products of halves may be rounded, too.
-        let options = CompileOptions { tf32: precision != "f32", ..CompileOptions::default() };
+        let options = CompileOptions {
+            tf32: precision != "f32",
+            ..CompileOptions::default()
+        };
         let mut session = budget(Session::new(Device::cuda(0)?, params)?.with_options(options));
         let began = Instant::now();
         let program = network.training(&mut session, batch, model.optimizer())?;
         let compile_s = began.elapsed().as_secs_f64();
-        Ok(Step { session, program, batch: model.batch(batch as usize, 1), compile_s })
+        Ok(Step {
+            session,
+            program,
+            batch: model.batch(batch as usize, 1),
+            compile_s,
+        })
     }
 
     /// The next loss.
@@ -46,7 +66,8 @@ impl Step {
         self.loss()?;
         let first_step_s = began.elapsed().as_secs_f64();
         let (examples, labels) = &self.batch;
-        let mut fields = super::runs(&mut self.session, &self.program, &(examples, labels))?.fields();
+        let mut fields =
+            super::runs(&mut self.session, &self.program, &(examples, labels))?.fields();
         fields.extend(super::about(&self.session, &self.program));
         fields.insert("compile_s".into(), json!(self.compile_s));
         fields.insert("first_step_s".into(), json!(first_step_s));
@@ -56,25 +77,38 @@ impl Step {
 
 /// A training step: inputs from the host, weights updated.
 pub fn step(model: &str, batch: &str, precision: &str) -> Result<Value> {
-    Ok(Value::Object(Step::open(model, batch, precision, |session| session)?.measured()?))
+    Ok(Value::Object(
+        Step::open(model, batch, precision, |session| session)?.measured()?,
+    ))
 }
 
-/// What the driver gave for a step beside what the plan says. A difference is an error unless it is the rest of a page.
+/// What the driver gave for a step beside what the plan says. A difference is an error unless it is
+/// the rest of a page.
 pub fn bytes(model: &str, batch: &str) -> Result<Value> {
     let mut step = Step::open(model, batch, "f32", |session| session)?;
     for _ in 0..3 {
         step.loss()?;
     }
     // With what waits on its way to the next run, beside the slab.
-    let (planned, measured) = (step.program.plan().slab_bytes(), step.session.last_run().peak_slab_bytes);
+    let (planned, measured) = (
+        step.program.plan().slab_bytes(),
+        step.session.last_run().peak_slab_bytes,
+    );
     if planned != measured {
-        return Err(Error::Value(format!("kernels reached {measured} bytes of a slab of {planned}")));
+        return Err(Error::Value(format!(
+            "kernels reached {measured} bytes of a slab of {planned}"
+        )));
     }
     let fields = super::about(&step.session, &step.program);
-    let (planned, given) = (step.session.persistent_bytes() + planned, step.session.device_bytes());
+    let (planned, given) = (
+        step.session.persistent_bytes() + planned,
+        step.session.device_bytes(),
+    );
     const PAGE: u64 = 2 << 20;
     if given < planned || given - planned > PAGE {
-        return Err(Error::Value(format!("the driver gave {given} bytes, {planned} are planned: more than the rest of a page apart")));
+        return Err(Error::Value(format!(
+            "the driver gave {given} bytes, {planned} are planned: more than the rest of a page apart"
+        )));
     }
     Ok(Value::Object(fields))
 }
@@ -84,18 +118,32 @@ pub fn budget(model: &str, batch: &str, way: &str) -> Result<Value> {
     let link = match way {
         "recompute" => None,
         "offload" => Some(Offload::new(LINK)),
-        _ => return Err(Error::Value(format!("{way:?} is no way to keep a budget; there are recompute and offload"))),
+        _ => {
+            return Err(Error::Value(format!(
+                "{way:?} is no way to keep a budget; there are recompute and offload"
+            )));
+        }
     };
-    let losses = |step: &mut Step| (0..COMPARED).map(|_| step.loss()).collect::<Result<Vec<f32>>>();
+    let losses = |step: &mut Step| {
+        (0..COMPARED)
+            .map(|_| step.loss())
+            .collect::<Result<Vec<f32>>>()
+    };
     // One after the other, so that they do not share the device's memory.
     let mut whole = Step::open(model, batch, "f32", |session| session)?;
     let (expected, slab) = (losses(&mut whole)?, whole.session.slab_bytes());
     drop(whole);
-    let mut within = Step::open(model, batch, "f32", |session| session.with_budget(Budget::Fraction(0.5)).with_offload(link))?;
+    let mut within = Step::open(model, batch, "f32", |session| {
+        session
+            .with_budget(Budget::Fraction(0.5))
+            .with_offload(link)
+    })?;
     let got = losses(&mut within)?;
     for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
         if (a - b).abs() > 1e-3 * b.abs().max(1.0) {
-            return Err(Error::Value(format!("step {step}: the loss is {a} within the budget and {b} without")));
+            return Err(Error::Value(format!(
+                "step {step}: the loss is {a} within the budget and {b} without"
+            )));
         }
     }
     let mut fields = within.measured()?;

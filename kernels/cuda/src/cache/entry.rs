@@ -1,7 +1,9 @@
-//! One entry of the cache: how it is laid out, and how it is read back by a program that trusts none of it.
+//! One entry of the cache: how it is laid out, and how it is read back by a program that trusts
+//! none of it.
 //!
-//! Magic, key, hash of the rest; of a compiled program the rest is the length of the usage, the usage (a line for each function) and the image.
-//! Reading takes memory for the file, for its image and for its lines, never for what a number in it says.
+//! Magic, key, hash of the rest; of a compiled program the rest is the length of the usage, the
+//! usage (a line for each function) and the image. Reading takes memory for the file, for its image
+//! and for its lines, never for what a number in it says.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -77,7 +79,9 @@ pub enum Refused {
 /// # Errors
 /// If it is not a whole entry of this key.
 pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Refused> {
-    bytes(path, bytes_max)?.map(|bytes| decode(&bytes, key)).transpose()
+    bytes(path, bytes_max)?
+        .map(|bytes| decode(&bytes, key))
+        .transpose()
 }
 
 /// A file's bytes, if there are at most so many. `None` if there is no file.
@@ -93,18 +97,39 @@ pub fn bytes(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Refused> {
     if !meta.is_file() {
         return Err(Refused::NotAFile);
     }
-    let short_enough = |bytes| if bytes > bytes_max { Err(Refused::TooLarge { bytes, bytes_max }) } else { Ok(bytes) };
+    let short_enough = |bytes| {
+        if bytes > bytes_max {
+            Err(Refused::TooLarge { bytes, bytes_max })
+        } else {
+            Ok(bytes)
+        }
+    };
     let mut bytes = Vec::with_capacity(short_enough(meta.len())? as usize);
-    File::open(path)?.take(bytes_max.saturating_add(1)).read_to_end(&mut bytes)?;
+    File::open(path)?
+        .take(bytes_max.saturating_add(1))
+        .read_to_end(&mut bytes)?;
     short_enough(bytes.len() as u64)?;
     Ok(Some(bytes))
 }
 
 /// An entry's bytes.
 pub fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
-    let line = |u: &Usage| format!("{} {} {} {} {}\n", u.name, u.registers, u.spill_bytes, u.stack_bytes, u.shared_bytes);
+    let line = |u: &Usage| {
+        format!(
+            "{} {} {} {} {}\n",
+            u.name, u.registers, u.spill_bytes, u.stack_bytes, u.shared_bytes
+        )
+    };
     let usage: String = cubin.usage.iter().map(line).collect();
-    seal(&[&(usage.len() as u64).to_le_bytes(), usage.as_bytes(), &cubin.image].concat(), key)
+    seal(
+        &[
+            &(usage.len() as u64).to_le_bytes(),
+            usage.as_bytes(),
+            &cubin.image,
+        ]
+        .concat(),
+        key,
+    )
 }
 
 /// Puts the head before the rest of an entry of a compiled program.
@@ -122,9 +147,19 @@ pub fn seal_as(magic: &Magic, rest: &[u8], key: &str) -> Vec<u8> {
 /// # Errors
 /// If it is not a whole entry of this kind and key.
 pub fn open<'a>(magic: &Magic, bytes: &'a [u8], key: &str) -> Result<&'a [u8], Refused> {
-    let rest = bytes.strip_prefix(magic).ok_or(Refused::Layout)?.strip_prefix(key.as_bytes()).ok_or(Refused::Key)?;
-    let (hash, rest) = rest.split_at_checked(HASH_BYTES).ok_or(Refused::Cut { bytes: bytes.len() })?;
-    if Sha256::digest(rest).as_slice() == hash { Ok(rest) } else { Err(Refused::Hash) }
+    let rest = bytes
+        .strip_prefix(magic)
+        .ok_or(Refused::Layout)?
+        .strip_prefix(key.as_bytes())
+        .ok_or(Refused::Key)?;
+    let (hash, rest) = rest
+        .split_at_checked(HASH_BYTES)
+        .ok_or(Refused::Cut { bytes: bytes.len() })?;
+    if Sha256::digest(rest).as_slice() == hash {
+        Ok(rest)
+    } else {
+        Err(Refused::Hash)
+    }
 }
 
 /// The entry's cubin.
@@ -137,9 +172,17 @@ pub fn decode(bytes: &[u8], key: &str) -> Result<Cubin, Refused> {
     let (length, rest) = rest.split_first_chunk().ok_or_else(cut)?;
     let length = usize::try_from(u64::from_le_bytes(*length)).map_err(|_| cut())?;
     let (usage, image) = rest.split_at_checked(length).ok_or_else(cut)?;
-    let usage = std::str::from_utf8(usage).map_err(|e| Refused::Text { at: e.valid_up_to() })?;
-    let usage = usage.lines().enumerate().map(|(at, line)| used(line).ok_or(Refused::Usage { line: at + 1 }));
-    Ok(Cubin { usage: usage.collect::<Result<_, _>>()?, image: image.to_vec() })
+    let usage = std::str::from_utf8(usage).map_err(|e| Refused::Text {
+        at: e.valid_up_to(),
+    })?;
+    let usage = usage
+        .lines()
+        .enumerate()
+        .map(|(at, line)| used(line).ok_or(Refused::Usage { line: at + 1 }));
+    Ok(Cubin {
+        usage: usage.collect::<Result<_, _>>()?,
+        image: image.to_vec(),
+    })
 }
 
 /// A line: the name of a function, and what it uses.
@@ -147,7 +190,13 @@ fn used(line: &str) -> Option<Usage> {
     let mut words = line.split(' ');
     let name = words.next()?.to_string();
     let mut number = || words.next()?.parse().ok();
-    let usage = Usage { name, registers: number()?, spill_bytes: number()?, stack_bytes: number()?, shared_bytes: number()? };
+    let usage = Usage {
+        name,
+        registers: number()?,
+        spill_bytes: number()?,
+        stack_bytes: number()?,
+        shared_bytes: number()?,
+    };
     words.next().is_none().then_some(usage)
 }
 
@@ -158,8 +207,17 @@ mod tests {
     #[test]
     fn an_entry_is_read_as_written_and_refused_if_one_bit_is_not() {
         let key = "0123456789abcdef".repeat(4);
-        let usage = Usage { name: "k".into(), registers: 32, spill_bytes: 4, stack_bytes: 8, shared_bytes: 1024 };
-        let cubin = Cubin { image: (0..200).collect(), usage: vec![usage] };
+        let usage = Usage {
+            name: "k".into(),
+            registers: 32,
+            spill_bytes: 4,
+            stack_bytes: 8,
+            shared_bytes: 1024,
+        };
+        let cubin = Cubin {
+            image: (0..200).collect(),
+            usage: vec![usage],
+        };
         let bytes = encode(&cubin, &key);
         assert_eq!(bytes, seal(&bytes[HEAD_BYTES..], &key));
         assert_eq!(decode(&bytes, &key).expect("it is whole"), cubin);

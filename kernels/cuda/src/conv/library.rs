@@ -1,8 +1,9 @@
 //! Convolutions by cuDNN: which it can compute, and how they are described to it.
 //!
-//! It writes the result where all that a spec does with its sums is to scale and to store them. Everything else is done by a kernel
-//! of ours that reads the sums from the workspace, the same that adds the parts of a product. Results of halves are halves there:
-//! where a spec needs their sums in f32, ours compute them.
+//! It writes the result where all that a spec does with its sums is to scale and to store them.
+//! Everything else is done by a kernel of ours that reads the sums from the workspace, the same
+//! that adds the parts of a product. Results of halves are halves there: where a spec needs their
+//! sums in f32, ours compute them.
 
 use std::sync::Arc;
 
@@ -18,7 +19,8 @@ use crate::gemm::problem::{Axis, Matrix, Problem};
 use crate::libraries::{Library, LibraryError};
 use crate::lower::{ByLibrary, Lowered, Target};
 
-/// Most bytes of workspace for one convolution, whatever it touches itself: some algorithms write both images anew.
+/// Most bytes of workspace for one convolution, whatever it touches itself: some algorithms write
+/// both images anew.
 const WORKSPACE_MAX: u64 = 128 << 20;
 
 /// Axes of a tensor in the order in which they lie in memory.
@@ -46,7 +48,8 @@ pub struct Convolution {
     alpha: f32,
     tf32: bool,
     algorithm: Option<Algorithm>,
-    /// Bytes of the workspace that sums take before a kernel of ours takes them; the library's own come behind.
+    /// Bytes of the workspace that sums take before a kernel of ours takes them; the library's own
+    /// come behind.
     sums: u64,
 }
 
@@ -83,10 +86,17 @@ fn small(numbers: [i64; 4]) -> Option<[i32; 4]> {
 
 impl Placed {
     fn of(argument: u16, operand: &Operand) -> Option<Placed> {
-        let &[a, b, c, d] = &operand.strides[..] else { return None };
+        let &[a, b, c, d] = &operand.strides[..] else {
+            return None;
+        };
         // Kernels for tensor cores load vectors.
         let aligned = operand.offset.as_fixed()? * operand.dtype.bytes() as i64 % ALIGN as i64 == 0;
-        aligned.then_some(Placed { argument: Some(argument), dtype: operand.dtype, offset: operand.offset, strides: [a, b, c, d] })
+        aligned.then_some(Placed {
+            argument: Some(argument),
+            dtype: operand.dtype,
+            offset: operand.offset,
+            strides: [a, b, c, d],
+        })
     }
 
     fn strides(&self, env: &Env) -> [i64; 4] {
@@ -97,16 +107,40 @@ impl Placed {
 impl Convolution {
     /// The spec's convolution as the library could compute it; `None` if it could not.
     pub fn of(spec: &Spec, bounds: &Env, target: &Target) -> Option<Convolution> {
-        let Body::Conv2d(body) = &spec.body else { return None };
-        let fixed = [body.ci, body.co, body.hw[0], body.hw[1], body.ohw[0], body.ohw[1]].iter().all(|size| size.as_fixed().is_some());
-        if body.prologue.is_some() || !fixed || body.a.dtype != body.b.dtype || spec.dims.len() != 4 {
+        let Body::Conv2d(body) = &spec.body else {
+            return None;
+        };
+        let fixed = [
+            body.ci,
+            body.co,
+            body.hw[0],
+            body.hw[1],
+            body.ohw[0],
+            body.ohw[1],
+        ]
+        .iter()
+        .all(|size| size.as_fixed().is_some());
+        if body.prologue.is_some() || !fixed || body.a.dtype != body.b.dtype || spec.dims.len() != 4
+        {
             return None;
         }
         let (a, b) = (Placed::of(0, &body.a)?, Placed::of(1, &body.b)?);
         let direct = direct(spec).filter(|(to, _)| !target.guarded && to.dtype == body.a.dtype);
         let written = |(to, alpha): (Placed, f32)| {
-            let convolution = Convolution { body: body.clone(), a, b, to, alpha, tf32: target.tf32, algorithm: None, sums: 0 };
-            convolution.described(bounds).is_some().then_some(convolution)
+            let convolution = Convolution {
+                body: body.clone(),
+                a,
+                b,
+                to,
+                alpha,
+                tf32: target.tf32,
+                algorithm: None,
+                sums: 0,
+            };
+            convolution
+                .described(bounds)
+                .is_some()
+                .then_some(convolution)
         };
         if let Some(convolution) = direct.and_then(&written) {
             return Some(convolution);
@@ -122,31 +156,64 @@ impl Convolution {
             strides[axis] = stride;
             stride = stride.checked_mul(dims[axis])?;
         }
-        let to = Placed { argument: None, dtype: DType::F32, offset: Size::ZERO, strides };
+        let to = Placed {
+            argument: None,
+            dtype: DType::F32,
+            offset: Size::ZERO,
+            strides,
+        };
         let sums = (4 * u64::try_from(stride.at(bounds)).ok()?).next_multiple_of(256);
-        written((to, 1.0)).map(|convolution| Convolution { sums, ..convolution })
+        written((to, 1.0)).map(|convolution| Convolution {
+            sums,
+            ..convolution
+        })
     }
 
     /// The same, computed by this algorithm of the library's.
     pub fn by(self, algorithm: Algorithm) -> Convolution {
-        Convolution { algorithm: Some(algorithm), ..self }
+        Convolution {
+            algorithm: Some(algorithm),
+            ..self
+        }
     }
 
     /// Which of the library's algorithms it is computed by.
     pub fn name(&self) -> String {
-        self.algorithm.map_or("cuDNN".into(), |algorithm| format!("cuDNN algorithm {}", algorithm.number))
+        self.algorithm.map_or("cuDNN".into(), |algorithm| {
+            format!("cuDNN algorithm {}", algorithm.number)
+        })
     }
 
     /// What is computed at these sizes; `None` if the library cannot be told.
     pub fn described(&self, env: &Env) -> Option<cudnn::Convolution> {
-        let Conv2d { kind, n, ci, co, hw, ohw, k, stride, pad, dilation, groups, .. } = &self.body;
-        let [n, ci, co, h, w, oh, ow] = [*n, *ci, *co, hw[0], hw[1], ohw[0], ohw[1]].map(|size| size.at(env));
-        let groups = i64::try_from(*groups).ok().filter(|&groups| groups > 0 && ci % groups == 0 && co % groups == 0)?;
-        let [k, stride, pad, dilation] = [k, stride, pad, dilation].map(|pair| pair.map(|x| i64::try_from(x).unwrap_or(i64::MAX)));
+        let Conv2d {
+            kind,
+            n,
+            ci,
+            co,
+            hw,
+            ohw,
+            k,
+            stride,
+            pad,
+            dilation,
+            groups,
+            ..
+        } = &self.body;
+        let [n, ci, co, h, w, oh, ow] =
+            [*n, *ci, *co, hw[0], hw[1], ohw[0], ohw[1]].map(|size| size.at(env));
+        let groups = i64::try_from(*groups)
+            .ok()
+            .filter(|&groups| groups > 0 && ci % groups == 0 && co % groups == 0)?;
+        let [k, stride, pad, dilation] = [k, stride, pad, dilation]
+            .map(|pair| pair.map(|x| i64::try_from(x).unwrap_or(i64::MAX)));
         // What is beyond the last position is what borders of one width leave over.
         let whole = |i: usize, image: i64, result: i64| {
             let window = (k[i] - 1).checked_mul(dilation[i])?.checked_add(1)?;
-            let room = pad[i].checked_mul(2)?.checked_add(image)?.checked_sub(window)?;
+            let room = pad[i]
+                .checked_mul(2)?
+                .checked_add(image)?
+                .checked_sub(window)?;
             (room >= 0 && stride[i] > 0 && room / stride[i] + 1 == result).then_some(())
         };
         whole(0, h, oh).and(whole(1, w, ow))?;
@@ -157,12 +224,25 @@ impl Convolution {
         };
         let images = |placed: &Placed, dims: [i64; 4]| {
             let strides = placed.strides(env);
-            // What an axis of one index steps over says nothing; the library might take it for a layout of its own.
-            let order = [CHANNELS_FIRST, CHANNELS_LAST].into_iter().find(|&order| lies(strides, dims, order));
+            // What an axis of one index steps over says nothing; the library might take it for a
+            // layout of its own.
+            let order = [CHANNELS_FIRST, CHANNELS_LAST]
+                .into_iter()
+                .find(|&order| lies(strides, dims, order));
             let strides = order.map_or(strides.map(|s| s.max(1)), |order| packed(dims, order));
-            let last = (0..4).try_fold(0i64, |last, axis| last.checked_add((dims[axis] - 1).checked_mul(strides[axis])?))?;
-            let apart = placed.strides.iter().zip(dims).all(|(s, n)| n == 1 || s.at(env) > 0);
-            let operand = Operand { dtype: placed.dtype, offset: Size::ZERO, strides: strides.map(Size::fixed).into_iter().collect() };
+            let last = (0..4).try_fold(0i64, |last, axis| {
+                last.checked_add((dims[axis] - 1).checked_mul(strides[axis])?)
+            })?;
+            let apart = placed
+                .strides
+                .iter()
+                .zip(dims)
+                .all(|(s, n)| n == 1 || s.at(env) > 0);
+            let operand = Operand {
+                dtype: placed.dtype,
+                offset: Size::ZERO,
+                strides: strides.map(Size::fixed).into_iter().collect(),
+            };
             let sound = dims.iter().all(|&n| n > 0) && apart && last < i64::from(i32::MAX);
             (sound && operand.is_injective(&dims.map(Size::fixed), env)).then_some(Images {
                 dtype: placed.dtype,
@@ -175,25 +255,56 @@ impl Convolution {
         let dims = [co, ci / groups, k[0], k[1]];
         let strides = weight.strides(env);
         let [first, last] = [CHANNELS_FIRST, CHANNELS_LAST].map(|order| lies(strides, dims, order));
-        let images_last = !lies(image.strides.map(i64::from), image.dims.map(i64::from), CHANNELS_FIRST);
-        if !first && !last || dims.iter().fold(1i64, |all, &n| all.saturating_mul(n)) > i64::from(i32::MAX) {
+        let images_last = !lies(
+            image.strides.map(i64::from),
+            image.dims.map(i64::from),
+            CHANNELS_FIRST,
+        );
+        if !first && !last
+            || dims.iter().fold(1i64, |all, &n| all.saturating_mul(n)) > i64::from(i32::MAX)
+        {
             return None;
         }
-        let weight = Weight { dtype: weight.dtype, dims: small(dims)?, channels_last: last && (images_last || !first) };
-        let pair = |pair: [i64; 2]| Some([i32::try_from(pair[0]).ok()?, i32::try_from(pair[1]).ok()?]);
+        let weight = Weight {
+            dtype: weight.dtype,
+            dims: small(dims)?,
+            channels_last: last && (images_last || !first),
+        };
+        let pair =
+            |pair: [i64; 2]| Some([i32::try_from(pair[0]).ok()?, i32::try_from(pair[1]).ok()?]);
         let (pad, stride, dilation) = (pair(pad)?, pair(stride)?, pair(dilation)?);
         let (groups, alpha, tf32) = (i32::try_from(groups).ok()?, self.alpha, self.tf32);
-        Some(cudnn::Convolution { kind: *kind, image, weight, result, pad, stride, dilation, groups, alpha, tf32 })
+        Some(cudnn::Convolution {
+            kind: *kind,
+            image,
+            weight,
+            result,
+            pad,
+            stride,
+            dilation,
+            groups,
+            alpha,
+            tf32,
+        })
     }
 
     /// What is to be done for the sizes of a run.
     pub(crate) fn call(&self, env: &Env, library: &cudnn::Handle) -> Result<Call, LibraryError> {
         if self.body.n.at(env) == 0 {
-            let Conv2d { kind, ci, co, k, groups, .. } = &self.body;
+            let Conv2d {
+                kind,
+                ci,
+                co,
+                k,
+                groups,
+                ..
+            } = &self.body;
             // A weight has no gaps.
             let elements = ci.at(env) / *groups as i64 * co.at(env) * (k[0] * k[1]) as i64;
             return Ok(match kind {
-                ConvKind::WeightGrad => Call::Zeros((elements * self.to.dtype.bytes() as i64) as u64),
+                ConvKind::WeightGrad => {
+                    Call::Zeros((elements * self.to.dtype.bytes() as i64) as u64)
+                }
                 ConvKind::Forward | ConvKind::InputGrad => Call::Nothing,
             });
         }
@@ -201,14 +312,18 @@ impl Convolution {
         let none = || LibraryError::Failed {
             library: Library::Cudnn,
             call: "the choice of an algorithm",
-            status: format!("no way to convolve {} images within {planned} bytes", self.body.n.at(env)),
+            status: format!(
+                "no way to convolve {} images within {planned} bytes",
+                self.body.n.at(env)
+            ),
         };
         let described = self.described(env).ok_or_else(none)?;
         if let Some(algorithm) = self.algorithm {
             if self.body.n.as_fixed().is_some() {
                 return Ok(Call::Convolve(described, algorithm));
             }
-            // What was chosen for the largest batch may not do for this one, or not with the workspace that there is.
+            // What was chosen for the largest batch may not do for this one, or not with the
+            // workspace that there is.
             if let Ok(algorithm) = library.checked(&described, &algorithm)
                 && algorithm.workspace <= planned
             {
@@ -216,26 +331,51 @@ impl Convolution {
             }
         }
         let found = library.algorithms(&described, planned, 1)?;
-        found.first().map(|&algorithm| Call::Convolve(described, algorithm)).ok_or_else(none)
+        found
+            .first()
+            .map(|&algorithm| Call::Convolve(described, algorithm))
+            .ok_or_else(none)
     }
 
     /// Where its tensors lie, given the arguments' and the workspace's addresses.
-    pub(crate) fn addresses(&self, env: &Env, argument: impl Fn(u16) -> u64, workspace: u64) -> Addresses {
+    pub(crate) fn addresses(
+        &self,
+        env: &Env,
+        argument: impl Fn(u16) -> u64,
+        workspace: u64,
+    ) -> Addresses {
         let at = |placed: &Placed| match placed.argument {
-            Some(which) => argument(which).wrapping_add_signed(placed.offset.at(env) * placed.dtype.bytes() as i64),
+            Some(which) => argument(which)
+                .wrapping_add_signed(placed.offset.at(env) * placed.dtype.bytes() as i64),
             None => workspace,
         };
-        Addresses { a: at(&self.a), b: at(&self.b), to: at(&self.to), workspace: workspace + self.sums }
+        Addresses {
+            a: at(&self.a),
+            b: at(&self.b),
+            to: at(&self.to),
+            workspace: workspace + self.sums,
+        }
     }
 
-    /// Most bytes of workspace that the library is offered: as much as the convolution touches, so that no plan is much larger for
-    /// it.
+    /// Most bytes of workspace that the library is offered: as much as the convolution touches, so
+    /// that no plan is much larger for it.
     pub fn workspace_max(&self, bounds: &Env) -> u64 {
-        let Some(described) = self.described(bounds) else { return 0 };
-        let elements = |dims: [i32; 4]| dims.iter().fold(1u64, |all, &n| all.saturating_mul(n as u64));
-        let bytes = |dims: [i32; 4], dtype: DType| elements(dims).saturating_mul(dtype.bytes() as u64);
-        let images = [described.image, described.result].iter().map(|i| bytes(i.dims, i.dtype)).fold(0, u64::saturating_add);
-        images.saturating_add(bytes(described.weight.dims, described.weight.dtype)).min(WORKSPACE_MAX)
+        let Some(described) = self.described(bounds) else {
+            return 0;
+        };
+        let elements = |dims: [i32; 4]| {
+            dims.iter()
+                .fold(1u64, |all, &n| all.saturating_mul(n as u64))
+        };
+        let bytes =
+            |dims: [i32; 4], dtype: DType| elements(dims).saturating_mul(dtype.bytes() as u64);
+        let images = [described.image, described.result]
+            .iter()
+            .map(|i| bytes(i.dims, i.dtype))
+            .fold(0, u64::saturating_add);
+        images
+            .saturating_add(bytes(described.weight.dims, described.weight.dtype))
+            .min(WORKSPACE_MAX)
     }
 
     /// The spec by the library: its convolution, and what is left to do.
@@ -243,7 +383,14 @@ impl Convolution {
         let workspace = self.sums + self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let mut lowered = match self.to.argument {
             Some(_) => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
-            None => emit::rest_of_library(spec, &in_workspace(spec, &self.body, bounds), bounds, target, Arc::new(|_| 1), workspace)?,
+            None => emit::rest_of_library(
+                spec,
+                &in_workspace(spec, &self.body, bounds),
+                bounds,
+                target,
+                Arc::new(|_| 1),
+                workspace,
+            )?,
         };
         lowered.by_library = Some(ByLibrary::Convolution(Box::new(self)));
         Ok(lowered)
@@ -264,7 +411,11 @@ fn order(body: &Conv2d, bounds: &Env) -> Order {
 
 /// The spec's result as it lies in the workspace, as if it were a product's.
 fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
-    let axes = |dims: &[usize]| dims.iter().map(|&dim| Axis::whole(spec.dims[dim], dim)).collect::<Vec<Axis>>();
+    let axes = |dims: &[usize]| {
+        dims.iter()
+            .map(|&dim| Axis::whole(spec.dims[dim], dim))
+            .collect::<Vec<Axis>>()
+    };
     let matrix = |argument, operand: &Operand| Matrix {
         argument,
         dtype: operand.dtype,
@@ -276,12 +427,22 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
     };
     let [batch, row, inner @ ..] = order(body, bounds);
     let (batch, rows, columns) = (axes(&[batch]), axes(&[row]), axes(&inner));
-    Problem { batch, rows, columns, deep: vec![], left: matrix(0, &body.a), right: matrix(1, &body.b) }
+    Problem {
+        batch,
+        rows,
+        columns,
+        deep: vec![],
+        left: matrix(0, &body.a),
+        right: matrix(1, &body.b),
+    }
 }
 
-/// Where the library can write the result itself, and what it multiplies it by: one store of sums that are scaled.
+/// Where the library can write the result itself, and what it multiplies it by: one store of sums
+/// that are scaled.
 fn direct(spec: &Spec) -> Option<(Placed, f32)> {
-    let [store] = spec.stores[..] else { return None };
+    let [store] = spec.stores[..] else {
+        return None;
+    };
     let to = &spec.operands[usize::from(store.operand)];
     let alpha = linear(spec, store.value, to.dtype, &|_| None)?.alpha;
     let first = (spec.arguments().len() - spec.operands.len()) as u16;

@@ -1,10 +1,12 @@
-//! Convolutions and both their gradients as products (implicit GEMM): no patch of an image is ever written out, the tiles
-//! of the image operand are gathered where they are needed.
+//! Convolutions and both their gradients as products (implicit GEMM): no patch of an image is ever
+//! written out, the tiles of the image operand are gathered where they are needed.
 //!
-//! Channels of the result are rows and positions are columns, because positions are neighbours in memory (the product turns
-//! around where they are not). The gradient of the image is itself a convolution of the result's gradient for each residue of
-//! the position by the stride: every residue meets its own kernel elements, so that none is multiplied by a zero
-//! in between (Dumoulin and Visin, *A guide to convolution arithmetic*, 2016, call these the zeros of a fractional stride).
+//! Channels of the result are rows and positions are columns, because positions are neighbours in
+//! memory (the product turns around where they are not). The gradient of the image is itself a
+//! convolution of the result's gradient for each residue of the position by the stride: every
+//! residue meets its own kernel elements, so that none is multiplied by a zero in between (Dumoulin
+//! and Visin, *A guide to convolution arithmetic*, 2016, call these the zeros of a fractional
+//! stride).
 
 pub(crate) mod library;
 
@@ -20,10 +22,17 @@ const WINDOW: i64 = 64;
 /// Most output channels per input channel for that.
 const MULTIPLIER: i64 = 4;
 
-/// The problems that together fill the result, and the kernels that compute them directly, if there are such.
-pub fn problems(spec: &Spec, body: &Conv2d, bounds: &Env) -> Result<(Vec<Problem>, Option<Vec<Kernel>>), SpecError> {
+/// The problems that together fill the result, and the kernels that compute them directly, if there
+/// are such.
+pub fn problems(
+    spec: &Spec,
+    body: &Conv2d,
+    bounds: &Env,
+) -> Result<(Vec<Problem>, Option<Vec<Kernel>>), SpecError> {
     if body.prologue.is_some() {
-        return Err(SpecError("a convolution with a prologue, which CUDA has no kernel for".into()));
+        return Err(SpecError(
+            "a convolution with a prologue, which CUDA has no kernel for".into(),
+        ));
     }
     let conv = Conv::new(spec, body, bounds)?;
     let problems = match body.kind {
@@ -37,11 +46,19 @@ pub fn problems(spec: &Spec, body: &Conv2d, bounds: &Env) -> Result<(Vec<Problem
     Ok((problems, direct))
 }
 
-/// A convolution whose kernel has one element, as one product over all images, and as one product for each image: of a gradient of the
-/// weight, which is the sum of these, the contracted side has one axis less then. `None` where positions of the image and of the result
-/// are not the same.
+/// A convolution whose kernel has one element, as one product over all images, and as one product
+/// for each image: of a gradient of the weight, which is the sum of these, the contracted side has
+/// one axis less then. `None` where positions of the image and of the result are not the same.
 pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2]> {
-    let Conv2d { kind, k, stride, pad, hw, ohw, .. } = body;
+    let Conv2d {
+        kind,
+        k,
+        stride,
+        pad,
+        hw,
+        ohw,
+        ..
+    } = body;
     if body.prologue.is_some() || [*k, *stride] != [[1; 2]; 2] || *pad != [0; 2] || hw != ohw {
         return None;
     }
@@ -74,12 +91,27 @@ pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2
 /// The kernel for a problem that sums over few elements of a window and no channels.
 fn window(problem: &Problem) -> Option<Kernel> {
     let turned = problem.left.window.is_some();
-    let (image, channels) = if turned { (&problem.left, &problem.columns) } else { (&problem.right, &problem.rows) };
-    let [_, height, width] = problem.deep[..] else { return None };
+    let (image, channels) = if turned {
+        (&problem.left, &problem.columns)
+    } else {
+        (&problem.right, &problem.rows)
+    };
+    let [_, height, width] = problem.deep[..] else {
+        return None;
+    };
     let (deep, height, width) = (problem.deep[0].known()?, height.known()?, width.known()?);
-    let multiplier = channels.iter().try_fold(1, |p: i64, a| p.checked_mul(a.count.known()?))?;
-    (image.window.is_some() && deep == 1 && height * width <= WINDOW && multiplier <= MULTIPLIER && !problem.batch.is_empty())
-        .then_some(Kernel::Window { window: [height, width], turned })
+    let multiplier = channels
+        .iter()
+        .try_fold(1, |p: i64, a| p.checked_mul(a.count.known()?))?;
+    (image.window.is_some()
+        && deep == 1
+        && height * width <= WINDOW
+        && multiplier <= MULTIPLIER
+        && !problem.batch.is_empty())
+    .then_some(Kernel::Window {
+        window: [height, width],
+        turned,
+    })
 }
 
 /// A convolution whose numbers were checked.
@@ -89,7 +121,8 @@ struct Conv<'a> {
     per_group: [Size; 2],
 }
 
-/// Kernel elements that positions of one residue meet along one axis, and which of the result's positions they meet there.
+/// Kernel elements that positions of one residue meet along one axis, and which of the result's
+/// positions they meet there.
 struct Phase {
     /// The first position, and how many there are.
     position: i64,
@@ -98,13 +131,18 @@ struct Phase {
     element: i64,
     element_step: i64,
     elements: i64,
-    /// The result's position that the first position meets by the first element, and how that moves by the next element.
+    /// The result's position that the first position meets by the first element, and how that moves
+    /// by the next element.
     from: i64,
     step: i64,
 }
 
 fn greatest_common_divisor(a: i64, b: i64) -> i64 {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+    if b == 0 {
+        a
+    } else {
+        greatest_common_divisor(b, a % b)
+    }
 }
 
 impl<'a> Conv<'a> {
@@ -113,63 +151,149 @@ impl<'a> Conv<'a> {
         if spec.dims.len() != 4 || body.a.strides.len() != 4 || body.b.strides.len() != 4 {
             return fail("a convolution has four axes".into());
         }
-        let small = body.k.iter().chain(&body.stride).chain(&body.dilation).all(|&x| x > 0 && x <= 1 << 16);
-        if !small || body.groups == 0 || body.groups > 1 << 30 || body.pad.iter().any(|&p| p > 1 << 16) {
-            let Conv2d { k, stride, dilation, pad, groups, .. } = body;
-            return fail(format!("kernel {k:?}, stride {stride:?}, dilation {dilation:?}, pad {pad:?}, groups {groups}"));
+        let small = body
+            .k
+            .iter()
+            .chain(&body.stride)
+            .chain(&body.dilation)
+            .all(|&x| x > 0 && x <= 1 << 16);
+        if !small
+            || body.groups == 0
+            || body.groups > 1 << 30
+            || body.pad.iter().any(|&p| p > 1 << 16)
+        {
+            let Conv2d {
+                k,
+                stride,
+                dilation,
+                pad,
+                groups,
+                ..
+            } = body;
+            return fail(format!(
+                "kernel {k:?}, stride {stride:?}, dilation {dilation:?}, pad {pad:?}, groups {groups}"
+            ));
         }
         let groups = body.groups as i64;
         let of = |name: &str, channels: Size| {
-            let what = || SpecError(format!("{} {name} channels in {groups} groups", channels.at(bounds)));
+            let what = || {
+                SpecError(format!(
+                    "{} {name} channels in {groups} groups",
+                    channels.at(bounds)
+                ))
+            };
             channels.checked_div(groups).ok_or_else(what)
         };
         let per_group = [of("input", body.ci)?, of("output", body.co)?];
         let dims = match body.kind {
             ConvKind::Forward => [body.n, body.co, body.ohw[0], body.ohw[1]],
             ConvKind::InputGrad => [body.n, body.ci, body.hw[0], body.hw[1]],
-            ConvKind::WeightGrad => [body.co, per_group[0], Size::fixed(body.k[0] as i64), Size::fixed(body.k[1] as i64)],
+            ConvKind::WeightGrad => [
+                body.co,
+                per_group[0],
+                Size::fixed(body.k[0] as i64),
+                Size::fixed(body.k[1] as i64),
+            ],
         };
         if spec.dims[..] != dims {
-            return fail(format!("a {:?} convolution over {:?}", body.kind, spec.dims));
+            return fail(format!(
+                "a {:?} convolution over {:?}",
+                body.kind, spec.dims
+            ));
         }
         Ok(Conv { body, per_group })
     }
 
     fn numbers(&self) -> [[i64; 2]; 4] {
-        [self.body.k, self.body.stride, self.body.pad, self.body.dilation].map(|pair| pair.map(|n| n as i64))
+        [
+            self.body.k,
+            self.body.stride,
+            self.body.pad,
+            self.body.dilation,
+        ]
+        .map(|pair| pair.map(|n| n as i64))
     }
 
     /// The axis of groups, each of which moves coordinate `dim` by so many channels.
     fn groups(&self, dim: usize, channels: Size) -> Vec<Axis> {
         match self.body.groups {
             1 => vec![],
-            n => vec![Axis { count: Count::fixed(n as i64), dim, from: 0, step: channels }],
+            n => vec![Axis {
+                count: Count::fixed(n as i64),
+                dim,
+                from: 0,
+                step: channels,
+            }],
         }
     }
 
     /// An operand with stride `channel` per channel, of which a group has so many.
-    fn matrix(&self, argument: u16, operand: &Operand, channel: Size, channels: Size) -> Result<Matrix, SpecError> {
-        let batch = if self.body.groups == 1 { vec![] } else { vec![product(channel, channels)?] };
-        Ok(Matrix { argument, dtype: operand.dtype, offset: vec![operand.offset], batch, free: vec![], deep: vec![], window: None })
+    fn matrix(
+        &self,
+        argument: u16,
+        operand: &Operand,
+        channel: Size,
+        channels: Size,
+    ) -> Result<Matrix, SpecError> {
+        let batch = if self.body.groups == 1 {
+            vec![]
+        } else {
+            vec![product(channel, channels)?]
+        };
+        Ok(Matrix {
+            argument,
+            dtype: operand.dtype,
+            offset: vec![operand.offset],
+            batch,
+            free: vec![],
+            deep: vec![],
+            window: None,
+        })
     }
 
     fn forward(&self) -> Result<Problem, SpecError> {
-        let Conv2d { a, b, n, hw, ohw, .. } = self.body;
+        let Conv2d {
+            a, b, n, hw, ohw, ..
+        } = self.body;
         let [k, stride, pad, dilation] = self.numbers();
         let [ci, co] = self.per_group;
         let mut left = self.matrix(1, b, b.strides[0], co)?;
         left.free = vec![b.strides[0]];
         left.deep = b.strides[1..].to_vec();
         let mut right = self.matrix(0, a, a.strides[1], ci)?;
-        right.free = vec![a.strides[0], times(a.strides[2], stride[0])?, times(a.strides[3], stride[1])?];
-        right.deep = vec![a.strides[1], times(a.strides[2], dilation[0])?, times(a.strides[3], dilation[1])?];
-        right.offset.extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
-        let free = Reach { from: pad.map(|p| -p), step: stride };
-        right.window = Some(Window { limits: *hw, free, deep: Reach { from: [0; 2], step: dilation } });
+        right.free = vec![
+            a.strides[0],
+            times(a.strides[2], stride[0])?,
+            times(a.strides[3], stride[1])?,
+        ];
+        right.deep = vec![
+            a.strides[1],
+            times(a.strides[2], dilation[0])?,
+            times(a.strides[3], dilation[1])?,
+        ];
+        right
+            .offset
+            .extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
+        let free = Reach {
+            from: pad.map(|p| -p),
+            step: stride,
+        };
+        right.window = Some(Window {
+            limits: *hw,
+            free,
+            deep: Reach {
+                from: [0; 2],
+                step: dilation,
+            },
+        });
         Ok(Problem {
             batch: self.groups(1, co),
             rows: vec![Axis::whole(co, 1)],
-            columns: vec![Axis::whole(*n, 0), Axis::whole(ohw[0], 2), Axis::whole(ohw[1], 3)],
+            columns: vec![
+                Axis::whole(*n, 0),
+                Axis::whole(ohw[0], 2),
+                Axis::whole(ohw[1], 3),
+            ],
             deep: vec![ci.into(), Count::fixed(k[0]), Count::fixed(k[1])],
             left,
             right,
@@ -177,22 +301,48 @@ impl<'a> Conv<'a> {
     }
 
     fn weight_grad(&self) -> Result<Problem, SpecError> {
-        let Conv2d { a, b, n, hw, ohw, .. } = self.body;
+        let Conv2d {
+            a, b, n, hw, ohw, ..
+        } = self.body;
         let [k, stride, pad, dilation] = self.numbers();
         let [ci, co] = self.per_group;
         let mut left = self.matrix(1, b, b.strides[1], co)?;
         left.free = vec![b.strides[1]];
         left.deep = vec![b.strides[0], b.strides[2], b.strides[3]];
         let mut right = self.matrix(0, a, a.strides[1], ci)?;
-        right.free = vec![a.strides[1], times(a.strides[2], dilation[0])?, times(a.strides[3], dilation[1])?];
-        right.deep = vec![a.strides[0], times(a.strides[2], stride[0])?, times(a.strides[3], stride[1])?];
-        right.offset.extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
-        let deep = Reach { from: pad.map(|p| -p), step: stride };
-        right.window = Some(Window { limits: *hw, free: Reach { from: [0; 2], step: dilation }, deep });
+        right.free = vec![
+            a.strides[1],
+            times(a.strides[2], dilation[0])?,
+            times(a.strides[3], dilation[1])?,
+        ];
+        right.deep = vec![
+            a.strides[0],
+            times(a.strides[2], stride[0])?,
+            times(a.strides[3], stride[1])?,
+        ];
+        right
+            .offset
+            .extend([times(a.strides[2], -pad[0])?, times(a.strides[3], -pad[1])?]);
+        let deep = Reach {
+            from: pad.map(|p| -p),
+            step: stride,
+        };
+        right.window = Some(Window {
+            limits: *hw,
+            free: Reach {
+                from: [0; 2],
+                step: dilation,
+            },
+            deep,
+        });
         Ok(Problem {
             batch: self.groups(0, co),
             rows: vec![Axis::whole(co, 0)],
-            columns: vec![Axis::whole(ci, 1), Axis::whole(Count::fixed(k[0]), 2), Axis::whole(Count::fixed(k[1]), 3)],
+            columns: vec![
+                Axis::whole(ci, 1),
+                Axis::whole(Count::fixed(k[0]), 2),
+                Axis::whole(Count::fixed(k[1]), 3),
+            ],
             deep: vec![(*n).into(), ohw[0].into(), ohw[1].into()],
             left,
             right,
@@ -205,11 +355,16 @@ impl<'a> Conv<'a> {
         let common = greatest_common_divisor(stride, dilation);
         let element_step = stride / common;
         let phase = |position: i64| {
-            let meets = (0..element_step.min(k)).find(|e| (position + pad - e * dilation) % stride == 0);
+            let meets =
+                (0..element_step.min(k)).find(|e| (position + pad - e * dilation) % stride == 0);
             let element = meets.unwrap_or(0);
             Phase {
                 position,
-                positions: Count { size: self.body.hw[i], add: stride - 1 - position, div: stride },
+                positions: Count {
+                    size: self.body.hw[i],
+                    add: stride - 1 - position,
+                    div: stride,
+                },
                 element,
                 element_step,
                 elements: meets.map_or(0, |e| (k - e + element_step - 1) / element_step),
@@ -217,34 +372,76 @@ impl<'a> Conv<'a> {
                 step: -dilation / common,
             }
         };
-        (0..stride).filter(|&p| self.body.hw[i].as_fixed().is_none_or(|n| p < n)).map(phase).collect()
+        (0..stride)
+            .filter(|&p| self.body.hw[i].as_fixed().is_none_or(|n| p < n))
+            .map(phase)
+            .collect()
     }
 
     fn input_grad(&self) -> Result<Vec<Problem>, SpecError> {
-        let Conv2d { a, b, n, ohw, stride, .. } = self.body;
+        let Conv2d {
+            a,
+            b,
+            n,
+            ohw,
+            stride,
+            ..
+        } = self.body;
         let [ci, co] = self.per_group;
         let mut problems = Vec::new();
         let (high, wide) = (self.phases(0), self.phases(1));
         for (y, x) in high.iter().flat_map(|y| wide.iter().map(move |x| (y, x))) {
             let mut left = self.matrix(1, b, b.strides[0], co)?;
             left.free = vec![b.strides[1]];
-            left.deep = vec![b.strides[0], times(b.strides[2], y.element_step)?, times(b.strides[3], x.element_step)?];
-            left.offset.extend([times(b.strides[2], y.element)?, times(b.strides[3], x.element)?]);
+            left.deep = vec![
+                b.strides[0],
+                times(b.strides[2], y.element_step)?,
+                times(b.strides[3], x.element_step)?,
+            ];
+            left.offset.extend([
+                times(b.strides[2], y.element)?,
+                times(b.strides[3], x.element)?,
+            ]);
             let mut right = self.matrix(0, a, a.strides[1], co)?;
             right.free = vec![a.strides[0], a.strides[2], a.strides[3]];
-            right.deep = vec![a.strides[1], times(a.strides[2], y.step)?, times(a.strides[3], x.step)?];
-            right.offset.extend([times(a.strides[2], y.from)?, times(a.strides[3], x.from)?]);
-            let free = Reach { from: [y.from, x.from], step: [1; 2] };
-            right.window = Some(Window { limits: *ohw, free, deep: Reach { from: [0; 2], step: [y.step, x.step] } });
+            right.deep = vec![
+                a.strides[1],
+                times(a.strides[2], y.step)?,
+                times(a.strides[3], x.step)?,
+            ];
+            right
+                .offset
+                .extend([times(a.strides[2], y.from)?, times(a.strides[3], x.from)?]);
+            let free = Reach {
+                from: [y.from, x.from],
+                step: [1; 2],
+            };
+            right.window = Some(Window {
+                limits: *ohw,
+                free,
+                deep: Reach {
+                    from: [0; 2],
+                    step: [y.step, x.step],
+                },
+            });
             let axis = |i: usize, phase: &Phase| {
                 let step = Size::fixed(stride[i] as i64);
-                Axis { count: phase.positions, dim: 2 + i, from: phase.position, step }
+                Axis {
+                    count: phase.positions,
+                    dim: 2 + i,
+                    from: phase.position,
+                    step,
+                }
             };
             problems.push(Problem {
                 batch: self.groups(1, ci),
                 rows: vec![Axis::whole(ci, 1)],
                 columns: vec![Axis::whole(*n, 0), axis(0, y), axis(1, x)],
-                deep: vec![co.into(), Count::fixed(y.elements), Count::fixed(x.elements)],
+                deep: vec![
+                    co.into(),
+                    Count::fixed(y.elements),
+                    Count::fixed(x.elements),
+                ],
                 left,
                 right,
             });
@@ -255,11 +452,19 @@ impl<'a> Conv<'a> {
     /// Whether the image falls into patches of the kernel's size, one per position of the result.
     fn is_patches(&self) -> bool {
         let [k, stride, pad, dilation] = self.numbers();
-        let covered = |i: usize| self.body.ohw[i].checked_mul(Size::fixed(stride[i])) == Some(self.body.hw[i]);
-        k == stride && pad == [0; 2] && dilation == [1; 2] && k != [1; 2] && covered(0) && covered(1)
+        let covered = |i: usize| {
+            self.body.ohw[i].checked_mul(Size::fixed(stride[i])) == Some(self.body.hw[i])
+        };
+        k == stride
+            && pad == [0; 2]
+            && dilation == [1; 2]
+            && k != [1; 2]
+            && covered(0)
+            && covered(1)
     }
 
-    /// The gradient of an image in patches: every kernel element is a row, and one product fills the image.
+    /// The gradient of an image in patches: every kernel element is a row, and one product fills
+    /// the image.
     fn patches(&self) -> Result<Problem, SpecError> {
         let Conv2d { a, b, n, ohw, .. } = self.body;
         let [k, ..] = self.numbers();
@@ -270,10 +475,19 @@ impl<'a> Conv<'a> {
         let mut right = self.matrix(0, a, a.strides[1], co)?;
         right.free = vec![a.strides[0], a.strides[2], a.strides[3]];
         right.deep = vec![a.strides[1]];
-        let position = |i: usize| Axis { count: ohw[i].into(), dim: 2 + i, from: 0, step: Size::fixed(k[i]) };
+        let position = |i: usize| Axis {
+            count: ohw[i].into(),
+            dim: 2 + i,
+            from: 0,
+            step: Size::fixed(k[i]),
+        };
         Ok(Problem {
             batch: self.groups(1, ci),
-            rows: vec![Axis::whole(ci, 1), Axis::whole(Count::fixed(k[0]), 2), Axis::whole(Count::fixed(k[1]), 3)],
+            rows: vec![
+                Axis::whole(ci, 1),
+                Axis::whole(Count::fixed(k[0]), 2),
+                Axis::whole(Count::fixed(k[1]), 3),
+            ],
             columns: vec![Axis::whole(*n, 0), position(0), position(1)],
             deep: vec![co.into()],
             left,

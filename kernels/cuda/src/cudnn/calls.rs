@@ -17,7 +17,8 @@ pub(super) struct Objects {
     pub destroy: unsafe extern "C" fn(Raw) -> Status,
 }
 
-/// What the library says of an algorithm for a convolution: `cudnnConvolutionFwdAlgoPerf_t` and the same of both gradients.
+/// What the library says of an algorithm for a convolution: `cudnnConvolutionFwdAlgoPerf_t` and the
+/// same of both gradients.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Performance {
@@ -30,14 +31,16 @@ pub(super) struct Performance {
     reserved: [c_int; 3],
 }
 
-/// The algorithms for two operands, a convolution and a result, at most so many, the best guess first.
-type Heuristics = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut c_int, *mut Performance) -> Status;
+/// The algorithms for two operands, a convolution and a result, at most so many, the best guess
+/// first.
+type Heuristics =
+    unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut c_int, *mut Performance) -> Status;
 
 /// Bytes of workspace of an algorithm for two operands, a convolution and a result.
 type Workspace = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut usize) -> Status;
 
-/// The handle, alpha, two operands each with its address, the convolution, an algorithm, a workspace with its bytes, beta, the result
-/// with its address.
+/// The handle, alpha, two operands each with its address, the convolution, an algorithm, a
+/// workspace with its bytes, beta, the result with its address.
 type Run = unsafe extern "C" fn(
     Raw,
     *const c_void,
@@ -73,7 +76,15 @@ pub(super) struct Calls {
     pub filter: Objects,
     pub set_filter: unsafe extern "C" fn(Raw, c_int, c_int, c_int, *const c_int) -> Status,
     pub convolution: Objects,
-    pub set_convolution: unsafe extern "C" fn(Raw, c_int, *const c_int, *const c_int, *const c_int, c_int, c_int) -> Status,
+    pub set_convolution: unsafe extern "C" fn(
+        Raw,
+        c_int,
+        *const c_int,
+        *const c_int,
+        *const c_int,
+        c_int,
+        c_int,
+    ) -> Status,
     pub set_groups: unsafe extern "C" fn(Raw, c_int) -> Status,
     pub set_math: unsafe extern "C" fn(Raw, c_int) -> Status,
     pub forward: Kind,
@@ -89,7 +100,12 @@ impl Calls {
             // Parts of cuDNN ask the loader for it by its name.
             let _ = Library::CublasLt.open();
             let found = Library::Cudnn.open().map_err(Clone::clone)?;
-            Calls::of(found).map_err(|why| LibraryError::Missing(Missing { library: Library::Cudnn, why }))
+            Calls::of(found).map_err(|why| {
+                LibraryError::Missing(Missing {
+                    library: Library::Cudnn,
+                    why,
+                })
+            })
         };
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
@@ -97,21 +113,30 @@ impl Calls {
     fn of(found: &Found) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
-        let library = unsafe { libloading::Library::new(&found.file) }.map_err(|e| format!(": {file} cannot be opened: {e}"))?;
+        let library = unsafe { libloading::Library::new(&found.file) }
+            .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
         macro_rules! call {
             ($name:expr) => {
                 // SAFETY: the call is of this type in all versions with this major number.
-                *unsafe { library.get($name.as_bytes()) }.map_err(|e| format!(": {file} lacks {}: {e}", $name))?
+                *unsafe { library.get($name.as_bytes()) }
+                    .map_err(|e| format!(": {file} lacks {}: {e}", $name))?
             };
         }
         macro_rules! objects {
             ($create:literal, $destroy:literal) => {
-                Objects { create: call!($create), destroy: call!($destroy) }
+                Objects {
+                    create: call!($create),
+                    destroy: call!($destroy),
+                }
             };
         }
         macro_rules! kind {
             ($heuristics:literal, $workspace:literal, $run:literal) => {
-                Kind { heuristics: ($heuristics, call!($heuristics)), workspace: ($workspace, call!($workspace)), run: ($run, call!($run)) }
+                Kind {
+                    heuristics: ($heuristics, call!($heuristics)),
+                    workspace: ($workspace, call!($workspace)),
+                    run: ($run, call!($run)),
+                }
             };
         }
         let calls = Calls {
@@ -120,15 +145,28 @@ impl Calls {
             last_error: call!("cudnnGetLastErrorString"),
             handle: objects!("cudnnCreate", "cudnnDestroy"),
             set_stream: call!("cudnnSetStream"),
-            tensor: objects!("cudnnCreateTensorDescriptor", "cudnnDestroyTensorDescriptor"),
+            tensor: objects!(
+                "cudnnCreateTensorDescriptor",
+                "cudnnDestroyTensorDescriptor"
+            ),
             set_tensor: call!("cudnnSetTensorNdDescriptor"),
-            filter: objects!("cudnnCreateFilterDescriptor", "cudnnDestroyFilterDescriptor"),
+            filter: objects!(
+                "cudnnCreateFilterDescriptor",
+                "cudnnDestroyFilterDescriptor"
+            ),
             set_filter: call!("cudnnSetFilterNdDescriptor"),
-            convolution: objects!("cudnnCreateConvolutionDescriptor", "cudnnDestroyConvolutionDescriptor"),
+            convolution: objects!(
+                "cudnnCreateConvolutionDescriptor",
+                "cudnnDestroyConvolutionDescriptor"
+            ),
             set_convolution: call!("cudnnSetConvolutionNdDescriptor"),
             set_groups: call!("cudnnSetConvolutionGroupCount"),
             set_math: call!("cudnnSetConvolutionMathType"),
-            forward: kind!("cudnnGetConvolutionForwardAlgorithm_v7", "cudnnGetConvolutionForwardWorkspaceSize", "cudnnConvolutionForward"),
+            forward: kind!(
+                "cudnnGetConvolutionForwardAlgorithm_v7",
+                "cudnnGetConvolutionForwardWorkspaceSize",
+                "cudnnConvolutionForward"
+            ),
             input_grad: kind!(
                 "cudnnGetConvolutionBackwardDataAlgorithm_v7",
                 "cudnnGetConvolutionBackwardDataWorkspaceSize",
@@ -159,7 +197,11 @@ impl Calls {
         // SAFETY: the call takes any number, and answers with a text of its own that stays.
         let text = unsafe { (self.error_string)(status) };
         // SAFETY: as above.
-        let known = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
+        let known = (!text.is_null()).then(|| {
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned()
+        });
         let mut status = known.unwrap_or_else(|| format!("error {status}"));
         let mut more = [0u8; 512];
         // SAFETY: there is room for so many bytes, the last of which stays 0.
@@ -169,7 +211,11 @@ impl Calls {
         {
             status += &format!(" ({})", more.to_string_lossy().trim());
         }
-        Err(LibraryError::Failed { library: Library::Cudnn, call, status })
+        Err(LibraryError::Failed {
+            library: Library::Cudnn,
+            call,
+            status,
+        })
     }
 }
 
@@ -180,9 +226,15 @@ mod tests {
 
     #[test]
     fn a_library_without_a_call_is_none() {
-        let other = Found { file: "libc.so.6".into(), place: Place::Loader };
+        let other = Found {
+            file: "libc.so.6".into(),
+            place: Place::Loader,
+        };
         let why = Calls::of(&other).err().expect("it is no cuDNN");
-        assert!(why.starts_with(": libc.so.6 lacks cudnnGetVersion"), "{why}");
+        assert!(
+            why.starts_with(": libc.so.6 lacks cudnnGetVersion"),
+            "{why}"
+        );
     }
 
     /// As the library's header says.

@@ -15,7 +15,10 @@ pub(crate) struct Clock {
 
 impl Clock {
     pub fn new() -> Result<Clock> {
-        Ok(Clock { before: Event::timed()?, after: Event::timed()? })
+        Ok(Clock {
+            before: Event::timed()?,
+            after: Event::timed()?,
+        })
     }
 
     /// Milliseconds from the first to the last of what `work` asks of the stream. Waits for it.
@@ -55,13 +58,17 @@ impl Marks {
     pub fn seconds(&self) -> Result<Vec<f64>> {
         let noted = &self.events[..self.noted];
         noted.last().map_or(Ok(()), Event::synchronize)?;
-        noted.iter().map(|event| Ok(event.since(&noted[0])? / 1e3)).collect()
+        noted
+            .iter()
+            .map(|event| Ok(event.since(&noted[0])? / 1e3))
+            .collect()
     }
 }
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
 
-/// The call has a second version since 12.8; drivers before that have the first alone, and the bindings would end the process.
+/// The call has a second version since 12.8; drivers before that have the first alone, and the
+/// bindings would end the process.
 fn elapsed_time() -> Result<ElapsedTime> {
     // SAFETY: the driver is open.
     let library = unsafe { sys::culib() };
@@ -71,7 +78,10 @@ fn elapsed_time() -> Result<ElapsedTime> {
             return Ok(*call);
         }
     }
-    Err(DriverError::Failed { call: "cuEventElapsedTime", code: "the driver has no such call".into() })
+    Err(DriverError::Failed {
+        call: "cuEventElapsedTime",
+        code: "the driver has no such call".into(),
+    })
 }
 
 impl Event {
@@ -80,7 +90,9 @@ impl Event {
         let mut milliseconds = 0f32;
         let elapsed = elapsed_time()?;
         // SAFETY: both events live and have been reached, and the pointer is valid for writing.
-        check("cuEventElapsedTime", unsafe { elapsed(&mut milliseconds, before.0, self.0) })?;
+        check("cuEventElapsedTime", unsafe {
+            elapsed(&mut milliseconds, before.0, self.0)
+        })?;
         Ok(f64::from(milliseconds))
     }
 
@@ -88,7 +100,9 @@ impl Event {
     fn timed() -> Result<Event> {
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DEFAULT as u32) })?;
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut raw, sys::CUevent_flags::CU_EVENT_DEFAULT as u32)
+        })?;
         Ok(Event(raw))
     }
 }

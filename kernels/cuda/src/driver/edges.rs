@@ -1,13 +1,17 @@
-//! The edges of a graph that is being recorded: set by hand instead of following the order of calls.
+//! The edges of a graph that is being recorded: set by hand instead of following the order of
+//! calls.
 //!
-//! A stream that is being captured has a front, the nodes that the next one will wait for. Setting it makes any acyclic graph
-//! from one stream. The calls exist since CUDA 12.3; on drivers before that a recording is a chain.
+//! A stream that is being captured has a front, the nodes that the next one will wait for. Setting
+//! it makes any acyclic graph from one stream. The calls exist since CUDA 12.3; on drivers before
+//! that a recording is a chain.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
 use std::sync::OnceLock;
 
-use cudarc::driver::sys::{self, CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus};
+use cudarc::driver::sys::{
+    self, CUgraph, CUgraphEdgeData, CUgraphNode, CUresult, CUstream, CUstreamCaptureStatus,
+};
 
 use super::{Result, Stream, check};
 
@@ -24,7 +28,13 @@ type GetCaptureInfo = unsafe extern "C" fn(
     *mut *const CUgraphEdgeData,
     *mut usize,
 ) -> CUresult;
-type UpdateCaptureDependencies = unsafe extern "C" fn(CUstream, *mut CUgraphNode, *const CUgraphEdgeData, usize, c_uint) -> CUresult;
+type UpdateCaptureDependencies = unsafe extern "C" fn(
+    CUstream,
+    *mut CUgraphNode,
+    *const CUgraphEdgeData,
+    usize,
+    c_uint,
+) -> CUresult;
 type NodeGetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 
 /// Replaces the front, instead of adding to it.
@@ -54,8 +64,12 @@ impl Edges {
             // SAFETY: the calls have these types since they exist.
             let found = unsafe {
                 Edges {
-                    info: *library.get::<GetCaptureInfo>(b"cuStreamGetCaptureInfo_v3").ok()?,
-                    update: *library.get::<UpdateCaptureDependencies>(b"cuStreamUpdateCaptureDependencies_v2").ok()?,
+                    info: *library
+                        .get::<GetCaptureInfo>(b"cuStreamGetCaptureInfo_v3")
+                        .ok()?,
+                    update: *library
+                        .get::<UpdateCaptureDependencies>(b"cuStreamUpdateCaptureDependencies_v2")
+                        .ok()?,
                     type_of: *library.get::<NodeGetType>(b"cuGraphNodeGetType").ok()?,
                 }
             };
@@ -67,27 +81,70 @@ impl Edges {
     pub fn front(&self, stream: &Stream) -> Result<Vec<Node>> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut nodes, mut edges, mut count) = (null(), null(), 0);
-        // SAFETY: the stream lives, and the pointers are valid for writing; those that are null are not asked for.
-        let told = unsafe { (self.info)(stream.raw, &mut status, null_mut(), null_mut(), &mut nodes, &mut edges, &mut count) };
+        // SAFETY: the stream lives, and the pointers are valid for writing; those that are null are
+        // not asked for.
+        let told = unsafe {
+            (self.info)(
+                stream.raw,
+                &mut status,
+                null_mut(),
+                null_mut(),
+                &mut nodes,
+                &mut edges,
+                &mut count,
+            )
+        };
         check("cuStreamGetCaptureInfo", told)?;
-        // SAFETY: the driver sets the pointer to so many nodes, which stay until the next call for this stream.
-        Ok((0..count).map(|at| Node(unsafe { *nodes.add(at) })).collect())
+        // SAFETY: the driver sets the pointer to so many nodes, which stay until the next call for
+        // this stream.
+        Ok((0..count)
+            .map(|at| Node(unsafe { *nodes.add(at) }))
+            .collect())
     }
 
-    /// Lets the next node wait for these. If it is `early`, it is a kernel that waits by itself for the kernels among them.
+    /// Lets the next node wait for these. If it is `early`, it is a kernel that waits by itself for
+    /// the kernels among them.
     pub fn set_front(&self, stream: &Stream, front: &[Node], early: bool) -> Result<()> {
         let mut nodes: Vec<CUgraphNode> = front.iter().map(|node| node.0).collect();
         let edge = |node: &Node| -> Result<CUgraphEdgeData> {
-            let (mut kind, whole) = (-1, CUgraphEdgeData { from_port: 0, to_port: 0, type_: 0, reserved: [0; 5] });
+            let (mut kind, whole) = (
+                -1,
+                CUgraphEdgeData {
+                    from_port: 0,
+                    to_port: 0,
+                    type_: 0,
+                    reserved: [0; 5],
+                },
+            );
             if early {
-                // SAFETY: the node is one of the graph being recorded, and the pointer is valid for writing.
-                check("cuGraphNodeGetType", unsafe { (self.type_of)(node.0, &mut kind) })?;
+                // SAFETY: the node is one of the graph being recorded, and the pointer is valid for
+                // writing.
+                check("cuGraphNodeGetType", unsafe {
+                    (self.type_of)(node.0, &mut kind)
+                })?;
             }
-            Ok(if kind == KERNEL { CUgraphEdgeData { from_port: PORT_PROGRAMMATIC, type_: PROGRAMMATIC, ..whole } } else { whole })
+            Ok(if kind == KERNEL {
+                CUgraphEdgeData {
+                    from_port: PORT_PROGRAMMATIC,
+                    type_: PROGRAMMATIC,
+                    ..whole
+                }
+            } else {
+                whole
+            })
         };
         let edges = front.iter().map(edge).collect::<Result<Vec<_>>>()?;
-        // SAFETY: the stream lives and is being captured; both lists have the length that is said, and are copied.
-        let updated = unsafe { (self.update)(stream.raw, nodes.as_mut_ptr(), edges.as_ptr(), nodes.len(), SET) };
+        // SAFETY: the stream lives and is being captured; both lists have the length that is said,
+        // and are copied.
+        let updated = unsafe {
+            (self.update)(
+                stream.raw,
+                nodes.as_mut_ptr(),
+                edges.as_ptr(),
+                nodes.len(),
+                SET,
+            )
+        };
         check("cuStreamUpdateCaptureDependencies", updated)
     }
 }
@@ -105,7 +162,9 @@ impl Recording<'_> {
     /// Lets the next node, a kernel of ours, be launched early, if kernels are.
     pub fn launch_early(&self) -> Result<()> {
         match self.edges {
-            Some(edges) if self.early => edges.set_front(self.stream, &edges.front(self.stream)?, true),
+            Some(edges) if self.early => {
+                edges.set_front(self.stream, &edges.front(self.stream)?, true)
+            }
             _ => Ok(()),
         }
     }

@@ -28,21 +28,31 @@ impl Module {
     /// Loads a cubin, or PTX that ends in 0, which the driver compiles.
     pub fn load(image: &[u8]) -> Result<Module> {
         if !image.starts_with(b"\x7fELF") && image.last() != Some(&0) {
-            return Err(DriverError::Failed { call: "cuModuleLoadData", code: "neither a cubin nor PTX that ends in 0".into() });
+            return Err(DriverError::Failed {
+                call: "cuModuleLoadData",
+                code: "neither a cubin nor PTX that ends in 0".into(),
+            });
         }
         let mut raw = null_mut();
         // SAFETY: a cubin says how long it is, and PTX ends in 0; the driver reads no further.
-        check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, image.as_ptr().cast()) })?;
+        check("cuModuleLoadData", unsafe {
+            sys::cuModuleLoadData(&mut raw, image.as_ptr().cast())
+        })?;
         Ok(Module(raw))
     }
 
     /// A kernel of this name.
     pub fn function(&self, name: &str) -> Result<Function> {
-        let failed = |e: std::ffi::NulError| DriverError::Failed { call: "cuModuleGetFunction", code: e.to_string() };
+        let failed = |e: std::ffi::NulError| DriverError::Failed {
+            call: "cuModuleGetFunction",
+            code: e.to_string(),
+        };
         let name = CString::new(name).map_err(failed)?;
         let mut raw = null_mut();
         // SAFETY: the module lives, and the name ends in 0.
-        check("cuModuleGetFunction", unsafe { sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr()) })?;
+        check("cuModuleGetFunction", unsafe {
+            sys::cuModuleGetFunction(&mut raw, self.0, name.as_ptr())
+        })?;
         Ok(Function(raw))
     }
 }
@@ -55,16 +65,31 @@ impl Drop for Module {
 }
 
 impl Function {
-    /// Lets launches ask for all shared memory that a block of the device may have, less what the kernel itself declares:
-    /// the driver refuses a larger sum of both.
+    /// Lets launches ask for all shared memory that a block of the device may have, less what the
+    /// kernel itself declares: the driver refuses a larger sum of both.
     pub fn allow_shared(self, block_bytes_max: u32) -> Result<Function> {
         use sys::CUfunction_attribute as A;
         let mut declared: c_int = 0;
-        // SAFETY: the function was found in a module that lives, and the pointer is valid for writing.
-        check("cuFuncGetAttribute", unsafe { sys::cuFuncGetAttribute(&mut declared, A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES, self.0) })?;
-        let left = c_int::try_from(block_bytes_max).unwrap_or(c_int::MAX).saturating_sub(declared);
+        // SAFETY: the function was found in a module that lives, and the pointer is valid for
+        // writing.
+        check("cuFuncGetAttribute", unsafe {
+            sys::cuFuncGetAttribute(
+                &mut declared,
+                A::CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES,
+                self.0,
+            )
+        })?;
+        let left = c_int::try_from(block_bytes_max)
+            .unwrap_or(c_int::MAX)
+            .saturating_sub(declared);
         // SAFETY: as above.
-        check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, left) })?;
+        check("cuFuncSetAttribute", unsafe {
+            sys::cuFuncSetAttribute(
+                self.0,
+                A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                left,
+            )
+        })?;
         Ok(self)
     }
 

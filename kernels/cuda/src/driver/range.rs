@@ -30,7 +30,8 @@ pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
     let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
     context.bind()?;
     // SAFETY: both pointers are valid for the call.
-    let got = unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
+    let got =
+        unsafe { sys::cuMemGetAllocationGranularity(&mut bytes, &placement(context), option) };
     check("cuMemGetAllocationGranularity", got)?;
     Ok(bytes as u64)
 }
@@ -64,12 +65,26 @@ impl AddressRange {
         }
     }
 
-    /// Puts memory behind the addresses from `offset` on, which have none. Nobody may use it before [`AddressRange::allow`].
-    pub fn place(&self, context: &Context, offset: u64, bytes: u64, memory: &Physical) -> Result<()> {
+    /// Puts memory behind the addresses from `offset` on, which have none. Nobody may use it before
+    /// [`AddressRange::allow`].
+    pub fn place(
+        &self,
+        context: &Context,
+        offset: u64,
+        bytes: u64,
+        memory: &Physical,
+    ) -> Result<()> {
         context.bind()?;
-        assert!(offset + bytes <= self.bytes, "{bytes} bytes at {offset} of a range of {}", self.bytes);
+        assert!(
+            offset + bytes <= self.bytes,
+            "{bytes} bytes at {offset} of a range of {}",
+            self.bytes
+        );
         // SAFETY: the addresses belong to this range and have no memory, or the driver refuses.
-        check("cuMemMap", unsafe { sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0) }).map_err(of_bytes(bytes))
+        check("cuMemMap", unsafe {
+            sys::cuMemMap(self.base + offset, bytes as usize, 0, memory.0, 0)
+        })
+        .map_err(of_bytes(bytes))
     }
 
     /// Lets the device read and write memory that was put behind addresses.
@@ -80,19 +95,30 @@ impl AddressRange {
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
         // SAFETY: the caller has put memory behind these addresses, and one description is passed.
-        check("cuMemSetAccess", unsafe { sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1) }).map_err(of_bytes(bytes))
+        check("cuMemSetAccess", unsafe {
+            sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1)
+        })
+        .map_err(of_bytes(bytes))
     }
 
     /// Takes the memory behind addresses away; work that uses it must be done.
     pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
         // SAFETY: the caller mapped just this. A lost context has unmapped it already.
-        let _ = context.bind().and_then(|()| check("cuMemUnmap", unsafe { sys::cuMemUnmap(self.base + offset, bytes as usize) }));
+        let _ = context.bind().and_then(|()| {
+            check("cuMemUnmap", unsafe {
+                sys::cuMemUnmap(self.base + offset, bytes as usize)
+            })
+        });
     }
 
     /// Gives the addresses back, which have no memory any more.
     pub fn free(&self, context: &Context) {
         // SAFETY: the range was reserved once, and whoever frees it forgets it.
-        let _ = context.bind().and_then(|()| check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(self.base, self.bytes as usize) }));
+        let _ = context.bind().and_then(|()| {
+            check("cuMemAddressFree", unsafe {
+                sys::cuMemAddressFree(self.base, self.bytes as usize)
+            })
+        });
     }
 }
 
@@ -110,6 +136,8 @@ impl Physical {
     /// Gives the memory back once it is behind no address.
     pub fn release(self, context: &Context) {
         // SAFETY: it was created once and is released only here, by value.
-        let _ = context.bind().and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
+        let _ = context
+            .bind()
+            .and_then(|()| check("cuMemRelease", unsafe { sys::cuMemRelease(self.0) }));
     }
 }

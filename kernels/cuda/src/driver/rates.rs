@@ -7,7 +7,8 @@ use cudarc::driver::sys::{self, CUdevice_attribute as A};
 
 use super::{DriverError, Result, check, device_count, properties};
 
-/// The most that a device can do in a second, by its attributes: at its highest clock, with every unit at work.
+/// The most that a device can do in a second, by its attributes: at its highest clock, with every
+/// unit at work.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Streaming multiprocessors.
@@ -24,8 +25,9 @@ pub struct Rates {
     pub bytes: f64,
 }
 
-/// Fused multiplications and additions of a multiprocessor in a cycle: f32, tf32 and halves with sums in f32 (NVIDIA, the whitepapers of
-/// these architectures). Where devices of one capability differ, the larger.
+/// Fused multiplications and additions of a multiprocessor in a cycle: f32, tf32 and halves with
+/// sums in f32 (NVIDIA, the whitepapers of these architectures). Where devices of one capability
+/// differ, the larger.
 fn per_cycle(sm: u32) -> [f64; 3] {
     match sm {
         80 => [64.0, 512.0, 1024.0],
@@ -47,19 +49,31 @@ pub fn rates(ordinal: u32) -> Result<Option<Rates>> {
     let target = properties(ordinal)?.target;
     let mut device = 0;
     // SAFETY: the driver has been started, and the pointer is valid for writing.
-    check("cuDeviceGet", unsafe { sys::cuDeviceGet(&mut device, ordinal as c_int) })?;
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&mut device, ordinal as c_int)
+    })?;
     let attribute = |which: A| -> Result<f64> {
         let mut value = 0;
         // SAFETY: as above; the device exists.
-        check("cuDeviceGetAttribute", unsafe { sys::cuDeviceGetAttribute(&mut value, which, device) })?;
+        check("cuDeviceGetAttribute", unsafe {
+            sys::cuDeviceGetAttribute(&mut value, which, device)
+        })?;
         Ok(f64::from(value.max(0)))
     };
     // Both in kHz; memory moves twice in a cycle.
     let clock = 1e3 * attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
     let memory = 1e3 * attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
     let bytes = 2.0 * memory * attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)? / 8.0;
-    let [f32, tf32, half] = per_cycle(target.sm).map(|each| 2.0 * each * clock * f64::from(target.multiprocessors));
-    Ok((clock > 0.0 && bytes > 0.0).then_some(Rates { multiprocessors: target.multiprocessors, clock, f32, tf32, half, bytes }))
+    let [f32, tf32, half] =
+        per_cycle(target.sm).map(|each| 2.0 * each * clock * f64::from(target.multiprocessors));
+    Ok((clock > 0.0 && bytes > 0.0).then_some(Rates {
+        multiprocessors: target.multiprocessors,
+        clock,
+        f32,
+        tf32,
+        half,
+        bytes,
+    }))
 }
 
 impl fmt::Display for Rates {

@@ -15,8 +15,9 @@ use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::pointers;
 
-/// Multiplier and shift by which `quotient` in `sides.cuh` divides by `d` (Granlund and Montgomery, *Division by Invariant
-/// Integers using Multiplication*, 1994): for numerators below 2³¹, ⌊2³¹⁺ˢ / d⌋ + 1 and s = ⌈log₂ d⌉.
+/// Multiplier and shift by which `quotient` in `sides.cuh` divides by `d` (Granlund and Montgomery,
+/// *Division by Invariant Integers using Multiplication*, 1994): for numerators below 2³¹, ⌊2³¹⁺ˢ /
+/// d⌋ + 1 and s = ⌈log₂ d⌉.
 pub fn divisor(d: i64) -> i64 {
     let d = d.max(1) as u64;
     let shift = d.next_power_of_two().trailing_zeros();
@@ -31,8 +32,9 @@ fn sized(size: Size) -> Number {
     number(move |env| size.at(env))
 }
 
-/// The point of an epilogue: coordinates are the variables `c0`, `c1`, …, operand `k` the pointer `a{k}`. Unlike in loops, known
-/// sizes stay out of the source: there are more shapes of products than one wants to compile kernels.
+/// The point of an epilogue: coordinates are the variables `c0`, `c1`, …, operand `k` the pointer
+/// `a{k}`. Unlike in loops, known sizes stay out of the source: there are more shapes of products
+/// than one wants to compile kernels.
 struct Point {
     elements: Vec<String>,
     indices: Vec<String>,
@@ -45,22 +47,42 @@ impl Point {
         let mut dot = |strides: &[Size], offset: Size| {
             let mut terms = Vec::new();
             for (dim, &stride) in strides.iter().enumerate().filter(|(_, s)| !s.is(0)) {
-                terms.push(if stride.is(1) { format!("c{dim}") } else { format!("c{dim} * {}", params.number(&sized(stride))) });
+                terms.push(if stride.is(1) {
+                    format!("c{dim}")
+                } else {
+                    format!("c{dim} * {}", params.number(&sized(stride)))
+                });
             }
             if !offset.is(0) {
                 terms.push(params.number(&sized(offset)));
             }
-            if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+            if terms.is_empty() {
+                "0".into()
+            } else {
+                terms.join(" + ")
+            }
         };
-        let elements = spec.operands.iter().map(|o| dot(&o.strides, o.offset)).collect();
+        let elements = spec
+            .operands
+            .iter()
+            .map(|o| dot(&o.strides, o.offset))
+            .collect();
         let indices = spec.indices.iter().map(|i| dot(i, Size::ZERO)).collect();
-        Point { elements, indices, ahead: false }
+        Point {
+            elements,
+            indices,
+            ahead: false,
+        }
     }
 }
 
 impl Site for Point {
     fn read(&self, k: u16) -> String {
-        if self.ahead { format!("loaded.l{k}") } else { self.write(k) }
+        if self.ahead {
+            format!("loaded.l{k}")
+        } else {
+            self.write(k)
+        }
     }
     fn write(&self, k: u16) -> String {
         format!("a{k}[e{k}]")
@@ -101,10 +123,20 @@ impl Writer<'_> {
     }
 
     /// Declares the type `name` of an operand.
-    fn matrix(&mut self, name: &str, matrix: &Matrix, elem: Elem, view: &View, vector: i64) -> String {
+    fn matrix(
+        &mut self,
+        name: &str,
+        matrix: &Matrix,
+        elem: Elem,
+        view: &View,
+        vector: i64,
+    ) -> String {
         let address = self.params.word(Word::Argument(matrix.argument));
         let (lies, whole) = (view.clone(), view.clone());
-        let mut words = vec![number(move |env| lies.offset(env)), number(move |env| i64::from(whole.is_whole(vector, env)))];
+        let mut words = vec![
+            number(move |env| lies.offset(env)),
+            number(move |env| i64::from(whole.is_whole(vector, env))),
+        ];
         if let Some(window) = view.window {
             words.extend(window.limits.map(sized));
         }
@@ -114,24 +146,45 @@ impl Writer<'_> {
         let deep = self.side(&view.deep, view.window.map(|w| w.deep));
         let (elem, window) = (elem.name(), view.window.is_some());
         let whole = view.is_known() && view.is_whole(vector, &Env::default());
-        format!("using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}>;\n")
+        format!(
+            "using {name} = Matrix<{elem}, idx, {address}, {at}, {batch}, {free}, {deep}, {window}, {whole}>;\n"
+        )
     }
 
     /// Declares the coordinates of the point at `batch`, `row` and `column`.
     fn point(&mut self) -> (Point, String) {
         let mut text = String::new();
         let mut terms: Vec<Vec<String>> = vec![vec![]; self.spec.dims.len()];
-        let sides = [("batch", &self.problem.batch), ("row", &self.problem.rows), ("column", &self.problem.columns)];
+        let sides = [
+            ("batch", &self.problem.batch),
+            ("row", &self.problem.rows),
+            ("column", &self.problem.columns),
+        ];
         for (side, axes) in sides {
-            let axes: Vec<&Axis> = axes.iter().filter(|a| a.count.known() != Some(1) || a.from != 0).collect();
+            let axes: Vec<&Axis> = axes
+                .iter()
+                .filter(|a| a.count.known() != Some(1) || a.from != 0)
+                .collect();
             let mut rest = side.to_string();
             for (i, axis) in axes.iter().enumerate().rev() {
-                let along = if i == 0 { rest.clone() } else { format!("{side}{i}") };
+                let along = if i == 0 {
+                    rest.clone()
+                } else {
+                    format!("{side}{i}")
+                };
                 if i > 0 {
                     let count = axis.count;
-                    let words = self.params.block([number(move |env| count.at(env)), number(move |env| divisor(count.at(env)))]);
-                    text += &format!("const int {side}_{i} = quotient({rest}, p.w[{}]);\n", words + 1);
-                    text += &format!("const int {side}{i} = {rest} - {side}_{i} * int(p.w[{words}]);\n");
+                    let words = self.params.block([
+                        number(move |env| count.at(env)),
+                        number(move |env| divisor(count.at(env))),
+                    ]);
+                    text += &format!(
+                        "const int {side}_{i} = quotient({rest}, p.w[{}]);\n",
+                        words + 1
+                    );
+                    text += &format!(
+                        "const int {side}{i} = {rest} - {side}_{i} * int(p.w[{words}]);\n"
+                    );
                     rest = format!("{side}_{i}");
                 }
                 let term = if axis.step.is(1) && axis.from == 0 {
@@ -145,7 +198,14 @@ impl Writer<'_> {
             }
         }
         for (dim, terms) in terms.iter().enumerate() {
-            text += &format!("const idx c{dim} = {};\n", if terms.is_empty() { "0".into() } else { terms.join(" + ") });
+            text += &format!(
+                "const idx c{dim} = {};\n",
+                if terms.is_empty() {
+                    "0".into()
+                } else {
+                    terms.join(" + ")
+                }
+            );
         }
         let point = Point::new(self.spec, &mut self.params);
         for (k, element) in point.elements.iter().enumerate() {
@@ -160,12 +220,15 @@ impl Writer<'_> {
         coordinates + &code.point(&point)
     }
 
-    /// The same in two functions: `load(row, column)` reads what the program reads, so that several points can be on their way at
-    /// once, and `take(row, column, sum, loaded)` does the rest.
+    /// The same in two functions: `load(row, column)` reads what the program reads, so that several
+    /// points can be on their way at once, and `take(row, column, sum, loaded)` does the rest.
     fn epilogue_ahead(&mut self, code: &Code) -> String {
         let (mut point, coordinates) = self.point();
         let loads = code.loads();
-        let fields: String = loads.iter().map(|&k| format!("{} l{k};\n", code.storage(k).ty)).collect();
+        let fields: String = loads
+            .iter()
+            .map(|&k| format!("{} l{k};\n", code.storage(k).ty))
+            .collect();
         let values: Vec<String> = loads.iter().map(|&k| point.read(k)).collect();
         point.ahead = true;
         let program = code.point(&point);
@@ -195,7 +258,12 @@ struct Shape {
     shared_bytes: i64,
 }
 
-fn launchable(function: Function, params: Params, shape: Shape, blocks: impl Fn(&Env) -> i64 + Send + Sync + 'static) -> Launchable {
+fn launchable(
+    function: Function,
+    params: Params,
+    shape: Shape,
+    blocks: impl Fn(&Env) -> i64 + Send + Sync + 'static,
+) -> Launchable {
     let dispatch = move |env: &Env| Dispatch {
         function: 0,
         // Sizes at the bounds were checked; a run without points has no blocks.
@@ -204,7 +272,10 @@ fn launchable(function: Function, params: Params, shape: Shape, blocks: impl Fn(
         shared_bytes: shape.shared_bytes as u32,
         words: params.words(env),
     };
-    Launchable { function, dispatch: Box::new(dispatch) }
+    Launchable {
+        function,
+        dispatch: Box::new(dispatch),
+    }
 }
 
 /// How the contracted axis of a run is cut: the length of a part and their number.
@@ -218,15 +289,29 @@ fn cut(deep: i64, parts: i64, multiple: i64) -> (i64, i64) {
 pub fn workspace(problem: &Problem, plan: &Plan, bounds: &Env) -> u64 {
     let [rows, columns, _, products] = problem.sizes(bounds);
     let points = rows.saturating_mul(columns).saturating_mul(products).max(0) as u64;
-    if plan.parts > 1 { points.saturating_mul(4 * plan.parts as u64) } else { 0 }
+    if plan.parts > 1 {
+        points.saturating_mul(4 * plan.parts as u64)
+    } else {
+        0
+    }
 }
 
 /// The launches of a product by a plan, in their order.
-pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, target: &Target) -> Result<Vec<Launchable>, SpecError> {
+pub fn launchables(
+    spec: &Spec,
+    problem: &Problem,
+    plan: &Plan,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Vec<Launchable>, SpecError> {
     let code = Code::new(spec)?;
     let kernel = plan.kernel;
     let params = Params::new(spec, bounds, target);
-    let mut writer = Writer { spec, problem, params };
+    let mut writer = Writer {
+        spec,
+        problem,
+        params,
+    };
     let (plan_parts, deep) = (plan.parts, kernel.deep());
     let sized_problem = Arc::new(problem.clone());
     let of = |f: fn([i64; 4]) -> i64| {
@@ -234,17 +319,30 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
         number(move |env| f(problem.sizes(env)))
     };
     let apart = matches!(kernel, Kernel::Window { .. });
-    let elems = [Elem::of(problem.left.dtype)?, Elem::of(problem.right.dtype)?];
+    let elems = [
+        Elem::of(problem.left.dtype)?,
+        Elem::of(problem.right.dtype)?,
+    ];
     let views = views(problem, elems, apart, bounds);
     let length = {
         let problem = sized_problem.clone();
         number(move |env| cut(problem.sizes(env)[2], plan_parts, deep).0)
     };
-    let share = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[2]), of(|s| s[3]), length]);
+    let share = writer.params.block([
+        of(|s| s[0]),
+        of(|s| s[1]),
+        of(|s| s[2]),
+        of(|s| s[3]),
+        length,
+    ]);
     let mut body = String::new();
     let sides = [("Left", &problem.left), ("Right", &problem.right)];
     for (i, (name, matrix)) in sides.into_iter().enumerate() {
-        let vector = if let Kernel::Columns { each, .. } = kernel { each } else { views[i].vector };
+        let vector = if let Kernel::Columns { each, .. } = kernel {
+            each
+        } else {
+            views[i].vector
+        };
         body += &writer.matrix(name, matrix, elems[i], &views[i], vector);
     }
     let [high, wide] = kernel.tile();
@@ -276,9 +374,16 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
         }
     };
     if blocks(bounds) > i64::from(i32::MAX) {
-        return Err(SpecError(format!("a product of {:?} in {} blocks", problem.sizes(bounds), blocks(bounds))));
+        return Err(SpecError(format!(
+            "a product of {:?} in {} blocks",
+            problem.sizes(bounds),
+            blocks(bounds)
+        )));
     }
-    let shape = Shape { block: kernel.threads(), shared_bytes: kernel.shared_bytes() };
+    let shape = Shape {
+        block: kernel.threads(),
+        shared_bytes: kernel.shared_bytes(),
+    };
     let mut list = vec![launchable(function, writer.params, shape, blocks)];
     if plan.parts > 1 {
         let problem_of_run = sized_problem.clone();
@@ -288,11 +393,21 @@ pub fn launchables(spec: &Spec, problem: &Problem, plan: &Plan, bounds: &Env, ta
     Ok(list)
 }
 
-/// The kernel that adds what the parts of a product left in the workspace, one matrix of f32 after the other, in their order: a
-/// thread per point.
-fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, parts: Number) -> Result<Launchable, SpecError> {
+/// The kernel that adds what the parts of a product left in the workspace, one matrix of f32 after
+/// the other, in their order: a thread per point.
+fn sum_of_parts(
+    spec: &Spec,
+    problem: &Problem,
+    bounds: &Env,
+    target: &Target,
+    parts: Number,
+) -> Result<Launchable, SpecError> {
     let code = Code::new(spec)?;
-    let mut writer = Writer { spec, problem, params: Params::new(spec, bounds, target) };
+    let mut writer = Writer {
+        spec,
+        problem,
+        params: Params::new(spec, bounds, target),
+    };
     let sized_problem = Arc::new(problem.clone());
     let of = |f: fn([i64; 4]) -> i64| {
         let problem = sized_problem.clone();
@@ -300,14 +415,39 @@ fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, p
     };
     let column_divisor = of(|s| divisor(s[1]));
     let row_divisor = of(|s| divisor(s[0]));
-    let words = writer.params.block([of(|s| s[0]), of(|s| s[1]), of(|s| s[3]), parts, row_divisor, column_divisor]);
+    let words = writer.params.block([
+        of(|s| s[0]),
+        of(|s| s[1]),
+        of(|s| s[3]),
+        parts,
+        row_divisor,
+        column_divisor,
+    ]);
     let w = |i: usize| format!("p.w[{}]", words + i);
     let partial = writer.params.address(Word::Workspace(0));
-    let mut body = format!("const int total = int({}) * int({}) * int({});\n", w(0), w(1), w(2));
-    body += &format!("const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n");
-    body += &format!("const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n", w(3));
-    body += &format!("const int line = quotient(at, {0}), column = at - line * int({1});\n", w(5), w(1));
-    body += &format!("const int batch = quotient(line, {0}), row = line - batch * int({1});\n", w(4), w(0));
+    let mut body = format!(
+        "const int total = int({}) * int({}) * int({});\n",
+        w(0),
+        w(1),
+        w(2)
+    );
+    body += &format!(
+        "const int at = int(blockIdx.x) * {THREADS} + int(threadIdx.x);\nif (at >= total) return;\n"
+    );
+    body += &format!(
+        "const float sum = sum_of_parts(reinterpret_cast<const float*>({partial}), at, total, int({}));\n",
+        w(3)
+    );
+    body += &format!(
+        "const int line = quotient(at, {0}), column = at - line * int({1});\n",
+        w(5),
+        w(1)
+    );
+    body += &format!(
+        "const int batch = quotient(line, {0}), row = line - batch * int({1});\n",
+        w(4),
+        w(0)
+    );
     body += &pointers(&code, &mut writer.params);
     body += &writer.epilogue(&code);
     let function = writer.params.function("gemm_parts", THREADS, &body);
@@ -315,10 +455,19 @@ fn sum_of_parts(spec: &Spec, problem: &Problem, bounds: &Env, target: &Target, p
         let [rows, columns, _, products] = sized_problem.sizes(env);
         (rows * columns * products + i64::from(THREADS) - 1) / i64::from(THREADS)
     };
-    Ok(launchable(function, writer.params, Shape { block: i64::from(THREADS), shared_bytes: 0 }, blocks))
+    Ok(launchable(
+        function,
+        writer.params,
+        Shape {
+            block: i64::from(THREADS),
+            shared_bytes: 0,
+        },
+        blocks,
+    ))
 }
 
-/// The kernel that does the rest for sums that a library left at the start of a workspace of so many bytes, see [`sum_of_parts`].
+/// The kernel that does the rest for sums that a library left at the start of a workspace of so
+/// many bytes, see [`sum_of_parts`].
 pub fn rest_of_library(
     spec: &Spec,
     problem: &Problem,
@@ -328,24 +477,45 @@ pub fn rest_of_library(
     workspace: u64,
 ) -> Result<Lowered, SpecError> {
     let Launchable { function, dispatch } = sum_of_parts(spec, problem, bounds, target, parts)?;
-    Ok(Lowered::new(vec![function], workspace, move |env| vec![dispatch(env)]))
+    Ok(Lowered::new(vec![function], workspace, move |env| {
+        vec![dispatch(env)]
+    }))
 }
 
 /// Both operands as their kernel sees them.
 pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> [View; 2] {
     [
-        View::new(&problem.left, problem, &problem.rows, elems[0].bytes(), apart, bounds),
-        View::new(&problem.right, problem, &problem.columns, elems[1].bytes(), apart, bounds),
+        View::new(
+            &problem.left,
+            problem,
+            &problem.rows,
+            elems[0].bytes(),
+            apart,
+            bounds,
+        ),
+        View::new(
+            &problem.right,
+            problem,
+            &problem.columns,
+            elems[1].bytes(),
+            apart,
+            bounds,
+        ),
     ]
 }
 
-/// The statements that compute a block's part of the product and hand every `sum` to `take`, with what `load` reads.
+/// The statements that compute a block's part of the product and hand every `sum` to `take`, with
+/// what `load` reads.
 fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
     const TAKE: &str = "take(row, column, sum, load(row, column));\n";
     match kernel {
         Kernel::Registers(_) | Kernel::Tensor(..) => {
             let of = |view: &View| {
-                let vector = if view.by_deep && !kernel.vectors_by_deep() { 1 } else { view.vector };
+                let vector = if view.by_deep && !kernel.vectors_by_deep() {
+                    1
+                } else {
+                    view.vector
+                };
                 format!("{}, {vector}", view.by_deep)
             };
             format!(
@@ -356,10 +526,25 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 of(&views[1])
             )
         }
-        Kernel::Dots { few, large, turned } | Kernel::Columns { few, each: large, turned } => {
+        Kernel::Dots { few, large, turned }
+        | Kernel::Columns {
+            few,
+            each: large,
+            turned,
+        } => {
             let (operands, first, counts, parameters) = match turned {
-                false => ("right, left", "share.column", "share.columns, share.rows", "int column, int row, float sum"),
-                true => ("left, right", "share.row", "share.rows, share.columns", "int row, int column, float sum"),
+                false => (
+                    "right, left",
+                    "share.column",
+                    "share.columns, share.rows",
+                    "int column, int row, float sum",
+                ),
+                true => (
+                    "left, right",
+                    "share.row",
+                    "share.rows, share.columns",
+                    "int row, int column, float sum",
+                ),
             };
             let view = &views[usize::from(!turned)];
             let take = format!("[&]({parameters}) {{\n{TAKE}}}");
@@ -377,12 +562,25 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 )
             }
         }
-        Kernel::Window { window: [high, wide], turned } => {
+        Kernel::Window {
+            window: [high, wide],
+            turned,
+        } => {
             let (operands, position) = match turned {
-                false => ("right, left", "const int row = share.row, column = share.column + int(threadIdx.x);"),
-                true => ("left, right", "const int row = share.row + int(threadIdx.x), column = share.column;"),
+                false => (
+                    "right, left",
+                    "const int row = share.row, column = share.column + int(threadIdx.x);",
+                ),
+                true => (
+                    "left, right",
+                    "const int row = share.row + int(threadIdx.x), column = share.column;",
+                ),
             };
-            let at = if *turned { "row, column" } else { "column, row" };
+            let at = if *turned {
+                "row, column"
+            } else {
+                "column, row"
+            };
             format!(
                 "{position}\nif (row >= share.rows || column >= share.columns) return;\n\
                  const float sum = window_sum<{high}, {wide}>({operands}, {at});\n{TAKE}"
@@ -396,7 +594,9 @@ pub fn check_sizes(problem: &Problem, bounds: &Env) -> Result<(), SpecError> {
     let most = i64::from(i32::MAX) - (1 << 16);
     let sizes = problem.sizes(bounds);
     if sizes.iter().any(|&n| n > most) {
-        return Err(SpecError(format!("a product of rows, columns, contracted elements and products {sizes:?}: at most {most} each")));
+        return Err(SpecError(format!(
+            "a product of rows, columns, contracted elements and products {sizes:?}: at most {most} each"
+        )));
     }
     Ok(())
 }
@@ -414,11 +614,29 @@ mod tests {
     #[test]
     fn quotients_are_exact() {
         let most = i32::MAX as u32;
-        let divisors = (1..70).chain([127, 128, 129, 1000, 3136, 65535, 65536, 65537, 1 << 30, (1 << 30) + 1, most - 1, most]);
+        let divisors = (1..70).chain([
+            127,
+            128,
+            129,
+            1000,
+            3136,
+            65535,
+            65536,
+            65537,
+            1 << 30,
+            (1 << 30) + 1,
+            most - 1,
+            most,
+        ]);
         for d in divisors {
             let word = divisor(i64::from(d));
-            let near = (1..4).flat_map(|k| [d.saturating_mul(k), most / d * d]).flat_map(|n| [n.saturating_sub(1), n, n.saturating_add(1)]);
-            for n in near.chain([0, 1, 2, most / 2, most - 1, most]).filter(|&n| n <= most) {
+            let near = (1..4)
+                .flat_map(|k| [d.saturating_mul(k), most / d * d])
+                .flat_map(|n| [n.saturating_sub(1), n, n.saturating_add(1)]);
+            for n in near
+                .chain([0, 1, 2, most / 2, most - 1, most])
+                .filter(|&n| n <= most)
+            {
                 assert_eq!(quotient(n, word), n / d, "{n} / {d}");
             }
         }
@@ -430,8 +648,14 @@ mod tests {
             for parts in [1, 2, 3, 7, 256] {
                 for multiple in [8, 32, 128] {
                     let (length, number) = cut(deep, parts, multiple);
-                    assert!(length % multiple == 0 && number >= 1 && number <= parts, "{deep} {parts} {multiple}: {length} × {number}");
-                    assert!(length * number >= deep && length * (number - 1) < deep.max(1), "{deep} {parts}: {length} × {number}");
+                    assert!(
+                        length % multiple == 0 && number >= 1 && number <= parts,
+                        "{deep} {parts} {multiple}: {length} × {number}"
+                    );
+                    assert!(
+                        length * number >= deep && length * (number - 1) < deep.max(1),
+                        "{deep} {parts}: {length} × {number}"
+                    );
                 }
             }
         }

@@ -1,10 +1,13 @@
-//! Matrix products, and whatever else is a sum of products along an axis: convolutions are lowered through here too.
+//! Matrix products, and whatever else is a sum of products along an axis: convolutions are lowered
+//! through here too.
 //!
-//! A [`Problem`] says which axes are rows, columns and contracted, and how both operands are walked; strides, sizes and
-//! divisors are words of the launch, so that one function serves many shapes. [`plan`] estimates what each kernel of
-//! [`tiles`] would take, with the contracted axis whole or cut into parts that a second kernel adds in a fixed order: the same
-//! sizes give the same bits on every run. The CUDA side stands in `sides.cuh` (indices to elements), `tiles.cuh` (to shared
-//! memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications), `vectors.cuh` (few rows or columns).
+//! A [`Problem`] says which axes are rows, columns and contracted, and how both operands are
+//! walked; strides, sizes and divisors are words of the launch, so that one function serves many
+//! shapes. [`plan`] estimates what each kernel of [`tiles`] would take, with the contracted axis
+//! whole or cut into parts that a second kernel adds in a fixed order: the same sizes give the same
+//! bits on every run. The CUDA side stands in `sides.cuh` (indices to elements), `tiles.cuh` (to
+//! shared memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications),
+//! `vectors.cuh` (few rows or columns).
 
 pub(crate) mod emit;
 pub(crate) mod library;
@@ -27,7 +30,8 @@ use tiles::Elem;
 pub struct Candidate {
     /// Kernel and parts, as text: `gemm_128x64 in 3 parts`.
     pub name: String,
-    /// What its estimate says, in cycles of a multiprocessor: only to compare candidates of one spec.
+    /// What its estimate says, in cycles of a multiprocessor: only to compare candidates of one
+    /// spec.
     pub cycles: f64,
     /// The launches.
     pub lowered: Lowered,
@@ -35,12 +39,15 @@ pub struct Candidate {
 
 /// The ways to compute a matrix product or a convolution, the one with the smallest estimate first.
 ///
-/// The first is what [`crate::lower`] takes: the choice follows from the sizes at the bounds and the target alone. A run time
-/// with a device may time the first few, beside what a library offers for the same spec, and keep the fastest: all compute the
-/// same sums, in different orders.
+/// The first is what [`crate::lower`] takes: the choice follows from the sizes at the bounds and
+/// the target alone. A run time with a device may time the first few, beside what a library offers
+/// for the same spec, and keep the fastest: all compute the same sums, in different orders.
 pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Candidate>, SpecError> {
     let (problems, plans) = ranked(spec, bounds, target)?;
-    plans.iter().map(|plans| candidate(spec, &problems, plans, bounds, target)).collect()
+    plans
+        .iter()
+        .map(|plans| candidate(spec, &problems, plans, bounds, target))
+        .collect()
 }
 
 /// The names of the candidates, the best first, without their source.
@@ -50,10 +57,24 @@ pub(crate) fn names(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<St
 }
 
 /// The candidate of this name, or else the first.
-pub(crate) fn named(spec: &Spec, bounds: &Env, target: &Target, wanted: &str) -> Result<Candidate, SpecError> {
+pub(crate) fn named(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+    wanted: &str,
+) -> Result<Candidate, SpecError> {
     let (problems, plans) = ranked(spec, bounds, target)?;
-    let found = plans.iter().find(|plans| name(&plans[0]) == wanted).or(plans.first());
-    candidate(spec, &problems, found.ok_or_else(none_fits)?, bounds, target)
+    let found = plans
+        .iter()
+        .find(|plans| name(&plans[0]) == wanted)
+        .or(plans.first());
+    candidate(
+        spec,
+        &problems,
+        found.ok_or_else(none_fits)?,
+        bounds,
+        target,
+    )
 }
 
 /// Multiplications of a product, at the bounds.
@@ -63,7 +84,11 @@ pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
         Body::Conv2d(body) => conv::problems(spec, body, bounds).map(|(problems, _)| problems),
         _ => return 0,
     };
-    let of = |p: &Problem| p.sizes(bounds).iter().fold(1i64, |a, &b| a.saturating_mul(b));
+    let of = |p: &Problem| {
+        p.sizes(bounds)
+            .iter()
+            .fold(1i64, |a, &b| a.saturating_mul(b))
+    };
     problems.map_or(0, |list| list.iter().map(of).fold(0, i64::saturating_add))
 }
 
@@ -73,7 +98,11 @@ fn none_fits() -> SpecError {
 
 /// Kernel and parts, as text.
 fn name(plan: &Plan) -> String {
-    let parts = if plan.parts > 1 { format!(" in {} parts", plan.parts) } else { String::new() };
+    let parts = if plan.parts > 1 {
+        format!(" in {} parts", plan.parts)
+    } else {
+        String::new()
+    };
     plan.kernel.name() + &parts
 }
 
@@ -84,17 +113,34 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
 }
 
-/// The problems that together fill the result, and the plans for them (one for each problem), the best first.
-fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<(Vec<Problem>, Vec<Vec<Plan>>), SpecError> {
+/// The problems that together fill the result, and the plans for them (one for each problem), the
+/// best first.
+fn ranked(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+) -> Result<(Vec<Problem>, Vec<Vec<Plan>>), SpecError> {
     let (problems, direct) = match &spec.body {
         Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
         Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
-        _ => return Err(SpecError("neither a matrix product nor a convolution".into())),
+        _ => {
+            return Err(SpecError(
+                "neither a matrix product nor a convolution".into(),
+            ));
+        }
     };
     if target.sm < 80 {
-        return Err(SpecError(format!("products need a device of compute capability 8.0, not {}.{}", target.sm / 10, target.sm % 10)));
+        return Err(SpecError(format!(
+            "products need a device of compute capability 8.0, not {}.{}",
+            target.sm / 10,
+            target.sm % 10
+        )));
     }
-    let Some(widest) = problems.iter().max_by_key(|p| p.sizes(bounds).iter().fold(1i64, |a, &b| a.saturating_mul(b))) else {
+    let Some(widest) = problems.iter().max_by_key(|p| {
+        p.sizes(bounds)
+            .iter()
+            .fold(1i64, |a, &b| a.saturating_mul(b))
+    }) else {
         return Err(SpecError("a product of nothing".into()));
     };
     for problem in &problems {
@@ -103,15 +149,45 @@ fn ranked(spec: &Spec, bounds: &Env, target: &Target) -> Result<(Vec<Problem>, V
     let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
     let views = emit::views(widest, elems, false, bounds);
     // What is few must be few in every problem.
-    let sizes = problems.iter().map(|p| p.sizes(bounds)).fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
-    let choice = Choice { sizes, views: [&views[0], &views[1]], elems, target };
-    let mut plans: Vec<Vec<Plan>> = choice.plans().into_iter().map(|plan| vec![plan; problems.len()]).collect();
+    let sizes = problems
+        .iter()
+        .map(|p| p.sizes(bounds))
+        .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
+    let choice = Choice {
+        sizes,
+        views: [&views[0], &views[1]],
+        elems,
+        target,
+    };
+    let mut plans: Vec<Vec<Plan>> = choice
+        .plans()
+        .into_iter()
+        .map(|plan| vec![plan; problems.len()])
+        .collect();
     // Few elements and no channels to sum over: no tile is as good as that.
-    plans.splice(0..0, direct.map(|kernels| kernels.into_iter().map(|kernel| Plan { kernel, parts: 1, cycles: 0.0 }).collect()));
+    plans.splice(
+        0..0,
+        direct.map(|kernels| {
+            kernels
+                .into_iter()
+                .map(|kernel| Plan {
+                    kernel,
+                    parts: 1,
+                    cycles: 0.0,
+                })
+                .collect()
+        }),
+    );
     Ok((problems, plans))
 }
 
-fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, target: &Target) -> Result<Candidate, SpecError> {
+fn candidate(
+    spec: &Spec,
+    problems: &[Problem],
+    plans: &[Plan],
+    bounds: &Env,
+    target: &Target,
+) -> Result<Candidate, SpecError> {
     let mut functions: Vec<Function> = Vec::new();
     let mut launches = Vec::new();
     let mut workspace = 0;
@@ -119,16 +195,26 @@ fn candidate(spec: &Spec, problems: &[Problem], plans: &[Plan], bounds: &Env, ta
         // Problems run one after the other: their parts share the workspace.
         workspace = workspace.max(emit::workspace(problem, plan, bounds));
         for launchable in emit::launchables(spec, problem, plan, bounds, target)? {
-            let at = functions.iter().position(|f| *f == launchable.function).unwrap_or_else(|| {
-                functions.push(launchable.function.clone());
-                functions.len() - 1
-            });
+            let at = functions
+                .iter()
+                .position(|f| *f == launchable.function)
+                .unwrap_or_else(|| {
+                    functions.push(launchable.function.clone());
+                    functions.len() - 1
+                });
             launches.push((at, launchable.dispatch));
         }
     }
     let lowered = Lowered::new(functions, workspace, move |env| {
-        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch { function: *function, ..dispatch(env) };
+        let run = |(function, dispatch): &(usize, emit::Launch)| Dispatch {
+            function: *function,
+            ..dispatch(env)
+        };
         launches.iter().map(run).collect()
     });
-    Ok(Candidate { name: name(&plans[0]), cycles: plans[0].cycles, lowered })
+    Ok(Candidate {
+        name: name(&plans[0]),
+        cycles: plans[0].cycles,
+        lowered,
+    })
 }

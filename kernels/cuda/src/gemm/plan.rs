@@ -1,8 +1,10 @@
-//! Which kernel, and into how many parts the contracted axis is cut: an estimate of the time of every choice.
+//! Which kernel, and into how many parts the contracted axis is cut: an estimate of the time of
+//! every choice.
 //!
-//! The estimate counts, in cycles of a multiprocessor, the multiplications of a wave of blocks, the bytes from memory, and what a
-//! wave takes at least. The rates are those of an A100; only their proportions matter, to an order of the choices that is right
-//! more often than not. Where a device is at hand, the first few are timed.
+//! The estimate counts, in cycles of a multiprocessor, the multiplications of a wave of blocks, the
+//! bytes from memory, and what a wave takes at least. The rates are those of an A100; only their
+//! proportions matter, to an order of the choices that is right more often than not. Where a device
+//! is at hand, the first few are timed.
 
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
@@ -19,7 +21,8 @@ pub struct Plan {
     pub cycles: f64,
 }
 
-/// The sizes of a product: rows, columns, length of the contracted axis, products; of several problems each the largest.
+/// The sizes of a product: rows, columns, length of the contracted axis, products; of several
+/// problems each the largest.
 pub type Sizes = [i64; 4];
 
 /// Bytes per cycle of a multiprocessor's share of the memory's bandwidth.
@@ -55,8 +58,15 @@ impl Choice<'_> {
             if kernel.shared_bytes() > i64::from(self.target.shared_bytes_max) {
                 continue;
             }
-            let mut of_kernel: Vec<Plan> =
-                self.parts(&kernel).into_iter().map(|parts| Plan { kernel, parts, cycles: self.cycles(&kernel, parts) }).collect();
+            let mut of_kernel: Vec<Plan> = self
+                .parts(&kernel)
+                .into_iter()
+                .map(|parts| Plan {
+                    kernel,
+                    parts,
+                    cycles: self.cycles(&kernel, parts),
+                })
+                .collect();
             of_kernel.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
             // Of the numbers of parts, the best and the second best.
             plans.extend(of_kernel.into_iter().take(2));
@@ -69,35 +79,64 @@ impl Choice<'_> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
         if left == right && (left != Elem::F32 || self.target.tf32) {
-            // Halves that come one by one wait in registers while a tile is multiplied, and with them the places that they are taken from: the
-            // largest tiles leave too few for that, and the smallest takes half as many at a time.
+            // Halves that come one by one wait in registers while a tile is multiplied, and with
+            // them the places that they are taken from: the largest tiles leave too few for that,
+            // and the smallest takes half as many at a time.
             let one_by_one = left != Elem::F32 && self.views.iter().any(|v| v.vector == 1);
             let places = self.views.map(|v| v.vector == 1 && v.by_deep);
-            let tiles = TENSOR_TILES.into_iter().filter_map(|t| if one_by_one { t.one_by_one(places) } else { Some(t) });
+            let tiles = TENSOR_TILES.into_iter().filter_map(|t| {
+                if one_by_one {
+                    t.one_by_one(places)
+                } else {
+                    Some(t)
+                }
+            });
             list.extend(tiles.map(|t| Kernel::Tensor(t, left)));
         } else {
-            // Positions in an image take registers: of the largest tile only one block fits beside them without spills.
+            // Positions in an image take registers: of the largest tile only one block fits beside
+            // them without spills.
             let windowed = self.views.iter().any(|v| v.window.is_some());
-            let fitting = |t: RegisterTile| RegisterTile { blocks: if windowed && t.blocks == 2 { 1 } else { t.blocks }, ..t };
+            let fitting = |t: RegisterTile| RegisterTile {
+                blocks: if windowed && t.blocks == 2 {
+                    1
+                } else {
+                    t.blocks
+                },
+                ..t
+            };
             list.extend(REGISTER_TILES.map(fitting).map(Kernel::Registers));
         }
         let [rows, columns, ..] = self.sizes;
         for (turned, few, many) in [(false, rows, columns), (true, columns, rows)] {
-            if few > FEW || (turned && rows <= FEW && rows <= columns) || (!turned && columns <= FEW && columns < rows) {
+            if few > FEW
+                || (turned && rows <= FEW && rows <= columns)
+                || (!turned && columns <= FEW && columns < rows)
+            {
                 continue;
             }
             let few = [1, 2, 4, 8].into_iter().find(|&n| few <= n).unwrap_or(FEW);
             let large = self.views[usize::from(!turned)];
             if large.by_deep {
-                list.extend([1, 4].into_iter().filter(|n| *n == 1 || many >= 4 * 4).map(|large| Kernel::Dots { few, large, turned }));
+                list.extend(
+                    [1, 4]
+                        .into_iter()
+                        .filter(|n| *n == 1 || many >= 4 * 4)
+                        .map(|large| Kernel::Dots { few, large, turned }),
+                );
             } else {
-                list.extend([1, 4].into_iter().filter(|n| *n == 1 || many >= 256).map(|each| Kernel::Columns { few, each, turned }));
+                list.extend(
+                    [1, 4]
+                        .into_iter()
+                        .filter(|n| *n == 1 || many >= 256)
+                        .map(|each| Kernel::Columns { few, each, turned }),
+                );
             }
         }
         list
     }
 
-    /// Numbers of parts worth a thought: the contracted axis in a few long parts, while multiprocessors are left over.
+    /// Numbers of parts worth a thought: the contracted axis in a few long parts, while
+    /// multiprocessors are left over.
     fn parts(&self, kernel: &Kernel) -> Vec<i64> {
         let [rows, columns, deep, products] = self.sizes;
         let blocks = self.blocks(kernel, 1);
@@ -119,7 +158,14 @@ impl Choice<'_> {
     fn blocks(&self, kernel: &Kernel, parts: i64) -> i64 {
         let [rows, columns, _, products] = self.sizes;
         let [high, wide] = kernel.tile();
-        [(rows + high - 1) / high, (columns + wide - 1) / wide, products, parts].iter().fold(1, |p: i64, &n| p.saturating_mul(n))
+        [
+            (rows + high - 1) / high,
+            (columns + wide - 1) / wide,
+            products,
+            parts,
+        ]
+        .iter()
+        .fold(1, |p: i64, &n| p.saturating_mul(n))
     }
 
     fn cycles(&self, kernel: &Kernel, parts: i64) -> f64 {
@@ -130,16 +176,24 @@ impl Choice<'_> {
         let [high, wide] = kernel.tile().map(|n| n as f64);
         let [left, right] = self.elems.map(|e| e.bytes() as f64);
         // From memory everything once, from the cache once per tile.
-        let memory = products * (rows * deep * left + deep * columns * right + rows * columns * 4.0) / (multiprocessors * MEMORY_RATE);
+        let memory = products
+            * (rows * deep * left + deep * columns * right + rows * columns * 4.0)
+            / (multiprocessors * MEMORY_RATE);
         let cache = blocks * steps * (high * left + wide * right) / (multiprocessors * CACHE_RATE);
         let compute = match kernel {
             Kernel::Registers(t) => {
-                // Reads of shared memory beside the multiplications of a step, and elements that cannot be moved in vectors.
+                // Reads of shared memory beside the multiplications of a step, and elements that
+                // cannot be moved in vectors.
                 let work = (t.high * t.wide) as f64;
                 let reads = 2.0 * (t.high + t.wide) as f64 / 4.0;
                 let moved = self.moved(kernel) * (high + wide) / t.threads() as f64;
                 let each = (work + reads + moved) / work;
-                self.waves(blocks, kernel, high * wide * steps * each / 128.0, steps * work * 1.5)
+                self.waves(
+                    blocks,
+                    kernel,
+                    high * wide * steps * each / 128.0,
+                    steps * work * 1.5,
+                )
             }
             Kernel::Tensor(t, elem) => {
                 let rate = if *elem == Elem::F32 { 512.0 } else { 1024.0 };
@@ -147,11 +201,19 @@ impl Choice<'_> {
                 let warp = (t.high * t.wide) as f64 * steps * 4.0 / rate;
                 // Small warps read each fragment for fewer multiplications.
                 let each = 1.0 + 24.0 * (1.0 / t.high as f64 + 1.0 / t.wide as f64) / 2.0;
-                self.waves(blocks, kernel, high * wide * steps * each / rate + moved, 2.0 * warp)
+                self.waves(
+                    blocks,
+                    kernel,
+                    high * wide * steps * each / rate + moved,
+                    2.0 * warp,
+                )
             }
             Kernel::Dots { few, large, .. } => {
-                let turns = steps / 32.0 / self.views.map(|v| v.vector).into_iter().max().unwrap_or(1) as f64;
-                let work = VECTOR_WARPS as f64 * (steps / 32.0) * (few * large + few + large) as f64 / 4.0;
+                let turns = steps
+                    / 32.0
+                    / self.views.map(|v| v.vector).into_iter().max().unwrap_or(1) as f64;
+                let work =
+                    VECTOR_WARPS as f64 * (steps / 32.0) * (few * large + few + large) as f64 / 4.0;
                 self.waves(blocks, kernel, work, turns * 600.0)
             }
             Kernel::Columns { few, each, .. } => {
@@ -165,30 +227,44 @@ impl Choice<'_> {
             }
         };
         let sum = if parts > 1 {
-            LAUNCH + 2.0 * 4.0 * parts as f64 * rows * columns * products / (multiprocessors * CACHE_RATE / 2.0)
+            LAUNCH
+                + 2.0 * 4.0 * parts as f64 * rows * columns * products
+                    / (multiprocessors * CACHE_RATE / 2.0)
         } else {
             0.0
         };
         START + compute.max(memory).max(cache) + sum
     }
 
-    /// Instructions to move an element of a tile, all threads together, on average over both operands.
+    /// Instructions to move an element of a tile, all threads together, on average over both
+    /// operands.
     fn moved(&self, kernel: &Kernel) -> f64 {
         let each = self.views.map(|view| {
-            let vector = if view.by_deep && !kernel.vectors_by_deep() { 1 } else { view.vector };
+            let vector = if view.by_deep && !kernel.vectors_by_deep() {
+                1
+            } else {
+                view.vector
+            };
             let locate = if view.window.is_some() { 14.0 } else { 5.0 };
             locate / vector as f64
         });
         (each[0] + each[1]) / 2.0
     }
 
-    /// Cycles of blocks that keep a multiprocessor busy for `work` cycles each, and take `least` cycles at least.
+    /// Cycles of blocks that keep a multiprocessor busy for `work` cycles each, and take `least`
+    /// cycles at least.
     fn waves(&self, blocks: f64, kernel: &Kernel, work: f64, least: f64) -> f64 {
         let multiprocessors = f64::from(self.target.multiprocessors.max(1));
         let held = kernel.blocks() as f64;
         let warps = kernel.threads() as f64 / 32.0;
         // Eight warps hide the latencies of each other; fewer do not.
-        let of = |n: f64| if n == 0.0 { 0.0 } else { (n * work / (n * warps / 8.0).min(1.0)).max(least) };
+        let of = |n: f64| {
+            if n == 0.0 {
+                0.0
+            } else {
+                (n * work / (n * warps / 8.0).min(1.0)).max(least)
+            }
+        };
         let waves = (blocks / (multiprocessors * held)).floor();
         let rest = ((blocks - waves * multiprocessors * held) / multiprocessors).ceil();
         waves * of(held) + of(rest)

@@ -1,5 +1,6 @@
-//! What a product is before it has a kernel: which axes run along rows and columns of the result and along the contracted side,
-//! and how both operands are walked. Matrix products and convolutions become the same thing here.
+//! What a product is before it has a kernel: which axes run along rows and columns of the result
+//! and along the contracted side, and how both operands are walked. Matrix products and
+//! convolutions become the same thing here.
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
@@ -20,12 +21,20 @@ pub struct Count {
 impl Count {
     /// A number known now.
     pub const fn fixed(n: i64) -> Count {
-        Count { size: Size::fixed(n), add: 0, div: 1 }
+        Count {
+            size: Size::fixed(n),
+            add: 0,
+            div: 1,
+        }
     }
 
     /// The number under `env`, at least 0.
     pub fn at(self, env: &Env) -> i64 {
-        self.size.at(env).saturating_add(self.add).div_euclid(self.div).max(0)
+        self.size
+            .at(env)
+            .saturating_add(self.add)
+            .div_euclid(self.div)
+            .max(0)
     }
 
     /// The number, where it is known now.
@@ -44,11 +53,16 @@ impl Count {
 
 impl From<Size> for Count {
     fn from(size: Size) -> Count {
-        Count { size, add: 0, div: 1 }
+        Count {
+            size,
+            add: 0,
+            div: 1,
+        }
     }
 }
 
-/// One axis of the result: index `i` adds `from + i · step` to coordinate `dim` of the spec's space.
+/// One axis of the result: index `i` adds `from + i · step` to coordinate `dim` of the spec's
+/// space.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
     /// Its indices.
@@ -64,12 +78,17 @@ pub struct Axis {
 impl Axis {
     /// A whole axis of the spec's space.
     pub fn whole(count: impl Into<Count>, dim: usize) -> Axis {
-        Axis { count: count.into(), dim, from: 0, step: Size::ONE }
+        Axis {
+            count: count.into(),
+            dim,
+            from: 0,
+            step: Size::ONE,
+        }
     }
 }
 
-/// How one side of a windowed operand moves over the image: index `i` of axes 1 and 2 of that side adds `from + i · step` to the
-/// row and the column.
+/// How one side of a windowed operand moves over the image: index `i` of axes 1 and 2 of that side
+/// adds `from + i · step` to the row and the column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// Row and column of the first index.
@@ -108,7 +127,8 @@ pub struct Matrix {
     pub window: Option<Window>,
 }
 
-/// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. Axes stand the outermost first.
+/// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. Axes stand
+/// the outermost first.
 #[derive(Clone, Debug)]
 pub struct Problem {
     /// Axes that tell one product from the next.
@@ -127,22 +147,27 @@ pub struct Problem {
 
 /// `a · b`, which no lowering makes so large that it overflows.
 pub fn product(a: Size, b: Size) -> Result<Size, SpecError> {
-    a.checked_mul(b).ok_or_else(|| SpecError(format!("a stride of {a:?} · {b:?} elements")))
+    a.checked_mul(b)
+        .ok_or_else(|| SpecError(format!("a stride of {a:?} · {b:?} elements")))
 }
 
 /// Indices of all axes together.
 pub fn points(counts: impl IntoIterator<Item = Count>, env: &Env) -> i64 {
-    counts.into_iter().fold(1, |p, c| p.saturating_mul(c.at(env)))
+    counts
+        .into_iter()
+        .fold(1, |p, c| p.saturating_mul(c.at(env)))
 }
 
 impl Problem {
-    /// A matrix product. Axes along which one operand repeats join the rows or columns of the other, so that a batch of products
-    /// with one weight is one product.
+    /// A matrix product. Axes along which one operand repeats join the rows or columns of the
+    /// other, so that a batch of products with one weight is one product.
     pub fn matmul(spec: &Spec, body: &Matmul) -> Result<Problem, SpecError> {
         let rank = spec.dims.len();
         if rank < 2 || body.a.strides.len() != rank || body.b.strides.len() != rank {
             let (a, b) = (body.a.strides.len(), body.b.strides.len());
-            return Err(SpecError(format!("a product of rank {rank} with {a} and {b} strides")));
+            return Err(SpecError(format!(
+                "a product of rank {rank} with {a} and {b} strides"
+            )));
         }
         let matrix = |argument: u16, operand: &Operand| Matrix {
             argument,
@@ -177,35 +202,63 @@ impl Problem {
         columns.push(Axis::whole(spec.dims[n], n));
         right.free.push(body.b.strides[n]);
         right.deep.push(body.b.strides[m]);
-        Ok(Problem { batch, rows, columns, deep: vec![body.k.into()], left, right })
+        Ok(Problem {
+            batch,
+            rows,
+            columns,
+            deep: vec![body.k.into()],
+            left,
+            right,
+        })
     }
 
     /// The same product with rows and columns exchanged.
     fn turned(self) -> Problem {
-        Problem { rows: self.columns, columns: self.rows, left: self.right, right: self.left, ..self }
+        Problem {
+            rows: self.columns,
+            columns: self.rows,
+            left: self.right,
+            right: self.left,
+            ..self
+        }
     }
 
-    /// Exchanges rows and columns if more of what the epilogue loads and stores lies along rows: neighbouring threads take
-    /// neighbouring columns.
+    /// Exchanges rows and columns if more of what the epilogue loads and stores lies along rows:
+    /// neighbouring threads take neighbouring columns.
     pub fn oriented(self, spec: &Spec) -> Problem {
         let along = |axes: &[Axis]| {
-            let Some(inner) = axes.iter().rev().find(|a| a.count.known() != Some(1)) else { return 0 };
-            spec.operands.iter().filter(|o| inner.step.is(1) && o.strides[inner.dim].is(1)).count()
+            let Some(inner) = axes.iter().rev().find(|a| a.count.known() != Some(1)) else {
+                return 0;
+            };
+            spec.operands
+                .iter()
+                .filter(|o| inner.step.is(1) && o.strides[inner.dim].is(1))
+                .count()
         };
-        if along(&self.rows) > along(&self.columns) { self.turned() } else { self }
+        if along(&self.rows) > along(&self.columns) {
+            self.turned()
+        } else {
+            self
+        }
     }
 
     /// Rows, columns, length of the contracted side, products.
     pub fn sizes(&self, env: &Env) -> [i64; 4] {
         let of = |axes: &[Axis]| points(axes.iter().map(|a| a.count), env);
-        [of(&self.rows), of(&self.columns), points(self.deep.iter().copied(), env), of(&self.batch)]
+        [
+            of(&self.rows),
+            of(&self.columns),
+            points(self.deep.iter().copied(), env),
+            of(&self.batch),
+        ]
     }
 }
 
 /// Axes of one side of an operand, with their strides.
 pub type Walk = Vec<(Count, Size)>;
 
-/// An operand as its kernel sees it: axes that are steps of one are merged, and it is known along which side neighbours lie.
+/// An operand as its kernel sees it: axes that are steps of one are merged, and it is known along
+/// which side neighbours lie.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Over the products.
@@ -232,7 +285,9 @@ pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> W
         }
         let joint = walk.last().and_then(|&(outer, outer_stride)| {
             let (outer, inner) = (outer.as_size()?, count.as_size()?);
-            (stride.checked_mul(inner) == Some(outer_stride)).then(|| outer.checked_mul(inner)).flatten()
+            (stride.checked_mul(inner) == Some(outer_stride))
+                .then(|| outer.checked_mul(inner))
+                .flatten()
         });
         if joint.is_some() {
             walk.pop();
@@ -244,8 +299,17 @@ pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> W
 
 impl View {
     /// The view of a matrix. `apart` keeps the axes of both sides as they are.
-    pub fn new(matrix: &Matrix, problem: &Problem, free: &[Axis], bytes: i64, apart: bool, bounds: &Env) -> View {
-        let window = matrix.window.filter(|w| !always_inside(w, free, &problem.deep));
+    pub fn new(
+        matrix: &Matrix,
+        problem: &Problem,
+        free: &[Axis],
+        bytes: i64,
+        apart: bool,
+        bounds: &Env,
+    ) -> View {
+        let window = matrix
+            .window
+            .filter(|w| !always_inside(w, free, &problem.deep));
         let walk = |counts: Vec<Count>, strides: &[Size]| match apart || window.is_some() {
             true => counts.into_iter().zip(strides.iter().copied()).collect(),
             false => merged(counts.into_iter(), strides),
@@ -260,9 +324,17 @@ impl View {
             offset: matrix.offset.clone(),
         };
         // The side whose neighbours are nearer; of a window that of the pixels, which are many.
-        let step = |walk: &Walk| walk.iter().rev().find(|(c, _)| c.known() != Some(1)).map_or(i64::MAX, |(_, s)| s.at(bounds).abs());
+        let step = |walk: &Walk| {
+            walk.iter()
+                .rev()
+                .find(|(c, _)| c.known() != Some(1))
+                .map_or(i64::MAX, |(_, s)| s.at(bounds).abs())
+        };
         view.by_deep = match view.window {
-            Some(w) => w.deep.from != [0; 2] || w.free.from == [0; 2] && step(&view.deep) < step(&view.free),
+            Some(w) => {
+                w.deep.from != [0; 2]
+                    || w.free.from == [0; 2] && step(&view.deep) < step(&view.free)
+            }
             None => step(&view.deep) < step(&view.free),
         };
         let vector = 16 / bytes;
@@ -274,27 +346,46 @@ impl View {
 
     /// Whether the elements come in aligned vectors of so many.
     pub fn is_whole(&self, vector: i64, env: &Env) -> bool {
-        let (inner, outer) = if self.by_deep { (&self.deep, &self.free) } else { (&self.free, &self.deep) };
-        let Some(((count, stride), rest)) = inner.split_last() else { return false };
+        let (inner, outer) = if self.by_deep {
+            (&self.deep, &self.free)
+        } else {
+            (&self.free, &self.deep)
+        };
+        let Some(((count, stride), rest)) = inner.split_last() else {
+            return false;
+        };
         let whole = |x: i64| x % vector == 0;
         let others = rest.iter().chain(outer).chain(&self.batch);
         self.window.is_none()
             && stride.at(env) == 1
             && whole(count.at(env))
-            && self.offset.iter().map(|s| s.at(env)).fold(0i64, i64::wrapping_add) % vector == 0
-            && others.filter(|(c, _)| c.at(env) > 1).all(|(_, s)| whole(s.at(env)))
+            && self
+                .offset
+                .iter()
+                .map(|s| s.at(env))
+                .fold(0i64, i64::wrapping_add)
+                % vector
+                == 0
+            && others
+                .filter(|(c, _)| c.at(env) > 1)
+                .all(|(_, s)| whole(s.at(env)))
     }
 
     /// Whether [`View::is_whole`] is the same for all sizes.
     pub fn is_known(&self) -> bool {
         let walks = self.batch.iter().chain(&self.free).chain(&self.deep);
-        walks.clone().all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
+        walks
+            .clone()
+            .all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
             && self.offset.iter().all(|s| s.as_fixed().is_some())
     }
 
     /// Elements before the first.
     pub fn offset(&self, env: &Env) -> i64 {
-        self.offset.iter().map(|s| s.at(env)).fold(0, i64::saturating_add)
+        self.offset
+            .iter()
+            .map(|s| s.at(env))
+            .fold(0, i64::saturating_add)
     }
 }
 
@@ -304,13 +395,26 @@ fn always_inside(window: &Window, free: &[Axis], deep: &[Count]) -> bool {
         let sides = [(free[1 + i].count, window.free), (deep[1 + i], window.deep)];
         // One side stays where it is, and the other visits as many positions as the image has.
         let still = |(count, reach): (Count, Reach)| count.known() == Some(1) && reach.from[i] == 0;
-        let visits = |(count, reach): (Count, Reach)| count.as_size() == Some(window.limits[i]) && reach.from[i] == 0 && reach.step[i] == 1;
+        let visits = |(count, reach): (Count, Reach)| {
+            count.as_size() == Some(window.limits[i]) && reach.from[i] == 0 && reach.step[i] == 1
+        };
         if still(sides[0]) && visits(sides[1]) || still(sides[1]) && visits(sides[0]) {
             return true;
         }
-        let Some(limit) = window.limits[i].as_fixed() else { return false };
-        let ends = sides.map(|(count, reach)| count.known().map(|n| (reach.from[i], reach.from[i] + (n - 1).max(0) * reach.step[i])));
-        let [Some(a), Some(b)] = ends else { return false };
+        let Some(limit) = window.limits[i].as_fixed() else {
+            return false;
+        };
+        let ends = sides.map(|(count, reach)| {
+            count.known().map(|n| {
+                (
+                    reach.from[i],
+                    reach.from[i] + (n - 1).max(0) * reach.step[i],
+                )
+            })
+        });
+        let [Some(a), Some(b)] = ends else {
+            return false;
+        };
         a.0.min(a.1) + b.0.min(b.1) >= 0 && a.0.max(a.1) + b.0.max(b.1) < limit
     })
 }

@@ -1,4 +1,5 @@
-//! The kernels a product may be computed by: the shapes of their tiles, and what these cost in threads and shared memory.
+//! The kernels a product may be computed by: the shapes of their tiles, and what these cost in
+//! threads and shared memory.
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
@@ -43,7 +44,8 @@ impl Elem {
     }
 }
 
-/// A tile whose threads keep their part of the result in registers (`RegisterTile` in `registers.cuh`).
+/// A tile whose threads keep their part of the result in registers (`RegisterTile` in
+/// `registers.cuh`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct RegisterTile {
     /// Rows of the result per block.
@@ -83,12 +85,28 @@ pub struct TensorTile {
 
 const fn registers(shape: [i64; 5], stages: i64, blocks: i64) -> RegisterTile {
     let [rows, columns, deep, high, wide] = shape;
-    RegisterTile { rows, columns, deep, high, wide, stages, blocks }
+    RegisterTile {
+        rows,
+        columns,
+        deep,
+        high,
+        wide,
+        stages,
+        blocks,
+    }
 }
 
 const fn tensor(shape: [i64; 5], stages: i64, blocks: i64) -> TensorTile {
     let [rows, columns, deep_bytes, high, wide] = shape;
-    TensorTile { rows, columns, deep_bytes, high, wide, stages, blocks }
+    TensorTile {
+        rows,
+        columns,
+        deep_bytes,
+        high,
+        wide,
+        stages,
+        blocks,
+    }
 }
 
 /// Tiles for single precision: rows, columns, steps, rows and columns per thread.
@@ -102,7 +120,8 @@ pub const REGISTER_TILES: [RegisterTile; 7] = [
     registers([32, 32, 16, 4, 4], 4, 8),
 ];
 
-/// Tiles for tensor cores: rows, columns, bytes along the contracted axis, rows and columns per warp.
+/// Tiles for tensor cores: rows, columns, bytes along the contracted axis, rows and columns per
+/// warp.
 pub const TENSOR_TILES: [TensorTile; 5] = [
     tensor([128, 256, 64, 64, 64], 4, 1),
     tensor([128, 128, 64, 64, 64], 4, 2),
@@ -125,7 +144,15 @@ impl RegisterTile {
     }
 
     fn source(&self) -> String {
-        let RegisterTile { rows, columns, deep, high, wide, stages, .. } = self;
+        let RegisterTile {
+            rows,
+            columns,
+            deep,
+            high,
+            wide,
+            stages,
+            ..
+        } = self;
         format!("RegisterTile<{rows}, {columns}, {deep}, {high}, {wide}, {stages}>")
     }
 }
@@ -143,18 +170,43 @@ impl TensorTile {
         tiles.max(slice)
     }
 
-    /// The tile for operands of which a thread moves one element at a time, if it leaves registers for that. `places` says of which a thread
-    /// moves some from each of many rows (or columns), whose places it keeps.
+    /// The tile for operands of which a thread moves one element at a time, if it leaves registers
+    /// for that. `places` says of which a thread moves some from each of many rows (or columns),
+    /// whose places it keeps.
     pub fn one_by_one(self, places: [bool; 2]) -> Option<TensorTile> {
-        let TensorTile { deep_bytes, stages, .. } = self;
-        let (deep_bytes, stages) = if deep_bytes > 64 { (64, stages + 1) } else { (deep_bytes, stages) };
-        let few = [self.rows, self.columns].into_iter().zip(places).all(|(n, kept)| n <= 64 || !kept);
-        (few && self.high * self.wide < 64 * 64).then_some(TensorTile { deep_bytes, stages, ..self })
+        let TensorTile {
+            deep_bytes, stages, ..
+        } = self;
+        let (deep_bytes, stages) = if deep_bytes > 64 {
+            (64, stages + 1)
+        } else {
+            (deep_bytes, stages)
+        };
+        let few = [self.rows, self.columns]
+            .into_iter()
+            .zip(places)
+            .all(|(n, kept)| n <= 64 || !kept);
+        (few && self.high * self.wide < 64 * 64).then_some(TensorTile {
+            deep_bytes,
+            stages,
+            ..self
+        })
     }
 
     fn source(&self, elem: Elem) -> String {
-        let TensorTile { rows, columns, deep_bytes, high, wide, stages, .. } = self;
-        format!("TensorTile<{}, {rows}, {columns}, {deep_bytes}, {high}, {wide}, {stages}>", elem.name())
+        let TensorTile {
+            rows,
+            columns,
+            deep_bytes,
+            high,
+            wide,
+            stages,
+            ..
+        } = self;
+        format!(
+            "TensorTile<{}, {rows}, {columns}, {deep_bytes}, {high}, {wide}, {stages}>",
+            elem.name()
+        )
     }
 }
 
@@ -168,7 +220,8 @@ pub enum Kernel {
     Registers(RegisterTile),
     /// Tiles on tensor cores, of operands that are both stored so.
     Tensor(TensorTile, Elem),
-    /// At most `few` rows (or columns, if `turned`); a warp sums along the contracted axis, for `large` vectors at a time.
+    /// At most `few` rows (or columns, if `turned`); a warp sums along the contracted axis, for
+    /// `large` vectors at a time.
     Dots {
         /// Most rows or columns.
         few: i64,
@@ -201,7 +254,9 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.threads(),
             Kernel::Tensor(t, _) => t.threads(),
-            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => 32 * VECTOR_WARPS,
+            Kernel::Dots { .. } | Kernel::Columns { .. } | Kernel::Window { .. } => {
+                32 * VECTOR_WARPS
+            }
         }
     }
 
@@ -241,7 +296,8 @@ impl Kernel {
 
     /// Rows and columns of the result per block.
     pub fn tile(&self) -> [i64; 2] {
-        let turn = |turned: bool, [few, many]: [i64; 2]| if turned { [many, few] } else { [few, many] };
+        let turn =
+            |turned: bool, [few, many]: [i64; 2]| if turned { [many, few] } else { [few, many] };
         match *self {
             Kernel::Registers(t) => [t.rows, t.columns],
             Kernel::Tensor(t, _) => [t.rows, t.columns],
@@ -261,7 +317,8 @@ impl Kernel {
         }
     }
 
-    /// Whether threads that take neighbours along the contracted axis move whole vectors of 16 bytes.
+    /// Whether threads that take neighbours along the contracted axis move whole vectors of 16
+    /// bytes.
     pub fn vectors_by_deep(&self) -> bool {
         !matches!(self, Kernel::Registers(_))
     }

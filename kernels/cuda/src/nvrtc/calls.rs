@@ -1,7 +1,7 @@
 //! The compiler's calls, bound to the file that was found.
 //!
-//! Bindings that load a library by its name would take the loader's, whatever file was named, and end the process where it lacks
-//! a call.
+//! Bindings that load a library by its name would take the loader's, whatever file was named, and
+//! end the process where it lacks a call.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -30,7 +30,14 @@ pub(super) struct Calls {
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
     architecture_count: unsafe extern "C" fn(*mut c_int) -> Status,
     architectures: unsafe extern "C" fn(*mut c_int) -> Status,
-    pub create: unsafe extern "C" fn(*mut Raw, *const c_char, *const c_char, c_int, *const *const c_char, *const *const c_char) -> Status,
+    pub create: unsafe extern "C" fn(
+        *mut Raw,
+        *const c_char,
+        *const c_char,
+        c_int,
+        *const *const c_char,
+        *const *const c_char,
+    ) -> Status,
     pub compile: unsafe extern "C" fn(Raw, c_int, *const *const c_char) -> Status,
     pub log_bytes: Count,
     pub log: Write,
@@ -47,7 +54,12 @@ impl Calls {
         static BOUND: OnceLock<Result<Calls, Error>> = OnceLock::new();
         let bind = || {
             let found = Library::Nvrtc.open().map_err(Clone::clone)?;
-            Calls::of(found).map_err(|why| Error::Missing(Missing { library: Library::Nvrtc, why }))
+            Calls::of(found).map_err(|why| {
+                Error::Missing(Missing {
+                    library: Library::Nvrtc,
+                    why,
+                })
+            })
         };
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
@@ -55,7 +67,8 @@ impl Calls {
     fn of(found: &Found) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
-        let library = unsafe { libloading::Library::new(&found.file) }.map_err(|e| format!(": {file} cannot be opened: {e}"))?;
+        let library = unsafe { libloading::Library::new(&found.file) }
+            .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
         macro_rules! call {
             ($name:literal) => {
                 // SAFETY: the call is of this type since its first version.
@@ -90,15 +103,24 @@ impl Calls {
         // SAFETY: the call takes any number, and answers with a text of its own that stays.
         let text = unsafe { (self.error_string)(status) };
         // SAFETY: as above.
-        let known = (!text.is_null()).then(|| unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned());
-        Err(Error::Failed { call, code: known.unwrap_or_else(|| format!("error {status}")) })
+        let known = (!text.is_null()).then(|| {
+            unsafe { CStr::from_ptr(text) }
+                .to_string_lossy()
+                .into_owned()
+        });
+        Err(Error::Failed {
+            call,
+            code: known.unwrap_or_else(|| format!("error {status}")),
+        })
     }
 
     /// The compiler's version.
     pub fn version(&self) -> Result<(u32, u32), Error> {
         let (mut major, mut minor) = (0, 0);
         // SAFETY: both are valid for writing.
-        self.check("nvrtcVersion", unsafe { (self.version)(&mut major, &mut minor) })?;
+        self.check("nvrtcVersion", unsafe {
+            (self.version)(&mut major, &mut minor)
+        })?;
         Ok((major as u32, minor as u32))
     }
 
@@ -106,10 +128,14 @@ impl Calls {
     pub fn architectures(&self) -> Result<Vec<u32>, Error> {
         let mut count = 0;
         // SAFETY: the count is valid for writing.
-        self.check("nvrtcGetNumSupportedArchs", unsafe { (self.architecture_count)(&mut count) })?;
+        self.check("nvrtcGetNumSupportedArchs", unsafe {
+            (self.architecture_count)(&mut count)
+        })?;
         let mut found: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
         // SAFETY: there is room for as many as the compiler said.
-        self.check("nvrtcGetSupportedArchs", unsafe { (self.architectures)(found.as_mut_ptr()) })?;
+        self.check("nvrtcGetSupportedArchs", unsafe {
+            (self.architectures)(found.as_mut_ptr())
+        })?;
         Ok(found.into_iter().map(|sm| sm as u32).collect())
     }
 }

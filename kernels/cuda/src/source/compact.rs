@@ -1,5 +1,6 @@
-//! The positions of true elements: counted chunk by chunk, counts turned into where each chunk's positions begin, then written
-//! chunk by chunk (compaction by prefix sums; Blelloch 1990). A mask of one chunk takes one kernel.
+//! The positions of true elements: counted chunk by chunk, counts turned into where each chunk's
+//! positions begin, then written chunk by chunk (compaction by prefix sums; Blelloch 1990). A mask
+//! of one chunk takes one kernel.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -36,25 +37,46 @@ impl<'a> Mask<'a> {
         if space.merge(0, space.dims.len()) == 0 {
             space.insert(0);
         }
-        Mask { compact, space, walk }
+        Mask {
+            compact,
+            space,
+            walk,
+        }
     }
 
     /// Declares the mask, `count`, `chunks` and, with a workspace, `starts`.
     fn declare(&self, params: &mut Params, starts: bool) -> String {
         let all = self.space.clone();
         let count: Number = Arc::new(move |env| all.points(env));
-        let mut text = params.pointer("mask", &format!("const {}", Storage::of(self.compact.mask.dtype).ty), 0);
-        let _ = writeln!(text, "const idx count = {}, chunks = (count + {}) / {CHUNK};", params.number(&count), CHUNK - 1);
+        let mut text = params.pointer(
+            "mask",
+            &format!("const {}", Storage::of(self.compact.mask.dtype).ty),
+            0,
+        );
+        let _ = writeln!(
+            text,
+            "const idx count = {}, chunks = (count + {}) / {CHUNK};",
+            params.number(&count),
+            CHUNK - 1
+        );
         if starts {
-            let _ = writeln!(text, "int* const starts = reinterpret_cast<int*>({});", params.address(Word::Workspace(0)));
+            let _ = writeln!(
+                text,
+                "int* const starts = reinterpret_cast<int*>({});",
+                params.address(Word::Workspace(0))
+            );
         }
         text
     }
 
-    /// The rounds of a chunk: in each, a thread has the element `i`, and `flag` says whether it is true.
+    /// The rounds of a chunk: in each, a thread has the element `i`, and `flag` says whether it is
+    /// true.
     fn rounds(&self, params: &mut Params, each: &str) -> String {
         let (text, coordinates) = params.coordinates("i", &self.space.dims, "c");
-        let value = format!("mask[{}]", self.space.place(params, self.walk, &coordinates));
+        let value = format!(
+            "mask[{}]",
+            self.space.place(params, self.walk, &coordinates)
+        );
         format!(
             "for (int round = 0; round < {}; ++round) {{\nconst idx i = chunk * {CHUNK} + round * {THREADS} + threadIdx.x;\n\
              bool flag = false;\nif (i < count) {{\n{text}flag = {} != 0;\n}}\n{each}}}\n",
@@ -65,7 +87,8 @@ impl<'a> Mask<'a> {
 
     fn count(&self, params: &mut Params) -> Function {
         let mut body = self.declare(params, true);
-        body += "for (idx chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {\nint found = 0;\n";
+        body +=
+            "for (idx chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {\nint found = 0;\n";
         body += &self.rounds(params, "found += __syncthreads_count(flag);\n");
         body += "if (threadIdx.x == 0) starts[chunk] = found;\n}\n";
         params.function("compact_count", THREADS, &body)
@@ -73,7 +96,10 @@ impl<'a> Mask<'a> {
 
     fn scan(&self, params: &mut Params) -> Function {
         let mut body = self.declare(params, true);
-        let _ = writeln!(body, "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(starts, chunks, 0, sums);");
+        let _ = writeln!(
+            body,
+            "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(starts, chunks, 0, sums);"
+        );
         params.function("compact_scan", THREADS, &body)
     }
 
@@ -82,10 +108,22 @@ impl<'a> Mask<'a> {
         let mut body = self.declare(params, !alone);
         body += &params.pointer("positions", "int", 1);
         let positions = &self.compact.positions;
-        let _ = writeln!(body, "const idx room = {};\n__shared__ int ends[{}];", params.size(room), THREADS / 32);
-        let mut place = |at: &str| format!("positions[{}]", params.dot(&positions.strides, &[at.to_string()], positions.offset));
+        let _ = writeln!(
+            body,
+            "const idx room = {};\n__shared__ int ends[{}];",
+            params.size(room),
+            THREADS / 32
+        );
+        let mut place = |at: &str| {
+            format!(
+                "positions[{}]",
+                params.dot(&positions.strides, &[at.to_string()], positions.offset)
+            )
+        };
         let (written, cleared) = (place("idx(to)"), place("i"));
-        let each = format!("const int to = place_true<{THREADS}>(flag, next, ends);\nif (flag && to < room) {written} = int(i);\n");
+        let each = format!(
+            "const int to = place_true<{THREADS}>(flag, next, ends);\nif (flag && to < room) {written} = int(i);\n"
+        );
         if alone {
             body += "int next = 0;\nfor (idx chunk = 0; chunk < chunks; ++chunk) {\n";
         } else {
@@ -93,13 +131,24 @@ impl<'a> Mask<'a> {
         }
         body += &self.rounds(params, &each);
         let total = if alone { "next" } else { "starts[chunks]" };
-        let _ = writeln!(body, "}}\nconst idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};");
-        let _ = writeln!(body, "for (idx i = {total} + thread; i < room; i += threads) {cleared} = 0;");
+        let _ = writeln!(
+            body,
+            "}}\nconst idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};"
+        );
+        let _ = writeln!(
+            body,
+            "for (idx i = {total} + thread; i < room; i += threads) {cleared} = 0;"
+        );
         params.function("compact_write", THREADS, &body)
     }
 }
 
-pub fn lower(spec: &Spec, compact: &Compact, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+pub fn lower(
+    spec: &Spec,
+    compact: &Compact,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Lowered, SpecError> {
     let mask = Mask::new(compact);
     let mut write = Params::new(spec, bounds, target);
     let (mut count, mut scan) = (write.clone(), write.clone());
@@ -113,13 +162,23 @@ pub fn lower(spec: &Spec, compact: &Compact, bounds: &Env, target: &Target) -> R
     let most = chunks(mask.space.points(bounds));
     if most <= 1 {
         let function = mask.write(&mut write, spec.dims[0], true);
-        return Ok(Lowered::new(vec![function], 0, move |env| vec![dispatch(0, 1, &write, env)]));
+        return Ok(Lowered::new(vec![function], 0, move |env| {
+            vec![dispatch(0, 1, &write, env)]
+        }));
     }
-    let functions = vec![mask.count(&mut count), mask.scan(&mut scan), mask.write(&mut write, spec.dims[0], false)];
+    let functions = vec![
+        mask.count(&mut count),
+        mask.scan(&mut scan),
+        mask.write(&mut write, spec.dims[0], false),
+    ];
     let workspace = (most as u64 + 1) * 4;
     let (target, space) = (*target, mask.space.clone());
     Ok(Lowered::new(functions, workspace, move |env| {
         let blocks = blocks(chunks(space.points(env)), 1, &target);
-        vec![dispatch(0, blocks, &count, env), dispatch(1, 1, &scan, env), dispatch(2, blocks.max(1), &write, env)]
+        vec![
+            dispatch(0, blocks, &count, env),
+            dispatch(1, 1, &scan, env),
+            dispatch(2, blocks.max(1), &write, env),
+        ]
     }))
 }

@@ -1,5 +1,5 @@
-//! Loops over all points of a space, each on its own: without an anchor, or with one whose value a thread finds by itself.
-//! Neighbours are moved in vectors of 16 bytes where memory allows.
+//! Loops over all points of a space, each on its own: without an anchor, or with one whose value a
+//! thread finds by itself. Neighbours are moved in vectors of 16 bytes where memory allows.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -31,10 +31,17 @@ pub trait Anchor {
     /// Statements that declare `acc`, the value at a point; and what else they do there.
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String;
     /// Statements that declare `accs.v[0..width]`, the values of neighbours along the last axis.
-    fn vector(&self, _space: &Space, _params: &mut Params, _coordinates: &[String], _width: i64) -> String {
+    fn vector(
+        &self,
+        _space: &Space,
+        _params: &mut Params,
+        _coordinates: &[String],
+        _width: i64,
+    ) -> String {
         String::new()
     }
-    /// The walks of what is moved in vectors, with the bytes of their elements; `None` where a point is on its own.
+    /// The walks of what is moved in vectors, with the bytes of their elements; `None` where a
+    /// point is on its own.
     fn moved(&self, _space: &Space) -> Option<Vec<(usize, usize)>> {
         None
     }
@@ -59,13 +66,30 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
     if let Some(across) = transpose::across(&code, &space, bounds) {
-        return Ok(transpose::lower(&code, &space, Params::new(spec, bounds, target), across, target));
+        return Ok(transpose::lower(
+            &code,
+            &space,
+            Params::new(spec, bounds, target),
+            across,
+            target,
+        ));
     }
-    Ok(pointwise("elementwise", &code, space, &Nothing, bounds, target))
+    Ok(pointwise(
+        "elementwise",
+        &code,
+        space,
+        &Nothing,
+        bounds,
+        target,
+    ))
 }
 
 /// A loop as a function that several specs may share; `None` if it goes through tiles.
-pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+pub fn lower_shared(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Option<Shared>, SpecError> {
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
     if transpose::across(&code, &space, bounds).is_some() {
@@ -73,10 +97,23 @@ pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option
     }
     let mut params = Params::new(spec, bounds, target).shared();
     let width = width(&code, &space, &Nothing);
-    let function = all_points("elementwise_many", &code, &space, &Nothing, &mut params, width);
+    let function = all_points(
+        "elementwise_many",
+        &code,
+        &space,
+        &Nothing,
+        &mut params,
+        width,
+    );
     let target = *target;
     let blocks = move |env: &Env| grid(space.points(env), width, &target);
-    Ok(Some(Shared { function, params, threads: THREADS, shared_bytes: 0, blocks: Box::new(blocks) }))
+    Ok(Some(Shared {
+        function,
+        params,
+        threads: THREADS,
+        shared_bytes: 0,
+        blocks: Box::new(blocks),
+    }))
 }
 
 /// The axes in the order of the first result's memory, merged; at least one.
@@ -92,40 +129,80 @@ pub fn ordered(code: &Code, mut space: Space, bounds: &Env) -> Space {
 }
 
 /// One kernel over all points of a space.
-pub fn pointwise(kind: &str, code: &Code, space: Space, anchor: &dyn Anchor, bounds: &Env, target: &Target) -> Lowered {
+pub fn pointwise(
+    kind: &str,
+    code: &Code,
+    space: Space,
+    anchor: &dyn Anchor,
+    bounds: &Env,
+    target: &Target,
+) -> Lowered {
     let mut params = Params::new(code.spec, bounds, target);
     let width = width(code, &space, anchor);
     let function = all_points(kind, code, &space, anchor, &mut params, width);
     let target = *target;
-    Lowered::new(vec![function], 0, move |env| vec![launch(0, space.points(env), width, &params, env, &target)])
+    Lowered::new(vec![function], 0, move |env| {
+        vec![launch(0, space.points(env), width, &params, env, &target)]
+    })
 }
 
 /// The launch of such a kernel.
-pub fn launch(function: usize, count: i64, width: i64, params: &Params, env: &Env, target: &Target) -> Dispatch {
+pub fn launch(
+    function: usize,
+    count: i64,
+    width: i64,
+    params: &Params,
+    env: &Env,
+    target: &Target,
+) -> Dispatch {
     let grid = [grid(count, width, target), 1, 1];
-    Dispatch { function, grid, block: [THREADS, 1, 1], shared_bytes: 0, words: params.words(env) }
+    Dispatch {
+        function,
+        grid,
+        block: [THREADS, 1, 1],
+        shared_bytes: 0,
+        words: params.words(env),
+    }
 }
 
 /// Blocks for so many points.
 fn grid(count: i64, width: i64, target: &Target) -> u32 {
     // A remainder is left to the first threads.
-    let items = if width > 1 { (count / width).max(i64::from(count > 0)) } else { count };
+    let items = if width > 1 {
+        (count / width).max(i64::from(count > 0))
+    } else {
+        count
+    };
     blocks(items, THREADS, target)
 }
 
 /// How many neighbours along the last axis a thread takes.
 pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
     let last = space.dims.len() - 1;
-    if code.spec.stores.iter().any(|s| !space.stride(s.operand, last).is(1)) {
+    if code
+        .spec
+        .stores
+        .iter()
+        .any(|s| !space.stride(s.operand, last).is(1))
+    {
         return 1;
     }
-    let Some(mut used) = anchor.moved(space) else { return 1 };
+    let Some(mut used) = anchor.moved(space) else {
+        return 1;
+    };
     used.extend(touched(code));
     vector_width(space, &used, last, last == 0)
 }
 
 /// The kernel itself.
-pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, params: &mut Params, width: i64) -> Function {
+pub fn all_points(
+    kind: &str,
+    code: &Code,
+    space: &Space,
+    anchor: &dyn Anchor,
+    params: &mut Params,
+    width: i64,
+) -> Function {
     let last = space.dims.len() - 1;
     let mut body = pointers(code, params);
     body += &anchor.declare(params);
@@ -133,7 +210,10 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
     let all = space.clone();
     let count: Number = Arc::new(move |env| all.points(env));
     let _ = writeln!(body, "const idx count = {};", params.number(&count));
-    let _ = writeln!(body, "const idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};");
+    let _ = writeln!(
+        body,
+        "const idx thread = idx(blockIdx.x) * {THREADS} + threadIdx.x, threads = idx(gridDim.x) * {THREADS};"
+    );
     let single = |params: &mut Params| {
         let (text, coordinates) = params.coordinates("i", &space.dims, "c");
         let value = anchor.at(space, params, &coordinates);
@@ -141,17 +221,29 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
         format!("{text}{value}{}", code.point(&point))
     };
     if width == 1 {
-        let _ = writeln!(body, "for (idx i = thread; i < count; i += threads) {{\n{}}}", single(params));
+        let _ = writeln!(
+            body,
+            "for (idx i = thread; i < count; i += threads) {{\n{}}}",
+            single(params)
+        );
         return params.function(kind, THREADS, &body);
     }
     let (text, mut coordinates) = params.coordinates("first", &space.dims, "c");
     let ahead = Point::new(space, params, &coordinates, "");
     let moved = |k: u16| space.stride(k, last).is(1);
     let vector = |k: u16| format!("Vec<{}, {width}>", code.storage(k).ty);
-    let _ = writeln!(body, "for (idx i = thread; i < count / {width}; i += threads) {{\nconst idx first = i * {width};\n{text}");
+    let _ = writeln!(
+        body,
+        "for (idx i = thread; i < count / {width}; i += threads) {{\nconst idx first = i * {width};\n{text}"
+    );
     body += &anchor.vector(space, params, &coordinates, width);
     for k in code.loads().into_iter().filter(|&k| moved(k)) {
-        let _ = writeln!(body, "const {0} x{k} = load_vec<{0}>(a{k} + ({1}));", vector(k), ahead.element(k));
+        let _ = writeln!(
+            body,
+            "const {0} x{k} = load_vec<{0}>(a{k} + ({1}));",
+            vector(k),
+            ahead.element(k)
+        );
     }
     for store in &code.spec.stores {
         let _ = writeln!(body, "{} y{};", vector(store.operand), store.operand);
@@ -162,14 +254,27 @@ pub fn all_points(kind: &str, code: &Code, space: &Space, anchor: &dyn Anchor, p
         read: &|k| moved(k).then(|| format!("x{k}.v[u]")),
         write: &|k| Some(format!("y{k}.v[u]")),
     };
-    let _ = writeln!(body, "#pragma unroll\nfor (int u = 0; u < {width}; ++u) {{\n{}}}", code.point(&site));
+    let _ = writeln!(
+        body,
+        "#pragma unroll\nfor (int u = 0; u < {width}; ++u) {{\n{}}}",
+        code.point(&site)
+    );
     for store in &code.spec.stores {
-        let _ = writeln!(body, "store_vec(a{0} + ({1}), y{0});", store.operand, ahead.element(store.operand));
+        let _ = writeln!(
+            body,
+            "store_vec(a{0} + ({1}), y{0});",
+            store.operand,
+            ahead.element(store.operand)
+        );
     }
     body += "}\n";
     // Even where this length leaves no remainder: another one, which shares the function, may.
     if last == 0 {
-        let _ = writeln!(body, "for (idx i = count / {width} * {width} + thread; i < count; i += threads) {{\n{}}}", single(params));
+        let _ = writeln!(
+            body,
+            "for (idx i = count / {width} * {width} + thread; i < count; i += threads) {{\n{}}}",
+            single(params)
+        );
     }
     params.function(kind, THREADS, &body)
 }

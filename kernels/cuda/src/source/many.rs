@@ -1,4 +1,5 @@
-//! Several small specs in one launch: the updates of an optimizer, which are one program over parameters of different sizes.
+//! Several small specs in one launch: the updates of an optimizer, which are one program over
+//! parameters of different sizes.
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
@@ -21,7 +22,8 @@ pub struct Together {
 pub(super) struct Shared {
     pub function: Function,
     pub params: Params,
-    /// Threads of a block, and bytes of its dynamic shared memory: the same for all that share the function.
+    /// Threads of a block, and bytes of its dynamic shared memory: the same for all that share the
+    /// function.
     pub threads: u32,
     pub shared_bytes: u32,
     /// Blocks of a run.
@@ -45,32 +47,46 @@ fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, 
     }
 }
 
-/// The name of the function that a spec would share with others: specs of one name can be run by one launch. `None` for those that
-/// are always alone.
+/// The name of the function that a spec would share with others: specs of one name can be run by
+/// one launch. `None` for those that are always alone.
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn shared_name(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<String>, SpecError> {
+pub fn shared_name(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Option<String>, SpecError> {
     Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
 }
 
-/// Source for specs that may run in any order, or at once: loops that come to the same function are run by one launch, as many as
-/// its parameter has room for. Specs of other kinds stay alone.
+/// Source for specs that may run in any order, or at once: loops that come to the same function are
+/// run by one launch, as many as its parameter has room for. Specs of other kinds stay alone.
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn lower_many(specs: &[&Spec], bounds: &Env, target: &Target) -> Result<Vec<Together>, SpecError> {
+pub fn lower_many(
+    specs: &[&Spec],
+    bounds: &Env,
+    target: &Target,
+) -> Result<Vec<Together>, SpecError> {
     let mut groups: Vec<(Vec<usize>, Vec<Member>)> = Vec::new();
     let mut all = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(shared) = shared(spec, bounds, target)? else {
-            all.push(Together { members: vec![at], lowered: super::lower(spec, bounds, target)? });
+            all.push(Together {
+                members: vec![at],
+                lowered: super::lower(spec, bounds, target)?,
+            });
             continue;
         };
-        let known = groups.iter().position(|(_, list)| list[0].shared.function == shared.function).unwrap_or_else(|| {
-            groups.push((vec![], vec![]));
-            groups.len() - 1
-        });
+        let known = groups
+            .iter()
+            .position(|(_, list)| list[0].shared.function == shared.function)
+            .unwrap_or_else(|| {
+                groups.push((vec![], vec![]));
+                groups.len() - 1
+            });
         let (members, list) = &mut groups[known];
         // Equal functions have equally many arguments.
         let first = (spec.arguments().len() * list.len()) as u16;
@@ -79,9 +95,15 @@ pub fn lower_many(specs: &[&Spec], bounds: &Env, target: &Target) -> Result<Vec<
     }
     for (members, list) in groups {
         let function = list[0].shared.function.clone();
-        let launches =
-            move |env: &Env| -> Vec<Dispatch> { list.chunks(list[0].shared.params.together()).map(|chunk| dispatch(chunk, env)).collect() };
-        all.push(Together { members, lowered: Lowered::new(vec![function], 0, launches) });
+        let launches = move |env: &Env| -> Vec<Dispatch> {
+            list.chunks(list[0].shared.params.together())
+                .map(|chunk| dispatch(chunk, env))
+                .collect()
+        };
+        all.push(Together {
+            members,
+            lowered: Lowered::new(vec![function], 0, launches),
+        });
     }
     all.sort_by_key(|together| together.members[0]);
     Ok(all)
@@ -101,8 +123,21 @@ fn dispatch(members: &[Member], env: &Env) -> Dispatch {
         }
     }
     // Places without a member are not launched.
-    words.resize(words.len() / members.len() * first.params.together(), Word::Number(0));
-    let blocks = members.iter().map(|member| (member.shared.blocks)(env)).max().unwrap_or(0);
+    words.resize(
+        words.len() / members.len() * first.params.together(),
+        Word::Number(0),
+    );
+    let blocks = members
+        .iter()
+        .map(|member| (member.shared.blocks)(env))
+        .max()
+        .unwrap_or(0);
     let grid = [blocks, members.len() as u32, 1];
-    Dispatch { function: 0, grid, block: [first.threads, 1, 1], shared_bytes: first.shared_bytes, words }
+    Dispatch {
+        function: 0,
+        grid,
+        block: [first.threads, 1, 1],
+        shared_bytes: first.shared_bytes,
+        words,
+    }
 }

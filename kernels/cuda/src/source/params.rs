@@ -19,7 +19,8 @@ enum Slot {
     Number(Number),
 }
 
-/// The words, in the order in which they were first asked for. Sizes that are known become part of the source instead.
+/// The words, in the order in which they were first asked for. Sizes that are known become part of
+/// the source instead.
 #[derive(Clone)]
 pub struct Params {
     /// Whether offsets of elements take 64 bits.
@@ -38,18 +39,39 @@ impl Params {
     pub fn new(spec: &Spec, bounds: &Env, target: &Target) -> Params {
         // Loops step past the end by at most the threads of a grid.
         let most = u64::from(u32::MAX / 4);
-        let reach =
-            |of: &[Size]| of.iter().zip(&spec.dims).fold(0i64, |s, (f, d)| s.saturating_add(f.at(bounds).saturating_mul(d.at(bounds))));
-        let points = spec.dims.iter().fold(1i64, |p, d| p.saturating_mul(d.at(bounds)));
-        let wide = spec.arguments().iter().any(|(operand, dims, _)| operand.extent(dims, bounds) > most)
-            || spec.indices.iter().any(|index| reach(index).unsigned_abs() > most)
+        let reach = |of: &[Size]| {
+            of.iter().zip(&spec.dims).fold(0i64, |s, (f, d)| {
+                s.saturating_add(f.at(bounds).saturating_mul(d.at(bounds)))
+            })
+        };
+        let points = spec
+            .dims
+            .iter()
+            .fold(1i64, |p, d| p.saturating_mul(d.at(bounds)));
+        let wide = spec
+            .arguments()
+            .iter()
+            .any(|(operand, dims, _)| operand.extent(dims, bounds) > most)
+            || spec
+                .indices
+                .iter()
+                .any(|index| reach(index).unsigned_abs() > most)
             || points.unsigned_abs() > most;
-        Params { wide, slots: vec![], guarded: target.guarded, together: None }
+        Params {
+            wide,
+            slots: vec![],
+            guarded: target.guarded,
+            together: None,
+        }
     }
 
-    /// The same for a function that several specs share: the second coordinate of a block says whose it is.
+    /// The same for a function that several specs share: the second coordinate of a block says
+    /// whose it is.
     pub fn shared(self) -> Params {
-        Params { together: Some(0), ..self }
+        Params {
+            together: Some(0),
+            ..self
+        }
     }
 
     /// How many specs a launch of the function has room for.
@@ -60,7 +82,11 @@ impl Params {
     /// How a word is named in the source.
     fn named(&mut self, slot: Slot) -> String {
         let at = self.slot(slot);
-        if self.together.is_some() { format!("p.w[own + {at}]") } else { format!("p.w[{at}]") }
+        if self.together.is_some() {
+            format!("p.w[own + {at}]")
+        } else {
+            format!("p.w[{at}]")
+        }
     }
 
     fn slot(&mut self, slot: Slot) -> usize {
@@ -95,16 +121,24 @@ impl Params {
 
     /// Declares a pointer to an argument.
     pub fn pointer(&mut self, name: &str, ty: &str, argument: usize) -> String {
-        format!("{ty}* const {name} = reinterpret_cast<{ty}*>({});\n", self.address(Word::Argument(argument as u16)))
+        format!(
+            "{ty}* const {name} = reinterpret_cast<{ty}*>({});\n",
+            self.address(Word::Argument(argument as u16))
+        )
     }
 
     /// A size: its number where it is known, unless specs of other sizes share the function.
     pub fn size(&mut self, size: Size) -> String {
         let shared = self.together.is_some() && !size.is(0) && !size.is(1);
-        if shared { self.word_of(size) } else { self.divisor(size) }
+        if shared {
+            self.word_of(size)
+        } else {
+            self.divisor(size)
+        }
     }
 
-    /// A size that is divided by: always its number where it is known, since dividing by a number is much faster.
+    /// A size that is divided by: always its number where it is known, since dividing by a number
+    /// is much faster.
     pub fn divisor(&mut self, size: Size) -> String {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
@@ -117,7 +151,8 @@ impl Params {
         format!("idx({})", self.named(Slot::Size(size)))
     }
 
-    /// A number of the launch, whether or not it is known now: for what would else make a function of every size.
+    /// A number of the launch, whether or not it is known now: for what would else make a function
+    /// of every size.
     pub fn number(&mut self, number: &Number) -> String {
         format!("idx({})", self.named(Slot::Number(number.clone())))
     }
@@ -135,11 +170,21 @@ impl Params {
         if !offset.is(0) {
             terms.push(self.size(offset));
         }
-        if terms.is_empty() { "0".into() } else { terms.join(" + ") }
+        if terms.is_empty() {
+            "0".into()
+        } else {
+            terms.join(" + ")
+        }
     }
 
-    /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns their names too.
-    pub fn coordinates(&mut self, linear: &str, dims: &[Size], name: &str) -> (String, Vec<String>) {
+    /// Declares the coordinates `name0`, `name1`, … of the row-major position `linear`; returns
+    /// their names too.
+    pub fn coordinates(
+        &mut self,
+        linear: &str,
+        dims: &[Size],
+        name: &str,
+    ) -> (String, Vec<String>) {
         let sizes: Vec<String> = dims.iter().map(|&d| self.divisor(d)).collect();
         Params::split(linear, &sizes, name)
     }
@@ -173,14 +218,21 @@ impl Params {
         self.slots.iter().map(word).collect()
     }
 
-    /// The function of these parameters with this body, for blocks of `threads` (and, after a comma, how many of them a
-    /// multiprocessor should hold).
+    /// The function of these parameters with this body, for blocks of `threads` (and, after a
+    /// comma, how many of them a multiprocessor should hold).
     pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
         let guard = match self.guarded {
-            true => format!("if (*reinterpret_cast<const u64*>({}) != ~0ull) return;\n", self.address(Word::Fault)),
+            true => format!(
+                "if (*reinterpret_cast<const u64*>({}) != ~0ull) return;\n",
+                self.address(Word::Fault)
+            ),
             false => String::new(),
         };
-        let (signed, unsigned) = if self.wide { ("long long", "u64") } else { ("int", "unsigned") };
+        let (signed, unsigned) = if self.wide {
+            ("long long", "u64")
+        } else {
+            ("int", "unsigned")
+        };
         // A parameter without words is none.
         let each = self.slots.len().max(1);
         let (count, own) = match self.together {
@@ -188,7 +240,10 @@ impl Params {
             Some(_) => {
                 let together = (WORDS_MAX / each).max(1);
                 self.together = Some(together);
-                (each * together, format!("const int own = int(blockIdx.y) * {each};\n"))
+                (
+                    each * together,
+                    format!("const int own = int(blockIdx.y) * {each};\n"),
+                )
             }
         };
         let text = format!(

@@ -1,10 +1,12 @@
-//! Deterministic scatter-add: each element of the result adds up what is sent to it, in the order of the values, without
-//! atomic additions.
+//! Deterministic scatter-add: each element of the result adds up what is sent to it, in the order
+//! of the values, without atomic additions.
 //!
-//! Where one index moves a whole run of values (the gradient of an embedding), three small kernels list the values of every
-//! place first, in order: they count them, turn the counts into where each list starts, and fill the lists. Where places are few
-//! the indices are cut into chunks, so that many warps count and list them: a place's list is then that of each chunk, one after
-//! the other. Else, or where there are few values, every element looks through the indices that may lead to it.
+//! Where one index moves a whole run of values (the gradient of an embedding), three small kernels
+//! list the values of every place first, in order: they count them, turn the counts into where each
+//! list starts, and fill the lists. Where places are few the indices are cut into chunks, so that
+//! many warps count and list them: a place's list is then that of each chunk, one after the other.
+//! Else, or where there are few values, every element looks through the indices that may lead to
+//! it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -33,11 +35,12 @@ const WARPS: i64 = 4;
 const COUNTS: i64 = 1 << 15;
 /// Turns of 32 indices whose loads a warp starts at once.
 const TURNS: i64 = 4;
-/// Values of a list that a thread loads at once, before it adds them in their order: as long as the list has so many.
+/// Values of a list that a thread loads at once, before it adds them in their order: as long as the
+/// list has so many.
 const AHEAD: [i64; 3] = [64, 8, 1];
 
-/// The walks over values and indices, without the scattered axis; over the scattered axis; and over the lists of the result's
-/// places.
+/// The walks over values and indices, without the scattered axis; over the scattered axis; and over
+/// the lists of the result's places.
 struct Walks {
     value: usize,
     index: usize,
@@ -61,7 +64,12 @@ struct Lists<'a> {
 }
 
 fn declare(scatter: &ScatterAdd, params: &mut Params) -> String {
-    params.pointer("values", "const float", 0) + &params.pointer("indices", &format!("const {}", Storage::of(scatter.index.dtype).ty), 1)
+    params.pointer("values", "const float", 0)
+        + &params.pointer(
+            "indices",
+            &format!("const {}", Storage::of(scatter.index.dtype).ty),
+            1,
+        )
 }
 
 impl Anchor for Search<'_> {
@@ -71,36 +79,77 @@ impl Anchor for Search<'_> {
 
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let (scatter, axis) = (self.scatter, self.scatter.axis);
-        let mut text = format!("float acc = 0.0f;\nconst idx place = {};\n", space.place(params, self.walks.place, coordinates));
-        let (value, index) = (space.place(params, self.walks.value, coordinates), space.place(params, self.walks.index, coordinates));
-        let _ = writeln!(text, "const idx value = {value}, index = {index}, many = {};", params.size(scatter.space[axis]));
+        let mut text = format!(
+            "float acc = 0.0f;\nconst idx place = {};\n",
+            space.place(params, self.walks.place, coordinates)
+        );
+        let (value, index) = (
+            space.place(params, self.walks.value, coordinates),
+            space.place(params, self.walks.index, coordinates),
+        );
+        let _ = writeln!(
+            text,
+            "const idx value = {value}, index = {index}, many = {};",
+            params.size(scatter.space[axis])
+        );
         let at = ["s".to_string()];
         let index = params.dot(&[scatter.index.strides[axis]], &at, Size::ZERO);
         let value = params.dot(&[scatter.value.strides[axis]], &at, Size::ZERO);
         let index = Storage::of(scatter.index.dtype).widen(&format!("indices[index + {index}]"));
-        let _ = writeln!(text, "#pragma unroll 4\nfor (idx s = 0; s < many; ++s)\nif ({index} == place) acc += values[value + {value}];");
+        let _ = writeln!(
+            text,
+            "#pragma unroll 4\nfor (idx s = 0; s < many; ++s)\nif ({index} == place) acc += values[value + {value}];"
+        );
         text
     }
 }
 
 impl Lists<'_> {
-    /// The loops over the list that add its values in their order: in each turn they `load` several, and then `add` each of
-    /// them, which is `sent[t]`.
-    fn each(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64, load: &str, add: &str) -> String {
+    /// The loops over the list that add its values in their order: in each turn they `load`
+    /// several, and then `add` each of them, which is `sent[t]`.
+    fn each(
+        &self,
+        space: &Space,
+        params: &mut Params,
+        coordinates: &[String],
+        width: i64,
+        load: &str,
+        add: &str,
+    ) -> String {
         let value = space.place(params, self.walks.value, coordinates);
-        let (group, place) = (space.place(params, self.walks.list, coordinates), space.place(params, self.walks.place, coordinates));
-        let mut text = format!("const idx value = {value}, list = {group} + ({place}) * {};\n", self.chunks);
-        let _ = writeln!(text, "int q = starts[list];\nconst int end = starts[list + {}];", self.chunks);
+        let (group, place) = (
+            space.place(params, self.walks.list, coordinates),
+            space.place(params, self.walks.place, coordinates),
+        );
+        let mut text = format!(
+            "const idx value = {value}, list = {group} + ({place}) * {};\n",
+            self.chunks
+        );
+        let _ = writeln!(
+            text,
+            "int q = starts[list];\nconst int end = starts[list + {}];",
+            self.chunks
+        );
         for ahead in AHEAD.map(|values| (values / width).max(1)) {
             let turn = format!("#pragma unroll\nfor (int t = 0; t < {ahead}; ++t)");
-            let _ = writeln!(text, "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<float, {width}> sent[{ahead}];");
-            let _ = writeln!(text, "{turn} {{\nconst idx s = lists[q + t];\nsent[t] = {load};\n}}\n{turn} {{\n{add}}}\n}}");
+            let _ = writeln!(
+                text,
+                "for (; end - q >= {ahead}; q += {ahead}) {{\nVec<float, {width}> sent[{ahead}];"
+            );
+            let _ = writeln!(
+                text,
+                "{turn} {{\nconst idx s = lists[q + t];\nsent[t] = {load};\n}}\n{turn} {{\n{add}}}\n}}"
+            );
         }
         text
     }
 
     fn step(&self, params: &mut Params) -> String {
-        params.dot(&[self.scatter.value.strides[self.scatter.axis]], &["s".to_string()], Size::ZERO)
+        params.dot(
+            &[self.scatter.value.strides[self.scatter.axis]],
+            &["s".to_string()],
+            Size::ZERO,
+        )
     }
 }
 
@@ -108,35 +157,74 @@ impl Anchor for Lists<'_> {
     fn declare(&self, params: &mut Params) -> String {
         let mut text = params.pointer("values", "const float", 0);
         let (starts, lists) = (params.address(self.starts), params.address(self.values));
-        let _ = writeln!(text, "const int* const starts = reinterpret_cast<const int*>({starts});");
-        let _ = writeln!(text, "const int* const lists = reinterpret_cast<const int*>({lists});");
+        let _ = writeln!(
+            text,
+            "const int* const starts = reinterpret_cast<const int*>({starts});"
+        );
+        let _ = writeln!(
+            text,
+            "const int* const lists = reinterpret_cast<const int*>({lists});"
+        );
         text
     }
 
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let load = format!("{{values[value + {}]}}", self.step(params));
-        let each = self.each(space, params, coordinates, 1, &load, "acc += sent[t].v[0];\n");
+        let each = self.each(
+            space,
+            params,
+            coordinates,
+            1,
+            &load,
+            "acc += sent[t].v[0];\n",
+        );
         format!("float acc = 0.0f;\n{each}")
     }
 
-    fn vector(&self, space: &Space, params: &mut Params, coordinates: &[String], width: i64) -> String {
-        let load = format!("load_vec<Vec<float, {width}>>(values + (value + {}))", self.step(params));
-        let add = format!("#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent[t].v[u];\n");
-        format!("Vec<float, {width}> accs = {{}};\n{}", self.each(space, params, coordinates, width, &load, &add))
+    fn vector(
+        &self,
+        space: &Space,
+        params: &mut Params,
+        coordinates: &[String],
+        width: i64,
+    ) -> String {
+        let load = format!(
+            "load_vec<Vec<float, {width}>>(values + (value + {}))",
+            self.step(params)
+        );
+        let add = format!(
+            "#pragma unroll\nfor (int u = 0; u < {width}; ++u) accs.v[u] += sent[t].v[u];\n"
+        );
+        format!(
+            "Vec<float, {width}> accs = {{}};\n{}",
+            self.each(space, params, coordinates, width, &load, &add)
+        )
     }
 
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
         let last = space.dims.len() - 1;
         let flat = |walk: usize| space.walks[walk].1[last].is(0);
-        let aligned = self.scatter.value.strides[self.scatter.axis].checked_div(4).is_some();
-        (flat(self.walks.place) && flat(self.walks.list) && aligned).then(|| vec![(self.walks.value, 4)])
+        let aligned = self.scatter.value.strides[self.scatter.axis]
+            .checked_div(4)
+            .is_some();
+        (flat(self.walks.place) && flat(self.walks.list) && aligned)
+            .then(|| vec![(self.walks.value, 4)])
     }
 }
 
-pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+pub fn lower(
+    spec: &Spec,
+    scatter: &ScatterAdd,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
     let (rank, axis) = (spec.dims.len(), scatter.axis);
-    let without_axis = |strides: &[Size]| -> Vec<Size> { (0..rank).map(|a| if a == axis { Size::ZERO } else { strides[a] }).collect() };
+    let without_axis = |strides: &[Size]| -> Vec<Size> {
+        (0..rank)
+            .map(|a| if a == axis { Size::ZERO } else { strides[a] })
+            .collect()
+    };
     let mut space = Space::new(spec);
     let mut walks = Walks {
         value: space.push(scatter.value.offset, &without_axis(&scatter.value.strides)),
@@ -146,18 +234,32 @@ pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -
     };
     let Some(groups) = Groups::new(spec, scatter, bounds, target) else {
         let space = ordered(&code, space, bounds);
-        return Ok(pointwise("scatter", &code, space, &Search { scatter, walks }, bounds, target));
+        return Ok(pointwise(
+            "scatter",
+            &code,
+            space,
+            &Search { scatter, walks },
+            bounds,
+            target,
+        ));
     };
     walks.list = space.push(Size::ZERO, &groups.list_strides);
     let (starts, values) = (Word::Workspace(0), Word::Workspace(groups.starts_bytes));
     let space = ordered(&code, space, bounds);
-    let lists = Lists { scatter, walks, chunks: groups.chunks, starts, values };
+    let lists = Lists {
+        scatter,
+        walks,
+        chunks: groups.chunks,
+        starts,
+        values,
+    };
 
     let mut fill = Params::new(spec, bounds, target);
     let mut scan = fill.clone();
     let mut sum = fill.clone();
     let mut count = fill.clone();
-    // Where threads are few, each has a list to itself: long ones take it as many turns as a vector's.
+    // Where threads are few, each has a list to itself: long ones take it as many turns as a
+    // vector's.
     let few = space.points(bounds) < 1024 * i64::from(target.multiprocessors.max(1));
     let width = if few { 1 } else { width(&code, &space, &lists) };
     let functions = vec![
@@ -170,8 +272,15 @@ pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -
     let len = spec.dims[axis];
     Ok(Lowered::new(functions, workspace, move |env| {
         let each = points(&groups.dims, env).clamp(0, i64::from(u16::MAX)) as u32;
-        let warps = (len.at(env).max(0) as u64).div_ceil(PLACES as u64) as u32 * groups.chunks as u32;
-        let dispatch = |function, grid, threads, words| Dispatch { function, grid, block: [threads, 1, 1], shared_bytes: 0, words };
+        let warps =
+            (len.at(env).max(0) as u64).div_ceil(PLACES as u64) as u32 * groups.chunks as u32;
+        let dispatch = |function, grid, threads, words| Dispatch {
+            function,
+            grid,
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+            words,
+        };
         vec![
             dispatch(0, [warps, each, 1], 32, count.words(env)),
             dispatch(1, [each, 1, 1], THREADS, scan.words(env)),
@@ -181,7 +290,8 @@ pub fn lower(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -
     }))
 }
 
-/// Lists of values: a group for each point of the axes before the scattered one along which the index varies.
+/// Lists of values: a group for each point of the axes before the scattered one along which the
+/// index varies.
 struct Groups {
     /// Sizes of the axes before the scattered one, or 1 where the index repeats.
     dims: Vec<Size>,
@@ -203,14 +313,21 @@ impl Groups {
             return None;
         }
         let varies = |a: usize| !scatter.index.strides[a].is(0);
-        let dims: Vec<Size> = (0..axis).map(|a| if varies(a) { spec.dims[a] } else { Size::ONE }).collect();
+        let dims: Vec<Size> = (0..axis)
+            .map(|a| if varies(a) { spec.dims[a] } else { Size::ONE })
+            .collect();
         let groups = points(&dims, bounds);
         let places = len.at(bounds).max(1);
         let warps = groups.saturating_mul((places + PLACES - 1) / PLACES).max(1);
         let wanted = WARPS * i64::from(target.multiprocessors.max(1)) / warps;
-        let chunks = wanted.min((many.at(bounds) + CHUNK - 1) / CHUNK).min(COUNTS / places).max(1);
+        let chunks = wanted
+            .min((many.at(bounds) + CHUNK - 1) / CHUNK)
+            .min(COUNTS / places)
+            .max(1);
         // A group has a list for each place and chunk, and an end.
-        let counts = len.checked_mul(Size::fixed(chunks))?.checked_add(Size::ONE)?;
+        let counts = len
+            .checked_mul(Size::fixed(chunks))?
+            .checked_add(Size::ONE)?;
         let mut stride = counts;
         let mut list_strides = vec![Size::ZERO; rank];
         for a in (0..axis).rev() {
@@ -219,48 +336,113 @@ impl Groups {
                 stride = stride.checked_mul(spec.dims[a])?;
             }
         }
-        let bytes = |count: i64| (count.max(0) as u64).saturating_mul(4).next_multiple_of(256);
+        let bytes = |count: i64| {
+            (count.max(0) as u64)
+                .saturating_mul(4)
+                .next_multiple_of(256)
+        };
         let starts = groups.saturating_mul(counts.at(bounds));
         let values = groups.saturating_mul(many.at(bounds));
-        // Positions in the lists are 32-bit numbers, and groups are counted along the second axis of a grid.
+        // Positions in the lists are 32-bit numbers, and groups are counted along the second axis
+        // of a grid.
         let fits = starts.max(values) < i64::from(i32::MAX / 4) && groups <= i64::from(u16::MAX);
-        fits.then(|| Groups { dims, list_strides, chunks, starts_bytes: bytes(starts), values_bytes: bytes(values) })
+        fits.then(|| Groups {
+            dims,
+            list_strides,
+            chunks,
+            starts_bytes: bytes(starts),
+            values_bytes: bytes(values),
+        })
     }
 
     fn pointers(params: &mut Params, (starts, lists): (Word, Word)) -> String {
         let (starts, lists) = (params.address(starts), params.address(lists));
-        format!("int* const starts = reinterpret_cast<int*>({starts});\nint* const lists = reinterpret_cast<int*>({lists});\n")
+        format!(
+            "int* const starts = reinterpret_cast<int*>({starts});\nint* const lists = reinterpret_cast<int*>({lists});\n"
+        )
     }
 
-    /// One warp for each range of places and each chunk looks through the indices of the chunk: counts the values of each place,
-    /// or, with what the counts added up to, lists them in order.
-    fn fill(&self, params: &mut Params, spec: &Spec, scatter: &ScatterAdd, lists: bool, words: (Word, Word)) -> Function {
+    /// One warp for each range of places and each chunk looks through the indices of the chunk:
+    /// counts the values of each place, or, with what the counts added up to, lists them in order.
+    fn fill(
+        &self,
+        params: &mut Params,
+        spec: &Spec,
+        scatter: &ScatterAdd,
+        lists: bool,
+        words: (Word, Word),
+    ) -> Function {
         let (axis, chunks) = (scatter.axis, self.chunks);
         let storage = Storage::of(scatter.index.dtype);
-        let mut body = params.pointer("indices", &format!("const {}", storage.ty), 1) + &Groups::pointers(params, words);
-        let (len, many) = (params.size(spec.dims[axis]), params.size(scatter.space[axis]));
+        let mut body = params.pointer("indices", &format!("const {}", storage.ty), 1)
+            + &Groups::pointers(params, words);
+        let (len, many) = (
+            params.size(spec.dims[axis]),
+            params.size(scatter.space[axis]),
+        );
         let of = scatter.space[axis];
-        let chunk: Number = Arc::new(move |env| (of.at(env).max(0) as u64).div_ceil(chunks as u64).next_multiple_of(32) as i64);
-        let _ = writeln!(body, "const idx len = {len}, first = idx(blockIdx.x) / {chunks} * {PLACES}, chunk = idx(blockIdx.x) % {chunks};");
-        let _ = writeln!(body, "const idx start = chunk * {0}, stop = min(idx({many}), idx(start + {0}));", params.number(&chunk));
-        let _ = writeln!(body, "const int lane = threadIdx.x;\nconst idx group = blockIdx.y;\n__shared__ int cursors[{PLACES}];");
-        let _ = writeln!(body, "int* const own = starts + (group * (len * {chunks} + 1) + first * {chunks} + chunk);");
+        let chunk: Number = Arc::new(move |env| {
+            (of.at(env).max(0) as u64)
+                .div_ceil(chunks as u64)
+                .next_multiple_of(32) as i64
+        });
+        let _ = writeln!(
+            body,
+            "const idx len = {len}, first = idx(blockIdx.x) / {chunks} * {PLACES}, chunk = idx(blockIdx.x) % {chunks};"
+        );
+        let _ = writeln!(
+            body,
+            "const idx start = chunk * {0}, stop = min(idx({many}), idx(start + {0}));",
+            params.number(&chunk)
+        );
+        let _ = writeln!(
+            body,
+            "const int lane = threadIdx.x;\nconst idx group = blockIdx.y;\n__shared__ int cursors[{PLACES}];"
+        );
+        let _ = writeln!(
+            body,
+            "int* const own = starts + (group * (len * {chunks} + 1) + first * {chunks} + chunk);"
+        );
         let (text, mut at) = params.coordinates("group", &self.dims, "c");
         body += &text;
         at.push("s".into());
         at.resize(spec.dims.len(), "0".into());
         let index = params.dot(&scatter.index.strides, &at, scatter.index.offset);
-        let from = if lists { format!("first + t < len ? own[t * {chunks}] : 0") } else { "0".into() };
-        let _ = writeln!(body, "for (int t = lane; t < {PLACES}; t += 32) cursors[t] = {from};\n__syncwarp();");
-        let _ = writeln!(body, "for (idx from = start; from < stop; from += {}) {{\nidx places[{TURNS}];", 32 * TURNS);
-        let turn = format!("#pragma unroll\nfor (int t = 0; t < {TURNS}; ++t) {{\nconst idx s = from + t * 32 + lane;");
-        let _ = writeln!(body, "{turn}\nplaces[t] = s < stop ? idx({}) : -1;\n}}", storage.widen(&format!("indices[{index}]")));
-        let _ = writeln!(body, "{turn}\nconst bool mine = places[t] >= first && places[t] < first + {PLACES} && places[t] < len;");
+        let from = if lists {
+            format!("first + t < len ? own[t * {chunks}] : 0")
+        } else {
+            "0".into()
+        };
+        let _ = writeln!(
+            body,
+            "for (int t = lane; t < {PLACES}; t += 32) cursors[t] = {from};\n__syncwarp();"
+        );
+        let _ = writeln!(
+            body,
+            "for (idx from = start; from < stop; from += {}) {{\nidx places[{TURNS}];",
+            32 * TURNS
+        );
+        let turn = format!(
+            "#pragma unroll\nfor (int t = 0; t < {TURNS}; ++t) {{\nconst idx s = from + t * 32 + lane;"
+        );
+        let _ = writeln!(
+            body,
+            "{turn}\nplaces[t] = s < stop ? idx({}) : -1;\n}}",
+            storage.widen(&format!("indices[{index}]"))
+        );
+        let _ = writeln!(
+            body,
+            "{turn}\nconst bool mine = places[t] >= first && places[t] < first + {PLACES} && places[t] < len;"
+        );
         body += "const int place = mine ? int(places[t] - first) : 0;\n";
         if lists {
-            // The lanes of one place take its next positions in their order: lists are in the order of the values.
+            // The lanes of one place take its next positions in their order: lists are in the order
+            // of the values.
             body += "unsigned same = __ballot_sync(0xffffffffu, mine);\n";
-            let _ = writeln!(body, "#pragma unroll\nfor (int bit = 1; bit < {PLACES}; bit <<= 1) {{");
+            let _ = writeln!(
+                body,
+                "#pragma unroll\nfor (int bit = 1; bit < {PLACES}; bit <<= 1) {{"
+            );
             body += "const unsigned with = __ballot_sync(0xffffffffu, (place & bit) != 0);\n";
             body += "same &= (place & bit) != 0 ? with : ~with;\n}\n";
             body += "const int next = cursors[place], before = __popc(same & ((1u << lane) - 1u));\n__syncwarp();\n";
@@ -268,19 +450,46 @@ impl Groups {
             body += "if (mine && same >> lane == 1u) cursors[place] = next + before + 1;\n__syncwarp();\n}\n}\n";
         } else {
             body += "if (mine) atomicAdd(&cursors[place], 1);\n}\n}\n__syncwarp();\n";
-            let _ = writeln!(body, "for (int t = lane; t < {PLACES}; t += 32)\nif (first + t < len) own[t * {chunks}] = cursors[t];");
+            let _ = writeln!(
+                body,
+                "for (int t = lane; t < {PLACES}; t += 32)\nif (first + t < len) own[t * {chunks}] = cursors[t];"
+            );
         }
-        params.function(if lists { "scatter_fill" } else { "scatter_count" }, 32, &body)
+        params.function(
+            if lists {
+                "scatter_fill"
+            } else {
+                "scatter_count"
+            },
+            32,
+            &body,
+        )
     }
 
     /// A block for each group turns counts into where lists start.
-    fn scan(&self, params: &mut Params, spec: &Spec, scatter: &ScatterAdd, starts: Word) -> Function {
+    fn scan(
+        &self,
+        params: &mut Params,
+        spec: &Spec,
+        scatter: &ScatterAdd,
+        starts: Word,
+    ) -> Function {
         let address = params.address(starts);
         let mut body = format!("int* const starts = reinterpret_cast<int*>({address});\n");
-        let (len, many) = (params.size(spec.dims[scatter.axis]), params.size(scatter.space[scatter.axis]));
-        let _ = writeln!(body, "const idx counts = {len} * {}, group = blockIdx.x, many = {many};", self.chunks);
+        let (len, many) = (
+            params.size(spec.dims[scatter.axis]),
+            params.size(scatter.space[scatter.axis]),
+        );
+        let _ = writeln!(
+            body,
+            "const idx counts = {len} * {}, group = blockIdx.x, many = {many};",
+            self.chunks
+        );
         body += "int* const own = starts + group * (counts + 1);\n";
-        let _ = writeln!(body, "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(own, counts, int(group * many), sums);");
+        let _ = writeln!(
+            body,
+            "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(own, counts, int(group * many), sums);"
+        );
         params.function("scatter_scan", THREADS, &body)
     }
 }

@@ -1,4 +1,5 @@
-//! Iteration spaces while loops are written over them: axes in the order of memory, merged where they are one.
+//! Iteration spaces while loops are written over them: axes in the order of memory, merged where
+//! they are one.
 
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
@@ -11,7 +12,8 @@ use crate::code::{Code, Site};
 pub struct Space {
     /// Sizes.
     pub dims: Vec<Size>,
-    /// First elements and strides: of the operands, then of the indices, then of what an anchor walks over.
+    /// First elements and strides: of the operands, then of the indices, then of what an anchor
+    /// walks over.
     pub walks: Vec<(Size, Vec<Size>)>,
     operands: usize,
     indices: usize,
@@ -32,7 +34,12 @@ impl Space {
 
     /// A space that no operands of a program are walked over.
     pub fn over(dims: &[Size]) -> Space {
-        Space { dims: dims.to_vec(), walks: vec![], operands: 0, indices: 0 }
+        Space {
+            dims: dims.to_vec(),
+            walks: vec![],
+            operands: 0,
+            indices: 0,
+        }
     }
 
     /// Adds a walk, and returns its number.
@@ -60,8 +67,8 @@ impl Space {
         }
     }
 
-    /// Merges neighbouring axes between `from` and `to` that every walk steps over as one, and drops those of length 1.
-    /// Returns how many are left between them.
+    /// Merges neighbouring axes between `from` and `to` that every walk steps over as one, and
+    /// drops those of length 1. Returns how many are left between them.
     pub fn merge(&mut self, from: usize, to: usize) -> usize {
         let mut end = to;
         let mut axis = from;
@@ -76,7 +83,8 @@ impl Space {
         let mut axis = from;
         while axis + 1 < end {
             let inner = self.dims[axis + 1];
-            let one = |strides: &[Size]| strides[axis + 1].checked_mul(inner) == Some(strides[axis]);
+            let one =
+                |strides: &[Size]| strides[axis + 1].checked_mul(inner) == Some(strides[axis]);
             match self.dims[axis].checked_mul(inner) {
                 Some(both) if self.walks.iter().all(|(_, strides)| one(strides)) => {
                     self.dims[axis + 1] = both;
@@ -92,7 +100,9 @@ impl Space {
     /// Adds an axis of length 1.
     pub fn insert(&mut self, axis: usize) {
         self.dims.insert(axis, Size::ONE);
-        self.walks.iter_mut().for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
+        self.walks
+            .iter_mut()
+            .for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
     }
 
     fn remove(&mut self, axis: usize) {
@@ -109,7 +119,10 @@ impl Space {
 
     /// The value of index `k` at these coordinates.
     pub fn index(&self, params: &mut Params, k: u16, coordinates: &[String]) -> String {
-        format!("int({})", self.place(params, self.operands + usize::from(k), coordinates))
+        format!(
+            "int({})",
+            self.place(params, self.operands + usize::from(k), coordinates)
+        )
     }
 
     /// Points under `env`.
@@ -118,20 +131,34 @@ impl Space {
     }
 }
 
-/// How many neighbours along `axis` a thread takes: vectors of 16 bytes of the widest type, if the elements of all these walks
-/// (with their bytes) that vary along it lie so that they can be moved together; a `remainder` is allowed or not.
+/// How many neighbours along `axis` a thread takes: vectors of 16 bytes of the widest type, if the
+/// elements of all these walks (with their bytes) that vary along it lie so that they can be moved
+/// together; a `remainder` is allowed or not.
 pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remainder: bool) -> i64 {
     let along = |walk: usize| space.walks[walk].1[axis];
-    if used.iter().any(|&(walk, _)| !along(walk).is(0) && !along(walk).is(1)) {
+    if used
+        .iter()
+        .any(|&(walk, _)| !along(walk).is(0) && !along(walk).is(1))
+    {
         return 1;
     }
-    let moved: Vec<(usize, usize)> = used.iter().copied().filter(|&(walk, _)| along(walk).is(1)).collect();
-    let Some(widest) = moved.iter().map(|&(_, bytes)| bytes).max() else { return 1 };
+    let moved: Vec<(usize, usize)> = used
+        .iter()
+        .copied()
+        .filter(|&(walk, _)| along(walk).is(1))
+        .collect();
+    let Some(widest) = moved.iter().map(|&(_, bytes)| bytes).max() else {
+        return 1;
+    };
     let fits = |width: i64| {
         let whole = |size: Size| size.checked_div(width).is_some();
         let lies = |&(walk, _): &(usize, usize)| {
             let (offset, strides) = &space.walks[walk];
-            whole(*offset) && strides.iter().enumerate().all(|(a, s)| a == axis || whole(*s))
+            whole(*offset)
+                && strides
+                    .iter()
+                    .enumerate()
+                    .all(|(a, s)| a == axis || whole(*s))
         };
         (remainder || whole(space.dims[axis])) && moved.iter().all(lies)
     };
@@ -144,20 +171,32 @@ pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remaind
 
 /// The walks of what a program loads and stores, with the bytes of their elements.
 pub fn touched(code: &Code) -> Vec<(usize, usize)> {
-    let used = code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)).map(usize::from);
-    used.map(|k| (k, code.spec.operands[k].dtype.bytes())).collect()
+    let used = code
+        .loads()
+        .into_iter()
+        .chain(code.spec.stores.iter().map(|s| s.operand))
+        .map(usize::from);
+    used.map(|k| (k, code.spec.operands[k].dtype.bytes()))
+        .collect()
 }
 
 /// Points of a space under `env`.
 pub fn points(dims: &[Size], env: &Env) -> i64 {
-    dims.iter().fold(1i64, |p, d| p.saturating_mul(d.at(env).max(0)))
+    dims.iter()
+        .fold(1i64, |p, d| p.saturating_mul(d.at(env).max(0)))
 }
 
-/// The order in which memory is walked forwards, for axes `from..to`, as the operand with these strides lies; an axis along
-/// which it repeats goes first.
+/// The order in which memory is walked forwards, for axes `from..to`, as the operand with these
+/// strides lies; an axis along which it repeats goes first.
 pub fn memory_order(strides: &[Size], from: usize, to: usize, bounds: &Env) -> Vec<usize> {
     let mut order: Vec<usize> = (from..to).collect();
-    let key = |axis: &usize| if strides[*axis].is(0) { u64::MAX } else { strides[*axis].at(bounds).unsigned_abs() };
+    let key = |axis: &usize| {
+        if strides[*axis].is(0) {
+            u64::MAX
+        } else {
+            strides[*axis].at(bounds).unsigned_abs()
+        }
+    };
     order.sort_by_key(|axis| std::cmp::Reverse(key(axis)));
     order
 }
@@ -173,9 +212,17 @@ impl Point {
     /// The point of a space at these coordinates.
     pub fn new(space: &Space, params: &mut Params, coordinates: &[String], acc: &str) -> Point {
         let operands = space.operands;
-        let elements = (0..operands).map(|k| space.element(params, k as u16, coordinates)).collect();
-        let indices = (0..space.indices).map(|k| space.index(params, k as u16, coordinates)).collect();
-        Point { elements, indices, acc: acc.into() }
+        let elements = (0..operands)
+            .map(|k| space.element(params, k as u16, coordinates))
+            .collect();
+        let indices = (0..space.indices)
+            .map(|k| space.index(params, k as u16, coordinates))
+            .collect();
+        Point {
+            elements,
+            indices,
+            acc: acc.into(),
+        }
     }
 
     /// The element of operand `k`.
@@ -233,8 +280,11 @@ impl Site for Via<'_> {
     }
 }
 
-/// Declares the pointers `a0`, `a1`, … of the operands of `code`, whose arguments follow those of the anchor.
+/// Declares the pointers `a0`, `a1`, … of the operands of `code`, whose arguments follow those of
+/// the anchor.
 pub fn pointers(code: &Code, params: &mut Params) -> String {
     let anchor = code.spec.body.operands(&code.spec.dims).len();
-    (0..code.spec.operands.len()).map(|k| params.pointer(&format!("a{k}"), code.storage(k as u16).ty, anchor + k)).collect()
+    (0..code.spec.operands.len())
+        .map(|k| params.pointer(&format!("a{k}"), code.storage(k as u16).ty, anchor + k))
+        .collect()
 }

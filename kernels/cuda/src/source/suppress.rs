@@ -1,8 +1,10 @@
-//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which stays overlaps too much.
+//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which
+//! stays overlaps too much.
 //!
-//! Boxes are taken in panels. For each panel one kernel finds, for every pair of a box of it and one that comes later, whether
-//! they overlap too much, as bits; a second one, of one block, goes through the panel in order and strikes out what the boxes
-//! that stay overlap. So the result is that of one box after the other.
+//! Boxes are taken in panels. For each panel one kernel finds, for every pair of a box of it and
+//! one that comes later, whether they overlap too much, as bits; a second one, of one block, goes
+//! through the panel in order and strikes out what the boxes that stay overlap. So the result is
+//! that of one box after the other.
 
 use std::fmt::Write as _;
 
@@ -41,45 +43,104 @@ fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -
     let boxes = &suppress.boxes;
     let mut load = |at: &str| {
         let side = |params: &mut Params, k: usize| {
-            format!("corners[{}]", params.dot(&boxes.strides, &[at.to_string(), k.to_string()], boxes.offset))
+            format!(
+                "corners[{}]",
+                params.dot(
+                    &boxes.strides,
+                    &[at.to_string(), k.to_string()],
+                    boxes.offset
+                )
+            )
         };
         let sides: Vec<String> = (0..4).map(|k| side(params, k)).collect();
         format!("box_of({})", sides.join(", "))
     };
     let (own, other) = (load("i"), load("j"));
-    let _ = writeln!(body, "const idx row = first + idx(blockIdx.y) * {WORD}, word = first / {WORD} + blockIdx.x;");
+    let _ = writeln!(
+        body,
+        "const idx row = first + idx(blockIdx.y) * {WORD}, word = first / {WORD} + blockIdx.x;"
+    );
     // A box is held against later ones alone.
-    let _ =
-        writeln!(body, "if (word * {WORD} < row) return;\n__shared__ Box others[{WORD}];\nconst idx i = row + t, j = word * {WORD} + t;");
-    let _ = writeln!(body, "if (j < count) others[t] = {other};\n__syncthreads();\nif (i >= count) return;\nconst Box own = {own};");
-    let _ = writeln!(body, "const int many = int(min(idx({WORD}), idx(count - word * {WORD})));\nu64 found = 0;");
+    let _ = writeln!(
+        body,
+        "if (word * {WORD} < row) return;\n__shared__ Box others[{WORD}];\nconst idx i = row + t, j = word * {WORD} + t;"
+    );
+    let _ = writeln!(
+        body,
+        "if (j < count) others[t] = {other};\n__syncthreads();\nif (i >= count) return;\nconst Box own = {own};"
+    );
+    let _ = writeln!(
+        body,
+        "const int many = int(min(idx({WORD}), idx(count - word * {WORD})));\nu64 found = 0;"
+    );
     let threshold = constant(Value::F32(suppress.threshold));
-    let _ = writeln!(body, "for (int b = int(max(idx(0), idx(i + 1 - word * {WORD}))); b < many; ++b)");
-    let _ = writeln!(body, "if (box_overlap(own, others[b]) > {threshold}) found |= u64(1) << b;");
+    let _ = writeln!(
+        body,
+        "for (int b = int(max(idx(0), idx(i + 1 - word * {WORD}))); b < many; ++b)"
+    );
+    let _ = writeln!(
+        body,
+        "if (box_overlap(own, others[b]) > {threshold}) found |= u64(1) << b;"
+    );
     body += "bits[(i - first) * words + word] = found;\n";
     params.function("suppress_overlaps", WORD, &body)
 }
 
-/// One block goes through a panel in order. `gone` has a bit for each box that a better one has struck out.
-fn strike(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word, gone: Word) -> Function {
+/// One block goes through a panel in order. `gone` has a bit for each box that a better one has
+/// struck out.
+fn strike(
+    spec: &Spec,
+    suppress: &Suppress,
+    params: &mut Params,
+    bits: Word,
+    gone: Word,
+) -> Function {
     let mut body = params.pointer("keep", "unsigned char", 1) + &declare(spec, params, bits);
-    let keep = params.dot(&suppress.keep.strides, &["i".to_string()], suppress.keep.offset);
-    let _ = writeln!(body, "u64* const gone = reinterpret_cast<u64*>({});", params.address(gone));
+    let keep = params.dot(
+        &suppress.keep.strides,
+        &["i".to_string()],
+        suppress.keep.offset,
+    );
+    let _ = writeln!(
+        body,
+        "u64* const gone = reinterpret_cast<u64*>({});",
+        params.address(gone)
+    );
     let _ = writeln!(body, "__shared__ u64 own[{WORD}];\n__shared__ u64 stays;");
-    let _ = writeln!(body, "if (first == 0)\nfor (idx w = t; w < words; w += {THREADS}) gone[w] = 0;\n__syncthreads();");
-    let _ = writeln!(body, "const idx end = min(count, idx(first + {PANEL}));\nfor (idx from = first; from < end; from += {WORD}) {{");
-    let _ = writeln!(body, "const idx word = from / {WORD}, i = from + t;\nconst int many = int(min(idx({WORD}), idx(end - from)));");
+    let _ = writeln!(
+        body,
+        "if (first == 0)\nfor (idx w = t; w < words; w += {THREADS}) gone[w] = 0;\n__syncthreads();"
+    );
+    let _ = writeln!(
+        body,
+        "const idx end = min(count, idx(first + {PANEL}));\nfor (idx from = first; from < end; from += {WORD}) {{"
+    );
+    let _ = writeln!(
+        body,
+        "const idx word = from / {WORD}, i = from + t;\nconst int many = int(min(idx({WORD}), idx(end - from)));"
+    );
     body += "if (t < many) own[t] = bits[(i - first) * words + word];\n__syncthreads();\n";
     body += "if (t == 0) {\nu64 struck = gone[word], left = 0;\nfor (int b = 0; b < many; ++b)\nif (!(struck >> b & 1)) {\n";
     body += "left |= u64(1) << b;\nstruck |= own[b];\n}\nstays = left;\n}\n__syncthreads();\n";
-    let _ = writeln!(body, "if (t < many) keep[{keep}] = (unsigned char)(stays >> t & 1);");
-    let _ = writeln!(body, "for (idx w = word + 1 + t; w < words; w += {THREADS}) {{\nu64 struck = gone[w];");
+    let _ = writeln!(
+        body,
+        "if (t < many) keep[{keep}] = (unsigned char)(stays >> t & 1);"
+    );
+    let _ = writeln!(
+        body,
+        "for (idx w = word + 1 + t; w < words; w += {THREADS}) {{\nu64 struck = gone[w];"
+    );
     body += "for (int b = 0; b < many; ++b)\nif (stays >> b & 1) struck |= bits[(from - first + b) * words + w];\ngone[w] = struck;\n}\n";
     body += "__syncthreads();\n}\n";
     params.function("suppress_strike", THREADS, &body)
 }
 
-pub fn lower(spec: &Spec, suppress: &Suppress, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
+pub fn lower(
+    spec: &Spec,
+    suppress: &Suppress,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Lowered, SpecError> {
     let count = spec.dims[0];
     let words = move |env: &Env| (count.at(env).max(0) as u64).div_ceil(WORD as u64);
     let gone_bytes = (words(bounds) * 8).next_multiple_of(256);
@@ -87,20 +148,36 @@ pub fn lower(spec: &Spec, suppress: &Suppress, bounds: &Env, target: &Target) ->
     let workspace = gone_bytes + words(bounds) * 8 * count.at(bounds).clamp(0, PANEL) as u64;
     let mut pairs = Params::new(spec, bounds, target);
     let mut panel = pairs.clone();
-    let functions = vec![overlaps(spec, suppress, &mut pairs, bits), strike(spec, suppress, &mut panel, bits, gone)];
+    let functions = vec![
+        overlaps(spec, suppress, &mut pairs, bits),
+        strike(spec, suppress, &mut panel, bits, gone),
+    ];
     let first_at = [pairs.word(FIRST), panel.word(FIRST)];
     Ok(Lowered::new(functions, workspace, move |env| {
         let (boxes, mut launches) = (count.at(env), Vec::new());
         let dispatch = |function: usize, first: i64, grid, threads, params: &Params| {
             let mut words = params.words(env);
             words[first_at[function]] = Word::Number(first);
-            Dispatch { function, grid, block: [threads, 1, 1], shared_bytes: 0, words }
+            Dispatch {
+                function,
+                grid,
+                block: [threads, 1, 1],
+                shared_bytes: 0,
+                words,
+            }
         };
         let mut first = 0;
         while first < boxes {
-            let rows = (boxes - first).min(PANEL).div_euclid(WORD) + i64::from((boxes - first).min(PANEL) % WORD > 0);
+            let rows = (boxes - first).min(PANEL).div_euclid(WORD)
+                + i64::from((boxes - first).min(PANEL) % WORD > 0);
             let columns = words(env) as u32 - (first / WORD) as u32;
-            launches.push(dispatch(0, first, [columns, rows as u32, 1], WORD as u32, &pairs));
+            launches.push(dispatch(
+                0,
+                first,
+                [columns, rows as u32, 1],
+                WORD as u32,
+                &pairs,
+            ));
             launches.push(dispatch(1, first, [1, 1, 1], THREADS, &panel));
             first += PANEL;
         }

@@ -1,5 +1,6 @@
-//! Elementwise loops where an operand's memory runs along another axis than the result's: tiles of it go through shared
-//! memory, so that it is read along its own neighbours and used along those of the result.
+//! Elementwise loops where an operand's memory runs along another axis than the result's: tiles of
+//! it go through shared memory, so that it is read along its own neighbours and used along those of
+//! the result.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -35,13 +36,21 @@ pub fn across(code: &Code, space: &Space, bounds: &Env) -> Option<Across> {
         space.stride(k, axis).is(1) && !along.is(0) && !along.is(1)
     };
     let loads = code.loads();
-    let axis = (0..last).filter(|&axis| long(axis)).max_by_key(|&axis| loads.iter().filter(|&&k| runs_along(k, axis)).count())?;
+    let axis = (0..last)
+        .filter(|&axis| long(axis))
+        .max_by_key(|&axis| loads.iter().filter(|&&k| runs_along(k, axis)).count())?;
     let operands: Vec<u16> = loads.into_iter().filter(|&k| runs_along(k, axis)).collect();
     (long(last) && (1..=OPERANDS).contains(&operands.len())).then_some(Across { axis, operands })
 }
 
 /// A loop over tiles of `across.axis` and the last axis.
-pub fn lower(code: &Code, space: &Space, mut params: Params, across: Across, target: &Target) -> Lowered {
+pub fn lower(
+    code: &Code,
+    space: &Space,
+    mut params: Params,
+    across: Across,
+    target: &Target,
+) -> Lowered {
     let last = space.dims.len() - 1;
     let (rows, columns) = (space.dims[across.axis], space.dims[last]);
     // The other axes, then the tiles along the two.
@@ -53,39 +62,90 @@ pub fn lower(code: &Code, space: &Space, mut params: Params, across: Across, tar
     let outer: Vec<_> = others.iter().map(|&axis| space.dims[axis]).collect();
     let count: Number = {
         let (row_tiles, column_tiles) = (row_tiles.clone(), column_tiles.clone());
-        Arc::new(move |env| super::space::points(&outer, env).saturating_mul(row_tiles(env)).saturating_mul(column_tiles(env)))
+        Arc::new(move |env| {
+            super::space::points(&outer, env)
+                .saturating_mul(row_tiles(env))
+                .saturating_mul(column_tiles(env))
+        })
     };
 
     let mut body = pointers(code, &mut params);
     let (row_count, column_count) = (params.size(rows), params.size(columns));
-    let mut sizes: Vec<String> = others.iter().map(|&axis| params.size(space.dims[axis])).collect();
+    let mut sizes: Vec<String> = others
+        .iter()
+        .map(|&axis| params.size(space.dims[axis]))
+        .collect();
     sizes.extend([params.number(&row_tiles), params.number(&column_tiles)]);
     let (text, at) = Params::split("tile", &sizes, "t");
     for &k in &across.operands {
-        let _ = writeln!(body, "__shared__ {} tile{k}[{SIDE}][{}];", code.storage(k).ty, SIDE + 1);
+        let _ = writeln!(
+            body,
+            "__shared__ {} tile{k}[{SIDE}][{}];",
+            code.storage(k).ty,
+            SIDE + 1
+        );
     }
-    let _ = writeln!(body, "const int tx = threadIdx.x % {SIDE}, ty = threadIdx.x / {SIDE};\nconst idx count = {};", params.number(&count));
-    let _ = writeln!(body, "for (idx tile = blockIdx.x; tile < count; tile += gridDim.x) {{\n{text}");
-    let _ = writeln!(body, "const idx row = {} * {SIDE}, column = {} * {SIDE};", at[others.len()], at[others.len() + 1]);
+    let _ = writeln!(
+        body,
+        "const int tx = threadIdx.x % {SIDE}, ty = threadIdx.x / {SIDE};\nconst idx count = {};",
+        params.number(&count)
+    );
+    let _ = writeln!(
+        body,
+        "for (idx tile = blockIdx.x; tile < count; tile += gridDim.x) {{\n{text}"
+    );
+    let _ = writeln!(
+        body,
+        "const idx row = {} * {SIDE}, column = {} * {SIDE};",
+        at[others.len()],
+        at[others.len() + 1]
+    );
     let mut coordinates = vec![String::new(); space.dims.len()];
-    others.iter().zip(&at).for_each(|(&axis, at)| coordinates[axis] = at.clone());
+    others
+        .iter()
+        .zip(&at)
+        .for_each(|(&axis, at)| coordinates[axis] = at.clone());
     (coordinates[across.axis], coordinates[last]) = ("r".into(), "c".into());
     let point = Point::new(space, &mut params, &coordinates, "");
-    let turns = format!("#pragma unroll\nfor (int u = ty; u < {SIDE}; u += {}) {{\n", i64::from(THREADS) / SIDE);
+    let turns = format!(
+        "#pragma unroll\nfor (int u = ty; u < {SIDE}; u += {}) {{\n",
+        i64::from(THREADS) / SIDE
+    );
     let inside = format!("if (r < {row_count} && c < {column_count}) {{\n");
-    let _ = write!(body, "{turns}const idx r = row + tx, c = column + u;\n{inside}");
+    let _ = write!(
+        body,
+        "{turns}const idx r = row + tx, c = column + u;\n{inside}"
+    );
     for &k in &across.operands {
         let _ = writeln!(body, "tile{k}[u][tx] = a{k}[{}];", point.element(k));
     }
-    let _ = write!(body, "}}\n}}\n__syncthreads();\n{turns}const idx r = row + u, c = column + tx;\n{inside}");
-    let through = |k: u16| across.operands.contains(&k).then(|| format!("tile{k}[tx][u]"));
-    body += &code.point(&Via { point, read: &through, write: &|_| None });
+    let _ = write!(
+        body,
+        "}}\n}}\n__syncthreads();\n{turns}const idx r = row + u, c = column + tx;\n{inside}"
+    );
+    let through = |k: u16| {
+        across
+            .operands
+            .contains(&k)
+            .then(|| format!("tile{k}[tx][u]"))
+    };
+    body += &code.point(&Via {
+        point,
+        read: &through,
+        write: &|_| None,
+    });
     // The next tile must not overwrite what is still read.
     body += "}\n}\n__syncthreads();\n}\n";
     let function = params.function("transpose", THREADS, &body);
     let target = *target;
     Lowered::new(vec![function], 0, move |env| {
         let grid = [super::elementwise::blocks(count(env), 1, &target), 1, 1];
-        vec![Dispatch { function: 0, grid, block: [THREADS, 1, 1], shared_bytes: 0, words: params.words(env) }]
+        vec![Dispatch {
+            function: 0,
+            grid,
+            block: [THREADS, 1, 1],
+            shared_bytes: 0,
+            words: params.words(env),
+        }]
     })
 }

@@ -1,15 +1,18 @@
 //! Which kernel computes a product: the fastest of a few, by the clock.
 //!
-//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt and cuDNN would take for the same
-//! product or convolution, where they are found. Each is run on the device at the sizes of the bounds, in scratch memory that is given back before anything
-//! else is taken; its time is the median of a few recorded runs. An earlier candidate is kept unless a later one is clearly
-//! faster, so ties and noise go to the model's choice.
+//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt
+//! and cuDNN would take for the same product or convolution, where they are found. Each is run on
+//! the device at the sizes of the bounds, in scratch memory that is given back before anything else
+//! is taken; its time is the median of a few recorded runs. An earlier candidate is kept unless a
+//! later one is clearly faster, so ties and noise go to the model's choice.
 //!
-//! Specs with one product (the way forward and what is made again of it, a kernel and what runs again of it) are given one
-//! candidate, timed once: so they add in one order and what is made again comes out the same bits.
+//! Specs with one product (the way forward and what is made again of it, a kernel and what runs
+//! again of it) are given one candidate, timed once: so they add in one order and what is made
+//! again comes out the same bits.
 //!
-//! What was picked is known for the rest of the process and kept on disk ([`Picks`]), so that it stays the same from run to run.
-//! Nothing fails for want of a pick: without memory, time or a library the first ranked is taken.
+//! What was picked is known for the rest of the process and kept on disk ([`Picks`]), so that it
+//! stays the same from run to run. Nothing fails for want of a pick: without memory, time or a
+//! library the first ranked is taken.
 
 mod picks;
 mod trial;
@@ -41,7 +44,8 @@ const OWN_MAX: usize = 4;
 /// Most of each library's.
 const LIBRARY_MAX: usize = 3;
 
-/// Products of fewer multiplications are not worth being timed: whatever computes them takes as long as its launch.
+/// Products of fewer multiplications are not worth being timed: whatever computes them takes as
+/// long as its launch.
 pub const WORTH: i64 = 1 << 22;
 
 /// A later candidate must take less than this part of an earlier one's time.
@@ -65,7 +69,12 @@ pub enum Choice {
 ///
 /// # Errors
 /// As [`crate::lower`].
-pub fn lower_as(spec: &Spec, bounds: &Env, target: &Target, choice: &Choice) -> Result<Lowered, SpecError> {
+pub fn lower_as(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+    choice: &Choice,
+) -> Result<Lowered, SpecError> {
     match choice {
         Choice::Ranked => lower(spec, bounds, target),
         Choice::Own(name) => Ok(gemm::named(spec, bounds, target, name)?.lowered),
@@ -109,12 +118,21 @@ struct Group<'a> {
 }
 
 impl Tuner {
-    /// How each of these specs is best computed, at sizes up to the bounds. Each has a target of its own.
+    /// How each of these specs is best computed, at sizes up to the bounds. Each has a target of
+    /// its own.
     pub fn choose(&self, wanted: &[(&Spec, Target)], bounds: &Env) -> Vec<Choice> {
         let mut choices = vec![Choice::Ranked; wanted.len()];
-        let Ok(properties) = driver::properties(self.ordinal) else { return choices };
-        let Properties { name, total_bytes, .. } = properties;
-        let device = format!("{name}, {total_bytes} bytes, {}, {}", versions(), env!("CARGO_PKG_VERSION"));
+        let Ok(properties) = driver::properties(self.ordinal) else {
+            return choices;
+        };
+        let Properties {
+            name, total_bytes, ..
+        } = properties;
+        let device = format!(
+            "{name}, {total_bytes} bytes, {}, {}",
+            versions(),
+            env!("CARGO_PKG_VERSION")
+        );
         let mut open = Vec::new();
         for group in groups(wanted, bounds, self.worth, &device, self.cudnn) {
             match self.picks.known(&group.key) {
@@ -149,7 +167,8 @@ impl Tuner {
                 none => none.insert(Bench::open(self.ordinal, self.limits, self.room)?),
             };
             let mut trial = Trial::new(group.specs[0].0.clone(), *bounds);
-            // A library's kernel that is taken over is run once all the same: then it is loaded before a graph is recorded.
+            // A library's kernel that is taken over is run once all the same: then it is loaded
+            // before a graph is recorded.
             let known = match kept {
                 Some(choice) => group.fitting(&choice, bounds, bench).unwrap_or_default(),
                 None => None,
@@ -157,10 +176,14 @@ impl Tuner {
             trial.timed = known.is_none();
             let others = if trial.timed {
                 for name in group.own.iter().take(OWN_MAX) {
-                    trial.add(Choice::Own(name.clone()), gemm::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered);
+                    trial.add(
+                        Choice::Own(name.clone()),
+                        gemm::named(trial.spec(), bounds, &group.specs[0].1, name)?.lowered,
+                    );
                 }
                 let by_cudnn = self.cudnn.then(|| group.offered_by_cudnn(bounds, bench));
-                let offered = std::iter::once(group.offered_by_cublaslt(bounds, bench)).chain(by_cudnn);
+                let offered =
+                    std::iter::once(group.offered_by_cublaslt(bounds, bench)).chain(by_cudnn);
                 let mut list = Vec::new();
                 for offered in offered {
                     match offered {
@@ -170,7 +193,11 @@ impl Tuner {
                             trial.lasting &= missing;
                             // What is wrong for all is said once.
                             if !told.contains(&e) {
-                                let level = if missing { log::Level::Info } else { log::Level::Error };
+                                let level = if missing {
+                                    log::Level::Info
+                                } else {
+                                    log::Level::Error
+                                };
                                 log::log!(level, "{e}; products are computed without it");
                                 told.push(e);
                             }
@@ -187,10 +214,14 @@ impl Tuner {
             }
             trials.push((group, trial));
         }
-        let Some(mut bench) = bench else { return Ok(()) };
+        let Some(mut bench) = bench else {
+            return Ok(());
+        };
         let times = bench.times(&trials.iter().map(|(_, trial)| trial).collect::<Vec<_>>())?;
         for ((group, trial), times) in trials.iter().zip(times) {
-            let Some(best) = fastest(&times) else { continue };
+            let Some(best) = fastest(&times) else {
+                continue;
+            };
             let choice = trial.choice(best);
             log::info!("{}", trial.told(&times, best));
             self.picks.know(&group.key, choice);
@@ -217,7 +248,11 @@ enum Error {
 /// The first time that no later one is clearly below.
 fn fastest(times: &[Option<f64>]) -> Option<usize> {
     let mut best: Option<(usize, f64)> = None;
-    for (at, time) in times.iter().enumerate().filter_map(|(at, time)| Some((at, (*time)?))) {
+    for (at, time) in times
+        .iter()
+        .enumerate()
+        .filter_map(|(at, time)| Some((at, (*time)?)))
+    {
         if best.is_none_or(|(_, least)| time < CLEARLY * least) {
             best = Some((at, time));
         }
@@ -228,24 +263,42 @@ fn fastest(times: &[Option<f64>]) -> Option<usize> {
 /// The versions that times depend on.
 fn versions() -> String {
     let library = cublaslt::version().map_or_else(|_| "none".into(), |v| v.to_string());
-    format!("driver {:?}, NVRTC {:?}, cuBLASLt {library}", driver::start().ok(), nvrtc::version().ok())
+    format!(
+        "driver {:?}, NVRTC {:?}, cuBLASLt {library}",
+        driver::start().ok(),
+        nvrtc::version().ok()
+    )
 }
 
 /// What of cuDNN times of convolutions depend on.
 fn version_of_cudnn(asked: bool) -> String {
     let found = || cudnn::version().map_or_else(|_| "none".into(), |v| v.to_string());
-    if asked { format!("cuDNN {}", found()) } else { "without cuDNN".into() }
+    if asked {
+        format!("cuDNN {}", found())
+    } else {
+        "without cuDNN".into()
+    }
 }
 
 /// The specs by their products, those that are not worth it and those without a choice left out.
-fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &str, cudnn: bool) -> Vec<Group<'a>> {
+fn groups<'a>(
+    wanted: &[(&'a Spec, Target)],
+    bounds: &Env,
+    worth: i64,
+    device: &str,
+    cudnn: bool,
+) -> Vec<Group<'a>> {
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (at, &(spec, target)) in wanted.iter().enumerate() {
         if gemm::multiplications(spec, bounds) < worth {
             continue;
         }
-        let Ok(own) = gemm::names(spec, bounds, &target) else { continue };
-        let same = |group: &&mut Group<'_>| group.specs[0].0.body == spec.body && group.specs[0].0.dims == spec.dims;
+        let Ok(own) = gemm::names(spec, bounds, &target) else {
+            continue;
+        };
+        let same = |group: &&mut Group<'_>| {
+            group.specs[0].0.body == spec.body && group.specs[0].0.dims == spec.dims
+        };
         match groups.iter_mut().find(same) {
             Some(group) => {
                 group.members.push(at);
@@ -254,14 +307,23 @@ fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &
                     group.specs.push((spec, target));
                 }
             }
-            None => groups.push(Group { members: vec![at], specs: vec![(spec, target)], own, key: String::new() }),
+            None => groups.push(Group {
+                members: vec![at],
+                specs: vec![(spec, target)],
+                own,
+                key: String::new(),
+            }),
         }
     }
     groups.retain(|group| !group.own.is_empty());
     for group in &mut groups {
         let text = format!("{:?} {:?} {:?}", group.specs, group.own, bounds);
         // Whoever has no convolutions does without the library, which takes a while to load.
-        let more = if matches!(group.specs[0].0.body, Body::Conv2d(_)) { version_of_cudnn(cudnn) } else { String::new() };
+        let more = if matches!(group.specs[0].0.body, Body::Conv2d(_)) {
+            version_of_cudnn(cudnn)
+        } else {
+            String::new()
+        };
         group.key = crate::cache::hash(&[device, PRELUDE, &text, &more]);
     }
     groups
@@ -270,32 +332,65 @@ fn groups<'a>(wanted: &[(&'a Spec, Target)], bounds: &Env, worth: i64, device: &
 impl Group<'_> {
     /// Gives all members a choice.
     fn take(&self, choice: &Choice, choices: &mut [Choice]) {
-        self.members.iter().for_each(|&at| choices[at] = choice.clone());
+        self.members
+            .iter()
+            .for_each(|&at| choices[at] = choice.clone());
     }
 
     /// What cuBLASLt offers for all members.
-    fn offered_by_cublaslt(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
+    fn offered_by_cublaslt(
+        &self,
+        bounds: &Env,
+        bench: &Bench,
+    ) -> Result<Vec<Choice>, LibraryError> {
         let (spec, target) = &self.specs[0];
-        let Some(product) = Product::of(spec, bounds, target) else { return Ok(Vec::new()) };
-        let found = bench.cublaslt()?.algorithms(&product.described(bounds), product.workspace_max(bounds), LIBRARY_MAX)?;
+        let Some(product) = Product::of(spec, bounds, target) else {
+            return Ok(Vec::new());
+        };
+        let found = bench.cublaslt()?.algorithms(
+            &product.described(bounds),
+            product.workspace_max(bounds),
+            LIBRARY_MAX,
+        )?;
         self.all_fitting(found.into_iter().map(Choice::Library), bounds, bench)
     }
 
     /// What cuDNN offers for all members.
     fn offered_by_cudnn(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
         let (spec, target) = &self.specs[0];
-        let Some(convolution) = Convolution::of(spec, bounds, target) else { return Ok(Vec::new()) };
-        let Some(described) = convolution.described(bounds) else { return Ok(Vec::new()) };
-        let found = bench.cudnn()?.algorithms(&described, convolution.workspace_max(bounds), LIBRARY_MAX)?;
+        let Some(convolution) = Convolution::of(spec, bounds, target) else {
+            return Ok(Vec::new());
+        };
+        let Some(described) = convolution.described(bounds) else {
+            return Ok(Vec::new());
+        };
+        let found = bench.cudnn()?.algorithms(
+            &described,
+            convolution.workspace_max(bounds),
+            LIBRARY_MAX,
+        )?;
         self.all_fitting(found.into_iter().map(Choice::Cudnn), bounds, bench)
     }
 
-    fn all_fitting(&self, choices: impl Iterator<Item = Choice>, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
-        choices.filter_map(|choice| self.fitting(&choice, bounds, bench).transpose()).collect()
+    fn all_fitting(
+        &self,
+        choices: impl Iterator<Item = Choice>,
+        bounds: &Env,
+        bench: &Bench,
+    ) -> Result<Vec<Choice>, LibraryError> {
+        choices
+            .filter_map(|choice| self.fitting(&choice, bounds, bench).transpose())
+            .collect()
     }
 
-    /// A library's kernel with the largest workspace that it needs, if it computes the products of all members.
-    fn fitting(&self, choice: &Choice, bounds: &Env, bench: &Bench) -> Result<Option<Choice>, LibraryError> {
+    /// A library's kernel with the largest workspace that it needs, if it computes the products of
+    /// all members.
+    fn fitting(
+        &self,
+        choice: &Choice,
+        bounds: &Env,
+        bench: &Bench,
+    ) -> Result<Option<Choice>, LibraryError> {
         let mut specs = self.specs.iter();
         Ok(match *choice {
             Choice::Ranked | Choice::Own(_) => None,
@@ -303,8 +398,14 @@ impl Group<'_> {
                 let library = bench.cublaslt()?;
                 let most = specs.try_fold(algorithm, |most, (spec, target)| {
                     let product = Product::of(spec, bounds, target)?;
-                    let workspace = most.workspace.max(library.checked(&product.described(bounds), &algorithm).ok()?.workspace);
-                    (workspace <= product.workspace_max(bounds)).then_some(Algorithm { workspace, ..most })
+                    let workspace = most.workspace.max(
+                        library
+                            .checked(&product.described(bounds), &algorithm)
+                            .ok()?
+                            .workspace,
+                    );
+                    (workspace <= product.workspace_max(bounds))
+                        .then_some(Algorithm { workspace, ..most })
                 });
                 most.map(Choice::Library)
             }
@@ -312,8 +413,14 @@ impl Group<'_> {
                 let library = bench.cudnn()?;
                 let most = specs.try_fold(algorithm, |most, (spec, target)| {
                     let convolution = Convolution::of(spec, bounds, target)?;
-                    let workspace = most.workspace.max(library.checked(&convolution.described(bounds)?, &algorithm).ok()?.workspace);
-                    (workspace <= convolution.workspace_max(bounds)).then_some(cudnn::Algorithm { workspace, ..most })
+                    let workspace = most.workspace.max(
+                        library
+                            .checked(&convolution.described(bounds)?, &algorithm)
+                            .ok()?
+                            .workspace,
+                    );
+                    (workspace <= convolution.workspace_max(bounds))
+                        .then_some(cudnn::Algorithm { workspace, ..most })
                 });
                 most.map(Choice::Cudnn)
             }

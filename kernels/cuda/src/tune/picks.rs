@@ -8,8 +8,8 @@ use crate::cache::Cache;
 use crate::cublaslt::Algorithm;
 use crate::cudnn;
 
-/// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates, the device, and the versions of
-/// driver, compiler and library.
+/// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates,
+/// the device, and the versions of driver, compiler and library.
 #[derive(Debug, Default)]
 pub struct Picks {
     known: Mutex<HashMap<String, Choice>>,
@@ -19,7 +19,12 @@ pub struct Picks {
 impl Picks {
     /// The process's, kept in the user's cache, where there is one that may be used.
     pub fn of_process() -> Arc<Picks> {
-        let made = || Arc::new(Picks { known: Mutex::default(), cache: Cache::of_user().ok() });
+        let made = || {
+            Arc::new(Picks {
+                known: Mutex::default(),
+                cache: Cache::of_user().ok(),
+            })
+        };
         PROCESS.get_or_init(made).clone()
     }
 
@@ -31,7 +36,10 @@ impl Picks {
 
     /// Picks that are kept in this folder.
     pub fn at(cache: Cache) -> Arc<Picks> {
-        Arc::new(Picks { known: Mutex::default(), cache: Some(cache) })
+        Arc::new(Picks {
+            known: Mutex::default(),
+            cache: Some(cache),
+        })
     }
 
     fn map(&self) -> MutexGuard<'_, HashMap<String, Choice>> {
@@ -78,7 +86,11 @@ fn encode(choice: &Choice) -> String {
             let words: Vec<String> = words.iter().map(|word| format!("{word:x}")).collect();
             format!("cublaslt {workspace} {}", words.join(" "))
         }
-        Choice::Cudnn(cudnn::Algorithm { number, math, workspace }) => format!("cudnn {workspace} {number} {math}"),
+        Choice::Cudnn(cudnn::Algorithm {
+            number,
+            math,
+            workspace,
+        }) => format!("cudnn {workspace} {number} {math}"),
     }
 }
 
@@ -89,14 +101,30 @@ fn decode(line: &[u8]) -> Option<Choice> {
         return Some(Choice::Own(name.into()));
     }
     if let Some(numbers) = line.strip_prefix("cudnn ") {
-        let [workspace, number, math] = numbers.split(' ').collect::<Vec<_>>()[..] else { return None };
-        let (number, math, workspace) = (number.parse().ok()?, math.parse().ok()?, workspace.parse().ok()?);
-        return Some(Choice::Cudnn(cudnn::Algorithm { number, math, workspace }));
+        let [workspace, number, math] = numbers.split(' ').collect::<Vec<_>>()[..] else {
+            return None;
+        };
+        let (number, math, workspace) = (
+            number.parse().ok()?,
+            math.parse().ok()?,
+            workspace.parse().ok()?,
+        );
+        return Some(Choice::Cudnn(cudnn::Algorithm {
+            number,
+            math,
+            workspace,
+        }));
     }
     let mut numbers = line.strip_prefix("cublaslt ")?.split(' ');
     let workspace = numbers.next()?.parse().ok()?;
-    let words: Vec<u64> = numbers.map(|word| u64::from_str_radix(word, 16)).collect::<Result<_, _>>().ok()?;
-    Some(Choice::Library(Algorithm { words: words.try_into().ok()?, workspace }))
+    let words: Vec<u64> = numbers
+        .map(|word| u64::from_str_radix(word, 16))
+        .collect::<Result<_, _>>()
+        .ok()?;
+    Some(Choice::Library(Algorithm {
+        words: words.try_into().ok()?,
+        workspace,
+    }))
 }
 
 #[cfg(test)]
@@ -105,9 +133,20 @@ mod tests {
 
     #[test]
     fn choices_are_read_back_as_they_were_written_or_not_at_all() {
-        let algorithm = Algorithm { words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7], workspace: 1 << 20 };
-        let of_cudnn = cudnn::Algorithm { number: 1, math: 3, workspace: 1 << 33 };
-        for choice in [Choice::Own("gemm_64x64 in 3 parts".into()), Choice::Library(algorithm), Choice::Cudnn(of_cudnn)] {
+        let algorithm = Algorithm {
+            words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7],
+            workspace: 1 << 20,
+        };
+        let of_cudnn = cudnn::Algorithm {
+            number: 1,
+            math: 3,
+            workspace: 1 << 33,
+        };
+        for choice in [
+            Choice::Own("gemm_64x64 in 3 parts".into()),
+            Choice::Library(algorithm),
+            Choice::Cudnn(of_cudnn),
+        ] {
             assert_eq!(decode(encode(&choice).as_bytes()), Some(choice));
         }
         for wrong in [
@@ -131,24 +170,44 @@ mod tests {
     fn picks_are_kept_and_what_is_damaged_or_foreign_is_not_taken() {
         let folder = tempfile::tempdir().expect("a folder");
         let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
-        let (key, other) = (crate::cache::hash(&["a key"]), crate::cache::hash(&["another"]));
+        let (key, other) = (
+            crate::cache::hash(&["a key"]),
+            crate::cache::hash(&["another"]),
+        );
         let choice = Choice::Own("gemm_64x64".into());
         let first = picks();
         first.know(&key, &choice);
-        assert_eq!((first.known(&key), first.kept(&key)), (Some(choice.clone()), None), "known is not kept");
+        assert_eq!(
+            (first.known(&key), first.kept(&key)),
+            (Some(choice.clone()), None),
+            "known is not kept"
+        );
         first.keep(&key, &choice);
-        assert_eq!((picks().known(&key), picks().kept(&key)), (None, Some(choice.clone())));
+        assert_eq!(
+            (picks().known(&key), picks().kept(&key)),
+            (None, Some(choice.clone()))
+        );
         let file = folder.path().join("cache").join(format!("{key}.pick"));
         let whole = std::fs::read(&file).expect("an entry");
         picks().keep(&other, &choice);
-        let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick"))).expect("an entry");
+        let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick")))
+            .expect("an entry");
         let mut damaged = whole.clone();
         *damaged.last_mut().expect("it is not empty") ^= 1;
-        for bytes in [&whole[..whole.len() - 1], &whole[..20], b"", &damaged, &foreign, &vec![0; 10_000]] {
+        for bytes in [
+            &whole[..whole.len() - 1],
+            &whole[..20],
+            b"",
+            &damaged,
+            &foreign,
+            &vec![0; 10_000],
+        ] {
             std::fs::write(&file, bytes).expect("own folder");
             assert_eq!(picks().kept(&key), None);
         }
-        std::fs::remove_file(&file).and_then(|()| std::fs::create_dir(&file)).expect("own folder");
+        std::fs::remove_file(&file)
+            .and_then(|()| std::fs::create_dir(&file))
+            .expect("own folder");
         assert_eq!(picks().kept(&key), None);
     }
 }

@@ -24,7 +24,8 @@ const SAMPLE_MS: f64 = 0.2;
 const RUNS_MAX: f64 = 32.0;
 /// Candidates that took so many times as long as the fastest at their first run are not sampled.
 const HOPELESS: f64 = 3.0;
-/// What operands are filled with: bytes that are a small number in every type of float, and no zeros, which multiply faster.
+/// What operands are filled with: bytes that are a small number in every type of float, and no
+/// zeros, which multiply faster.
 const FILLED: u8 = 0x3D;
 
 /// The candidates for one product.
@@ -40,7 +41,13 @@ pub(super) struct Trial {
 
 impl Trial {
     pub fn new(spec: Spec, bounds: Env) -> Trial {
-        Trial { spec, bounds, candidates: Vec::new(), timed: true, lasting: true }
+        Trial {
+            spec,
+            bounds,
+            candidates: Vec::new(),
+            timed: true,
+            lasting: true,
+        }
     }
 
     pub fn spec(&self) -> &Spec {
@@ -65,7 +72,11 @@ impl Trial {
         };
         let of = |(at, (choice, _)): (usize, &(Choice, Lowered))| {
             let time = times[at].map_or("not timed".into(), |ms| format!("{:.1} µs", 1e3 * ms));
-            format!("{}{}: {time}", if at == best { "→ " } else { "" }, name(choice))
+            format!(
+                "{}{}: {time}",
+                if at == best { "→ " } else { "" },
+                name(choice)
+            )
         };
         let list: Vec<String> = self.candidates.iter().enumerate().map(of).collect();
         format!("product of {:?}: {}", self.spec.dims, list.join(", "))
@@ -82,7 +93,11 @@ pub(super) struct Bench {
 impl Bench {
     pub fn open(ordinal: u32, limits: Limits, room: Option<u64>) -> Result<Bench, DriverError> {
         let device = Device::open(ordinal, limits)?;
-        Ok(Bench { device, clock: Clock::new()?, room })
+        Ok(Bench {
+            device,
+            clock: Clock::new()?,
+            room,
+        })
     }
 
     /// cuBLASLt for the device.
@@ -95,26 +110,40 @@ impl Bench {
         self.device.shared.cudnn()
     }
 
-    /// What each candidate of each trial takes, milliseconds; `None` for those that cannot be run, and where there is no memory to
-    /// run any.
+    /// What each candidate of each trial takes, milliseconds; `None` for those that cannot be run,
+    /// and where there is no memory to run any.
     pub fn times(&mut self, trials: &[&Trial]) -> Result<Vec<Vec<Option<f64>>>, Error> {
         // Two at once would time each other.
         static QUIET: Mutex<()> = Mutex::new(());
         let _quiet = QUIET.lock().unwrap_or_else(PoisonError::into_inner);
-        let lowered: Vec<&Lowered> = trials.iter().flat_map(|trial| trial.candidates.iter().map(|(_, lowered)| lowered)).collect();
+        let lowered: Vec<&Lowered> = trials
+            .iter()
+            .flat_map(|trial| trial.candidates.iter().map(|(_, lowered)| lowered))
+            .collect();
         let program = self.device.load(&lowered)?;
         let fault = self.device.fault_record()?;
         let (mut first, mut times) = (0, Vec::new());
         for trial in trials {
             times.push(match self.scratch(trial) {
                 Ok((arguments, workspace)) => {
-                    let all = Runs { bench: self, program: &program, trial, first, fault, arguments: &arguments, workspace };
+                    let all = Runs {
+                        bench: self,
+                        program: &program,
+                        trial,
+                        first,
+                        fault,
+                        arguments: &arguments,
+                        workspace,
+                    };
                     let timed = all.times();
                     self.device.release(workspace.arena);
                     timed?
                 }
                 Err(DriverError::OutOfMemory { bytes }) => {
-                    log::info!("a product of {:?} is not timed: there are no {bytes} bytes for it", trial.spec.dims);
+                    log::info!(
+                        "a product of {:?} is not timed: there are no {bytes} bytes for it",
+                        trial.spec.dims
+                    );
                     vec![None; trial.candidates.len()]
                 }
                 Err(e) => return Err(e.into()),
@@ -126,15 +155,28 @@ impl Bench {
 
     /// Memory for a trial: its arguments and the largest workspace, all in one arena.
     fn scratch(&mut self, trial: &Trial) -> Result<(Vec<Region>, Region), DriverError> {
-        let bytes =
-            |(operand, dims, _): &(Operand, Dims, Access)| operand.extent(dims, &trial.bounds).saturating_mul(operand.dtype.bytes() as u64);
+        let bytes = |(operand, dims, _): &(Operand, Dims, Access)| {
+            operand
+                .extent(dims, &trial.bounds)
+                .saturating_mul(operand.dtype.bytes() as u64)
+        };
         let mut sizes: Vec<u64> = trial.spec.arguments().iter().map(bytes).collect();
-        sizes.push(trial.candidates.iter().map(|(_, lowered)| workspace_bytes(lowered)).max().unwrap_or(0));
+        sizes.push(
+            trial
+                .candidates
+                .iter()
+                .map(|(_, lowered)| workspace_bytes(lowered))
+                .max()
+                .unwrap_or(0),
+        );
         let mut end = 0u64;
         let mut places = Vec::with_capacity(sizes.len());
         for bytes in sizes {
             places.push((end, bytes));
-            end = end.saturating_add(bytes).checked_next_multiple_of(ARENA_ALIGN).unwrap_or(u64::MAX);
+            end = end
+                .saturating_add(bytes)
+                .checked_next_multiple_of(ARENA_ALIGN)
+                .unwrap_or(u64::MAX);
         }
         if self.room.is_some_and(|room| end > room) {
             return Err(DriverError::OutOfMemory { bytes: end });
@@ -144,7 +186,10 @@ impl Bench {
             self.device.release(arena.arena);
             return Err(e);
         }
-        let mut regions: Vec<Region> = places.into_iter().map(|(at, bytes)| arena.part(at, bytes)).collect();
+        let mut regions: Vec<Region> = places
+            .into_iter()
+            .map(|(at, bytes)| arena.part(at, bytes))
+            .collect();
         let workspace = regions.pop().unwrap_or(arena);
         Ok((regions, workspace))
     }
@@ -186,14 +231,20 @@ impl Runs<'_> {
                 None => None,
                 Some(ms) => {
                     let runs = (SAMPLE_MS / ms.max(1e-6)).ceil().clamp(1.0, RUNS_MAX);
-                    Some((self.recorded(at, runs as usize)?, runs, Vec::with_capacity(SAMPLES)))
+                    Some((
+                        self.recorded(at, runs as usize)?,
+                        runs,
+                        Vec::with_capacity(SAMPLES),
+                    ))
                 }
             });
         }
         // In turns: what slows the device down for a while slows all of them down.
         for _ in 0..SAMPLES {
             for (graph, runs, times) in samples.iter_mut().flatten() {
-                let ms = self.bench.clock.time(&self.bench.device.stream, || self.bench.device.stream.replay(graph))?;
+                let ms = self.bench.clock.time(&self.bench.device.stream, || {
+                    self.bench.device.stream.replay(graph)
+                })?;
                 times.push(ms / *runs);
             }
         }
@@ -201,7 +252,10 @@ impl Runs<'_> {
             times.sort_by(f64::total_cmp);
             times[times.len() / 2]
         };
-        Ok(samples.into_iter().map(|sample| sample.map(|(_, _, times)| median(times))).collect())
+        Ok(samples
+            .into_iter()
+            .map(|sample| sample.map(|(_, _, times)| median(times)))
+            .collect())
     }
 
     /// Milliseconds of a candidate's second run. The first loads what there is to load.
@@ -209,16 +263,27 @@ impl Runs<'_> {
         self.submit(at)?;
         self.bench.device.synchronize()?;
         let graph = self.recorded(at, 1)?;
-        self.bench.clock.time(&self.bench.device.stream, || self.bench.device.stream.replay(&graph))
+        self.bench.clock.time(&self.bench.device.stream, || {
+            self.bench.device.stream.replay(&graph)
+        })
     }
 
     fn recorded(&self, at: usize, runs: usize) -> Result<Graph, DriverError> {
-        self.bench.device.stream.capture(|| (0..runs).try_for_each(|_| self.submit(at)))
+        self.bench
+            .device
+            .stream
+            .capture(|| (0..runs).try_for_each(|_| self.submit(at)))
     }
 
     fn submit(&self, at: usize) -> Result<(), DriverError> {
-        let launch =
-            Launch { step: self.first + at, kernel: &self.trial.candidates[at].1, arguments: self.arguments, workspace: self.workspace };
-        self.bench.device.submit(self.program, self.fault, &self.trial.bounds, &launch, None)
+        let launch = Launch {
+            step: self.first + at,
+            kernel: &self.trial.candidates[at].1,
+            arguments: self.arguments,
+            workspace: self.workspace,
+        };
+        self.bench
+            .device
+            .submit(self.program, self.fault, &self.trial.bounds, &launch, None)
     }
 }

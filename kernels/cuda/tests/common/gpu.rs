@@ -1,5 +1,6 @@
-//! Runs specs on a GPU, where there is one: what the emulator cannot tell is how a real device takes the same source (the order
-//! of operands in inline PTX, how tensor cores round, fast instructions).
+//! Runs specs on a GPU, where there is one: what the emulator cannot tell is how a real device
+//! takes the same source (the order of operands in inline PTX, how tensor cores round, fast
+//! instructions).
 
 use slabwise_cuda::{Device, Launch, Limits, Lowered, Program, workspace_bytes};
 
@@ -12,24 +13,52 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Kernels loaded on the first device; `None` where there is none, or no compiler, which is said, unless one is required.
+    /// Kernels loaded on the first device; `None` where there is none, or no compiler, which is
+    /// said, unless one is required.
     pub fn load(kernels: &[&Lowered]) -> Option<Gpu> {
         if !slabwise_cuda::emulator::gpu_usable() {
             return None;
         }
-        let device = Device::open(0, Limits { fraction: 0.75, bytes_max: None, preallocate: false }).expect("it is usable");
+        let device = Device::open(
+            0,
+            Limits {
+                fraction: 0.75,
+                bytes_max: None,
+                preallocate: false,
+            },
+        )
+        .expect("it is usable");
         let program = device.load(kernels).unwrap_or_else(|e| panic!("{e}"));
         Some(Gpu { device, program })
     }
 
-    /// The arguments and the fault record after the run of one of the loaded kernels. Twice: for the same bits.
-    pub fn run(&mut self, step: usize, case: &Case, kernel: &Lowered) -> Result<(Vec<Vec<u8>>, u64), String> {
-        let first = self.once(step, case, kernel).map_err(|e| format!("on the GPU: {e}"))?;
-        let again = self.once(step, case, kernel).map_err(|e| format!("on the GPU: {e}"))?;
-        if first == again { Ok(first) } else { Err("on the GPU: other bits when it is run again".into()) }
+    /// The arguments and the fault record after the run of one of the loaded kernels. Twice: for
+    /// the same bits.
+    pub fn run(
+        &mut self,
+        step: usize,
+        case: &Case,
+        kernel: &Lowered,
+    ) -> Result<(Vec<Vec<u8>>, u64), String> {
+        let first = self
+            .once(step, case, kernel)
+            .map_err(|e| format!("on the GPU: {e}"))?;
+        let again = self
+            .once(step, case, kernel)
+            .map_err(|e| format!("on the GPU: {e}"))?;
+        if first == again {
+            Ok(first)
+        } else {
+            Err("on the GPU: other bits when it is run again".into())
+        }
     }
 
-    fn once(&mut self, step: usize, case: &Case, kernel: &Lowered) -> Result<(Vec<Vec<u8>>, u64), String> {
+    fn once(
+        &mut self,
+        step: usize,
+        case: &Case,
+        kernel: &Lowered,
+    ) -> Result<(Vec<Vec<u8>>, u64), String> {
         let text = |e: slabwise_cuda::driver::DriverError| e.to_string();
         let mut slab = Slab::default();
         let own: Vec<usize> = case.args.iter().map(|a| slab.push(a)).collect();
@@ -37,20 +66,41 @@ impl Gpu {
         let workspace = slab.push(&vec![0xff; workspace_bytes(kernel) as usize]);
         let mut slab = slab.fixed();
         let whole = self.device.reserve(slab.len as u64).map_err(text)?;
-        self.device.write(&whole, slab.bytes(0, slab.len)).map_err(text)?;
+        self.device
+            .write(&whole, slab.bytes(0, slab.len))
+            .map_err(text)?;
         let part = |at: usize, bytes: usize| whole.part(at as u64, bytes as u64);
-        let arguments: Vec<_> = at.iter().zip(&case.args).map(|(&at, a)| part(at, a.len())).collect();
+        let arguments: Vec<_> = at
+            .iter()
+            .zip(&case.args)
+            .map(|(&at, a)| part(at, a.len()))
+            .collect();
         let workspace = part(workspace, workspace_bytes(kernel) as usize);
-        let launch = Launch { step, kernel, arguments: &arguments, workspace };
-        self.device.launch(&self.program, &case.env, &launch).map_err(text)?;
+        let launch = Launch {
+            step,
+            kernel,
+            arguments: &arguments,
+            workspace,
+        };
+        self.device
+            .launch(&self.program, &case.env, &launch)
+            .map_err(text)?;
         self.device.end_launches(true).map_err(text)?;
         let mut after = vec![0; slab.len];
         self.device.read(&whole, &mut after).map_err(text)?;
-        let fault = self.device.fault().map_or(NO_FAULT, |f| u64::from(f.position) << 32 | u64::from(f.value as u32));
+        let fault = self.device.fault().map_or(NO_FAULT, |f| {
+            u64::from(f.position) << 32 | u64::from(f.value as u32)
+        });
         self.device.clear_fault().map_err(text)?;
         self.device.release(whole.arena);
         slab.overwrite(&after);
         slab.check_guards()?;
-        Ok((at.iter().zip(&case.args).map(|(&at, a)| slab.bytes(at, a.len()).to_vec()).collect(), fault))
+        Ok((
+            at.iter()
+                .zip(&case.args)
+                .map(|(&at, a)| slab.bytes(at, a.len()).to_vec())
+                .collect(),
+            fault,
+        ))
     }
 }

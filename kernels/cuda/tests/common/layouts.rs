@@ -37,7 +37,10 @@ pub fn layout(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: boo
 
 /// The same, repeating along some axes.
 pub fn repeating(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
-    let own: Vec<i64> = dims.iter().map(|&d| if choices.once_in(2) { 1 } else { d }).collect();
+    let own: Vec<i64> = dims
+        .iter()
+        .map(|&d| if choices.once_in(2) { 1 } else { d })
+        .collect();
     let mut operand = layout(choices, dtype, &own, contiguous);
     for (axis, &d) in own.iter().enumerate() {
         if d == 1 {

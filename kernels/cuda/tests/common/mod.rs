@@ -1,4 +1,5 @@
-//! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of the same arguments.
+//! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of
+//! the same arguments.
 #![allow(dead_code)] // each test binary uses a part of it
 
 pub mod gpu;
@@ -15,8 +16,15 @@ use slabwise_kernels::random::philox;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Access, Spec};
 
-/// What tests generate source for: few multiprocessors, so that loops over blocks take several turns.
-pub const TARGET: Target = Target { sm: 80, multiprocessors: 2, shared_bytes_max: 99 << 10, tf32: false, guarded: false };
+/// What tests generate source for: few multiprocessors, so that loops over blocks take several
+/// turns.
+pub const TARGET: Target = Target {
+    sm: 80,
+    multiprocessors: 2,
+    shared_bytes_max: 99 << 10,
+    tf32: false,
+    guarded: false,
+};
 
 /// Bytes between arguments; what is written there is found out.
 const GUARD: usize = 256;
@@ -31,7 +39,8 @@ pub fn available() -> bool {
 
 /// These functions under the emulator, which is left out where a GPU is required.
 pub fn emulate(functions: &[Function]) -> Option<Emulator> {
-    (!gpu_required()).then(|| Emulator::new(functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}")))
+    (!gpu_required())
+        .then(|| Emulator::new(functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}")))
 }
 
 /// Choices that follow from a seed.
@@ -74,8 +83,12 @@ impl Choices {
         (0..count)
             .flat_map(|_| match dtype {
                 DType::F32 => (2.0 * self.unit()).to_le_bytes().to_vec(),
-                DType::F16 => half::f16::from_f32(2.0 * self.unit()).to_le_bytes().to_vec(),
-                DType::BF16 => half::bf16::from_f32(2.0 * self.unit()).to_le_bytes().to_vec(),
+                DType::F16 => half::f16::from_f32(2.0 * self.unit())
+                    .to_le_bytes()
+                    .to_vec(),
+                DType::BF16 => half::bf16::from_f32(2.0 * self.unit())
+                    .to_le_bytes()
+                    .to_vec(),
                 DType::I32 => (self.below(201) as i32 - 100).to_le_bytes().to_vec(),
                 DType::U8 => vec![self.bits() as u8],
                 DType::Bool => vec![self.bits() as u8 & 1],
@@ -105,22 +118,53 @@ impl Case {
     }
 
     /// A case whose sizes are `env`, prepared for `bounds`.
-    pub fn bounded(name: impl Into<String>, spec: Spec, bounds: Env, env: Env, choices: &mut Choices) -> Case {
+    pub fn bounded(
+        name: impl Into<String>,
+        spec: Spec,
+        bounds: Env,
+        env: Env,
+        choices: &mut Choices,
+    ) -> Case {
         let arguments = spec.arguments();
-        let args = arguments.iter().map(|(o, dims, _)| choices.elements(o.dtype, o.extent(dims, &env) as usize)).collect();
-        Case { name: name.into(), spec, bounds, env, args, same: vec![], target: TARGET }
+        let args = arguments
+            .iter()
+            .map(|(o, dims, _)| choices.elements(o.dtype, o.extent(dims, &env) as usize))
+            .collect();
+        Case {
+            name: name.into(),
+            spec,
+            bounds,
+            env,
+            args,
+            same: vec![],
+            target: TARGET,
+        }
     }
 
     fn region_of(&self, argument: usize) -> usize {
-        self.same.iter().find(|(a, _)| *a == argument).map_or(argument, |(_, first)| *first)
+        self.same
+            .iter()
+            .find(|(a, _)| *a == argument)
+            .map_or(argument, |(_, first)| *first)
     }
 
     /// The arguments after a run on the CPU, and the fault record it would leave.
     pub fn on_cpu(&self) -> (Vec<Vec<u8>>, u64) {
-        let kernel = Kernel::new(self.spec.clone(), &self.bounds, &Config { threads: 1, isa: Isa::detect() });
+        let kernel = Kernel::new(
+            self.spec.clone(),
+            &self.bounds,
+            &Config {
+                threads: 1,
+                isa: Isa::detect(),
+            },
+        );
         let kernel = kernel.unwrap_or_else(|e| panic!("{}: {e}", self.name));
         let mut memory = Memory::new();
-        let own: Vec<Region> = self.args.iter().map(|a| memory.reserve(a.len() as u64).expect("memory")).collect();
+        let own: Vec<Region> = self
+            .args
+            .iter()
+            .map(|a| memory.reserve(a.len() as u64).expect("memory"))
+            .collect();
         for (region, arg) in own.iter().zip(&self.args) {
             memory.bytes_mut(region).copy_from_slice(arg);
         }
@@ -128,13 +172,24 @@ impl Case {
         let workspace = memory.reserve(kernel.workspace()).expect("memory");
         let fault = match kernel.run(&mut memory, &regions, &workspace, &self.env, &Team::new(1)) {
             Ok(()) => NO_FAULT,
-            Err(slabwise_kernels::cpu::Fault::Index { position, value, .. }) => position << 32 | u64::from(value as i32 as u32),
+            Err(slabwise_kernels::cpu::Fault::Index {
+                position, value, ..
+            }) => position << 32 | u64::from(value as i32 as u32),
         };
-        (regions.iter().map(|r| memory.bytes(r).to_vec()).collect(), fault)
+        (
+            regions.iter().map(|r| memory.bytes(r).to_vec()).collect(),
+            fault,
+        )
     }
 
     /// The arguments and the fault record after a run of generated source.
-    pub fn emulated(&self, lowered: &Lowered, emulator: &Emulator, order: Order, fault: u64) -> Result<(Vec<Vec<u8>>, u64), String> {
+    pub fn emulated(
+        &self,
+        lowered: &Lowered,
+        emulator: &Emulator,
+        order: Order,
+        fault: u64,
+    ) -> Result<(Vec<Vec<u8>>, u64), String> {
         let mut slab = Slab::default();
         let own: Vec<usize> = self.args.iter().map(|a| slab.push(a)).collect();
         let at: Vec<usize> = (0..own.len()).map(|a| own[self.region_of(a)]).collect();
@@ -157,8 +212,8 @@ impl Case {
                 })
                 .collect();
             let function = &lowered.functions[dispatch.function];
-            // SAFETY: the words are addresses inside `slab`, which is large enough for the case; a kernel that reaches further is
-            // what these tests are to find.
+            // SAFETY: the words are addresses inside `slab`, which is large enough for the case; a
+            // kernel that reaches further is what these tests are to find.
             if let Err(error) = unsafe { emulator.launch(function, &dispatch, &words, order) } {
                 failed = Some(error.to_string());
                 break;
@@ -170,7 +225,13 @@ impl Case {
         }
         slab.check_guards()?;
         let fault = u64::from_le_bytes(slab.bytes(record, 8).try_into().expect("8 bytes"));
-        Ok((at.iter().zip(&self.args).map(|(&at, a)| slab.bytes(at, a.len()).to_vec()).collect(), fault))
+        Ok((
+            at.iter()
+                .zip(&self.args)
+                .map(|(&at, a)| slab.bytes(at, a.len()).to_vec())
+                .collect(),
+            fault,
+        ))
     }
 }
 
@@ -195,7 +256,12 @@ impl Slab {
         let mut memory = vec![0u8; self.bytes.len() + 256];
         let ahead = memory.as_ptr().align_offset(256);
         memory[ahead..ahead + self.bytes.len()].copy_from_slice(&self.bytes);
-        Fixed { memory, ahead, len: self.bytes.len(), used: self.used }
+        Fixed {
+            memory,
+            ahead,
+            len: self.bytes.len(),
+            used: self.used,
+        }
     }
 }
 
@@ -224,14 +290,26 @@ impl Fixed {
     /// Marks all but what is used as forbidden, or nothing.
     fn protect(&self, forbidden: bool) {
         protect(self.bytes(0, self.len), forbidden);
-        self.used.iter().for_each(|&(at, len)| protect(self.bytes(at, len), false));
+        self.used
+            .iter()
+            .for_each(|&(at, len)| protect(self.bytes(at, len), false));
     }
 
     fn check_guards(&self) -> Result<(), String> {
         let mut free = vec![true; self.len];
-        self.used.iter().for_each(|&(at, len)| free[at..at + len].fill(false));
-        match self.bytes(0, self.len).iter().zip(free).position(|(&b, free)| free && b != UNTOUCHED) {
-            Some(at) => Err(format!("byte {at}, outside of every argument, was written; arguments are {:?}", self.used)),
+        self.used
+            .iter()
+            .for_each(|&(at, len)| free[at..at + len].fill(false));
+        match self
+            .bytes(0, self.len)
+            .iter()
+            .zip(free)
+            .position(|(&b, free)| free && b != UNTOUCHED)
+        {
+            Some(at) => Err(format!(
+                "byte {at}, outside of every argument, was written; arguments are {:?}",
+                self.used
+            )),
             None => Ok(()),
         }
     }
@@ -247,8 +325,8 @@ fn float(dtype: DType, x: &[u8]) -> f32 {
     }
 }
 
-/// Whether two elements agree: floats within `tolerance` of the larger (or of 1), halves within a step or two of theirs,
-/// everything else in every bit.
+/// Whether two elements agree: floats within `tolerance` of the larger (or of 1), halves within a
+/// step or two of theirs, everything else in every bit.
 fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
     if a == b {
         return true;
@@ -256,26 +334,42 @@ fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
     if !dtype.is_float() {
         return false;
     }
-    let tolerance = if dtype.is_half() && tolerance > 0.0 { 1e-2 } else { tolerance };
+    let tolerance = if dtype.is_half() && tolerance > 0.0 {
+        1e-2
+    } else {
+        tolerance
+    };
     let (a, b) = (float(dtype, a), float(dtype, b));
-    (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= tolerance * a.abs().max(b.abs()).max(1.0)
+    (a.is_nan() && b.is_nan())
+        || a == b
+        || (a - b).abs() <= tolerance * a.abs().max(b.abs()).max(1.0)
 }
 
-/// A register or two that a call saves, of the slow way of a division for one: no sign of too few registers.
+/// A register or two that a call saves, of the slow way of a division for one: no sign of too few
+/// registers.
 pub const SAVED_BY_CALLS: u32 = 16;
 
-/// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more bytes than these. A GPU that is
-/// required has them compiled for itself.
+/// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more
+/// bytes than these. A GPU that is required has them compiled for itself.
 pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
     if gpu_required() || nvrtc::version().is_err() {
         return; // the tests of the compiler say so
     }
     let executable = std::env::current_exe().expect("a path");
-    let built = executable.parent().and_then(|deps| deps.parent()).expect("a build folder");
+    let built = executable
+        .parent()
+        .and_then(|deps| deps.parent())
+        .expect("a build folder");
     let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
     let programs = nvrtc::Program::each(PRELUDE, functions, sm);
-    let code = Compiler::of_process().compile(Some(&cache), &programs).unwrap_or_else(|e| panic!("{e}"));
-    let spilled: Vec<_> = code.iter().flat_map(|cubin| &cubin.usage).filter(|u| u.spill_bytes > spill_bytes_max).collect();
+    let code = Compiler::of_process()
+        .compile(Some(&cache), &programs)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let spilled: Vec<_> = code
+        .iter()
+        .flat_map(|cubin| &cubin.usage)
+        .filter(|u| u.spill_bytes > spill_bytes_max)
+        .collect();
     assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
 }
 
@@ -285,21 +379,31 @@ pub fn sanitized(test: &str) {
     let child = std::process::Command::new(std::env::current_exe().expect("a path"))
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env("LD_PRELOAD", library)
-        .env("ASAN_OPTIONS", "detect_leaks=0:halt_on_error=0:handle_segv=0:allow_user_segv_handler=1")
+        .env(
+            "ASAN_OPTIONS",
+            "detect_leaks=0:halt_on_error=0:handle_segv=0:allow_user_segv_handler=1",
+        )
         .output()
         .expect("runs");
-    let text = String::from_utf8_lossy(&child.stdout).into_owned() + &String::from_utf8_lossy(&child.stderr);
-    assert!(child.status.success() && text.contains("1 passed"), "{text}");
+    let text = String::from_utf8_lossy(&child.stdout).into_owned()
+        + &String::from_utf8_lossy(&child.stderr);
+    assert!(
+        child.status.success() && text.contains("1 passed"),
+        "{text}"
+    );
 }
 
-/// Functions of a GPU's own that are not the host's, such as of exponentials: what is not exact may be this far off there.
+/// Functions of a GPU's own that are not the host's, such as of exponentials: what is not exact may
+/// be this far off there.
 const GPU_TOLERANCE: f32 = 1e-4;
 
-/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in all of them; and on a GPU,
-/// where there is one.
+/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in
+/// all of them; and on a GPU, where there is one.
 pub fn check(cases: &[Case], tolerance: f32) {
-    let lowered: Vec<Lowered> =
-        cases.iter().map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name))).collect();
+    let lowered: Vec<Lowered> = cases
+        .iter()
+        .map(|c| lower(&c.spec, &c.bounds, &c.target).unwrap_or_else(|e| panic!("{}: {e}", c.name)))
+        .collect();
     let functions: Vec<_> = lowered.iter().flat_map(|l| l.functions.clone()).collect();
     compile_for_gpu(&functions, 90, SAVED_BY_CALLS);
     let emulator = emulate(&functions);
@@ -307,17 +411,30 @@ pub fn check(cases: &[Case], tolerance: f32) {
     for (step, (case, lowered)) in cases.iter().zip(&lowered).enumerate() {
         let (expected, fault) = case.on_cpu();
         if let Some(gpu) = &mut gpu {
-            let (got, record) = gpu.run(step, case, lowered).unwrap_or_else(|e| panic!("{}: {e}\n{:?}", case.name, case.spec));
+            let (got, record) = gpu
+                .run(step, case, lowered)
+                .unwrap_or_else(|e| panic!("{}: {e}\n{:?}", case.name, case.spec));
             assert_eq!(record, fault, "{} on the GPU: fault record", case.name);
-            let tolerance = if tolerance == 0.0 { 0.0 } else { tolerance.max(GPU_TOLERANCE) };
-            compare(case, &format!("{} on the GPU", case.name), &got, &expected, tolerance);
+            let tolerance = if tolerance == 0.0 {
+                0.0
+            } else {
+                tolerance.max(GPU_TOLERANCE)
+            };
+            compare(
+                case,
+                &format!("{} on the GPU", case.name),
+                &got,
+                &expected,
+                tolerance,
+            );
         }
         let Some(emulator) = &emulator else { continue };
         let mut first: Option<Vec<Vec<u8>>> = None;
         for order in Order::ALL {
             let what = format!("{} ({order:?})", case.name);
-            let (got, record) =
-                case.emulated(lowered, emulator, order, NO_FAULT).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+            let (got, record) = case
+                .emulated(lowered, emulator, order, NO_FAULT)
+                .unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
             assert_eq!(record, fault, "{what}: fault record");
             compare(case, &what, &got, &expected, tolerance);
             match &first {
@@ -331,15 +448,31 @@ pub fn check(cases: &[Case], tolerance: f32) {
 pub fn compare(case: &Case, what: &str, got: &[Vec<u8>], expected: &[Vec<u8>], tolerance: f32) {
     for (a, (operand, _, access)) in case.spec.arguments().iter().enumerate() {
         let width = operand.dtype.bytes();
-        let shared = case.same.iter().any(|&(again, first)| again == a || first == a);
-        let tolerance = if *access == Access::Read && !shared { 0.0 } else { tolerance };
-        for (i, (g, e)) in got[a].chunks(width).zip(expected[a].chunks(width)).enumerate() {
+        let shared = case
+            .same
+            .iter()
+            .any(|&(again, first)| again == a || first == a);
+        let tolerance = if *access == Access::Read && !shared {
+            0.0
+        } else {
+            tolerance
+        };
+        for (i, (g, e)) in got[a]
+            .chunks(width)
+            .zip(expected[a].chunks(width))
+            .enumerate()
+        {
             if !agree(operand.dtype, g, e, tolerance) {
                 let show = |x: &[u8]| match operand.dtype {
                     dtype if dtype.is_float() => float(dtype, x).to_string(),
                     _ => format!("{x:?}"),
                 };
-                panic!("{what}: element {i} of argument {a} is {} instead of {}\n{:?}", show(g), show(e), case.spec);
+                panic!(
+                    "{what}: element {i} of argument {a} is {} instead of {}\n{:?}",
+                    show(g),
+                    show(e),
+                    case.spec
+                );
             }
         }
     }

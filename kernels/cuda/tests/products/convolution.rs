@@ -30,12 +30,26 @@ pub struct Shape {
 impl Shape {
     pub fn simple(n: usize, ci: usize, co: usize, hw: usize, k: usize, pad: usize) -> Shape {
         let (hw, k, pad, one) = ([hw; 2], [k; 2], [pad; 2], [1; 2]);
-        Shape { n, ci, co, hw, k, stride: one, pad, dilation: one, groups: 1, cut: [0; 2], dtype: DType::F32 }
+        Shape {
+            n,
+            ci,
+            co,
+            hw,
+            k,
+            stride: one,
+            pad,
+            dilation: one,
+            groups: 1,
+            cut: [0; 2],
+            dtype: DType::F32,
+        }
     }
 
     pub fn out(&self, i: usize) -> usize {
         let span = (self.k[i] - 1) * self.dilation[i] + 1;
-        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1).saturating_sub(self.cut[i]).max(1)
+        ((self.hw[i] + 2 * self.pad[i] - span) / self.stride[i] + 1)
+            .saturating_sub(self.cut[i])
+            .max(1)
     }
 
     pub fn image(&self) -> [usize; 4] {
@@ -61,17 +75,46 @@ impl Shape {
 
     pub fn spec(&self, kind: ConvKind, [a, b, out]: [Operand; 3]) -> Spec {
         let size = |x: usize| Size::fixed(x as i64);
-        let Shape { k, stride, pad, dilation, groups, .. } = *self;
+        let Shape {
+            k,
+            stride,
+            pad,
+            dilation,
+            groups,
+            ..
+        } = *self;
         let (n, ci, co) = (size(self.n), size(self.ci), size(self.co));
         let (hw, ohw) = (self.hw.map(size), [size(self.out(0)), size(self.out(1))]);
-        let body = Conv2d { kind, n, ci, co, hw, ohw, k, stride, pad, dilation, groups, a, b, prologue: None };
+        let body = Conv2d {
+            kind,
+            n,
+            ci,
+            co,
+            hw,
+            ohw,
+            k,
+            stride,
+            pad,
+            dilation,
+            groups,
+            a,
+            b,
+            prologue: None,
+        };
         plain(Body::Conv2d(body), &self.spaces(kind)[2], out)
     }
 
     /// With every operand contiguous.
     pub fn contiguous(&self, kind: ConvKind) -> Spec {
         let [a, b, out] = self.spaces(kind).map(|space| contiguous(&space));
-        self.spec(kind, [typed(self.dtype, 0, &a), typed(self.dtype, 0, &b), typed(DType::F32, 0, &out)])
+        self.spec(
+            kind,
+            [
+                typed(self.dtype, 0, &a),
+                typed(self.dtype, 0, &b),
+                typed(DType::F32, 0, &out),
+            ],
+        )
     }
 
     pub fn case(&self, kind: ConvKind, choices: &mut Choices) -> Case {

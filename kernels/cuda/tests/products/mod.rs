@@ -1,4 +1,5 @@
-//! Runs the candidates of matrix products and convolutions under the emulator, beside sums in double precision.
+//! Runs the candidates of matrix products and convolutions under the emulator, beside sums in
+//! double precision.
 #![allow(dead_code)] // each test binary uses a part of it
 
 pub mod convolution;
@@ -17,7 +18,11 @@ use super::common::{Case, Choices, NO_FAULT, compare, emulate};
 
 /// An operand with these strides.
 pub fn typed(dtype: DType, offset: i64, strides: &[usize]) -> Operand {
-    Operand { dtype, offset: Size::fixed(offset), strides: strides.iter().map(|&s| Size::fixed(s as i64)).collect() }
+    Operand {
+        dtype,
+        offset: Size::fixed(offset),
+        strides: strides.iter().map(|&s| Size::fixed(s as i64)).collect(),
+    }
 }
 
 /// An f32 operand with these strides.
@@ -36,7 +41,15 @@ pub fn contiguous(dims: &[usize]) -> Vec<usize> {
 
 /// A product whose result is stored as it is.
 pub fn matmul(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
-    plain(Body::Matmul(Matmul { k: Size::fixed(k as i64), a, b }), dims, strided(0, &contiguous(dims)))
+    plain(
+        Body::Matmul(Matmul {
+            k: Size::fixed(k as i64),
+            a,
+            b,
+        }),
+        dims,
+        strided(0, &contiguous(dims)),
+    )
 }
 
 /// An anchor whose result is stored as it is.
@@ -48,16 +61,28 @@ pub fn plain(body: Body, dims: &[usize], out: Operand) -> Spec {
         operands: vec![out],
         indices: vec![],
         code: vec![Inst::Acc],
-        stores: vec![Store { value: 0, operand: 0 }],
+        stores: vec![Store {
+            value: 0,
+            operand: 0,
+        }],
     }
 }
 
 /// The numbers that an operand's bytes are.
 pub fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     match dtype {
-        DType::F32 => bytes.chunks(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().expect("4 bytes")))).collect(),
-        DType::F16 => bytes.chunks(2).map(|b| half::f16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64()).collect(),
-        DType::BF16 => bytes.chunks(2).map(|b| half::bf16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64()).collect(),
+        DType::F32 => bytes
+            .chunks(4)
+            .map(|b| f64::from(f32::from_le_bytes(b.try_into().expect("4 bytes"))))
+            .collect(),
+        DType::F16 => bytes
+            .chunks(2)
+            .map(|b| half::f16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64())
+            .collect(),
+        DType::BF16 => bytes
+            .chunks(2)
+            .map(|b| half::bf16::from_le_bytes(b.try_into().expect("2 bytes")).to_f64())
+            .collect(),
         other => panic!("products of {other}"),
     }
 }
@@ -69,14 +94,19 @@ pub fn small_integers(case: &mut Case, choices: &mut Choices) {
         let numbers = (0..count).map(|_| choices.below(9) as f32 - 4.0);
         case.args[arg] = match operand.dtype {
             DType::F32 => numbers.flat_map(f32::to_le_bytes).collect(),
-            DType::F16 => numbers.flat_map(|x| half::f16::from_f32(x).to_le_bytes()).collect(),
-            DType::BF16 => numbers.flat_map(|x| half::bf16::from_f32(x).to_le_bytes()).collect(),
+            DType::F16 => numbers
+                .flat_map(|x| half::f16::from_f32(x).to_le_bytes())
+                .collect(),
+            DType::BF16 => numbers
+                .flat_map(|x| half::bf16::from_f32(x).to_le_bytes())
+                .collect(),
             other => panic!("products of {other}"),
         };
     }
 }
 
-/// One element of the result: the sum, the sum of magnitudes, the number of terms, and where it is stored.
+/// One element of the result: the sum, the sum of magnitudes, the number of terms, and where it is
+/// stored.
 #[derive(Clone, Copy, Default)]
 struct Expected {
     sum: f64,
@@ -113,12 +143,19 @@ struct Values<'a> {
 
 impl<'a> Values<'a> {
     fn new(case: &Case, argument: usize, operand: &'a Operand) -> Values<'a> {
-        Values { numbers: numbers(operand.dtype, &case.args[argument]), operand, env: case.env }
+        Values {
+            numbers: numbers(operand.dtype, &case.args[argument]),
+            operand,
+            env: case.env,
+        }
     }
 
     fn place(&self, at: &[usize]) -> usize {
         let strides = at.iter().zip(&self.operand.strides);
-        (self.operand.offset.at(&self.env) + strides.map(|(&c, s)| c as i64 * s.at(&self.env)).sum::<i64>()) as usize
+        (self.operand.offset.at(&self.env)
+            + strides
+                .map(|(&c, s)| c as i64 * s.at(&self.env))
+                .sum::<i64>()) as usize
     }
 
     fn at(&self, at: &[usize]) -> f64 {
@@ -130,11 +167,24 @@ impl<'a> Values<'a> {
 fn expected(case: &Case) -> Vec<Expected> {
     let env = &case.env;
     let dims: Vec<usize> = case.spec.dims.iter().map(|d| d.usize_at(env)).collect();
-    let stored = Values { numbers: vec![], operand: &case.spec.operands[0], env: *env };
-    let mut results: Vec<Expected> = points(&dims).map(|at| Expected { at: stored.place(&at), ..Expected::default() }).collect();
+    let stored = Values {
+        numbers: vec![],
+        operand: &case.spec.operands[0],
+        env: *env,
+    };
+    let mut results: Vec<Expected> = points(&dims)
+        .map(|at| Expected {
+            at: stored.place(&at),
+            ..Expected::default()
+        })
+        .collect();
     match &case.spec.body {
         Body::Matmul(body) => {
-            let (a, b, rank) = (Values::new(case, 0, &body.a), Values::new(case, 1, &body.b), dims.len());
+            let (a, b, rank) = (
+                Values::new(case, 0, &body.a),
+                Values::new(case, 1, &body.b),
+                dims.len(),
+            );
             for (result, at) in results.iter_mut().zip(points(&dims)) {
                 let (mut left, mut right) = (at.clone(), at);
                 for k in 0..body.k.usize_at(env) {
@@ -154,10 +204,17 @@ fn add_convolution(case: &Case, conv: &Conv2d, dims: &[usize], results: &mut [Ex
     let size = |s: Size| s.usize_at(&case.env);
     let (a, b) = (Values::new(case, 0, &conv.a), Values::new(case, 1, &conv.b));
     let (per_in, per_out) = (size(conv.ci) / conv.groups, size(conv.co) / conv.groups);
-    let space = [size(conv.n), size(conv.co), size(conv.ohw[0]), size(conv.ohw[1])];
+    let space = [
+        size(conv.n),
+        size(conv.co),
+        size(conv.ohw[0]),
+        size(conv.ohw[1]),
+    ];
     for at in points(&space) {
         for tap in points(&[per_in, conv.k[0], conv.k[1]]) {
-            let [n, co, oh, ow] = at[..] else { unreachable!() };
+            let [n, co, oh, ow] = at[..] else {
+                unreachable!()
+            };
             let [c, kh, kw] = tap[..] else { unreachable!() };
             let h = (oh * conv.stride[0] + kh * conv.dilation[0]).wrapping_sub(conv.pad[0]);
             let w = (ow * conv.stride[1] + kw * conv.dilation[1]).wrapping_sub(conv.pad[1]);
@@ -186,12 +243,18 @@ pub enum Pick {
     Vectors,
 }
 
-/// Runs candidates of the cases, compiled together. Kernels that were not run before are run in every order of threads, for the same
-/// bits; others in one. Where there is a GPU they are run there, too.
-/// `right` says what a case should give, and `judge` compares.
-fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl Fn(&Case, &R, &str, &[Vec<u8>])) -> BTreeSet<String> {
+/// Runs candidates of the cases, compiled together. Kernels that were not run before are run in
+/// every order of threads, for the same bits; others in one. Where there is a GPU they are run
+/// there, too. `right` says what a case should give, and `judge` compares.
+fn each<R>(
+    cases: &[Case],
+    pick: Pick,
+    right: impl Fn(&Case) -> R,
+    judge: impl Fn(&Case, &R, &str, &[Vec<u8>]),
+) -> BTreeSet<String> {
     let picked = |(i, case): (usize, &Case)| {
-        let mut list = candidates(&case.spec, &case.bounds, &case.target).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+        let mut list = candidates(&case.spec, &case.bounds, &case.target)
+            .unwrap_or_else(|e| panic!("{}: {e}", case.name));
         let ordered = list.windows(2).all(|pair| pair[0].cycles <= pair[1].cycles);
         assert!(ordered && !list.is_empty(), "{}: {list:?}", case.name);
         if pick == Pick::Two && list.len() > 2 {
@@ -205,7 +268,11 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
         list
     };
     let all: Vec<Vec<Candidate>> = cases.iter().enumerate().map(picked).collect();
-    let functions: Vec<_> = all.iter().flatten().flat_map(|c| c.lowered.functions.clone()).collect();
+    let functions: Vec<_> = all
+        .iter()
+        .flatten()
+        .flat_map(|c| c.lowered.functions.clone())
+        .collect();
     let emulator = emulate(&functions);
     let mut gpu = Gpu::load(&all.iter().flatten().map(|c| &c.lowered).collect::<Vec<_>>());
     let mut steps = 0..;
@@ -218,12 +285,24 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
             let step = steps.next().expect("it has no end");
             if let Some(gpu) = &mut gpu {
                 let what = format!("{}: {} on the GPU", case.name, candidate.name);
-                let (got, _) = gpu.run(step, case, &candidate.lowered).unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
+                let (got, _) = gpu
+                    .run(step, case, &candidate.lowered)
+                    .unwrap_or_else(|e| panic!("{what}: {e}\n{:?}", case.spec));
                 judge(case, &right, &what, &got);
             }
             let Some(emulator) = &emulator else { continue };
-            let new = candidate.lowered.functions.iter().filter(|f| seen.insert(f.name.clone())).count() > 0;
-            let orders = if new { &Order::ALL[..] } else { &Order::ALL[i % 3..][..1] };
+            let new = candidate
+                .lowered
+                .functions
+                .iter()
+                .filter(|f| seen.insert(f.name.clone()))
+                .count()
+                > 0;
+            let orders = if new {
+                &Order::ALL[..]
+            } else {
+                &Order::ALL[i % 3..][..1]
+            };
             let mut first: Option<Vec<Vec<u8>>> = None;
             for &order in orders {
                 let what = format!("{}: {} ({order:?})", case.name, candidate.name);
@@ -240,13 +319,16 @@ fn each<R>(cases: &[Case], pick: Pick, right: impl Fn(&Case) -> R, judge: impl F
     names
 }
 
-/// Fails unless the candidates give the sums, within the bound of any order of summation in single precision (Higham, *Accuracy and
-/// Stability*, §3.1). Returns the names of those that ran.
+/// Fails unless the candidates give the sums, within the bound of any order of summation in single
+/// precision (Higham, *Accuracy and Stability*, §3.1). Returns the names of those that ran.
 pub fn check(cases: &[Case], pick: Pick) -> BTreeSet<String> {
-    check_within(cases, pick, |terms| (terms + 4.0) * f64::from(f32::EPSILON) / 2.0)
+    check_within(cases, pick, |terms| {
+        (terms + 4.0) * f64::from(f32::EPSILON) / 2.0
+    })
 }
 
-/// Fails unless the candidates give the sums up to this error, relative to the sum of magnitudes, for so many terms.
+/// Fails unless the candidates give the sums up to this error, relative to the sum of magnitudes,
+/// for so many terms.
 pub fn check_within(cases: &[Case], pick: Pick, error: impl Fn(f64) -> f64) -> BTreeSet<String> {
     each(cases, pick, expected, |case, right, what, got| {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
@@ -254,7 +336,13 @@ pub fn check_within(cases: &[Case], pick: Pick, error: impl Fn(f64) -> f64) -> B
         for e in right {
             let bound = error(e.terms as f64) * e.scale;
             let actual = result[e.at];
-            assert!((actual - e.sum).abs() <= bound, "{what}: {actual} at {} is not {} ± {bound}\n{:?}", e.at, e.sum, case.spec);
+            assert!(
+                (actual - e.sum).abs() <= bound,
+                "{what}: {actual} at {} is not {} ± {bound}\n{:?}",
+                e.at,
+                e.sum,
+                case.spec
+            );
         }
     })
 }
@@ -265,13 +353,22 @@ pub fn check_exact(cases: &[Case], pick: Pick) -> BTreeSet<String> {
         let stored = case.spec.arguments().len() - case.spec.operands.len();
         let result = numbers(case.spec.operands[0].dtype, &got[stored]);
         for e in right {
-            assert!(result[e.at] == e.sum, "{what}: {} at {} is not {}\n{:?}", result[e.at], e.at, e.sum, case.spec);
+            assert!(
+                result[e.at] == e.sum,
+                "{what}: {} at {} is not {}\n{:?}",
+                result[e.at],
+                e.at,
+                e.sum,
+                case.spec
+            );
         }
     })
 }
 
 /// Fails unless the candidates leave every argument as the CPU's kernel does, within the tolerance.
 pub fn check_like_cpu(cases: &[Case], pick: Pick, tolerance: f32) -> BTreeSet<String> {
-    let judge = |case: &Case, cpu: &(Vec<Vec<u8>>, u64), what: &str, got: &[Vec<u8>]| compare(case, what, got, &cpu.0, tolerance);
+    let judge = |case: &Case, cpu: &(Vec<Vec<u8>>, u64), what: &str, got: &[Vec<u8>]| {
+        compare(case, what, got, &cpu.0, tolerance)
+    };
     each(cases, pick, Case::on_cpu, judge)
 }

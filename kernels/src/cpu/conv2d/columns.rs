@@ -1,9 +1,11 @@
-//! The forward product and the input gradient: weights times columns of the image, packed from a tile.
+//! The forward product and the input gradient: weights times columns of the image, packed from a
+//! tile.
 //!
-//! The input gradient of a convolution with strides is one product per phase of output positions (see [`Axis`]), each with
-//! the kernel elements that reach it. A block of the result holds the same super-positions of all phases, one phase
-//! after another; its micro-panels take only the steps of their phase, and the epilogue sees the block after the phases have
-//! been put back between one another.
+//! The input gradient of a convolution with strides is one product per phase of output positions
+//! (see [`Axis`]), each with the kernel elements that reach it. A block of the result holds the
+//! same super-positions of all phases, one phase after another; its micro-panels take only the
+//! steps of their phase, and the epilogue sees the block after the phases have been put back
+//! between one another.
 
 use std::ops::Range;
 
@@ -22,15 +24,21 @@ const VECTORS: usize = 2;
 const LANES: usize = 16;
 /// Columns that have to meet the weights before packing them pays.
 const PACKED_COLUMNS: usize = 512;
-/// Most left panels that read vectors from the tile rather than have them packed: vectors across two cache lines cost little then.
+/// Most left panels that read vectors from the tile rather than have them packed: vectors across
+/// two cache lines cost little then.
 const TILED_PANELS: usize = 3;
-/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the smaller blocks are.
+/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the
+/// smaller blocks are.
 const FEWEST_ROWS: usize = ROWS / 2;
 const FEWEST_STEPS: usize = DEPTH / 4;
 
 /// Channels of the source in chains of the contracted axis and their blocks.
 fn chains(sizes: &Sizes, limits: &Limits) -> Chains {
-    Chains::new(sizes.source, even(sizes.source, DEPTH / sizes.taps(), 1), steps(limits) / sizes.taps())
+    Chains::new(
+        sizes.source,
+        even(sizes.source, DEPTH / sizes.taps(), 1),
+        steps(limits) / sizes.taps(),
+    )
 }
 
 /// Most steps of a block.
@@ -43,14 +51,20 @@ pub(super) fn phases(axes: &[Axis; 2]) -> usize {
     axes[0].phases * axes[1].phases
 }
 
-/// Whether each phase has steps of its own. (There may be a single phase that does: that of a single position.)
+/// Whether each phase has steps of its own. (There may be a single phase that does: that of a
+/// single position.)
 pub(super) fn is_phased(axes: &[Axis; 2]) -> bool {
     axes.iter().any(Axis::is_phased)
 }
 
-/// Columns that a phase of so many positions takes in a block: whole vectors, if there may be others.
+/// Columns that a phase of so many positions takes in a block: whole vectors, if there may be
+/// others.
 pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
-    if !is_phased(axes) { positions } else { positions.next_multiple_of(micro.lanes) }
+    if !is_phased(axes) {
+        positions
+    } else {
+        positions.next_multiple_of(micro.lanes)
+    }
 }
 
 /// Most elements of a channel of a tile.
@@ -69,23 +83,45 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
     let channels = (steps(limits) / sizes.taps()).max(1).min(sizes.source);
-    let tile = |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
-    let tile = limits.tile.max(tile(1, width.min(length), 1)).min(tile(height, length, sizes.images));
+    let tile =
+        |rows, columns, images| Shape::new(&sizes.axes, channels, rows, columns).elements(images);
+    let tile =
+        limits
+            .tile
+            .max(tile(1, width.min(length), 1))
+            .min(tile(height, length, sizes.images));
     // Every phase of a block of all rows may have to be rounded up to a width.
     let rounded = rows.saturating_mul(phases).saturating_mul(2 * width);
     let acc = limits.acc[usize::from(!limits.resident(rows, depth))].saturating_add(rounded);
-    let acc = rows.saturating_mul(phases).saturating_mul(positions.saturating_add(width)).min(acc);
+    let acc = rows
+        .saturating_mul(phases)
+        .saturating_mul(positions.saturating_add(width))
+        .min(acc);
     let tables = rows.next_multiple_of(LANES) + block.next_multiple_of(LANES);
     Space {
-        left: rows.saturating_mul(depth).min(limits.left.max(rows.saturating_mul(block))).max(tables),
-        right: (block.next_multiple_of(LANES).saturating_add((phases + 1).next_multiple_of(LANES)).saturating_add(tile))
+        left: rows
+            .saturating_mul(depth)
+            .min(limits.left.max(rows.saturating_mul(block)))
+            .max(tables),
+        right: (block
             .next_multiple_of(LANES)
-            .saturating_add(room),
+            .saturating_add((phases + 1).next_multiple_of(LANES))
+            .saturating_add(tile))
+        .next_multiple_of(LANES)
+        .saturating_add(room),
         micro_panel: block * width,
         acc,
         // The block with its phases between one another, in front of the epilogue's own.
-        scratch: if is_phased(&sizes.axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
-        chain: if depth > DEPTH && steps(limits) < DEPTH { acc } else { 0 },
+        scratch: if is_phased(&sizes.axes) {
+            acc.saturating_mul(4).next_multiple_of(64)
+        } else {
+            0
+        },
+        chain: if depth > DEPTH && steps(limits) < DEPTH {
+            acc
+        } else {
+            0
+        },
         partial: 0,
     }
 }
@@ -93,31 +129,67 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
-    let Call { launch, sizes, kernel, .. } = *call;
+    let Call {
+        launch,
+        sizes,
+        kernel,
+        ..
+    } = *call;
     let (micro, limits) = (kernel.micro, kernel.limits);
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
     let (width, phases) = (micro.columns(), phases(&sizes.axes));
-    let mut blocking = Blocking { rows: even(rows, limits.rows.max(FEWEST_ROWS), 1), columns: 0, resident: true, splits: 1 };
+    let mut blocking = Blocking {
+        rows: even(rows, limits.rows.max(FEWEST_ROWS), 1),
+        columns: 0,
+        resident: true,
+        splits: 1,
+    };
     blocking.resident = limits.resident(blocking.rows, depth);
     let acc = limits.acc[usize::from(!blocking.resident)];
     let most = (acc / blocking.rows / phases / width * width).max(width);
-    let parts = |most| Parts::new(sizes.images, &sizes.axes, chains(sizes, limits).range(0).len(), most, limits.tile, width);
+    let parts = |most| {
+        Parts::new(
+            sizes.images,
+            &sizes.axes,
+            chains(sizes, limits).range(0).len(),
+            most,
+            limits.tile,
+            width,
+        )
+    };
     let mut strips = parts(most);
     let others = sizes.groups * rows.div_ceil(blocking.rows);
     let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
     if threads > 1 && others * strips.count() < wanted(threads) {
-        strips = parts(even(positions, positions.div_ceil(wanted(threads).div_ceil(others.max(1))), width).min(most));
+        strips = parts(
+            even(
+                positions,
+                positions.div_ceil(wanted(threads).div_ceil(others.max(1))),
+                width,
+            )
+            .min(most),
+        );
         blocking.rows = share_rows(rows, blocking.rows, sizes.groups * strips.count(), threads);
     }
     blocking.columns = phases * columns(strips.most(), &sizes.axes, micro);
     let mut product = Columns::new(call, strips);
-    let met = if blocking.resident { positions } else { strips.most() };
+    let met = if blocking.resident {
+        positions
+    } else {
+        strips.most()
+    };
     if met < PACKED_COLUMNS && product.offsets_fit(blocking.rows) {
         (product.indirect, blocking.resident) = (true, false);
     }
-    let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
-    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+    let room = Room {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
+    // contract of `run`.
     unsafe { drive(&product, micro, &blocking, &room) };
 }
 
@@ -137,7 +209,13 @@ unsafe impl Sync for Columns<'_> {}
 
 impl<'a> Columns<'a> {
     pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
-        let Call { spec, body, launch, kernel, .. } = *call;
+        let Call {
+            spec,
+            body,
+            launch,
+            kernel,
+            ..
+        } = *call;
         Columns {
             call,
             weight: source(&body.b, launch.args[body.sources()], launch.env),
@@ -153,8 +231,8 @@ impl<'a> Columns<'a> {
         &self.call.sizes.axes
     }
 
-    /// Strides of the weight along the rows of the product, its source channels, and the kernel's rows and columns, and
-    /// the address of a group's first element.
+    /// Strides of the weight along the rows of the product, its source channels, and the kernel's
+    /// rows and columns, and the address of a group's first element.
     pub(super) fn weight(&self, group: usize) -> (*const f32, [isize; 4]) {
         let ([co, ci, row, column], sizes) = (self.weight.strides, self.call.sizes);
         let (first, strides) = match self.call.body.kind {
@@ -167,8 +245,15 @@ impl<'a> Columns<'a> {
     /// Whether tables can hold the offsets of weights inside a block.
     fn offsets_fit(&self, rows: usize) -> bool {
         let (_, strides) = self.weight(0);
-        let counts = [rows, self.channels(0).len(), self.axes()[0].taps, self.axes()[1].taps];
-        let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| sum.checked_add(s.unsigned_abs().checked_mul(n)?));
+        let counts = [
+            rows,
+            self.channels(0).len(),
+            self.axes()[0].taps,
+            self.axes()[1].taps,
+        ];
+        let reach = counts.iter().zip(strides).try_fold(0usize, |sum, (&n, s)| {
+            sum.checked_add(s.unsigned_abs().checked_mul(n)?)
+        });
         reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
@@ -179,23 +264,34 @@ impl<'a> Columns<'a> {
 
     fn shape(&self, block: usize, strip: usize) -> Shape {
         let part = self.strips.get(strip);
-        Shape::new(self.axes(), self.channels(block).len(), part.rows.len(), part.columns.len())
+        Shape::new(
+            self.axes(),
+            self.channels(block).len(),
+            part.rows.len(),
+            part.columns.len(),
+        )
     }
 
     /// Columns of a phase in a strip.
     pub(super) fn phase_columns(&self, strip: usize) -> usize {
-        columns(self.strips.get(strip).len(), self.axes(), self.call.kernel.micro)
+        columns(
+            self.strips.get(strip).len(),
+            self.axes(),
+            self.call.kernel.micro,
+        )
     }
 
     /// The kernel elements of a phase, by row and column, in the order of its steps.
     fn taps(&self, phase: usize) -> impl Iterator<Item = [usize; 2]> {
         let axes = self.axes();
         let wanted = [phase / axes[1].phases, phase % axes[1].phases];
-        let along = move |i: usize| (0..axes[i].taps).filter(move |&tap| axes[i].phase(tap) == wanted[i]);
+        let along =
+            move |i: usize| (0..axes[i].taps).filter(move |&tap| axes[i].phase(tap) == wanted[i]);
         along(0).flat_map(move |row| along(1).map(move |column| [row, column]))
     }
 
-    /// Writes `offset(row, column) + channel · stride` of every step of a block: phase, channel, kernel element.
+    /// Writes `offset(row, column) + channel · stride` of every step of a block: phase, channel,
+    /// kernel element.
     ///
     /// # Safety
     /// `to` has an entry for each step, `starts` for each phase and one more.
@@ -231,22 +327,40 @@ impl<'a> Columns<'a> {
         }
     }
 
-    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of `channels × rows × columns`, from the
-    /// sums of its phases.
+    /// The block's sums of one image at `acc` and `stride`, row-major in all output positions of
+    /// `channels × rows × columns`, from the sums of its phases.
     ///
     /// # Safety
     /// `to` has room for the block.
-    unsafe fn join(&self, image: usize, strip: usize, acc: *const f32, stride: usize, size: [usize; 3], to: *mut f32) {
-        let (part, step) = (self.strips.get(strip), [self.axes()[0].phases, self.axes()[1].phases]);
+    unsafe fn join(
+        &self,
+        image: usize,
+        strip: usize,
+        acc: *const f32,
+        stride: usize,
+        size: [usize; 3],
+        to: *mut f32,
+    ) {
+        let (part, step) = (
+            self.strips.get(strip),
+            [self.axes()[0].phases, self.axes()[1].phases],
+        );
         let phase_columns = self.phase_columns(strip);
         let [channels, rows, columns] = size;
         for channel in 0..channels {
             for row in 0..rows {
-                // SAFETY: every position of the block is that of a phase, where `drive` left its sum.
+                // SAFETY: every position of the block is that of a phase, where `drive` left its
+                // sum.
                 unsafe {
                     let to = to.add((channel * rows + row) * columns);
                     let at = (image * part.rows.len() + row / step[0]) * part.columns.len();
-                    let from = |phase: usize| acc.add(channel * stride + (row % step[0] * step[1] + phase) * phase_columns + at);
+                    let from = |phase: usize| {
+                        acc.add(
+                            channel * stride
+                                + (row % step[0] * step[1] + phase) * phase_columns
+                                + at,
+                        )
+                    };
                     if step[1] == 2 {
                         let (even, odd) = (from(0), from(1));
                         for pair in 0..columns / 2 {
@@ -293,7 +407,8 @@ impl Product for Columns<'_> {
             return self.strips.range(strip);
         }
         let phases = phases(self.axes());
-        let first = strip * phases * columns(self.strips.most(), self.axes(), self.call.kernel.micro);
+        let first =
+            strip * phases * columns(self.strips.most(), self.axes(), self.call.kernel.micro);
         first..first + phases * self.phase_columns(strip)
     }
 
@@ -310,10 +425,18 @@ impl Product for Columns<'_> {
         self.chains.blocks(chain)
     }
 
-    unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32) {
+    unsafe fn left(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        panel: usize,
+        block: usize,
+        to: *mut f32,
+    ) {
         let (channels, axes) = (self.channels(block), self.axes());
         let (at, [row_stride, channel, kernel_row, step]) = self.weight(group);
-        let tap_offset = |[row, column]: [usize; 2]| row as isize * kernel_row + column as isize * step;
+        let tap_offset =
+            |[row, column]: [usize; 2]| row as isize * kernel_row + column as isize * step;
         if self.indirect {
             let table = to.cast::<i32>();
             // SAFETY: the tables have an entry for each row and step.
@@ -321,7 +444,13 @@ impl Product for Columns<'_> {
                 for row in 0..rows.len() {
                     *table.add(row) = (row as isize * row_stride) as i32;
                 }
-                self.table(channels.len(), channel, tap_offset, table.add(rows.len().next_multiple_of(LANES)), None);
+                self.table(
+                    channels.len(),
+                    channel,
+                    tap_offset,
+                    table.add(rows.len().next_multiple_of(LANES)),
+                    None,
+                );
             }
             return;
         }
@@ -334,7 +463,11 @@ impl Product for Columns<'_> {
             // SAFETY: panels fill the buffer one after another.
             let mut to = unsafe { to.add((row - rows.start) * self.depth(block).len()) };
             let mut run = |offset: isize, length: usize| {
-                let from = pack::Source { at: at.wrapping_offset(row as isize * row_stride + offset), stride: row_stride, step };
+                let from = pack::Source {
+                    at: at.wrapping_offset(row as isize * row_stride + offset),
+                    stride: row_stride,
+                    step,
+                };
                 // SAFETY: these rows and steps lie inside the weight.
                 unsafe {
                     (self.call.kernel.micro.pack)(from, count, length, to, count);
@@ -357,46 +490,93 @@ impl Product for Columns<'_> {
         }
     }
 
-    unsafe fn panel(&self, group: usize, rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left {
+    unsafe fn panel(
+        &self,
+        group: usize,
+        rows: &Range<usize>,
+        row: usize,
+        block: usize,
+        left: *const f32,
+    ) -> Left {
         if self.indirect {
             let (at, [row_stride, channel, ..]) = self.weight(group);
-            let first = rows.start as isize * row_stride + self.channels(block).start as isize * channel;
+            let first =
+                rows.start as isize * row_stride + self.channels(block).start as isize * channel;
             let table = left.cast::<i32>();
             // SAFETY: as laid out by `left`.
-            let (rows, steps) = unsafe { (table.add(row), table.add(rows.len().next_multiple_of(LANES))) };
-            return Left { base: at.wrapping_offset(first), rows, steps };
+            let (rows, steps) = unsafe {
+                (
+                    table.add(row),
+                    table.add(rows.len().next_multiple_of(LANES)),
+                )
+            };
+            return Left {
+                base: at.wrapping_offset(first),
+                rows,
+                steps,
+            };
         }
         // SAFETY: `row` rows are packed before it.
-        Left { base: unsafe { left.add(row * self.depth(block).len()) }, rows: std::ptr::null(), steps: std::ptr::null() }
+        Left {
+            base: unsafe { left.add(row * self.depth(block).len()) },
+            rows: std::ptr::null(),
+            steps: std::ptr::null(),
+        }
     }
 
     /// The first step of every phase, the offset of every step, then the tile.
     unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32) {
         let sizes = self.call.sizes;
-        let (channels, shape, part) = (self.channels(block), self.shape(block, strip), self.strips.get(strip));
+        let (channels, shape, part) = (
+            self.channels(block),
+            self.shape(block, strip),
+            self.strips.get(strip),
+        );
         let (starts, steps) = (to.cast::<i32>(), self.steps(to));
         let tap_offset = |[row, column]: [usize; 2]| shape.tap(&sizes.axes, row, column) as isize;
         let first = group * sizes.source;
         let wanted = first + channels.start..first + channels.end;
-        // SAFETY: one entry for each phase and step of the block; these channels exist, and the tile has room behind the tables.
+        // SAFETY: one entry for each phase and step of the block; these channels exist, and the
+        // tile has room behind the tables.
         unsafe {
-            self.table(channels.len(), shape.channel as isize, tap_offset, steps.cast_mut(), Some(starts));
+            self.table(
+                channels.len(),
+                shape.channel as isize,
+                tap_offset,
+                steps.cast_mut(),
+                Some(starts),
+            );
             let end = to.add(self.call.kernel.space.right);
-            self.image.fill(wanted, &part, &shape, self.tile(to, block).cast_mut(), end);
+            self.image
+                .fill(wanted, &part, &shape, self.tile(to, block).cast_mut(), end);
         }
     }
 
-    unsafe fn stretch(&self, strip: usize, column: usize, block: usize, right: *const f32) -> Stretch {
+    unsafe fn stretch(
+        &self,
+        strip: usize,
+        column: usize,
+        block: usize,
+        right: *const f32,
+    ) -> Stretch {
         let columns = self.strip(strip);
         if !is_phased(self.axes()) {
-            return Stretch { end: columns.end, next: columns.end, steps: 0..self.depth(block).len() };
+            return Stretch {
+                end: columns.end,
+                next: columns.end,
+                steps: 0..self.depth(block).len(),
+            };
         }
         let (size, starts) = (self.phase_columns(strip), right.cast::<i32>());
         let phase = (column - columns.start) / size;
         // SAFETY: `right` wrote them.
         let steps = unsafe { *starts.add(phase) as usize..*starts.add(phase + 1) as usize };
         let first = columns.start + phase * size;
-        Stretch { end: first + self.strips.get(strip).len(), next: first + size, steps }
+        Stretch {
+            end: first + self.strips.get(strip).len(),
+            next: first + size,
+            steps,
+        }
     }
 
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
@@ -405,11 +585,18 @@ impl Product for Columns<'_> {
         let first = (at.columns.start - self.strip(at.strip).start) % self.phase_columns(at.strip);
         let (mut pieces, mut vectors) = ([Piece::default(); VECTORS * LANES], [0u16; VECTORS + 1]);
         let (rows, columns) = (part.rows.len(), part.columns.len());
-        let (mut image, mut row, mut column) = (first / columns / rows, first / columns % rows, first % columns);
+        let (mut image, mut row, mut column) = (
+            first / columns / rows,
+            first / columns % rows,
+            first % columns,
+        );
         let (mut lane, mut count, mut opened) = (0, 0, 0);
         while lane < at.columns.len() {
-            let run = (columns - column).min(micro.lanes - lane % micro.lanes).min(at.columns.len() - lane);
-            let offset = (shape.position(axes, image, row, column) as i32).wrapping_sub((lane % micro.lanes) as i32);
+            let run = (columns - column)
+                .min(micro.lanes - lane % micro.lanes)
+                .min(at.columns.len() - lane);
+            let offset = (shape.position(axes, image, row, column) as i32)
+                .wrapping_sub((lane % micro.lanes) as i32);
             let lanes = (((1u64 << run) - 1) << (lane % micro.lanes)) as u32;
             // Rows that lie behind one another need no new piece.
             if count > opened && pieces[count - 1].offset == offset {
@@ -433,45 +620,91 @@ impl Product for Columns<'_> {
         let used = at.width / micro.lanes;
         // SAFETY: `right` made the table and the tile, in which every piece lies at every step.
         unsafe {
-            let steps = std::slice::from_raw_parts(self.steps(right).add(at.steps.start), at.steps.len());
+            let steps =
+                std::slice::from_raw_parts(self.steps(right).add(at.steps.start), at.steps.len());
             let tile = self.tile(right, at.block);
-            let whole = count == used && pieces[..count].iter().all(|piece| piece.lanes.count_ones() as usize == micro.lanes);
+            let whole = count == used
+                && pieces[..count]
+                    .iter()
+                    .all(|piece| piece.lanes.count_ones() as usize == micro.lanes);
             if whole && at.panels <= TILED_PANELS && !self.indirect {
                 let stride = (pieces[count - 1].offset - pieces[0].offset) as usize;
-                return Right { at: tile.offset(pieces[0].offset as isize), stride, steps: steps.as_ptr() };
+                return Right {
+                    at: tile.offset(pieces[0].offset as isize),
+                    stride,
+                    steps: steps.as_ptr(),
+                };
             }
             (micro.gather)(tile, steps, &pieces[..count], &vectors[..=used], to);
         }
         Right::packed(to, at.width)
     }
 
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+    unsafe fn finish(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        strip: usize,
+        acc: *mut f32,
+        stride: usize,
+        scratch: *mut u8,
+    ) {
         let (part, spec) = (self.strips.get(strip), self.call.spec);
         let first = group * self.call.sizes.other + rows.start;
         let positions = part.rows.len() * part.columns.len();
         let size = |axis: usize| spec.dims[axis].usize_at(self.call.launch.env);
         let axes = self.axes();
         // The output positions of all phases.
-        let [high, wide] = [(&part.rows, 0), (&part.columns, 1)]
-            .map(|(range, axis)| (range.start * axes[axis].phases)..(range.end * axes[axis].phases).min(size(axis + 2)));
+        let [high, wide] = [(&part.rows, 0), (&part.columns, 1)].map(|(range, axis)| {
+            (range.start * axes[axis].phases)..(range.end * axes[axis].phases).min(size(axis + 2))
+        });
         for (i, image) in part.images.clone().enumerate() {
             let origin = [image, first, high.start, wide.start];
-            // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room for a block.
+            // SAFETY: the block is this worker's, and so is the scratch memory, which begins with
+            // room for a block.
             unsafe {
                 if !is_phased(axes) {
-                    self.code.block(&origin, 1, rows.len(), positions, acc.add(i * positions).cast(), stride, scratch);
+                    self.code.block(
+                        &origin,
+                        1,
+                        rows.len(),
+                        positions,
+                        acc.add(i * positions).cast(),
+                        stride,
+                        scratch,
+                    );
                     continue;
                 }
                 let joined = scratch.cast::<f32>();
-                let scratch = scratch.add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
-                self.join(i, strip, acc, stride, [rows.len(), high.len(), wide.len()], joined);
+                let scratch = scratch
+                    .add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
+                self.join(
+                    i,
+                    strip,
+                    acc,
+                    stride,
+                    [rows.len(), high.len(), wide.len()],
+                    joined,
+                );
                 let length = high.len() * wide.len();
                 // A stretch of a row of super-positions is a stretch of each of its rows.
                 let whole = wide.len() == size(3);
-                let (runs, cols) = if whole { (1, length) } else { (high.len(), wide.len()) };
+                let (runs, cols) = if whole {
+                    (1, length)
+                } else {
+                    (high.len(), wide.len())
+                };
                 for run in 0..runs {
                     let origin = [image, first, high.start + run, wide.start];
-                    self.code.block(&origin, 1, rows.len(), cols, joined.add(run * cols).cast(), length, scratch);
+                    self.code.block(
+                        &origin,
+                        1,
+                        rows.len(),
+                        cols,
+                        joined.add(run * cols).cast(),
+                        length,
+                        scratch,
+                    );
                 }
             }
         }
@@ -481,10 +714,14 @@ impl Product for Columns<'_> {
 impl Columns<'_> {
     /// Where `right` keeps the offsets of steps, and its tile.
     fn steps(&self, right: *const f32) -> *const i32 {
-        right.cast::<i32>().wrapping_add((phases(self.axes()) + 1).next_multiple_of(LANES))
+        right
+            .cast::<i32>()
+            .wrapping_add((phases(self.axes()) + 1).next_multiple_of(LANES))
     }
 
     fn tile(&self, right: *const f32, block: usize) -> *const f32 {
-        self.steps(right).wrapping_add(self.depth(block).len().next_multiple_of(LANES)).cast()
+        self.steps(right)
+            .wrapping_add(self.depth(block).len().next_multiple_of(LANES))
+            .cast()
     }
 }

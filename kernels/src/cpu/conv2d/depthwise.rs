@@ -1,8 +1,10 @@
-//! Convolutions whose every channel is a group of its own, and their gradients: rows of a tile times single weights.
+//! Convolutions whose every channel is a group of its own, and their gradients: rows of a tile
+//! times single weights.
 //!
-//! A task takes some channels of a part of the output positions. The forward product and the input gradient hand its block of sums to
-//! the epilogue as [`columns`](super::columns) does, phases of an input gradient included. The weight gradient takes channels over all
-//! positions, with a vector of sums for each weight.
+//! A task takes some channels of a part of the output positions. The forward product and the input
+//! gradient hand its block of sums to the epilogue as [`columns`](super::columns) does, phases of
+//! an input gradient included. The weight gradient takes channels over all positions, with a vector
+//! of sums for each weight.
 
 use std::ops::Range;
 
@@ -25,21 +27,34 @@ const LANES: usize = 16;
 /// Most channels of a block whose tiles of whole planes stay small, and whose sums do.
 fn channels(sizes: &Sizes, sums: usize) -> usize {
     let [rows, columns] = [sizes.axes[0].out, sizes.axes[1].out];
-    let plane = Shape::new(&sizes.axes, 1, rows, columns).elements(1).max(rows.saturating_mul(columns));
-    (TILE / plane.max(1)).min(ACC / sums.max(1)).clamp(1, CHANNELS).min(sizes.groups)
+    let plane = Shape::new(&sizes.axes, 1, rows, columns)
+        .elements(1)
+        .max(rows.saturating_mul(columns));
+    (TILE / plane.max(1))
+        .min(ACC / sums.max(1))
+        .clamp(1, CHANNELS)
+        .min(sizes.groups)
 }
 
 /// Sums of the largest plane, or of one channel's kernel.
 fn sums(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> usize {
     match kind {
         ConvKind::WeightGrad => sizes.taps().saturating_mul(micro.lanes),
-        _ => phases(&sizes.axes).saturating_mul(columns(sizes.axes[0].out.saturating_mul(sizes.axes[1].out), &sizes.axes, micro)),
+        _ => phases(&sizes.axes).saturating_mul(columns(
+            sizes.axes[0].out.saturating_mul(sizes.axes[1].out),
+            &sizes.axes,
+            micro,
+        )),
     }
 }
 
 /// Room for every blocking of sizes up to these.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
-    let (width, axes, taps) = (micro.columns(), &sizes.axes, sizes.taps().next_multiple_of(LANES));
+    let (width, axes, taps) = (
+        micro.columns(),
+        &sizes.axes,
+        sizes.taps().next_multiple_of(LANES),
+    );
     let channels = channels(sizes, sums(sizes, micro, kind));
     let tile = TILE.max(Shape::new(axes, 1, 1, width.min(axes[1].out.max(1))).elements(1));
     if kind == ConvKind::WeightGrad {
@@ -47,17 +62,30 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
             left: channels.saturating_mul(sizes.taps()),
             // Offsets, and tiles of both operands.
             right: taps.saturating_add(2 * tile),
-            acc: channels.saturating_mul(sizes.taps()).saturating_mul(micro.lanes),
+            acc: channels
+                .saturating_mul(sizes.taps())
+                .saturating_mul(micro.lanes),
             ..Space::default()
         };
     }
-    let acc = ACC.saturating_add(channels.saturating_mul(phases(axes)).saturating_mul(2 * width));
+    let acc = ACC.saturating_add(
+        channels
+            .saturating_mul(phases(axes))
+            .saturating_mul(2 * width),
+    );
     Space {
         // Offsets of weights, and one channel's weights in the order of the steps.
         left: 2 * taps,
-        right: (phases(axes) + 1).next_multiple_of(LANES).saturating_add(taps).saturating_add(tile),
+        right: (phases(axes) + 1)
+            .next_multiple_of(LANES)
+            .saturating_add(taps)
+            .saturating_add(tile),
         acc,
-        scratch: if is_phased(axes) { acc.saturating_mul(4).next_multiple_of(64) } else { 0 },
+        scratch: if is_phased(axes) {
+            acc.saturating_mul(4).next_multiple_of(64)
+        } else {
+            0
+        },
         ..Space::default()
     }
 }
@@ -67,10 +95,25 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
-    let Call { sizes, kernel, body, launch, .. } = *call;
+    let Call {
+        sizes,
+        kernel,
+        body,
+        launch,
+        ..
+    } = *call;
     let (micro, axes) = (kernel.micro, &sizes.axes);
     let mut channels = channels(sizes, sums(sizes, micro, body.kind));
-    let parts = |channels: usize| Parts::new(sizes.images, axes, channels, ACC / channels / phases(axes), TILE, micro.columns());
+    let parts = |channels: usize| {
+        Parts::new(
+            sizes.images,
+            axes,
+            channels,
+            ACC / channels / phases(axes),
+            TILE,
+            micro.columns(),
+        )
+    };
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     if sizes.groups.div_ceil(channels) * parts(channels).count() < wanted {
         channels = channels.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
@@ -81,14 +124,21 @@ pub(super) unsafe fn run(call: &Call) {
     let task = |task: usize, slot: &Slot, _: &mut usize| {
         let (block, strip) = (task / strips, task % strips);
         let wanted = block * channels..((block + 1) * channels).min(product.call.sizes.groups);
-        // SAFETY: blocks of the result are one task's each, and the slot's buffers have the sizes of `space`.
+        // SAFETY: blocks of the result are one task's each, and the slot's buffers have the sizes
+        // of `space`.
         unsafe {
             convolve(&product, wanted.clone(), strip, slot, stride);
             product.finish(0, wanted, strip, slot.acc, stride, slot.scratch);
         }
     };
-    let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
-    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+    let room = Room {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
+    // contract of `run`.
     unsafe { room.tasks(blocks * strips, false, task) };
 }
 
@@ -96,26 +146,52 @@ pub(super) unsafe fn run(call: &Call) {
 ///
 /// # Safety
 /// As for [`run`]; the slot is the caller's.
-unsafe fn convolve(product: &Columns, channels: Range<usize>, strip: usize, slot: &Slot, stride: usize) {
+unsafe fn convolve(
+    product: &Columns,
+    channels: Range<usize>,
+    strip: usize,
+    slot: &Slot,
+    stride: usize,
+) {
     let (sizes, micro) = (product.call.sizes, product.call.kernel.micro);
     let (axes, part) = (&sizes.axes, product.strips.get(strip));
     let shape = Shape::new(axes, channels.len(), part.rows.len(), part.columns.len());
     let taps = sizes.taps().next_multiple_of(LANES);
     let (starts, weight_steps) = (slot.right.cast::<i32>(), slot.left.cast::<i32>());
-    // SAFETY: buffers have the sizes of `space`; channels and kernel elements lie inside the operands.
+    // SAFETY: buffers have the sizes of `space`; channels and kernel elements lie inside the
+    // operands.
     unsafe {
         let steps = starts.add((phases(axes) + 1).next_multiple_of(LANES));
-        let (weights, tile) = (slot.left.add(taps), slot.right.add((phases(axes) + 1).next_multiple_of(LANES) + taps));
-        product.table(1, 0, |[row, column]| shape.tap(axes, row, column) as isize, steps, Some(starts));
+        let (weights, tile) = (
+            slot.left.add(taps),
+            slot.right
+                .add((phases(axes) + 1).next_multiple_of(LANES) + taps),
+        );
+        product.table(
+            1,
+            0,
+            |[row, column]| shape.tap(axes, row, column) as isize,
+            steps,
+            Some(starts),
+        );
         // (Which kernel element a step is: its weight's offset may not fit in the table.)
-        product.table(1, 0, |[row, column]| (row * axes[1].taps + column) as isize, weight_steps, None);
-        product.image.fill(channels.clone(), &part, &shape, tile, tile);
+        product.table(
+            1,
+            0,
+            |[row, column]| (row * axes[1].taps + column) as isize,
+            weight_steps,
+            None,
+        );
+        product
+            .image
+            .fill(channels.clone(), &part, &shape, tile, tile);
         let count = *starts.add(phases(axes)) as usize;
         for (c, channel) in channels.enumerate() {
             let (at, [.., row, column]) = product.weight(channel);
             for step in 0..count {
                 let tap = *weight_steps.add(step) as usize;
-                let offset = (tap / axes[1].taps) as isize * row + (tap % axes[1].taps) as isize * column;
+                let offset =
+                    (tap / axes[1].taps) as isize * row + (tap % axes[1].taps) as isize * column;
                 *weights.add(step) = *at.wrapping_offset(offset);
             }
             for phase in 0..phases(axes) {
@@ -130,7 +206,9 @@ unsafe fn convolve(product: &Columns, channels: Range<usize>, strip: usize, slot
                     taps: end - first,
                     offsets: steps.add(first),
                     weights: weights.add(first),
-                    result: slot.acc.add(c * stride + phase * product.phase_columns(strip)),
+                    result: slot
+                        .acc
+                        .add(c * stride + phase * product.phase_columns(strip)),
                     result_image: part.rows.len() * part.columns.len(),
                 });
             }
@@ -140,7 +218,13 @@ unsafe fn convolve(product: &Columns, channels: Range<usize>, strip: usize, slot
 
 /// Where slices of a weight gradient may end, and its sums: a vector for each weight.
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
-    CutOff { unit: 1, sums: sizes.groups.saturating_mul(sizes.taps()).saturating_mul(micro.lanes) }
+    CutOff {
+        unit: 1,
+        sums: sizes
+            .groups
+            .saturating_mul(sizes.taps())
+            .saturating_mul(micro.lanes),
+    }
 }
 
 /// The weight gradient.
@@ -148,19 +232,45 @@ pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn weight_grad(call: &Call) {
-    let Call { spec, sizes, kernel, body, launch } = *call;
+    let Call {
+        spec,
+        sizes,
+        kernel,
+        body,
+        launch,
+    } = *call;
     let (micro, axes) = (kernel.micro, &sizes.axes);
     let most = channels(sizes, sums(sizes, micro, body.kind));
-    let images = launch.part.map_or(sizes.images, |part| part.examples.len() * call.per_example());
+    let images = launch.part.map_or(sizes.images, |part| {
+        part.examples.len() * call.per_example()
+    });
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     // Vectors of a row begin at the same places however it is cut.
     let parts = Parts::new(images, axes, size, TILE / size, TILE, micro.lanes);
-    let [image, gradient] = [(&body.a, 0), (&body.b, 1)].map(|(operand, at)| source(operand, launch.args[at], launch.env));
-    let product = WeightGrad { call, image, gradient, parts, size, code: kernel.code.bind(spec, launch) };
-    let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
-    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
-    unsafe { room.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| product.block(block, slot)) };
+    let [image, gradient] = [(&body.a, 0), (&body.b, 1)]
+        .map(|(operand, at)| source(operand, launch.args[at], launch.env));
+    let product = WeightGrad {
+        call,
+        image,
+        gradient,
+        parts,
+        size,
+        code: kernel.code.bind(spec, launch),
+    };
+    let room = Room {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
+    // contract of `run`.
+    unsafe {
+        room.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| {
+            product.block(block, slot)
+        })
+    };
 }
 
 struct WeightGrad<'a> {
@@ -185,22 +295,46 @@ impl WeightGrad<'_> {
         let plain = [Axis::plain(axes[0].out), Axis::plain(axes[1].out)];
         let channels = block * self.size..((block + 1) * self.size).min(sizes.groups);
         let part = self.call.launch.part;
-        // SAFETY: channels are one block's each, the slot's buffers have the sizes of `space`, and the sums those of `cut_off`.
+        // SAFETY: channels are one block's each, the slot's buffers have the sizes of `space`, and
+        // the sums those of `cut_off`.
         unsafe {
-            let acc = part.map_or(slot.acc, |part| part.sums.cast::<f32>().add(channels.start * taps * micro.lanes));
+            let acc = part.map_or(slot.acc, |part| {
+                part.sums
+                    .cast::<f32>()
+                    .add(channels.start * taps * micro.lanes)
+            });
             if part.is_none_or(|part| part.examples.start == 0) {
                 acc.write_bytes(0, channels.len() * taps * micro.lanes);
             }
             for part in (0..self.parts.count()).map(|part| self.parts.get(part)) {
-                let [shape, other] = [axes, &plain].map(|axes| Shape::new(axes, channels.len(), part.rows.len(), part.columns.len()));
+                let [shape, other] = [axes, &plain].map(|axes| {
+                    Shape::new(axes, channels.len(), part.rows.len(), part.columns.len())
+                });
                 let offsets = slot.right.cast::<i32>();
                 for tap in 0..taps {
-                    *offsets.add(tap) = shape.tap(axes, tap / axes[1].taps, tap % axes[1].taps) as i32;
+                    *offsets.add(tap) =
+                        shape.tap(axes, tap / axes[1].taps, tap % axes[1].taps) as i32;
                 }
                 let tile = slot.right.add(taps.next_multiple_of(LANES));
                 let result = tile.add(shape.elements(part.images.len()));
-                fill(&self.image, axes, channels.clone(), &part, &shape, tile, micro.fill);
-                fill(&self.gradient, &plain, channels.clone(), &part, &other, result, micro.fill);
+                fill(
+                    &self.image,
+                    axes,
+                    channels.clone(),
+                    &part,
+                    &shape,
+                    tile,
+                    micro.fill,
+                );
+                fill(
+                    &self.gradient,
+                    &plain,
+                    channels.clone(),
+                    &part,
+                    &other,
+                    result,
+                    micro.fill,
+                );
                 for c in 0..channels.len() {
                     (micro.correlate)(&Planes {
                         source: tile.add(c * shape.channel),
@@ -224,7 +358,15 @@ impl WeightGrad<'_> {
                 let lanes = std::slice::from_raw_parts(acc.add(weight * micro.lanes), micro.lanes);
                 *slot.left.add(weight) = lanes.iter().sum();
             }
-            self.code.block(&[channels.start, 0, 0, 0], 0, channels.len(), taps, slot.left.cast(), taps, slot.scratch);
+            self.code.block(
+                &[channels.start, 0, 0, 0],
+                0,
+                channels.len(),
+                taps,
+                slot.left.cast(),
+                taps,
+                slot.scratch,
+            );
         }
     }
 }

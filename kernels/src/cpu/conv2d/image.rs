@@ -24,19 +24,38 @@ pub(super) struct Prologue {
 
 impl Prologue {
     /// The prologue of a convolution, if it has one; [`Spec::check_anchor`] has accepted it.
-    pub fn new(body: &spec::Conv2d, bound: &Env, config: &Config) -> Result<Option<Prologue>, SpecError> {
-        let code = body.prologue.as_deref().map(|spec| TileCode::new(spec, bound, config)).transpose()?;
-        Ok(code.map(|code| Prologue { code, room: 0, made: 0 }))
+    pub fn new(
+        body: &spec::Conv2d,
+        bound: &Env,
+        config: &Config,
+    ) -> Result<Option<Prologue>, SpecError> {
+        let code = body
+            .prologue
+            .as_deref()
+            .map(|spec| TileCode::new(spec, bound, config))
+            .transpose()?;
+        Ok(code.map(|code| Prologue {
+            code,
+            room: 0,
+            made: 0,
+        }))
     }
 
-    /// Elements of a worker's memory to make so many elements of the image in at a time, the interpreter's memory included.
+    /// Elements of a worker's memory to make so many elements of the image in at a time, the
+    /// interpreter's memory included.
     pub fn room(&self, made: usize) -> usize {
-        made.next_multiple_of(LINE).saturating_add(self.code.scratch_bytes().div_ceil(4)).next_multiple_of(LINE)
+        made.next_multiple_of(LINE)
+            .saturating_add(self.code.scratch_bytes().div_ceil(4))
+            .next_multiple_of(LINE)
     }
 
     /// With that room.
     pub fn with_room(self, made: usize) -> Prologue {
-        Prologue { room: self.room(made), made: made.next_multiple_of(LINE), ..self }
+        Prologue {
+            room: self.room(made),
+            made: made.next_multiple_of(LINE),
+            ..self
+        }
     }
 }
 
@@ -48,57 +67,118 @@ pub(super) struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// The image of a call; `source` is what its first argument is, which counts where there is no prologue.
+    /// The image of a call; `source` is what its first argument is, which counts where there is no
+    /// prologue.
     pub fn new(call: &'a Call<'a>, source: Source) -> Self {
-        let Call { body, launch, kernel, .. } = *call;
+        let Call {
+            body,
+            launch,
+            kernel,
+            ..
+        } = *call;
         let prologue = kernel.prologue.as_deref().zip(body.prologue.as_deref());
-        let bound = |(prologue, spec): (&'a Prologue, _)| (prologue, bind(&prologue.code, spec, launch, body.sources()));
-        Image { call, source, prologue: prologue.map(bound) }
+        let bound = |(prologue, spec): (&'a Prologue, _)| {
+            (prologue, bind(&prologue.code, spec, launch, body.sources()))
+        };
+        Image {
+            call,
+            source,
+            prologue: prologue.map(bound),
+        }
     }
 
-    /// [`fill`] from this image. `end`: of the buffer that the tile lies in, whose last elements are the room of a prologue, from a line
-    /// of the cache on.
+    /// [`fill`] from this image. `end`: of the buffer that the tile lies in, whose last elements
+    /// are the room of a prologue, from a line of the cache on.
     ///
     /// # Safety
     /// As [`fill`]; of an image that is made, the arguments that it is made of may be read.
-    pub unsafe fn fill(&self, channels: Range<usize>, part: &Part, shape: &Shape, to: *mut f32, end: *mut f32) {
+    pub unsafe fn fill(
+        &self,
+        channels: Range<usize>,
+        part: &Part,
+        shape: &Shape,
+        to: *mut f32,
+        end: *mut f32,
+    ) {
         let (axes, lines) = (&self.call.sizes.axes, self.call.kernel.micro.fill);
         let Some((prologue, code)) = &self.prologue else {
             // SAFETY: the caller's promise.
             return unsafe { fill(&self.source, axes, channels, part, shape, to, lines) };
         };
-        let [rows, columns] = [axes[0].reads_of(&part.rows), axes[1].reads_of(&part.columns)];
+        let [rows, columns] = [
+            axes[0].reads_of(&part.rows),
+            axes[1].reads_of(&part.columns),
+        ];
         let plane = rows.len() * columns.len();
         let at_once = (prologue.made / plane.max(1)).max(1);
         let room = end.wrapping_sub(prologue.room);
         let scratch = room.wrapping_add(prologue.made).cast();
         for (i, image) in part.images.clone().enumerate() {
-            let one = Part { images: image..image + 1, ..part.clone() };
+            let one = Part {
+                images: image..image + 1,
+                ..part.clone()
+            };
             for first in channels.clone().step_by(at_once) {
                 let some = first..(first + at_once).min(channels.end);
                 // Rows that are made whole lie behind one another.
                 let whole = columns.len() == axes[1].source;
-                let (runs, length) = if whole { (1, plane) } else { (rows.len(), columns.len()) };
+                let (runs, length) = if whole {
+                    (1, plane)
+                } else {
+                    (rows.len(), columns.len())
+                };
                 for run in (0..runs).filter(|_| plane > 0) {
                     let origin = [image, first, rows.start + run, columns.start];
-                    // SAFETY: these points lie inside the image, and the room takes those of one channel at least.
-                    unsafe { code.make(&origin, 1, [some.len(), length], room.add(run * length), plane, scratch) };
+                    // SAFETY: these points lie inside the image, and the room takes those of one
+                    // channel at least.
+                    unsafe {
+                        code.make(
+                            &origin,
+                            1,
+                            [some.len(), length],
+                            room.add(run * length),
+                            plane,
+                            scratch,
+                        )
+                    };
                 }
                 let before = first * plane + rows.start * columns.len() + columns.start;
                 let strides = [0, plane as isize, columns.len() as isize, 1];
-                let made = Source { at: room.cast_const().wrapping_sub(before), strides };
+                let made = Source {
+                    at: room.cast_const().wrapping_sub(before),
+                    strides,
+                };
                 // SAFETY: what of these channels the part reads has just been made.
-                unsafe { fill(&made, axes, some, &one, shape, to.add(i * shape.image + (first - channels.start) * shape.channel), lines) };
+                unsafe {
+                    fill(
+                        &made,
+                        axes,
+                        some,
+                        &one,
+                        shape,
+                        to.add(i * shape.image + (first - channels.start) * shape.channel),
+                        lines,
+                    )
+                };
             }
         }
     }
 }
 
-/// The prologue's code with the sizes and addresses of a run: its operands are the first arguments, and what it makes has no address.
+/// The prologue's code with the sizes and addresses of a run: its operands are the first arguments,
+/// and what it makes has no address.
 fn bind<'a>(code: &'a TileCode, spec: &Spec, launch: &Launch, sources: usize) -> Bound<'a> {
-    let mut args: SmallVec<[*mut u8; MAX_ARGUMENTS]> = SmallVec::from_slice(&launch.args[..sources]);
+    let mut args: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
+        SmallVec::from_slice(&launch.args[..sources]);
     args.push(std::ptr::null_mut());
     let mut bound = Bound::new(code);
-    bound.resolve(spec, &Launch { args: &args, ..*launch }, &[0, 1, 2, 3]);
+    bound.resolve(
+        spec,
+        &Launch {
+            args: &args,
+            ..*launch
+        },
+        &[0, 1, 2, 3],
+    );
     bound
 }

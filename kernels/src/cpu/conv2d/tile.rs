@@ -1,4 +1,5 @@
-//! A zero-padded part of an image, in which every kernel element is a constant offset away from every output position.
+//! A zero-padded part of an image, in which every kernel element is a constant offset away from
+//! every output position.
 
 use std::ops::Range;
 
@@ -11,13 +12,14 @@ pub(super) struct Source {
     pub strides: [isize; 4],
 }
 
-/// Rows or columns of a convolution. Of the forward product and the weight gradient: output position o and kernel element t
-/// read element `o·step + offset(t) − pad` of the source.
+/// Rows or columns of a convolution. Of the forward product and the weight gradient: output
+/// position o and kernel element t read element `o·step + offset(t) − pad` of the source.
 ///
-/// Of the input gradient: position h of the image is reached by the elements t for which `h + first − t·dilation` is a
-/// multiple of the stride, from the source element that this multiple counts. Which elements these are depends on the
-/// *phase* of h alone, its remainder by the stride; so the positions of one phase, h = phase + o·stride, are a convolution
-/// of stride 1 with some of the kernel's elements, and again o and t read element `o + offset(t) − pad`.
+/// Of the input gradient: position h of the image is reached by the elements t for which `h + first
+/// − t·dilation` is a multiple of the stride, from the source element that this multiple counts.
+/// Which elements these are depends on the *phase* of h alone, its remainder by the stride; so the
+/// positions of one phase, h = phase + o·stride, are a convolution of stride 1 with some of the
+/// kernel's elements, and again o and t read element `o + offset(t) − pad`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Axis {
     /// Output positions; of an input gradient, those of its longest phase.
@@ -36,16 +38,46 @@ pub(super) struct Axis {
 }
 
 impl Axis {
-    /// The axis of a forward product or a weight gradient: positions of the image and of the result.
+    /// The axis of a forward product or a weight gradient: positions of the image and of the
+    /// result.
     pub fn forward(image: usize, result: usize, [taps, stride, dilation, pad]: [usize; 4]) -> Axis {
-        Axis { out: result, source: image, taps, step: stride, phases: 1, pad: pad as isize, dilation, backward: None }
+        Axis {
+            out: result,
+            source: image,
+            taps,
+            step: stride,
+            phases: 1,
+            pad: pad as isize,
+            dilation,
+            backward: None,
+        }
     }
 
     /// The axis of an input gradient.
-    pub fn backward(image: usize, result: usize, [taps, stride, dilation, pad]: [usize; 4]) -> Axis {
-        let (out, phases, backward) = (image.div_ceil(stride), stride.min(image.max(1)), Some((pad as isize, stride)));
-        let axis = Axis { out, source: result, taps, step: 1, phases, pad: 0, dilation, backward };
-        Axis { pad: -axis.reaches(taps - 1), ..axis }
+    pub fn backward(
+        image: usize,
+        result: usize,
+        [taps, stride, dilation, pad]: [usize; 4],
+    ) -> Axis {
+        let (out, phases, backward) = (
+            image.div_ceil(stride),
+            stride.min(image.max(1)),
+            Some((pad as isize, stride)),
+        );
+        let axis = Axis {
+            out,
+            source: result,
+            taps,
+            step: 1,
+            phases,
+            pad: 0,
+            dilation,
+            backward,
+        };
+        Axis {
+            pad: -axis.reaches(taps - 1),
+            ..axis
+        }
     }
 
     /// The axis of a source that is read as it is.
@@ -58,7 +90,8 @@ impl Axis {
         self.backward.is_some_and(|(_, stride)| stride > 1)
     }
 
-    /// The source element that a phase's first position reads by kernel element `tap`, which must be one of its own.
+    /// The source element that a phase's first position reads by kernel element `tap`, which must
+    /// be one of its own.
     fn reaches(&self, tap: usize) -> isize {
         let distance = (tap * self.dilation) as isize;
         match self.backward {
@@ -71,19 +104,31 @@ impl Axis {
     /// The phase whose positions kernel element `tap` reaches; it may lie past the last.
     pub fn phase(&self, tap: usize) -> usize {
         let distance = (tap * self.dilation) as isize;
-        self.backward.map_or(0, |(first, stride)| (distance - first).rem_euclid(stride as isize) as usize)
+        self.backward.map_or(0, |(first, stride)| {
+            (distance - first).rem_euclid(stride as isize) as usize
+        })
     }
 
     /// Positions between the first that any kernel element reads and element `tap`'s.
     fn offset(&self, tap: usize) -> usize {
-        let first = if self.backward.is_some() { self.reaches(self.taps - 1) } else { 0 };
+        let first = if self.backward.is_some() {
+            self.reaches(self.taps - 1)
+        } else {
+            0
+        };
         (self.reaches(tap) - first) as usize
     }
 
     /// Positions that `out` output positions read.
     fn extent(&self, out: usize) -> usize {
-        let last = if self.backward.is_some() { 0 } else { self.taps - 1 };
-        (out.saturating_sub(1)).saturating_mul(self.step).saturating_add(self.offset(last) + 1)
+        let last = if self.backward.is_some() {
+            0
+        } else {
+            self.taps - 1
+        };
+        (out.saturating_sub(1))
+            .saturating_mul(self.step)
+            .saturating_add(self.offset(last) + 1)
     }
 
     /// The elements of the source that these output positions read, and those between them.
@@ -103,7 +148,11 @@ impl Axis {
         let up = |distance: isize| distance.max(0).unsigned_abs().div_ceil(self.step);
         let first = up(-from).min(count);
         let element = from + (first * self.step) as isize;
-        Hits { first, element, count: up(self.source as isize - element).min(count - first) }
+        Hits {
+            first,
+            element,
+            count: up(self.source as isize - element).min(count - first),
+        }
     }
 }
 
@@ -138,17 +187,40 @@ pub(super) struct Parts {
 }
 
 impl Parts {
-    /// Parts of at most `most` positions whose tiles of `channels` channels have no more than `tile` elements, if that is possible.
-    /// `multiple`: what a stretch of a row should be a multiple of.
-    pub fn new(images: usize, axes: &[Axis; 2], channels: usize, most: usize, tile: usize, multiple: usize) -> Parts {
+    /// Parts of at most `most` positions whose tiles of `channels` channels have no more than
+    /// `tile` elements, if that is possible. `multiple`: what a stretch of a row should be a
+    /// multiple of.
+    pub fn new(
+        images: usize,
+        axes: &[Axis; 2],
+        channels: usize,
+        most: usize,
+        tile: usize,
+        multiple: usize,
+    ) -> Parts {
         let even = crate::cpu::gemm::even;
-        Parts::cut(images, axes, channels, [most, tile], multiple, |images, most| even(images, most, 1))
+        Parts::cut(
+            images,
+            axes,
+            channels,
+            [most, tile],
+            multiple,
+            |images, most| even(images, most, 1),
+        )
     }
 
-    /// The same with small tiles, but parts of several images are as large as may be, rather than all alike: where one ends depends
-    /// on no images behind it.
-    pub fn from_first(images: usize, axes: &[Axis; 2], channels: usize, most: usize, multiple: usize) -> Parts {
-        Parts::cut(images, axes, channels, [most, TILE], multiple, |_, most| most)
+    /// The same with small tiles, but parts of several images are as large as may be, rather than
+    /// all alike: where one ends depends on no images behind it.
+    pub fn from_first(
+        images: usize,
+        axes: &[Axis; 2],
+        channels: usize,
+        most: usize,
+        multiple: usize,
+    ) -> Parts {
+        Parts::cut(images, axes, channels, [most, TILE], multiple, |_, most| {
+            most
+        })
     }
 
     fn cut(
@@ -162,27 +234,53 @@ impl Parts {
         let out = [axes[0].out, axes[1].out];
         let fits = |size: [usize; 3]| {
             let positions = size[0].saturating_mul(size[1]).saturating_mul(size[2]);
-            positions <= most && Shape::new(axes, channels, size[1], size[2]).elements(size[0]) <= tile
+            positions <= most
+                && Shape::new(axes, channels, size[1], size[2]).elements(size[0]) <= tile
         };
         // The largest n up to `total` for which `fits` holds, or 1.
         let largest = |total: usize, fits: &dyn Fn(usize) -> bool| {
             let (mut yes, mut no) = (1, total + 1);
             while no - yes > 1 {
                 let middle = yes + (no - yes) / 2;
-                if fits(middle) { yes = middle } else { no = middle }
+                if fits(middle) {
+                    yes = middle
+                } else {
+                    no = middle
+                }
             }
             yes
         };
         let even = crate::cpu::gemm::even;
         let size = if fits([1, out[0], out[1]]) {
-            [share(images, largest(images, &|n| fits([n, out[0], out[1]]))), out[0], out[1]]
+            [
+                share(images, largest(images, &|n| fits([n, out[0], out[1]]))),
+                out[0],
+                out[1],
+            ]
         } else if fits([1, 1, out[1]]) {
-            [1, even(out[0], largest(out[0], &|n| fits([1, n, out[1]])), 1), out[1]]
+            [
+                1,
+                even(out[0], largest(out[0], &|n| fits([1, n, out[1]])), 1),
+                out[1],
+            ]
         } else {
             let columns = largest(out[1], &|n| fits([1, 1, n]));
-            [1, 1, even(out[1], (columns / multiple * multiple).max(multiple), multiple).min(out[1].max(1))]
+            [
+                1,
+                1,
+                even(
+                    out[1],
+                    (columns / multiple * multiple).max(multiple),
+                    multiple,
+                )
+                .min(out[1].max(1)),
+            ]
         };
-        Parts { images, out, size: size.map(|s| s.max(1)) }
+        Parts {
+            images,
+            out,
+            size: size.map(|s| s.max(1)),
+        }
     }
 
     /// Images, rows and columns of a part but the last.
@@ -192,11 +290,17 @@ impl Parts {
 
     /// Parts of the images before this one, which must be the first of a part or past the last.
     pub fn before(&self, image: usize) -> usize {
-        Parts { images: image, ..*self }.count()
+        Parts {
+            images: image,
+            ..*self
+        }
+        .count()
     }
 
     pub fn count(&self) -> usize {
-        self.images.div_ceil(self.size[0]) * self.out[0].div_ceil(self.size[1]) * self.out[1].div_ceil(self.size[2])
+        self.images.div_ceil(self.size[0])
+            * self.out[0].div_ceil(self.size[1])
+            * self.out[1].div_ceil(self.size[2])
     }
 
     /// Positions of the largest part.
@@ -205,8 +309,13 @@ impl Parts {
     }
 
     pub fn get(&self, part: usize) -> Part {
-        let (rows, columns) = (self.out[0].div_ceil(self.size[1]), self.out[1].div_ceil(self.size[2]));
-        let range = |index: usize, axis: usize, total: usize| index * self.size[axis]..((index + 1) * self.size[axis]).min(total);
+        let (rows, columns) = (
+            self.out[0].div_ceil(self.size[1]),
+            self.out[1].div_ceil(self.size[2]),
+        );
+        let range = |index: usize, axis: usize, total: usize| {
+            index * self.size[axis]..((index + 1) * self.size[axis]).min(total)
+        };
         Part {
             images: range(part / columns / rows, 0, self.images),
             rows: range(part / columns % rows, 1, self.out[0]),
@@ -217,13 +326,14 @@ impl Parts {
     /// The part's positions, counted through all images.
     pub fn range(&self, part: usize) -> Range<usize> {
         let part = self.get(part);
-        let first = (part.images.start * self.out[0] + part.rows.start) * self.out[1] + part.columns.start;
+        let first =
+            (part.images.start * self.out[0] + part.rows.start) * self.out[1] + part.columns.start;
         first..first + part.len()
     }
 }
 
-/// Where things are in a tile: `image · image + channel · channel + row · row + column`, columns first by their remainder by
-/// `step`, so that neighbouring output positions read neighbours.
+/// Where things are in a tile: `image · image + channel · channel + row · row + column`, columns
+/// first by their remainder by `step`, so that neighbouring output positions read neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub image: usize,
@@ -238,7 +348,12 @@ impl Shape {
         let segment = axes[1].extent(columns).div_ceil(axes[1].step);
         let row = segment.saturating_mul(axes[1].step);
         let channel = row.saturating_mul(axes[0].extent(rows));
-        Shape { image: channel.saturating_mul(channels), channel, row, segment }
+        Shape {
+            image: channel.saturating_mul(channels),
+            channel,
+            row,
+            segment,
+        }
     }
 
     /// Elements of a channel of a tile for so many rows and columns.
@@ -262,8 +377,8 @@ impl Shape {
     }
 }
 
-/// Copies the part of `channels` that `part` reads, with its padding, to a tile of this shape. Rows and remainders of columns that no
-/// kernel element reads are left as they are.
+/// Copies the part of `channels` that `part` reads, with its padding, to a tile of this shape. Rows
+/// and remainders of columns that no kernel element reads are left as they are.
 ///
 /// # Safety
 /// The source has these images and channels, and `to` room for the shape's elements.
@@ -279,15 +394,23 @@ pub(super) unsafe fn fill(
     let [image_stride, channel_stride, row_stride, column_stride] = from.strides;
     let origin = |axis: usize, first: usize| (first * axes[axis].step) as isize - axes[axis].pad;
     let (rows, steps) = (axes[0].extent(part.rows.len()), axes.map(|axis| axis.step));
-    let first = from.at.wrapping_offset(part.images.start as isize * image_stride + channels.start as isize * channel_stride);
+    let first = from.at.wrapping_offset(
+        part.images.start as isize * image_stride + channels.start as isize * channel_stride,
+    );
     for row in (0..steps[0].min(rows)).filter(|&r| axes[0].reads(r)) {
         let count = (rows - row).div_ceil(steps[0]);
         let row_hits = axes[0].hits(origin(0, part.rows.start) + row as isize, count);
         for column in (0..steps[1]).filter(|&c| axes[1].reads(c)) {
-            let hits = axes[1].hits(origin(1, part.columns.start) + column as isize, shape.segment);
+            let hits = axes[1].hits(
+                origin(1, part.columns.start) + column as isize,
+                shape.segment,
+            );
             let stretch = |rows: Range<usize>, filled: usize| pack::Lines {
-                from: first.wrapping_offset(row_hits.element * row_stride + hits.element * column_stride),
-                to: to.wrapping_add((row + rows.start * steps[0]) * shape.row + column * shape.segment),
+                from: first
+                    .wrapping_offset(row_hits.element * row_stride + hits.element * column_stride),
+                to: to.wrapping_add(
+                    (row + rows.start * steps[0]) * shape.row + column * shape.segment,
+                ),
                 counts: [part.images.len(), channels.len(), rows.len()],
                 from_strides: [image_stride, channel_stride, row_stride * steps[0] as isize],
                 to_strides: [shape.image, shape.channel, shape.row * steps[0]],

@@ -1,5 +1,6 @@
-//! The weight gradient: for every kernel element, the image shifted by it times the output gradient, summed over all
-//! positions. Rows of the product are (input channel, kernel row, kernel column), walked in the tile by offsets; columns are output channels.
+//! The weight gradient: for every kernel element, the image shifted by it times the output
+//! gradient, summed over all positions. Rows of the product are (input channel, kernel row, kernel
+//! column), walked in the tile by offsets; columns are output channels.
 
 use std::ops::Range;
 
@@ -7,9 +8,14 @@ use super::image::Image;
 use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
-use crate::cpu::gemm::drive::{Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums};
+use crate::cpu::gemm::drive::{
+    Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums,
+};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
-use crate::cpu::gemm::{Limits, ROWS, SPLIT_COLUMNS, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted};
+use crate::cpu::gemm::{
+    Limits, ROWS, SPLIT_COLUMNS, TILE, even, pack, partial_space, share_rows, split_blocks, splits,
+    wanted,
+};
 use crate::cpu::tile::Bound;
 
 /// Most positions in a block of the contracted axis.
@@ -24,14 +30,28 @@ fn channels(sizes: &Sizes, rows: usize) -> usize {
 
 /// The chains of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
-    Parts::from_first(sizes.images, &sizes.axes, channels(sizes, ROWS), POSITIONS, 1)
+    Parts::from_first(
+        sizes.images,
+        &sizes.axes,
+        channels(sizes, ROWS),
+        POSITIONS,
+        1,
+    )
 }
 
 /// Images, rows and columns of a chain's blocks.
 fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
     let [images, rows, columns] = parts.size();
     let high = (limits.steps / columns).clamp(1, rows);
-    [if high < rows { 1 } else { (limits.steps / (rows * columns)).clamp(1, images) }, high, columns]
+    [
+        if high < rows {
+            1
+        } else {
+            (limits.steps / (rows * columns)).clamp(1, images)
+        },
+        high,
+        columns,
+    ]
 }
 
 /// Most elements of a channel of a tile.
@@ -52,11 +72,19 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
     let (fewest, chains) = match sizes.fixed {
-        true => (split_blocks(sizes.groups, product, sizes.other), parts(sizes).count()),
-        // Smaller rows may cut the contracted axis into more chains, but never more than there are positions.
+        true => (
+            split_blocks(sizes.groups, product, sizes.other),
+            parts(sizes).count(),
+        ),
+        // Smaller rows may cut the contracted axis into more chains, but never more than there are
+        // positions.
         false => (1, positions),
     };
-    let rows = product.min(if splits(fewest, chains) > 1 { ROWS } else { limits.rows });
+    let rows = product.min(if splits(fewest, chains) > 1 {
+        ROWS
+    } else {
+        limits.rows
+    });
     let tile = |rows_of: usize, [images, rows, columns]: [usize; 3]| {
         Shape::new(&sizes.axes, channels(sizes, rows_of), rows, columns).elements(images)
     };
@@ -65,20 +93,34 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             let block = block(&parts(sizes), limits);
             (tile(rows, block), block.iter().product())
         }
-        false => (TILE.max(tile(ROWS, [1; 3])).min(tile(ROWS, [sizes.images, height, length])), positions.min(POSITIONS)),
+        false => (
+            TILE.max(tile(ROWS, [1; 3]))
+                .min(tile(ROWS, [sizes.images, height, length])),
+            positions.min(POSITIONS),
+        ),
     };
-    let acc = if splits(fewest, chains) > 1 { usize::MAX } else { limits.acc[0].max(rows * width) }.min(rows * columns);
+    let acc = if splits(fewest, chains) > 1 {
+        usize::MAX
+    } else {
+        limits.acc[0].max(rows * width)
+    }
+    .min(rows * columns);
     Space {
-        left: (ROWS.min(product).next_multiple_of(TABLE) + POSITIONS.min(positions).next_multiple_of(TABLE))
-            .saturating_add(tile)
-            .next_multiple_of(TABLE)
-            .saturating_add(room),
+        left: (ROWS.min(product).next_multiple_of(TABLE)
+            + POSITIONS.min(positions).next_multiple_of(TABLE))
+        .saturating_add(tile)
+        .next_multiple_of(TABLE)
+        .saturating_add(room),
         right: 0,
         micro_panel: steps * width,
         acc,
         // The transposed block, in front of the epilogue's own.
         scratch: (acc * 4).next_multiple_of(64),
-        chain: if limits.steps < POSITIONS && chains > 1 { acc } else { 0 },
+        chain: if limits.steps < POSITIONS && chains > 1 {
+            acc
+        } else {
+            0
+        },
         partial: partial_space(product, sizes.other, fewest, chains, micro),
     }
 }
@@ -91,29 +133,63 @@ fn most_columns(rows: usize, limits: &Limits, micro: &Micro) -> usize {
 
 /// Parts of the contracted axis that are summed apart.
 fn splits_of(sizes: &Sizes) -> usize {
-    splits(split_blocks(sizes.groups, sizes.source * sizes.taps(), sizes.other), parts(sizes).count())
+    splits(
+        split_blocks(sizes.groups, sizes.source * sizes.taps(), sizes.other),
+        parts(sizes).count(),
+    )
 }
 
-/// How the product is cut. Only the splits, and the chains, decide in which order an element is summed.
+/// How the product is cut. Only the splits, and the chains, decide in which order an element is
+/// summed.
 fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
     let (rows, splits) = (sizes.source * sizes.taps(), splits_of(sizes));
     let rows = even(rows, if splits > 1 { ROWS } else { limits.rows }, 1);
-    let most = if splits > 1 { SPLIT_COLUMNS } else { most_columns(rows, limits, micro) };
-    Blocking { rows, columns: even(sizes.other, most, micro.columns()), resident: false, splits }
+    let most = if splits > 1 {
+        SPLIT_COLUMNS
+    } else {
+        most_columns(rows, limits, micro)
+    };
+    Blocking {
+        rows,
+        columns: even(sizes.other, most, micro.columns()),
+        resident: false,
+        splits,
+    }
 }
 
 /// Where slices may end, and the sums between them. (More images make no fewer splits.)
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
-    let sums = sums(sizes.groups, sizes.source * sizes.taps(), sizes.other, splits_of(sizes), micro);
-    CutOff { unit: parts(sizes).size()[0], sums }
+    let sums = sums(
+        sizes.groups,
+        sizes.source * sizes.taps(),
+        sizes.other,
+        splits_of(sizes),
+        micro,
+    );
+    CutOff {
+        unit: parts(sizes).size()[0],
+        sums,
+    }
 }
 
 /// # Safety
 /// By the contract of the kernel's `run`.
 pub(super) unsafe fn run(call: &Call) {
-    let Call { spec, body, launch, sizes, kernel } = *call;
-    let (rows, parts, mut blocking) = (sizes.source * sizes.taps(), parts(sizes), blocking(sizes, kernel.micro, kernel.limits));
-    let Blocking { columns, splits, .. } = blocking;
+    let Call {
+        spec,
+        body,
+        launch,
+        sizes,
+        kernel,
+    } = *call;
+    let (rows, parts, mut blocking) = (
+        sizes.source * sizes.taps(),
+        parts(sizes),
+        blocking(sizes, kernel.micro, kernel.limits),
+    );
+    let Blocking {
+        columns, splits, ..
+    } = blocking;
     let threads = kernel.threads.min(launch.team.threads());
     let others = sizes.groups * sizes.other.div_ceil(columns);
     if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
@@ -131,14 +207,21 @@ pub(super) unsafe fn run(call: &Call) {
         code: kernel.code.bind(spec, launch),
     };
     let carry = launch.part.map(|part| Carry {
-        chains: parts.before(part.examples.start * call.per_example())..parts.before(part.examples.end * call.per_example()),
+        chains: parts.before(part.examples.start * call.per_example())
+            ..parts.before(part.examples.end * call.per_example()),
         begun: false,
         open: false,
         sums: part.sums.cast(),
         last: part.last,
     });
-    let room = Room { workspace: launch.workspace, space: &kernel.space, threads: kernel.threads, team: launch.team };
-    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the contract of `run`.
+    let room = Room {
+        workspace: launch.workspace,
+        space: &kernel.space,
+        threads: kernel.threads,
+        team: launch.team,
+    };
+    // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
+    // contract of `run`.
     unsafe { drive_some(&product, kernel.micro, &blocking, &room, carry) };
 }
 
@@ -148,7 +231,8 @@ struct WeightGrad<'a> {
     gradient: Source,
     /// Chains of the contracted axis (image, result row, result column).
     parts: Parts,
-    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and along its rows.
+    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and
+    /// along its rows.
     block: [usize; 3],
     blocks: [usize; 2],
     /// Output channels of a strip.
@@ -199,17 +283,30 @@ impl Product for WeightGrad<'_> {
     }
 
     /// The offset of every row, the offset of every position, then the tile.
-    unsafe fn left(&self, group: usize, rows: Range<usize>, _panel: usize, block: usize, to: *mut f32) {
+    unsafe fn left(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        _panel: usize,
+        block: usize,
+        to: *mut f32,
+    ) {
         let (sizes, part) = (self.call.sizes, self.part(block));
         let (taps, columns) = (sizes.taps(), sizes.axes[1].taps);
         let channels = rows.start / taps..rows.end.div_ceil(taps);
-        let shape = Shape::new(&sizes.axes, channels.len(), part.rows.len(), part.columns.len());
+        let shape = Shape::new(
+            &sizes.axes,
+            channels.len(),
+            part.rows.len(),
+            part.columns.len(),
+        );
         // SAFETY: the tables have an entry per row and position, and the tile has room behind them.
         unsafe {
             let row_table = to.cast::<i32>();
             for (i, row) in rows.clone().enumerate() {
                 let (channel, tap) = (row / taps - channels.start, row % taps);
-                let offset = channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
+                let offset =
+                    channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
                 *row_table.add(i) = offset as i32;
             }
             let mut step = row_table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
@@ -223,17 +320,31 @@ impl Product for WeightGrad<'_> {
             }
             let first = group * sizes.source;
             let tile = to.add(self.tables());
-            let (channels, end) = (first + channels.start..first + channels.end, to.add(self.call.kernel.space.left));
+            let (channels, end) = (
+                first + channels.start..first + channels.end,
+                to.add(self.call.kernel.space.left),
+            );
             self.image.fill(channels, &part, &shape, tile, end);
         }
     }
 
-    unsafe fn panel(&self, _group: usize, _rows: &Range<usize>, row: usize, _block: usize, left: *const f32) -> Left {
+    unsafe fn panel(
+        &self,
+        _group: usize,
+        _rows: &Range<usize>,
+        row: usize,
+        _block: usize,
+        left: *const f32,
+    ) -> Left {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();
             let steps = table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
-            Left { base: left.add(self.tables()), rows: table.add(row), steps }
+            Left {
+                base: left.add(self.tables()),
+                rows: table.add(row),
+                steps,
+            }
         }
     }
 
@@ -245,32 +356,80 @@ impl Product for WeightGrad<'_> {
         let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
         // Rows that lie behind one another are packed in one go.
         let whole = row == step * part.columns.len() as isize;
-        let (runs, length) = if whole { (1, part.rows.len() * part.columns.len()) } else { (part.rows.len(), part.columns.len()) };
+        let (runs, length) = if whole {
+            (1, part.rows.len() * part.columns.len())
+        } else {
+            (part.rows.len(), part.columns.len())
+        };
         let mut packed = 0;
         for i in part.images.clone() {
             for run in 0..runs {
-                let position = i as isize * image + (part.rows.start + run) as isize * row + part.columns.start as isize * step;
-                let from = pack::Source { at: self.gradient.at.wrapping_offset(channel * stride + position), stride, step };
-                // SAFETY: these channels and positions lie inside the gradient, and the buffer takes a block of positions.
-                unsafe { (self.call.kernel.micro.pack)(from, at.columns.len(), length, to.add(packed * at.width), at.width) };
+                let position = i as isize * image
+                    + (part.rows.start + run) as isize * row
+                    + part.columns.start as isize * step;
+                let from = pack::Source {
+                    at: self
+                        .gradient
+                        .at
+                        .wrapping_offset(channel * stride + position),
+                    stride,
+                    step,
+                };
+                // SAFETY: these channels and positions lie inside the gradient, and the buffer
+                // takes a block of positions.
+                unsafe {
+                    (self.call.kernel.micro.pack)(
+                        from,
+                        at.columns.len(),
+                        length,
+                        to.add(packed * at.width),
+                        at.width,
+                    )
+                };
                 packed += length;
             }
         }
         Right::packed(to, at.width)
     }
 
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8) {
+    unsafe fn finish(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        strip: usize,
+        acc: *mut f32,
+        stride: usize,
+        scratch: *mut u8,
+    ) {
         let (sizes, columns) = (self.call.sizes, self.strip(strip));
         let (taps, width) = (sizes.taps(), sizes.axes[1].taps);
         let tap = rows.start % taps;
-        let origin = [group * sizes.other + columns.start, rows.start / taps, tap / width, tap % width];
-        let from = pack::Source { at: acc, stride: stride as isize, step: 1 };
+        let origin = [
+            group * sizes.other + columns.start,
+            rows.start / taps,
+            tap / width,
+            tap % width,
+        ];
+        let from = pack::Source {
+            at: acc,
+            stride: stride as isize,
+            step: 1,
+        };
         let turned = scratch.cast::<f32>();
-        // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room for a block.
+        // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room
+        // for a block.
         unsafe {
             (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), turned, rows.len());
             let scratch = scratch.add(self.call.kernel.space.scratch - self.code_scratch());
-            self.code.block(&origin, 0, columns.len(), rows.len(), turned.cast(), rows.len(), scratch);
+            self.code.block(
+                &origin,
+                0,
+                columns.len(),
+                rows.len(),
+                turned.cast(),
+                rows.len(),
+                scratch,
+            );
         }
     }
 }
@@ -285,7 +444,11 @@ impl WeightGrad<'_> {
             from..to
         };
         let (image, row) = (block % (images * rows) / rows, block % rows);
-        Part { images: cut(part.images, image, self.block[0]), rows: cut(part.rows, row, self.block[1]), columns: part.columns }
+        Part {
+            images: cut(part.images, image, self.block[0]),
+            rows: cut(part.rows, row, self.block[1]),
+            columns: part.columns,
+        }
     }
 
     /// Elements of both tables.

@@ -1,13 +1,15 @@
 //! The loops around the micro-kernels, shared by matrix products and convolutions.
 //!
-//! The result is cut into blocks of rows × *strips* of columns. A task computes one such block over the whole contracted axis
-//! in the worker's own part of the workspace and hands it to the product's epilogue, so the result itself is written
-//! once, by code that may do anything with it. The left operand of a block of rows is kept packed as long as a worker
-//! stays with these rows; the right operand is packed one micro-panel at a time, just before all left panels
-//! meet it. The contracted axis is cut into *chains*, stretches over which an element is summed from 0 before it is added to
-//! those before, and for small results of long sums into splits of several chains, by the shape alone: every element is summed in the
-//! same order whatever the number of threads. A chain is computed in one block or in several, whose sums go on from
-//! one another, which changes no bit: what there is memory for decides.
+//! The result is cut into blocks of rows × *strips* of columns. A task computes one such block over
+//! the whole contracted axis in the worker's own part of the workspace and hands it to the
+//! product's epilogue, so the result itself is written once, by code that may do anything with it.
+//! The left operand of a block of rows is kept packed as long as a worker stays with these rows;
+//! the right operand is packed one micro-panel at a time, just before all left panels meet it. The
+//! contracted axis is cut into *chains*, stretches over which an element is summed from 0 before it
+//! is added to those before, and for small results of long sums into splits of several chains, by
+//! the shape alone: every element is summed in the same order whatever the number of threads. A
+//! chain is computed in one block or in several, whose sums go on from one another, which changes
+//! no bit: what there is memory for decides.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -22,10 +24,12 @@ const ALIGN: usize = 64;
 /// Multiply-adds that are not worth a second thread: about two microseconds.
 const SERIAL_WORK: usize = 1 << 16;
 
-/// What distinguishes one kind of product from another: where operands come from and where results go.
+/// What distinguishes one kind of product from another: where operands come from and where results
+/// go.
 ///
 /// # Safety of the methods
-/// Buffers are as large as [`Space`] says; ranges lie inside the product; nothing else uses the buffers meanwhile.
+/// Buffers are as large as [`Space`] says; ranges lie inside the product; nothing else uses the
+/// buffers meanwhile.
 pub(in super::super) trait Product: Sync {
     /// Whether left panels are walked by tables instead of packed.
     fn indirect(&self) -> bool;
@@ -45,23 +49,58 @@ pub(in super::super) trait Product: Sync {
     fn blocks(&self, chain: usize) -> Range<usize> {
         chain..chain + 1
     }
-    /// The stretch of the contracted axis that makes a block; of a slice, counted from its start, what it has of it.
+    /// The stretch of the contracted axis that makes a block; of a slice, counted from its start,
+    /// what it has of it.
     fn depth(&self, block: usize) -> Range<usize>;
-    /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel` rows.
-    unsafe fn left(&self, group: usize, rows: Range<usize>, panel: usize, block: usize, to: *mut f32);
+    /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel`
+    /// rows.
+    unsafe fn left(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        panel: usize,
+        block: usize,
+        to: *mut f32,
+    );
     /// The panel that starts `row` rows into what [`Product::left`] prepared for `rows`.
-    unsafe fn panel(&self, group: usize, rows: &Range<usize>, row: usize, block: usize, left: *const f32) -> Left;
+    unsafe fn panel(
+        &self,
+        group: usize,
+        rows: &Range<usize>,
+        row: usize,
+        block: usize,
+        left: *const f32,
+    ) -> Left;
     /// Prepares what the micro-panels of a strip have in common.
     unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32);
     /// The columns from `column` on that take the same steps of a block.
-    unsafe fn stretch(&self, strip: usize, _column: usize, block: usize, _right: *const f32) -> Stretch {
+    unsafe fn stretch(
+        &self,
+        strip: usize,
+        _column: usize,
+        block: usize,
+        _right: *const f32,
+    ) -> Stretch {
         let end = self.strip(strip).end;
-        Stretch { end, next: end, steps: 0..self.depth(block).len() }
+        Stretch {
+            end,
+            next: end,
+            steps: 0..self.depth(block).len(),
+        }
     }
-    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it is.
+    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it
+    /// is.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
     /// Takes a finished block.
-    unsafe fn finish(&self, group: usize, rows: Range<usize>, strip: usize, acc: *mut f32, stride: usize, scratch: *mut u8);
+    unsafe fn finish(
+        &self,
+        group: usize,
+        rows: Range<usize>,
+        strip: usize,
+        acc: *mut f32,
+        stride: usize,
+        scratch: *mut u8,
+    );
 }
 
 /// Which micro-panel of the right operand is wanted.
@@ -100,7 +139,12 @@ impl Chains {
     /// `total` in chains of `chain`, in blocks of at most `block`.
     pub fn new(total: usize, chain: usize, block: usize) -> Chains {
         let block = even(chain, block, 1);
-        Chains { total, chain, block, blocks: chain.div_ceil(block) }
+        Chains {
+            total,
+            chain,
+            block,
+            blocks: chain.div_ceil(block),
+        }
     }
 
     /// The size of every chain but the last.
@@ -119,8 +163,13 @@ impl Chains {
     /// What a block takes of the axis; of the last chain that may be nothing.
     pub fn range(&self, block: usize) -> Range<usize> {
         // Mostly a block is a chain.
-        let (chain, at) = if self.blocks == 1 { (block, 0) } else { (block / self.blocks, block % self.blocks) };
-        let of = |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
+        let (chain, at) = if self.blocks == 1 {
+            (block, 0)
+        } else {
+            (block / self.blocks, block % self.blocks)
+        };
+        let of =
+            |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
         of(at)..of(at + 1)
     }
 }
@@ -152,13 +201,23 @@ pub(in super::super) struct Carry {
     pub last: bool,
 }
 
-// SAFETY: workers use disjoint parts of the sums, those of the block of the result and the split that each computes.
+// SAFETY: workers use disjoint parts of the sums, those of the block of the result and the split
+// that each computes.
 unsafe impl Sync for Carry {}
 
-/// Elements of the sums of a product of `groups` times `rows` by `columns` between slices; `parts`: its splits, and one more if slices
-/// may end inside of a chain that is not the first.
-pub(in super::super) fn sums(groups: usize, rows: usize, columns: usize, parts: usize, micro: &Micro) -> usize {
-    groups.saturating_mul(parts).saturating_mul(rows).saturating_mul(columns.next_multiple_of(micro.lanes))
+/// Elements of the sums of a product of `groups` times `rows` by `columns` between slices; `parts`:
+/// its splits, and one more if slices may end inside of a chain that is not the first.
+pub(in super::super) fn sums(
+    groups: usize,
+    rows: usize,
+    columns: usize,
+    parts: usize,
+    micro: &Micro,
+) -> usize {
+    groups
+        .saturating_mul(parts)
+        .saturating_mul(rows)
+        .saturating_mul(columns.next_multiple_of(micro.lanes))
 }
 
 /// Elements (and bytes of epilogue scratch) of each buffer of a workspace.
@@ -190,10 +249,20 @@ impl Space {
         }
     }
 
-    /// Byte offsets of left, right, micro-panel, block, chain and scratch in a worker's part, and the part's size.
+    /// Byte offsets of left, right, micro-panel, block, chain and scratch in a worker's part, and
+    /// the part's size.
     fn offsets(&self) -> [usize; 7] {
         let mut at = 0;
-        [self.left * 4, self.right * 4, self.micro_panel * 4, self.acc * 4, self.chain * 4, self.scratch, 0].map(|bytes| {
+        [
+            self.left * 4,
+            self.right * 4,
+            self.micro_panel * 4,
+            self.acc * 4,
+            self.chain * 4,
+            self.scratch,
+            0,
+        ]
+        .map(|bytes| {
             let here = at;
             at += bytes.next_multiple_of(ALIGN);
             here
@@ -208,7 +277,9 @@ impl Space {
     /// Bytes of the workspace for `threads` workers.
     pub fn bytes(&self, threads: usize) -> u64 {
         let part = self.part() as u64;
-        part.saturating_mul(threads as u64).saturating_add((self.partial as u64).saturating_mul(4)).next_multiple_of(ALIGN as u64)
+        part.saturating_mul(threads as u64)
+            .saturating_add((self.partial as u64).saturating_mul(4))
+            .next_multiple_of(ALIGN as u64)
     }
 }
 
@@ -221,7 +292,8 @@ pub(in super::super) struct Room<'a> {
     pub team: &'a Team,
 }
 
-// SAFETY: workers use disjoint parts of the workspace, told apart by the slot each task loop runs in.
+// SAFETY: workers use disjoint parts of the workspace, told apart by the slot each task loop runs
+// in.
 unsafe impl Sync for Room<'_> {}
 
 /// One worker's part of the workspace.
@@ -242,7 +314,14 @@ impl Room<'_> {
         // SAFETY: the workspace has room for `threads` parts of this size.
         let part = |k: usize| unsafe { self.workspace.add(slot * at[6] + at[k]) };
         let [left, right, micro_panel, acc, chain] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
-        Slot { left, right, micro_panel, acc, chain, scratch: part(5) }
+        Slot {
+            left,
+            right,
+            micro_panel,
+            acc,
+            chain,
+            scratch: part(5),
+        }
     }
 
     /// The sums of splits, after the workers' parts.
@@ -251,12 +330,22 @@ impl Room<'_> {
         unsafe { self.workspace.add(self.threads * self.space.part()).cast() }
     }
 
-    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers. (`serial`: on one.)
+    /// Runs `task(number, slot)` for every task, in ascending order on each of several workers.
+    /// (`serial`: on one.)
     ///
     /// # Safety
     /// The workspace has the bytes of the space, and nobody else uses it.
-    pub unsafe fn tasks(&self, tasks: usize, serial: bool, task: impl Fn(usize, &Slot, &mut usize) + Sync) {
-        let workers = if serial { 1 } else { self.threads.min(self.team.threads()).min(tasks) };
+    pub unsafe fn tasks(
+        &self,
+        tasks: usize,
+        serial: bool,
+        task: impl Fn(usize, &Slot, &mut usize) + Sync,
+    ) {
+        let workers = if serial {
+            1
+        } else {
+            self.threads.min(self.team.threads()).min(tasks)
+        };
         let next = AtomicUsize::new(0);
         self.team.run(workers, &|slot, _| {
             // SAFETY: each number below `workers` is run once, so it is a worker's own.
@@ -276,9 +365,14 @@ impl Room<'_> {
 /// Computes a product.
 ///
 /// # Safety
-/// The room's workspace has the bytes of its [`Space`], which covers what `blocking` makes of `product`; the product's
-/// operands may be read and its results written.
-pub(in super::super) unsafe fn drive<P: Product>(product: &P, micro: &Micro, blocking: &Blocking, room: &Room) {
+/// The room's workspace has the bytes of its [`Space`], which covers what `blocking` makes of
+/// `product`; the product's operands may be read and its results written.
+pub(in super::super) unsafe fn drive<P: Product>(
+    product: &P,
+    micro: &Micro,
+    blocking: &Blocking,
+    room: &Room,
+) {
     // SAFETY: the caller's promise.
     unsafe { drive_some(product, micro, blocking, room, None) }
 }
@@ -287,22 +381,55 @@ pub(in super::super) unsafe fn drive<P: Product>(product: &P, micro: &Micro, blo
 ///
 /// # Safety
 /// As [`drive`]; the sums are the caller's.
-pub(in super::super) unsafe fn drive_some<P: Product>(product: &P, micro: &Micro, blocking: &Blocking, room: &Room, carry: Option<Carry>) {
+pub(in super::super) unsafe fn drive_some<P: Product>(
+    product: &P,
+    micro: &Micro,
+    blocking: &Blocking,
+    room: &Room,
+    carry: Option<Carry>,
+) {
     let (groups, rows, strips) = (product.groups(), product.rows(), product.strips());
     if groups == 0 || rows == 0 || strips == 0 {
         return;
     }
     let row_blocks = rows.div_ceil(blocking.rows);
-    let job = Job { product, micro, blocking, room, row_blocks, strips, carry };
-    let depth = product.chains().checked_sub(1).map_or(0, |last| product.depth(product.blocks(last).end - 1).end);
-    let work = groups.saturating_mul(rows).saturating_mul(product.strip(strips - 1).end).saturating_mul(depth);
+    let job = Job {
+        product,
+        micro,
+        blocking,
+        room,
+        row_blocks,
+        strips,
+        carry,
+    };
+    let depth = product
+        .chains()
+        .checked_sub(1)
+        .map_or(0, |last| product.depth(product.blocks(last).end - 1).end);
+    let work = groups
+        .saturating_mul(rows)
+        .saturating_mul(product.strip(strips - 1).end)
+        .saturating_mul(depth);
     let blocks = groups * row_blocks * strips;
     // SAFETY: tasks write blocks of the result, or sums of splits, that are theirs alone.
     unsafe {
-        room.tasks(blocks * blocking.splits, work < SERIAL_WORK, |task, slot, resident| {
-            job.block(task / blocking.splits, task % blocking.splits, slot, resident);
-        });
-        if job.carry.as_ref().map_or(blocking.splits > 1, |carry| carry.last) {
+        room.tasks(
+            blocks * blocking.splits,
+            work < SERIAL_WORK,
+            |task, slot, resident| {
+                job.block(
+                    task / blocking.splits,
+                    task % blocking.splits,
+                    slot,
+                    resident,
+                );
+            },
+        );
+        if job
+            .carry
+            .as_ref()
+            .map_or(blocking.splits > 1, |carry| carry.last)
+        {
             room.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
         }
     }
@@ -326,7 +453,13 @@ impl<P: Product> Job<'_, P> {
         let (group, row_block) = (row_block / self.row_blocks, row_block % self.row_blocks);
         let first = row_block * self.blocking.rows;
         let rows = first..(first + self.blocking.rows).min(self.product.rows());
-        Cut { group, row_block, rows, strip, columns: self.product.strip(strip) }
+        Cut {
+            group,
+            row_block,
+            rows,
+            strip,
+            columns: self.product.strip(strip),
+        }
     }
 
     /// Elements between two rows of a block's sums.
@@ -342,36 +475,69 @@ impl<P: Product> Job<'_, P> {
         }
         let number = (cut.group * self.row_blocks + cut.row_block) * self.strips + cut.strip;
         // SAFETY: the workspace has room for every split of every block.
-        (unsafe { self.room.partial().add((number * splits + split) * self.blocking.rows * stride) }, stride)
+        (
+            unsafe {
+                self.room
+                    .partial()
+                    .add((number * splits + split) * self.blocking.rows * stride)
+            },
+            stride,
+        )
     }
 
-    /// Where a block keeps its sums over a chain until they are added to the others: with the slice's if the chain goes through several.
+    /// Where a block keeps its sums over a chain until they are added to the others: with the
+    /// slice's if the chain goes through several.
     fn chain(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
         match self.carry.as_ref().filter(|_| through) {
-            Some(carry) => self.kept(carry, cut, self.product.groups() * self.blocking.splits + cut.group),
+            Some(carry) => self.kept(
+                carry,
+                cut,
+                self.product.groups() * self.blocking.splits + cut.group,
+            ),
             None => (slot.chain, self.stride()),
         }
     }
 
     /// Where a block lies in the part `part` of what slices keep.
     fn kept(&self, carry: &Carry, cut: &Cut, part: usize) -> (*mut f32, usize) {
-        let (rows, columns) = (self.product.rows(), self.product.strip(self.strips - 1).end.next_multiple_of(self.micro.lanes));
+        let (rows, columns) = (
+            self.product.rows(),
+            self.product
+                .strip(self.strips - 1)
+                .end
+                .next_multiple_of(self.micro.lanes),
+        );
         // SAFETY: the sums have room for every part of every element.
-        (unsafe { carry.sums.add((part * rows + cut.rows.start) * columns + cut.columns.start) }, columns)
+        (
+            unsafe {
+                carry
+                    .sums
+                    .add((part * rows + cut.rows.start) * columns + cut.columns.start)
+            },
+            columns,
+        )
     }
 
     /// Computes a block of the result over one split of the contracted axis.
     unsafe fn block(&self, number: usize, split: usize, slot: &Slot, resident: &mut usize) {
-        let Job { product, blocking, .. } = self;
+        let Job {
+            product, blocking, ..
+        } = self;
         let cut = self.cut(number);
         let apart = blocking.splits > 1 || self.carry.is_some();
-        let total = if apart { self.part(&cut, split) } else { (slot.acc, self.stride()) };
+        let total = if apart {
+            self.part(&cut, split)
+        } else {
+            (slot.acc, self.stride())
+        };
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
         *resident = key;
         let chains = product.chains();
         let span = chains * split / blocking.splits..chains * (split + 1) / blocking.splits;
-        let now = self.carry.as_ref().map_or(span.clone(), |carry| span.start.max(carry.chains.start)..span.end.min(carry.chains.end));
+        let now = self.carry.as_ref().map_or(span.clone(), |carry| {
+            span.start.max(carry.chains.start)..span.end.min(carry.chains.end)
+        });
         // SAFETY: buffers have the sizes of `Space`; see `drive`.
         unsafe {
             if span.is_empty() {
@@ -379,55 +545,104 @@ impl<P: Product> Job<'_, P> {
             }
             for chain in now {
                 let (first, blocks) = (chain == span.start, product.blocks(chain));
-                let begun = self.carry.as_ref().is_some_and(|carry| carry.begun && chain == carry.chains.start);
-                let open = self.carry.as_ref().is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
+                let begun = self
+                    .carry
+                    .as_ref()
+                    .is_some_and(|carry| carry.begun && chain == carry.chains.start);
+                let open = self
+                    .carry
+                    .as_ref()
+                    .is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
                 let alone = !first && (begun || open || blocks.len() > 1);
-                let sums = if alone { self.chain(&cut, slot, begun || open) } else { total };
+                let sums = if alone {
+                    self.chain(&cut, slot, begun || open)
+                } else {
+                    total
+                };
                 let mut before = match begun {
                     true => Before::Sums,
                     false if first || alone => Before::Nothing,
                     false => Before::Term,
                 };
                 for block in blocks.filter(|&block| !product.depth(block).is_empty()) {
-                    let left = slot.left.add(if blocking.resident { cut.rows.len() * product.depth(block).start } else { 0 });
+                    let left = slot.left.add(if blocking.resident {
+                        cut.rows.len() * product.depth(block).start
+                    } else {
+                        0
+                    });
                     if pack {
-                        product.left(cut.group, cut.rows.clone(), panel_rows(cut.rows.len(), self.micro.rows), block, left);
+                        product.left(
+                            cut.group,
+                            cut.rows.clone(),
+                            panel_rows(cut.rows.len(), self.micro.rows),
+                            block,
+                            left,
+                        );
                     }
                     product.right(cut.group, cut.strip, block, slot.right);
                     self.sweep(&cut, block, left, slot, sums, before);
                     before = Before::Sums;
                 }
                 if alone && !open {
-                    rows(total, &cut).zip(rows(sums, &cut)).for_each(|(total, sums)| add(total, sums));
+                    rows(total, &cut)
+                        .zip(rows(sums, &cut))
+                        .for_each(|(total, sums)| add(total, sums));
                 }
             }
             if !apart {
-                product.finish(cut.group, cut.rows, cut.strip, total.0, total.1, slot.scratch);
+                product.finish(
+                    cut.group,
+                    cut.rows,
+                    cut.strip,
+                    total.0,
+                    total.1,
+                    slot.scratch,
+                );
             }
         }
     }
 
     /// Adds one block of the contracted axis to the sums of a block of the result.
-    unsafe fn sweep(&self, cut: &Cut, block: usize, left: *const f32, slot: &Slot, (acc, stride): (*mut f32, usize), before: Before) {
+    unsafe fn sweep(
+        &self,
+        cut: &Cut,
+        block: usize,
+        left: *const f32,
+        slot: &Slot,
+        (acc, stride): (*mut f32, usize),
+        before: Before,
+    ) {
         let Job { product, micro, .. } = self;
         let panel = panel_rows(cut.rows.len(), micro.rows);
         let panels = cut.rows.len().div_ceil(panel);
         let mut from = cut.columns.start;
         while from < cut.columns.end {
-            // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks have room for whole vectors.
+            // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
+            // have room for whole vectors.
             unsafe {
-                let Stretch { end, next, steps } = product.stretch(cut.strip, from, block, slot.right);
+                let Stretch { end, next, steps } =
+                    product.stretch(cut.strip, from, block, slot.right);
                 let width = micro.width(end - from);
                 let to = (from + width).min(end);
                 let (first, depth) = (steps.start, steps.len());
-                let at = MicroPanel { group: cut.group, block, columns: from..to, steps, strip: cut.strip, width, panels };
+                let at = MicroPanel {
+                    group: cut.group,
+                    block,
+                    columns: from..to,
+                    steps,
+                    strip: cut.strip,
+                    width,
+                    panels,
+                };
                 let right = product.micro_panel(at, slot.right, slot.micro_panel);
                 for row in (0..cut.rows.len()).step_by(panel) {
                     let height = panel.min(cut.rows.len() - row);
                     let left = product.panel(cut.group, &cut.rows, row, block, left);
                     let acc = acc.add(row * stride + from - cut.columns.start);
                     let left = left.from(first, height, product.indirect());
-                    micro.kernel(product.indirect(), height, &right, width)(depth, left, right, acc, stride, before);
+                    micro.kernel(product.indirect(), height, &right, width)(
+                        depth, left, right, acc, stride, before,
+                    );
                 }
                 from = if to == end { next } else { to };
             }
@@ -440,11 +655,22 @@ impl<P: Product> Job<'_, P> {
         // SAFETY: every split of this block has been computed, and the block is this task's alone.
         unsafe {
             let total = || rows((slot.acc, stride), &cut);
-            total().zip(rows(self.part(&cut, 0), &cut)).for_each(|(total, part)| total.copy_from_slice(part));
+            total()
+                .zip(rows(self.part(&cut, 0), &cut))
+                .for_each(|(total, part)| total.copy_from_slice(part));
             for split in 1..self.blocking.splits {
-                total().zip(rows(self.part(&cut, split), &cut)).for_each(|(total, part)| add(total, part));
+                total()
+                    .zip(rows(self.part(&cut, split), &cut))
+                    .for_each(|(total, part)| add(total, part));
             }
-            self.product.finish(cut.group, cut.rows, cut.strip, slot.acc, stride, slot.scratch);
+            self.product.finish(
+                cut.group,
+                cut.rows,
+                cut.strip,
+                slot.acc,
+                stride,
+                slot.scratch,
+            );
         }
     }
 }
@@ -453,14 +679,21 @@ impl<P: Product> Job<'_, P> {
 ///
 /// # Safety
 /// The sums are the caller's while the rows are.
-unsafe fn rows<'a>((sums, stride): (*mut f32, usize), cut: &Cut) -> impl Iterator<Item = &'a mut [f32]> + use<'a> {
+unsafe fn rows<'a>(
+    (sums, stride): (*mut f32, usize),
+    cut: &Cut,
+) -> impl Iterator<Item = &'a mut [f32]> + use<'a> {
     let columns = cut.columns.len();
     // SAFETY: the caller's promise; rows do not overlap.
-    (0..cut.rows.len()).map(move |row| unsafe { std::slice::from_raw_parts_mut(sums.add(row * stride), columns) })
+    (0..cut.rows.len())
+        .map(move |row| unsafe { std::slice::from_raw_parts_mut(sums.add(row * stride), columns) })
 }
 
 fn add(total: &mut [f32], terms: &[f32]) {
-    total.iter_mut().zip(terms).for_each(|(total, term)| *total += term);
+    total
+        .iter_mut()
+        .zip(terms)
+        .for_each(|(total, term)| *total += term);
 }
 
 /// A block of the result.

@@ -1,9 +1,11 @@
-//! The innermost loops: a small block of the result held in registers, one instruction set and block shape each.
+//! The innermost loops: a small block of the result held in registers, one instruction set and
+//! block shape each.
 //!
-//! A micro-kernel multiplies `R` rows of the left operand with one or two vectors of columns of the right one over a stretch
-//! of the contracted axis, as in Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication" (2008), and BLIS
-//! (Van Zee and van de Geijn, 2015). Every element of the result is one chain of fused multiply-adds in the order of
-//! the contracted axis, so how a product is cut into blocks of rows and columns never changes a bit of it.
+//! A micro-kernel multiplies `R` rows of the left operand with one or two vectors of columns of the
+//! right one over a stretch of the contracted axis, as in Goto and van de Geijn, "Anatomy of
+//! High-Performance Matrix Multiplication" (2008), and BLIS (Van Zee and van de Geijn, 2015). Every
+//! element of the result is one chain of fused multiply-adds in the order of the contracted axis,
+//! so how a product is cut into blocks of rows and columns never changes a bit of it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -12,8 +14,8 @@ use super::pack;
 use super::planes;
 use super::simd::{Portable, Simd};
 
-/// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for packed panels of R rows,
-/// at `base + k·R + i` (the tables are not used then).
+/// A panel of the left operand: element (row i, step k) at `base + rows[i] + steps[k]`, or, for
+/// packed panels of R rows, at `base + k·R + i` (the tables are not used then).
 #[derive(Clone, Copy)]
 pub(in super::super) struct Left {
     pub base: *const f32,
@@ -25,12 +27,24 @@ impl Left {
     /// The same panel of `rows` rows from a later step on.
     pub unsafe fn from(self, step: usize, rows: usize, indirect: bool) -> Left {
         // SAFETY: the caller's panel has this step.
-        unsafe { if indirect { Left { steps: self.steps.add(step), ..self } } else { Left { base: self.base.add(step * rows), ..self } } }
+        unsafe {
+            if indirect {
+                Left {
+                    steps: self.steps.add(step),
+                    ..self
+                }
+            } else {
+                Left {
+                    base: self.base.add(step * rows),
+                    ..self
+                }
+            }
+        }
     }
 }
 
-/// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there are `steps`, at
-/// `at + steps[k] + c·stride`, inside a tile that nobody has packed.
+/// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there
+/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that nobody has packed.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Right {
     pub at: *const f32,
@@ -41,7 +55,11 @@ pub(in super::super) struct Right {
 impl Right {
     /// A micro-panel of steps that are `stride` apart.
     pub fn packed(at: *const f32, stride: usize) -> Right {
-        Right { at, stride, steps: std::ptr::null() }
+        Right {
+            at,
+            stride,
+            steps: std::ptr::null(),
+        }
     }
 }
 
@@ -56,8 +74,16 @@ pub(in super::super) enum Before {
     Sums,
 }
 
-/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, and what was there [`Before`].
-type Kernel = unsafe fn(depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, before: Before);
+/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, and what was there
+/// [`Before`].
+type Kernel = unsafe fn(
+    depth: usize,
+    left: Left,
+    right: Right,
+    acc: *mut f32,
+    acc_stride: usize,
+    before: Before,
+);
 
 /// The micro-kernels and packing of one instruction set.
 pub(in super::super) struct Micro {
@@ -78,7 +104,8 @@ pub(in super::super) struct Micro {
 
 /// How a kernel finds the elements of its left panel.
 trait Walk: Copy {
-    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first and spills the sums.
+    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first
+    /// and spills the sums.
     const IN_ORDER: bool;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
@@ -144,7 +171,12 @@ impl Find for Tile {
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the table covers every step, and names elements of the tile around `at`.
-        unsafe { right.at.offset(*right.steps.add(step) as isize).add(c * right.stride) }
+        unsafe {
+            right
+                .at
+                .offset(*right.steps.add(step) as isize)
+                .add(c * right.stride)
+        }
     }
 }
 
@@ -186,7 +218,14 @@ unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
         for (r, sum) in sum.into_iter().enumerate() {
             for (c, sum) in sum.into_iter().enumerate() {
                 let to = acc.add(r * acc_stride + c * S::LANES);
-                S::store(to, if before == Before::Term { S::add(S::load(to), sum) } else { sum });
+                S::store(
+                    to,
+                    if before == Before::Term {
+                        S::add(S::load(to), sum)
+                    } else {
+                        sum
+                    },
+                );
             }
         }
     }
@@ -276,11 +315,15 @@ impl Micro {
 
     /// The width of the block that covers `columns` columns, or as many as one block may have.
     pub fn width(&self, columns: usize) -> usize {
-        if columns <= self.lanes { self.lanes } else { self.columns() }
+        if columns <= self.lanes {
+            self.lanes
+        } else {
+            self.columns()
+        }
     }
 
-    /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width` wide. The right panel of
-    /// an indirect left one is packed.
+    /// The kernel for a packed or an indirect left panel of `rows` rows, and a right one `width`
+    /// wide. The right panel of an indirect left one is packed.
     pub fn kernel(&self, indirect: bool, rows: usize, right: &Right, width: usize) -> Kernel {
         let table = match (indirect, right.steps.is_null()) {
             (true, _) => self.indirect,

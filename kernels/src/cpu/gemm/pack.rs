@@ -10,8 +10,10 @@ pub(in super::super) struct Source {
     pub step: isize,
 }
 
-/// `to[k·width + i] = from(i, k)` for i below `count` ≤ `width` and k below `depth`; zeros for the other i.
-pub(in super::super) type Pack = unsafe fn(from: Source, count: usize, depth: usize, to: *mut f32, width: usize);
+/// `to[k·width + i] = from(i, k)` for i below `count` ≤ `width` and k below `depth`; zeros for the
+/// other i.
+pub(in super::super) type Pack =
+    unsafe fn(from: Source, count: usize, depth: usize, to: *mut f32, width: usize);
 
 /// Some lanes of a vector, read from one stretch of memory: lane l from `offset + l`.
 #[derive(Clone, Copy, Default)]
@@ -20,14 +22,22 @@ pub(in super::super) struct Piece {
     pub lanes: u32,
 }
 
-/// For every step k, one vector per entry but the last of `vectors`, put side by side: vector v is joined from the pieces
-/// `vectors[v]..vectors[v + 1]`, each read at `base + steps[k]`; lanes of no piece are zeros.
-pub(in super::super) type Gather = unsafe fn(base: *const f32, steps: &[i32], pieces: &[Piece], vectors: &[u16], to: *mut f32);
+/// For every step k, one vector per entry but the last of `vectors`, put side by side: vector v is
+/// joined from the pieces `vectors[v]..vectors[v + 1]`, each read at `base + steps[k]`; lanes of no
+/// piece are zeros.
+pub(in super::super) type Gather =
+    unsafe fn(base: *const f32, steps: &[i32], pieces: &[Piece], vectors: &[u16], to: *mut f32);
 
 #[inline(always)]
-pub(super) unsafe fn pack<S: Simd>(from: Source, count: usize, depth: usize, to: *mut f32, width: usize) {
-    // SAFETY: the caller enables S's instruction set; `from` is readable for i below `count` and k below `depth`, `to`
-    // writable for `depth · width` elements, and the loops keep to both.
+pub(super) unsafe fn pack<S: Simd>(
+    from: Source,
+    count: usize,
+    depth: usize,
+    to: *mut f32,
+    width: usize,
+) {
+    // SAFETY: the caller enables S's instruction set; `from` is readable for i below `count` and k
+    // below `depth`, `to` writable for `depth · width` elements, and the loops keep to both.
     unsafe {
         let whole = count / S::LANES * S::LANES;
         if from.stride == 1 {
@@ -40,7 +50,10 @@ pub(super) unsafe fn pack<S: Simd>(from: Source, count: usize, depth: usize, to:
                     S::copy(from.add(whole), to.add(whole), count - whole);
                 } else {
                     // Panels with zeros at the end are whole vectors wide.
-                    S::store(to.add(whole), S::load_mask(from.add(whole), (1 << (count - whole)) - 1));
+                    S::store(
+                        to.add(whole),
+                        S::load_mask(from.add(whole), (1 << (count - whole)) - 1),
+                    );
                     for i in (whole + S::LANES..width).step_by(S::LANES) {
                         S::store(to.add(i), S::zero());
                     }
@@ -61,32 +74,55 @@ pub(super) unsafe fn pack<S: Simd>(from: Source, count: usize, depth: usize, to:
             for i in (0..count).step_by(8) {
                 for k in first..(first + 2).min(blocks) {
                     let at = from.at.offset(i as isize * from.stride).add(8 * k);
-                    S::transpose(at, from.stride, (count - i).min(8), to.add(8 * k * width + i), width);
+                    S::transpose(
+                        at,
+                        from.stride,
+                        (count - i).min(8),
+                        to.add(8 * k * width + i),
+                        width,
+                    );
                 }
             }
         }
         let k = 8 * blocks;
         for k in k..depth {
             for i in 0..count {
-                *to.add(k * width + i) = *from.at.offset(i as isize * from.stride + k as isize * from.step);
+                *to.add(k * width + i) = *from
+                    .at
+                    .offset(i as isize * from.stride + k as isize * from.step);
             }
         }
     }
 }
 
 #[inline(always)]
-pub(super) unsafe fn gather<S: Simd>(base: *const f32, steps: &[i32], pieces: &[Piece], vectors: &[u16], to: *mut f32) {
+pub(super) unsafe fn gather<S: Simd>(
+    base: *const f32,
+    steps: &[i32],
+    pieces: &[Piece],
+    vectors: &[u16],
+    to: *mut f32,
+) {
     let width = (vectors.len() - 1) * S::LANES;
-    // SAFETY: the caller enables S's instruction set, gives pieces whose lanes are readable at every step, and room in `to`
-    // for a vector per step and entry of `vectors`. Lanes outside the pieces may lie anywhere, hence the wrapping offsets.
+    // SAFETY: the caller enables S's instruction set, gives pieces whose lanes are readable at
+    // every step, and room in `to` for a vector per step and entry of `vectors`. Lanes outside the
+    // pieces may lie anywhere, hence the wrapping offsets.
     unsafe {
         for (v, ends) in vectors.windows(2).enumerate() {
-            let at = |step: i32, piece: Piece| S::load_mask(base.wrapping_offset(step as isize + piece.offset as isize), piece.lanes);
+            let at = |step: i32, piece: Piece| {
+                S::load_mask(
+                    base.wrapping_offset(step as isize + piece.offset as isize),
+                    piece.lanes,
+                )
+            };
             let to = to.add(v * S::LANES);
             match pieces[usize::from(ends[0])..usize::from(ends[1])] {
                 [one] if one.lanes.count_ones() as usize == S::LANES => {
                     for (k, &step) in steps.iter().enumerate() {
-                        S::store(to.add(k * width), S::load(base.wrapping_offset(step as isize + one.offset as isize)));
+                        S::store(
+                            to.add(k * width),
+                            S::load(base.wrapping_offset(step as isize + one.offset as isize)),
+                        );
                     }
                 }
                 [one] => {
@@ -113,8 +149,9 @@ pub(super) unsafe fn gather<S: Simd>(base: *const f32, steps: &[i32], pieces: &[
     }
 }
 
-/// Lines of a padded copy: line (i, j, k), for indices below `counts`, is `length` elements at `to + Σ index·to_stride`: zeros but
-/// for `count` elements after the first `first`, which are read `stride` apart from `from + Σ index·from_stride`.
+/// Lines of a padded copy: line (i, j, k), for indices below `counts`, is `length` elements at `to
+/// + Σ index·to_stride`: zeros but for `count` elements after the first `first`, which are read
+/// `stride` apart from `from + Σ index·from_stride`.
 pub(in super::super) struct Lines {
     pub from: *const f32,
     pub to: *mut f32,
@@ -133,7 +170,12 @@ pub(in super::super) type Fill = unsafe fn(lines: &Lines);
 #[inline(always)]
 pub(super) unsafe fn fill<S: Simd>(lines: &Lines) {
     let at = |index: [usize; 3]| {
-        let offsets = (0..3).map(|k| (index[k] as isize * lines.from_strides[k], index[k] * lines.to_strides[k]));
+        let offsets = (0..3).map(|k| {
+            (
+                index[k] as isize * lines.from_strides[k],
+                index[k] * lines.to_strides[k],
+            )
+        });
         let (from, to) = offsets.fold((0, 0), |(f, t), (df, dt)| (f + df, t + dt));
         (lines.from.wrapping_offset(from), lines.to.wrapping_add(to))
     };
@@ -141,7 +183,8 @@ pub(super) unsafe fn fill<S: Simd>(lines: &Lines) {
         for j in 0..lines.counts[1] {
             for k in 0..lines.counts[2] {
                 let (from, to) = at([i, j, k]);
-                // SAFETY: the caller enables S's instruction set and gives lines that may be written and elements that may be read.
+                // SAFETY: the caller enables S's instruction set and gives lines that may be
+                // written and elements that may be read.
                 unsafe { line::<S>(lines, from, to) };
             }
         }
@@ -150,16 +193,32 @@ pub(super) unsafe fn fill<S: Simd>(lines: &Lines) {
 
 #[inline(always)]
 unsafe fn line<S: Simd>(lines: &Lines, from: *const f32, to: *mut f32) {
-    let Lines { stride, first, count, length, .. } = *lines;
-    // SAFETY: as above. A vector at the end of a line is stored in part, and lanes outside of the elements are not read.
+    let Lines {
+        stride,
+        first,
+        count,
+        length,
+        ..
+    } = *lines;
+    // SAFETY: as above. A vector at the end of a line is stored in part, and lanes outside of the
+    // elements are not read.
     unsafe {
         if stride == 1 || count == 0 {
-            let lanes = |from: isize| if from <= 0 { 0 } else { u32::MAX >> (32 - from.min(32)) };
+            let lanes = |from: isize| {
+                if from <= 0 {
+                    0
+                } else {
+                    u32::MAX >> (32 - from.min(32))
+                }
+            };
             let mut i = 0;
             while i < length {
                 let before = first as isize - i as isize;
                 let mask = lanes(before + count as isize) & !lanes(before);
-                let v = S::load_mask(from.wrapping_offset(-before), mask & lanes(S::LANES as isize));
+                let v = S::load_mask(
+                    from.wrapping_offset(-before),
+                    mask & lanes(S::LANES as isize),
+                );
                 if length - i < S::LANES {
                     S::store_first(to.add(i), v, length - i);
                 } else {

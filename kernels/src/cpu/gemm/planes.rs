@@ -1,7 +1,8 @@
-//! Convolutions of single planes: what is left of a convolution whose every channel is a group of its own.
+//! Convolutions of single planes: what is left of a convolution whose every channel is a group of
+//! its own.
 //!
-//! There is no sum over channels here, hence no operand to reuse but the few weights of a kernel: a loop over vectors of a row,
-//! with several rows under way at a time.
+//! There is no sum over channels here, hence no operand to reuse but the few weights of a kernel: a
+//! loop over vectors of a row, with several rows under way at a time.
 
 use super::simd::Simd;
 
@@ -10,8 +11,9 @@ const ROWS: usize = 4;
 /// Kernel elements whose sums are kept in registers.
 const TAPS: usize = 9;
 
-/// One channel of some images: output row (i, r), `columns` long, at `result + i·result_image + r·columns` beside the source,
-/// from which it reads, for kernel element t, the row at `source + i·image + r·row + offsets[t]`.
+/// One channel of some images: output row (i, r), `columns` long, at `result + i·result_image +
+/// r·columns` beside the source, from which it reads, for kernel element t, the row at `source +
+/// i·image + r·row + offsets[t]`.
 pub(in super::super) struct Planes {
     pub source: *const f32,
     /// Elements between images and between rows.
@@ -38,7 +40,8 @@ pub(in super::super) type Correlate = unsafe fn(planes: &Planes);
 #[inline(always)]
 pub(super) unsafe fn convolve<S: Simd>(planes: &Planes) {
     for image in 0..planes.images {
-        // SAFETY: the caller enables S's instruction set and gives planes that may be read and written.
+        // SAFETY: the caller enables S's instruction set and gives planes that may be read and
+        // written.
         unsafe {
             let whole = planes.rows / ROWS * ROWS;
             for row in (0..whole).step_by(ROWS) {
@@ -56,7 +59,9 @@ unsafe fn rows<S: Simd, const R: usize>(planes: &Planes, image: usize, row: usiz
     // SAFETY: as above; lanes past the end of a row are neither read nor written.
     unsafe {
         let from = planes.source.add(image * planes.image + row * planes.row);
-        let to = planes.result.add(image * planes.result_image + row * planes.columns);
+        let to = planes
+            .result
+            .add(image * planes.result_image + row * planes.columns);
         let whole = planes.columns / S::LANES * S::LANES;
         for column in (0..whole).step_by(S::LANES) {
             let sums = sums::<S, R>(planes, from.add(column), |at| S::load(at));
@@ -77,12 +82,19 @@ unsafe fn rows<S: Simd, const R: usize>(planes: &Planes, image: usize, row: usiz
 
 /// A vector of each of some rows.
 #[inline(always)]
-unsafe fn sums<S: Simd, const R: usize>(planes: &Planes, from: *const f32, load: impl Fn(*const f32) -> S::V) -> [S::V; R] {
+unsafe fn sums<S: Simd, const R: usize>(
+    planes: &Planes,
+    from: *const f32,
+    load: impl Fn(*const f32) -> S::V,
+) -> [S::V; R] {
     // SAFETY: as above.
     unsafe {
         let mut sums = [S::zero(); R];
         for tap in 0..planes.taps {
-            let (weight, from) = (S::splat(planes.weights.add(tap)), from.add(*planes.offsets.add(tap) as usize));
+            let (weight, from) = (
+                S::splat(planes.weights.add(tap)),
+                from.add(*planes.offsets.add(tap) as usize),
+            );
             for (r, sum) in sums.iter_mut().enumerate() {
                 *sum = S::fma(weight, load(from.add(r * planes.row)), *sum);
             }
@@ -115,7 +127,9 @@ unsafe fn taps_of<S: Simd, const T: usize>(planes: &Planes, tap: usize) {
         for image in 0..planes.images {
             for row in 0..planes.rows {
                 let from = planes.source.add(image * planes.image + row * planes.row);
-                let other = planes.result.add(image * planes.result_image + row * planes.columns);
+                let other = planes
+                    .result
+                    .add(image * planes.result_image + row * planes.columns);
                 let whole = planes.columns / S::LANES * S::LANES;
                 for column in (0..whole).step_by(S::LANES) {
                     let y = S::load(other.add(column));

@@ -1,7 +1,7 @@
 //! The few vector operations that the product kernels are written in, once per instruction set.
 //!
-//! The functions are always inlined into callers that enable the instruction set, which is what makes them single
-//! instructions there.
+//! The functions are always inlined into callers that enable the instruction set, which is what
+//! makes them single instructions there.
 
 /// Vectors of one instruction set.
 pub(super) trait Simd: Copy {
@@ -23,7 +23,13 @@ pub(super) trait Simd: Copy {
     /// Lanewise or: joins vectors whose nonzero lanes differ.
     unsafe fn or(a: Self::V, b: Self::V) -> Self::V;
     /// `to[j·to_stride + i] = from[i·from_stride + j]` for i below `rows` ≤ 8 and j below 8.
-    unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize);
+    unsafe fn transpose(
+        from: *const f32,
+        from_stride: isize,
+        rows: usize,
+        to: *mut f32,
+        to_stride: usize,
+    );
     /// Stores the first `count` lanes, fewer than all.
     unsafe fn store_first(to: *mut f32, v: Self::V, count: usize);
     /// Copies `count` elements, at most a vector's.
@@ -64,7 +70,11 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn fma(a: [f32; 4], b: [f32; 4], c: [f32; 4]) -> [f32; 4] {
         let one = |i: usize| {
-            if cfg!(any(target_arch = "aarch64", target_feature = "fma")) { a[i].mul_add(b[i], c[i]) } else { a[i] * b[i] + c[i] }
+            if cfg!(any(target_arch = "aarch64", target_feature = "fma")) {
+                a[i].mul_add(b[i], c[i])
+            } else {
+                a[i] * b[i] + c[i]
+            }
         };
         [one(0), one(1), one(2), one(3)]
     }
@@ -84,11 +94,19 @@ impl Simd for Portable {
         std::array::from_fn(|i| f32::from_bits(a[i].to_bits() | b[i].to_bits()))
     }
     #[inline(always)]
-    unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
+    unsafe fn transpose(
+        from: *const f32,
+        from_stride: isize,
+        rows: usize,
+        to: *mut f32,
+        to_stride: usize,
+    ) {
         for i in 0..rows {
             for j in 0..8 {
                 // SAFETY: the caller gives readable and writable blocks of these shapes.
-                unsafe { *to.add(j * to_stride + i) = *from.offset(i as isize * from_stride).add(j) };
+                unsafe {
+                    *to.add(j * to_stride + i) = *from.offset(i as isize * from_stride).add(j)
+                };
             }
         }
     }
@@ -163,7 +181,8 @@ mod x86 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
             unsafe {
                 let bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
-                let mask = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
+                let mask =
+                    _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
                 _mm256_maskload_ps(at, mask)
             }
         }
@@ -173,7 +192,13 @@ mod x86 {
             unsafe { _mm256_or_ps(a, b) }
         }
         #[inline(always)]
-        unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
+        unsafe fn transpose(
+            from: *const f32,
+            from_stride: isize,
+            rows: usize,
+            to: *mut f32,
+            to_stride: usize,
+        ) {
             // SAFETY: callers enable AVX2 and give readable and writable blocks of these shapes.
             unsafe {
                 let columns = transposed(from, from_stride, rows);
@@ -206,7 +231,8 @@ mod x86 {
     unsafe fn transposed(from: *const f32, stride: isize, rows: usize) -> [__m256; 8] {
         // SAFETY: callers enable AVX2; only rows below `rows` are read.
         unsafe {
-            let ([a, b, c, d], [e, f, g, h]) = (four(from, stride, rows), four(from.add(4), stride, rows));
+            let ([a, b, c, d], [e, f, g, h]) =
+                (four(from, stride, rows), four(from.add(4), stride, rows));
             [a, b, c, d, e, f, g, h]
         }
     }
@@ -232,11 +258,20 @@ mod x86 {
 
     #[inline(always)]
     unsafe fn pair(from: *const f32, stride: isize, rows: usize, row: usize) -> __m256 {
-        let (low, high) = (if row < rows { row } else { 0 }, if row + 4 < rows { row + 4 } else { 0 });
+        let (low, high) = (
+            if row < rows { row } else { 0 },
+            if row + 4 < rows { row + 4 } else { 0 },
+        );
         // SAFETY: as for `transposed`.
         unsafe {
-            let (low, high) = (from.offset(low as isize * stride), from.offset(high as isize * stride));
-            _mm256_insertf128_ps::<1>(_mm256_castps128_ps256(_mm_loadu_ps(low)), _mm_loadu_ps(high))
+            let (low, high) = (
+                from.offset(low as isize * stride),
+                from.offset(high as isize * stride),
+            );
+            _mm256_insertf128_ps::<1>(
+                _mm256_castps128_ps256(_mm_loadu_ps(low)),
+                _mm_loadu_ps(high),
+            )
         }
     }
 
@@ -311,8 +346,15 @@ mod x86 {
             unsafe { _mm512_or_ps(a, b) }
         }
         #[inline(always)]
-        unsafe fn transpose(from: *const f32, from_stride: isize, rows: usize, to: *mut f32, to_stride: usize) {
-            // SAFETY: callers enable AVX-512 and give readable and writable blocks of these shapes; the mask keeps to `rows`.
+        unsafe fn transpose(
+            from: *const f32,
+            from_stride: isize,
+            rows: usize,
+            to: *mut f32,
+            to_stride: usize,
+        ) {
+            // SAFETY: callers enable AVX-512 and give readable and writable blocks of these shapes;
+            // the mask keeps to `rows`.
             unsafe {
                 let mask = ((1u32 << rows) - 1) as u8;
                 for (j, column) in transposed(from, from_stride, rows).into_iter().enumerate() {
@@ -322,12 +364,14 @@ mod x86 {
         }
         #[inline(always)]
         unsafe fn store_first(to: *mut f32, v: __m512, count: usize) {
-            // SAFETY: callers enable AVX-512 and give `count` writable elements; the mask keeps to them.
+            // SAFETY: callers enable AVX-512 and give `count` writable elements; the mask keeps to
+            // them.
             unsafe { _mm512_mask_storeu_ps(to, ((1u32 << count) - 1) as u16, v) }
         }
         #[inline(always)]
         unsafe fn copy(from: *const f32, to: *mut f32, count: usize) {
-            // SAFETY: callers enable AVX-512 and give `count` readable and writable elements; the mask keeps to them.
+            // SAFETY: callers enable AVX-512 and give `count` readable and writable elements; the
+            // mask keeps to them.
             unsafe {
                 let mask = ((1u32 << count) - 1) as u16;
                 _mm512_mask_storeu_ps(to, mask, _mm512_maskz_loadu_ps(mask, from));

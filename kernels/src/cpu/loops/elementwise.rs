@@ -26,19 +26,33 @@ impl Loop {
         }
         let bound = &bound;
         let dims = bound.dims();
-        let transposes = |cs: isize, rs: isize| rs != 0 && cs.unsigned_abs() > 1 && rs.unsigned_abs() < cs.unsigned_abs();
-        // Tall tiles where memory is transposed: it is read in runs of several cache lines, and written in whole ones.
-        let tall = dims[row] > 1 && bound.walks().iter().any(|w| transposes(w.strides[col], w.strides[row]));
+        let transposes = |cs: isize, rs: isize| {
+            rs != 0 && cs.unsigned_abs() > 1 && rs.unsigned_abs() < cs.unsigned_abs()
+        };
+        // Tall tiles where memory is transposed: it is read in runs of several cache lines, and
+        // written in whole ones.
+        let tall = dims[row] > 1
+            && bound
+                .walks()
+                .iter()
+                .any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        // Strips of rows that share what is the same along them; a long row is several. Tall tiles need all rows that there may be.
-        let high = if tall { MAX_ROWS } else { (CHUNK / dims[col]).clamp(1, MAX_ROWS) }.min(dims[row]);
+        // Strips of rows that share what is the same along them; a long row is several. Tall tiles
+        // need all rows that there may be.
+        let high = if tall {
+            MAX_ROWS
+        } else {
+            (CHUNK / dims[col]).clamp(1, MAX_ROWS)
+        }
+        .min(dims[row]);
         let long = dims[col].min((CHUNK / high / wide).max(1) * wide);
         let (across, down) = (dims[col].div_ceil(long), dims[row].div_ceil(high));
         let strips = dims[..row].iter().product::<usize>() * down * across;
         let per_chunk = (CHUNK / (long * high)).max(1);
         let work = |chunk: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory.
-            let mut machine = unsafe { Machine::new(bound, Along::Columns, self.scratch(launch, worker)) };
+            let mut machine =
+                unsafe { Machine::new(bound, Along::Columns, self.scratch(launch, worker)) };
             for index in chunk * per_chunk..strips.min((chunk + 1) * per_chunk) {
                 let mut at = [0; AXES];
                 at[col] = index % across * long;
@@ -50,7 +64,13 @@ impl Loop {
                 }
                 machine.seek(&at[..axes], Some(row), Some(col));
                 // SAFETY: the strip lies inside the space and belongs to this chunk alone.
-                unsafe { machine.sweep(high.min(dims[row] - at[row]), long.min(dims[col] - at[col]), wide) };
+                unsafe {
+                    machine.sweep(
+                        high.min(dims[row] - at[row]),
+                        long.min(dims[col] - at[col]),
+                        wide,
+                    )
+                };
             }
         };
         launch.team.run(strips.div_ceil(per_chunk), &work);

@@ -1,7 +1,8 @@
 //! Kernels without an anchor: elementwise loops, rows, reductions.
 //!
-//! The iteration space is cut into tiles and the tiles into chunks that threads take. How it is cut depends on sizes and
-//! strides alone, never on the number of threads, and so does every rounding error.
+//! The iteration space is cut into tiles and the tiles into chunks that threads take. How it is cut
+//! depends on sizes and strides alone, never on the number of threads, and so does every rounding
+//! error.
 
 mod alike;
 mod elementwise;
@@ -36,12 +37,24 @@ impl Loop {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
         let mut code = TileCode::new(spec, bound, config)?;
         let order = order(spec, bound);
-        let reduction = if spec.reduced > 0 { Some(Reduction::new(spec, bound, &order, &mut code)?) } else { None };
-        let partial_bytes = reduction.as_ref().map_or(0, |reduction| match is_fixed(spec) {
-            true => reduction.partial_bytes_at(&mut Bound::sizes(&code, spec, bound, &order)),
-            false => reduction.partial_bytes(),
-        });
-        Ok(Loop { code, order, threads: config.threads, reduction, partial_bytes })
+        let reduction = if spec.reduced > 0 {
+            Some(Reduction::new(spec, bound, &order, &mut code)?)
+        } else {
+            None
+        };
+        let partial_bytes = reduction
+            .as_ref()
+            .map_or(0, |reduction| match is_fixed(spec) {
+                true => reduction.partial_bytes_at(&mut Bound::sizes(&code, spec, bound, &order)),
+                false => reduction.partial_bytes(),
+            });
+        Ok(Loop {
+            code,
+            order,
+            threads: config.threads,
+            reduction,
+            partial_bytes,
+        })
     }
 
     /// Where slices of a sum over the batch may end, and the sums between them.
@@ -52,7 +65,11 @@ impl Loop {
             return None;
         }
         let examples = bound.0[usize::from(slicing.batch.0)] as usize;
-        reduction.cut_off(examples, &mut Bound::sizes(&self.code, spec, bound, &self.order), &self.code)
+        reduction.cut_off(
+            examples,
+            &mut Bound::sizes(&self.code, spec, bound, &self.order),
+            &self.code,
+        )
     }
 
     /// One scratch memory per thread, then the partial results of split reductions.
@@ -74,35 +91,77 @@ impl Loop {
 
     /// The scratch memory of one worker.
     fn scratch(&self, launch: &Launch, worker: usize) -> *mut u8 {
-        launch.workspace.wrapping_add(worker * self.code.scratch_bytes())
+        launch
+            .workspace
+            .wrapping_add(worker * self.code.scratch_bytes())
     }
 }
 
 /// Whether a loop has the same sizes and strides in every run.
 fn is_fixed(spec: &Spec) -> bool {
-    let walks = spec.operands.iter().map(|operand| &operand.strides).chain(&spec.indices);
-    walks.flatten().chain(&spec.dims).all(|size| size.as_fixed().is_some())
+    let walks = spec
+        .operands
+        .iter()
+        .map(|operand| &operand.strides)
+        .chain(&spec.indices);
+    walks
+        .flatten()
+        .chain(&spec.dims)
+        .all(|size| size.as_fixed().is_some())
 }
 
-/// The order in which axes are walked: each group so that memory is walked forwards. What is computed does not depend on
-/// the order, except where the position of an element does: such reductions keep theirs.
+/// The order in which axes are walked: each group so that memory is walked forwards. What is
+/// computed does not depend on the order, except where the position of an element does: such
+/// reductions keep theirs.
 fn order(spec: &Spec, bound: &Env) -> SmallVec<[usize; MAX_AXES]> {
     let axes = spec.dims.len();
     let kept = axes - spec.reduced;
     let mut order: SmallVec<[usize; MAX_AXES]> = (0..axes).collect();
-    let stored = spec.stores.first().map(|s| usize::from(s.operand)).filter(|_| spec.reduced == 0);
+    let stored = spec
+        .stores
+        .first()
+        .map(|s| usize::from(s.operand))
+        .filter(|_| spec.reduced == 0);
     // A reduction reads more than it writes: follow the operand that varies most.
-    let read = spec.code.iter().filter_map(|i| if let Inst::Load(k) = i { Some(usize::from(*k)) } else { None });
+    let read = spec.code.iter().filter_map(|i| {
+        if let Inst::Load(k) = i {
+            Some(usize::from(*k))
+        } else {
+            None
+        }
+    });
     let points = |k: usize| {
-        let varies = spec.dims.iter().zip(&spec.operands[k].strides).filter(|(_, s)| !s.is(0));
+        let varies = spec
+            .dims
+            .iter()
+            .zip(&spec.operands[k].strides)
+            .filter(|(_, s)| !s.is(0));
         varies.fold(1i64, |p, (d, _)| p.saturating_mul(d.at(bound)))
     };
-    let Some(guide) = stored.or_else(|| read.max_by_key(|&k| points(k))) else { return order };
-    let stride = |axis: &usize| std::cmp::Reverse(spec.operands[guide].strides[*axis].at(bound).unsigned_abs());
+    let Some(guide) = stored.or_else(|| read.max_by_key(|&k| points(k))) else {
+        return order;
+    };
+    let stride = |axis: &usize| {
+        std::cmp::Reverse(spec.operands[guide].strides[*axis].at(bound).unsigned_abs())
+    };
     // An axis along which the guide repeats says nothing and stays outermost of its equals.
-    let key = |axis: &usize| if spec.operands[guide].strides[*axis].is(0) { std::cmp::Reverse(u64::MAX) } else { stride(axis) };
+    let key = |axis: &usize| {
+        if spec.operands[guide].strides[*axis].is(0) {
+            std::cmp::Reverse(u64::MAX)
+        } else {
+            stride(axis)
+        }
+    };
     order[..kept].sort_by_key(key);
-    if !spec.code.iter().any(|i| matches!(i, Inst::Reduce(crate::spec::ReduceOp::ArgMax | crate::spec::ReduceOp::ArgMin, _))) {
+    if !spec.code.iter().any(|i| {
+        matches!(
+            i,
+            Inst::Reduce(
+                crate::spec::ReduceOp::ArgMax | crate::spec::ReduceOp::ArgMin,
+                _
+            )
+        )
+    }) {
         order[kept..].sort_by_key(key);
     }
     order

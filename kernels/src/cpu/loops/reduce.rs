@@ -1,10 +1,11 @@
 //! Loops with reductions: rows that are folded, and possibly used again beside what was folded.
 //!
-//! A *group* is a few points of the kept axes whose reductions are computed together, tile after tile over the reduced
-//! axes; the program may need several passes over them. Where memory runs along a reduced axis, rows are kept points and
-//! columns are folded (a softmax over the last axis); where it runs along a kept axis, columns are kept points and rows are
-//! folded (the gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the tiles of a
-//! group are shared by several chunks whose results are merged as a tree.
+//! A *group* is a few points of the kept axes whose reductions are computed together, tile after
+//! tile over the reduced axes; the program may need several passes over them. Where memory runs
+//! along a reduced axis, rows are kept points and columns are folded (a softmax over the last
+//! axis); where it runs along a kept axis, columns are kept points and rows are folded (the
+//! gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the
+//! tiles of a group are shared by several chunks whose results are merged as a tree.
 
 use std::ops::Range;
 
@@ -23,7 +24,8 @@ const WIDE: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
 const PARTS: usize = 64;
 const FEW_GROUPS: usize = 16;
-/// Lanes that each value kept between passes may take beyond need, so that several points go side by side.
+/// Lanes that each value kept between passes may take beyond need, so that several points go side
+/// by side.
 const KEPT_LANES: usize = 1 << 14;
 
 /// What is decided about a reduction when it is prepared.
@@ -54,7 +56,8 @@ struct Cut {
     reduced: usize,
 }
 
-/// What decides how the points of the reduced axes, in their order, are folded into one result. Whatever else there is to a
+/// What decides how the points of the reduced axes, in their order, are folded into one result.
+/// Whatever else there is to a
 /// [`Cut`] says only which results are computed together, and when.
 #[derive(PartialEq)]
 pub(super) struct Folding {
@@ -66,33 +69,67 @@ pub(super) struct Folding {
 }
 
 impl Reduction {
-    pub fn new(spec: &Spec, bound: &Env, order: &[usize], code: &mut TileCode) -> Result<Reduction, SpecError> {
+    pub fn new(
+        spec: &Spec,
+        bound: &Env,
+        order: &[usize],
+        code: &mut TileCode,
+    ) -> Result<Reduction, SpecError> {
         let kept = spec.dims.len() - spec.reduced;
         let size = |axis: usize| spec.dims[axis].usize_at(bound);
-        let points = order[kept..].iter().fold(1usize, |p, &a| p.saturating_mul(size(a)));
-        let finds = spec.code.iter().any(|i| matches!(i, Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _)));
+        let points = order[kept..]
+            .iter()
+            .fold(1usize, |p, &a| p.saturating_mul(size(a)));
+        let finds = spec
+            .code
+            .iter()
+            .any(|i| matches!(i, Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _)));
         if finds && points >= i32::MAX as usize {
-            return Err(SpecError(format!("a position among {points} elements does not fit in an i32")));
+            return Err(SpecError(format!(
+                "a position among {points} elements does not fit in an i32"
+            )));
         }
         let along = along(spec, bound, order, kept);
-        let all = order[..kept].iter().fold(points, |p, &a| p.saturating_mul(size(a)));
-        let (passes, crossing) = (code.levels().filter(|&full| full).count(), code.kept_values());
+        let all = order[..kept]
+            .iter()
+            .fold(points, |p, &a| p.saturating_mul(size(a)));
+        let (passes, crossing) = (
+            code.levels().filter(|&full| full).count(),
+            code.kept_values(),
+        );
         let kept_lanes = match along {
             Along::Columns => {
                 let last = order.last().map_or(1, |&axis| size(axis).max(1));
-                points.div_ceil(last).saturating_mul(last.next_multiple_of(VECTOR)).max(code.register())
+                points
+                    .div_ceil(last)
+                    .saturating_mul(last.next_multiple_of(VECTOR))
+                    .max(code.register())
             }
             // A vector for every point of the space is room for all columns.
-            Along::Rows => points.saturating_mul(VECTOR).max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
+            Along::Rows => points
+                .saturating_mul(VECTOR)
+                .max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
         };
         if crossing > 0 {
             if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
-                return Err(SpecError(format!("rows of {points} elements cannot be kept")));
+                return Err(SpecError(format!(
+                    "rows of {points} elements cannot be kept"
+                )));
             }
             code.keep(kept_lanes);
         }
-        let split_words = if passes == 1 && all >= 2 * CHUNK { code.fold_words() } else { 0 };
-        Ok(Reduction { along, kept, kept_lanes, keeps: crossing > 0, split_words })
+        let split_words = if passes == 1 && all >= 2 * CHUNK {
+            code.fold_words()
+        } else {
+            0
+        };
+        Ok(Reduction {
+            along,
+            kept,
+            kept_lanes,
+            keeps: crossing > 0,
+            split_words,
+        })
     }
 
     /// Bytes of the results of parts, whatever the sizes up to the bound.
@@ -112,28 +149,41 @@ impl Reduction {
         }
     }
 
-    /// How each value is folded in a space that has these sizes in every run; nothing if it has no points.
+    /// How each value is folded in a space that has these sizes in every run; nothing if it has no
+    /// points.
     pub fn folding(&self, bound: &mut Bound) -> Option<Folding> {
         if bound.dims().contains(&0) {
             return None;
         }
         let cut = self.cut(bound);
         let parts = self.parts(&cut, bound);
-        Some(Folding { along: self.along, dims: bound.dims()[cut.reduced..].into(), tile_len: cut.tile_len, parts })
+        Some(Folding {
+            along: self.along,
+            dims: bound.dims()[cut.reduced..].into(),
+            tile_len: cut.tile_len,
+            parts,
+        })
     }
 
-    /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the bound; `None` if the sums cannot
-    /// be taken up again: the batch is not what tiles go along last, or there is more than sums to keep.
+    /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the
+    /// bound; `None` if the sums cannot be taken up again: the batch is not what tiles go along
+    /// last, or there is more than sums to keep.
     pub fn cut_off(&self, examples: usize, bound: &mut Bound, code: &TileCode) -> Option<CutOff> {
         let mut levels = code.levels();
-        let plain = levels.next() == Some(true) && levels.all(|full| !full) && !self.keeps && code.folds_alone();
+        let plain = levels.next() == Some(true)
+            && levels.all(|full| !full)
+            && !self.keeps
+            && code.folds_alone();
         if !plain || examples < 2 {
             return None;
         }
         let cut = self.cut(bound);
         let unit = cut.unit(self.along, bound, examples)?;
         let parts = self.parts(&cut, bound);
-        Some(CutOff { unit, sums: cut.groups * parts * code.fold_words() * cut.lanes(self.along) })
+        Some(CutOff {
+            unit,
+            sums: cut.groups * parts * code.fold_words() * cut.lanes(self.along),
+        })
     }
 
     /// Into how many parts the tiles of each group are split.
@@ -142,7 +192,10 @@ impl Reduction {
         if self.split_words == 0 || cut.groups >= FEW_GROUPS {
             return 1;
         }
-        cut.tiles.min(PARTS / cut.groups.max(1)).min(points / CHUNK).max(1)
+        cut.tiles
+            .min(PARTS / cut.groups.max(1))
+            .min(points / CHUNK)
+            .max(1)
     }
 
     fn cut(&self, bound: &mut Bound) -> Cut {
@@ -159,14 +212,30 @@ impl Reduction {
             Along::Columns => {
                 let wide = dims[col].clamp(1, TILE);
                 let kept_per_row = (outer * dims[col].next_multiple_of(VECTOR)).max(1);
-                let room = if self.keeps { (self.kept_lanes / kept_per_row).max(1) } else { usize::MAX };
-                ((TILE / wide.next_multiple_of(VECTOR)).min(room).min(dims[row]), wide)
+                let room = if self.keeps {
+                    (self.kept_lanes / kept_per_row).max(1)
+                } else {
+                    usize::MAX
+                };
+                (
+                    (TILE / wide.next_multiple_of(VECTOR))
+                        .min(room)
+                        .min(dims[row]),
+                    wide,
+                )
             }
             Along::Rows => {
                 let per_column = (outer * dims[row]).max(1);
-                let room = if self.keeps { self.kept_lanes / per_column / VECTOR * VECTOR } else { usize::MAX };
+                let room = if self.keeps {
+                    self.kept_lanes / per_column / VECTOR * VECTOR
+                } else {
+                    usize::MAX
+                };
                 let wide = dims[col].clamp(1, WIDE).min(room.max(VECTOR));
-                (wide, (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1))
+                (
+                    wide,
+                    (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1),
+                )
             }
         };
         // Of an axis without elements there are no groups, or no tiles; neither has no width.
@@ -190,7 +259,8 @@ impl Reduction {
     }
 }
 
-/// Sums over a batch that go on from slice to slice: the accumulators of each part of each group, before they are finished.
+/// Sums over a batch that go on from slice to slice: the accumulators of each part of each group,
+/// before they are finished.
 struct Carry {
     /// Examples of the slice, and of the whole.
     examples: Range<usize>,
@@ -208,7 +278,14 @@ unsafe impl Sync for Carry {}
 impl Carry {
     fn new(part: &Part, parts: usize, code: &TileCode) -> Self {
         let whole = part.whole.0[usize::from(part.slicing.batch.0)] as usize;
-        Carry { examples: part.examples.clone(), whole, last: part.last, sums: part.sums.cast(), parts, folds: code.fold_words() }
+        Carry {
+            examples: part.examples.clone(),
+            whole,
+            last: part.last,
+            sums: part.sums.cast(),
+            parts,
+            folds: code.fold_words(),
+        }
     }
 }
 
@@ -217,7 +294,10 @@ impl Cut {
     fn fold_as(&mut self, other: &Cut, bound: &Bound) {
         self.tile_len = other.tile_len;
         self.tiles_across = bound.dims()[self.folded_axis].div_ceil(self.tile_len);
-        self.tiles = bound.dims()[self.reduced..self.folded_axis].iter().product::<usize>() * self.tiles_across;
+        self.tiles = bound.dims()[self.reduced..self.folded_axis]
+            .iter()
+            .product::<usize>()
+            * self.tiles_across;
     }
 
     /// Lanes of a group's accumulators of one fold.
@@ -228,8 +308,8 @@ impl Cut {
         }
     }
 
-    /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where its length may change what a
-    /// tile is.
+    /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where
+    /// its length may change what a tile is.
     fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
         if self.reduced < self.folded_axis {
             return Some(1);
@@ -238,7 +318,8 @@ impl Cut {
         (along == Along::Rows).then(|| self.tile_len / gcd(self.tile_len, rows.max(1)))
     }
 
-    /// Tiles of the examples before this one, of so many; tiles end there, or there are no more examples.
+    /// Tiles of the examples before this one, of so many; tiles end there, or there are no more
+    /// examples.
     fn tiles_before(&self, example: usize, examples: usize, bound: &Bound) -> usize {
         match example {
             0 => 0,
@@ -255,12 +336,28 @@ fn gcd(a: usize, b: usize) -> usize {
 
 /// Which way most of the memory runs.
 fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
-    let last = |axes: &[usize]| axes.iter().rev().copied().find(|&axis| spec.dims[axis].at(bound) != 1);
-    let (Some(kept_axis), folded_axis) = (last(&order[..kept]), last(&order[kept..])) else { return Along::Columns };
-    let Some(folded_axis) = folded_axis else { return Along::Rows };
+    let last = |axes: &[usize]| {
+        axes.iter()
+            .rev()
+            .copied()
+            .find(|&axis| spec.dims[axis].at(bound) != 1)
+    };
+    let (Some(kept_axis), folded_axis) = (last(&order[..kept]), last(&order[kept..])) else {
+        return Along::Columns;
+    };
+    let Some(folded_axis) = folded_axis else {
+        return Along::Rows;
+    };
     let mut votes = 0;
-    for operand in spec.operands.iter().filter(|o| !o.strides[kept..].iter().all(|s| s.is(0))) {
-        let (k, f) = (operand.strides[kept_axis].at(bound).unsigned_abs(), operand.strides[folded_axis].at(bound).unsigned_abs());
+    for operand in spec
+        .operands
+        .iter()
+        .filter(|o| !o.strides[kept..].iter().all(|s| s.is(0)))
+    {
+        let (k, f) = (
+            operand.strides[kept_axis].at(bound).unsigned_abs(),
+            operand.strides[folded_axis].at(bound).unsigned_abs(),
+        );
         // What lies flat along the other axis is little memory, and counts little.
         let weight = if k == 0 || f == 0 { 1 } else { 16 };
         votes += match (k, f) {
@@ -269,7 +366,11 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
             _ => 0,
         };
     }
-    if votes > 0 { Along::Rows } else { Along::Columns }
+    if votes > 0 {
+        Along::Rows
+    } else {
+        Along::Columns
+    }
 }
 
 impl Loop {
@@ -279,7 +380,10 @@ impl Loop {
         let mut bound = Bound::new(&self.code);
         bound.resolve(spec, launch, &self.order);
         // No kept points: nothing to store. No points to fold: each fold gives its identity.
-        if self.order[..reduction.kept].iter().any(|&axis| spec.dims[axis].usize_at(launch.env) == 0) {
+        if self.order[..reduction.kept]
+            .iter()
+            .any(|&axis| spec.dims[axis].usize_at(launch.env) == 0)
+        {
             return;
         }
         let mut cut = reduction.cut(&mut bound);
@@ -287,20 +391,40 @@ impl Loop {
         let bound = &bound;
         let points: usize = bound.dims().iter().product();
         if let Some(part) = launch.part.filter(|part| !part.slicing.folds) {
-            // Tiles and parts are those of the whole batch: a group of a slice is folded as it would be there.
+            // Tiles and parts are those of the whole batch: a group of a slice is folded as it
+            // would be there.
             let mut whole = Bound::new(&self.code);
-            whole.resolve(spec, &Launch { env: part.whole, part: None, ..*launch }, &self.order);
+            whole.resolve(
+                spec,
+                &Launch {
+                    env: part.whole,
+                    part: None,
+                    ..*launch
+                },
+                &self.order,
+            );
             let whole_cut = reduction.cut(&mut whole);
             parts = reduction.parts(&whole_cut, &whole);
             cut.fold_as(&whole_cut, bound);
         }
-        let carry = launch.part.filter(|part| part.slicing.folds).map(|part| Carry::new(part, parts, &self.code));
-        let run = Run { bound, cut: &cut, along: reduction.along, code: &self.code, carry };
+        let carry = launch
+            .part
+            .filter(|part| part.slicing.folds)
+            .map(|part| Carry::new(part, parts, &self.code));
+        let run = Run {
+            bound,
+            cut: &cut,
+            along: reduction.along,
+            code: &self.code,
+            carry,
+        };
         if let Some(carry) = &run.carry {
             let work = |chunk: usize, worker: usize| {
-                // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their sums.
+                // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their
+                // sums.
                 unsafe {
-                    let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
+                    let mut machine =
+                        Machine::new(bound, reduction.along, self.scratch(launch, worker));
                     run.go_on(&mut machine, carry, chunk / parts, chunk % parts);
                 }
             };
@@ -314,7 +438,8 @@ impl Loop {
             let work = |chunk: usize, worker: usize| {
                 // SAFETY: the worker's own scratch memory; groups are disjoint.
                 unsafe {
-                    let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
+                    let mut machine =
+                        Machine::new(bound, reduction.along, self.scratch(launch, worker));
                     for group in chunk * per_chunk..cut.groups.min((chunk + 1) * per_chunk) {
                         run.group(&mut machine, group);
                     }
@@ -324,16 +449,28 @@ impl Loop {
             return;
         }
         let size = reduction.split_words * WIDE;
-        let partial =
-            |group: usize, part: usize| self.scratch(launch, self.threads).wrapping_add((group * parts + part) * size * 4).cast::<u32>();
+        let partial = |group: usize, part: usize| {
+            self.scratch(launch, self.threads)
+                .wrapping_add((group * parts + part) * size * 4)
+                .cast::<u32>()
+        };
         let fold = |chunk: usize, worker: usize| {
             let (group, part) = (chunk / parts, chunk % parts);
-            // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their results.
+            // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their
+            // results.
             unsafe {
-                let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
+                let mut machine =
+                    Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (at, tile) = run.start(&mut machine, group);
                 machine.folded(0, &tile);
-                run.pass(&mut machine, 0, at, &tile, (group, part), part * cut.tiles / parts..(part + 1) * cut.tiles / parts);
+                run.pass(
+                    &mut machine,
+                    0,
+                    at,
+                    &tile,
+                    (group, part),
+                    part * cut.tiles / parts..(part + 1) * cut.tiles / parts,
+                );
                 machine.exchange(0, &tile, partial(group, part), WIDE, true);
             }
         };
@@ -341,12 +478,19 @@ impl Loop {
         let merge = |group: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory; groups are disjoint.
             unsafe {
-                let mut machine = Machine::new(bound, reduction.along, self.scratch(launch, worker));
+                let mut machine =
+                    Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (_, tile) = run.start(&mut machine, group);
                 let mut step = 1;
                 while step < parts {
                     for part in (0..parts - step).step_by(2 * step) {
-                        machine.merge(0, &tile, partial(group, part), partial(group, part + step), WIDE);
+                        machine.merge(
+                            0,
+                            &tile,
+                            partial(group, part),
+                            partial(group, part + step),
+                            WIDE,
+                        );
                     }
                     step *= 2;
                 }
@@ -391,7 +535,13 @@ impl Run<'_> {
             rest /= dims[axis];
         }
         machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
-        (at, self.tile(cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]), 1))
+        (
+            at,
+            self.tile(
+                cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]),
+                1,
+            ),
+        )
     }
 
     /// # Safety
@@ -411,8 +561,8 @@ impl Run<'_> {
         }
     }
 
-    /// One pass over some tiles of the group at `at`, and the end of its folds; of a batch in slices, all of which have been
-    /// folded, only that. The machine is left on the group.
+    /// One pass over some tiles of the group at `at`, and the end of its folds; of a batch in
+    /// slices, all of which have been folded, only that. The machine is left on the group.
     ///
     /// # Safety
     /// As [`Run::group`].
@@ -428,7 +578,13 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             if let Some(carry) = &self.carry {
-                machine.carry(level, tile, self.sums(carry, group, part), self.cut.lanes(self.along), false);
+                machine.carry(
+                    level,
+                    tile,
+                    self.sums(carry, group, part),
+                    self.cut.lanes(self.along),
+                    false,
+                );
                 machine.finish(level, tile);
                 return;
             }
@@ -450,7 +606,9 @@ impl Run<'_> {
 
     /// The accumulators of a part of a group between slices.
     fn sums(&self, carry: &Carry, group: usize, part: usize) -> *mut u32 {
-        carry.sums.wrapping_add((group * carry.parts + part) * carry.folds * self.cut.lanes(self.along))
+        carry
+            .sums
+            .wrapping_add((group * carry.parts + part) * carry.folds * self.cut.lanes(self.along))
     }
 
     /// Folds what a slice has of a part of a group.
@@ -458,7 +616,11 @@ impl Run<'_> {
     /// # Safety
     /// As [`Run::group`], and for the part's sums.
     unsafe fn go_on(&self, machine: &mut Machine, carry: &Carry, group: usize, part: usize) {
-        let (tiles, lanes, sums) = (self.cut.tiles, self.cut.lanes(self.along), self.sums(carry, group, part));
+        let (tiles, lanes, sums) = (
+            self.cut.tiles,
+            self.cut.lanes(self.along),
+            self.sums(carry, group, part),
+        );
         let before = |example| self.cut.tiles_before(example, carry.whole, self.bound);
         let from = before(carry.examples.start).max(part * tiles / carry.parts);
         let to = before(carry.examples.end).min((part + 1) * tiles / carry.parts);
@@ -484,7 +646,13 @@ impl Run<'_> {
     ///
     /// # Safety
     /// As [`Run::group`].
-    unsafe fn tiles(&self, machine: &mut Machine, level: usize, mut at: [usize; AXES], tiles: Range<usize>) {
+    unsafe fn tiles(
+        &self,
+        machine: &mut Machine,
+        level: usize,
+        mut at: [usize; AXES],
+        tiles: Range<usize>,
+    ) {
         let (cut, dims) = (self.cut, self.bound.dims());
         // SAFETY: the caller's promise; tiles lie inside the space.
         unsafe {
@@ -502,11 +670,15 @@ impl Run<'_> {
                 }
                 let len = dims[cut.folded_axis];
                 let kept_at = match self.along {
-                    Along::Columns => (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len,
+                    Along::Columns => {
+                        (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len
+                    }
                     Along::Rows => (outer * len + first) * cut.group_len.next_multiple_of(VECTOR),
                 };
                 let kept = cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]);
-                let tile = self.tile(kept, cut.tile_len.min(len - first)).folding(outer * len + first, kept_at);
+                let tile = self
+                    .tile(kept, cut.tile_len.min(len - first))
+                    .folding(outer * len + first, kept_at);
                 machine.full(level, &tile);
                 machine.store_full(level, &tile);
             }

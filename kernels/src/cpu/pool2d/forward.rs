@@ -25,10 +25,22 @@ pub(super) trait Source: Copy {
     /// # Safety
     /// Eight elements at `top` and `bottom` may be read, four at `best` and `positions` written.
     #[inline(always)]
-    unsafe fn four_2x2(top: *const Self, bottom: *const Self, best: *mut Self::Lane, positions: *mut i32) {
+    unsafe fn four_2x2(
+        top: *const Self,
+        bottom: *const Self,
+        best: *mut Self::Lane,
+        positions: *mut i32,
+    ) {
         for k in 0..4 {
             // SAFETY: the caller's promise.
-            unsafe { one_2x2(top.add(2 * k), bottom.add(2 * k), best.add(k), positions.add(k)) };
+            unsafe {
+                one_2x2(
+                    top.add(2 * k),
+                    bottom.add(2 * k),
+                    best.add(k),
+                    positions.add(k),
+                )
+            };
         }
     }
 }
@@ -45,7 +57,8 @@ impl Source for f32 {
         (value > best) | (value.is_nan() & !best.is_nan())
     }
 
-    // Spelt out, because the compiler does not find these vectors by itself. SSE2 belongs to every x86-64.
+    // Spelt out, because the compiler does not find these vectors by itself. SSE2 belongs to every
+    // x86-64.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     unsafe fn four_2x2(top: *const f32, bottom: *const f32, best: *mut f32, positions: *mut i32) {
@@ -53,14 +66,24 @@ impl Source for f32 {
         // SAFETY: the caller's promise; the rest is arithmetic.
         unsafe {
             // "Not less or equal" also holds beside a NaN, of which only the first counts.
-            let beats = |value, best| _mm_and_ps(_mm_cmpnle_ps(value, best), _mm_cmpord_ps(best, best));
+            let beats =
+                |value, best| _mm_and_ps(_mm_cmpnle_ps(value, best), _mm_cmpord_ps(best, best));
             let select = |mask, a, b| _mm_or_ps(_mm_and_ps(mask, a), _mm_andnot_ps(mask, b));
             let better = |row: *const f32, first: i32| {
                 let (low, high) = (_mm_loadu_ps(row), _mm_loadu_ps(row.add(4)));
-                let (even, odd) = (_mm_shuffle_ps::<0b10_00_10_00>(low, high), _mm_shuffle_ps::<0b11_01_11_01>(low, high));
+                let (even, odd) = (
+                    _mm_shuffle_ps::<0b10_00_10_00>(low, high),
+                    _mm_shuffle_ps::<0b11_01_11_01>(low, high),
+                );
                 let right = beats(odd, even);
                 // A mask is −1 where it holds: the position goes up by one.
-                (select(right, odd, even), _mm_castsi128_ps(_mm_sub_epi32(_mm_set1_epi32(first), _mm_castps_si128(right))))
+                (
+                    select(right, odd, even),
+                    _mm_castsi128_ps(_mm_sub_epi32(
+                        _mm_set1_epi32(first),
+                        _mm_castps_si128(right),
+                    )),
+                )
             };
             let ((upper, upper_at), (lower, lower_at)) = (better(top, 0), better(bottom, 2));
             let below = beats(lower, upper);
@@ -98,14 +121,17 @@ impl Source for u8 {
 
 /// See [`Body::Pool2d`].
 ///
-/// A window with no element inside the image gives −∞ (the smallest integer) and a position without meaning, or the mean 0.
+/// A window with no element inside the image gives −∞ (the smallest integer) and a position without
+/// meaning, or the mean 0.
 pub(crate) struct Pool2d {
     common: Common,
 }
 
 impl Pool2d {
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<Self, SpecError> {
-        Ok(Pool2d { common: Common::new(spec, bound, config)? })
+        Ok(Pool2d {
+            common: Common::new(spec, bound, config)?,
+        })
     }
 
     pub fn workspace(&self) -> u64 {
@@ -115,21 +141,37 @@ impl Pool2d {
     /// # Safety
     /// What [`Launch`] promises about its addresses.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Pool2d(pool) = &spec.body else { unreachable!("checked by new") };
+        let Body::Pool2d(pool) = &spec.body else {
+            unreachable!("checked by new")
+        };
         let (env, common) = (launch.env, &self.common);
         let tiling = Tiling::new(&spec.dims, common.capacity, env);
-        let geometry = Geometry { hw: pool.hw.map(|s| s.usize_at(env)), ohw: [tiling.dims[2], tiling.dims[3]], window: pool.window };
+        let geometry = Geometry {
+            hw: pool.hw.map(|s| s.usize_at(env)),
+            ohw: [tiling.dims[2], tiling.dims[3]],
+            window: pool.window,
+        };
         let x = Walk::new(&pool.x, launch.args[0], env);
-        let arg = pool.arg.as_ref().map(|arg| Walk::new(arg, launch.args[1], env));
-        let job = Forward { kind: pool.kind, geometry, x, arg, tiling };
+        let arg = pool
+            .arg
+            .as_ref()
+            .map(|arg| Walk::new(arg, launch.args[1], env));
+        let job = Forward {
+            kind: pool.kind,
+            geometry,
+            x,
+            arg,
+            tiling,
+        };
         let scratch = Scratch::new(launch, common.worker_bytes(2));
         let code = common.code.bind(spec, launch);
         launch.team.run(tiling.tiles(), &|index, worker| {
             let acc = scratch.of(worker);
             let positions = acc.wrapping_add(common.array_bytes());
             let tile = tiling.tile(index);
-            // SAFETY: the scratch holds two arrays of a tile's values and the epilogue's bytes, and is this worker's alone;
-            // reads stay inside the image and writes inside `arg` and the stores, which `Launch` lets this kernel reach.
+            // SAFETY: the scratch holds two arrays of a tile's values and the epilogue's bytes, and
+            // is this worker's alone; reads stay inside the image and writes inside `arg` and the
+            // stores, which `Launch` lets this kernel reach.
             unsafe {
                 match x.dtype {
                     DType::F32 => job.tile::<f32>(common.isa, &tile, acc, positions),
@@ -137,8 +179,17 @@ impl Pool2d {
                     DType::U8 | DType::Bool => job.tile::<u8>(common.isa, &tile, acc, positions),
                     DType::F16 | DType::BF16 => unreachable!("refused by new"),
                 }
-                let values = if pool.kind == PoolKind::ArgMax { positions } else { acc };
-                tiling.finish(&code, &tile, values.cast(), positions.wrapping_add(common.array_bytes()));
+                let values = if pool.kind == PoolKind::ArgMax {
+                    positions
+                } else {
+                    acc
+                };
+                tiling.finish(
+                    &code,
+                    &tile,
+                    values.cast(),
+                    positions.wrapping_add(common.array_bytes()),
+                );
             }
         });
     }
@@ -168,7 +219,8 @@ impl<T: Source> Vectorized for ForwardTile<'_, T> {
         let (columns, count) = (&self.tile.cols, self.tile.cols.len());
         for (row, [n, c, i]) in job.tiling.rows(self.tile).enumerate() {
             let start = row * count;
-            // SAFETY: both arrays hold a tile's values, of which this row's `count` begin at `start`; they do not overlap.
+            // SAFETY: both arrays hold a tile's values, of which this row's `count` begin at
+            // `start`; they do not overlap.
             let (values, positions) = unsafe {
                 let values = self.acc.cast::<T::Lane>().add(start);
                 (
@@ -183,8 +235,11 @@ impl<T: Source> Vectorized for ForwardTile<'_, T> {
                     unsafe { job.max_row(plane, i, columns, values, positions) };
                 }
                 PoolKind::Avg { count_pad } => {
-                    // SAFETY: only f32 images are averaged (checked by `new`), so `T` and its lane are f32.
-                    let values = unsafe { std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<f32>(), count) };
+                    // SAFETY: only f32 images are averaged (checked by `new`), so `T` and its lane
+                    // are f32.
+                    let values = unsafe {
+                        std::slice::from_raw_parts_mut(values.as_mut_ptr().cast::<f32>(), count)
+                    };
                     // SAFETY: the plane is the image's (n, c).
                     unsafe { job.mean_row(plane.cast(), i, columns, count_pad, values) };
                 }
@@ -194,7 +249,9 @@ impl<T: Source> Vectorized for ForwardTile<'_, T> {
                 // SAFETY: the row lies inside the operand's region, which this kernel alone writes.
                 unsafe {
                     match arg.dtype {
-                        DType::U8 => store_row(positions, arg.element::<u8>(first), step, |p| p as u8),
+                        DType::U8 => {
+                            store_row(positions, arg.element::<u8>(first), step, |p| p as u8)
+                        }
                         _ => store_row(positions, arg.element::<i32>(first), step, |p| p),
                     }
                 }
@@ -211,7 +268,11 @@ impl<T: Source> Vectorized for ForwardTile<'_, T> {
 unsafe fn store_row<A>(from: &[i32], to: *mut A, step: isize, narrow: impl Fn(i32) -> A) {
     for (k, &position) in from.iter().enumerate() {
         // One loop for neighbours, which vectorizes, and one for the rest.
-        let at = if step == 1 { k as isize } else { k as isize * step };
+        let at = if step == 1 {
+            k as isize
+        } else {
+            k as isize * step
+        };
         // SAFETY: the caller's promise.
         unsafe { to.wrapping_offset(at).write(narrow(position)) };
     }
@@ -222,14 +283,32 @@ impl Forward {
     /// `T` is the image's type; the scratch arrays hold a tile each.
     unsafe fn tile<T: Source>(&self, isa: Isa, tile: &Tile, acc: *mut u8, positions: *mut u8) {
         // SAFETY: the caller's promise.
-        unsafe { vectorized(isa, ForwardTile::<T> { job: self, tile, acc, positions, source: PhantomData }) }
+        unsafe {
+            vectorized(
+                isa,
+                ForwardTile::<T> {
+                    job: self,
+                    tile,
+                    acc,
+                    positions,
+                    source: PhantomData,
+                },
+            )
+        }
     }
 
     /// The elements of a row's windows in window order.
     #[inline(always)]
     fn elements<'a>(&'a self, i: usize, columns: &'a Range<usize>) -> Elements<'a> {
         let rows = self.geometry.inside(0, i);
-        Elements { job: self, i, columns, r: rows.start, end: rows.end, s: 0 }
+        Elements {
+            job: self,
+            i,
+            columns,
+            r: rows.start,
+            end: rows.end,
+            s: 0,
+        }
     }
 
     /// The largest element of each window of a row, and its position.
@@ -237,10 +316,18 @@ impl Forward {
     /// # Safety
     /// `plane` is a plane of the image.
     #[inline(always)]
-    unsafe fn max_row<T: Source>(&self, plane: *const T, i: usize, columns: &Range<usize>, best: &mut [T::Lane], positions: &mut [i32]) {
+    unsafe fn max_row<T: Source>(
+        &self,
+        plane: *const T,
+        i: usize,
+        columns: &Range<usize>,
+        best: &mut [T::Lane],
+        positions: &mut [i32],
+    ) {
         let (g, x) = (&self.geometry, &self.x);
         if g.is_2x2() && x.strides[3] == 1 && 2 * i + 2 <= g.hw[0] && 2 * columns.end <= g.hw[1] {
-            let top = plane.wrapping_offset(2 * i as isize * x.strides[2] + 2 * columns.start as isize);
+            let top =
+                plane.wrapping_offset(2 * i as isize * x.strides[2] + 2 * columns.start as isize);
             // SAFETY: both rows of each window lie inside the plane.
             unsafe { max_2x2(top, top.wrapping_offset(x.strides[2]), best, positions) };
             return;
@@ -251,7 +338,13 @@ impl Forward {
         for (position, j) in positions.iter_mut().zip(columns.clone()) {
             *position = (first_row + g.window.pad[1].saturating_sub(j * g.window.stride[1])) as i32;
         }
-        for Element { position, span, first, step } in self.elements(i, columns) {
+        for Element {
+            position,
+            span,
+            first,
+            step,
+        } in self.elements(i, columns)
+        {
             let (best, positions) = (&mut best[span.clone()], &mut positions[span]);
             let (first, position) = (plane.wrapping_offset(first), position as i32);
             // SAFETY: inside the plane, as `elements` says.
@@ -270,9 +363,19 @@ impl Forward {
     /// # Safety
     /// `plane` is a plane of the image.
     #[inline(always)]
-    unsafe fn mean_row(&self, plane: *const f32, i: usize, columns: &Range<usize>, count_pad: bool, sums: &mut [f32]) {
+    unsafe fn mean_row(
+        &self,
+        plane: *const f32,
+        i: usize,
+        columns: &Range<usize>,
+        count_pad: bool,
+        sums: &mut [f32],
+    ) {
         sums.fill(0.0);
-        for Element { span, first, step, .. } in self.elements(i, columns) {
+        for Element {
+            span, first, step, ..
+        } in self.elements(i, columns)
+        {
             let (first, sums) = (plane.wrapping_offset(first), &mut sums[span]);
             // SAFETY: inside the plane, as `elements` says.
             unsafe {
@@ -341,12 +444,19 @@ impl Iterator for Elements<'_> {
     }
 }
 
-/// Keeps the better of each maximum and the element of a window that lies at `first`, `step` further for the next window.
+/// Keeps the better of each maximum and the element of a window that lies at `first`, `step`
+/// further for the next window.
 ///
 /// # Safety
 /// The elements may be read.
 #[inline(always)]
-unsafe fn max_span<T: Source>(first: *const T, step: isize, position: i32, best: &mut [T::Lane], positions: &mut [i32]) {
+unsafe fn max_span<T: Source>(
+    first: *const T,
+    step: isize,
+    position: i32,
+    best: &mut [T::Lane],
+    positions: &mut [i32],
+) {
     for (k, (best, at)) in best.iter_mut().zip(positions).enumerate() {
         // SAFETY: the caller's promise.
         let value = unsafe { first.offset(k as isize * step).read() }.widen();
@@ -373,28 +483,65 @@ unsafe fn sum_span(first: *const f32, step: isize, sums: &mut [f32]) {
 /// # Safety
 /// Both rows hold `2 · best.len()` elements; `positions` is as long as `best`.
 #[inline(always)]
-unsafe fn max_2x2<T: Source>(top: *const T, bottom: *const T, best: &mut [T::Lane], positions: &mut [i32]) {
+unsafe fn max_2x2<T: Source>(
+    top: *const T,
+    bottom: *const T,
+    best: &mut [T::Lane],
+    positions: &mut [i32],
+) {
     let (best, positions, count) = (best.as_mut_ptr(), positions.as_mut_ptr(), best.len());
     in_fours!(
         count,
         // SAFETY: `k + 4 ≤ count`; the caller's promise.
-        |k| unsafe { T::four_2x2(top.add(2 * k), bottom.add(2 * k), best.add(k), positions.add(k)) },
+        |k| unsafe {
+            T::four_2x2(
+                top.add(2 * k),
+                bottom.add(2 * k),
+                best.add(k),
+                positions.add(k),
+            )
+        },
         // SAFETY: `k < count`; the caller's promise.
-        unsafe { one_2x2(top.add(2 * k), bottom.add(2 * k), best.add(k), positions.add(k)) }
+        unsafe {
+            one_2x2(
+                top.add(2 * k),
+                bottom.add(2 * k),
+                best.add(k),
+                positions.add(k),
+            )
+        }
     );
 }
 
-/// The maximum of a 2×2 window: the better of each row, then of the two. The first of equals wins, as it does one by one.
+/// The maximum of a 2×2 window: the better of each row, then of the two. The first of equals wins,
+/// as it does one by one.
 ///
 /// # Safety
 /// Two elements at `top` and `bottom` may be read, one at `best` and `position` written.
 #[inline(always)]
-unsafe fn one_2x2<T: Source>(top: *const T, bottom: *const T, best: *mut T::Lane, position: *mut i32) {
+unsafe fn one_2x2<T: Source>(
+    top: *const T,
+    bottom: *const T,
+    best: *mut T::Lane,
+    position: *mut i32,
+) {
     // SAFETY: the caller's promise.
-    let [a, b, c, d] = unsafe { [top.read(), top.add(1).read(), bottom.read(), bottom.add(1).read()] }.map(T::widen);
+    let [a, b, c, d] = unsafe {
+        [
+            top.read(),
+            top.add(1).read(),
+            bottom.read(),
+            bottom.add(1).read(),
+        ]
+    }
+    .map(T::widen);
     let (upper, upper_at) = if T::beats(b, a) { (b, 1) } else { (a, 0) };
     let (lower, lower_at) = if T::beats(d, c) { (d, 3) } else { (c, 2) };
-    let (value, at) = if T::beats(lower, upper) { (lower, lower_at) } else { (upper, upper_at) };
+    let (value, at) = if T::beats(lower, upper) {
+        (lower, lower_at)
+    } else {
+        (upper, upper_at)
+    };
     // SAFETY: the caller's promise.
     unsafe {
         best.write(value);

@@ -44,28 +44,60 @@ impl<'a> Bound<'a> {
     /// Nothing resolved yet.
     #[inline(always)]
     pub fn new(code: &'a TileCode) -> Bound<'a> {
-        Bound { code, walks: SmallVec::new(), aliased: 0, axes: 0, dims: [1; AXES], inner_axis: 0 }
+        Bound {
+            code,
+            walks: SmallVec::new(),
+            aliased: 0,
+            axes: 0,
+            dims: [1; AXES],
+            inner_axis: 0,
+        }
     }
 
     /// Resolved for the sizes and strides alone.
     pub fn sizes(code: &'a TileCode, spec: &Spec, env: &Env, order: &[usize]) -> Bound<'a> {
-        let args: SmallVec<[*mut u8; MAX_WALKS]> = SmallVec::from_elem(std::ptr::null_mut(), spec.operands.len());
+        let args: SmallVec<[*mut u8; MAX_WALKS]> =
+            SmallVec::from_elem(std::ptr::null_mut(), spec.operands.len());
         let mut bound = Bound::new(code);
-        bound.resolve(spec, &Launch { args: &args, workspace: std::ptr::null_mut(), env, team: &Team::new(1), part: None }, order);
+        bound.resolve(
+            spec,
+            &Launch {
+                args: &args,
+                workspace: std::ptr::null_mut(),
+                env,
+                team: &Team::new(1),
+                part: None,
+            },
+            order,
+        );
         bound
     }
 
-    /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in place: there is much of it.)
+    /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in
+    /// place: there is much of it.)
     pub fn resolve(&mut self, spec: &Spec, launch: &Launch, order: &[usize]) {
         self.axes = order.len();
         for (dim, &axis) in self.dims.iter_mut().zip(order) {
             *dim = spec.dims[axis].usize_at(launch.env);
         }
         let args = &launch.args[launch.args.len() - spec.operands.len()..];
-        let operands = spec.operands.iter().zip(args).map(|(o, &base)| (base, o.dtype.bytes(), o.offset.at(launch.env), &o.strides));
-        let indices = spec.indices.iter().map(|strides| (std::ptr::null_mut(), 1, 0, strides));
+        let operands = spec
+            .operands
+            .iter()
+            .zip(args)
+            .map(|(o, &base)| (base, o.dtype.bytes(), o.offset.at(launch.env), &o.strides));
+        let indices = spec
+            .indices
+            .iter()
+            .map(|strides| (std::ptr::null_mut(), 1, 0, strides));
         for (base, bytes, offset, strides) in operands.chain(indices) {
-            let mut walk = Walk { base, bytes: bytes as isize, offset: offset as isize, strides: [0; AXES], inner: 0 };
+            let mut walk = Walk {
+                base,
+                bytes: bytes as isize,
+                offset: offset as isize,
+                strides: [0; AXES],
+                inner: 0,
+            };
             for (stride, &axis) in walk.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
             }
@@ -74,10 +106,16 @@ impl<'a> Bound<'a> {
         if let Some(part) = launch.part {
             self.shift(spec, part);
         }
-        // A folded value is stored once per point of the kept axes, whatever its operand says of the others.
+        // A folded value is stored once per point of the kept axes, whatever its operand says of
+        // the others.
         let kept = spec.dims.len() - spec.reduced;
         for store in &self.code.program.folded_stores {
-            for (stride, _) in self.walks[usize::from(store.walk)].strides.iter_mut().zip(order).filter(|(_, axis)| **axis >= kept) {
+            for (stride, _) in self.walks[usize::from(store.walk)]
+                .strides
+                .iter_mut()
+                .zip(order)
+                .filter(|(_, axis)| **axis >= kept)
+            {
                 *stride = 0;
             }
         }
@@ -89,19 +127,39 @@ impl<'a> Bound<'a> {
         self.find_inner();
     }
 
-    /// A slice's operands hold its own examples. What sums over the batch counts examples through the whole, so operands
-    /// begin before their first byte; all else counts its own, so indices begin with those before it.
+    /// A slice's operands hold its own examples. What sums over the batch counts examples through
+    /// the whole, so operands begin before their first byte; all else counts its own, so indices
+    /// begin with those before it.
     fn shift(&mut self, spec: &Spec, part: &Part) {
         let first = part.first(spec.dims.len());
-        let by = |strides: &Dims| strides.iter().zip(&first).map(|(s, n)| s.at(part.whole) as isize * n).sum::<isize>();
-        let folded = |k: usize| self.code.program.folded_stores.iter().any(|store| usize::from(store.walk) == k);
+        let by = |strides: &Dims| {
+            strides
+                .iter()
+                .zip(&first)
+                .map(|(s, n)| s.at(part.whole) as isize * n)
+                .sum::<isize>()
+        };
+        let folded = |k: usize| {
+            self.code
+                .program
+                .folded_stores
+                .iter()
+                .any(|store| usize::from(store.walk) == k)
+        };
         let (folds, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
         let moves: SmallVec<[isize; MAX_WALKS]> = operands
             .enumerate()
             .map(|(k, strides)| if folds && !folded(k) { -by(strides) } else { 0 })
-            .chain(spec.indices.iter().map(|strides| if folds { 0 } else { by(strides) }))
+            .chain(
+                spec.indices
+                    .iter()
+                    .map(|strides| if folds { 0 } else { by(strides) }),
+            )
             .collect();
-        self.walks.iter_mut().zip(moves).for_each(|(walk, by)| walk.offset += by);
+        self.walks
+            .iter_mut()
+            .zip(moves)
+            .for_each(|(walk, by)| walk.offset += by);
     }
 
     /// Sizes of the axes.
@@ -114,8 +172,8 @@ impl<'a> Bound<'a> {
         &self.walks
     }
 
-    /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and drops those of one point;
-    /// returns how many axes remain of them, at least one.
+    /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and
+    /// drops those of one point; returns how many axes remain of them, at least one.
     pub fn collapse(&mut self, from: usize, to: usize) -> usize {
         let mut write = from;
         for read in from..to {
@@ -123,12 +181,20 @@ impl<'a> Bound<'a> {
                 continue;
             }
             let dim = self.dims[read] as isize;
-            let joins = write > from && self.walks.iter().all(|w| w.strides[write - 1] == w.strides[read] * dim);
+            let joins = write > from
+                && self
+                    .walks
+                    .iter()
+                    .all(|w| w.strides[write - 1] == w.strides[read] * dim);
             let into = if joins { write - 1 } else { write };
             for walk in &mut self.walks {
                 walk.strides[into] = walk.strides[read];
             }
-            self.dims[into] = if joins { self.dims[into] * self.dims[read] } else { self.dims[read] };
+            self.dims[into] = if joins {
+                self.dims[into] * self.dims[read]
+            } else {
+                self.dims[read]
+            };
             write = into + 1;
         }
         let removed = to - write;
@@ -175,7 +241,9 @@ impl<'a> Bound<'a> {
                     return;
                 }
                 if len == 1 {
-                    self.walks.iter_mut().for_each(|w| w.inner = w.strides[axis]);
+                    self.walks
+                        .iter_mut()
+                        .for_each(|w| w.inner = w.strides[axis]);
                 }
                 len *= self.dims[axis] as isize;
             }
@@ -183,17 +251,20 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of `origin` (one per axis of
-    /// `spec.dims`), with `origin[row_axis] + r`, and c steps in row-major order through the axes after `row_axis`, starting
-    /// at their coordinates in `origin` and never past their end.
+    /// Runs the code on a block of `rows × cols` points. Point (r, c) has the coordinates of
+    /// `origin` (one per axis of `spec.dims`), with `origin[row_axis] + r`, and c steps in
+    /// row-major order through the axes after `row_axis`, starting at their coordinates in `origin`
+    /// and never past their end.
     ///
-    /// `acc` holds the anchor's values as lane bits, row r from `acc + r · acc_stride` elements. It is the memory of a stored
-    /// operand at the same points, or overlaps none. Stores happen after all loads of the same points.
+    /// `acc` holds the anchor's values as lane bits, row r from `acc + r · acc_stride` elements. It
+    /// is the memory of a stored operand at the same points, or overlaps none. Stores happen after
+    /// all loads of the same points.
     ///
     /// # Safety
-    /// The block must lie inside the space, and no other thread may touch the same points. `acc` must be readable for the
-    /// block, if the code has [`crate::spec::Inst::Acc`]. `scratch` must point to [`TileCode::scratch_bytes`] bytes, 64-byte
-    /// aligned, that nobody else uses during the call.
+    /// The block must lie inside the space, and no other thread may touch the same points. `acc`
+    /// must be readable for the block, if the code has [`crate::spec::Inst::Acc`]. `scratch` must
+    /// point to [`TileCode::scratch_bytes`] bytes, 64-byte aligned, that nobody else uses during
+    /// the call.
     #[allow(clippy::too_many_arguments)] // the shape of a block and where its values are: none of it is shared by calls
     pub unsafe fn block(
         &self,
@@ -206,17 +277,43 @@ impl<'a> Bound<'a> {
         scratch: *mut u8,
     ) {
         // SAFETY: the caller's promise.
-        unsafe { self.blocks(origin, row_axis, [rows, cols], (acc, acc_stride), None, scratch) }
+        unsafe {
+            self.blocks(
+                origin,
+                row_axis,
+                [rows, cols],
+                (acc, acc_stride),
+                None,
+                scratch,
+            )
+        }
     }
 
-    /// Runs code without an anchor on such a block, and stores the last operand at `to`, row r from `to + r · stride` elements, rather
-    /// than where it is walked.
+    /// Runs code without an anchor on such a block, and stores the last operand at `to`, row r from
+    /// `to + r · stride` elements, rather than where it is walked.
     ///
     /// # Safety
     /// As [`Bound::block`]; `to` must have room for the block, and overlap nothing that is read.
-    pub unsafe fn make(&self, origin: &[usize], row_axis: usize, size: [usize; 2], to: *mut f32, stride: usize, scratch: *mut u8) {
+    pub unsafe fn make(
+        &self,
+        origin: &[usize],
+        row_axis: usize,
+        size: [usize; 2],
+        to: *mut f32,
+        stride: usize,
+        scratch: *mut u8,
+    ) {
         // SAFETY: the caller's promise.
-        unsafe { self.blocks(origin, row_axis, size, (std::ptr::null(), 0), Some((to, stride)), scratch) }
+        unsafe {
+            self.blocks(
+                origin,
+                row_axis,
+                size,
+                (std::ptr::null(), 0),
+                Some((to, stride)),
+                scratch,
+            )
+        }
     }
 
     /// # Safety

@@ -1,10 +1,12 @@
 //! From `code` to steps: levels, liveness, registers.
 //!
-//! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that needs no reduction has
-//! level 0, the result of a reduction over values of level n has level n + 1, and everything else has the highest level of
-//! its arguments: level n is computed in the n-th pass over the reduced axes, its folded values just before that pass.
-//! A full value used at a later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a value that is
-//! the same along the last axis is *flat*: it is computed once for many rows of tiles, before these.
+//! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that
+//! needs no reduction has level 0, the result of a reduction over values of level n has level n +
+//! 1, and everything else has the highest level of its arguments: level n is computed in the n-th
+//! pass over the reduced axes, its folded values just before that pass. A full value used at a
+//! later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a
+//! value that is the same along the last axis is *flat*: it is computed once for many rows of
+//! tiles, before these.
 
 mod flat;
 
@@ -32,13 +34,26 @@ pub(super) struct Place {
 
 /// One step of the program, run on one tile.
 pub(super) enum Step {
-    /// Makes an operand's values visible, in place if they lie there as lanes do, else copied; `stored` if they are also
-    /// stored as they are.
-    Load { value: ValueId, walk: u16, place: Place, stored: bool },
+    /// Makes an operand's values visible, in place if they lie there as lanes do, else copied;
+    /// `stored` if they are also stored as they are.
+    Load {
+        value: ValueId,
+        walk: u16,
+        place: Place,
+        stored: bool,
+    },
     /// The same for the anchor's values.
-    Acc { value: ValueId, place: Place, stored: bool },
+    Acc {
+        value: ValueId,
+        place: Place,
+        stored: bool,
+    },
     /// A linear function of the coordinates.
-    Index { value: ValueId, walk: u16, place: Place },
+    Index {
+        value: ValueId,
+        walk: u16,
+        place: Place,
+    },
     /// An operation.
     Apply(Apply),
     /// Random numbers: an operation that also needs the operand with seed and step, and its stream.
@@ -98,13 +113,15 @@ pub(super) struct Program {
     pub folds: Vec<Fold>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
-    /// The steps of the only level where columns go along the last axis, if that makes a difference.
+    /// The steps of the only level where columns go along the last axis, if that makes a
+    /// difference.
     pub hoisted: Option<Hoisted>,
     /// The level in whose pass full values are stored.
     pub top: usize,
     pub full_stores: Vec<StoreStep>,
     pub folded_stores: Vec<StoreStep>,
-    /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the registers.
+    /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the
+    /// registers.
     pub crossing: usize,
     /// Lanes of the register file before those buffers, and of a register.
     pub lanes: usize,
@@ -118,12 +135,16 @@ pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
     let fail = |what: String| Err(SpecError(what));
     let axes = spec.dims.len();
     if axes > MAX_AXES || spec.operands.len() + spec.indices.len() > MAX_WALKS {
-        return fail(format!("at most {MAX_AXES} axes and {MAX_WALKS} operands and indices"));
+        return fail(format!(
+            "at most {MAX_AXES} axes and {MAX_WALKS} operands and indices"
+        ));
     }
     if spec.reduced > axes || (spec.reduced > 0 && spec.body != Body::Loop) {
         return fail(format!("{} reduced of {axes} axes", spec.reduced));
     }
-    if spec.operands.iter().any(|o| o.strides.len() != axes) || spec.indices.iter().any(|i| i.len() != axes) {
+    if spec.operands.iter().any(|o| o.strides.len() != axes)
+        || spec.indices.iter().any(|i| i.len() != axes)
+    {
         return fail("an operand or index has not one stride per axis".into());
     }
     let operand = |k: u16| usize::from(k) < spec.operands.len();
@@ -133,7 +154,9 @@ pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
         }
         let known = match inst {
             Inst::Load(k) => operand(*k),
-            Inst::Uniform { state, .. } => operand(*state) && spec.operands[usize::from(*state)].dtype == DType::I32,
+            Inst::Uniform { state, .. } => {
+                operand(*state) && spec.operands[usize::from(*state)].dtype == DType::I32
+            }
             Inst::Index(k) => usize::from(*k) < spec.indices.len(),
             Inst::Acc => spec.body != Body::Loop,
             Inst::Reduce(..) => spec.reduced > 0,
@@ -143,15 +166,22 @@ pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
             return fail(format!("value {i}, {inst:?}, has nothing to work on"));
         }
     }
-    let Some(lanes) = spec.lanes() else { return fail("an operation does not take its arguments' lanes".into()) };
+    let Some(lanes) = spec.lanes() else {
+        return fail("an operation does not take its arguments' lanes".into());
+    };
     for (i, inst) in spec.code.iter().enumerate() {
         let right = match inst {
             Inst::Uniform { index, .. } => lanes[usize::from(*index)] == Lane::I32,
-            Inst::Reduce(op, a) => matches!(op, ReduceOp::Any | ReduceOp::All) == (lanes[usize::from(*a)] == Lane::Bool),
+            Inst::Reduce(op, a) => {
+                matches!(op, ReduceOp::Any | ReduceOp::All)
+                    == (lanes[usize::from(*a)] == Lane::Bool)
+            }
             _ => true,
         };
         if !right {
-            return fail(format!("value {i}, {inst:?}, does not take its argument's lane"));
+            return fail(format!(
+                "value {i}, {inst:?}, does not take its argument's lane"
+            ));
         }
     }
     for (i, store) in spec.stores.iter().enumerate() {
@@ -186,7 +216,12 @@ impl Analysis {
         let n = spec.code.len();
         let mut level = vec![0; n];
         for (i, inst) in spec.code.iter().enumerate() {
-            let deepest = inst.arguments().iter().map(|&a| level[usize::from(a)]).max().unwrap_or(0);
+            let deepest = inst
+                .arguments()
+                .iter()
+                .map(|&a| level[usize::from(a)])
+                .max()
+                .unwrap_or(0);
             level[i] = deepest + usize::from(matches!(inst, Inst::Reduce(..)));
         }
         let mut needed = vec![false; n];
@@ -195,11 +230,18 @@ impl Analysis {
         }
         for i in (0..n).rev() {
             if needed[i] {
-                spec.code[i].arguments().iter().for_each(|&a| needed[usize::from(a)] = true);
+                spec.code[i]
+                    .arguments()
+                    .iter()
+                    .for_each(|&a| needed[usize::from(a)] = true);
             }
         }
         let folded = spec.folded();
-        let top = (0..n).filter(|&i| needed[i] && !folded[i]).map(|i| level[i]).max().unwrap_or(0);
+        let top = (0..n)
+            .filter(|&i| needed[i] && !folded[i])
+            .map(|i| level[i])
+            .max()
+            .unwrap_or(0);
         let mut last_level = level.clone();
         for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| needed[i]) {
             let used_at = level[i] - usize::from(matches!(inst, Inst::Reduce(..)));
@@ -212,7 +254,17 @@ impl Analysis {
             last_level[usize::from(store.value)] = top;
         }
         let (pairs, absorbed, flat) = (vec![None; n], vec![false; n], flat(spec));
-        let mut analysis = Analysis { lanes, folded, level, needed, flat, last_level, top, pairs, absorbed };
+        let mut analysis = Analysis {
+            lanes,
+            folded,
+            level,
+            needed,
+            flat,
+            last_level,
+            top,
+            pairs,
+            absorbed,
+        };
         analysis.pair_up(spec);
         analysis
     }
@@ -220,16 +272,30 @@ impl Analysis {
     /// Finds operations that can be computed together with an argument that nobody else uses.
     fn pair_up(&mut self, spec: &Spec) {
         let mut uses = vec![0; spec.code.len()];
-        let used = (0..spec.code.len()).filter(|&i| self.needed[i]).flat_map(|i| spec.code[i].arguments());
+        let used = (0..spec.code.len())
+            .filter(|&i| self.needed[i])
+            .flat_map(|i| spec.code[i].arguments());
         for v in used.chain(spec.stores.iter().map(|s| s.value)) {
             uses[usize::from(v)] += 1;
         }
-        for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| self.needed[i] && self.lanes[i] == Lane::F32) {
-            let Inst::Op(outer, args) = inst else { continue };
+        for (i, inst) in spec
+            .code
+            .iter()
+            .enumerate()
+            .filter(|&(i, _)| self.needed[i] && self.lanes[i] == Lane::F32)
+        {
+            let Inst::Op(outer, args) = inst else {
+                continue;
+            };
             self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
                 let a = usize::from(args[k]);
-                let same = self.folded[a] == self.folded[i] && self.flat[a] == self.flat[i] && self.level[a] == self.level[i];
-                uses[a] == 1 && same && self.pairs[a].is_none() && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
+                let same = self.folded[a] == self.folded[i]
+                    && self.flat[a] == self.flat[i]
+                    && self.level[a] == self.level[i];
+                uses[a] == 1
+                    && same
+                    && self.pairs[a].is_none()
+                    && matches!(spec.code[a], Inst::Op(inner, _) if is_pair(inner, *outer))
             });
             if let Some(k) = self.pairs[i] {
                 self.absorbed[usize::from(args[k])] = true;
@@ -272,13 +338,33 @@ struct Compiler<'a> {
 pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<Program, SpecError> {
     let a = Analysis::new(spec, validate(spec)?);
     let n = spec.code.len();
-    let mut compiler = Compiler { spec, config, a, places: vec![None; n], fold_of: vec![0; n], used: 0, register, registers: Vec::new() };
+    let mut compiler = Compiler {
+        spec,
+        config,
+        a,
+        places: vec![None; n],
+        fold_of: vec![0; n],
+        used: 0,
+        register,
+        registers: Vec::new(),
+    };
     let crossing = compiler.place_kept();
     let (folds, spare) = compiler.folds();
-    let depth = compiler.needed().map(|i| compiler.a.level[i]).max().unwrap_or(0) + 1;
+    let depth = compiler
+        .needed()
+        .map(|i| compiler.a.level[i])
+        .max()
+        .unwrap_or(0)
+        + 1;
     let levels = (0..depth).map(|l| compiler.level(l)).collect();
     let hoisted = compiler.hoisted();
-    let constants = compiler.needed().filter_map(|i| if let Inst::Const(v) = spec.code[i] { Some((i as ValueId, v.bits())) } else { None });
+    let constants = compiler.needed().filter_map(|i| {
+        if let Inst::Const(v) = spec.code[i] {
+            Some((i as ValueId, v.bits()))
+        } else {
+            None
+        }
+    });
     Ok(Program {
         levels,
         folds,
@@ -313,18 +399,28 @@ impl Compiler<'_> {
         at
     }
 
-    /// Gives folded and crossing values lanes of their own. What comes straight from memory or coordinates is not kept for
-    /// a whole row but made again in each pass. Returns how many values are kept; their buffers follow the registers.
+    /// Gives folded and crossing values lanes of their own. What comes straight from memory or
+    /// coordinates is not kept for a whole row but made again in each pass. Returns how many values
+    /// are kept; their buffers follow the registers.
     fn place_kept(&mut self) -> usize {
         let mut crossing = 0;
         for i in 0..self.spec.code.len() {
             if !self.a.needed[i] || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i) {
                 continue;
             }
-            if self.a.folded[i] || (self.a.crosses(i) && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_))) {
-                self.places[i] = Some(Place { at: self.take(1), crossing: false });
+            if self.a.folded[i]
+                || (self.a.crosses(i)
+                    && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_)))
+            {
+                self.places[i] = Some(Place {
+                    at: self.take(1),
+                    crossing: false,
+                });
             } else if self.a.crosses(i) {
-                self.places[i] = Some(Place { at: crossing, crossing: true });
+                self.places[i] = Some(Place {
+                    at: crossing,
+                    crossing: true,
+                });
                 crossing += 1;
             }
         }
@@ -335,10 +431,17 @@ impl Compiler<'_> {
     fn folds(&mut self) -> (Vec<Fold>, usize) {
         let mut folds = Vec::new();
         for i in 0..self.spec.code.len() {
-            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.needed[i]) else { continue };
+            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.needed[i]) else {
+                continue;
+            };
             self.fold_of[i] = folds.len() as u16;
             let code = FoldCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
-            folds.push(Fold { code, arg: *arg, value: i as ValueId, accumulator: self.take(code.words) });
+            folds.push(Fold {
+                code,
+                arg: *arg,
+                value: i as ValueId,
+                accumulator: self.take(code.words),
+            });
         }
         let spare = if folds.is_empty() { 0 } else { self.take(1) };
         (folds, spare)
@@ -352,10 +455,26 @@ impl Compiler<'_> {
             _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
         };
         let pass: Vec<usize> = self.needed().filter(in_pass).collect();
-        let mut level = Level { full: self.pass(l, &pass), ..Level::default() };
-        level.folds = pass.iter().filter(|&&i| self.is_reduce(i)).map(|&i| self.fold_of[i]).collect();
-        let folded = |i: &usize| self.a.folded[*i] && self.a.level[*i] == l && !self.is_constant(*i) && !self.is_reduce(*i);
-        level.folded = self.needed().filter(folded).filter_map(|i| Some(self.step(i, self.places[i]?))).collect();
+        let mut level = Level {
+            full: self.pass(l, &pass),
+            ..Level::default()
+        };
+        level.folds = pass
+            .iter()
+            .filter(|&&i| self.is_reduce(i))
+            .map(|&i| self.fold_of[i])
+            .collect();
+        let folded = |i: &usize| {
+            self.a.folded[*i]
+                && self.a.level[*i] == l
+                && !self.is_constant(*i)
+                && !self.is_reduce(*i)
+        };
+        level.folded = self
+            .needed()
+            .filter(folded)
+            .filter_map(|i| Some(self.step(i, self.places[i]?)))
+            .collect();
         level
     }
 
@@ -370,7 +489,14 @@ impl Compiler<'_> {
                 Step::Fold(self.fold_of[i])
             } else if let Some(place) = self.places[i] {
                 let restored = place.crossing && self.a.level[i] < l;
-                if restored { Step::Restore { value: i as ValueId, place } } else { self.step(i, place) }
+                if restored {
+                    Step::Restore {
+                        value: i as ValueId,
+                        place,
+                    }
+                } else {
+                    self.step(i, place)
+                }
             } else {
                 let at = free.pop().unwrap_or_else(|| {
                     let at = self.take(1);
@@ -378,9 +504,16 @@ impl Compiler<'_> {
                     at
                 });
                 live.push((at, self.last_use(i, l, pass)));
-                self.step(i, Place { at, crossing: false })
+                self.step(
+                    i,
+                    Place {
+                        at,
+                        crossing: false,
+                    },
+                )
             });
-            // A result never shares a register with an argument: registers fall free after the step.
+            // A result never shares a register with an argument: registers fall free after the
+            // step.
             live.retain(|&(at, last)| {
                 if last <= position {
                     free.push(at);
@@ -393,11 +526,22 @@ impl Compiler<'_> {
 
     /// The position in `pass` of the last step that uses a value computed in it.
     fn last_use(&self, value: usize, l: usize, pass: &[usize]) -> usize {
-        if l == self.a.top && self.spec.stores.iter().any(|s| usize::from(s.value) == value) {
+        if l == self.a.top
+            && self
+                .spec
+                .stores
+                .iter()
+                .any(|s| usize::from(s.value) == value)
+        {
             return usize::MAX;
         }
         let uses = |&i: &usize| {
-            (self.is_reduce(i) || self.a.level[i] == l) && self.a.arguments(self.spec, i).iter().any(|&x| usize::from(x) == value)
+            (self.is_reduce(i) || self.a.level[i] == l)
+                && self
+                    .a
+                    .arguments(self.spec, i)
+                    .iter()
+                    .any(|&x| usize::from(x) == value)
         };
         pass.iter().rposition(uses).unwrap_or(0)
     }
@@ -411,35 +555,74 @@ impl Compiler<'_> {
         let apply = |code| {
             let args = self.a.arguments(self.spec, i);
             let arg = |k: usize| args.get(k).copied().unwrap_or(args[0]);
-            let direct =
-                if self.a.folded[i] || place.crossing { None } else { self.stores(false).find(|s| s.value == value && s.same_bits) };
+            let direct = if self.a.folded[i] || place.crossing {
+                None
+            } else {
+                self.stores(false).find(|s| s.value == value && s.same_bits)
+            };
             let used = (1 << args.len()) - 1;
-            Apply { value, args: [arg(0), arg(1), arg(2)], used, code, place, direct: direct.map(|s| s.walk) }
+            Apply {
+                value,
+                args: [arg(0), arg(1), arg(2)],
+                used,
+                code,
+                place,
+                direct: direct.map(|s| s.walk),
+            }
         };
         match &self.spec.code[i] {
-            Inst::Load(k) => Step::Load { value, walk: *k, place, stored },
-            Inst::Acc => Step::Acc { value, place, stored },
-            Inst::Index(k) => Step::Index { value, walk: self.spec.operands.len() as u16 + k, place },
-            Inst::Uniform { state, stream, .. } => Step::Random(apply(OpCode::uniform(isa)), *state, *stream),
+            Inst::Load(k) => Step::Load {
+                value,
+                walk: *k,
+                place,
+                stored,
+            },
+            Inst::Acc => Step::Acc {
+                value,
+                place,
+                stored,
+            },
+            Inst::Index(k) => Step::Index {
+                value,
+                walk: self.spec.operands.len() as u16 + k,
+                place,
+            },
+            Inst::Uniform { state, stream, .. } => {
+                Step::Random(apply(OpCode::uniform(isa)), *state, *stream)
+            }
             Inst::Op(op, args) => {
-                let pair = self.a.pairs[i].and_then(|k| match self.spec.code[usize::from(args[k])] {
-                    Inst::Op(inner, _) => OpCode::pair(inner, *op, k == 1, isa),
-                    _ => None,
-                });
-                Step::Apply(apply(pair.unwrap_or_else(|| OpCode::op(*op, lane(args[op.arity() - 1]), isa))))
+                let pair =
+                    self.a.pairs[i].and_then(|k| match self.spec.code[usize::from(args[k])] {
+                        Inst::Op(inner, _) => OpCode::pair(inner, *op, k == 1, isa),
+                        _ => None,
+                    });
+                Step::Apply(apply(pair.unwrap_or_else(|| {
+                    OpCode::op(*op, lane(args[op.arity() - 1]), isa)
+                })))
             }
             Inst::Cast(a, to) => Step::Apply(apply(OpCode::cast(lane(*a), *to, isa))),
-            Inst::Const(_) | Inst::Reduce(..) => unreachable!("constants and reductions are not computed by steps"),
+            Inst::Const(_) | Inst::Reduce(..) => {
+                unreachable!("constants and reductions are not computed by steps")
+            }
         }
     }
 
     /// The stores of folded values, or of full ones.
     fn stores(&self, folded: bool) -> impl Iterator<Item = StoreStep> {
-        self.spec.stores.iter().filter(move |s| self.a.folded[usize::from(s.value)] == folded).map(|s| {
-            let lane = self.a.lanes[usize::from(s.value)];
-            let dtype = self.spec.operands[usize::from(s.operand)].dtype;
-            StoreStep { value: s.value, walk: s.operand, lane, same_bits: holds_lanes(lane, dtype) }
-        })
+        self.spec
+            .stores
+            .iter()
+            .filter(move |s| self.a.folded[usize::from(s.value)] == folded)
+            .map(|s| {
+                let lane = self.a.lanes[usize::from(s.value)];
+                let dtype = self.spec.operands[usize::from(s.operand)].dtype;
+                StoreStep {
+                    value: s.value,
+                    walk: s.operand,
+                    lane,
+                    same_bits: holds_lanes(lane, dtype),
+                }
+            })
     }
 }
 
@@ -450,5 +633,8 @@ fn is_pair(inner: ScalarOp, outer: ScalarOp) -> bool {
 
 /// Whether a lane's bits are what is stored.
 fn holds_lanes(lane: Lane, dtype: DType) -> bool {
-    matches!((lane, dtype), (Lane::F32, DType::F32) | (Lane::I32 | Lane::Bool, DType::I32))
+    matches!(
+        (lane, dtype),
+        (Lane::F32, DType::F32) | (Lane::I32 | Lane::Bool, DType::I32)
+    )
 }

@@ -63,7 +63,11 @@ pub(super) unsafe fn load(block: &Block, dst: *mut u32, dst_rs: usize) {
             DType::F32 | DType::I32 if block.cs == 1 => {
                 let src = block.ptr.cast::<u32>();
                 for r in 0..block.rows {
-                    std::ptr::copy_nonoverlapping(src.offset(r as isize * block.rs), dst.add(r * dst_rs), block.cols);
+                    std::ptr::copy_nonoverlapping(
+                        src.offset(r as isize * block.rs),
+                        dst.add(r * dst_rs),
+                        block.cols,
+                    );
                 }
             }
             DType::F32 | DType::I32 => gather::<u32>(block, dst, dst_rs),
@@ -83,7 +87,8 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
     unsafe {
         if block.cs == 1 {
             for r in 0..block.rows {
-                let line = std::slice::from_raw_parts(src.offset(r as isize * block.rs), block.cols);
+                let line =
+                    std::slice::from_raw_parts(src.offset(r as isize * block.rs), block.cols);
                 let out = std::slice::from_raw_parts_mut(dst.add(r * dst_rs), block.cols);
                 for (out, &x) in out.iter_mut().zip(line) {
                     *out = x.widen();
@@ -116,23 +121,39 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     // SAFETY: the caller's promise.
     unsafe {
         match (lane, block.dtype) {
-            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) if block.cs == 1 && !view.flat => {
+            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32)
+                if block.cs == 1 && !view.flat =>
+            {
                 let to = block.ptr.cast::<u32>();
                 for r in 0..block.rows as isize {
-                    std::ptr::copy_nonoverlapping(view.ptr.offset(r * view.rs), to.offset(r * block.rs), block.cols);
+                    std::ptr::copy_nonoverlapping(
+                        view.ptr.offset(r * view.rs),
+                        to.offset(r * block.rs),
+                        block.cols,
+                    );
                 }
             }
-            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => scatter(view, block, |x: u32| x),
+            (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32) => {
+                scatter(view, block, |x: u32| x)
+            }
             (Lane::F32, DType::F16) => scatter(view, block, |x| f16::from_f32(f32::of(x))),
             (Lane::F32, DType::BF16) => scatter(view, block, |x| bf16::from_f32(f32::of(x))),
-            (Lane::I32 | Lane::Bool, DType::F16) => scatter(view, block, |x| f16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))),
-            (Lane::I32 | Lane::Bool, DType::BF16) => scatter(view, block, |x| bf16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))),
+            (Lane::I32 | Lane::Bool, DType::F16) => scatter(view, block, |x| {
+                f16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))
+            }),
+            (Lane::I32 | Lane::Bool, DType::BF16) => scatter(view, block, |x| {
+                bf16::from_f32(CastTo::<f32>::cast_to(i32::of(x)))
+            }),
             (Lane::F32, DType::I32) => scatter(view, block, |x| CastTo::<i32>::cast_to(f32::of(x))),
             // Saturating, as `as` is; NaN gives 0.
             (Lane::F32, DType::U8) => scatter(view, block, |x| f32::of(x) as u8),
-            (Lane::I32 | Lane::Bool, DType::F32) => scatter(view, block, |x| CastTo::<f32>::cast_to(i32::of(x))),
+            (Lane::I32 | Lane::Bool, DType::F32) => {
+                scatter(view, block, |x| CastTo::<f32>::cast_to(i32::of(x)))
+            }
             (Lane::I32 | Lane::Bool, DType::U8) => scatter(view, block, |x| x as u8),
-            (Lane::F32, DType::Bool) => scatter(view, block, |x| u8::from(CastTo::<bool>::cast_to(f32::of(x)))),
+            (Lane::F32, DType::Bool) => scatter(view, block, |x| {
+                u8::from(CastTo::<bool>::cast_to(f32::of(x)))
+            }),
             (Lane::I32 | Lane::Bool, DType::Bool) => scatter(view, block, |x| u8::from(x != 0)),
         }
     }
@@ -163,7 +184,10 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
                     *line.offset(c as isize * block.cs) = x;
                 }
             } else if block.cs == 1 {
-                let (src, line) = (std::slice::from_raw_parts(src, block.cols), std::slice::from_raw_parts_mut(line, block.cols));
+                let (src, line) = (
+                    std::slice::from_raw_parts(src, block.cols),
+                    std::slice::from_raw_parts_mut(line, block.cols),
+                );
                 for (to, &x) in line.iter_mut().zip(src) {
                     *to = narrow(x);
                 }

@@ -25,7 +25,9 @@ pub(super) struct Cursor {
 impl Cursor {
     /// The first point of a tile.
     fn at(&self, tile: &Tile) -> *mut u8 {
-        self.first.wrapping_offset((tile.row as isize * self.rs + tile.col as isize * self.cs) * self.bytes)
+        self.first.wrapping_offset(
+            (tile.row as isize * self.rs + tile.col as isize * self.cs) * self.bytes,
+        )
     }
 }
 
@@ -46,9 +48,18 @@ pub(crate) struct Tile {
 }
 
 impl Tile {
-    /// `rows × cols` points where the cursors stand; at most [`super::TILE`] with columns rounded up to whole vectors.
+    /// `rows × cols` points where the cursors stand; at most [`super::TILE`] with columns rounded
+    /// up to whole vectors.
     pub fn new(rows: usize, cols: usize) -> Tile {
-        Tile { rows, cols, pad: cols.next_multiple_of(VECTOR), row: 0, col: 0, kept_at: 0, position: 0 }
+        Tile {
+            rows,
+            cols,
+            pad: cols.next_multiple_of(VECTOR),
+            row: 0,
+            col: 0,
+            kept_at: 0,
+            position: 0,
+        }
     }
 
     /// The tile that begins at another row and column.
@@ -58,7 +69,11 @@ impl Tile {
 
     /// The tile at a position of its reduction, with its part of kept values.
     pub fn folding(self, position: usize, kept_at: usize) -> Tile {
-        Tile { position, kept_at, ..self }
+        Tile {
+            position,
+            kept_at,
+            ..self
+        }
     }
 }
 
@@ -85,29 +100,63 @@ pub(crate) struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// # Safety
-    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that nobody else uses while the machine lives.
+    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that nobody else uses
+    /// while the machine lives.
     pub unsafe fn new(bound: &'a Bound<'a>, along: Along, scratch: *mut u8) -> Machine<'a> {
         let code = bound.code;
         // SAFETY: the offsets lie inside the scratch memory.
-        let (views, lanes) = unsafe { (scratch.add(code.views_at).cast::<View>(), scratch.add(code.lanes_at).cast()) };
+        let (views, lanes) = unsafe {
+            (
+                scratch.add(code.views_at).cast::<View>(),
+                scratch.add(code.lanes_at).cast(),
+            )
+        };
         for (value, bits) in &code.program.constants {
             // SAFETY: there is a view for each value.
-            unsafe { views.add(usize::from(*value)).write(View { ptr: bits, rs: 0, flat: true }) };
+            unsafe {
+                views.add(usize::from(*value)).write(View {
+                    ptr: bits,
+                    rs: 0,
+                    flat: true,
+                })
+            };
         }
-        let acc = View { ptr: std::ptr::null(), rs: 0, flat: false };
-        Machine { bound, cursors: scratch.cast(), views, lanes, along, acc, acc_aliased: false }
+        let acc = View {
+            ptr: std::ptr::null(),
+            rs: 0,
+            flat: false,
+        };
+        Machine {
+            bound,
+            cursors: scratch.cast(),
+            views,
+            lanes,
+            along,
+            acc,
+            acc_aliased: false,
+        }
     }
 
-    /// Puts the cursors on the point `at`, with rows and columns along the given axes; without a column axis, columns go
-    /// along the trailing axes that every walk takes as one.
+    /// Puts the cursors on the point `at`, with rows and columns along the given axes; without a
+    /// column axis, columns go along the trailing axes that every walk takes as one.
     pub fn seek(&mut self, at: &[usize], row_axis: Option<usize>, col_axis: Option<usize>) {
         for (k, walk) in self.bound.walks().iter().enumerate() {
-            let offset = at.iter().zip(&walk.strides).fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
+            let offset = at
+                .iter()
+                .zip(&walk.strides)
+                .fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
             let rs = row_axis.map_or(0, |axis| walk.strides[axis]);
             let cs = col_axis.map_or(walk.inner, |axis| walk.strides[axis]);
             let first = walk.base.wrapping_offset(offset * walk.bytes);
             // SAFETY: there is a cursor for each walk.
-            unsafe { self.cursors.add(k).write(Cursor { first, rs, cs, bytes: walk.bytes }) };
+            unsafe {
+                self.cursors.add(k).write(Cursor {
+                    first,
+                    rs,
+                    cs,
+                    bytes: walk.bytes,
+                })
+            };
         }
     }
 
@@ -115,12 +164,23 @@ impl<'a> Machine<'a> {
     pub fn store_last_to(&mut self, to: *mut f32, stride: usize) {
         let last = self.bound.code.dtypes.len() - 1;
         // SAFETY: there is a cursor for each walk, and operands are the first of them.
-        unsafe { self.cursors.add(last).write(Cursor { first: to.cast(), rs: stride as isize, cs: 1, bytes: 4 }) };
+        unsafe {
+            self.cursors.add(last).write(Cursor {
+                first: to.cast(),
+                rs: stride as isize,
+                cs: 1,
+                bytes: 4,
+            })
+        };
     }
 
     /// Says where the anchor's values of the block at the cursors are.
     pub fn set_acc(&mut self, acc: *const u32, stride: usize, rows: usize, cols: usize) {
-        self.acc = View { ptr: acc, rs: stride as isize, flat: false };
+        self.acc = View {
+            ptr: acc,
+            rs: stride as isize,
+            flat: false,
+        };
         let span = |ptr: *const u8, rs: isize, cs: isize, bytes: usize| {
             let last = (rows as isize - 1) * rs + (cols as isize - 1) * cs;
             let start = ptr.addr();
@@ -153,19 +213,32 @@ impl<'a> Machine<'a> {
     fn block(&self, walk: u16, tile: &Tile) -> Block {
         let cursor = self.cursor(walk);
         let dtype = self.bound.code.dtypes[usize::from(walk)];
-        Block { ptr: cursor.at(tile), dtype, rows: tile.rows, cols: tile.cols, rs: cursor.rs, cs: cursor.cs }
+        Block {
+            ptr: cursor.at(tile),
+            dtype,
+            rows: tile.rows,
+            cols: tile.cols,
+            rs: cursor.rs,
+            cs: cursor.cs,
+        }
     }
 
     fn place(&self, place: Place, tile: &Tile) -> *mut u32 {
         let program = &self.bound.code.program;
-        let at = if place.crossing { program.lanes + place.at * self.bound.code.kept_lanes + tile.kept_at } else { place.at };
+        let at = if place.crossing {
+            program.lanes + place.at * self.bound.code.kept_lanes + tile.kept_at
+        } else {
+            place.at
+        };
         // SAFETY: the register file and the buffers lie inside the scratch memory.
         unsafe { self.lanes.add(at) }
     }
 
-    /// The program's steps with those of flat values apart, if columns go along the axis that these are the same along.
+    /// The program's steps with those of flat values apart, if columns go along the axis that these
+    /// are the same along.
     pub(super) fn hoisted(&self) -> Option<&'a Hoisted> {
-        let along = |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
+        let along =
+            |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
         self.bound.code.program.hoisted.as_ref().filter(along)
     }
 
@@ -178,11 +251,16 @@ impl<'a> Machine<'a> {
         unsafe { self.steps(&hoisted.flat, &Tile::new(rows.len(), 1).at(rows.start, 0)) };
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: there is a view for each of these behind those of all values.
-            unsafe { self.views.add(self.bound.code.values + k).write(self.view(value)) };
+            unsafe {
+                self.views
+                    .add(self.bound.code.values + k)
+                    .write(self.view(value))
+            };
         }
     }
 
-    /// Computes a tile with flat values whose first row is `row` rows behind the first that they were computed for.
+    /// Computes a tile with flat values whose first row is `row` rows behind the first that they
+    /// were computed for.
     ///
     /// # Safety
     /// As [`Machine::full`]; the tile's rows must be among those.
@@ -190,7 +268,13 @@ impl<'a> Machine<'a> {
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: written by `flat`.
             let view = unsafe { *self.views.add(self.bound.code.values + k) };
-            self.set_view(value, View { ptr: view.ptr.wrapping_offset(row as isize * view.rs), ..view });
+            self.set_view(
+                value,
+                View {
+                    ptr: view.ptr.wrapping_offset(row as isize * view.rs),
+                    ..view
+                },
+            );
         }
         // SAFETY: the caller's promise.
         unsafe { self.steps(&hoisted.full, tile) }
@@ -221,18 +305,44 @@ impl<'a> Machine<'a> {
             // SAFETY: the caller's promise; steps come after those that make their arguments.
             unsafe {
                 match step {
-                    Step::Load { value, walk, place, stored } => {
+                    Step::Load {
+                        value,
+                        walk,
+                        place,
+                        stored,
+                    } => {
                         let keep = *stored && self.bound.aliased != 0;
                         self.set_view(*value, self.load(*walk, *place, keep, tile));
                     }
-                    Step::Acc { value, place, stored } => self.set_view(*value, self.load_acc(*place, *stored && self.acc_aliased, tile)),
-                    Step::Index { value, walk, place } => self.set_view(*value, self.index(*walk, *place, tile)),
-                    Step::Apply(apply) => self.set_view(apply.value, self.apply(apply, [0; 4], tile)),
+                    Step::Acc {
+                        value,
+                        place,
+                        stored,
+                    } => self.set_view(
+                        *value,
+                        self.load_acc(*place, *stored && self.acc_aliased, tile),
+                    ),
+                    Step::Index { value, walk, place } => {
+                        self.set_view(*value, self.index(*walk, *place, tile))
+                    }
+                    Step::Apply(apply) => {
+                        self.set_view(apply.value, self.apply(apply, [0; 4], tile))
+                    }
                     Step::Random(apply, state, stream) => {
-                        self.set_view(apply.value, self.apply(apply, self.random_state(*state, *stream), tile));
+                        self.set_view(
+                            apply.value,
+                            self.apply(apply, self.random_state(*state, *stream), tile),
+                        );
                     }
                     Step::Restore { value, place } => {
-                        self.set_view(*value, View { ptr: self.place(*place, tile), rs: tile.pad as isize, flat: false });
+                        self.set_view(
+                            *value,
+                            View {
+                                ptr: self.place(*place, tile),
+                                rs: tile.pad as isize,
+                                flat: false,
+                            },
+                        );
                     }
                     Step::Fold(k) => self.fold(*k, tile),
                 }
@@ -240,7 +350,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// With `copied`, even what could be read in place is copied: it is stored later, when its own memory may have changed.
+    /// With `copied`, even what could be read in place is copied: it is stored later, when its own
+    /// memory may have changed.
     ///
     /// # Safety
     /// As [`Machine::folded`].
@@ -248,34 +359,60 @@ impl<'a> Machine<'a> {
         let cursor = self.cursor(walk);
         let whole = tile.cols == tile.pad;
         if cursor.bytes == 4 && !copied && (cursor.cs == 0 || (cursor.cs == 1 && whole)) {
-            return View { ptr: cursor.at(tile).cast(), rs: cursor.rs, flat: cursor.cs == 0 };
+            return View {
+                ptr: cursor.at(tile).cast(),
+                rs: cursor.rs,
+                flat: cursor.cs == 0,
+            };
         }
         let mut block = self.block(walk, tile);
         // What repeats is copied once.
         if block.rs == 0 {
             block.rows = 1;
         }
-        let (width, flat) = if block.cs == 0 { (1, true) } else { (tile.pad, false) };
+        let (width, flat) = if block.cs == 0 {
+            (1, true)
+        } else {
+            (tile.pad, false)
+        };
         block.cols = if flat { 1 } else { block.cols };
         let to = self.place(place, tile);
         // SAFETY: the block lies inside its argument, and a register holds a tile.
         unsafe { copy::load(&block, to, width) };
-        View { ptr: to, rs: if block.rs == 0 { 0 } else { width as isize }, flat }
+        View {
+            ptr: to,
+            rs: if block.rs == 0 { 0 } else { width as isize },
+            flat,
+        }
     }
 
     /// # Safety
     /// The anchor's values must be readable where `set_acc` said.
     unsafe fn load_acc(&self, place: Place, copied: bool, tile: &Tile) -> View {
-        let ptr = self.acc.ptr.wrapping_offset(tile.row as isize * self.acc.rs + tile.col as isize);
+        let ptr = self
+            .acc
+            .ptr
+            .wrapping_offset(tile.row as isize * self.acc.rs + tile.col as isize);
         if tile.cols == tile.pad && !copied {
             return View { ptr, ..self.acc };
         }
         // The lane does not matter: four bytes are copied as they are.
-        let block = Block { ptr: ptr.cast_mut().cast(), dtype: DType::I32, rows: tile.rows, cols: tile.cols, rs: self.acc.rs, cs: 1 };
+        let block = Block {
+            ptr: ptr.cast_mut().cast(),
+            dtype: DType::I32,
+            rows: tile.rows,
+            cols: tile.cols,
+            rs: self.acc.rs,
+            cs: 1,
+        };
         let to = self.place(place, tile);
         // SAFETY: the caller's promise, and a register holds a tile.
         unsafe { copy::load(&block, to, tile.pad) };
-        View { ptr: to, rs: tile.pad as isize, flat: false }
+        View {
+            ptr: to,
+            rs: tile.pad as isize,
+            flat: false,
+        }
     }
 
     /// # Safety
@@ -295,7 +432,11 @@ impl<'a> Machine<'a> {
                 *out = start.wrapping_add((c as u32).wrapping_mul(cs as u32));
             }
         }
-        View { ptr: to, rs: if rs == 0 { 0 } else { width as isize }, flat }
+        View {
+            ptr: to,
+            rs: if rs == 0 { 0 } else { width as isize },
+            flat,
+        }
     }
 
     /// Seed, step and stream of a random operation.
@@ -308,15 +449,16 @@ impl<'a> Machine<'a> {
         unsafe { [*state, *state.add(1), *state.add(2), stream] }
     }
 
-    /// Applies an operation where its arguments vary: to a whole tile, to one row if all rows are the same, to one value
-    /// per row if all columns are.
+    /// Applies an operation where its arguments vary: to a whole tile, to one row if all rows are
+    /// the same, to one value per row if all columns are.
     ///
     /// # Safety
     /// As [`Machine::folded`].
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
-        let which = (usize::from(x.flat) | usize::from(y.flat) << 1 | usize::from(z.flat) << 2) & step.used;
+        let which =
+            (usize::from(x.flat) | usize::from(y.flat) << 1 | usize::from(z.flat) << 2) & step.used;
         let by_row = x.rs | y.rs | z.rs != 0;
         let place = self.place(step.place, tile);
         if which == step.used || !(by_row || tile.rows == 1) {
@@ -333,15 +475,31 @@ impl<'a> Machine<'a> {
         if rows > 1 {
             // Rows that lie one after another are one long row.
             let pad = tile.pad as isize;
-            if out_rs == tile.pad && [x, y, z].iter().all(|v| v.rs == if v.flat { 0 } else { pad }) {
+            if out_rs == tile.pad
+                && [x, y, z]
+                    .iter()
+                    .all(|v| v.rs == if v.flat { 0 } else { pad })
+            {
                 (rows, lanes) = (1, rows * tile.pad);
             }
         }
-        let call = Call { rows, lanes, args: [x, y, z], out, out_rs, context };
-        // SAFETY: views hold whole vectors of every row; the result is a register, or memory that overlaps no view.
+        let call = Call {
+            rows,
+            lanes,
+            args: [x, y, z],
+            out,
+            out_rs,
+            context,
+        };
+        // SAFETY: views hold whole vectors of every row; the result is a register, or memory that
+        // overlaps no view.
         unsafe { step.code.0[which](&call) };
         // (A folded value has one row here, and repeats where it is used.)
-        View { ptr: out, rs: if by_row { out_rs as isize } else { 0 }, flat: false }
+        View {
+            ptr: out,
+            rs: if by_row { out_rs as isize } else { 0 },
+            flat: false,
+        }
     }
 
     /// [`Machine::apply`] where all rows or all columns are the same.
@@ -350,14 +508,39 @@ impl<'a> Machine<'a> {
     /// As [`Machine::folded`].
     #[cold]
     #[inline(never)]
-    unsafe fn apply_repeated(&self, step: &Apply, args: [View; 3], context: [u32; 4], tile: &Tile) -> View {
+    unsafe fn apply_repeated(
+        &self,
+        step: &Apply,
+        args: [View; 3],
+        context: [u32; 4],
+        tile: &Tile,
+    ) -> View {
         let place = self.place(step.place, tile);
         // A value that is kept for later passes is kept in full.
-        let out = if step.place.crossing { self.spare() } else { place };
-        let which = args.iter().enumerate().fold(0, |bits, (k, v)| bits | usize::from(v.flat) << k) & step.used;
+        let out = if step.place.crossing {
+            self.spare()
+        } else {
+            place
+        };
+        let which = args
+            .iter()
+            .enumerate()
+            .fold(0, |bits, (k, v)| bits | usize::from(v.flat) << k)
+            & step.used;
         let by_row = args.iter().any(|v| v.rs != 0);
-        let mut call = Call { rows: 1, lanes: tile.pad, args, out, out_rs: 0, context };
-        let mut view = View { ptr: out, rs: 0, flat: which == step.used };
+        let mut call = Call {
+            rows: 1,
+            lanes: tile.pad,
+            args,
+            out,
+            out_rs: 0,
+            context,
+        };
+        let mut view = View {
+            ptr: out,
+            rs: 0,
+            flat: which == step.used,
+        };
         let mut columns = [[0u32; MAX_ROWS]; 3];
         if view.flat {
             // One value per row, computed side by side.
@@ -367,12 +550,17 @@ impl<'a> Machine<'a> {
                     // SAFETY: the view holds a value for each row.
                     *x = unsafe { *view.ptr.offset(r as isize * view.rs) };
                 }
-                *view = View { ptr: column.as_ptr(), rs: 0, flat: false };
+                *view = View {
+                    ptr: column.as_ptr(),
+                    rs: 0,
+                    flat: false,
+                };
             }
             call.lanes = rows.next_multiple_of(VECTOR);
             view.rs = isize::from(by_row);
         }
-        // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views one row.
+        // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views
+        // one row.
         unsafe { step.code.0[if view.flat { 0 } else { which }](&call) };
         if step.place.crossing {
             // SAFETY: the buffer of a kept value holds the tile.
@@ -398,7 +586,11 @@ impl<'a> Machine<'a> {
                 }
             }
         }
-        View { ptr: to, rs: tile.pad as isize, flat: false }
+        View {
+            ptr: to,
+            rs: tile.pad as isize,
+            flat: false,
+        }
     }
 
     pub(super) fn spare(&self) -> *mut u32 {
@@ -406,16 +598,17 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(self.bound.code.program.spare) }
     }
 
-    /// Where a value can be computed straight into the operand it is stored to: there are whole vectors of lanes, and
-    /// nothing that may still be read.
+    /// Where a value can be computed straight into the operand it is stored to: there are whole
+    /// vectors of lanes, and nothing that may still be read.
     fn direct(&self, walk: u16, tile: &Tile) -> Option<Cursor> {
         let cursor = self.cursor(walk);
         let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
-        (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0)).then_some(cursor)
+        (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0))
+            .then_some(cursor)
     }
 
-    /// Stores the full values, if `level` is the one whose pass does: the last, so that all have been computed and
-    /// nothing that a store may overwrite is read again.
+    /// Stores the full values, if `level` is the one whose pass does: the last, so that all have
+    /// been computed and nothing that a store may overwrite is read again.
     ///
     /// # Safety
     /// As [`Machine::folded`]; no other thread may touch the same points.
@@ -445,7 +638,8 @@ impl<'a> Machine<'a> {
                 continue;
             }
             let block = self.block(store.walk, tile);
-            // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is the same.
+            // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is
+            // the same.
             unsafe { copy::store(view, store.lane, &block) };
         }
     }

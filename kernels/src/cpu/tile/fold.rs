@@ -1,9 +1,10 @@
 //! Reductions over tiles.
 //!
-//! A tile is folded along its columns (each row gives one value) or along its rows (each column gives one). Along the
-//! columns, a row has [`VECTOR`] accumulators, one for the columns of each residue, that are combined at the end as a tree.
-//! A tile's own values are folded first and its result is then folded into the accumulators, so that the rounding error
-//! of a long sum grows with the number of tiles rather than of elements.
+//! A tile is folded along its columns (each row gives one value) or along its rows (each column
+//! gives one). Along the columns, a row has [`VECTOR`] accumulators, one for the columns of each
+//! residue, that are combined at the end as a tree. A tile's own values are folded first and its
+//! result is then folded into the accumulators, so that the rounding error of a long sum grows with
+//! the number of tiles rather than of elements.
 
 use std::marker::PhantomData;
 
@@ -119,7 +120,12 @@ unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
 #[inline(always)]
 unsafe fn line<'a>(call: &FoldCall, r: usize) -> &'a [Vector] {
     // SAFETY: the caller's promise; an array of words is aligned as a word.
-    unsafe { std::slice::from_raw_parts(call.value.ptr.offset(r as isize * call.value.rs).cast(), call.cols.div_ceil(VECTOR)) }
+    unsafe {
+        std::slice::from_raw_parts(
+            call.value.ptr.offset(r as isize * call.value.rs).cast(),
+            call.cols.div_ceil(VECTOR),
+        )
+    }
 }
 
 struct Columns<O>(PhantomData<O>);
@@ -146,7 +152,12 @@ impl<O: Lanewise> Routine for Columns<O> {
         };
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
-            let (line, acc) = unsafe { (line(call, r), &mut *call.acc.add(r * VECTOR).cast::<Vector>()) };
+            let (line, acc) = unsafe {
+                (
+                    line(call, r),
+                    &mut *call.acc.add(r * VECTOR).cast::<Vector>(),
+                )
+            };
             if whole == 0 {
                 join_all::<O, A>(acc, &masked(&line[0]));
                 continue;
@@ -205,8 +216,8 @@ impl<O: Lanewise> Routine for Finish<O> {
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &FoldCall) {
         for r in 0..call.rows {
-            // Row r of the results lies at or before the accumulators of row r, so nothing unread is overwritten.
-            // SAFETY: the caller's promise.
+            // Row r of the results lies at or before the accumulators of row r, so nothing unread
+            // is overwritten. SAFETY: the caller's promise.
             let acc: Vector = unsafe { *call.acc.add(r * VECTOR).cast() };
             let mut eight = [0; 8];
             for l in 0..8 {
@@ -216,7 +227,10 @@ impl<O: Lanewise> Routine for Finish<O> {
             for l in 0..4 {
                 four[l] = join::<O, A>(eight[l], eight[l + 4]);
             }
-            let two = [join::<O, A>(four[0], four[2]), join::<O, A>(four[1], four[3])];
+            let two = [
+                join::<O, A>(four[0], four[2]),
+                join::<O, A>(four[1], four[3]),
+            ];
             // SAFETY: the caller's promise.
             unsafe { *call.out.add(r) = join::<O, A>(two[0], two[1]) };
         }
@@ -303,7 +317,11 @@ impl FoldCode {
     /// # Safety
     /// `acc` must be writable.
     pub unsafe fn clear(&self, acc: *mut u32, lanes: usize, stride: usize) {
-        for (word, bits) in [self.identity, NOWHERE].into_iter().enumerate().take(self.words) {
+        for (word, bits) in [self.identity, NOWHERE]
+            .into_iter()
+            .enumerate()
+            .take(self.words)
+        {
             // SAFETY: the caller's promise.
             unsafe { self::lanes(acc.add(word * stride), lanes) }.fill(bits);
         }
@@ -331,15 +349,23 @@ impl<K: Rank> Routine for RankColumns<K> {
             // SAFETY: the caller's promise.
             let line = unsafe { line(call, r) };
             // SAFETY: the caller's promise.
-            let (keys, positions) =
-                unsafe { (lanes(call.acc.add(r * VECTOR), VECTOR), lanes(call.acc.add(call.stride + r * VECTOR), VECTOR)) };
+            let (keys, positions) = unsafe {
+                (
+                    lanes(call.acc.add(r * VECTOR), VECTOR),
+                    lanes(call.acc.add(call.stride + r * VECTOR), VECTOR),
+                )
+            };
             for (v, vector) in line.iter().enumerate() {
                 for l in 0..VECTOR {
                     let c = v * VECTOR + l;
                     // A column that does not count ranks as nothing.
                     let counts = c < call.cols;
                     let key = if counts { K::key(vector[l]) } else { i32::MIN };
-                    let position = if counts { call.position.wrapping_add(c as u32) } else { NOWHERE };
+                    let position = if counts {
+                        call.position.wrapping_add(c as u32)
+                    } else {
+                        NOWHERE
+                    };
                     improve(&mut keys[l], &mut positions[l], key, position);
                 }
             }
@@ -357,13 +383,22 @@ impl<K: Rank> Routine for RankRows<K> {
     unsafe fn run<A: Arith>(call: &FoldCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             // SAFETY: the caller's promise.
-            let (keys, positions) =
-                unsafe { (lanes(call.acc.add(v * VECTOR), VECTOR), lanes(call.acc.add(call.stride + v * VECTOR), VECTOR)) };
+            let (keys, positions) = unsafe {
+                (
+                    lanes(call.acc.add(v * VECTOR), VECTOR),
+                    lanes(call.acc.add(call.stride + v * VECTOR), VECTOR),
+                )
+            };
             for r in 0..call.rows {
                 // SAFETY: the caller's promise.
                 let vector = &unsafe { line(call, r) }[v];
                 for l in 0..VECTOR {
-                    improve(&mut keys[l], &mut positions[l], K::key(vector[l]), call.position.wrapping_add(r as u32));
+                    improve(
+                        &mut keys[l],
+                        &mut positions[l],
+                        K::key(vector[l]),
+                        call.position.wrapping_add(r as u32),
+                    );
                 }
             }
         }
@@ -380,8 +415,12 @@ impl Routine for RankFinish {
     unsafe fn run<A: Arith>(call: &FoldCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
-            let (keys, positions): (Vector, Vector) =
-                unsafe { (*call.acc.add(r * VECTOR).cast(), *call.acc.add(call.stride + r * VECTOR).cast()) };
+            let (keys, positions): (Vector, Vector) = unsafe {
+                (
+                    *call.acc.add(r * VECTOR).cast(),
+                    *call.acc.add(call.stride + r * VECTOR).cast(),
+                )
+            };
             let (mut key, mut position) = (keys[0], positions[0]);
             for l in 1..VECTOR {
                 improve(&mut key, &mut position, keys[l] as i32, positions[l]);
@@ -407,7 +446,12 @@ impl Routine for RankMerge {
             // SAFETY: the caller's promise.
             unsafe {
                 let (key, position) = (&mut *call.out.add(l), &mut *call.out.add(call.stride + l));
-                improve(key, position, *call.acc.add(l) as i32, *call.acc.add(call.stride + l));
+                improve(
+                    key,
+                    position,
+                    *call.acc.add(l) as i32,
+                    *call.acc.add(call.stride + l),
+                );
             }
         }
     }

@@ -1,9 +1,10 @@
 //! The tile interpreter: runs the `code` of a spec, tile by tile.
 //!
-//! A tile is at most [`TILE`] points, as rows of columns. One step of the program runs over the whole tile before the next
-//! one begins, so that the cost of choosing what to do is shared by hundreds of points, while values stay in registers of
-//! one tile each that live in the first-level cache. Operands that lie in memory as lanes do are read where they are, and
-//! the last operation writes where its value is stored. A value never depends on where in a tile its point lies.
+//! A tile is at most [`TILE`] points, as rows of columns. One step of the program runs over the
+//! whole tile before the next one begins, so that the cost of choosing what to do is shared by
+//! hundreds of points, while values stay in registers of one tile each that live in the first-level
+//! cache. Operands that lie in memory as lanes do are read where they are, and the last operation
+//! writes where its value is stored. A value never depends on where in a tile its point lies.
 
 mod accumulate;
 mod bind;
@@ -28,7 +29,8 @@ use compile::Program;
 
 /// Most points of a tile, and most lanes of a register.
 pub(crate) const TILE: usize = 1024;
-/// Lanes that operations work on together on every instruction set: rows in registers are padded to a multiple of it.
+/// Lanes that operations work on together on every instruction set: rows in registers are padded to
+/// a multiple of it.
 pub(crate) const VECTOR: usize = 16;
 /// Most rows of a tile, and of tiles that share what is the same along them.
 pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
@@ -36,7 +38,8 @@ pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
 pub const MAX_AXES: usize = 8;
 /// Axes of a launch: one more, so that a space without rows or columns can be given them.
 pub(crate) const AXES: usize = MAX_AXES + 1;
-/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all strides without allocating.
+/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
+/// strides without allocating.
 pub(crate) const MAX_WALKS: usize = 48;
 
 /// The compiled `code` of a spec.
@@ -57,11 +60,22 @@ pub(crate) struct TileCode {
 }
 
 impl TileCode {
-    /// Checks and compiles the code of a spec, to run with sizes up to `bound`: registers are no larger than a tile of all points.
+    /// Checks and compiles the code of a spec, to run with sizes up to `bound`: registers are no
+    /// larger than a tile of all points.
     pub fn new(spec: &Spec, bound: &Env, config: &Config) -> Result<TileCode, SpecError> {
-        // (A size that falls as a symbol grows is not largest at the bound. Sums over no elements have accumulators all the same.)
-        let largest = |dim: &Size| if dim.parts().0 < 0 { usize::MAX } else { dim.usize_at(bound).max(1) };
-        let points = spec.dims.iter().fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
+        // (A size that falls as a symbol grows is not largest at the bound. Sums over no elements
+        // have accumulators all the same.)
+        let largest = |dim: &Size| {
+            if dim.parts().0 < 0 {
+                usize::MAX
+            } else {
+                dim.usize_at(bound).max(1)
+            }
+        };
+        let points = spec
+            .dims
+            .iter()
+            .fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
         let walks = spec.operands.len() + spec.indices.len();
         let reads = |k: usize| {
@@ -69,27 +83,46 @@ impl TileCode {
                 .iter()
                 .any(|i| matches!(i, crate::spec::Inst::Load(l) | crate::spec::Inst::Uniform { state: l, .. } if usize::from(*l) == k))
         };
-        let read = (0..spec.operands.len()).filter(|&k| reads(k)).fold(0, |bits, k| bits | 1 << k);
+        let read = (0..spec.operands.len())
+            .filter(|&k| reads(k))
+            .fold(0, |bits, k| bits | 1 << k);
         let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
-        let views = spec.code.len() + program.hoisted.as_ref().map_or(0, |hoisted| hoisted.values.len());
+        let views = spec.code.len()
+            + program
+                .hoisted
+                .as_ref()
+                .map_or(0, |hoisted| hoisted.values.len());
         let lanes_at = (views_at + views * size_of::<ops::View>()).next_multiple_of(64);
         let scratch = lanes_at + program.lanes * 4;
         let dtypes = spec.operands.iter().map(|o| o.dtype).collect();
-        Ok(TileCode { program, dtypes, read, values: spec.code.len(), kept_lanes: 0, views_at, lanes_at, scratch })
+        Ok(TileCode {
+            program,
+            dtypes,
+            read,
+            values: spec.code.len(),
+            kept_lanes: 0,
+            views_at,
+            lanes_at,
+            scratch,
+        })
     }
 
-    /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the next.
+    /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the
+    /// next.
     pub fn keep(&mut self, lanes: usize) {
         self.kept_lanes = lanes.next_multiple_of(VECTOR);
-        self.scratch = self.lanes_at + (self.program.lanes + self.program.crossing * self.kept_lanes) * 4;
+        self.scratch =
+            self.lanes_at + (self.program.lanes + self.program.crossing * self.kept_lanes) * 4;
     }
 
-    /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of 64.
+    /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of
+    /// 64.
     pub fn scratch_bytes(&self) -> usize {
         self.scratch.next_multiple_of(64)
     }
 
-    /// Resolves the code's strides for one launch. The code's operands are the last ones of `launch.args`.
+    /// Resolves the code's strides for one launch. The code's operands are the last ones of
+    /// `launch.args`.
     pub fn bind<'a>(&'a self, spec: &'a Spec, launch: &Launch<'a>) -> Bound<'a> {
         let order: [usize; MAX_AXES] = std::array::from_fn(|i| i);
         let mut bound = Bound::new(self);
@@ -97,14 +130,18 @@ impl TileCode {
         bound
     }
 
-    /// Lanes of a register: those of the largest tile there is, each of whose rows is padded to whole vectors.
+    /// Lanes of a register: those of the largest tile there is, each of whose rows is padded to
+    /// whole vectors.
     pub fn register(&self) -> usize {
         self.program.register
     }
 
     /// How many levels the program has, and whether each has work for every tile.
     pub fn levels(&self) -> impl ExactSizeIterator<Item = bool> {
-        self.program.levels.iter().map(|level| !level.full.is_empty())
+        self.program
+            .levels
+            .iter()
+            .map(|level| !level.full.is_empty())
     }
 
     /// Values that are kept from one pass over a row to the next.
@@ -114,7 +151,11 @@ impl TileCode {
 
     /// Whether all reductions fold values, without positions, and none needs the result of another.
     pub fn folds_alone(&self) -> bool {
-        let first = self.program.levels.first().map_or(0, |level| level.folds.len());
+        let first = self
+            .program
+            .levels
+            .first()
+            .map_or(0, |level| level.folds.len());
         first == self.program.folds.len() && self.program.folds.iter().all(|f| f.code.words == 1)
     }
 

@@ -65,10 +65,20 @@ impl Visit for Loops {
     fn visit<O: Lanewise>(self) -> OpCode {
         let isa = self.0;
         let all = entry::<Sweep<O, 0>>(isa);
-        // Where every argument is flat, the tile calls the loop without flat arguments on one value per row.
+        // Where every argument is flat, the tile calls the loop without flat arguments on one value
+        // per row.
         OpCode(match O::ARITY {
             1 => [all; 8],
-            2 => [all, entry::<Sweep<O, 1>>(isa), entry::<Sweep<O, 2>>(isa), all, all, all, all, all],
+            2 => [
+                all,
+                entry::<Sweep<O, 1>>(isa),
+                entry::<Sweep<O, 2>>(isa),
+                all,
+                all,
+                all,
+                all,
+                all,
+            ],
             _ => [
                 all,
                 entry::<Sweep<O, 1>>(isa),
@@ -95,26 +105,51 @@ impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
         for r in 0..call.rows {
             let line = |k: usize| {
                 let view = call.args[k];
-                let len = if k >= O::ARITY { 0 } else { [call.lanes, 1][(FLAT >> k & 1) as usize] };
-                // SAFETY: the caller promises readable views; unused arguments point at nothing and have no length.
+                let len = if k >= O::ARITY {
+                    0
+                } else {
+                    [call.lanes, 1][(FLAT >> k & 1) as usize]
+                };
+                // SAFETY: the caller promises readable views; unused arguments point at nothing and
+                // have no length.
                 unsafe { std::slice::from_raw_parts(view.ptr.offset(r as isize * view.rs), len) }
             };
             // SAFETY: the caller promises that `out` is writable and overlaps no view.
-            let out = unsafe { std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes) };
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
+            };
             sweep_line::<O, A, FLAT>(line(0), line(1), line(2), out);
         }
     }
 }
 
 #[inline(always)]
-fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(x: &[u32], y: &[u32], z: &[u32], out: &mut [u32]) {
+fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(
+    x: &[u32],
+    y: &[u32],
+    z: &[u32],
+    out: &mut [u32],
+) {
     let lines = [x, y, z];
-    let repeated: [O::In; 3] = std::array::from_fn(|k| O::In::of(if k < O::ARITY && FLAT >> k & 1 == 1 { lines[k][0] } else { 0 }));
+    let repeated: [O::In; 3] = std::array::from_fn(|k| {
+        O::In::of(if k < O::ARITY && FLAT >> k & 1 == 1 {
+            lines[k][0]
+        } else {
+            0
+        })
+    });
     let n = out.len();
     let varies = |k: usize| k < O::ARITY && FLAT >> k & 1 == 0;
-    let lines: [&[u32]; 3] = std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
+    let lines: [&[u32]; 3] =
+        std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
     for i in 0..n {
-        let arg = |k: usize| if varies(k) { O::In::of(lines[k][i]) } else { repeated[k] };
+        let arg = |k: usize| {
+            if varies(k) {
+                O::In::of(lines[k][i])
+            } else {
+                repeated[k]
+            }
+        };
         out[i] = O::apply::<A>([arg(0), arg(1), arg(2)]).bits();
     }
 }
@@ -133,17 +168,29 @@ impl Routine for Uniform {
         for r in 0..call.rows {
             let index = call.args[0];
             // SAFETY: the caller promises readable views.
-            let index = unsafe { std::slice::from_raw_parts(index.ptr.offset(r as isize * index.rs), call.lanes) };
+            let index = unsafe {
+                std::slice::from_raw_parts(index.ptr.offset(r as isize * index.rs), call.lanes)
+            };
             // SAFETY: the caller promises that `out` is writable and overlaps no view.
-            let out = unsafe { std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes) };
+            let out = unsafe {
+                std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
+            };
             // Neighbours in order share their blocks: a quarter of the work.
-            let (indices, outs) = (index.as_chunks::<{ 4 * VECTOR }>(), out.as_chunks_mut::<{ 4 * VECTOR }>());
+            let (indices, outs) = (
+                index.as_chunks::<{ 4 * VECTOR }>(),
+                out.as_chunks_mut::<{ 4 * VECTOR }>(),
+            );
             for (index, out) in indices.0.iter().zip(outs.0) {
                 let first = index[0];
                 let expected = (0..).map(|k| first.wrapping_add(k));
-                let apart = index.iter().zip(expected).fold(first & 3, |bits, (&i, expected)| bits | (i ^ expected));
+                let apart = index
+                    .iter()
+                    .zip(expected)
+                    .fold(first & 3, |bits, (&i, expected)| bits | (i ^ expected));
                 if apart == 0 {
-                    let words = block(std::array::from_fn(|l| (first >> 2).wrapping_add(l as u32) & (u32::MAX >> 2)));
+                    let words = block(std::array::from_fn(|l| {
+                        (first >> 2).wrapping_add(l as u32) & (u32::MAX >> 2)
+                    }));
                     for l in 0..VECTOR {
                         for (w, word) in words.iter().enumerate() {
                             out[4 * l + w] = random::unit(word[l] as u32).to_bits();
@@ -160,8 +207,17 @@ impl Routine for Uniform {
 
 /// The elements at any indices.
 #[inline(always)]
-fn uniform_by_index(index: &[u32], out: &mut [u32], block: impl Fn([u32; VECTOR]) -> [[u64; VECTOR]; 4]) {
-    for (index, out) in index.as_chunks::<VECTOR>().0.iter().zip(out.as_chunks_mut::<VECTOR>().0) {
+fn uniform_by_index(
+    index: &[u32],
+    out: &mut [u32],
+    block: impl Fn([u32; VECTOR]) -> [[u64; VECTOR]; 4],
+) {
+    for (index, out) in index
+        .as_chunks::<VECTOR>()
+        .0
+        .iter()
+        .zip(out.as_chunks_mut::<VECTOR>().0)
+    {
         let words = block(index.map(|i| i >> 2));
         for l in 0..VECTOR {
             let word = match index[l] & 3 {

@@ -4,16 +4,23 @@ use super::exec::{Machine, Tile};
 use super::{MAX_ROWS, TILE, VECTOR};
 
 impl Machine<'_> {
-    /// Computes and stores `rows × cols` points at the cursors, in tiles of at most `wide` columns. What is the same along the columns
-    /// (a norm's mean and scale) is computed once for all tiles of some rows.
+    /// Computes and stores `rows × cols` points at the cursors, in tiles of at most `wide` columns.
+    /// What is the same along the columns (a norm's mean and scale) is computed once for all tiles
+    /// of some rows.
     ///
     /// # Safety
     /// The points must be part of the space, and no other thread may touch them.
     pub unsafe fn sweep(&self, rows: usize, cols: usize, wide: usize) {
         let wide = wide.min(cols);
-        let high = (TILE / wide.next_multiple_of(VECTOR)).min(MAX_ROWS).min(rows);
+        let high = (TILE / wide.next_multiple_of(VECTOR))
+            .min(MAX_ROWS)
+            .min(rows);
         let hoisted = self.hoisted();
-        let strip = if hoisted.is_some() { MAX_ROWS / high * high } else { rows };
+        let strip = if hoisted.is_some() {
+            MAX_ROWS / high * high
+        } else {
+            rows
+        };
         for first in (0..rows).step_by(strip) {
             let end = (first + strip).min(rows);
             if let Some(hoisted) = hoisted {

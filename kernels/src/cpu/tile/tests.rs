@@ -12,7 +12,8 @@ fn below(seed: u32, count: &mut u32, n: usize) -> usize {
     philox([*count, 0, 0, 0], [seed, 1])[0] as usize % n
 }
 
-/// relu(acc + x) + y over a space of up to four axes, x and y walked in any way, the result in any layout.
+/// relu(acc + x) + y over a space of up to four axes, x and y walked in any way, the result in any
+/// layout.
 #[test]
 fn blocks_match_points() {
     for seed in 0..400 {
@@ -33,14 +34,26 @@ fn blocks_match_points() {
                     stride *= dims[axis] as i64 + i64::from(pick(4) == 0);
                 }
             }
-            Operand { dtype: DType::F32, offset: Size::fixed(pick(2) as i64), strides }
+            Operand {
+                dtype: DType::F32,
+                offset: Size::fixed(pick(2) as i64),
+                strides,
+            }
         };
         let operands = vec![operand(false), operand(false), operand(true)];
         let sizes: Dims = dims.iter().map(|&d| Size::fixed(d as i64)).collect();
         let env = Env::default();
-        let empty = Operand { dtype: DType::F32, offset: Size::ZERO, strides: sizes.clone() };
+        let empty = Operand {
+            dtype: DType::F32,
+            offset: Size::ZERO,
+            strides: sizes.clone(),
+        };
         let spec = Spec {
-            body: Body::Matmul(Matmul { k: Size::ONE, a: empty.clone(), b: empty }),
+            body: Body::Matmul(Matmul {
+                k: Size::ONE,
+                a: empty.clone(),
+                b: empty,
+            }),
             dims: sizes.clone(),
             reduced: 0,
             indices: vec![],
@@ -52,17 +65,29 @@ fn blocks_match_points() {
                 Inst::Load(1),
                 Inst::Op(ScalarOp::Add, [3, 4, 0]),
             ],
-            stores: vec![Store { value: 5, operand: 2 }],
+            stores: vec![Store {
+                value: 5,
+                operand: 2,
+            }],
             operands,
         };
-        let mut data: Vec<Vec<f32>> = spec.operands.iter().map(|o| vec![0.0; o.extent(&sizes, &env) as usize]).collect();
+        let mut data: Vec<Vec<f32>> = spec
+            .operands
+            .iter()
+            .map(|o| vec![0.0; o.extent(&sizes, &env) as usize])
+            .collect();
         for (k, array) in data.iter_mut().enumerate() {
-            array.iter_mut().enumerate().for_each(|(i, x)| *x = ((i * 7 + k * 3) % 13) as f32 - 6.0);
+            array
+                .iter_mut()
+                .enumerate()
+                .for_each(|(i, x)| *x = ((i * 7 + k * 3) % 13) as f32 - 6.0);
         }
         let row_axis = pick(axes - 1);
         let origin: Vec<usize> = dims.iter().map(|&d| pick(d)).collect();
         let rows = 1 + pick(dims[row_axis] - origin[row_axis]);
-        let (after, start) = (row_axis + 1..axes).fold((1, 0), |(n, p), axis| (n * dims[axis], p * dims[axis] + origin[axis]));
+        let (after, start) = (row_axis + 1..axes).fold((1, 0), |(n, p), axis| {
+            (n * dims[axis], p * dims[axis] + origin[axis])
+        });
         let cols = 1 + pick(after - start);
         let at = |o: &Operand, r: usize, c: usize| {
             let mut point = origin.clone();
@@ -72,18 +97,31 @@ fn blocks_match_points() {
                 point[axis] = rest % dims[axis];
                 rest /= dims[axis];
             }
-            let steps = o.strides.iter().zip(&point).map(|(s, &p)| s.at(&env) as usize * p);
+            let steps = o
+                .strides
+                .iter()
+                .zip(&point)
+                .map(|(s, &p)| s.at(&env) as usize * p);
             o.offset.at(&env) as usize + steps.sum::<usize>()
         };
         // The anchor's values lie apart, or where the result goes if its rows can hold them.
         let out = &spec.operands[2];
-        let in_place = cols > 1 && (0..cols).all(|c| at(out, 0, c) == at(out, 0, 0) + c) && pick(2) == 0;
-        let stride = if in_place { out.strides[row_axis].at(&env) as usize } else { cols + pick(20) };
+        let in_place =
+            cols > 1 && (0..cols).all(|c| at(out, 0, c) == at(out, 0, 0) + c) && pick(2) == 0;
+        let stride = if in_place {
+            out.strides[row_axis].at(&env) as usize
+        } else {
+            cols + pick(20)
+        };
         let acc_value = |r: usize, c: usize| ((r * 5 + c * 11) % 17) as f32 - 8.0;
         let mut acc = vec![f32::NAN; rows * stride + cols];
         for r in 0..rows {
             for c in 0..cols {
-                let to = if in_place { &mut data[2][at(out, r, c)] } else { &mut acc[r * stride + c] };
+                let to = if in_place {
+                    &mut data[2][at(out, r, c)]
+                } else {
+                    &mut acc[r * stride + c]
+                };
                 *to = acc_value(r, c);
             }
         }
@@ -99,14 +137,26 @@ fn blocks_match_points() {
             let args: Vec<*mut u8> = arrays.iter_mut().map(|a| a.as_mut_ptr().cast()).collect();
             let code = TileCode::new(&spec, &env, &Config { threads: 1, isa }).expect("valid");
             let team = Team::new(1);
-            let launch = Launch { args: &args, workspace: std::ptr::null_mut(), env: &env, team: &team, part: None };
+            let launch = Launch {
+                args: &args,
+                workspace: std::ptr::null_mut(),
+                env: &env,
+                team: &team,
+                part: None,
+            };
             let mut scratch = vec![[u64::MAX; 8]; code.scratch_bytes() / 64 + 1];
             let scratch = scratch.as_mut_ptr().cast::<u8>();
-            let from = if in_place { args[2].cast::<u32>().wrapping_add(at(out, 0, 0)) } else { acc.as_mut_ptr().cast() };
-            // SAFETY: the block lies inside the space, the arrays hold all of it, and the scratch memory was made to measure.
+            let from = if in_place {
+                args[2].cast::<u32>().wrapping_add(at(out, 0, 0))
+            } else {
+                acc.as_mut_ptr().cast()
+            };
+            // SAFETY: the block lies inside the space, the arrays hold all of it, and the scratch
+            // memory was made to measure.
             unsafe {
                 let scratch = scratch.add(scratch.align_offset(64));
-                code.bind(&spec, &launch).block(&origin, row_axis, rows, cols, from, stride, scratch);
+                code.bind(&spec, &launch)
+                    .block(&origin, row_axis, rows, cols, from, stride, scratch);
             }
             assert_eq!(
                 arrays[2], expected,

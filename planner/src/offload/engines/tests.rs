@@ -25,12 +25,25 @@ impl Case {
             let read = used + 2 + below(steps - 2 - u64::from(used)) as u32;
             let value = below(u64::from(used) + 1) as u32;
             if absences.iter().all(|a| a.value != value) {
-                absences.push(Absence { value, made: value, used, read, bytes: 1 + below(5) as i64, is_on_host: false });
+                absences.push(Absence {
+                    value,
+                    made: value,
+                    used,
+                    read,
+                    bytes: 1 + below(5) as i64,
+                    is_on_host: false,
+                });
             }
         }
         absences.sort_by_key(|a| a.used);
         let budget = need.iter().copied().max().unwrap_or(0) + below(6) as i64;
-        Case { costs, need, budget, absences, link: [0.0, 0.5, 1.0, 2.0][below(4) as usize] }
+        Case {
+            costs,
+            need,
+            budget,
+            absences,
+            link: [0.0, 0.5, 1.0, 2.0][below(4) as usize],
+        }
     }
 
     /// The least time of all ways to send and to fetch, if nothing may be kept.
@@ -42,12 +55,21 @@ impl Case {
             engines.transfers.clone_from(chosen);
             return engines.time(&self.costs, &self.absences);
         };
-        let Absence { value, used, read, .. } = *a;
+        let Absence {
+            value, used, read, ..
+        } = *a;
         let mut best = f64::INFINITY;
         for gone in used + 1..read {
             for sent in value + 1..=gone {
                 for back in gone + 1..=read {
-                    chosen.push(Transfer { value, sent, used, gone, back, read });
+                    chosen.push(Transfer {
+                        value,
+                        sent,
+                        used,
+                        gone,
+                        back,
+                        read,
+                    });
                     best = best.min(self.best(engines, chosen));
                     chosen.pop();
                 }
@@ -59,7 +81,11 @@ impl Case {
     fn fits(&self, transfers: &[Transfer]) -> bool {
         let present = |t: &Transfer, p: u32| t.used < p && p < t.gone || t.back <= p && p < t.read;
         (0u32..).zip(&self.need).all(|(p, need)| {
-            let bytes = transfers.iter().zip(&self.absences).filter(|(t, _)| present(t, p)).map(|(_, a)| a.bytes);
+            let bytes = transfers
+                .iter()
+                .zip(&self.absences)
+                .filter(|(t, _)| present(t, p))
+                .map(|(_, a)| a.bytes);
             need + bytes.sum::<i64>() <= self.budget
         })
     }
@@ -72,11 +98,23 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
     for _ in 0..600 {
         let case = Case::random(&mut random);
         let mut engines = Engines::new(case.link);
-        let time = engines.plan(&case.costs, &case.need, case.budget, &case.absences, f64::INFINITY).expect("no limit");
+        let time = engines
+            .plan(
+                &case.costs,
+                &case.need,
+                case.budget,
+                &case.absences,
+                f64::INFINITY,
+            )
+            .expect("no limit");
         if !engines.void.is_empty() {
             continue;
         }
-        assert!(case.fits(&engines.transfers) && engines.peak <= case.budget, "{:?}", engines.transfers);
+        assert!(
+            case.fits(&engines.transfers) && engines.peak <= case.budget,
+            "{:?}",
+            engines.transfers
+        );
         let least = case.best(&mut engines.clone(), &mut Vec::new());
         assert!(time >= least - 1e-9, "{time} {least}");
         let base: u64 = case.costs.iter().sum();
@@ -84,10 +122,19 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
         best += u32::from(time < least + 1e-9);
         lost += (time - least) / base.max(1) as f64;
         // Whoever asks for less than there is gets nothing, or is told the time all the same.
-        let asked = engines.plan(&case.costs, &case.need, case.budget, &case.absences, time - 0.5);
+        let asked = engines.plan(
+            &case.costs,
+            &case.need,
+            case.budget,
+            &case.absences,
+            time - 0.5,
+        );
         assert!(asked.is_none_or(|again| again == time));
     }
-    assert!(planned > 200 && best * 10 >= planned * 9 && lost < 0.02 * f64::from(planned), "{best} of {planned}, {lost}");
+    assert!(
+        planned > 200 && best * 10 >= planned * 9 && lost < 0.02 * f64::from(planned),
+        "{best} of {planned}, {lost}"
+    );
 }
 
 /// Times that cannot be told from infinity end the walks as others do.
@@ -95,13 +142,31 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
 fn any_rate_comes_to_an_end() {
     for link in [1e15, 1e300, f64::MAX, f64::INFINITY, -1.0, f64::NAN] {
         let mut engines = Engines::new(link);
-        let absences =
-            [(0, 1 << 40), (1, 1 << 61)].map(|(used, bytes)| Absence { value: used, made: used, used, read: 5, bytes, is_on_host: false });
-        let time = engines.plan(&[1, u64::MAX, 1, 1, 1, 1], &[0; 6], 1 << 40, &absences, f64::MAX);
-        assert!(time.is_some_and(|time| time >= u64::MAX as f64), "{link}: {time:?}");
+        let absences = [(0, 1 << 40), (1, 1 << 61)].map(|(used, bytes)| Absence {
+            value: used,
+            made: used,
+            used,
+            read: 5,
+            bytes,
+            is_on_host: false,
+        });
+        let time = engines.plan(
+            &[1, u64::MAX, 1, 1, 1, 1],
+            &[0; 6],
+            1 << 40,
+            &absences,
+            f64::MAX,
+        );
+        assert!(
+            time.is_some_and(|time| time >= u64::MAX as f64),
+            "{link}: {time:?}"
+        );
         assert!(
             // Where a step waits for a copy, that begins and ends before the same step.
-            engines.transfers.iter().all(|t| t.used < t.sent && t.sent <= t.gone && t.gone <= t.back && t.back <= t.read),
+            engines.transfers.iter().all(|t| t.used < t.sent
+                && t.sent <= t.gone
+                && t.gone <= t.back
+                && t.back <= t.read),
             "{link}: {:?}",
             engines.transfers
         );

@@ -49,7 +49,9 @@ pub enum Violation {
         offset: u64,
     },
     /// Two aliases have different offsets.
-    #[error("items {first} and {second} are aliases, but lie at {first_offset} and {second_offset}")]
+    #[error(
+        "items {first} and {second} are aliases, but lie at {first_offset} and {second_offset}"
+    )]
     AliasesApart {
         /// The index of an item.
         first: usize,
@@ -73,7 +75,9 @@ pub enum Violation {
         offset: u64,
     },
     /// A pair is computed in place that was not permitted, or is listed twice.
-    #[error("item {to} is computed in the place of item {from}, which is not permitted or said twice")]
+    #[error(
+        "item {to} is computed in the place of item {from}, which is not permitted or said twice"
+    )]
     PairUnknown {
         /// The index of the item that gives.
         from: usize,
@@ -81,7 +85,9 @@ pub enum Violation {
         to: usize,
     },
     /// The items of a pair computed in place lie at different offsets.
-    #[error("item {to} is computed in the place of item {from}, but they lie at {to_offset} and {from_offset}")]
+    #[error(
+        "item {to} is computed in the place of item {from}, but they lie at {to_offset} and {from_offset}"
+    )]
     PairApart {
         /// The index of the item that gives.
         from: usize,
@@ -113,7 +119,9 @@ pub enum Violation {
         second: usize,
     },
     /// An item that lives for one step takes bytes and gives them on.
-    #[error("item {item} lives for one step, but takes the bytes of item {from} and gives them to item {to}")]
+    #[error(
+        "item {item} lives for one step, but takes the bytes of item {from} and gives them to item {to}"
+    )]
     PassedOn {
         /// The index of the item.
         item: usize,
@@ -172,7 +180,9 @@ pub enum Violation {
         found: u64,
     },
     /// The packing claims to be at its lower bound, but is above it, or the other way round.
-    #[error("the height is {height} and the lower bound {lower_bound}, which does not go with the proof {proof:?}")]
+    #[error(
+        "the height is {height} and the lower bound {lower_bound}, which does not go with the proof {proof:?}"
+    )]
     Proof {
         /// What is claimed.
         proof: Option<Proof>,

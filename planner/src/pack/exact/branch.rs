@@ -20,8 +20,8 @@ pub(super) struct Valley {
 }
 
 impl State {
-    /// Whether there is something under an item at its lowest offset that it can rest upon. In a packing that nothing can be
-    /// moved down in, everything rests on something.
+    /// Whether there is something under an item at its lowest offset that it can rest upon. In a
+    /// packing that nothing can be moved down in, everything rests on something.
     pub(super) fn is_supported(&self, i: u32) -> bool {
         let item = &self.items[i as usize];
         self.aligned || (item.start as usize..item.end as usize).any(|s| self.real[s])
@@ -30,12 +30,18 @@ impl State {
     /// The items that can lie on the floor of a section in a valley.
     pub(super) fn candidates(&self, section: usize) -> impl Iterator<Item = u32> {
         let floor = self.floor[section];
-        self.waiting(section).iter().copied().filter(move |&i| self.lowest[i as usize] == floor && self.is_supported(i))
+        self.waiting(section)
+            .iter()
+            .copied()
+            .filter(move |&i| self.lowest[i as usize] == floor && self.is_supported(i))
     }
 
     /// The section of a valley between `from` and `to` with the fewest possibilities.
     pub(super) fn choose(&self, from: usize, to: usize) -> Valley {
-        let mut best = Valley { section: from, why: 0..0 };
+        let mut best = Valley {
+            section: from,
+            why: 0..0,
+        };
         let mut best_key = (u64::MAX, u64::MAX);
         let mut left = from;
         while left < to {
@@ -44,7 +50,8 @@ impl State {
             while right < to && self.floor[right] == floor {
                 right += 1;
             }
-            let valley = (left == from || self.floor[left - 1] > floor) && (right == to || self.floor[right] > floor);
+            let valley = (left == from || self.floor[left - 1] > floor)
+                && (right == to || self.floor[right] > floor);
             if valley {
                 for s in left..right {
                     let count = self.candidates(s).count() as u64;
@@ -52,7 +59,11 @@ impl State {
                     let key = (count + u64::from(slack > 0), floor);
                     if key < best_key {
                         best_key = key;
-                        best = Valley { section: s, why: left.saturating_sub(1).max(from) as u32..(right + 1).min(to) as u32 };
+                        best = Valley {
+                            section: s,
+                            why: left.saturating_sub(1).max(from) as u32
+                                ..(right + 1).min(to) as u32,
+                        };
                     }
                 }
             }
@@ -61,8 +72,9 @@ impl State {
         best
     }
 
-    /// If nothing lies on the floor of a section in a valley, how far up nothing does: the lowest item of the section rests
-    /// on another one, which is not of this section. Nothing, if there is none.
+    /// If nothing lies on the floor of a section in a valley, how far up nothing does: the lowest
+    /// item of the section rests on another one, which is not of this section. Nothing, if there is
+    /// none.
     pub(super) fn raised(&self, section: usize) -> Option<u64> {
         let floor = self.floor[section];
         let mut next: Option<u64> = None;

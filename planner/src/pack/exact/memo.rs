@@ -2,11 +2,11 @@
 
 use std::ops::Range;
 
-/// A map of bounded size from what tells a state apart to the sections because of which it has no completion. Where it is
-/// full, newer entries replace older ones.
+/// A map of bounded size from what tells a state apart to the sections because of which it has no
+/// completion. Where it is full, newer entries replace older ones.
 ///
-/// A key is 128 scrambled bits. Two different states with the same key would end in a wrong proof; among 2^32 states
-/// that happens with a probability of 2^-65.
+/// A key is 128 scrambled bits. Two different states with the same key would end in a wrong proof;
+/// among 2^32 states that happens with a probability of 2^-65.
 pub(super) struct Memo {
     /// Groups of [`WAYS`] entries, the newest first.
     entries: Vec<Entry>,
@@ -25,14 +25,21 @@ const WAYS: usize = 4;
 
 impl Entry {
     pub(super) fn new(key: u128, why: Range<u32>) -> Entry {
-        Entry { key: [key as u64, (key >> 64) as u64], why }
+        Entry {
+            key: [key as u64, (key >> 64) as u64],
+            why,
+        }
     }
 }
 
 impl Memo {
     /// A map that grows up to 2^`bits` entries.
     pub(super) fn new(bits: u32) -> Memo {
-        Memo { entries: vec![Entry::default(); 1 << bits.min(10)], used: 0, largest: 1 << bits }
+        Memo {
+            entries: vec![Entry::default(); 1 << bits.min(10)],
+            used: 0,
+            largest: 1 << bits,
+        }
     }
 
     fn group(&self, key: u64) -> usize {
@@ -43,7 +50,9 @@ impl Memo {
     pub(super) fn get(&self, key: u128) -> Option<Range<u32>> {
         let at = self.group(key as u64);
         let wanted = [key as u64, (key >> 64) as u64];
-        let entry = self.entries[at..at + WAYS].iter().find(|entry| entry.key == wanted)?;
+        let entry = self.entries[at..at + WAYS]
+            .iter()
+            .find(|entry| entry.key == wanted)?;
         (!entry.why.is_empty()).then(|| entry.why.clone())
     }
 
@@ -53,7 +62,10 @@ impl Memo {
             let old = std::mem::replace(&mut self.entries, larger);
             self.used = 0;
             // The newest of a group comes first and is to stay first.
-            let kept = old.chunks(WAYS).flat_map(|group| group.iter().rev()).filter(|entry| !entry.why.is_empty());
+            let kept = old
+                .chunks(WAYS)
+                .flat_map(|group| group.iter().rev())
+                .filter(|entry| !entry.why.is_empty());
             kept.for_each(|entry| self.put(entry.clone()));
         }
         self.put(entry);
@@ -62,7 +74,10 @@ impl Memo {
     fn put(&mut self, entry: Entry) {
         let at = self.group(entry.key[0]);
         let group = &mut self.entries[at..at + WAYS];
-        if group.iter().all(|other| other.key != entry.key || other.why.is_empty()) {
+        if group
+            .iter()
+            .all(|other| other.key != entry.key || other.why.is_empty())
+        {
             group.rotate_right(1);
             self.used += usize::from(group[0].why.is_empty());
             group[0] = entry;

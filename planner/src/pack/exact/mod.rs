@@ -1,12 +1,14 @@
 //! Exact search: packings under ever lower limits, until one is proved to be the lowest.
 //!
-//! A partial packing is a set of placed items and the *floor* of each section, below which nothing more is placed. The
-//! search takes a valley of the floors and a section in it, and tries every item that can lie on the floor there, and that
-//! none does. Placing items from the ground up, the sum of floor and sizes of a section as a bound ("section inference"),
-//! floors that rise to the lowest item, and splitting where no life crosses are those of Moffitt, "MiniMalloc: A Lightweight
-//! Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023). Different are the branching, on the section with the
-//! fewest possibilities rather than on the order of offsets, and what comes with it: a state is told by its floors and
-//! the items left, so what was proved impossible once is never tried again, in any order and by any of the searches.
+//! A partial packing is a set of placed items and the *floor* of each section, below which nothing
+//! more is placed. The search takes a valley of the floors and a section in it, and tries every
+//! item that can lie on the floor there, and that none does. Placing items from the ground up, the
+//! sum of floor and sizes of a section as a bound ("section inference"), floors that rise to the
+//! lowest item, and splitting where no life crosses are those of Moffitt, "MiniMalloc: A
+//! Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023). Different
+//! are the branching, on the section with the fewest possibilities rather than on the order of
+//! offsets, and what comes with it: a state is told by its floors and the items left, so what was
+//! proved impossible once is never tried again, in any order and by any of the searches.
 
 mod branch;
 mod memo;
@@ -32,8 +34,8 @@ const MEMO_BITS: u32 = 22;
 
 /// Lowers a packing until it is optimal.
 ///
-/// The lowest possible limit is tried first, then limits halfway to what has been reached, all for the same number of
-/// nodes; then again for twice as many. Searches are resumed, not begun anew.
+/// The lowest possible limit is tried first, then limits halfway to what has been reached, all for
+/// the same number of nodes; then again for twice as many. Searches are resumed, not begun anew.
 pub(super) struct Exact<'a> {
     /// Sizes in bytes: rests of units count where they are.
     sections: Cow<'a, Sections>,
@@ -96,38 +98,64 @@ impl<'a> Exact<'a> {
         self.best.height <= goal.max(self.lower_bound)
     }
 
-    /// Goes on for so many nodes, or until the goal is met; several calls do what one with their sum does. What a deadline
-    /// leaves undone depends on the machine.
+    /// Goes on for so many nodes, or until the goal is met; several calls do what one with their
+    /// sum does. What a deadline leaves undone depends on the machine.
     pub(super) fn run(&mut self, goal: u64, nodes: u64, threads: usize, deadline: Option<Instant>) {
         self.credit = self.credit.saturating_add(nodes);
-        while !self.is_done(goal) && self.credit >= ROUND && deadline.is_none_or(|deadline| Instant::now() < deadline) {
-            // What a limit that is settled took is not charged: there are few limits, as they halve what is open.
+        while !self.is_done(goal)
+            && self.credit >= ROUND
+            && deadline.is_none_or(|deadline| Instant::now() < deadline)
+        {
+            // What a limit that is settled took is not charged: there are few limits, as they halve
+            // what is open.
             if self.round(goal, threads, deadline) {
                 self.credit -= ROUND;
             }
         }
     }
 
-    /// One round of the search at the limit in turn; whether that limit is still open. What is lower than the goal is not asked for.
+    /// One round of the search at the limit in turn; whether that limit is still open. What is
+    /// lower than the goal is not asked for.
     fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) -> bool {
         self.limit = self.limit.max(goal / self.unit);
-        let at = self.searches.iter().position(|(limit, _)| *limit == self.limit).unwrap_or_else(|| {
-            self.searches.push((self.limit, Search::new(&self.sections, self.limit * self.unit, self.seed)));
-            self.searches.len() - 1
-        });
+        let at = self
+            .searches
+            .iter()
+            .position(|(limit, _)| *limit == self.limit)
+            .unwrap_or_else(|| {
+                self.searches.push((
+                    self.limit,
+                    Search::new(&self.sections, self.limit * self.unit, self.seed),
+                ));
+                self.searches.len() - 1
+            });
         self.left = self.left.saturating_sub(ROUND);
         let mut is_open = false;
-        match self.searches[at].1.run(ROUND, &mut self.memo, threads, deadline) {
+        match self.searches[at]
+            .1
+            .run(ROUND, &mut self.memo, threads, deadline)
+        {
             Outcome::Open if self.left > 0 => return true,
             Outcome::Open => is_open = true,
             Outcome::Found(found) => self.best = found.clone(),
-            Outcome::Infeasible => self.lower_bound = self.lower_bound.max((self.limit + 1) * self.unit),
+            Outcome::Infeasible => {
+                self.lower_bound = self.lower_bound.max((self.limit + 1) * self.unit)
+            }
         }
-        let (low, high) = (self.lower_bound.max(goal) / self.unit, self.best.height.div_ceil(self.unit).saturating_sub(1));
+        let (low, high) = (
+            self.lower_bound.max(goal) / self.unit,
+            self.best.height.div_ceil(self.unit).saturating_sub(1),
+        );
         let last = self.limit;
-        self.searches.retain(|(limit, _)| (low..=high).contains(limit));
+        self.searches
+            .retain(|(limit, _)| (low..=high).contains(limit));
         // The largest limit below that is open; halfway from there to what is reached.
-        let open = self.searches.iter().map(|(limit, _)| *limit).filter(|&limit| limit <= last).max();
+        let open = self
+            .searches
+            .iter()
+            .map(|(limit, _)| *limit)
+            .filter(|&limit| limit <= last)
+            .max();
         self.limit = match open {
             None => low,
             Some(open) if open < high => high - (high - open) / 2,

@@ -23,7 +23,12 @@ pub(super) enum Outcome {
 }
 
 /// The orders that searches begin with; then come random ones.
-const RANKS: [Rank; 4] = [Rank::TotalWidthArea, Rank::SizeWidth, Rank::TotalAreaWidth, Rank::Area];
+const RANKS: [Rank; 4] = [
+    Rank::TotalWidthArea,
+    Rank::SizeWidth,
+    Rank::TotalAreaWidth,
+    Rank::Area,
+];
 
 /// How many searches take turns.
 const SLOTS: usize = 8;
@@ -42,8 +47,9 @@ const ENTRIES_MAX: u64 = 4 << 20;
 
 /// Searches for a packing under a limit, in rounds.
 ///
-/// In one round each of several searches goes on for the same number of nodes, in parallel. Then what they found is looked
-/// at in the order of the searches, and what they found impossible is shared. So threads decide nothing but the time.
+/// In one round each of several searches goes on for the same number of nodes, in parallel. Then
+/// what they found is looked at in the order of the searches, and what they found impossible is
+/// shared. So threads decide nothing but the time.
 pub(super) struct Search {
     units: Units,
     start: Option<State>,
@@ -78,32 +84,61 @@ impl Search {
             units,
         };
         // One above the other in whole units of the coarsest alignment everything fits.
-        let coarsest = sections.spans.iter().map(|span| span.align).fold(1, u64::max);
-        let stacked = sections
+        let coarsest = sections
             .spans
             .iter()
-            .fold(0u64, |sum, span| sum.saturating_add(span.size.checked_next_multiple_of(coarsest).unwrap_or(u64::MAX)));
+            .map(|span| span.align)
+            .fold(1, u64::max);
+        let stacked = sections.spans.iter().fold(0u64, |sum, span| {
+            sum.saturating_add(
+                span.size
+                    .checked_next_multiple_of(coarsest)
+                    .unwrap_or(u64::MAX),
+            )
+        });
         let limit = limit.min(stacked) / search.units.bytes;
-        let entries: u64 = sections.spans.iter().map(|span| u64::from(span.end - span.start)).sum();
+        let entries: u64 = sections
+            .spans
+            .iter()
+            .map(|span| u64::from(span.end - span.start))
+            .sum();
         if sections.lower_bound().div_ceil(search.units.bytes) > limit {
             search.outcome = Outcome::Infeasible;
         } else if limit <= u64::MAX / 4 && entries <= ENTRIES_MAX {
             let start = State::new(sections, &search.units, limit);
             for k in 0..SLOTS {
-                let order = search.orders.get(k).cloned().unwrap_or_else(|| search.random_order());
-                search.slots.push(Slot::new(&start, &order, if k < STEADY { u64::MAX } else { SLICE }));
+                let order = search
+                    .orders
+                    .get(k)
+                    .cloned()
+                    .unwrap_or_else(|| search.random_order());
+                search.slots.push(Slot::new(
+                    &start,
+                    &order,
+                    if k < STEADY { u64::MAX } else { SLICE },
+                ));
             }
             search.start = Some(start);
         }
         search
     }
 
-    /// Goes on for so many nodes; several calls do what one with their sum does. A deadline ends it at any time, and then what
-    /// is found depends on the machine.
-    pub(super) fn run(&mut self, nodes: u64, memo: &mut Memo, threads: usize, deadline: Option<Instant>) -> &Outcome {
+    /// Goes on for so many nodes; several calls do what one with their sum does. A deadline ends it
+    /// at any time, and then what is found depends on the machine.
+    pub(super) fn run(
+        &mut self,
+        nodes: u64,
+        memo: &mut Memo,
+        threads: usize,
+        deadline: Option<Instant>,
+    ) -> &Outcome {
         self.credit = self.credit.saturating_add(nodes);
         let over = || deadline.is_some_and(|deadline| Instant::now() >= deadline);
-        while self.outcome == Outcome::Open && self.start.is_some() && self.credit >= ROUND && !over() {
+        while self.outcome == Outcome::Open
+            && self.start.is_some()
+            && self.credit >= ROUND
+            && !over()
+        {
             self.credit -= ROUND;
             self.round(memo, threads, &over);
         }
@@ -120,7 +155,9 @@ impl Search {
                 let k = next.fetch_add(1, Ordering::Relaxed);
                 let Some(slot) = waiting.get(k) else { return };
                 let mut slot = slot.lock().unwrap_or_else(PoisonError::into_inner);
-                slot.status = slot.tree.run(SLICE, common, || first.load(Ordering::Relaxed) < k || over());
+                slot.status = slot.tree.run(SLICE, common, || {
+                    first.load(Ordering::Relaxed) < k || over()
+                });
                 if slot.status != Status::Open {
                     first.fetch_min(k, Ordering::Relaxed);
                 }
@@ -166,7 +203,10 @@ impl Search {
         let n = self.orders[0].len() as u64;
         let order = &self.orders[self.random.below(RANKS.len() as u64) as usize];
         let reach = [n / 20, n / 8, n / 3, n][self.random.below(4) as usize].max(2);
-        let mut keyed: Vec<(u64, u32)> = (0u64..).zip(order).map(|(at, &i)| (at + self.random.below(reach), i)).collect();
+        let mut keyed: Vec<(u64, u32)> = (0u64..)
+            .zip(order)
+            .map(|(at, &i)| (at + self.random.below(reach), i))
+            .collect();
         keyed.sort_unstable();
         keyed.into_iter().map(|(_, i)| i).collect()
     }
@@ -175,7 +215,13 @@ impl Search {
 impl Slot {
     fn new(start: &State, order: &[u32], nodes_max: u64) -> Slot {
         let mut rank = vec![0; order.len()];
-        (0u32..).zip(order).for_each(|(at, &i)| rank[i as usize] = at);
-        Slot { tree: Tree::new(start.clone(), rank), status: Status::Open, nodes_max }
+        (0u32..)
+            .zip(order)
+            .for_each(|(at, &i)| rank[i as usize] = at);
+        Slot {
+            tree: Tree::new(start.clone(), rank),
+            status: Status::Open,
+            nodes_max,
+        }
     }
 }

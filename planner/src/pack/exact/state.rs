@@ -1,4 +1,5 @@
-//! What is placed and what follows from it: floors, lowest offsets, and a trail to take everything back.
+//! What is placed and what follows from it: floors, lowest offsets, and a trail to take everything
+//! back.
 
 use super::super::Found;
 use super::super::sections::Sections;
@@ -16,13 +17,30 @@ pub(super) struct Units {
 
 impl Units {
     pub(super) fn of(sections: &Sections) -> Units {
-        let sizes = sections.spans.iter().fold(0, |all, span| gcd(all, span.size)).max(1);
+        let sizes = sections
+            .spans
+            .iter()
+            .fold(0, |all, span| gcd(all, span.size))
+            .max(1);
         // Stacked on the ground, everything lies on multiples of the sizes' divisor anyway.
-        if sections.spans.iter().all(|span| sizes.is_multiple_of(span.align)) {
-            return Units { bytes: sizes, aligned: false };
+        if sections
+            .spans
+            .iter()
+            .all(|span| sizes.is_multiple_of(span.align))
+        {
+            return Units {
+                bytes: sizes,
+                aligned: false,
+            };
         }
-        let bytes = sections.spans.iter().fold(sizes, |all, span| gcd(all, span.align));
-        Units { bytes, aligned: true }
+        let bytes = sections
+            .spans
+            .iter()
+            .fold(sizes, |all, span| gcd(all, span.align));
+        Units {
+            bytes,
+            aligned: true,
+        }
     }
 }
 
@@ -97,8 +115,18 @@ impl State {
         let (mut rest, mut crossing) = (vec![0u64; count], vec![0; count]);
         for span in &sections.spans {
             let size = span.size / units.bytes;
-            let align = if units.aligned { (span.align / units.bytes).max(1) } else { 1 };
-            items.push(Item { start: span.start, end: span.end, size, align, entries });
+            let align = if units.aligned {
+                (span.align / units.bytes).max(1)
+            } else {
+                1
+            };
+            items.push(Item {
+                start: span.start,
+                end: span.end,
+                size,
+                align,
+                entries,
+            });
             entries += span.end - span.start;
             for s in span.start as usize..span.end as usize {
                 waiting[s] += 1;
@@ -125,7 +153,10 @@ impl State {
         let n = items.len();
         let item_keys: Vec<u128> = (0..n as u64).map(|i| mix(i, 0)).collect();
         let mut keys = vec![0; count];
-        items.iter().zip(&item_keys).for_each(|(item, key)| keys[item.start as usize] ^= key);
+        items
+            .iter()
+            .zip(&item_keys)
+            .for_each(|(item, key)| keys[item.start as usize] ^= key);
         State {
             limit,
             aligned: units.aligned,
@@ -154,9 +185,20 @@ impl State {
 
     /// The packing, when everything is placed.
     pub(super) fn found(&self, units: &Units) -> Found {
-        let tops = self.items.iter().zip(&self.offsets).map(|(item, offset)| offset + item.size);
+        let tops = self
+            .items
+            .iter()
+            .zip(&self.offsets)
+            .map(|(item, offset)| offset + item.size);
         let height = tops.max().unwrap_or(0) * units.bytes;
-        Found { offsets: self.offsets.iter().map(|offset| offset * units.bytes).collect(), height }
+        Found {
+            offsets: self
+                .offsets
+                .iter()
+                .map(|offset| offset * units.bytes)
+                .collect(),
+            height,
+        }
     }
 
     pub(super) fn sections(&self) -> usize {
@@ -201,13 +243,17 @@ impl State {
     }
 
     fn set_floor(&mut self, section: usize, floor: u64, real: bool) {
-        self.trail.push(Change::Floor { section: section as u32, real: self.real[section], old: self.floor[section] });
+        self.trail.push(Change::Floor {
+            section: section as u32,
+            real: self.real[section],
+            old: self.floor[section],
+        });
         self.floor[section] = floor;
         self.real[section] = real;
     }
 
-    /// Places an item at its lowest offset, where every section of its life has its floor. The section of a contradiction, if
-    /// one shows.
+    /// Places an item at its lowest offset, where every section of its life has its floor. The
+    /// section of a contradiction, if one shows.
     pub(super) fn place(&mut self, i: u32) -> Option<u32> {
         let item = self.items[i as usize];
         self.touched = item.start..item.end;
@@ -230,7 +276,10 @@ impl State {
 
     fn take_from_list(&mut self, i: u32, item: Item, s: usize) {
         self.waiting[s] -= 1;
-        let (mine, last) = (self.place_in_list[item.entries as usize + s - item.start as usize], self.lists[s] + self.waiting[s]);
+        let (mine, last) = (
+            self.place_in_list[item.entries as usize + s - item.start as usize],
+            self.lists[s] + self.waiting[s],
+        );
         let other = self.list[last as usize];
         self.list.swap(mine as usize, last as usize);
         self.place_in_list[item.entries as usize + s - item.start as usize] = last;
@@ -240,7 +289,8 @@ impl State {
         }
     }
 
-    /// Decides that nothing lies below `floor` in a section. The section of a contradiction, if one shows.
+    /// Decides that nothing lies below `floor` in a section. The section of a contradiction, if one
+    /// shows.
     pub(super) fn raise(&mut self, section: usize, floor: u64) -> Option<u32> {
         self.touched = section as u32..section as u32 + 1;
         self.set_floor(section, floor, false);
@@ -252,8 +302,16 @@ impl State {
     fn mark_dirty(&mut self, from: usize, to: usize) {
         self.touched = self.touched.start.min(from as u32)..self.touched.end.max(to as u32);
         for word in from / 64..=(to - 1) / 64 {
-            let low = if word == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
-            let high = if word == (to - 1) / 64 { u64::MAX >> (63 - (to - 1) % 64) } else { u64::MAX };
+            let low = if word == from / 64 {
+                u64::MAX << (from % 64)
+            } else {
+                u64::MAX
+            };
+            let high = if word == (to - 1) / 64 {
+                u64::MAX >> (63 - (to - 1) % 64)
+            } else {
+                u64::MAX
+            };
             self.dirty[word] |= low & high;
         }
     }
@@ -271,13 +329,16 @@ impl State {
     /// Decides that an item lies no lower than `offset`.
     pub(super) fn lift(&mut self, i: u32, offset: u64) {
         let item = self.items[i as usize];
-        self.trail.push(Change::Lowest { item: i, old: self.lowest[i as usize] });
+        self.trail.push(Change::Lowest {
+            item: i,
+            old: self.lowest[i as usize],
+        });
         self.lowest[i as usize] = offset;
         self.mark_dirty(item.start as usize, item.end as usize);
     }
 
-    /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under the limit one above
-    /// the other, none below its lowest offset.
+    /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under
+    /// the limit one above the other, none below its lowest offset.
     fn settle(&mut self) -> Option<u32> {
         self.chained = false;
         // What costs little comes first, on all sections.
@@ -332,15 +393,19 @@ impl State {
         }
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
-        scratch.extend(self.waiting(s).iter().map(|&j| (self.lowest[j as usize], self.items[j as usize].size)));
+        scratch.extend(
+            self.waiting(s)
+                .iter()
+                .map(|&j| (self.lowest[j as usize], self.items[j as usize].size)),
+        );
         let time = finished(&mut scratch, low, rest);
         self.scratch = scratch;
         time <= self.limit
     }
 }
 
-/// When a machine has done all jobs, each given by its release and its length, which together take `rest`; the first is
-/// released at `time`.
+/// When a machine has done all jobs, each given by its release and its length, which together take
+/// `rest`; the first is released at `time`.
 fn finished(jobs: &mut Vec<(u64, u64)>, mut time: u64, mut rest: u64) -> u64 {
     loop {
         let before = time;

@@ -47,11 +47,14 @@ impl List {
 
     fn settle(&mut self, from: u64, to: u64) {
         let at = |bound: u64| self.all.partition_point(|&sum| sum < bound);
-        self.joints.extend_from_slice(&self.all[at(from)..at(to.max(from))]);
+        self.joints
+            .extend_from_slice(&self.all[at(from)..at(to.max(from))]);
     }
 
     fn next(&self, from: u64) -> Option<u64> {
-        self.joints.get(self.joints.partition_point(|&joint| joint < from)).copied()
+        self.joints
+            .get(self.joints.partition_point(|&joint| joint < from))
+            .copied()
     }
 }
 
@@ -92,8 +95,16 @@ impl Sums {
             return;
         }
         for word in from / 64..=(to - 1) / 64 {
-            let low = if word == from / 64 { u64::MAX << (from % 64) } else { u64::MAX };
-            let high = if word == (to - 1) / 64 { u64::MAX >> (63 - (to - 1) % 64) } else { u64::MAX };
+            let low = if word == from / 64 {
+                u64::MAX << (from % 64)
+            } else {
+                u64::MAX
+            };
+            let high = if word == (to - 1) / 64 {
+                u64::MAX >> (63 - (to - 1) % 64)
+            } else {
+                u64::MAX
+            };
             self.joints[word as usize] |= self.all[word as usize] & low & high;
         }
     }
@@ -111,14 +122,18 @@ impl Sums {
 }
 
 impl State {
-    /// Whether every byte of a section above its floor is needed, and sums are few enough to look at.
+    /// Whether every byte of a section above its floor is needed, and sums are few enough to look
+    /// at.
     pub(super) fn is_tight(&self, section: usize) -> bool {
         let room = self.limit - self.floor[section];
-        self.rest[section] == room && (room <= UNITS_MAX || self.waiting(section).len() <= LISTED_MAX) && !self.aligned
+        self.rest[section] == room
+            && (room <= UNITS_MAX || self.waiting(section).len() <= LISTED_MAX)
+            && !self.aligned
     }
 
-    /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing is wasted below: below an
-    /// offset lie only items whose lowest top is not above it. Whether all items find such a place.
+    /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing
+    /// is wasted below: below an offset lie only items whose lowest top is not above it. Whether
+    /// all items find such a place.
     pub(super) fn lift_to_joints(&mut self, section: usize, sums: &mut Sums) -> bool {
         let floor = self.floor[section];
         let room = self.limit - floor;
@@ -151,9 +166,15 @@ impl State {
         for k in 0..self.waiting(section).len() {
             let j = self.waiting(section)[k];
             let lowest = self.lowest[j as usize] - floor;
-            match if listed { sums.list.next(lowest) } else { sums.next(lowest) } {
+            match if listed {
+                sums.list.next(lowest)
+            } else {
+                sums.next(lowest)
+            } {
                 Some(joint) if joint == lowest => {}
-                Some(joint) if joint + self.items[j as usize].size <= room => self.lift(j, floor + joint),
+                Some(joint) if joint + self.items[j as usize].size <= room => {
+                    self.lift(j, floor + joint)
+                }
                 _ => return false,
             }
         }

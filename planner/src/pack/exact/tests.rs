@@ -25,14 +25,18 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
                     assert!(found.height <= limit && limit >= optimum, "{problem:?}");
                     assert_apart(&sections, found);
                 }
-                outcome => assert!(*outcome == Outcome::Infeasible && limit < optimum, "{outcome:?} {limit} {problem:?}"),
+                outcome => assert!(
+                    *outcome == Outcome::Infeasible && limit < optimum,
+                    "{outcome:?} {limit} {problem:?}"
+                ),
             }
         }
         Ok(())
     });
 }
 
-/// What is known to exist is never called impossible: not by a wrong bound, not by leaving out a branch.
+/// What is known to exist is never called impossible: not by a wrong bound, not by leaving out a
+/// branch.
 #[test]
 fn known_packings_are_not_proved_away() {
     use crate::generate::{Cuts, tiling, with_holes};
@@ -41,9 +45,21 @@ fn known_packings_are_not_proved_away() {
         let cuts = [Cuts::Straight, Cuts::Spiral, Cuts::Mixed][seed as usize % 3];
         // Tall ones without holes are where sums of sizes are looked at one by one.
         let tall = seed % 4 == 0;
-        let (items, time, height) = (8 + seed as usize % 25, 6 + seed % 40, if tall { (1 << 20) + seed } else { 6 + seed % 90 });
+        let (items, time, height) = (
+            8 + seed as usize % 25,
+            6 + seed % 40,
+            if tall {
+                (1 << 20) + seed
+            } else {
+                6 + seed % 90
+            },
+        );
         let jigsaw = tiling(seed, items, time, height, cuts);
-        let known = if tall { jigsaw } else { with_holes(seed, jigsaw, 2 + seed % 4) };
+        let known = if tall {
+            jigsaw
+        } else {
+            with_holes(seed, jigsaw, 2 + seed % 4)
+        };
         let sections = sections(&known.problem);
         let mut search = Search::new(&sections, known.height, seed);
         match search.run(20 * ROUND, &mut Memo::new(16), 1, None) {

@@ -36,7 +36,8 @@ struct Choice {
     touched: Range<u32>,
     /// Whether what it changed somewhere depends on other sections that it changed.
     chained: bool,
-    /// Sections that explain why the children so far, and anything else than the children, were impossible.
+    /// Sections that explain why the children so far, and anything else than the children, were
+    /// impossible.
     why: Range<u32>,
 }
 
@@ -55,8 +56,8 @@ impl Choice {
 enum Step {
     Enter(Range<u32>),
     Solved,
-    /// The part has no completion, nor has any that looks the same in these sections: the same floors, the same items not placed, as
-    /// low at the lowest.
+    /// The part has no completion, nor has any that looks the same in these sections: the same
+    /// floors, the same items not placed, as low at the lowest.
     Failed(Range<u32>),
 }
 
@@ -97,7 +98,11 @@ impl Tree {
             frames: Vec::new(),
             children: Vec::new(),
             parts: Vec::new(),
-            step: if all.is_empty() { Step::Solved } else { Step::Enter(all) },
+            step: if all.is_empty() {
+                Step::Solved
+            } else {
+                Step::Enter(all)
+            },
             nodes: 0,
             state,
         }
@@ -132,7 +137,9 @@ impl Tree {
 
     /// Empties what the search found impossible into the memo of all.
     pub(super) fn share(&mut self, common: &mut Memo) {
-        self.failures.drain(..).for_each(|entry| common.insert(entry));
+        self.failures
+            .drain(..)
+            .for_each(|entry| common.insert(entry));
         self.memo.clear();
     }
 
@@ -141,12 +148,20 @@ impl Tree {
         common.get(key).or_else(|| self.memo.get(key))
     }
 
-    /// What tells a part of the state apart from others: the items not placed and the room above the floors. What is
-    /// impossible under one limit is so under others with the same room, unless alignments make a difference.
+    /// What tells a part of the state apart from others: the items not placed and the room above
+    /// the floors. What is impossible under one limit is so under others with the same room, unless
+    /// alignments make a difference.
     fn key(&self, part: &Range<u32>) -> u128 {
-        let mut key = if self.state.aligned { mix(self.state.limit, u64::MAX) } else { 0 };
+        let mut key = if self.state.aligned {
+            mix(self.state.limit, u64::MAX)
+        } else {
+            0
+        };
         for s in part.start as usize..part.end as usize {
-            key ^= mix((self.state.limit - self.state.floor[s]) << 1 | u64::from(self.state.real[s]), s as u64 + 1);
+            key ^= mix(
+                (self.state.limit - self.state.floor[s]) << 1 | u64::from(self.state.real[s]),
+                s as u64 + 1,
+            );
             key ^= self.state.keys[s];
         }
         key
@@ -160,7 +175,8 @@ impl Tree {
         }
         let Valley { section, why } = self.state.choose(part.start as usize, part.end as usize);
         let first = self.children.len();
-        self.children.extend(self.state.candidates(section).map(Child::Place));
+        self.children
+            .extend(self.state.candidates(section).map(Child::Place));
         let rank = &self.rank;
         self.children[first..].sort_unstable_by_key(|child| match child {
             Child::Place(i) => rank[*i as usize],
@@ -242,13 +258,20 @@ impl Tree {
             0 => Step::Solved,
             1 => self.parts.pop().map_or(Step::Solved, Step::Enter),
             _ => {
-                if let Some(why) = self.parts[first..].iter().find_map(|part| self.known(self.key(part), common)) {
+                if let Some(why) = self.parts[first..]
+                    .iter()
+                    .find_map(|part| self.known(self.key(part), common))
+                {
                     self.parts.truncate(first);
                     return Step::Failed(why);
                 }
                 // Small parts first: what they contradict is known soonest.
                 self.parts[first..].sort_by_key(|part| part.end - part.start);
-                self.frames.push(Frame::Split { first, next: first + 1, end: self.parts.len() });
+                self.frames.push(Frame::Split {
+                    first,
+                    next: first + 1,
+                    end: self.parts.len(),
+                });
                 Step::Enter(self.parts[first].clone())
             }
         }
@@ -269,7 +292,8 @@ impl Tree {
         }
     }
 
-    /// The part at hand has no completion, because of these sections. Choices that changed nothing there are left at once.
+    /// The part at hand has no completion, because of these sections. Choices that changed nothing
+    /// there are left at once.
     fn failed(&mut self, why: Range<u32>, common: &Memo) -> Option<Step> {
         loop {
             match self.frames.last_mut()? {

@@ -10,13 +10,21 @@ fn puzzle(seed: u64, pieces: usize) -> Sections {
 }
 
 fn budget(goal: u64, effort: u64, threads: usize) -> Budget {
-    Budget { goal, deadline: None, effort, threads, seed: 3 }
+    Budget {
+        goal,
+        deadline: None,
+        effort,
+        threads,
+        seed: 3,
+    }
 }
 
 fn improved(sections: &Sections, incumbent: Found, efforts: &[u64], threads: usize) -> Found {
     let lives = Lives::new(sections);
     let mut improve = Improve::new(sections, &lives, incumbent, 3, u64::MAX);
-    efforts.iter().for_each(|&effort| improve.run(&budget(sections.lower_bound(), effort, threads)));
+    efforts
+        .iter()
+        .for_each(|&effort| improve.run(&budget(sections.lower_bound(), effort, threads)));
     improve.best().clone()
 }
 
@@ -43,7 +51,11 @@ fn threads_change_nothing() {
     let one = improved(&sections, stacked(&sections), &[500_000], 1);
     assert!(one.height > sections.lower_bound(), "all rounds are needed");
     for threads in [2, 3, 8] {
-        assert_eq!(improved(&sections, stacked(&sections), &[500_000], threads), one, "{threads} threads");
+        assert_eq!(
+            improved(&sections, stacked(&sections), &[500_000], threads),
+            one,
+            "{threads} threads"
+        );
     }
 }
 
@@ -52,9 +64,22 @@ fn goes_on_where_it_stopped() {
     let sections = puzzle(2, 250);
     let round = (LANES * (ROUND / sections.spans.len()) * sections.spans.len()) as u64;
     let at_once = improved(&sections, stacked(&sections), &[6 * round], 2);
-    assert_eq!(improved(&sections, stacked(&sections), &[round, 2 * round, ONE_ROUND, 2 * round], 1), at_once);
+    assert_eq!(
+        improved(
+            &sections,
+            stacked(&sections),
+            &[round, 2 * round, ONE_ROUND, 2 * round],
+            1
+        ),
+        at_once
+    );
     let less = improved(&sections, stacked(&sections), &[round], 1);
-    assert!(at_once.height < less.height, "{} after six rounds, {} after one", at_once.height, less.height);
+    assert!(
+        at_once.height < less.height,
+        "{} after six rounds, {} after one",
+        at_once.height,
+        less.height
+    );
 }
 
 #[test]
@@ -68,7 +93,10 @@ fn stops_at_the_goal() {
     let modest = sections.lower_bound() / 10 * 13;
     improve.run(&budget(modest, u64::MAX, 2));
     assert!(improve.best().height <= modest);
-    let over = Budget { deadline: Some(std::time::Instant::now()), ..budget(0, u64::MAX, 2) };
+    let over = Budget {
+        deadline: Some(std::time::Instant::now()),
+        ..budget(0, u64::MAX, 2)
+    };
     improve.run(&over);
 }
 
@@ -78,9 +106,17 @@ fn lower_than_any_order_alone() {
         let sections = puzzle(seed, 60);
         let lives = Lives::new(&sections);
         let mut skyline = Skyline::new(&sections, &lives);
-        let alone = STARTS.iter().filter_map(|rank| skyline.pack(&rank.order(&sections), u64::MAX)).min();
+        let alone = STARTS
+            .iter()
+            .filter_map(|rank| skyline.pack(&rank.order(&sections), u64::MAX))
+            .min();
         let found = improved(&sections, stacked(&sections), &[400_000], 2);
-        assert!(Some(found.height) < alone, "{} of {alone:?}, bound {}", found.height, sections.lower_bound());
+        assert!(
+            Some(found.height) < alone,
+            "{} of {alone:?}, bound {}",
+            found.height,
+            sections.lower_bound()
+        );
     }
 }
 
@@ -92,8 +128,16 @@ fn a_large_problem_is_charged_for_what_it_costs() {
         let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0, effort);
         improve.run(&budget(0, effort, 1));
         let round = (improve.passes * sections.spans.len() * LANES) as u64;
-        // One round may begin just before the end; it has one pass of each lane at least, and no more than the effort else.
-        assert!(round <= effort.max((sections.spans.len() * LANES) as u64), "{round} of {effort}");
-        assert!((effort..effort + round).contains(&improve.placed), "{} placed of {effort}", improve.placed);
+        // One round may begin just before the end; it has one pass of each lane at least, and no
+        // more than the effort else.
+        assert!(
+            round <= effort.max((sections.spans.len() * LANES) as u64),
+            "{round} of {effort}"
+        );
+        assert!(
+            (effort..effort + round).contains(&improve.placed),
+            "{} placed of {effort}",
+            improve.placed
+        );
     }
 }

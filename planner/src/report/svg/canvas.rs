@@ -47,7 +47,11 @@ pub(super) struct Block<'a> {
 impl Canvas {
     /// A plot of this many steps and bytes.
     pub(super) fn new(steps: f64, height: u64) -> Self {
-        Canvas { x_scale: PLOT_WIDTH / steps, y_scale: PLOT_HEIGHT / height.max(1) as f64, height }
+        Canvas {
+            x_scale: PLOT_WIDTH / steps,
+            y_scale: PLOT_HEIGHT / height.max(1) as f64,
+            height,
+        }
     }
 
     pub(super) fn x(&self, step: f64) -> f64 {
@@ -58,7 +62,8 @@ impl Canvas {
         TOP + PLOT_HEIGHT - byte as f64 * self.y_scale
     }
 
-    /// The beginning of a picture with this much room below the plot: ground, title and a line below it.
+    /// The beginning of a picture with this much room below the plot: ground, title and a line
+    /// below it.
     pub(super) fn open(&self, title: &str, subtitle: &str, below: f64) -> String {
         let height = TOP + PLOT_HEIGHT + below;
         format!(
@@ -71,7 +76,12 @@ impl Canvas {
     }
 
     /// Names of lines from `x` on, with an example of each.
-    pub(super) fn line_legend(&self, out: &mut String, mut x: f64, lines: impl IntoIterator<Item = (&'static str, &'static str)>) {
+    pub(super) fn line_legend(
+        &self,
+        out: &mut String,
+        mut x: f64,
+        lines: impl IntoIterator<Item = (&'static str, &'static str)>,
+    ) {
         for (class, label) in lines {
             let _ = writeln!(
                 out,
@@ -85,7 +95,10 @@ impl Canvas {
 
     /// Bytes: a power of two between two lines, eight lines or fewer.
     pub(super) fn grid(&self, out: &mut String) {
-        let distance = (self.height / 8).max(1).checked_next_power_of_two().unwrap_or(1 << 63);
+        let distance = (self.height / 8)
+            .max(1)
+            .checked_next_power_of_two()
+            .unwrap_or(1 << 63);
         let mut byte = 0;
         while byte <= self.height {
             let y = self.y(byte);
@@ -97,15 +110,25 @@ impl Canvas {
                 LEFT - 8.0,
                 y + 3.5,
             );
-            let Some(next) = byte.checked_add(distance) else { break };
+            let Some(next) = byte.checked_add(distance) else {
+                break;
+            };
             byte = next;
         }
     }
 
     /// Left, top, width and height.
     pub(super) fn place(&self, block: &Block<'_>) -> (f64, f64, f64, f64) {
-        let (x, width) = (self.x(block.start), (block.end - block.start) * self.x_scale);
-        (x, self.y(block.offset + block.bytes), width, block.bytes as f64 * self.y_scale)
+        let (x, width) = (
+            self.x(block.start),
+            (block.end - block.start) * self.x_scale,
+        );
+        (
+            x,
+            self.y(block.offset + block.bytes),
+            width,
+            block.bytes as f64 * self.y_scale,
+        )
     }
 
     pub(super) fn block(&self, out: &mut String, block: &Block<'_>) {
@@ -118,7 +141,8 @@ impl Canvas {
             "<rect class=\"b\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\" stroke=\"{stroke}\" stroke-width=\"{outline:.2}\"><title>{}</title></rect>",
             escaped(&block.tooltip),
         );
-        if let Some(name) = fitted(block.name, width - 6.0, LABEL).filter(|_| height >= LABEL + 2.0) {
+        if let Some(name) = fitted(block.name, width - 6.0, LABEL).filter(|_| height >= LABEL + 2.0)
+        {
             let size = Bytes(block.bytes).to_string();
             let two_lines = height >= 28.0 && text_width(&size, LABEL - 1.0) <= width - 6.0;
             let baseline = y + height / 2.0 + if two_lines { -2.0 } else { 3.5 };
@@ -139,7 +163,8 @@ impl Canvas {
         out.push('\n');
     }
 
-    /// The frame, the line of live bytes (as drawn by the path), the top, and the lower bound where it lies below.
+    /// The frame, the line of live bytes (as drawn by the path), the top, and the lower bound where
+    /// it lies below.
     pub(super) fn lines(&self, out: &mut String, path: &str, name: &str, lower_bound: u64) {
         let right = LEFT + PLOT_WIDTH;
         let thickness = (self.x_scale / 4.0).clamp(0.4, 1.2);
@@ -153,7 +178,10 @@ impl Canvas {
         );
         if lower_bound < self.height {
             let y = self.y(lower_bound);
-            let _ = writeln!(out, "<line class=\"bound\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>");
+            let _ = writeln!(
+                out,
+                "<line class=\"bound\" x1=\"{LEFT}\" x2=\"{right}\" y1=\"{y:.1}\" y2=\"{y:.1}\"/>"
+            );
         }
     }
 }
@@ -167,7 +195,10 @@ pub(super) fn shortened(text: &str, characters: usize) -> String {
     if text.chars().count() <= characters {
         return text.into();
     }
-    text.chars().take(characters.saturating_sub(1)).chain(['…']).collect()
+    text.chars()
+        .take(characters.saturating_sub(1))
+        .chain(['…'])
+        .collect()
 }
 
 /// As much of the text as fits a width, if that is enough to recognise it.

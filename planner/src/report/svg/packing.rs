@@ -24,9 +24,10 @@ const ELEMENTS_MAX: usize = 2_000;
 /// Of more, those below this many pixels in either direction are joined into one shape per colour.
 const SMALL: f64 = 2.0;
 
-/// Draws a packing: time to the right, bytes upwards, the spaces above each other, each item a rectangle, named where the
-/// name fits, with a tooltip (id, size, life, offset); the line of live bytes, the height, and the lower bound where it lies
-/// below. Among thousands of items, those too small to be pointed at have no tooltip, so that the picture stays quick.
+/// Draws a packing: time to the right, bytes upwards, the spaces above each other, each item a
+/// rectangle, named where the name fits, with a tooltip (id, size, life, offset); the line of live
+/// bytes, the height, and the lower bound where it lies below. Among thousands of items, those too
+/// small to be pointed at have no tooltip, so that the picture stays quick.
 ///
 /// # Panics
 /// If the packing is not one of the table's problem.
@@ -37,15 +38,27 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
     let last = rects.iter().map(|rect| rect.end).max().unwrap_or(1);
     let canvas = Canvas::new((last - first) as f64, packing.height);
     let (height, bound) = (Bytes(packing.height), Bytes(packing.lower_bound));
-    let subtitle = format!("{} items · height {height} · lower bound {bound} · {}", problem.items.len(), packing.method);
+    let subtitle = format!(
+        "{} items · height {height} · lower bound {bound} · {}",
+        problem.items.len(),
+        packing.method
+    );
     let mut out = canvas.open(title, &subtitle, 50.0);
     let below = packing.lower_bound < packing.height;
-    let lines = [("live", "live bytes"), ("slab", "height")].into_iter().chain(below.then_some(("bound", "lower bound")));
+    let lines = [("live", "live bytes"), ("slab", "height")]
+        .into_iter()
+        .chain(below.then_some(("bound", "lower bound")));
     canvas.line_legend(&mut out, LEFT, lines);
     canvas.grid(&mut out);
 
     // Where each space begins.
-    let bottoms: Vec<u64> = packing.spaces.iter().scan(0, |next, space| Some(std::mem::replace(next, *next + space.height))).collect();
+    let bottoms: Vec<u64> = packing
+        .spaces
+        .iter()
+        .scan(0, |next, space| {
+            Some(std::mem::replace(next, *next + space.height))
+        })
+        .collect();
     let space_of = problem.space_of();
     let mut fixed = vec![false; problem.items.len()];
     problem.fixed.iter().for_each(|at| fixed[at.item] = true);
@@ -55,7 +68,11 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
         let life = problem.items[item].life;
         let block = Block {
             name: table.id(item),
-            colours: if fixed[item] { FIXED } else { COLOURS[item % COLOURS.len()] },
+            colours: if fixed[item] {
+                FIXED
+            } else {
+                COLOURS[item % COLOURS.len()]
+            },
             start: (rect.start - first) as f64,
             end: (rect.end - first) as f64,
             offset: bottoms[space_of[item]] + offset + rect.low,
@@ -65,18 +82,33 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
         let (x, y, width, height) = canvas.place(&block);
         if rects.len() > ELEMENTS_MAX && (width < SMALL || height < SMALL) {
             let path = small.entry(block.colours).or_default();
-            let _ = write!(path, "M{x:.1} {y:.1}h{:.1}v{:.1}h-{:.1}z", width.max(0.1), height.max(0.1), width.max(0.1));
+            let _ = write!(
+                path,
+                "M{x:.1} {y:.1}h{:.1}v{:.1}h-{:.1}z",
+                width.max(0.1),
+                height.max(0.1),
+                width.max(0.1)
+            );
             continue;
         }
         let size = problem.items[item].size;
-        let tooltip = format!("{}\n{} = {size} bytes\nfrom {} to {} · offset {offset}", block.name, Bytes(size), life.start, life.end);
+        let tooltip = format!(
+            "{}\n{} = {size} bytes\nfrom {} to {} · offset {offset}",
+            block.name,
+            Bytes(size),
+            life.start,
+            life.end
+        );
         canvas.block(&mut out, &Block { tooltip, ..block });
     }
     for ((fill, _), path) in small {
         let _ = writeln!(out, "<path fill=\"{fill}\" d=\"{path}\"/>");
     }
     for (space, &bottom) in bottoms.iter().enumerate().skip(1) {
-        let (y, name) = (canvas.y(bottom), table.spaces.get(space).map_or("", String::as_str));
+        let (y, name) = (
+            canvas.y(bottom),
+            table.spaces.get(space).map_or("", String::as_str),
+        );
         let right = LEFT + PLOT_WIDTH;
         let _ = writeln!(
             out,
@@ -86,23 +118,39 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
             escaped(name)
         );
     }
-    canvas.lines(&mut out, &live(&canvas, problem, packing, first, last), "height", packing.lower_bound);
+    canvas.lines(
+        &mut out,
+        &live(&canvas, problem, packing, first, last),
+        "height",
+        packing.lower_bound,
+    );
     axis(&mut out, &canvas, first, last);
     out + "</svg>\n"
 }
 
-/// The line of live bytes: for each pixel the most that live inside it. Aliases and pairs computed in place count once.
+/// The line of live bytes: for each pixel the most that live inside it. Aliases and pairs computed
+/// in place count once.
 fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last: u64) -> String {
     let mut changes: Vec<(u64, i128)> = Vec::new();
-    let mut load = |start: u64, end: u64, bytes: i128| changes.extend([(start, bytes), (end, -bytes)]);
-    problem.live().into_iter().for_each(|(life, bytes)| load(life.start, life.end, i128::from(bytes)));
+    let mut load =
+        |start: u64, end: u64, bytes: i128| changes.extend([(start, bytes), (end, -bytes)]);
+    problem
+        .live()
+        .into_iter()
+        .for_each(|(life, bytes)| load(life.start, life.end, i128::from(bytes)));
     for pair in &packing.in_place {
         let (giver, taker) = (problem.items[pair.from], problem.items[pair.to]);
-        load(taker.life.start, giver.life.end, -i128::from(giver.size.min(taker.size)));
+        load(
+            taker.life.start,
+            giver.life.end,
+            -i128::from(giver.size.min(taker.size)),
+        );
     }
     changes.sort_unstable();
     let pixels = PLOT_WIDTH as usize;
-    let pixel = |time: u64| (((time - first) as f64 / (last - first) as f64 * pixels as f64) as usize).min(pixels - 1);
+    let pixel = |time: u64| {
+        (((time - first) as f64 / (last - first) as f64 * pixels as f64) as usize).min(pixels - 1)
+    };
     let mut most = vec![0i128; pixels];
     let mut sum = 0;
     for (at, &(time, change)) in changes.iter().enumerate() {
@@ -110,7 +158,9 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
         let until = changes.get(at + 1).map_or(last, |&(next, _)| next);
         if until > time {
             let (from, to) = (pixel(time), pixel(until - 1));
-            most[from..=to].iter_mut().for_each(|most| *most = sum.max(*most));
+            most[from..=to]
+                .iter_mut()
+                .for_each(|most| *most = sum.max(*most));
         }
     }
     let mut path = String::new();
@@ -119,8 +169,16 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
         if at > 0 && most.get(at + 1) == Some(&bytes) && most[at - 1] == bytes {
             continue;
         }
-        let (x, y) = (LEFT + at as f64, canvas.y(u64::try_from(bytes).unwrap_or(u64::MAX)));
-        let _ = write!(path, "{}{x:.0} {y:.1}H{:.0}", if at == 0 { 'M' } else { 'L' }, x + 1.0);
+        let (x, y) = (
+            LEFT + at as f64,
+            canvas.y(u64::try_from(bytes).unwrap_or(u64::MAX)),
+        );
+        let _ = write!(
+            path,
+            "{}{x:.0} {y:.1}H{:.0}",
+            if at == 0 { 'M' } else { 'L' },
+            x + 1.0
+        );
     }
     path
 }
@@ -128,11 +186,23 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
 /// Times below the plot, eight or so.
 fn axis(out: &mut String, canvas: &Canvas, first: u64, last: u64) {
     let bottom = TOP + PLOT_HEIGHT + 13.0;
-    let _ = writeln!(out, "<text class=\"axis\" x=\"{:.1}\" y=\"{bottom:.1}\" text-anchor=\"end\">time</text>", LEFT - 8.0);
+    let _ = writeln!(
+        out,
+        "<text class=\"axis\" x=\"{:.1}\" y=\"{bottom:.1}\" text-anchor=\"end\">time</text>",
+        LEFT - 8.0
+    );
     let distance = ((last - first) / 8).max(1);
     for tick in 0..=8 {
-        let Some(time) = first.checked_add(tick * distance).filter(|&time| time <= last) else { break };
+        let Some(time) = first
+            .checked_add(tick * distance)
+            .filter(|&time| time <= last)
+        else {
+            break;
+        };
         let x = canvas.x((time - first) as f64).min(WIDTH);
-        let _ = writeln!(out, "<text class=\"axis\" x=\"{x:.1}\" y=\"{bottom:.1}\" text-anchor=\"middle\">{time}</text>");
+        let _ = writeln!(
+            out,
+            "<text class=\"axis\" x=\"{x:.1}\" y=\"{bottom:.1}\" text-anchor=\"middle\">{time}</text>"
+        );
     }
 }

@@ -7,18 +7,41 @@ const HOSTILE: &str = "</script><script>alert(1)</script><!-- \u{2028} \"' & é"
 /// A step forward and back: `h` is kept from `stem` for `stem.grad`, `r` is computed in place.
 fn sample() -> (Dag, Plan) {
     let mut dag = Dag::new();
-    let x = dag.add_buffer(Buffer { live_in: true, ..Buffer::new("images", Kind::Input, 1000) });
-    let h =
-        dag.add_buffer(Buffer { layer: "stem".into(), source: "model.rs:7".into(), ..Buffer::new("stem.conv", Kind::Activation, 4096) });
+    let x = dag.add_buffer(Buffer {
+        live_in: true,
+        ..Buffer::new("images", Kind::Input, 1000)
+    });
+    let h = dag.add_buffer(Buffer {
+        layer: "stem".into(),
+        source: "model.rs:7".into(),
+        ..Buffer::new("stem.conv", Kind::Activation, 4096)
+    });
     let r = dag.add_buffer(Buffer::new("stem.relu", Kind::Activation, 2048));
     let s = dag.add_buffer(Buffer::new(HOSTILE, Kind::Activation, 2048));
-    let y = dag.add_buffer(Buffer { live_out: true, ..Buffer::new("loss", Kind::Output, 4) });
+    let y = dag.add_buffer(Buffer {
+        live_out: true,
+        ..Buffer::new("loss", Kind::Output, 4)
+    });
     dag.add_task(Task::new("stem", &[x], &[h]));
-    dag.add_task(Task { workspace: 512, ..Task::new("relu", &[h], &[r]) });
+    dag.add_task(Task {
+        workspace: 512,
+        ..Task::new("relu", &[h], &[r])
+    });
     let scale = dag.add_task(Task::new("scale", &[r], &[s]));
     dag.add_task(Task::new("stem.grad", &[s, h], &[y]));
-    dag.may_reuse.push(MayReuse { task: scale, from: r, to: s });
-    let plan = plan(&dag, &Options { order: OrderPolicy::Program, ..Options::default() }).expect("a valid dag");
+    dag.may_reuse.push(MayReuse {
+        task: scale,
+        from: r,
+        to: s,
+    });
+    let plan = plan(
+        &dag,
+        &Options {
+            order: OrderPolicy::Program,
+            ..Options::default()
+        },
+    )
+    .expect("a valid dag");
     (dag, plan)
 }
 
@@ -34,17 +57,41 @@ fn the_page_holds_the_planners_numbers() {
     let (dag, plan) = sample();
     let data = data_of(&html(&dag, &plan, "train", Err("there was no time")));
     assert_eq!(data["slab"], plan.height);
-    let live: Vec<u64> = data["steps"].as_array().expect("steps").iter().filter_map(|s| s["live"].as_u64()).collect();
+    let live: Vec<u64> = data["steps"]
+        .as_array()
+        .expect("steps")
+        .iter()
+        .filter_map(|s| s["live"].as_u64())
+        .collect();
     assert_eq!(live, live_bytes(&dag, &plan));
-    assert_eq!((data["peak"]["step"].as_u64(), data["peak"]["bytes"].as_u64()), (Some(1), Some(4096 + 2048 + 512)));
+    assert_eq!(
+        (
+            data["peak"]["step"].as_u64(),
+            data["peak"]["bytes"].as_u64()
+        ),
+        (Some(1), Some(4096 + 2048 + 512))
+    );
     let items = data["items"].as_array().expect("items");
     assert_eq!(items.len(), dag.buffers.len() + dag.tasks.len());
     for (i, life) in plan.lifetimes.iter().enumerate() {
-        assert_eq!([&items[i]["start"], &items[i]["end"], &items[i]["offset"]], [life.start, life.end, plan.offsets[i]]);
+        assert_eq!(
+            [&items[i]["start"], &items[i]["end"], &items[i]["offset"]],
+            [life.start, life.end, plan.offsets[i]]
+        );
     }
-    assert_eq!((items[3]["over"].as_u64(), items[2]["under"].as_u64()), (Some(2), Some(3)), "computed in place");
-    assert_eq!(items[1]["made"].to_string() + &items[1]["read"].to_string(), "[0][1,3]");
-    assert_eq!([&items[1]["layer"], &items[1]["source"]], ["stem", "model.rs:7"]);
+    assert_eq!(
+        (items[3]["over"].as_u64(), items[2]["under"].as_u64()),
+        (Some(2), Some(3)),
+        "computed in place"
+    );
+    assert_eq!(
+        items[1]["made"].to_string() + &items[1]["read"].to_string(),
+        "[0][1,3]"
+    );
+    assert_eq!(
+        [&items[1]["layer"], &items[1]["source"]],
+        ["stem", "model.rs:7"]
+    );
     assert_eq!(data["run"]["why"], "there was no time");
 }
 
@@ -55,10 +102,22 @@ fn names_cannot_leave_the_data() {
     let page = html(&dag, &plan, HOSTILE, Err(HOSTILE));
     let plain = html(&sample().0, &plan, "t", Err("w"));
     for mark in ["<script", "</script", "<!--"] {
-        assert_eq!(page.matches(mark).count(), plain.matches(mark).count(), "{mark}");
+        assert_eq!(
+            page.matches(mark).count(),
+            plain.matches(mark).count(),
+            "{mark}"
+        );
     }
     let data = data_of(&page);
-    assert_eq!([&data["title"], &data["steps"][0]["name"], &data["items"][3]["name"], &data["run"]["why"]], [HOSTILE; 4]);
+    assert_eq!(
+        [
+            &data["title"],
+            &data["steps"][0]["name"],
+            &data["items"][3]["name"],
+            &data["run"]["why"]
+        ],
+        [HOSTILE; 4]
+    );
 }
 
 #[test]
@@ -66,16 +125,31 @@ fn the_page_needs_no_network() {
     let (dag, plan) = sample();
     let page = html(&dag, &plan, "train", Err("w"));
     let page = page.replace("url(#clip)", "");
-    for outside in ["http:", "https:", "src=", "@import", "url(", "<link", "fetch(", "XMLHttpRequest", "import("] {
+    for outside in [
+        "http:",
+        "https:",
+        "src=",
+        "@import",
+        "url(",
+        "<link",
+        "fetch(",
+        "XMLHttpRequest",
+        "import(",
+    ] {
         assert!(!page.contains(outside), "{outside}");
     }
-    assert!(page.contains("default-src 'none'"), "the browser is told to allow none");
+    assert!(
+        page.contains("default-src 'none'"),
+        "the browser is told to allow none"
+    );
 }
 
 #[test]
 fn what_is_alive_at_the_peak_has_its_reason() {
     let (dag, plan) = sample();
-    let why: Vec<Option<String>> = (0..5).map(|b| why_at_peak(&dag, &plan, BufferId(b))).collect();
+    let why: Vec<Option<String>> = (0..5)
+        .map(|b| why_at_peak(&dag, &plan, BufferId(b)))
+        .collect();
     let expected = [
         None,
         Some("this kernel reads it; step 3 stem.grad reads it next"),
@@ -83,48 +157,102 @@ fn what_is_alive_at_the_peak_has_its_reason() {
         None,
         None,
     ];
-    assert_eq!(why.iter().map(Option::as_deref).collect::<Vec<_>>(), expected);
+    assert_eq!(
+        why.iter().map(Option::as_deref).collect::<Vec<_>>(),
+        expected
+    );
     // Nothing but buffers that come in, go out, or both.
     let mut dag = Dag::new();
     for (live_in, live_out) in [(true, false), (true, true)] {
-        dag.add_buffer(Buffer { live_in, live_out, ..Buffer::new("b", Kind::Other, 64) });
+        dag.add_buffer(Buffer {
+            live_in,
+            live_out,
+            ..Buffer::new("b", Kind::Other, 64)
+        });
     }
     let empty = crate::plan(&dag, &Options::default()).expect("a valid dag");
     let why = [0, 1].map(|b| why_at_peak(&dag, &empty, BufferId(b)).expect("alive"));
-    assert_eq!(why, ["it is there from the start", "it is handed out at the end"]);
+    assert_eq!(
+        why,
+        ["it is there from the start", "it is handed out at the end"]
+    );
     data_of(&html(&dag, &empty, "empty", Ok(&Run::default())));
 }
 
 #[test]
 fn a_run_is_told_from_its_plan() {
     let (dag, plan) = sample();
-    let handed = |holder, offset, bytes| Handed { holder, offset, bytes };
+    let handed = |holder, offset, bytes| Handed {
+        holder,
+        offset,
+        bytes,
+    };
     let buffer = |b: u32| Holder::Buffer(BufferId(b));
-    let step = |handed| RunStep { start_ns: 0, ns: 1500, handed };
+    let step = |handed| RunStep {
+        start_ns: 0,
+        ns: 1500,
+        handed,
+    };
     let mut run = Run {
         steps: vec![
-            step(vec![handed(buffer(0), None, 1000), handed(buffer(1), Some(plan.offsets[1]), 4096)]),
+            step(vec![
+                handed(buffer(0), None, 1000),
+                handed(buffer(1), Some(plan.offsets[1]), 4096),
+            ]),
             step(vec![
                 handed(buffer(1), Some(plan.offsets[1]), 4096),
-                handed(Holder::Workspace(TaskId(1)), Some(plan.workspace_offsets[1]), 512),
+                handed(
+                    Holder::Workspace(TaskId(1)),
+                    Some(plan.workspace_offsets[1]),
+                    512,
+                ),
             ]),
         ],
     };
-    assert_eq!((run.strays(&plan), run.peak_bytes()), (Vec::new(), (plan.offsets[1] + 4096).max(plan.workspace_offsets[1] + 512)));
+    assert_eq!(
+        (run.strays(&plan), run.peak_bytes()),
+        (
+            Vec::new(),
+            (plan.offsets[1] + 4096).max(plan.workspace_offsets[1] + 512)
+        )
+    );
     let data = data_of(&html(&dag, &plan, "train", Ok(&run)));
     assert_eq!(
         data["run"]["steps"][0]["handed"].to_string(),
         format!("[[1,{},4096]]", plan.offsets[1]),
         "what lies elsewhere is not drawn"
     );
-    assert_eq!(data["run"]["steps"][1]["handed"][1][0].as_u64(), Some(5 + 1), "a workspace");
-    assert_eq!((data["run"]["steps"][0]["us"].as_f64(), data["run"]["strays"].to_string()), (Some(1.5), "[]".into()));
+    assert_eq!(
+        data["run"]["steps"][1]["handed"][1][0].as_u64(),
+        Some(5 + 1),
+        "a workspace"
+    );
+    assert_eq!(
+        (
+            data["run"]["steps"][0]["us"].as_f64(),
+            data["run"]["strays"].to_string()
+        ),
+        (Some(1.5), "[]".into())
+    );
 
     // Elsewhere, and at a step where it is dead.
     run.steps[0].handed[1].offset = Some(plan.offsets[1] + 64);
-    run.steps[1].handed.push(handed(buffer(4), Some(plan.offsets[4]), 4));
-    assert_eq!(run.strays(&plan).iter().map(|(step, h)| (*step, h.holder)).collect::<Vec<_>>(), [(0, buffer(1)), (1, buffer(4))]);
+    run.steps[1]
+        .handed
+        .push(handed(buffer(4), Some(plan.offsets[4]), 4));
+    assert_eq!(
+        run.strays(&plan)
+            .iter()
+            .map(|(step, h)| (*step, h.holder))
+            .collect::<Vec<_>>(),
+        [(0, buffer(1)), (1, buffer(4))]
+    );
     let strays = &data_of(&html(&dag, &plan, "train", Ok(&run)))["run"]["strays"];
     assert_eq!(strays.as_array().map(Vec::len), Some(2));
-    assert!(strays[0].as_str().is_some_and(|s| s.starts_with("step 0: stem.conv at ")), "{strays}");
+    assert!(
+        strays[0]
+            .as_str()
+            .is_some_and(|s| s.starts_with("step 0: stem.conv at ")),
+        "{strays}"
+    );
 }

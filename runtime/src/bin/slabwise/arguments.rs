@@ -9,11 +9,12 @@ use slabwise_planner::brief;
 /// How exactly products are computed.
 #[derive(clap::Args)]
 pub struct Rounding {
-    /// On a CUDA device let products and convolutions round f32 operands to tf32, which are up to 2^-11 off, and compute several times
-    /// faster; the CPU does not
+    /// On a CUDA device let products and convolutions round f32 operands to tf32, which are up to
+    /// 2^-11 off, and compute several times faster; the CPU does not
     #[arg(long)]
     pub tf32: bool,
-    /// What matrix products and convolutions multiply, f32 or bf16; weights, gradients, norms and losses stay in f32
+    /// What matrix products and convolutions multiply, f32 or bf16; weights, gradients, norms and
+    /// losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub dtype: Precision,
 }
@@ -26,12 +27,17 @@ impl Rounding {
 
     /// The options of a session that rounds so.
     pub fn options(&self) -> CompileOptions {
-        CompileOptions { tf32: self.tf32, ..CompileOptions::default() }
+        CompileOptions {
+            tf32: self.tf32,
+            ..CompileOptions::default()
+        }
     }
 }
 
 /// A length of time as users write it.
 pub fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| format!("`{}` is no number of seconds", brief(text)))?;
+    let seconds: f64 = text
+        .parse()
+        .map_err(|_| format!("`{}` is no number of seconds", brief(text)))?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

@@ -23,9 +23,11 @@ const LEAST_STEPS: usize = 10;
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A built-in model, such as cnn or lstm:length=320,layers=2 (`slabwise plan --help` lists them), gemm, chain or compile
+    /// A built-in model, such as cnn or lstm:length=320,layers=2 (`slabwise plan --help` lists
+    /// them), gemm, chain or compile
     what: Subject,
-    /// compile: the models whose compilation is timed stage by stage, such as lstm:length=80 lstm:length=160
+    /// compile: the models whose compilation is timed stage by stage, such as lstm:length=80
+    /// lstm:length=160
     #[arg(value_name = "MODEL")]
     models: Vec<Model>,
     /// Examples in a training step
@@ -36,18 +38,19 @@ pub struct Args {
     optimizer: Option<OptimizerKind>,
     #[command(flatten)]
     rounding: Rounding,
-    /// Timed steps, as many as fit into three seconds unless given; of compile the compilations of which each stage's fastest time is
-    /// told, one unless given
+    /// Timed steps, as many as fit into three seconds unless given; of compile the compilations of
+    /// which each stage's fastest time is told, one unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// Models: the most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab that computing
-    /// nothing twice needs, such as 50%
+    /// Models: the most bytes that weights, state and slab may take, such as 24MiB, or a part of
+    /// the slab that computing nothing twice needs, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
-    /// Models: send values to the host as well to keep the budget, over a link of this speed in each direction, such as 16GB/s
+    /// Models: send values to the host as well to keep the budget, over a link of this speed in
+    /// each direction, such as 16GB/s
     #[arg(long, value_name = "LINK")]
     offload: Option<Offload>,
     /// auto, cpu or cuda:N
@@ -59,8 +62,8 @@ pub struct Args {
     /// chain: the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
-    /// Models: also of each kernel, in the order they run, the fastest time, its arithmetic operations and bytes, and on a CUDA device how near
-    /// that is to the least time possible there
+    /// Models: also of each kernel, in the order they run, the fastest time, its arithmetic
+    /// operations and bytes, and on a CUDA device how near that is to the least time possible there
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text
@@ -86,7 +89,9 @@ impl FromStr for Subject {
             "chain" => Ok(Subject::Chain),
             "compile" => Ok(Subject::Compile),
             _ if name.contains(':') => Model::parse(name).map(Subject::Model),
-            _ => Model::parse(name).map(Subject::Model).map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile"))),
+            _ => Model::parse(name)
+                .map(Subject::Model)
+                .map_err(|e| Error::Value(format!("{e}, and gemm, chain, compile"))),
         }
     }
 }
@@ -105,7 +110,12 @@ pub fn run(args: &Args) -> Result<()> {
     if args.json {
         return line(report);
     }
-    let fields: Vec<(&String, String)> = report.as_object().into_iter().flatten().map(|(name, value)| (name, show(name, value))).collect();
+    let fields: Vec<(&String, String)> = report
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, value)| (name, show(name, value)))
+        .collect();
     pairs(&fields)
 }
 
@@ -113,14 +123,18 @@ pub fn run(args: &Args) -> Result<()> {
 fn show(name: &str, value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
-        Value::Number(n) if name.ends_with("_bytes") => n.as_u64().map_or(n.to_string(), |n| Bytes(n).to_string()),
+        Value::Number(n) if name.ends_with("_bytes") => {
+            n.as_u64().map_or(n.to_string(), |n| Bytes(n).to_string())
+        }
         Value::Number(n) if n.is_f64() => format!("{:.4}", n.as_f64().unwrap_or(f64::NAN)),
         other => other.to_string(),
     }
 }
 
 fn open(args: &Args, params: Params) -> Result<Session> {
-    let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
+    let session = Session::new(args.device, params)?
+        .with_budget(args.budget)
+        .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     Ok(match args.threads {
         Some(threads) => session.with_threads(threads as usize),
@@ -134,7 +148,12 @@ struct Steps {
     times: Times,
 }
 
-fn repeat(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: Option<u32>) -> Result<Steps> {
+fn repeat(
+    session: &mut Session,
+    program: &Program<1>,
+    feed: impl Feed,
+    steps: Option<u32>,
+) -> Result<Steps> {
     let mut step = || session.run(program, &feed).map(|[output]| output.item());
     let mut first = Times::default();
     first.time(&mut step)?;
@@ -149,7 +168,10 @@ fn repeat(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: O
     while !enough(&times) {
         times.time(&mut step)?;
     }
-    Ok(Steps { first_s: first.min() / 1e3, times })
+    Ok(Steps {
+        first_s: first.min() / 1e3,
+        times,
+    })
 }
 
 /// A training step: inputs copied from the host, the loss read.
@@ -159,11 +181,17 @@ fn bench_model(model: Model, args: &Args) -> Result<Value> {
     let optimizer = args.optimizer.unwrap_or(model.optimizer());
     let mut session = open(args, params)?;
     let start = Instant::now();
-    let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
+    let program = of_batch(args.batch, |batch| {
+        network.training(&mut session, batch, optimizer)
+    })?;
     let compile_s = start.elapsed().as_secs_f64();
     let (images, labels) = model.batch(args.batch as usize, 1);
     let steps = repeat(&mut session, &program, (&images, &labels), args.steps)?;
-    let kernels = if args.kernels { Some(session.profile(&program, (&images, &labels), 20)?) } else { None };
+    let kernels = if args.kernels {
+        Some(session.profile(&program, (&images, &labels), 20)?)
+    } else {
+        None
+    };
     let plan = program.plan();
     let mut report = json!({
         "model": model.name(),
@@ -211,7 +239,10 @@ fn bench_gemm(args: &Args) -> Result<Value> {
     let program = session.compile(&trace, [a.matmul(b)])?;
     let mut draw = noise(1);
     let mut matrix = || Array2::from_shape_simple_fn((n as usize, n as usize), || draw() - 0.5);
-    let (a, b) = (session.upload("a", &matrix())?, session.upload("b", &matrix())?);
+    let (a, b) = (
+        session.upload("a", &matrix())?,
+        session.upload("b", &matrix())?,
+    );
     let steps = repeat(&mut session, &program, (&a, &b), args.steps)?;
     let flop = 2.0 * f64::from(n).powi(3);
     Ok(json!({
@@ -226,17 +257,25 @@ fn bench_gemm(args: &Args) -> Result<Value> {
     }))
 }
 
-/// The sum of tanh(1.5·x + 0.25)·sigmoid(x) + x, or its gradient, for an x that stays on the device.
+/// The sum of tanh(1.5·x + 0.25)·sigmoid(x) + x, or its gradient, for an x that stays on the
+/// device.
 fn bench_chain(args: &Args) -> Result<Value> {
     let n = args.n.unwrap_or(1 << 24);
     let mut session = open(args, Params::seeded(0))?;
     let trace = Trace::inference().named("chain");
     let x = trace.input("x", F32, (n,));
     let sum = ((x * 1.5 + 0.25).tanh() * x.sigmoid() + x).sum();
-    let output = if args.grad { trace.gradients(sum, [x])[0] } else { sum };
+    let output = if args.grad {
+        trace.gradients(sum, [x])[0]
+    } else {
+        sum
+    };
     let program = session.compile(&trace, [output])?;
     let mut draw = noise(1);
-    let x = session.upload("x", &Array1::from_shape_simple_fn(n as usize, || 6.0 * draw() - 3.0))?;
+    let x = session.upload(
+        "x",
+        &Array1::from_shape_simple_fn(n as usize, || 6.0 * draw() - 3.0),
+    )?;
     let steps = repeat(&mut session, &program, (&x,), args.steps)?;
     Ok(json!({
         "n": n,
@@ -254,6 +293,13 @@ fn bench_chain(args: &Args) -> Result<Value> {
 /// The most memory this process ever held, where the system tells it; else 0.
 fn rss_peak_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let kib = text.lines().find_map(|l| l.strip_prefix("VmHWM:")?.trim().strip_suffix("kB")?.trim().parse::<u64>().ok());
+    let kib = text.lines().find_map(|l| {
+        l.strip_prefix("VmHWM:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse::<u64>()
+            .ok()
+    });
     kib.unwrap_or(0) * 1024
 }

@@ -1,5 +1,5 @@
-//! `slabwise compare`: the same program run in planned and in dynamic mode, measured; and what each policy of the pool makes
-//! of the same allocations.
+//! `slabwise compare`: the same program run in planned and in dynamic mode, measured; and what each
+//! policy of the pool makes of the same allocations.
 
 use serde_json::{Value, json};
 use slabwise::feed::Feed;
@@ -12,7 +12,8 @@ use crate::output::{Times, line, table};
 
 #[derive(clap::Args)]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet20 or gpt:layers=2; `slabwise plan --help` lists them with their sizes
+    /// A built-in model, such as cnn, resnet20 or gpt:layers=2; `slabwise plan --help` lists them
+    /// with their sizes
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     model: Option<Model>,
     /// Every built-in model
@@ -57,7 +58,10 @@ pub fn run(args: &Args) -> Result<()> {
         if at > 0 {
             line("")?;
         }
-        line(format_args!("{model} · batch {} · {} steps of each mode, interleaved", args.batch, args.steps))?;
+        line(format_args!(
+            "{model} · batch {} · {} steps of each mode, interleaved",
+            args.batch, args.steps
+        ))?;
         line(table(&rows(&train, &infer)))?;
     }
     match (args.json, args.all) {
@@ -67,7 +71,8 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The training step with the model's own optimizer, and the inference, each in a session of its own.
+/// The training step with the model's own optimizer, and the inference, each in a session of its
+/// own.
 fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     let open = || {
         let params = Params::seeded(0);
@@ -85,20 +90,30 @@ fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     Ok([train, infer])
 }
 
-fn measure(session: &mut Session, program: &Program<1>, feed: impl Feed, steps: u32) -> Result<Measured> {
+fn measure(
+    session: &mut Session,
+    program: &Program<1>,
+    feed: impl Feed,
+    steps: u32,
+) -> Result<Measured> {
     let (mut dynamic, mut planned) = (Times::default(), Times::default());
     let item = |output: Result<[slabwise::Output<'_>; 1]>| output.map(|[output]| output.item());
     // Once before, so that neither mode is timed while its memory is new.
     item(session.run_dynamic(program, &feed))?;
     item(session.run(program, &feed))?;
-    // What the steps ask the pool for is the same under any policy, so it is written down once and replayed.
+    // What the steps ask the pool for is the same under any policy, so it is written down once and
+    // replayed.
     session.pool().record(usize::MAX);
     for _ in 0..RECORDED_STEPS {
         item(session.run_dynamic(program, &feed))?;
     }
     let trace = Trace::of_events(&session.pool().events()).map_err(Error::Internal)?;
     session.pool().record(0);
-    let replay = |policy| trace.run(&MemoryConfig::with_policy(policy), None).map_err(|e| Error::Value(e.to_string()));
+    let replay = |policy| {
+        trace
+            .run(&MemoryConfig::with_policy(policy), None)
+            .map_err(|e| Error::Value(e.to_string()))
+    };
     let policies = Policy::ALL.into_iter().map(replay).collect::<Result<_>>()?;
     for _ in 0..steps {
         dynamic.time(|| item(session.run_dynamic(program, &feed)))?;
@@ -141,15 +156,33 @@ impl Measured {
 
 fn rows(train: &Measured, infer: &Measured) -> Vec<Vec<String>> {
     let both = [train, infer];
-    let row = |name: &str, cells: [[String; 2]; 2]| [name.to_string()].into_iter().chain(cells.into_iter().flatten()).collect();
+    let row = |name: &str, cells: [[String; 2]; 2]| {
+        [name.to_string()]
+            .into_iter()
+            .chain(cells.into_iter().flatten())
+            .collect()
+    };
     let bytes = |name: &str, of: &dyn Fn(&Measured) -> u64| {
-        let share = |m: &Measured| format!("{:.0} %", of(m) as f64 / m.planned.max(1) as f64 * 100.0);
+        let share =
+            |m: &Measured| format!("{:.0} %", of(m) as f64 / m.planned.max(1) as f64 * 100.0);
         row(name, both.map(|m| [Bytes(of(m)).to_string(), share(m)]))
     };
-    let time = |name: &str, of: fn(&Measured) -> f64| row(name, both.map(|m| [format!("{:.3} ms", of(m)), String::new()]));
-    let reserved = |at: usize| bytes(&format!("dynamic, reserved by {}", Policy::ALL[at]), &|m| m.policies[at].statistics.peak_pool_bytes);
+    let time = |name: &str, of: fn(&Measured) -> f64| {
+        row(
+            name,
+            both.map(|m| [format!("{:.3} ms", of(m)), String::new()]),
+        )
+    };
+    let reserved = |at: usize| {
+        bytes(&format!("dynamic, reserved by {}", Policy::ALL[at]), &|m| {
+            m.policies[at].statistics.peak_pool_bytes
+        })
+    };
     let mut rows = vec![
-        row("peak of a step", ["train", "infer"].map(|head| [head.into(), String::new()])),
+        row(
+            "peak of a step",
+            ["train", "infer"].map(|head| [head.into(), String::new()]),
+        ),
         bytes("without reuse", &|m| m.no_reuse),
         bytes("dynamic, in use", &|m| m.dynamic),
     ];

@@ -61,16 +61,33 @@ fn change(a: u64, b: u64) -> String {
 }
 
 fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
-    let totals = |name: &str, a: u64, b: u64| vec![name.to_string(), Bytes(a).to_string(), Bytes(b).to_string(), change(a, b)];
+    let totals = |name: &str, a: u64, b: u64| {
+        vec![
+            name.to_string(),
+            Bytes(a).to_string(),
+            Bytes(b).to_string(),
+            change(a, b),
+        ]
+    };
     let rows = [
         ["", "a", "b", "change"].map(String::from).to_vec(),
         totals("slab", a.slab_bytes, b.slab_bytes),
         totals("lower bound", a.lower_bound_bytes, b.lower_bound_bytes),
-        totals("without reuse", a.without_reuse_bytes, b.without_reuse_bytes),
+        totals(
+            "without reuse",
+            a.without_reuse_bytes,
+            b.without_reuse_bytes,
+        ),
         totals("live at the peak", a.peak.bytes, b.peak.bytes),
     ];
     line(table(&rows))?;
-    let kernel = |plan: &PlanFile| format!("step {} {}", plan.peak.step, shortened(&plan.peak.kernel, CELL_MAX));
+    let kernel = |plan: &PlanFile| {
+        format!(
+            "step {} {}",
+            plan.peak.step,
+            shortened(&plan.peak.kernel, CELL_MAX)
+        )
+    };
     line(format_args!("peak: {} in a, {} in b", kernel(a), kernel(b)))?;
     if diff.is_empty() {
         return line("no buffer differs");
@@ -83,14 +100,41 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
         ("alive there now", c.kept),
         ("alive there no more", c.dropped),
     ];
-    let causes: Vec<String> =
-        causes.iter().filter(|(_, bytes)| *bytes != 0).map(|(name, bytes)| format!("{name} {}", signed(*bytes))).collect();
-    line(format_args!("the peak's change: {}", if causes.is_empty() { "none".into() } else { causes.join(", ") }))?;
+    let causes: Vec<String> = causes
+        .iter()
+        .filter(|(_, bytes)| *bytes != 0)
+        .map(|(name, bytes)| format!("{name} {}", signed(*bytes)))
+        .collect();
+    line(format_args!(
+        "the peak's change: {}",
+        if causes.is_empty() {
+            "none".into()
+        } else {
+            causes.join(", ")
+        }
+    ))?;
     let held = |of: &[Holding]| -> Vec<[String; 4]> {
-        of.iter().map(|h| [shown_name(&h.name), Bytes(h.a).to_string(), Bytes(h.b).to_string(), change(h.a, h.b)]).collect()
+        of.iter()
+            .map(|h| {
+                [
+                    shown_name(&h.name),
+                    Bytes(h.a).to_string(),
+                    Bytes(h.b).to_string(),
+                    change(h.a, h.b),
+                ]
+            })
+            .collect()
     };
-    list("at the peaks", ["", "a", "b", "change"], held(&diff.holders))?;
-    list("at the peaks, by layer", ["", "a", "b", "change"], held(&diff.layers))?;
+    list(
+        "at the peaks",
+        ["", "a", "b", "change"],
+        held(&diff.holders),
+    )?;
+    list(
+        "at the peaks, by layer",
+        ["", "a", "b", "change"],
+        held(&diff.layers),
+    )?;
     let single = |file: &PlanFile, of: &[usize]| -> Vec<[String; 4]> {
         let row = |&at: &usize| {
             let row = &file.buffers[at];
@@ -103,25 +147,51 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
         };
         of.iter().map(row).collect()
     };
-    list("new in b", ["", "bytes", "alive", "line"], single(b, &diff.new))?;
-    list("gone", ["", "bytes", "alive", "line"], single(a, &diff.gone))?;
+    list(
+        "new in b",
+        ["", "bytes", "alive", "line"],
+        single(b, &diff.new),
+    )?;
+    list(
+        "gone",
+        ["", "bytes", "alive", "line"],
+        single(a, &diff.gone),
+    )?;
     let pair = |of: &Both| (&a.buffers[of.a], &b.buffers[of.b]);
     let resized = diff.resized.iter().map(|of| {
         let (old, now) = pair(of);
-        [now.name.clone(), Bytes(old.bytes).to_string(), Bytes(now.bytes).to_string(), change(old.bytes, now.bytes)]
+        [
+            now.name.clone(),
+            Bytes(old.bytes).to_string(),
+            Bytes(now.bytes).to_string(),
+            change(old.bytes, now.bytes),
+        ]
     });
     list("other sizes", ["", "a", "b", "change"], resized.collect())?;
     let longer = diff.longer.iter().map(|of| {
         let (old, now) = pair(of);
         let until = format!("to step {} {}", now.end.saturating_sub(1), now.last);
-        [now.name.clone(), Bytes(now.bytes).to_string(), format!("{} → {} steps", old.steps(), now.steps()), until]
+        [
+            now.name.clone(),
+            Bytes(now.bytes).to_string(),
+            format!("{} → {} steps", old.steps(), now.steps()),
+            until,
+        ]
     });
-    list("alive for longer", ["", "bytes", "steps", "until"], longer.collect())
+    list(
+        "alive for longer",
+        ["", "bytes", "steps", "until"],
+        longer.collect(),
+    )
 }
 
 /// Outside of layers, there is no name.
 fn shown_name(name: &str) -> String {
-    if name.is_empty() { "(no layer)".into() } else { name.into() }
+    if name.is_empty() {
+        "(no layer)".into()
+    } else {
+        name.into()
+    }
 }
 
 /// A list under its name; nothing if it is empty, and only its beginning if it is long.
@@ -132,16 +202,38 @@ fn list(name: &str, head: [&str; 4], all: Vec<[String; 4]>) -> Result<()> {
     let more = all.len().saturating_sub(SHOWN);
     let mut rows = vec![head.map(String::from).to_vec()];
     rows[0][0] = format!("{name} ({})", all.len());
-    rows.extend(all.into_iter().take(SHOWN).map(|row| row.iter().map(|cell| shortened(cell, CELL_MAX)).collect()));
+    rows.extend(
+        all.into_iter()
+            .take(SHOWN)
+            .map(|row| row.iter().map(|cell| shortened(cell, CELL_MAX)).collect()),
+    );
     line(format_args!("\n{}", table(&rows)))?;
-    if more > 0 { line(format_args!("and {more} more")) } else { Ok(()) }
+    if more > 0 {
+        line(format_args!("and {more} more"))
+    } else {
+        Ok(())
+    }
 }
 
 fn report(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Value {
-    let held = |of: &[Holding]| of.iter().map(|h| json!({ "name": h.name, "a_bytes": h.a, "b_bytes": h.b })).collect::<Value>();
-    let both = |of: &[Both]| of.iter().map(|of| json!({ "a": a.buffers[of.a], "b": b.buffers[of.b] })).collect::<Value>();
-    let rows = |file: &PlanFile, of: &[usize]| of.iter().map(|&at| json!(file.buffers[at])).collect::<Value>();
-    let signed = |bytes: i128| json!(i64::try_from(bytes).unwrap_or(if bytes < 0 { i64::MIN } else { i64::MAX }));
+    let held = |of: &[Holding]| {
+        of.iter()
+            .map(|h| json!({ "name": h.name, "a_bytes": h.a, "b_bytes": h.b }))
+            .collect::<Value>()
+    };
+    let both = |of: &[Both]| {
+        of.iter()
+            .map(|of| json!({ "a": a.buffers[of.a], "b": b.buffers[of.b] }))
+            .collect::<Value>()
+    };
+    let rows = |file: &PlanFile, of: &[usize]| {
+        of.iter()
+            .map(|&at| json!(file.buffers[at]))
+            .collect::<Value>()
+    };
+    let signed = |bytes: i128| {
+        json!(i64::try_from(bytes).unwrap_or(if bytes < 0 { i64::MIN } else { i64::MAX }))
+    };
     let c = &diff.causes;
     let totals = |f: &PlanFile| {
         json!({

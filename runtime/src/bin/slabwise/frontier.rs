@@ -8,7 +8,8 @@ use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Sent, Sessi
 use crate::output::{line, save, table};
 use crate::plan::{Args, of_batch};
 
-/// Budgets between all that a step needs if nothing is computed twice, and the least that was found to be enough.
+/// Budgets between all that a step needs if nothing is computed twice, and the least that was found
+/// to be enough.
 const BUDGETS: u64 = 10;
 /// Kernels that are named as computed again.
 const NAMED: usize = 6;
@@ -45,8 +46,15 @@ pub fn run(args: &Args) -> Result<()> {
         let report = json!({ "model": args.model.name(), "batch": args.batch, "frontier": points.iter().map(point).collect::<Value>() });
         return line(report);
     }
-    line(format_args!("{} · batch {} · slab against time, as modelled", args.model, args.batch))?;
-    let mut rows = vec![["", "slab", "of all", "again", "slices", "sent", "time"].map(String::from).to_vec()];
+    line(format_args!(
+        "{} · batch {} · slab against time, as modelled",
+        args.model, args.batch
+    ))?;
+    let mut rows = vec![
+        ["", "slab", "of all", "again", "slices", "sent", "time"]
+            .map(String::from)
+            .to_vec(),
+    ];
     let all = points.first().map_or(1, |largest| largest.slab.max(1)) as f64;
     for (at, p) in points.iter().enumerate() {
         let share = format!("{:.0} %", 100.0 * p.slab as f64 / all);
@@ -55,23 +63,32 @@ pub fn run(args: &Args) -> Result<()> {
             Bytes(p.slab).to_string(),
             share,
             p.runs.to_string(),
-            p.slices.map_or(String::new(), |s| format!("{} × {}", s.slices, s.examples)),
+            p.slices
+                .map_or(String::new(), |s| format!("{} × {}", s.slices, s.examples)),
             p.sent.to_string(),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
     }
     line(table(&rows))?;
-    let told = points.iter().enumerate().filter(|(_, p)| !p.again.is_empty());
-    told.map(|(at, p)| (at + 1, &p.again)).try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
+    let told = points
+        .iter()
+        .enumerate()
+        .filter(|(_, p)| !p.again.is_empty());
+    told.map(|(at, p)| (at + 1, &p.again))
+        .try_for_each(|(at, again)| line(format_args!("{at}: {again}")))
 }
 
 fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     let params = Params::seeded(0);
     let network = args.rounding.build(args.model, &params);
-    let session = Session::new(args.device, params)?.with_budget(budget).with_offload(args.offload);
+    let session = Session::new(args.device, params)?
+        .with_budget(budget)
+        .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
-    of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))
+    of_batch(args.batch, |batch| {
+        network.plan_training(&session, batch, optimizer)
+    })
 }
 
 /// From the largest slab to the smallest; a budget that nothing was found for is left out.
@@ -103,12 +120,22 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// What runs on slices, and the largest of what is computed again or sent to the host, and for whom.
+/// What runs on slices, and the largest of what is computed again or sent to the host, and for
+/// whom.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
-    let named = again.iter().take(NAMED).map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
-    let mut text: Vec<String> = plan.again().sliced.map(|slices| slices.to_string()).into_iter().chain(named).collect();
+    let named = again
+        .iter()
+        .take(NAMED)
+        .map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
+    let mut text: Vec<String> = plan
+        .again()
+        .sliced
+        .map(|slices| slices.to_string())
+        .into_iter()
+        .chain(named)
+        .collect();
     let mut sent: Vec<&Sent> = plan.again().sent.iter().collect();
     sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
     text.extend(sent.iter().take(NAMED).map(ToString::to_string));
@@ -134,18 +161,50 @@ fn svg(args: &Args, points: &[Point]) -> String {
     );
     // Writing to a string cannot fail.
     for quarter in 0..=4 {
-        let (slab, overhead) = ((right * f64::from(quarter) / 4.0) as u64, top * f64::from(quarter) / 4.0);
+        let (slab, overhead) = (
+            (right * f64::from(quarter) / 4.0) as u64,
+            top * f64::from(quarter) / 4.0,
+        );
         let (at, up, bottom) = (x(slab), y(overhead), height - margin);
-        let _ = writeln!(out, "<path d=\"M{at:.1} {margin}V{bottom}M{margin} {up:.1}H{:.1}\" stroke=\"#e5e7eb\"/>", x(right as u64));
-        let _ = writeln!(out, "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>", bottom + 18.0, Bytes(slab));
-        let _ = writeln!(out, "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">+{:.1} %</text>", margin - 6.0, up + 4.0, 100.0 * overhead);
+        let _ = writeln!(
+            out,
+            "<path d=\"M{at:.1} {margin}V{bottom}M{margin} {up:.1}H{:.1}\" stroke=\"#e5e7eb\"/>",
+            x(right as u64)
+        );
+        let _ = writeln!(
+            out,
+            "<text x=\"{at:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
+            bottom + 18.0,
+            Bytes(slab)
+        );
+        let _ = writeln!(
+            out,
+            "<text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">+{:.1} %</text>",
+            margin - 6.0,
+            up + 4.0,
+            100.0 * overhead
+        );
     }
-    let path: Vec<String> = points.iter().map(|p| format!("{:.1},{:.1}", x(p.slab), y(p.overhead))).collect();
-    let _ = writeln!(out, "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>", path.join(" "));
+    let path: Vec<String> = points
+        .iter()
+        .map(|p| format!("{:.1},{:.1}", x(p.slab), y(p.overhead)))
+        .collect();
+    let _ = writeln!(
+        out,
+        "<polyline points=\"{}\" fill=\"none\" stroke=\"#5b93bf\" stroke-width=\"2\"/>",
+        path.join(" ")
+    );
     for p in points {
-        let slices = p.slices.map_or(String::new(), |slices| format!(" · {slices}"));
-        let tip =
-            format!("{} · {} kernels again{slices} · {} values sent · +{:.1} % time", Bytes(p.slab), p.runs, p.sent, 100.0 * p.overhead);
+        let slices = p
+            .slices
+            .map_or(String::new(), |slices| format!(" · {slices}"));
+        let tip = format!(
+            "{} · {} kernels again{slices} · {} values sent · +{:.1} % time",
+            Bytes(p.slab),
+            p.runs,
+            p.sent,
+            100.0 * p.overhead
+        );
         let _ = writeln!(
             out,
             "<circle cx=\"{:.1}\" cy=\"{:.1}\" r=\"4\" fill=\"#5b93bf\"><title>{tip}</title></circle>",

@@ -16,6 +16,9 @@ pub fn read(path: &Path) -> std::result::Result<RematGraph, String> {
 
 /// Writes a schedule, gzipped if the file's name ends in `.gz`.
 pub fn write(path: &Path, schedule: &str) -> Result<()> {
-    let bytes = files::packed_for(path, &format!("{schedule}\n")).map_err(|source| Error::Io { path: path.into(), source })?;
+    let bytes = files::packed_for(path, &format!("{schedule}\n")).map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })?;
     save(path, &bytes)
 }

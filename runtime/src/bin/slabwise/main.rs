@@ -1,7 +1,8 @@
 //! The command line: what a model needs, what the plan saves, how fast a step is.
 //!
-//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr), 2 on wrong usage: an
-//! argument or a variable of the environment that makes no sense, an input file that cannot be read or is damaged.
+//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr),
+//! 2 on wrong usage: an argument or a variable of the environment that makes no sense, an input
+//! file that cannot be read or is damaged.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -37,17 +38,20 @@ const EXIT_CODES: &str = "An output named - goes to stdout, and the report to st
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plan the training step of a built-in model and show what it needs; nothing is run but for --html
+    /// Plan the training step of a built-in model and show what it needs; nothing is run but for
+    /// --html
     Plan(plan::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
-    /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling models
+    /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling
+    /// models
     Bench(bench::Args),
     /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
     /// Order the operations of a graph so that as few bytes as possible live at once
     Order(order::Args),
-    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers again or sending them to the host
+    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers
+    /// again or sending them to the host
     Remat(remat::Args),
     /// Replay a trace of allocations through a pool's policies
     Replay(replay::Args),
@@ -75,7 +79,8 @@ impl Command {
     fn mistakes(&self) -> Vec<Error> {
         match self {
             Command::Plan(_) | Command::Compare(_) | Command::Bench(_) => settings::mistakes(),
-            // A trace is replayed under the policy that is asked for, and reads what else it needs itself; the others read nothing.
+            // A trace is replayed under the policy that is asked for, and reads what else it needs
+            // itself; the others read nothing.
             _ => Vec::new(),
         }
     }
@@ -109,7 +114,9 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(code) => code,
-        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::BrokenPipe => {
+            ExitCode::SUCCESS
+        }
         Err(error) => {
             output::complain(error);
             ExitCode::FAILURE

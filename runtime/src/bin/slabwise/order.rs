@@ -20,14 +20,16 @@ pub struct Args {
     /// Let results take over the bytes of inputs that end there, where the graph permits it
     #[arg(long)]
     in_place: bool,
-    /// Search until the peak is proved or for so many seconds; unless given, stop where more search rarely helps: always at
-    /// the same order, after some ten milliseconds for a thousand operations
+    /// Search until the peak is proved or for so many seconds; unless given, stop where more search
+    /// rarely helps: always at the same order, after some ten milliseconds for a thousand
+    /// operations
     #[arg(long, value_name = "S", value_parser = seconds)]
     time_limit: Option<Duration>,
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// Write the schedule: {"order": [...]}, or with --in-place {"steps": [...]}; gzipped if its name ends in .gz
+    /// Write the schedule: {"order": [...]}, or with --in-place {"steps": [...]}; gzipped if its
+    /// name ends in .gz
     #[arg(short, value_name = "OUT.json")]
     pub output: Option<PathBuf>,
 }
@@ -39,10 +41,17 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         Err(reason) => return bad_input(reason),
     };
     let start = Instant::now();
-    let best = graph.minimise_peak(args.in_place, args.time_limit.map_or(Effort::Counted, Effort::Within));
+    let best = graph.minimise_peak(
+        args.in_place,
+        args.time_limit.map_or(Effort::Counted, Effort::Within),
+    );
     let seconds = start.elapsed().as_secs_f64();
     if let Some(path) = &args.output {
-        let schedule = if args.in_place { steps_json(&steps_in_place(&graph, &best.order)) } else { order_json(&best.order) };
+        let schedule = if args.in_place {
+            steps_json(&steps_in_place(&graph, &best.order))
+        } else {
+            order_json(&best.order)
+        };
         graph_file::write(path, &schedule)?;
     }
     if args.json {
@@ -61,11 +70,24 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let both = |bytes: u64| format!("{bytes} bytes ({})", Bytes(bytes));
-    let verdict =
-        if best.is_proved() { "no order is better".into() } else { format!("at most {:.3} % could be saved", 100.0 * best.gap()) };
+    let verdict = if best.is_proved() {
+        "no order is better".into()
+    } else {
+        format!("at most {:.3} % could be saved", 100.0 * best.gap())
+    };
     pairs(&[
-        ("graph", format!("{} · {} operations", brief(&graph.name), best.order.len())),
-        ("peak", format!("{} above the fixed {}", both(best.peak), Bytes(graph.fixed_bytes()))),
+        (
+            "graph",
+            format!("{} · {} operations", brief(&graph.name), best.order.len()),
+        ),
+        (
+            "peak",
+            format!(
+                "{} above the fixed {}",
+                both(best.peak),
+                Bytes(graph.fixed_bytes())
+            ),
+        ),
         ("lower bound", both(best.lower_bound)),
         ("proved", verdict),
         ("made by", best.schedule.to_string()),

@@ -14,7 +14,8 @@ use slabwise_planner::{files, shortened};
 /// The exit code of wrong usage.
 pub const WRONG_USAGE: u8 = 2;
 
-/// Most characters of a line of an error message: room for sentences and a path, not for a file that is echoed.
+/// Most characters of a line of an error message: room for sentences and a path, not for a file
+/// that is echoed.
 const LINE_MAX: usize = 2000;
 /// The same of what is wrong with an argument, and of the argument in it.
 const USAGE_MAX: usize = 360;
@@ -39,32 +40,55 @@ pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
             IS_TAKEN.store(true, Ordering::Relaxed);
             Ok(())
         }
-        several => Err(format!("{several} outputs are to go to stdout, which takes one; name files for the others")),
+        several => Err(format!(
+            "{several} outputs are to go to stdout, which takes one; name files for the others"
+        )),
     }
 }
 
 /// Writes an output: a file as a whole (see [`files::replace`]), or to stdout.
 pub fn save(path: &Path, bytes: &[u8]) -> Result<()> {
-    let written = if is_stdout(path) { stdout().write_all(bytes).and_then(|()| stdout().flush()) } else { files::replace(path, bytes) };
-    written.map_err(|source| Error::Io { path: path.into(), source })
+    let written = if is_stdout(path) {
+        stdout().write_all(bytes).and_then(|()| stdout().flush())
+    } else {
+        files::replace(path, bytes)
+    };
+    written.map_err(|source| Error::Io {
+        path: path.into(),
+        source,
+    })
 }
 
-/// Writes a line of the report to stdout. A reader that has gone away is an error like any other, not a panic.
+/// Writes a line of the report to stdout. A reader that has gone away is an error like any other,
+/// not a panic.
 pub fn line(text: impl Display) -> Result<()> {
     if IS_TAKEN.load(Ordering::Relaxed) {
-        return writeln!(stderr(), "{text}").map_err(|source| Error::Io { path: "<stderr>".into(), source });
+        return writeln!(stderr(), "{text}").map_err(|source| Error::Io {
+            path: "<stderr>".into(),
+            source,
+        });
     }
-    writeln!(stdout(), "{text}").map_err(|source| Error::Io { path: "<stdout>".into(), source })
+    writeln!(stdout(), "{text}").map_err(|source| Error::Io {
+        path: "<stdout>".into(),
+        source,
+    })
 }
 
 /// A message without control characters and without endless lines, whatever it quotes.
 fn legible(text: &str, most: usize) -> String {
-    text.lines().map(|line| shortened(line, most)).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(|line| shortened(line, most))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Tells why a command fails; who cannot read it has the exit code.
 pub fn complain(reason: impl Display) {
-    let _ = writeln!(stderr(), "{}", legible(&format!("error: {reason}"), LINE_MAX));
+    let _ = writeln!(
+        stderr(),
+        "{}",
+        legible(&format!("error: {reason}"), LINE_MAX)
+    );
 }
 
 /// Tells what is wrong with an argument or an input file.
@@ -73,9 +97,14 @@ pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
     Ok(WRONG_USAGE.into())
 }
 
-/// Prints what was found in place of a command: help that was asked for, or what is wrong with the arguments.
+/// Prints what was found in place of a command: help that was asked for, or what is wrong with the
+/// arguments.
 pub fn told(mut found: clap::Error) -> ExitCode {
-    for kind in [ContextKind::InvalidValue, ContextKind::InvalidArg, ContextKind::InvalidSubcommand] {
+    for kind in [
+        ContextKind::InvalidValue,
+        ContextKind::InvalidArg,
+        ContextKind::InvalidSubcommand,
+    ] {
         if let Some(ContextValue::String(given)) = found.get(kind) {
             let shown = shortened(given, VALUE_MAX);
             found.insert(kind, ContextValue::String(shown));
@@ -92,7 +121,9 @@ pub fn told(mut found: clap::Error) -> ExitCode {
             complain(format_args!("<stdout>: {error}"));
             ExitCode::FAILURE
         }
-        _ => u8::try_from(found.exit_code()).unwrap_or(WRONG_USAGE).into(),
+        _ => u8::try_from(found.exit_code())
+            .unwrap_or(WRONG_USAGE)
+            .into(),
     }
 }
 
@@ -132,22 +163,40 @@ impl Times {
     }
 }
 
-/// The widest column that is filled up with spaces: cells that quote a file's names are shortened to less.
+/// The widest column that is filled up with spaces: cells that quote a file's names are shortened
+/// to less.
 const WIDTH_MAX: usize = 120;
 
-/// The width of the widest of these cells, in characters. The formatter takes no more than 65,535, and panics.
+/// The width of the widest of these cells, in characters. The formatter takes no more than 65,535,
+/// and panics.
 fn widest<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
-    cells.map(|cell| cell.chars().count()).max().unwrap_or(0).min(WIDTH_MAX)
+    cells
+        .map(|cell| cell.chars().count())
+        .max()
+        .unwrap_or(0)
+        .min(WIDTH_MAX)
 }
 
 /// Rows under a head, columns aligned: the first to the left, the others to the right.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |column: usize| widest(rows.iter().filter_map(|row| row.get(column)).map(String::as_str));
+    let width = |column: usize| {
+        widest(
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(String::as_str),
+        )
+    };
     let widths: Vec<usize> = (0..columns).map(width).collect();
     let show = |row: &Vec<String>| {
         let cells = row.iter().zip(&widths).enumerate();
-        let cells = cells.map(|(i, (cell, &w))| if i == 0 { format!("{cell:<w$}") } else { format!("{cell:>w$}") });
+        let cells = cells.map(|(i, (cell, &w))| {
+            if i == 0 {
+                format!("{cell:<w$}")
+            } else {
+                format!("{cell:>w$}")
+            }
+        });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
     };
     rows.iter().map(show).collect::<Vec<_>>().join("\n")
@@ -156,7 +205,9 @@ pub fn table(rows: &[Vec<String>]) -> String {
 /// Names and values, one pair a line, the values under each other.
 pub fn pairs<N: AsRef<str>>(pairs: &[(N, String)]) -> Result<()> {
     let width = widest(pairs.iter().map(|(name, _)| name.as_ref()));
-    pairs.iter().try_for_each(|(name, value)| line(format_args!("{:<width$}  {value}", name.as_ref())))
+    pairs
+        .iter()
+        .try_for_each(|(name, value)| line(format_args!("{:<width$}  {value}", name.as_ref())))
 }
 
 #[cfg(test)]
@@ -173,7 +224,11 @@ mod tests {
 
     #[test]
     fn columns_are_aligned() {
-        let rows = [vec!["".into(), "a".into()], vec!["total".into(), "1,024".into()], vec!["≤".into(), "7".into()]];
+        let rows = [
+            vec!["".into(), "a".into()],
+            vec!["total".into(), "1,024".into()],
+            vec!["≤".into(), "7".into()],
+        ];
         assert_eq!(table(&rows), "           a\ntotal  1,024\n≤          7");
         // More than the formatter pads to.
         let long = "x".repeat(70_000);

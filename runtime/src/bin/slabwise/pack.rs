@@ -19,16 +19,17 @@ use crate::output::{bad_input, complain, line, pairs, save};
 pub struct Args {
     /// A table of buffers, `id,lower,upper,size` and more, gzipped or not
     file: PathBuf,
-    /// The bytes there are, such as 24MiB: what fits is good enough, and what does not is a failure. SPACE=BYTES for one
-    /// of several memories
+    /// The bytes there are, such as 24MiB: what fits is good enough, and what does not is a
+    /// failure. SPACE=BYTES for one of several memories
     #[arg(long, value_name = "[SPACE=]BYTES")]
     capacity: Vec<Capacity>,
-    /// Seconds to look for a lower packing. What is found in them depends on how fast and how busy the machine is: use --effort
-    /// where it has to be the same every time
+    /// Seconds to look for a lower packing. What is found in them depends on how fast and how busy
+    /// the machine is: use --effort where it has to be the same every time
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     time_limit: Duration,
-    /// How many placements of a buffer to spend on a lower packing, in place of a time. The same effort and --seed give the same
-    /// packing on every machine, with any number of threads; 0 leaves the heuristics, and all orders of up to eight buffers
+    /// How many placements of a buffer to spend on a lower packing, in place of a time. The same
+    /// effort and --seed give the same packing on every machine, with any number of threads; 0
+    /// leaves the heuristics, and all orders of up to eight buffers
     #[arg(long, value_name = "N", conflicts_with = "time_limit")]
     effort: Option<u64>,
     /// How many threads may work; one for each core unless given
@@ -63,39 +64,72 @@ impl FromStr for Capacity {
 
     fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
         match text.rsplit_once('=') {
-            Some((space, bytes)) => Ok(Capacity { space: Some(space.into()), bytes: bytes.parse()? }),
-            None => Ok(Capacity { space: None, bytes: text.parse()? }),
+            Some((space, bytes)) => Ok(Capacity {
+                space: Some(space.into()),
+                bytes: bytes.parse()?,
+            }),
+            None => Ok(Capacity {
+                space: None,
+                bytes: text.parse()?,
+            }),
         }
     }
 }
 
 fn power_of_two(text: &str) -> std::result::Result<u64, String> {
-    text.parse().ok().filter(|n: &u64| n.is_power_of_two()).ok_or_else(|| format!("`{}` is no power of two", brief(text)))
+    text.parse()
+        .ok()
+        .filter(|n: &u64| n.is_power_of_two())
+        .ok_or_else(|| format!("`{}` is no power of two", brief(text)))
 }
 
-/// Bad input ends with 2, a capacity that is not met with 1: then the best found is shown and written all the same.
+/// Bad input ends with 2, a capacity that is not met with 1: then the best found is shown and
+/// written all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut table = match csv::read_file(&args.file) {
         Ok(table) => table,
         Err(error) => return bad_input(error),
     };
-    table.problem.items.iter_mut().for_each(|item| item.align = item.align.max(args.align));
+    table
+        .problem
+        .items
+        .iter_mut()
+        .for_each(|item| item.align = item.align.max(args.align));
     if let Err(reason) = limit(&mut table, &args.capacity) {
         return bad_input(reason);
     }
-    let threads = args.threads.map_or_else(|| std::thread::available_parallelism().map_or(1, usize::from), |threads| threads as usize);
+    let threads = args.threads.map_or_else(
+        || std::thread::available_parallelism().map_or(1, usize::from),
+        |threads| threads as usize,
+    );
     let time = args.effort.is_none().then_some(args.time_limit);
-    let limits = Limits { capacity: None, time, effort: args.effort.unwrap_or(u64::MAX), threads, seed: args.seed };
+    let limits = Limits {
+        capacity: None,
+        time,
+        effort: args.effort.unwrap_or(u64::MAX),
+        threads,
+        seed: args.seed,
+    };
     let start = Instant::now();
     let packing = match table.problem.pack_within(&limits) {
         Ok(packing) => packing,
-        Err(error) => return bad_input(format!("{}: {error}{}", args.file.display(), named(&table, &error.items()))),
+        Err(error) => {
+            return bad_input(format!(
+                "{}: {error}{}",
+                args.file.display(),
+                named(&table, &error.items())
+            ));
+        }
     };
     let seconds = start.elapsed().as_secs_f64();
     let unfit = match check(&table.problem, &packing) {
         Ok(()) => None,
         Err(Violation::Capacity(unfit)) => Some(unfit),
-        Err(violation) => return Err(Error::Internal(format!("the packing found is wrong: {violation}"))),
+        Err(violation) => {
+            return Err(Error::Internal(format!(
+                "the packing found is wrong: {violation}"
+            )));
+        }
     };
     show(args, &table, &packing, seconds)?;
     if let Some(path) = &args.svg {
@@ -105,18 +139,28 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
     if let Some(path) = &args.output {
         table.set_offsets(&packing);
-        let bytes = files::packed_for(path, &csv::write(&table)).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let bytes = files::packed_for(path, &csv::write(&table)).map_err(|source| Error::Io {
+            path: path.clone(),
+            source,
+        })?;
         save(path, &bytes)?;
     }
-    let Some(unfit) = unfit else { return Ok(ExitCode::SUCCESS) };
-    let space = table.spaces.get(unfit.space).map_or(String::new(), |name| format!(" of space `{}`", brief(name)));
+    let Some(unfit) = unfit else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    let space = table
+        .spaces
+        .get(unfit.space)
+        .map_or(String::new(), |name| format!(" of space `{}`", brief(name)));
     let (capacity, height, lower_bound) = (unfit.capacity, unfit.height, unfit.lower_bound);
     let hope = if lower_bound > capacity {
         format!("no packing needs less than {lower_bound}")
     } else {
         "a longer search may find a lower one".into()
     };
-    complain(format_args!("the capacity of {capacity} bytes{space} is not met: the best packing found needs {height}; {hope}"));
+    complain(format_args!(
+        "the capacity of {capacity} bytes{space} is not met: the best packing found needs {height}; {hope}"
+    ));
     Ok(ExitCode::FAILURE)
 }
 
@@ -129,7 +173,13 @@ fn limit(table: &mut Table, capacities: &[Capacity]) -> std::result::Result<(), 
         let only = match &capacity.space {
             Some(name) => match table.spaces.iter().position(|space| space == name) {
                 Some(only) => Some(only),
-                None => return Err(format!("--capacity names the space `{}`; the file has {}", brief(name), list(&table.spaces))),
+                None => {
+                    return Err(format!(
+                        "--capacity names the space `{}`; the file has {}",
+                        brief(name),
+                        list(&table.spaces)
+                    ));
+                }
             },
             None => None,
         };
@@ -144,7 +194,11 @@ fn limit(table: &mut Table, capacities: &[Capacity]) -> std::result::Result<(), 
 
 fn list(names: &[String]) -> String {
     const SHOWN: usize = 6;
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("`{}`", brief(name))).collect();
+    let shown: Vec<String> = names
+        .iter()
+        .take(SHOWN)
+        .map(|name| format!("`{}`", brief(name)))
+        .collect();
     match names.len() {
         0 => "no column `space`".into(),
         1..=SHOWN => shown.join(", "),
@@ -154,14 +208,26 @@ fn list(names: &[String]) -> String {
 
 /// The ids of items that an error knows by number.
 fn named(table: &Table, items: &[usize]) -> String {
-    let known = items.iter().filter(|&&item| item < table.problem.items.len());
-    let names: Vec<String> = known.map(|&item| format!("item {item} is `{}`", brief(table.id(item)))).collect();
-    if names.is_empty() { String::new() } else { format!(" ({})", names.join(", ")) }
+    let known = items
+        .iter()
+        .filter(|&&item| item < table.problem.items.len());
+    let names: Vec<String> = known
+        .map(|&item| format!("item {item} is `{}`", brief(table.id(item))))
+        .collect();
+    if names.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", names.join(", "))
+    }
 }
 
 fn show(args: &Args, table: &Table, packing: &Packing, seconds: f64) -> Result<()> {
     let (height, bound) = (packing.height, packing.lower_bound);
-    let ratio = if bound == 0 { 1.0 } else { height as f64 / bound as f64 };
+    let ratio = if bound == 0 {
+        1.0
+    } else {
+        height as f64 / bound as f64
+    };
     let optimal = packing.proof.is_some();
     let space_name = |space: usize| table.spaces.get(space).cloned().unwrap_or_default();
     let spaces = || packing.spaces.iter().enumerate();
@@ -185,7 +251,11 @@ fn show(args: &Args, table: &Table, packing: &Packing, seconds: f64) -> Result<(
     let verdict = match packing.proof {
         Some(Proof::Bound) => "yes: the height is the lower bound".to_string(),
         Some(Proof::Search) => "yes: nothing lower is left to try".to_string(),
-        None => format!("not proved: gap {} ({:.4} %)", height - bound, 100.0 * (ratio - 1.0)),
+        None => format!(
+            "not proved: gap {} ({:.4} %)",
+            height - bound,
+            100.0 * (ratio - 1.0)
+        ),
     };
     let mut rows = vec![
         ("buffers".to_string(), table.problem.items.len().to_string()),
@@ -198,12 +268,26 @@ fn show(args: &Args, table: &Table, packing: &Packing, seconds: f64) -> Result<(
     ];
     if !table.spaces.is_empty() {
         let row = |(space, extent): (usize, &slabwise_planner::pack::Extent)| {
-            (format!("  {}", brief(&space_name(space))), format!("{}, lower bound {}", amount(extent.height), amount(extent.lower_bound)))
+            (
+                format!("  {}", brief(&space_name(space))),
+                format!(
+                    "{}, lower bound {}",
+                    amount(extent.height),
+                    amount(extent.lower_bound)
+                ),
+            )
         };
         rows.extend(spaces().map(row));
     }
     if !table.problem.in_place.is_empty() {
-        rows.push(("in place".into(), format!("{} of {} pairs", packing.in_place.len(), table.problem.in_place.len())));
+        rows.push((
+            "in place".into(),
+            format!(
+                "{} of {} pairs",
+                packing.in_place.len(),
+                table.problem.in_place.len()
+            ),
+        ));
     }
     pairs(&rows)
 }

@@ -4,10 +4,14 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use slabwise::diff::PlanFile;
-use slabwise::memory::export::{ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json};
+use slabwise::memory::export::{
+    ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
+};
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::shape::Dim;
-use slabwise::{Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session};
+use slabwise::{
+    Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session,
+};
 
 use crate::arguments::Rounding;
 use crate::frontier;
@@ -16,16 +20,18 @@ use crate::output::{line, save};
 #[derive(clap::Args)]
 #[command(after_long_help = format!("Models, and what their sizes are unless given:\n{}", Model::help()))]
 pub struct Args {
-    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them with their sizes
+    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them
+    /// with their sizes
     pub model: Model,
     /// Examples in a step
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
-    /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab that computing nothing
-    /// twice needs, such as 50%
+    /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
+    /// that computing nothing twice needs, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
-    /// Send values to the host as well to keep the budget, over a link of this speed in each direction, such as 16GB/s
+    /// Send values to the host as well to keep the budget, over a link of this speed in each
+    /// direction, such as 16GB/s
     #[arg(long, value_name = "LINK")]
     pub offload: Option<Offload>,
     /// auto, cpu or cuda:N
@@ -39,14 +45,15 @@ pub struct Args {
     /// Write the plan, or with --frontier the budgets, as a picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write the plan as a page to look around in, over which what a step was seen to use is drawn: one is run, if there is
-    /// memory for it
+    /// Write the plan as a page to look around in, over which what a step was seen to use is drawn:
+    /// one is run, if there is memory for it
     #[arg(long, value_name = "FILE", conflicts_with = "frontier")]
     html: Option<PathBuf>,
     /// With --html: run nothing, show the plan alone
     #[arg(long, requires = "html")]
     no_run: bool,
-    /// Run a step and write what the slab held, as a memory snapshot of PyTorch: JSON if the name ends in .json, else a pickle
+    /// Run a step and write what the slab held, as a memory snapshot of PyTorch: JSON if the name
+    /// ends in .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
     snapshot: Option<PathBuf>,
     /// Run a step and write its kernels, buffers and live bytes for Perfetto (JSON)
@@ -69,11 +76,18 @@ pub struct Args {
 impl Args {
     /// The files that are asked for.
     pub fn outputs(&self) -> [&Option<PathBuf>; 5] {
-        [&self.svg, &self.html, &self.snapshot, &self.perfetto, &self.pprof]
+        [
+            &self.svg,
+            &self.html,
+            &self.snapshot,
+            &self.perfetto,
+            &self.pprof,
+        ]
     }
 }
 
-/// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which may run in slices.
+/// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which
+/// may run in slices.
 pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
     match make(batch.into()) {
         Err(Error::Budget { .. }) => make(Dim::bounded("batch", batch)),
@@ -87,21 +101,38 @@ pub fn run(args: &Args) -> Result<()> {
     }
     let params = Params::seeded(0);
     let network = args.rounding.build(args.model, &params);
-    let session = Session::new(args.device, params)?.with_budget(args.budget).with_offload(args.offload);
+    let session = Session::new(args.device, params)?
+        .with_budget(args.budget)
+        .with_offload(args.offload);
     let session = session.with_options(args.rounding.options());
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
-    let plan = of_batch(args.batch, |batch| network.plan_training(&session, batch, optimizer))?;
+    let plan = of_batch(args.batch, |batch| {
+        network.plan_training(&session, batch, optimizer)
+    })?;
     if let Some(path) = &args.svg {
         save(path, plan.svg().as_bytes())?;
     }
-    let exports = [&args.snapshot, &args.perfetto, &args.pprof].iter().any(|path| path.is_some());
+    let exports = [&args.snapshot, &args.perfetto, &args.pprof]
+        .iter()
+        .any(|path| path.is_some());
     if args.html.is_some() || exports {
-        let ran = if args.no_run { Err("it was asked not to be".into()) } else { one_step(args, &plan) };
+        let ran = if args.no_run {
+            Err("it was asked not to be".into())
+        } else {
+            one_step(args, &plan)
+        };
         if let Some(path) = &args.html {
-            save(path, plan.html(ran.as_ref().map(|ran| &ran.run).map_err(String::as_str)).as_bytes())?;
+            save(
+                path,
+                plan.html(ran.as_ref().map(|ran| &ran.run).map_err(String::as_str))
+                    .as_bytes(),
+            )?;
         }
         if exports {
-            export(args, &ran.map_err(|why| Error::Value(format!("a step cannot be run: {why}")))?)?;
+            export(
+                args,
+                &ran.map_err(|why| Error::Value(format!("a step cannot be run: {why}")))?,
+            )?;
         }
     }
     if !args.json {
@@ -111,7 +142,10 @@ pub fn run(args: &Args) -> Result<()> {
             let used = resources(args)?;
             for (at, name) in plan.steps().enumerate() {
                 let used = used.get(at).map(Vec::as_slice).unwrap_or_default();
-                line(format_args!("{}", format!("{at:>5}  {name}  {}", used.join("; ")).trim_end()))?;
+                line(format_args!(
+                    "{}",
+                    format!("{at:>5}  {name}  {}", used.join("; ")).trim_end()
+                ))?;
             }
         }
         return Ok(());
@@ -153,23 +187,43 @@ pub fn run(args: &Args) -> Result<()> {
     line(report)
 }
 
-/// What computes each kernel on a GPU, and what it uses there: for that it is compiled and loaded. Nothing on the CPU.
+/// What computes each kernel on a GPU, and what it uses there: for that it is compiled and loaded.
+/// Nothing on the CPU.
 fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
     if args.device == Device::Cpu {
         return Ok(Vec::new());
     }
     let params = Params::seeded(0);
     let network = args.rounding.build(args.model, &params);
-    let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
-    let program = network.training(&mut session, args.batch, args.optimizer.unwrap_or(args.model.optimizer()))?;
+    let mut session = Session::new(args.device, params)?
+        .with_budget(args.budget)
+        .with_options(args.rounding.options());
+    let program = network.training(
+        &mut session,
+        args.batch,
+        args.optimizer.unwrap_or(args.model.optimizer()),
+    )?;
     let all = program.libraries().into_iter().zip(program.resources());
-    Ok(all.map(|(library, functions)| library.into_iter().chain(functions.iter().map(shown)).collect()).collect())
+    Ok(all
+        .map(|(library, functions)| {
+            library
+                .into_iter()
+                .chain(functions.iter().map(shown))
+                .collect()
+        })
+        .collect())
 }
 
 fn shown(used: &Resources) -> String {
     // Without the hash of its source.
-    let kind = used.function.rsplit_once('_').map_or(used.function.as_str(), |(kind, _)| kind);
-    format!("{kind}: {} registers, {} bytes spilled, {} shared", used.registers, used.spill_bytes, used.shared_bytes)
+    let kind = used
+        .function
+        .rsplit_once('_')
+        .map_or(used.function.as_str(), |(kind, _)| kind);
+    format!(
+        "{kind}: {} registers, {} bytes spilled, {} shared",
+        used.registers, used.spill_bytes, used.shared_bytes
+    )
 }
 
 /// A step that was run.
@@ -183,20 +237,38 @@ struct Ran {
 /// What a step was seen to use, or why none was run.
 fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     let batch = args.model.batch_bytes(args.batch as usize);
-    let needed = [plan.slab_bytes(), plan.persistent().weights, plan.persistent().state, batch].into_iter().fold(0, u64::saturating_add);
+    let needed = [
+        plan.slab_bytes(),
+        plan.persistent().weights,
+        plan.persistent().state,
+        batch,
+    ]
+    .into_iter()
+    .fold(0, u64::saturating_add);
     if let Some(free) = available_bytes().filter(|free| *free < needed) {
-        return Err(format!("a step needs {}, of which {} are available", Bytes(needed), Bytes(free)));
+        return Err(format!(
+            "a step needs {}, of which {} are available",
+            Bytes(needed),
+            Bytes(free)
+        ));
     }
     let run = || {
         let params = Params::seeded(0);
         let network = args.rounding.build(args.model, &params);
-        let mut session = Session::new(args.device, params)?.with_budget(args.budget).with_options(args.rounding.options());
+        let mut session = Session::new(args.device, params)?
+            .with_budget(args.budget)
+            .with_options(args.rounding.options());
         let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
-        let program = of_batch(args.batch, |batch| network.training(&mut session, batch, optimizer))?;
+        let program = of_batch(args.batch, |batch| {
+            network.training(&mut session, batch, optimizer)
+        })?;
         let (examples, labels) = args.model.batch(args.batch as usize, 1);
         let run = session.record(&program, (&examples, &labels))?;
         let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
-        let (peak, whole) = (program.ledger(&run, peak), program.ledger(&run, run.steps.len()));
+        let (peak, whole) = (
+            program.ledger(&run, peak),
+            program.ledger(&run, run.steps.len()),
+        );
         Ok(Ran { run, peak, whole })
     };
     run().map_err(|error: Error| error.to_string())
@@ -206,17 +278,28 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
 fn export(args: &Args, ran: &Ran) -> Result<()> {
     let internal = |e: ExportError| Error::Internal(e.to_string());
     if let Some(path) = &args.snapshot {
-        let json = path.extension().is_some_and(|extension| extension == "json");
+        let json = path
+            .extension()
+            .is_some_and(|extension| extension == "json");
         let whole = ran.whole.clone();
-        let bytes = if json { snapshot_json(whole).map(String::into_bytes) } else { snapshot_pickle(whole) };
+        let bytes = if json {
+            snapshot_json(whole).map(String::into_bytes)
+        } else {
+            snapshot_pickle(whole)
+        };
         save(path, &bytes.map_err(internal)?)?;
     }
     if let Some(path) = &args.perfetto {
         save(path, trace_events_json(ran.whole.clone()).as_bytes())?;
     }
     if let Some(path) = &args.pprof {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
-        let bytes = heap_profile(ran.peak.clone(), now).map_err(|source| Error::Io { path: path.clone(), source })?;
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        let bytes = heap_profile(ran.peak.clone(), now).map_err(|source| Error::Io {
+            path: path.clone(),
+            source,
+        })?;
         save(path, &bytes)?;
     }
     Ok(())
@@ -225,6 +308,13 @@ fn export(args: &Args, ran: &Ran) -> Result<()> {
 /// Bytes that can be allocated without taking them from others, where the system tells it.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let kib: u64 = text.lines().find_map(|l| l.strip_prefix("MemAvailable:")?.trim().strip_suffix("kB")?.trim().parse().ok())?;
+    let kib: u64 = text.lines().find_map(|l| {
+        l.strip_prefix("MemAvailable:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse()
+            .ok()
+    })?;
     kib.checked_mul(1024)
 }

@@ -19,7 +19,8 @@ use crate::output::{bad_input, complain, line, pairs};
 pub struct Args {
     /// A graph in the format remat-graph-v1, plain or gzip
     graph: PathBuf,
-    /// Bytes above the fixed part (such as 24MiB), or a part of the best peak without recomputation (such as 50%)
+    /// Bytes above the fixed part (such as 24MiB), or a part of the best peak without recomputation
+    /// (such as 50%)
     #[arg(long, value_parser = budget)]
     budget: Budget,
     /// Also send buffers to the host and back; a byte takes LINK units of cost
@@ -34,7 +35,8 @@ pub struct Args {
     /// One JSON object instead of text
     #[arg(long)]
     json: bool,
-    /// Write the schedule: {"order": [...]}, or with --offload or --slab {"steps": [...]}; gzipped if its name ends in .gz
+    /// Write the schedule: {"order": [...]}, or with --offload or --slab {"steps": [...]}; gzipped
+    /// if its name ends in .gz
     #[arg(short, value_name = "OUT.json")]
     pub output: Option<PathBuf>,
 }
@@ -42,34 +44,48 @@ pub struct Args {
 /// Bytes, or a percentage.
 fn budget(text: &str) -> std::result::Result<Budget, String> {
     let Some(percent) = text.trim().strip_suffix('%') else {
-        return Bytes::from_str(text).map(|b| Budget::Bytes(b.0)).map_err(|e| e.to_string());
+        return Bytes::from_str(text)
+            .map(|b| Budget::Bytes(b.0))
+            .map_err(|e| e.to_string());
     };
     match percent.trim().parse::<f64>() {
-        Ok(percent) if percent.is_finite() && percent >= 0.0 => Ok(Budget::Fraction(percent / 100.0)),
+        Ok(percent) if percent.is_finite() && percent >= 0.0 => {
+            Ok(Budget::Fraction(percent / 100.0))
+        }
         _ => Err(format!("`{}` is no percentage", brief(text))),
     }
 }
 
-/// Beyond it, times of copies cannot be told from each other; any graph is done before its first byte has been sent.
+/// Beyond it, times of copies cannot be told from each other; any graph is done before its first
+/// byte has been sent.
 const SLOWEST_LINK: f64 = 1e15;
 
 fn link(text: &str) -> std::result::Result<f64, String> {
-    let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
-    let number = number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))?;
+    let number = text
+        .parse::<f64>()
+        .ok()
+        .filter(|n| n.is_finite() && *n >= 0.0);
+    let number =
+        number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))?;
     if number > SLOWEST_LINK {
-        return Err(format!("a byte takes {number:e} units of cost; the most is {SLOWEST_LINK:e}. The unit is that of the graph's costs"));
+        return Err(format!(
+            "a byte takes {number:e} units of cost; the most is {SLOWEST_LINK:e}. The unit is that of the graph's costs"
+        ));
     }
     Ok(number)
 }
 
-/// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written all the same.
+/// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written
+/// all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,
         Err(reason) => return bad_input(reason),
     };
-    let Some(why) = solve(args, &graph, start)? else { return Ok(ExitCode::SUCCESS) };
+    let Some(why) = solve(args, &graph, start)? else {
+        return Ok(ExitCode::SUCCESS);
+    };
     complain(why);
     Ok(ExitCode::FAILURE)
 }
@@ -77,8 +93,15 @@ pub fn run(args: &Args) -> Result<ExitCode> {
 /// Solves, reports and writes; says why not if the budget is not met.
 fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<String>> {
     let limit = args.time_limit.saturating_sub(start.elapsed());
-    let options = RematOptions { budget: args.budget, link: args.offload, limit: Limit::Time(limit), seed: 0 };
-    let value = |e: slabwise_planner::remat::RematError| Error::Value(format!("{}: {e}", args.graph.display()));
+    let options = RematOptions {
+        budget: args.budget,
+        link: args.offload,
+        limit: Limit::Time(limit),
+        seed: 0,
+    };
+    let value = |e: slabwise_planner::remat::RematError| {
+        Error::Value(format!("{}: {e}", args.graph.display()))
+    };
     let (found, placed) = if args.slab {
         let (found, placed) = remat_in_slab(graph, &options).map_err(value)?;
         (found, Some(placed))
@@ -107,9 +130,21 @@ fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<Strin
     }))
 }
 
-fn report(args: &Args, graph: &RematGraph, found: &Remat, placed: Option<&Placed>, seconds: f64) -> Result<()> {
+fn report(
+    args: &Args,
+    graph: &RematGraph,
+    found: &Remat,
+    placed: Option<&Placed>,
+    seconds: f64,
+) -> Result<()> {
     let base = u128::from(graph.base_cost());
-    let percent = |cost: u128| if base > 0 { 100.0 * (cost as f64 - base as f64) / base as f64 } else { 0.0 };
+    let percent = |cost: u128| {
+        if base > 0 {
+            100.0 * (cost as f64 - base as f64) / base as f64
+        } else {
+            0.0
+        }
+    };
     let offloaded: u64 = found.offloaded_bytes(graph);
     let met = placed.map_or(found.peak, |p| p.height) <= found.budget;
     if args.json {
@@ -141,7 +176,14 @@ fn report(args: &Args, graph: &RematGraph, found: &Remat, placed: Option<&Placed
     let bytes = |b: u64| format!("{b} ({})", Bytes(b));
     let mut rows = vec![
         ("peak", bytes(found.peak)),
-        ("budget", format!("{}{}", bytes(found.budget), if met { "" } else { ", not met" })),
+        (
+            "budget",
+            format!(
+                "{}{}",
+                bytes(found.budget),
+                if met { "" } else { ", not met" }
+            ),
+        ),
         ("without recomputation", bytes(found.ordered_peak)),
         ("floor proved", bytes(found.peak_bound)),
         (
@@ -157,7 +199,10 @@ fn report(args: &Args, graph: &RematGraph, found: &Remat, placed: Option<&Placed
         ("lower bound", format!("{:.4} %", percent(found.time_bound))),
     ];
     if args.offload.is_some() {
-        rows.push(("time", format!("{} ({:.4} % over)", found.time, percent(found.time))));
+        rows.push((
+            "time",
+            format!("{} ({:.4} % over)", found.time, percent(found.time)),
+        ));
         rows.push(("offloaded", bytes(offloaded)));
     }
     if let Some(placed) = placed {

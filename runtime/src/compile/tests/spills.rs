@@ -11,8 +11,16 @@ use crate::models::Model;
 use crate::passes::{Fuse, REMADE_MIN, Simplify, fuse, legalise, lower, remake, simplify};
 use crate::{Params, Precision, Trace};
 
-/// Compute capability, multiprocessors and KiB of shared memory of a block, of devices that there are.
-const DEVICES: [[u32; 3]; 6] = [[80, 108, 163], [86, 84, 99], [89, 128, 99], [90, 132, 227], [100, 148, 227], [120, 170, 99]];
+/// Compute capability, multiprocessors and KiB of shared memory of a block, of devices that there
+/// are.
+const DEVICES: [[u32; 3]; 6] = [
+    [80, 108, 163],
+    [86, 84, 99],
+    [89, 128, 99],
+    [90, 132, 227],
+    [100, 148, 227],
+    [120, 170, 99],
+];
 
 /// The functions of all models' training steps, each in f32, tf32 and bf16, by name.
 fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
@@ -24,13 +32,28 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
             let trace = Trace::training().with_precision(precision);
             let loss = network.step(&trace, 64usize.into(), model.optimizer());
             let graph = trace.finish(&[loss]).expect("a model");
-            let graph = legalise(&remake(&simplify(&graph, &Simplify::default()), Some(REMADE_MIN)), true);
+            let graph = legalise(
+                &remake(&simplify(&graph, &Simplify::default()), Some(REMADE_MIN)),
+                true,
+            );
             let bounds = graph.symbols.bounds();
             for task in lower(&fuse(&graph, &Fuse::default())).expect("tasks") {
                 for tf32 in [false, true] {
-                    let target = Target { sm, multiprocessors, shared_bytes_max: kib << 10, tf32, guarded: false };
-                    let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target).unwrap_or_else(|e| panic!("{}: {e}", task.name));
-                    all.extend(lowered.functions.into_iter().map(|function| (function.name.clone(), function)));
+                    let target = Target {
+                        sm,
+                        multiprocessors,
+                        shared_bytes_max: kib << 10,
+                        tf32,
+                        guarded: false,
+                    };
+                    let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
+                        .unwrap_or_else(|e| panic!("{}: {e}", task.name));
+                    all.extend(
+                        lowered
+                            .functions
+                            .into_iter()
+                            .map(|function| (function.name.clone(), function)),
+                    );
                 }
             }
         }
@@ -42,10 +65,14 @@ fn kind(function: &Function) -> &str {
     function.name.rsplit_once('_').map_or("", |(kind, _)| kind)
 }
 
-/// What the registers of a product follow from: kernel and operands as types, but for the numbers of words. What is done with the sums is
-/// left out.
+/// What the registers of a product follow from: kernel and operands as types, but for the numbers
+/// of words. What is done with the sums is left out.
 fn multiplied(function: &Function) -> String {
-    let lines = function.source.lines().filter(|line| ["idx;", "Matrix<", "tile.product<"].iter().any(|part| line.contains(part)));
+    let lines = function.source.lines().filter(|line| {
+        ["idx;", "Matrix<", "tile.product<"]
+            .iter()
+            .any(|part| line.contains(part))
+    });
     let types = lines
         .flat_map(|line| line.split([',', '<', '>', ' ']))
         .filter(|word| word.parse::<u32>().is_ok_and(|n| n < 8) || word.parse::<u32>().is_err());
@@ -55,10 +82,15 @@ fn multiplied(function: &Function) -> String {
 /// Fails if one of the functions spills registers.
 fn check(functions: &[&Function], sm: u32) {
     let executable = std::env::current_exe().expect("a path");
-    let built = executable.parent().and_then(|deps| deps.parent()).expect("a build folder");
+    let built = executable
+        .parent()
+        .and_then(|deps| deps.parent())
+        .expect("a build folder");
     let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
     let programs = Program::each(PRELUDE, functions.iter().copied(), sm);
-    let made = Compiler::of_process().compile(Some(&cache), &programs).unwrap_or_else(|e| panic!("{e}"));
+    let made = Compiler::of_process()
+        .compile(Some(&cache), &programs)
+        .unwrap_or_else(|e| panic!("{e}"));
     let usage: Vec<_> = made.iter().flat_map(|code| &code.usage).collect();
     assert_eq!(usage.len(), functions.len(), "sm_{sm}: {usage:?}");
     let spilled: Vec<_> = usage.iter().filter(|usage| usage.spill_bytes > 0).collect();
@@ -75,7 +107,8 @@ fn compiler() -> bool {
     found.is_ok()
 }
 
-/// Of the products that are alike but for what is done with their sums the one that does most with them, each for one of the architectures.
+/// Of the products that are alike but for what is done with their sums the one that does most with
+/// them, each for one of the architectures.
 #[test]
 fn products_of_models_spill_nothing() {
     if !compiler() {
@@ -85,7 +118,11 @@ fn products_of_models_spill_nothing() {
     for (at, device) in DEVICES.into_iter().enumerate() {
         let all = functions(device);
         let mut longest: HashMap<String, &Function> = HashMap::new();
-        for function in all.values().filter(|f| ["gemm_", "gemv_", "depthwise_"].iter().any(|of| f.name.starts_with(of))) {
+        for function in all.values().filter(|f| {
+            ["gemm_", "gemv_", "depthwise_"]
+                .iter()
+                .any(|of| f.name.starts_with(of))
+        }) {
             let known = longest.entry(multiplied(function)).or_insert(function);
             if function.source.len() > known.source.len() {
                 *known = function;
@@ -93,7 +130,12 @@ fn products_of_models_spill_nothing() {
         }
         let mut alike: Vec<(&String, &&Function)> = longest.iter().collect();
         alike.sort_unstable_by_key(|(key, _)| *key);
-        let own: Vec<&Function> = alike.into_iter().skip(at).step_by(DEVICES.len()).map(|(_, function)| *function).collect();
+        let own: Vec<&Function> = alike
+            .into_iter()
+            .skip(at)
+            .step_by(DEVICES.len())
+            .map(|(_, function)| *function)
+            .collect();
         check(&own, device[0]);
         checked += own.len();
     }

@@ -1,6 +1,7 @@
-//! What memory holds and what happened to it, in the formats that others' viewers open: PyTorch's memory snapshot, pprof's
-//! heap profile, the Chrome and Perfetto trace. They are written from a [`Ledger`], which a pool has (its blocks of now, and the
-//! events that [`Pool::record`] kept) and a run in a planned slab as well ([`Ledger::of_slab`]).
+//! What memory holds and what happened to it, in the formats that others' viewers open: PyTorch's
+//! memory snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
+//! [`Ledger`], which a pool has (its blocks of now, and the events that [`Pool::record`] kept) and
+//! a run in a planned slab as well ([`Ledger::of_slab`]).
 
 mod perfetto;
 mod pprof;
@@ -50,7 +51,15 @@ impl From<&Pool> for Ledger {
         let policy = pool.policy();
         let (manager, expandable) = (policy.name().to_string(), policy == Policy::Vmm);
         let limit = pool.statistics().bytes_limit;
-        Ledger { manager, expandable, limit, segments: segments(pool), events: pool.events(), tags: pool.tags(), kernels: Vec::new() }
+        Ledger {
+            manager,
+            expandable,
+            limit,
+            segments: segments(pool),
+            events: pool.events(),
+            tags: pool.tags(),
+            kernels: Vec::new(),
+        }
     }
 }
 
@@ -81,13 +90,24 @@ fn segments(pool: &Pool) -> Vec<Segment> {
             _ => return,
         };
         let region = block.region();
-        let piece = Piece { region, requested, tag: tag.clone() };
+        let piece = Piece {
+            region,
+            requested,
+            tag: tag.clone(),
+        };
         match segments.last_mut() {
-            Some(s) if s.region.arena == region.arena && s.region.offset + s.region.bytes == region.offset => {
+            Some(s)
+                if s.region.arena == region.arena
+                    && s.region.offset + s.region.bytes == region.offset =>
+            {
                 s.region.bytes += region.bytes;
                 s.blocks.push(piece);
             }
-            _ => segments.push(Segment { region, stream: block.stream, blocks: vec![piece] }),
+            _ => segments.push(Segment {
+                region,
+                stream: block.stream,
+                blocks: vec![piece],
+            }),
         }
     });
     segments
@@ -103,21 +123,37 @@ impl Addresses {
         const START: u64 = 1 << 32;
         const ALIGN: u64 = 2 << 20;
         let mut ends: BTreeMap<u32, u64> = BTreeMap::new();
-        for region in segments.iter().map(|s| s.region).chain(events.iter().map(|e| e.region)) {
+        for region in segments
+            .iter()
+            .map(|s| s.region)
+            .chain(events.iter().map(|e| e.region))
+        {
             let end = ends.entry(region.arena).or_default();
             *end = (*end).max(region.offset.saturating_add(region.bytes));
         }
         let mut at = START;
         let mut place = |bytes: u64| {
             let start = at;
-            at = at.saturating_add(bytes.max(1)).checked_next_multiple_of(ALIGN).unwrap_or(u64::MAX);
+            at = at
+                .saturating_add(bytes.max(1))
+                .checked_next_multiple_of(ALIGN)
+                .unwrap_or(u64::MAX);
             start
         };
-        Addresses { starts: ends.into_iter().map(|(arena, bytes)| (arena, place(bytes))).collect() }
+        Addresses {
+            starts: ends
+                .into_iter()
+                .map(|(arena, bytes)| (arena, place(bytes)))
+                .collect(),
+        }
     }
 
     fn of(&self, region: Region) -> u64 {
-        self.starts.get(&region.arena).copied().unwrap_or(0).saturating_add(region.offset)
+        self.starts
+            .get(&region.arena)
+            .copied()
+            .unwrap_or(0)
+            .saturating_add(region.offset)
     }
 }
 

@@ -1,4 +1,5 @@
-//! The trace format of Chrome, which Perfetto opens: kernels, lifetimes of blocks, counters, failures.
+//! The trace format of Chrome, which Perfetto opens: kernels, lifetimes of blocks, counters,
+//! failures.
 
 use std::collections::HashSet;
 
@@ -7,9 +8,9 @@ use serde_json::{Value, json};
 use super::super::journal::Action;
 use super::Ledger;
 
-/// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the number of the allocation
-/// as id) and each kernel (`X`), counters of the bytes in use and reserved, instants where requests failed. Times are
-/// microseconds.
+/// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
+/// number of the allocation as id) and each kernel (`X`), counters of the bytes in use and
+/// reserved, instants where requests failed. Times are microseconds.
 pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
     let memory = memory.into();
     let mut rows = vec![
@@ -20,8 +21,7 @@ pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
         rows.push(json!({"ph": "M", "pid": 1, "tid": 2, "name": "thread_name", "args": {"name": "kernels"}}));
     }
     let us = |ns: u64| ns as f64 / 1000.0;
-    let kernel =
-        |k: &super::Kernel| json!({"ph": "X", "pid": 1, "tid": 2, "cat": "kernel", "name": k.name, "ts": us(k.start_ns), "dur": us(k.ns)});
+    let kernel = |k: &super::Kernel| json!({"ph": "X", "pid": 1, "tid": 2, "cat": "kernel", "name": k.name, "ts": us(k.start_ns), "dur": us(k.ns)});
     rows.extend(memory.kernels.iter().map(kernel));
     let mut open = HashSet::new();
     for event in &memory.events {
@@ -37,27 +37,40 @@ pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
             Action::Alloc => {
                 open.insert(event.allocation);
                 let mut begin = span("b");
-                let line = tag.location.map(|at| format!("{}:{}", at.file(), at.line()));
+                let line = tag
+                    .location
+                    .map(|at| format!("{}:{}", at.file(), at.line()));
                 begin["args"] = json!({"bytes": event.region.bytes, "layer": &*tag.layer, "line": line, "stream": event.stream.0});
                 rows.push(begin);
             }
             Action::Free if open.remove(&event.allocation) => rows.push(span("e")),
             Action::Oom => {
                 let mut instant = row("i", "out of memory");
-                (instant["s"], instant["args"]) = (json!("p"), json!({"bytes": event.region.bytes, "for": &*tag.name}));
+                (instant["s"], instant["args"]) = (
+                    json!("p"),
+                    json!({"bytes": event.region.bytes, "for": &*tag.name}),
+                );
                 rows.push(instant);
             }
             Action::MoveTo => {
                 let mut instant = row("i", "moved");
-                (instant["s"], instant["args"]) = (json!("t"), json!({"bytes": event.region.bytes, "what": &*tag.name}));
+                (instant["s"], instant["args"]) = (
+                    json!("t"),
+                    json!({"bytes": event.region.bytes, "what": &*tag.name}),
+                );
                 rows.push(instant);
             }
-            // What was allocated before the first event that was kept has no beginning; the place a block leaves is no end.
+            // What was allocated before the first event that was kept has no beginning; the place a
+            // block leaves is no end.
             Action::Free | Action::MoveFrom | Action::SegmentAlloc | Action::SegmentFree => {}
         }
         let mut counters = row("C", "bytes");
         counters["args"] = json!({"in use": event.bytes_in_use, "reserved": event.pool_bytes});
         rows.push(counters);
     }
-    Value::from_iter([("traceEvents", Value::Array(rows)), ("displayTimeUnit", json!("ns"))]).to_string()
+    Value::from_iter([
+        ("traceEvents", Value::Array(rows)),
+        ("displayTimeUnit", json!("ns")),
+    ])
+    .to_string()
 }

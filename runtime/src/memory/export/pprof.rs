@@ -1,5 +1,5 @@
-//! pprof's heap profile: gzipped protocol buffers, after `profile.proto` of google/pprof. Only the fields that are written
-//! are declared.
+//! pprof's heap profile: gzipped protocol buffers, after `profile.proto` of google/pprof. Only the
+//! fields that are written are declared.
 
 use std::collections::HashMap;
 use std::io::Write;
@@ -107,24 +107,43 @@ impl Builder {
         }
         let id = self.profile.location.len() as u64 + 1;
         let (name, filename, line) = (self.text(name), self.text(file), i64::from(line));
-        self.profile.function.push(Function { id, name, system_name: name, filename, start_line: line });
-        self.profile.location.push(Location { id, line: vec![Line { function_id: id, line }] });
+        self.profile.function.push(Function {
+            id,
+            name,
+            system_name: name,
+            filename,
+            start_line: line,
+        });
+        self.profile.location.push(Location {
+            id,
+            line: vec![Line {
+                function_id: id,
+                line,
+            }],
+        });
         self.locations.insert(key, id);
         id
     }
 }
 
-/// The blocks in use as a heap profile with the sample types `allocations/count` and `space/bytes`. Stacks are the tensor,
-/// its layer's path from the inside out, and the user's line. The bytes add up to
-/// [`Statistics::bytes_in_use`](super::super::Statistics::bytes_in_use). `time` is when, since 1970.
+/// The blocks in use as a heap profile with the sample types `allocations/count` and `space/bytes`.
+/// Stacks are the tensor, its layer's path from the inside out, and the user's line. The bytes add
+/// up to [`Statistics::bytes_in_use`](super::super::Statistics::bytes_in_use). `time` is when,
+/// since 1970.
 ///
 /// # Errors
 /// Never, in memory; what the compressor says.
 pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Result<Vec<u8>> {
-    let Ledger { manager, segments, .. } = memory.into();
+    let Ledger {
+        manager, segments, ..
+    } = memory.into();
     let mut held: Vec<(Tag, i64, i64)> = Vec::new();
     let mut known: HashMap<Tag, usize> = HashMap::new();
-    for piece in segments.into_iter().flat_map(|s| s.blocks).filter(|piece| piece.requested.is_some()) {
+    for piece in segments
+        .into_iter()
+        .flat_map(|s| s.blocks)
+        .filter(|piece| piece.requested.is_some())
+    {
         let at = *known.entry(piece.tag.clone()).or_insert_with(|| {
             held.push((piece.tag, 0, 0));
             held.len() - 1
@@ -134,9 +153,25 @@ pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Resul
     }
     let mut b = Builder::default();
     b.text("");
-    let [allocations, count, space, bytes] = ["allocations", "count", "space", "bytes"].map(|text| b.text(text));
-    b.profile.sample_type = vec![ValueType { kind: allocations, unit: count }, ValueType { kind: space, unit: bytes }];
-    (b.profile.period_type, b.profile.default_sample_type) = (Some(ValueType { kind: space, unit: bytes }), space);
+    let [allocations, count, space, bytes] =
+        ["allocations", "count", "space", "bytes"].map(|text| b.text(text));
+    b.profile.sample_type = vec![
+        ValueType {
+            kind: allocations,
+            unit: count,
+        },
+        ValueType {
+            kind: space,
+            unit: bytes,
+        },
+    ];
+    (b.profile.period_type, b.profile.default_sample_type) = (
+        Some(ValueType {
+            kind: space,
+            unit: bytes,
+        }),
+        space,
+    );
     b.profile.time_nanos = i64::try_from(time.as_nanos()).unwrap_or(i64::MAX);
     let policy = b.text(&format!("memory managed by {manager}"));
     b.profile.comment = vec![policy];
@@ -148,7 +183,10 @@ pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Resul
             location_id.push(b.location(layer, file, line));
             layer = layer.rsplit_once('/').map_or("", |(outer, _)| outer);
         }
-        b.profile.sample.push(Sample { location_id, value: vec![count, bytes] });
+        b.profile.sample.push(Sample {
+            location_id,
+            value: vec![count, bytes],
+        });
     }
     let mut packed = GzEncoder::new(Vec::new(), Compression::default());
     packed.write_all(&b.profile.encode_to_vec())?;

@@ -37,8 +37,8 @@ pub struct Kernel {
 }
 
 impl Ledger {
-    /// The ledger of a slab of so many bytes with these lives in it, no two of which may share bytes at a time: what holds
-    /// bytes at the end, and all that led to it.
+    /// The ledger of a slab of so many bytes with these lives in it, no two of which may share
+    /// bytes at a time: what holds bytes at the end, and all that led to it.
     pub fn of_slab(manager: &str, bytes: u64, lives: &[Life], kernels: Vec<Kernel>) -> Ledger {
         let mut tags = Tags::default();
         let ids: Vec<TagId> = lives.iter().map(|life| tags.id(life.tag.clone())).collect();
@@ -49,7 +49,11 @@ impl Ledger {
             changes.extend(life.to_ns.map(|end| (end, false, at)));
         }
         changes.sort_unstable();
-        let slab = Region { arena: 0, offset: 0, bytes };
+        let slab = Region {
+            arena: 0,
+            offset: 0,
+            bytes,
+        };
         let event = |action, region, tag, allocation, time_ns, bytes_in_use| Event {
             action,
             region,
@@ -64,24 +68,59 @@ impl Ledger {
         let mut in_use = 0u64;
         for (time, begins, at) in changes {
             let life = &lives[at];
-            in_use = if begins { in_use.saturating_add(life.bytes) } else { in_use.saturating_sub(life.bytes) };
+            in_use = if begins {
+                in_use.saturating_add(life.bytes)
+            } else {
+                in_use.saturating_sub(life.bytes)
+            };
             let action = if begins { Action::Alloc } else { Action::Free };
-            events.push(event(action, slab.part(life.offset, life.bytes), ids[at], at as u64 + 1, time, in_use));
+            events.push(event(
+                action,
+                slab.part(life.offset, life.bytes),
+                ids[at],
+                at as u64 + 1,
+                time,
+                in_use,
+            ));
         }
-        let held: BTreeMap<u64, &Life> = lives.iter().filter(|l| l.to_ns.is_none() && l.bytes > 0).map(|l| (l.offset, l)).collect();
+        let held: BTreeMap<u64, &Life> = lives
+            .iter()
+            .filter(|l| l.to_ns.is_none() && l.bytes > 0)
+            .map(|l| (l.offset, l))
+            .collect();
         let (mut blocks, mut next) = (Vec::new(), 0);
-        let free = |from: u64, to: u64| Piece { region: slab.part(from, to - from), requested: None, tag: Tag::default() };
+        let free = |from: u64, to: u64| Piece {
+            region: slab.part(from, to - from),
+            requested: None,
+            tag: Tag::default(),
+        };
         for (&offset, life) in &held {
             if offset > next {
                 blocks.push(free(next, offset));
             }
-            blocks.push(Piece { region: slab.part(offset, life.bytes), requested: Some(life.bytes), tag: life.tag.clone() });
+            blocks.push(Piece {
+                region: slab.part(offset, life.bytes),
+                requested: Some(life.bytes),
+                tag: life.tag.clone(),
+            });
             next = offset + life.bytes;
         }
         if bytes > next {
             blocks.push(free(next, bytes));
         }
-        let segments = vec![Segment { region: slab, stream: Stream(0), blocks }];
-        Ledger { manager: manager.into(), expandable: false, limit: bytes, segments, events, tags: tags.all().to_vec(), kernels }
+        let segments = vec![Segment {
+            region: slab,
+            stream: Stream(0),
+            blocks,
+        }];
+        Ledger {
+            manager: manager.into(),
+            expandable: false,
+            limit: bytes,
+            segments,
+            events,
+            tags: tags.all().to_vec(),
+            kernels,
+        }
     }
 }

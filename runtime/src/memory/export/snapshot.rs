@@ -72,13 +72,28 @@ struct Frame {
 
 /// The tensor, then the layer it is in, then the user's line.
 fn frames(tag: &Tag) -> Vec<Frame> {
-    let (filename, line) = tag.location.map_or((String::new(), 0), |at| (at.file().to_string(), at.line()));
-    let names = [&tag.name, &tag.layer].into_iter().filter(|name| !name.is_empty());
-    names.map(|name| Frame { name: name.to_string(), filename: filename.clone(), line }).collect()
+    let (filename, line) = tag
+        .location
+        .map_or((String::new(), 0), |at| (at.file().to_string(), at.line()));
+    let names = [&tag.name, &tag.layer]
+        .into_iter()
+        .filter(|name| !name.is_empty());
+    names
+        .map(|name| Frame {
+            name: name.to_string(),
+            filename: filename.clone(),
+            line,
+        })
+        .collect()
 }
 
 fn snapshot(memory: &Ledger) -> Snapshot {
-    let Ledger { segments, events, expandable, .. } = memory;
+    let Ledger {
+        segments,
+        events,
+        expandable,
+        ..
+    } = memory;
     let addresses = Addresses::new(segments, events);
     let row = |s: &Segment| {
         let in_use = || s.blocks.iter().filter(|b| b.requested.is_some());
@@ -87,8 +102,16 @@ fn snapshot(memory: &Ledger) -> Snapshot {
             address: addresses.of(b.region),
             size: b.region.bytes,
             requested_size: b.requested.unwrap_or(0),
-            state: if b.requested.is_some() { "active_allocated" } else { "inactive" },
-            frames: if b.requested.is_some() { frames(&b.tag) } else { Vec::new() },
+            state: if b.requested.is_some() {
+                "active_allocated"
+            } else {
+                "inactive"
+            },
+            frames: if b.requested.is_some() {
+                frames(&b.tag)
+            } else {
+                Vec::new()
+            },
         });
         SegmentRow {
             device: 0,
@@ -98,7 +121,11 @@ fn snapshot(memory: &Ledger) -> Snapshot {
             active_size: allocated,
             requested_size: in_use().filter_map(|b| b.requested).sum(),
             stream: s.stream.0,
-            segment_type: if s.region.bytes > 2 << 20 { "large" } else { "small" },
+            segment_type: if s.region.bytes > 2 << 20 {
+                "large"
+            } else {
+                "small"
+            },
             segment_pool_id: (0, 0),
             is_expandable: *expandable,
             frames: Vec::new(),
@@ -124,11 +151,16 @@ fn snapshot(memory: &Ledger) -> Snapshot {
             Action::Oom => &["oom"],
         }
     };
-    let trace = events.iter().flat_map(|e| actions(e.action).iter().map(move |action| event(e, action))).collect();
+    let trace = events
+        .iter()
+        .flat_map(|e| actions(e.action).iter().map(move |action| event(e, action)))
+        .collect();
     Snapshot {
         segments: segments.iter().map(row).collect(),
         device_traces: vec![trace],
-        allocator_settings: Settings { backend: memory.manager.clone() },
+        allocator_settings: Settings {
+            backend: memory.manager.clone(),
+        },
         external_annotations: Vec::new(),
     }
 }
@@ -146,5 +178,6 @@ pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
 /// # Errors
 /// Never of memory that is sound; what the writer of pickles says.
 pub fn snapshot_pickle(memory: impl Into<Ledger>) -> Result<Vec<u8>, ExportError> {
-    serde_pickle::to_vec(&snapshot(&memory.into()), serde_pickle::SerOptions::new()).map_err(|e| ExportError(e.to_string()))
+    serde_pickle::to_vec(&snapshot(&memory.into()), serde_pickle::SerOptions::new())
+        .map_err(|e| ExportError(e.to_string()))
 }

@@ -1,5 +1,5 @@
-//! Best fit with coalescing, as in XLA's `BFCAllocator`: bins of 256·2ᵇ bytes, within each the smallest block that fits, then
-//! the lowest address.
+//! Best fit with coalescing, as in XLA's `BFCAllocator`: bins of 256·2ᵇ bytes, within each the
+//! smallest block that fits, then the lowest address.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,8 @@ fn key(table: &Table, index: u32) -> Key {
     (block.bytes, block.arena, block.offset, index)
 }
 
-/// Whether what a request leaves of a block is cut off: if the block is at least twice the request, or much is left.
+/// Whether what a request leaves of a block is cut off: if the block is at least twice the request,
+/// or much is left.
 pub(crate) fn splits(block: u64, bytes: u64) -> bool {
     block / 2 >= bytes || block - bytes >= LARGE_REST
 }
@@ -45,7 +46,11 @@ impl Bfc {
 
     /// See [`Bins::find`](super::Bins::find).
     pub fn find(&self, table: &Table, bytes: u64, usable: impl Fn(&Block) -> bool) -> Option<u32> {
-        let fitting = |bin: &BTreeSet<Key>| bin.range((bytes, 0, 0, 0)..).map(|&(.., index)| index).find(|&index| usable(&table[index]));
+        let fitting = |bin: &BTreeSet<Key>| {
+            bin.range((bytes, 0, 0, 0)..)
+                .map(|&(.., index)| index)
+                .find(|&index| usable(&table[index]))
+        };
         self.bins[bin_of(bytes)..].iter().find_map(fitting)
     }
 }
@@ -57,19 +62,36 @@ mod tests {
 
     #[test]
     fn bins_and_splits_are_xlas() {
-        assert_eq!([256, 511, 512, 1024, 256 << 20, 1 << 40].map(bin_of), [0, 0, 1, 2, 20, 20]);
+        assert_eq!(
+            [256, 511, 512, 1024, 256 << 20, 1 << 40].map(bin_of),
+            [0, 0, 1, 2, 20, 20]
+        );
         assert!(splits(1024, 512) && !splits(1024, 768));
-        assert!(splits(1 << 30, (1 << 30) - LARGE_REST) && !splits(1 << 30, (1 << 30) - LARGE_REST + GRANULE));
+        assert!(
+            splits(1 << 30, (1 << 30) - LARGE_REST)
+                && !splits(1 << 30, (1 << 30) - LARGE_REST + GRANULE)
+        );
     }
 
     #[test]
     fn the_smallest_that_fits_at_the_lowest_address() {
         let (mut table, mut bins) = (Table::default(), Bfc::default());
         for (offset, bytes) in [(0, 4096), (8192, 2048), (16384, 2048), (32768, 1024)] {
-            let index = table.add(Block { offset, bytes, state: State::Free, ..Block::default() });
+            let index = table.add(Block {
+                offset,
+                bytes,
+                state: State::Free,
+                ..Block::default()
+            });
             bins.insert(&mut table, index);
         }
-        let at = |bytes| bins.find(&table, bytes, |_| true).map(|index| table[index].offset);
-        assert_eq!([1024, 1280, 2048, 2304, 4352].map(at), [Some(32768), Some(8192), Some(8192), Some(0), None]);
+        let at = |bytes| {
+            bins.find(&table, bytes, |_| true)
+                .map(|index| table[index].offset)
+        };
+        assert_eq!(
+            [1024, 1280, 2048, 2304, 4352].map(at),
+            [Some(32768), Some(8192), Some(8192), Some(0), None]
+        );
     }
 }

@@ -1,7 +1,8 @@
 //! Blocks that are kept whole: MXNet's `Naive` and `Round` pools.
 //!
-//! Each block is an arena of its own. A freed block waits in the bucket of its size for a request that rounds to the same,
-//! last in, first out; it is never cut and serves no other size. What differs is how requests are rounded.
+//! Each block is an arena of its own. A freed block waits in the bucket of its size for a request
+//! that rounds to the same, last in, first out; it is never cut and serves no other size. What
+//! differs is how requests are rounded.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +28,10 @@ impl Rounding {
     pub fn of(settings: &Settings) -> Rounding {
         let page = settings.page_size;
         match settings.policy {
-            Policy::Round => Rounding::Round { page, cutoff: 1 << settings.round_cutoff },
+            Policy::Round => Rounding::Round {
+                page,
+                cutoff: 1 << settings.round_cutoff,
+            },
             _ => Rounding::Naive { page },
         }
     }
@@ -38,9 +42,15 @@ impl Rounding {
         match self {
             Rounding::Naive { page } => {
                 let rounded = bytes.checked_next_multiple_of(page)?;
-                if rounded > LARGE { bytes.checked_next_multiple_of(LARGE.max(page)) } else { Some(rounded) }
+                if rounded > LARGE {
+                    bytes.checked_next_multiple_of(LARGE.max(page))
+                } else {
+                    Some(rounded)
+                }
             }
-            Rounding::Round { page, cutoff } if bytes <= cutoff => Some(bytes.next_power_of_two().max(page)),
+            Rounding::Round { page, cutoff } if bytes <= cutoff => {
+                Some(bytes.next_power_of_two().max(page))
+            }
             Rounding::Round { cutoff, .. } => bytes.checked_next_multiple_of(cutoff),
         }
     }
@@ -55,13 +65,24 @@ pub(crate) struct Buckets {
 
 impl Buckets {
     pub fn new(rounding: Rounding) -> Buckets {
-        Buckets { rounding, free: BTreeMap::new() }
+        Buckets {
+            rounding,
+            free: BTreeMap::new(),
+        }
     }
 
     /// The block of exactly this size that came back last, of those the stream may use.
-    pub fn take(&mut self, table: &mut Table, streams: &Streams, bytes: u64, stream: Stream) -> Option<u32> {
+    pub fn take(
+        &mut self,
+        table: &mut Table,
+        streams: &Streams,
+        bytes: u64,
+        stream: Stream,
+    ) -> Option<u32> {
         let bucket = self.free.get_mut(&bytes)?;
-        let at = bucket.iter().rposition(|&index| streams.may_use(stream, &table[index]))?;
+        let at = bucket
+            .iter()
+            .rposition(|&index| streams.may_use(stream, &table[index]))?;
         let index = bucket.remove(at);
         table[index].state = State::Live;
         Some(index)
@@ -77,11 +98,20 @@ impl Buckets {
         let mut returns = Vec::new();
         self.free.retain(|_, bucket| {
             bucket.retain(|&index| {
-                let Block { arena, bytes, stream, .. } = table[index];
+                let Block {
+                    arena,
+                    bytes,
+                    stream,
+                    ..
+                } = table[index];
                 let goes = may_go(&table[index]);
                 if goes {
                     table.remove(index);
-                    returns.push(Return::Release { arena, bytes, stream });
+                    returns.push(Return::Release {
+                        arena,
+                        bytes,
+                        stream,
+                    });
                 }
                 !goes
             });
@@ -99,12 +129,21 @@ mod tests {
     fn sizes_are_rounded_as_mxnet_does() {
         let naive = Rounding::Naive { page: 4096 };
         let mib = 1 << 20;
-        for (bytes, rounded) in
-            [(0, 4096), (1, 4096), (4096, 4096), (4097, 8192), (2 * mib, 2 * mib), (2 * mib + 1, 4 * mib), (5 * mib, 6 * mib)]
-        {
+        for (bytes, rounded) in [
+            (0, 4096),
+            (1, 4096),
+            (4096, 4096),
+            (4097, 8192),
+            (2 * mib, 2 * mib),
+            (2 * mib + 1, 4 * mib),
+            (5 * mib, 6 * mib),
+        ] {
             assert_eq!(naive.rounded(bytes), Some(rounded), "naive {bytes}");
         }
-        let round = Rounding::Round { page: 4096, cutoff: 1 << 20 };
+        let round = Rounding::Round {
+            page: 4096,
+            cutoff: 1 << 20,
+        };
         for (bytes, rounded) in [
             (32, 4096),
             (4095, 4096),
@@ -117,6 +156,9 @@ mod tests {
         ] {
             assert_eq!(round.rounded(bytes), Some(rounded), "round {bytes}");
         }
-        assert_eq!((naive.rounded(u64::MAX), round.rounded(u64::MAX)), (None, None));
+        assert_eq!(
+            (naive.rounded(u64::MAX), round.rounded(u64::MAX)),
+            (None, None)
+        );
     }
 }

@@ -1,11 +1,13 @@
-//! Memory that is cut: arenas as chains of blocks that are split for a request and joined again when they come back.
+//! Memory that is cut: arenas as chains of blocks that are split for a request and joined again
+//! when they come back.
 //!
-//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a hole of addresses behind it
-//! (or, once pages were given back, in between), so that growing makes the last free block longer instead of adding an arena
-//! that could be too small for the next request. Elsewhere each growth is an arena of its own.
+//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a hole
+//! of addresses behind it (or, once pages were given back, in between), so that growing makes the
+//! last free block longer instead of adding an arena that could be too small for the next request.
+//! Elsewhere each growth is an arena of its own.
 //!
-//! Small blocks lie in pages, so that those which live long are together and do not cut up what large requests need. A page
-//! is a block of the chain whose inside is a chain of its own.
+//! Small blocks lie in pages, so that those which live long are together and do not cut up what
+//! large requests need. A page is a block of the chain whose inside is a chain of its own.
 
 use slabwise_kernels::memory::Region;
 
@@ -37,7 +39,11 @@ pub(crate) enum Effort {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
     /// All of an arena, whose row is gone already.
-    Release { arena: u32, bytes: u64, stream: Stream },
+    Release {
+        arena: u32,
+        bytes: u64,
+        stream: Stream,
+    },
     /// Pages of a range; the row is busy until they are unmapped.
     Unmap { row: u32, pages: Region },
 }
@@ -46,7 +52,11 @@ impl Return {
     /// What goes back.
     pub fn region(&self) -> Region {
         match *self {
-            Return::Release { arena, bytes, .. } => Region { arena, offset: 0, bytes },
+            Return::Release { arena, bytes, .. } => Region {
+                arena,
+                offset: 0,
+                bytes,
+            },
             Return::Unmap { pages, .. } => pages,
         }
     }
@@ -84,7 +94,12 @@ impl Chain {
     }
 
     pub fn bfc() -> Chain {
-        Chain { bins: Bins::Bfc(super::bfc::Bfc::default()), small: None, doubles: true, ..Chain::tlsf(false) }
+        Chain {
+            bins: Bins::Bfc(super::bfc::Bfc::default()),
+            small: None,
+            doubles: true,
+            ..Chain::tlsf(false)
+        }
     }
 
     /// What a request of so many bytes takes up.
@@ -97,7 +112,14 @@ impl Chain {
     }
 
     /// A block for a request of rounded size, in use.
-    pub fn take(&mut self, table: &mut Table, streams: &Streams, bytes: u64, stream: Stream, effort: Effort) -> Option<u32> {
+    pub fn take(
+        &mut self,
+        table: &mut Table,
+        streams: &Streams,
+        bytes: u64,
+        stream: Stream,
+        effort: Effort,
+    ) -> Option<u32> {
         let thorough = effort != Effort::Quick;
         let usable = |block: &Block| streams.may_use(stream, block);
         if !self.is_small(bytes) {
@@ -116,8 +138,23 @@ impl Chain {
         }
         if let Some(found) = self.find(table, PAGE, thorough, usable) {
             let page = self.cut(table, found, PAGE);
-            let Block { arena, offset, stream, sequence, .. } = table[page];
-            let inside = Block { arena, offset, bytes: PAGE, state: State::Live, stream, sequence, page, ..Block::default() };
+            let Block {
+                arena,
+                offset,
+                stream,
+                sequence,
+                ..
+            } = table[page];
+            let inside = Block {
+                arena,
+                offset,
+                bytes: PAGE,
+                state: State::Live,
+                stream,
+                sequence,
+                page,
+                ..Block::default()
+            };
             let inside = table.add(inside);
             (table[page].state, table[page].page) = (State::Page, inside);
             let rest = table.split(inside, bytes);
@@ -126,22 +163,41 @@ impl Chain {
             return Some(inside);
         }
         // No room for a page: the block stands alone.
-        (effort == Effort::Last).then(|| self.find(table, bytes, true, usable))?.map(|found| self.cut(table, found, bytes))
+        (effort == Effort::Last)
+            .then(|| self.find(table, bytes, true, usable))?
+            .map(|found| self.cut(table, found, bytes))
     }
 
-    /// A free block that fits. Those at the border of a hole come last: they are what a request that is larger than all of
-    /// them makes longer, and cost the less the longer they are. (Wilson et al., "Dynamic storage allocation: a survey and
-    /// critical review", 1995, call it preserving the wilderness.)
-    fn find(&self, table: &Table, bytes: u64, thorough: bool, usable: impl Fn(&Block) -> bool) -> Option<u32> {
+    /// A free block that fits. Those at the border of a hole come last: they are what a request
+    /// that is larger than all of them makes longer, and cost the less the longer they are. (Wilson
+    /// et al., "Dynamic storage allocation: a survey and critical review", 1995, call it preserving
+    /// the wilderness.)
+    fn find(
+        &self,
+        table: &Table,
+        bytes: u64,
+        thorough: bool,
+        usable: impl Fn(&Block) -> bool,
+    ) -> Option<u32> {
         if self.holes.is_empty() {
             return self.bins.find(table, bytes, thorough, usable);
         }
         let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Hole;
-        self.bins.find(table, bytes, thorough, |b| inner(b) && usable(b)).or_else(|| {
-            let borders = self.holes.iter().map(|&hole| table[hole].before).filter(|&row| row != NONE);
-            let fitting = borders.filter(|&row| table[row].state == State::Free && table[row].bytes >= bytes && usable(&table[row]));
-            fitting.min_by_key(|&row| (table[row].bytes, row))
-        })
+        self.bins
+            .find(table, bytes, thorough, |b| inner(b) && usable(b))
+            .or_else(|| {
+                let borders = self
+                    .holes
+                    .iter()
+                    .map(|&hole| table[hole].before)
+                    .filter(|&row| row != NONE);
+                let fitting = borders.filter(|&row| {
+                    table[row].state == State::Free
+                        && table[row].bytes >= bytes
+                        && usable(&table[row])
+                });
+                fitting.min_by_key(|&row| (table[row].bytes, row))
+            })
     }
 
     /// Takes a free block out of its list and cuts off what the request does not need.
@@ -163,7 +219,8 @@ impl Chain {
         }
     }
 
-    /// Takes the free block `found` out of its list, cut down to so many bytes; it is in use afterwards.
+    /// Takes the free block `found` out of its list, cut down to so many bytes; it is in use
+    /// afterwards.
     pub fn claim(&mut self, table: &mut Table, found: u32, bytes: u64) {
         self.bins.remove(table, found);
         self.cut_exactly(table, found, bytes);
@@ -186,21 +243,36 @@ impl Chain {
             }
             return;
         }
-        let Block { stream, sequence, since, idle_since, .. } = table[index];
+        let Block {
+            stream,
+            sequence,
+            since,
+            idle_since,
+            ..
+        } = table[index];
         table.remove(index);
         let row = &mut table[page];
-        (row.page, row.stream, row.sequence, row.since, row.idle_since) = (NONE, stream, sequence, since, idle_since);
+        (
+            row.page,
+            row.stream,
+            row.sequence,
+            row.since,
+            row.idle_since,
+        ) = (NONE, stream, sequence, since, idle_since);
         self.give(table, streams, page);
     }
 
-    /// Joins a free block that is in no list with its free neighbours; the block that is left is in no list either.
+    /// Joins a free block that is in no list with its free neighbours; the block that is left is in
+    /// no list either.
     fn join(&mut self, table: &mut Table, streams: &Streams, mut index: u32) -> u32 {
         // Once streams are done, there can be more than one on each side.
-        while let Some((stream, sequence)) = self.joined(table, streams, index, table[index].after) {
+        while let Some((stream, sequence)) = self.joined(table, streams, index, table[index].after)
+        {
             self.unlist(table, table[index].after);
             self.merge(table, index, stream, sequence);
         }
-        while let Some((stream, sequence)) = self.joined(table, streams, table[index].before, index) {
+        while let Some((stream, sequence)) = self.joined(table, streams, table[index].before, index)
+        {
             let before = table[index].before;
             self.unlist(table, before);
             self.merge(table, before, stream, sequence);
@@ -214,13 +286,17 @@ impl Chain {
         let after = table[table[index].after];
         let row = &mut table[index];
         (row.stream, row.sequence) = (stream, sequence);
-        (row.since, row.idle_since) = (row.since.max(after.since), row.idle_since.max(after.idle_since));
+        (row.since, row.idle_since) = (
+            row.since.max(after.since),
+            row.idle_since.max(after.idle_since),
+        );
         table.join(index);
     }
 
     /// Who may use two neighbours if they are joined; `None` if they cannot be.
     fn joined(&self, table: &Table, streams: &Streams, a: u32, b: u32) -> Option<(Stream, u64)> {
-        if a == NONE || b == NONE || table[a].state != State::Free || table[b].state != State::Free {
+        if a == NONE || b == NONE || table[a].state != State::Free || table[b].state != State::Free
+        {
             return None;
         }
         streams.joined(&table[a], &table[b])
@@ -241,7 +317,11 @@ impl Chain {
 
     /// Joins neighbours that could not be joined while streams were behind.
     pub fn join_all(&mut self, table: &mut Table, streams: &Streams) {
-        let free: Vec<u32> = table.iter().filter(|(_, b)| b.state == State::Free).map(|(index, _)| index).collect();
+        let free: Vec<u32> = table
+            .iter()
+            .filter(|(_, b)| b.state == State::Free)
+            .map(|(index, _)| index)
+            .collect();
         for index in free {
             let Block { state, after, .. } = table[index];
             if state == State::Free && self.joined(table, streams, index, after).is_some() {
@@ -254,34 +334,64 @@ impl Chain {
     /// The arena that a source without ranges is asked for, for a request of rounded size.
     pub fn segment(&self, bytes: u64) -> u64 {
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
-        let least = if self.doubles { self.segment } else { SEGMENT_GRANULE };
-        bytes.max(least).checked_next_multiple_of(SEGMENT_GRANULE).unwrap_or(bytes)
+        let least = if self.doubles {
+            self.segment
+        } else {
+            SEGMENT_GRANULE
+        };
+        bytes
+            .max(least)
+            .checked_next_multiple_of(SEGMENT_GRANULE)
+            .unwrap_or(bytes)
     }
 
     /// Memory of a new arena joins the pool.
     pub fn add_segment(&mut self, table: &mut Table, arena: u32, bytes: u64, stream: Stream) {
         self.segment = self.segment.saturating_mul(2).min(1 << 40);
-        let row = table.add(Block { arena, bytes, stream, state: State::Free, ..Block::default() });
+        let row = table.add(Block {
+            arena,
+            bytes,
+            stream,
+            state: State::Free,
+            ..Block::default()
+        });
         self.bins.insert(table, row);
     }
 
     /// Addresses without memory join the pool.
     pub fn add_range(&mut self, table: &mut Table, range: Range, bytes: u64) {
-        let row = table.add(Block { arena: range.arena, bytes, state: State::Hole, ..Block::default() });
+        let row = table.add(Block {
+            arena: range.arena,
+            bytes,
+            state: State::Hole,
+            ..Block::default()
+        });
         self.range = Some(range);
         self.holes.push(row);
     }
 
-    /// Where a range grows for a request of rounded size: the hole that needs the fewest new bytes, and how many. The free
-    /// block before the hole becomes part of the new block if the stream may use it.
-    pub fn place_to_grow(&self, table: &Table, streams: &Streams, bytes: u64, stream: Stream) -> Option<(u32, u64)> {
+    /// Where a range grows for a request of rounded size: the hole that needs the fewest new bytes,
+    /// and how many. The free block before the hole becomes part of the new block if the stream may
+    /// use it.
+    pub fn place_to_grow(
+        &self,
+        table: &Table,
+        streams: &Streams,
+        bytes: u64,
+        stream: Stream,
+    ) -> Option<(u32, u64)> {
         let page = self.range?.page;
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
         let holes = self.holes.iter().filter_map(|&hole| {
             let before = table[hole].before;
-            let joins = before != NONE && table[before].state == State::Free && streams.may_use(stream, &table[before]);
+            let joins = before != NONE
+                && table[before].state == State::Free
+                && streams.may_use(stream, &table[before]);
             let there = if joins { table[before].bytes } else { 0 };
-            let new = bytes.saturating_sub(there).max(1).checked_next_multiple_of(page)?;
+            let new = bytes
+                .saturating_sub(there)
+                .max(1)
+                .checked_next_multiple_of(page)?;
             (new <= table[hole].bytes).then_some((new, table[hole].offset, hole))
         });
         holes.min().map(|(new, _, hole)| (hole, new))
@@ -308,7 +418,8 @@ impl Chain {
     /// A busy row has no memory (any more): it joins the holes beside it.
     pub fn unmapped(&mut self, table: &mut Table, mut row: u32) {
         table[row].state = State::Hole;
-        let is_hole = |table: &Table, other: u32| other != NONE && table[other].state == State::Hole;
+        let is_hole =
+            |table: &Table, other: u32| other != NONE && table[other].state == State::Hole;
         let Block { before, after, .. } = table[row];
         if is_hole(table, after) {
             self.holes.retain(|&h| h != after);
@@ -322,9 +433,12 @@ impl Chain {
         self.holes.push(row);
     }
 
-    /// Free memory that may go back to the driver, as `may_go` says of each block: whole arenas, and whole pages of a range.
+    /// Free memory that may go back to the driver, as `may_go` says of each block: whole arenas,
+    /// and whole pages of a range.
     pub fn trim(&mut self, table: &mut Table, may_go: impl Fn(&Block) -> bool) -> Vec<Return> {
-        let free = |(index, b): (u32, &Block)| (b.state == State::Free && b.page == NONE && may_go(b)).then_some(index);
+        let free = |(index, b): (u32, &Block)| {
+            (b.state == State::Free && b.page == NONE && may_go(b)).then_some(index)
+        };
         let rows: Vec<u32> = table.iter().filter_map(free).collect();
         let mut returns = Vec::new();
         for row in rows {
@@ -332,13 +446,19 @@ impl Chain {
             match self.range.filter(|r| r.arena == block.arena) {
                 Some(range) if range.pages_move => {
                     if let Some(row) = self.whole_pages(table, row, range.page, u64::MAX) {
-                        returns.push(Return::Unmap { row, pages: table[row].region() });
+                        returns.push(Return::Unmap {
+                            row,
+                            pages: table[row].region(),
+                        });
                     }
                 }
                 Some(_) => {
                     // Such a range goes back whole: one free block, and the hole behind it.
                     let rest = block.after;
-                    if block.before == NONE && (rest == NONE || (table[rest].state == State::Hole && table[rest].after == NONE)) {
+                    if block.before == NONE
+                        && (rest == NONE
+                            || (table[rest].state == State::Hole && table[rest].after == NONE))
+                    {
                         self.bins.remove(table, row);
                         table.remove(row);
                         if rest != NONE {
@@ -346,13 +466,21 @@ impl Chain {
                         }
                         self.holes.clear();
                         self.range = None;
-                        returns.push(Return::Release { arena: block.arena, bytes: block.bytes, stream: block.stream });
+                        returns.push(Return::Release {
+                            arena: block.arena,
+                            bytes: block.bytes,
+                            stream: block.stream,
+                        });
                     }
                 }
                 None if block.is_alone() => {
                     self.bins.remove(table, row);
                     table.remove(row);
-                    returns.push(Return::Release { arena: block.arena, bytes: block.bytes, stream: block.stream });
+                    returns.push(Return::Release {
+                        arena: block.arena,
+                        bytes: block.bytes,
+                        stream: block.stream,
+                    });
                 }
                 None => {}
             }
@@ -360,8 +488,15 @@ impl Chain {
         returns
     }
 
-    /// Makes the whole pages inside a free block, so many bytes at most, a busy row of their own; `None` if it has none.
-    pub fn whole_pages(&mut self, table: &mut Table, row: u32, page: u64, most: u64) -> Option<u32> {
+    /// Makes the whole pages inside a free block, so many bytes at most, a busy row of their own;
+    /// `None` if it has none.
+    pub fn whole_pages(
+        &mut self,
+        table: &mut Table,
+        row: u32,
+        page: u64,
+        most: u64,
+    ) -> Option<u32> {
         let block = table[row];
         let from = block.offset.next_multiple_of(page);
         let to = (block.end() / page * page).min(from.saturating_add(most / page * page));

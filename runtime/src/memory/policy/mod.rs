@@ -29,9 +29,15 @@ impl Bins {
         }
     }
 
-    /// A free block of at least so many bytes that `usable` allows, of those the policy finds in bounded time; with
-    /// `thorough`, any there is.
-    pub fn find(&self, table: &Table, bytes: u64, thorough: bool, usable: impl Fn(&Block) -> bool) -> Option<u32> {
+    /// A free block of at least so many bytes that `usable` allows, of those the policy finds in
+    /// bounded time; with `thorough`, any there is.
+    pub fn find(
+        &self,
+        table: &Table,
+        bytes: u64,
+        thorough: bool,
+        usable: impl Fn(&Block) -> bool,
+    ) -> Option<u32> {
         match self {
             Bins::Tlsf(bins) => bins.find(table, bytes, thorough, usable),
             Bins::Bfc(bins) => bins.find(table, bytes, usable),

@@ -18,7 +18,12 @@ const CUTTING: [Policy; 3] = [Policy::Tlsf, Policy::Bfc, Policy::Vmm];
 
 /// A pool on all of a device.
 fn whole(policy: Policy) -> MemoryConfig {
-    MemoryConfig { policy: Some(policy), fraction: Some(1.0), preallocate: Some(false), ..MemoryConfig::default() }
+    MemoryConfig {
+        policy: Some(policy),
+        fraction: Some(1.0),
+        preallocate: Some(false),
+        ..MemoryConfig::default()
+    }
 }
 
 fn open(config: &MemoryConfig) -> Pool {

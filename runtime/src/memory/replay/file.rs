@@ -6,7 +6,8 @@ use slabwise_planner::csv::{self, FileError};
 
 use super::{Trace, rmm};
 
-/// The most bytes of a trace, unpacked: enough for some ten million operations, and a bound to what a small file unpacks to.
+/// The most bytes of a trace, unpacked: enough for some ten million operations, and a bound to what
+/// a small file unpacks to.
 pub const FILE_MAX: u64 = 1 << 29;
 
 /// Why a file is no trace.
@@ -26,14 +27,18 @@ pub enum TraceError {
 }
 
 impl Trace {
-    /// Reads a trace: RMM's log (`Thread,Time,Action,Pointer,Size,Stream`), a memory snapshot of PyTorch (pickle or JSON),
-    /// or lifetimes (`id,lower,upper,size`); what it is shows in its content.
+    /// Reads a trace: RMM's log (`Thread,Time,Action,Pointer,Size,Stream`), a memory snapshot of
+    /// PyTorch (pickle or JSON), or lifetimes (`id,lower,upper,size`); what it is shows in its
+    /// content.
     ///
     /// # Errors
     /// If the file cannot be read, is too long, or is none of these; malformed ones name the place.
     pub fn read_file(path: &Path) -> Result<Trace, TraceError> {
         let bytes = csv::read_packed(path, FILE_MAX)?;
-        Trace::of_bytes(&bytes).map_err(|message| TraceError::Format { path: path.into(), message })
+        Trace::of_bytes(&bytes).map_err(|message| TraceError::Format {
+            path: path.into(),
+            message,
+        })
     }
 
     /// Reads what a file contains; see [`Trace::read_file`].
@@ -41,12 +46,16 @@ impl Trace {
     /// # Errors
     /// The place that is wrong, and how.
     pub fn of_bytes(bytes: &[u8]) -> Result<Trace, String> {
-        // The first opcode of a pickle of any protocol above 1; before that, of one that is a dictionary.
+        // The first opcode of a pickle of any protocol above 1; before that, of one that is a
+        // dictionary.
         if bytes.first() == Some(&0x80) || bytes.starts_with(b"(d") || bytes.starts_with(b"}q") {
             return Trace::of_snapshot_pickle(bytes);
         }
         let text = str::from_utf8(bytes).map_err(|error| {
-            let line = 1 + bytes[..error.valid_up_to()].iter().filter(|&&byte| byte == b'\n').count();
+            let line = 1 + bytes[..error.valid_up_to()]
+                .iter()
+                .filter(|&&byte| byte == b'\n')
+                .count();
             format!("line {line} is not UTF-8, and the file is no pickle")
         })?;
         if text.trim_start().starts_with('{') {
@@ -69,21 +78,49 @@ mod tests {
     #[test]
     fn formats_are_told_apart() {
         let bytes_of = |file: &[u8]| Trace::of_bytes(file).map(|t| t.peak_live_bytes());
-        assert_eq!(bytes_of(b"id,lower,upper,size\na,0,2,10\nb,1,3,5\nc,2,4,10\n"), Ok(15));
-        assert_eq!(bytes_of(b"Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,7,0x0\n"), Ok(7));
+        assert_eq!(
+            bytes_of(b"id,lower,upper,size\na,0,2,10\nb,1,3,5\nc,2,4,10\n"),
+            Ok(15)
+        );
+        assert_eq!(
+            bytes_of(b"Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,7,0x0\n"),
+            Ok(7)
+        );
         let json = r#"{"segments": [], "device_traces": [[{"action": "alloc", "addr": 16, "size": 9, "stream": 0}]]}"#;
         assert_eq!(bytes_of(json.as_bytes()), Ok(9));
-        for wrong in [&b""[..], b"hello", b"\xff\xfe", b"{", b"\x80\x04.", b"id,lower\n"] {
+        for wrong in [
+            &b""[..],
+            b"hello",
+            b"\xff\xfe",
+            b"{",
+            b"\x80\x04.",
+            b"id,lower\n",
+        ] {
             assert!(bytes_of(wrong).is_err(), "{wrong:?}");
         }
     }
 
     #[test]
     fn lifetimes_end_before_others_begin() {
-        let trace = Trace::of_bytes(b"id,lower,upper,size\n2,0,2,20\n1,0,2,10\n3,2,3,30\n4,1,1,99\n").expect("lifetimes");
-        let sizes: Vec<u64> =
-            trace.ops().iter().filter_map(|op| if let Op::Alloc { bytes, .. } = op { Some(*bytes) } else { None }).collect();
-        assert_eq!(sizes, [10, 20, 30], "in the order of ids, without those that never live");
+        let trace =
+            Trace::of_bytes(b"id,lower,upper,size\n2,0,2,20\n1,0,2,10\n3,2,3,30\n4,1,1,99\n")
+                .expect("lifetimes");
+        let sizes: Vec<u64> = trace
+            .ops()
+            .iter()
+            .filter_map(|op| {
+                if let Op::Alloc { bytes, .. } = op {
+                    Some(*bytes)
+                } else {
+                    None
+                }
+            })
+            .collect();
+        assert_eq!(
+            sizes,
+            [10, 20, 30],
+            "in the order of ids, without those that never live"
+        );
         assert_eq!(trace.peak_live_bytes(), 30);
     }
 

@@ -6,16 +6,21 @@ use super::super::source::Stream;
 use super::{Op, Trace};
 
 impl Trace {
-    /// The trace that makes these lifetimes: at each instant, first what ends is freed, then what begins is allocated, both in
-    /// the order of their ids if all of those are numbers (programs number buffers as they make them), else of the rows.
-    /// Only ids, lifetimes and sizes are looked at: offsets, and what ties them, are the pool's to choose.
+    /// The trace that makes these lifetimes: at each instant, first what ends is freed, then what
+    /// begins is allocated, both in the order of their ids if all of those are numbers (programs
+    /// number buffers as they make them), else of the rows. Only ids, lifetimes and sizes are
+    /// looked at: offsets, and what ties them, are the pool's to choose.
     ///
     /// # Errors
     /// If so many bytes are live at once that they cannot be counted.
     pub fn of_lifetimes(table: &Table) -> Result<Trace, String> {
         let items = &table.problem.items;
-        let mut order: Vec<usize> = (0..items.len()).filter(|&item| !items[item].life.is_empty()).collect();
-        let numbers: Option<Vec<u64>> = (0..items.len()).map(|item| table.id(item).parse().ok()).collect();
+        let mut order: Vec<usize> = (0..items.len())
+            .filter(|&item| !items[item].life.is_empty())
+            .collect();
+        let numbers: Option<Vec<u64>> = (0..items.len())
+            .map(|item| table.id(item).parse().ok())
+            .collect();
         if let Some(numbers) = numbers {
             order.sort_by_key(|&item| numbers[item]);
         }
@@ -35,9 +40,13 @@ impl Trace {
                 }
                 id_of[at] = allocations;
                 allocations += 1;
-                Op::Alloc { bytes: items[order[at]].size, stream: Stream(0) }
+                Op::Alloc {
+                    bytes: items[order[at]].size,
+                    stream: Stream(0),
+                }
             })
             .collect();
-        Trace::new(ops).map_err(|_| "the lifetimes have more bytes at once than can be counted".into())
+        Trace::new(ops)
+            .map_err(|_| "the lifetimes have more bytes at once than can be counted".into())
     }
 }

@@ -1,7 +1,8 @@
 //! Allocation traces, and what a pool's policies make of them.
 //!
-//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it through a pool over a
-//! [`FakeDevice`], whose memory is not there, only counted; so traces of devices larger than this machine can be replayed.
+//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it
+//! through a pool over a [`FakeDevice`], whose memory is not there, only counted; so traces of
+//! devices larger than this machine can be replayed.
 
 mod events;
 mod file;
@@ -65,8 +66,8 @@ impl Trace {
     /// A trace of these operations.
     ///
     /// # Errors
-    /// The operation at fault: one that frees what was not allocated before it, or was freed before, or the first that makes
-    /// more than 2³² − 1 allocations or 2⁶² bytes live.
+    /// The operation at fault: one that frees what was not allocated before it, or was freed
+    /// before, or the first that makes more than 2³² − 1 allocations or 2⁶² bytes live.
     pub fn new(ops: Vec<Op>) -> Result<Trace, usize> {
         let mut live: Vec<Option<u64>> = Vec::new();
         let mut sum = 0u64;
@@ -74,7 +75,10 @@ impl Trace {
             match *op {
                 Op::Alloc { bytes, .. } => {
                     live.push(Some(bytes));
-                    sum = sum.checked_add(bytes).filter(|sum| *sum < 1 << 62).ok_or(at)?;
+                    sum = sum
+                        .checked_add(bytes)
+                        .filter(|sum| *sum < 1 << 62)
+                        .ok_or(at)?;
                 }
                 Op::Free(id) => {
                     let bytes = live.get_mut(id as usize).and_then(Option::take).ok_or(at)?;
@@ -86,21 +90,31 @@ impl Trace {
         Ok(Trace { ops, allocations })
     }
 
-    /// The trace of what a pool has recorded; see [`Pool::record`]. Blocks that were in use before are allocated first.
+    /// The trace of what a pool has recorded; see [`Pool::record`]. Blocks that were in use before
+    /// are allocated first.
     ///
     /// # Errors
     /// If the events are not those of a pool, in their order.
     pub fn of_events(events: &[Event]) -> Result<Trace, String> {
         use events::{Before, Logged, trace};
         let log = events.iter().filter_map(|event| {
-            let (address, bytes, stream) = (event.allocation, event.region.bytes, u64::from(event.stream.0));
+            let (address, bytes, stream) = (
+                event.allocation,
+                event.region.bytes,
+                u64::from(event.stream.0),
+            );
             match event.action {
-                Action::Alloc => Some(Logged::Alloc { address, bytes, stream }),
+                Action::Alloc => Some(Logged::Alloc {
+                    address,
+                    bytes,
+                    stream,
+                }),
                 Action::Free => Some(Logged::Free { address, bytes }),
                 _ => None,
             }
         });
-        trace(&log.collect::<Vec<_>>(), Before::Something, &[]).map_err(|(at, what)| format!("allocation or free {at}: {what}"))
+        trace(&log.collect::<Vec<_>>(), Before::Something, &[])
+            .map_err(|(at, what)| format!("allocation or free {at}: {what}"))
     }
 
     /// The operations.
@@ -132,8 +146,8 @@ impl Trace {
         peak
     }
 
-    /// Sends the trace through a pool with this configuration, on a device of `capacity` bytes, all of which are the pool's;
-    /// without a capacity, on one that is larger than any.
+    /// Sends the trace through a pool with this configuration, on a device of `capacity` bytes, all
+    /// of which are the pool's; without a capacity, on one that is larger than any.
     ///
     /// # Errors
     /// If a setting makes no sense, or the bill of the first request that failed.
@@ -141,8 +155,9 @@ impl Trace {
         self.watch(config, capacity, 0, |_| {})
     }
 
-    /// As [`Trace::run`], while the pool keeps its last `events` events; `at_peak` looks at the pool when most is live for
-    /// the first time. Each operation takes a microsecond of the device's time.
+    /// As [`Trace::run`], while the pool keeps its last `events` events; `at_peak` looks at the
+    /// pool when most is live for the first time. Each operation takes a microsecond of the
+    /// device's time.
     ///
     /// # Errors
     /// As [`Trace::run`].
@@ -154,8 +169,13 @@ impl Trace {
         mut at_peak: impl FnMut(&Pool),
     ) -> Result<Replay, ReplayError> {
         const PAGE: u64 = 2 << 20;
-        let device = FakeDevice::new(capacity.unwrap_or(1 << 60)).with_pages(PAGE).with_preallocation(capacity.is_some());
-        let whole = MemoryConfig { fraction: Some(1.0), ..config.clone() };
+        let device = FakeDevice::new(capacity.unwrap_or(1 << 60))
+            .with_pages(PAGE)
+            .with_preallocation(capacity.is_some());
+        let whole = MemoryConfig {
+            fraction: Some(1.0),
+            ..config.clone()
+        };
         let pool = Pool::new(&whole)?;
         pool.record(events);
         let mut handles = Vec::with_capacity(self.allocations as usize);

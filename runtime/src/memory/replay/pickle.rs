@@ -1,9 +1,11 @@
-//! Python's pickles, read: only plain data, and in time and memory that are a small multiple of the file's.
+//! Python's pickles, read: only plain data, and in time and memory that are a small multiple of the
+//! file's.
 //!
-//! A pickle is a program for a stack machine ("pickletools" in Python's library documents its opcodes). Readers that build
-//! trees as they go can be made to build exponentially large ones, by values that are shared and shared again, or deep ones
-//! that overflow the stack when they are visited. Here each value is a row of a table, values name others by their rows, and
-//! no opcode makes more than a few rows; nothing recurses. Opcodes that call Python are refused.
+//! A pickle is a program for a stack machine ("pickletools" in Python's library documents its
+//! opcodes). Readers that build trees as they go can be made to build exponentially large ones, by
+//! values that are shared and shared again, or deep ones that overflow the stack when they are
+//! visited. Here each value is a row of a table, values name others by their rows, and no opcode
+//! makes more than a few rows; nothing recurses. Opcodes that call Python are refused.
 
 /// A row of [`Data`].
 pub(super) type Id = u32;
@@ -38,7 +40,15 @@ impl<'a> Data<'a> {
     /// # Errors
     /// The byte at which it is none, or none that is plain data.
     pub fn read(bytes: &'a [u8]) -> Result<(Data<'a>, Id), String> {
-        let mut machine = Machine { data: Data { bytes, values: Vec::new() }, at: 0, stack: Vec::new(), memo: Vec::new() };
+        let mut machine = Machine {
+            data: Data {
+                bytes,
+                values: Vec::new(),
+            },
+            at: 0,
+            stack: Vec::new(),
+            memo: Vec::new(),
+        };
         loop {
             let at = machine.at;
             match machine.step() {
@@ -80,8 +90,14 @@ impl<'a> Data<'a> {
 
     /// What a dictionary has under a name; the last, if there are several.
     pub fn field(&self, id: Id, name: &str) -> Option<Id> {
-        let Value::Dict(pairs) = &self.values[id as usize] else { return None };
-        pairs.chunks_exact(2).rev().find(|pair| self.text(pair[0]) == Some(name)).map(|pair| pair[1])
+        let Value::Dict(pairs) = &self.values[id as usize] else {
+            return None;
+        };
+        pairs
+            .chunks_exact(2)
+            .rev()
+            .find(|pair| self.text(pair[0]) == Some(name))
+            .map(|pair| pair[1])
     }
 }
 
@@ -102,7 +118,12 @@ impl Machine<'_> {
 
     /// A little-endian number of so many bytes, at most eight.
     fn number(&mut self, bytes: usize) -> Option<u64> {
-        Some(self.take(bytes)?.iter().rev().fold(0, |sum, byte| sum << 8 | u64::from(*byte)))
+        Some(
+            self.take(bytes)?
+                .iter()
+                .rev()
+                .fold(0, |sum, byte| sum << 8 | u64::from(*byte)),
+        )
     }
 
     /// A signed one, of any length; beyond 64 bits there is no telling which.
@@ -126,12 +147,17 @@ impl Machine<'_> {
     }
 
     fn pop(&mut self) -> Option<Id> {
-        self.stack.pop().filter(|id| self.data.values[*id as usize] != Value::Mark)
+        self.stack
+            .pop()
+            .filter(|id| self.data.values[*id as usize] != Value::Mark)
     }
 
     /// What lies above the last mark, and the mark goes too.
     fn above_mark(&mut self) -> Option<Vec<Id>> {
-        let mark = self.stack.iter().rposition(|id| self.data.values[*id as usize] == Value::Mark)?;
+        let mark = self
+            .stack
+            .iter()
+            .rposition(|id| self.data.values[*id as usize] == Value::Mark)?;
         let above = self.stack.split_off(mark + 1);
         self.stack.pop();
         Some(above)
@@ -169,7 +195,9 @@ impl Machine<'_> {
     fn tuple(&mut self, length: usize) -> Option<()> {
         let at = self.stack.len().checked_sub(length)?;
         let items = self.stack.split_off(at);
-        let plain = items.iter().all(|id| self.data.values[*id as usize] != Value::Mark);
+        let plain = items
+            .iter()
+            .all(|id| self.data.values[*id as usize] != Value::Mark);
         plain.then_some(())?;
         self.push(Value::List(items))
     }
@@ -178,7 +206,8 @@ impl Machine<'_> {
         let slot = usize::try_from(slot).ok()?;
         let top = *self.stack.last()?;
         if slot >= self.memo.len() {
-            // A writer numbers what it remembers; a slot far beyond would only be there to make the table large.
+            // A writer numbers what it remembers; a slot far beyond would only be there to make the
+            // table large.
             (slot <= self.data.bytes.len()).then_some(())?;
             self.memo.resize(slot + 1, None);
         }
@@ -216,7 +245,12 @@ impl Machine<'_> {
             b'I' | b'L' => {
                 let line = self.line()?;
                 let digits = line.strip_suffix('L').unwrap_or(line);
-                digits.strip_prefix('-').unwrap_or(digits).bytes().all(|b| b.is_ascii_digit()).then_some(())?;
+                digits
+                    .strip_prefix('-')
+                    .unwrap_or(digits)
+                    .bytes()
+                    .all(|b| b.is_ascii_digit())
+                    .then_some(())?;
                 let number = digits.parse().ok();
                 self.push(Value::Int(number))?;
             }
@@ -262,7 +296,9 @@ impl Machine<'_> {
                 self.push(Value::List(items))?;
             }
             b'd' => {
-                let items = self.above_mark().filter(|items| items.len().is_multiple_of(2))?;
+                let items = self
+                    .above_mark()
+                    .filter(|items| items.len().is_multiple_of(2))?;
                 self.push(Value::Dict(items))?;
             }
             0x85..=0x87 => self.tuple(usize::from(opcode - 0x84))?,
@@ -312,7 +348,8 @@ mod tests {
 
     #[test]
     fn plain_data_of_every_protocol_is_read() {
-        // pickle.dumps({"a": [1, 300, -5, 2**40, 2**70], "b": (None, 1.5, "z")}, protocol) of CPython 3.
+        // pickle.dumps({"a": [1, 300, -5, 2**40, 2**70], "b": (None, 1.5, "z")}, protocol) of
+        // CPython 3.
         let dumps: [&[u8]; 3] = [
             b"(dp0\nVa\np1\n(lp2\nI1\naI300\naI-5\naL1099511627776L\naL1180591620717411303424L\nasVb\np3\n(NF1.5\nVz\np4\ntp5\ns.",
             b"\x80\x02}q\x00(X\x01\x00\x00\x00aq\x01]q\x02(K\x01M,\x01J\xfb\xff\xff\xff\x8a\x06\x00\x00\x00\x00\x00\x01\x8a\x09\x00\x00\x00\x00\x00\x00\x00\x00@eX\x01\x00\x00\x00bq\x03NG?\xf8\x00\x00\x00\x00\x00\x00X\x01\x00\x00\x00zq\x04\x87q\x05u.",
@@ -342,9 +379,18 @@ mod tests {
         deep.extend([0x85].repeat(1_000_000));
         deep.push(b'.');
         assert!(Data::read(&deep).is_ok());
-        assert!(Data::read(b"]r\xff\xff\xff\xff.").is_err(), "a slot far beyond the file");
-        assert!(Data::read(b"X\xff\xff\xff\xffabc.").is_err(), "a text far beyond the file");
-        assert!(Data::read(b"cos\nsystem\n(S'true'\ntR.").is_err(), "calls are refused");
+        assert!(
+            Data::read(b"]r\xff\xff\xff\xff.").is_err(),
+            "a slot far beyond the file"
+        );
+        assert!(
+            Data::read(b"X\xff\xff\xff\xffabc.").is_err(),
+            "a text far beyond the file"
+        );
+        assert!(
+            Data::read(b"cos\nsystem\n(S'true'\ntR.").is_err(),
+            "calls are refused"
+        );
     }
 
     #[test]
@@ -352,7 +398,10 @@ mod tests {
         let whole = b"\x80\x02}q\0(X\x01\0\0\0aq\x01]q\x02(K\x01M,\x01eu.";
         assert!(Data::read(whole).is_ok());
         for length in 0..whole.len() {
-            assert!(Data::read(&whole[..length]).is_err(), "cut to {length} bytes");
+            assert!(
+                Data::read(&whole[..length]).is_err(),
+                "cut to {length} bytes"
+            );
         }
         arbtest::arbtest(|u| {
             let mut bytes = whole.to_vec();

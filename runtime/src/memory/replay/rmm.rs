@@ -10,29 +10,51 @@ const COLUMNS: [&str; 4] = ["Action", "Pointer", "Size", "Stream"];
 
 /// Whether a text begins like a log.
 pub(super) fn is_log(text: &str) -> bool {
-    let mut columns = text.lines().next().unwrap_or_default().split(',').map(str::trim);
-    COLUMNS.iter().all(|name| columns.clone().any(|c| c == *name)) && columns.next().is_some()
+    let mut columns = text
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .split(',')
+        .map(str::trim);
+    COLUMNS
+        .iter()
+        .all(|name| columns.clone().any(|c| c == *name))
+        && columns.next().is_some()
 }
 
 impl Trace {
-    /// Reads a log in RMM's CSV format, `Thread,Time,Action,Pointer,Size,Stream`, with the actions `allocate`, `free` and
-    /// `allocate failure` (which is passed over). Threads are replayed in the order of the log.
+    /// Reads a log in RMM's CSV format, `Thread,Time,Action,Pointer,Size,Stream`, with the actions
+    /// `allocate`, `free` and `allocate failure` (which is passed over). Threads are replayed in
+    /// the order of the log.
     ///
     /// # Errors
     /// The line that is wrong, and how.
     pub fn of_rmm(text: &str) -> Result<Trace, String> {
-        let mut lines = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim())).filter(|(_, line)| !line.is_empty());
-        let header: Vec<&str> = lines.next().map_or(Vec::new(), |(_, line)| line.split(',').map(str::trim).collect());
+        let mut lines = text
+            .lines()
+            .enumerate()
+            .map(|(at, line)| (at + 1, line.trim()))
+            .filter(|(_, line)| !line.is_empty());
+        let header: Vec<&str> = lines.next().map_or(Vec::new(), |(_, line)| {
+            line.split(',').map(str::trim).collect()
+        });
         let mut column = [0; 4];
         for (at, name) in column.iter_mut().zip(COLUMNS) {
-            *at = header.iter().position(|h| *h == name).ok_or_else(|| format!("line 1: the header lacks the column `{name}`"))?;
+            *at = header
+                .iter()
+                .position(|h| *h == name)
+                .ok_or_else(|| format!("line 1: the header lacks the column `{name}`"))?;
         }
         let (mut log, mut line_of) = (Vec::new(), Vec::new());
         for (number, line) in lines {
             let wrong = |what: String| format!("line {number}: {what}");
             let fields: Vec<&str> = line.split(',').map(str::trim).collect();
             if fields.len() != header.len() {
-                return Err(wrong(format!("{} fields, the header has {}", fields.len(), header.len())));
+                return Err(wrong(format!(
+                    "{} fields, the header has {}",
+                    fields.len(),
+                    header.len()
+                )));
             }
             let [action, pointer, size, stream] = column.map(|at| fields[at]);
             let hex = |name: &str, text: &str| {
@@ -41,15 +63,35 @@ impl Trace {
                 if text == "(nil)" {
                     Ok(0)
                 } else {
-                    u64::from_str_radix(digits, 16).map_err(|_| wrong(format!("{name} `{}` is no address", brief(text))))
+                    u64::from_str_radix(digits, 16)
+                        .map_err(|_| wrong(format!("{name} `{}` is no address", brief(text))))
                 }
             };
-            let bytes = || size.parse::<u64>().map_err(|_| wrong(format!("Size `{}` is not a whole number from 0 to 2^64-1", brief(size))));
+            let bytes = || {
+                size.parse::<u64>().map_err(|_| {
+                    wrong(format!(
+                        "Size `{}` is not a whole number from 0 to 2^64-1",
+                        brief(size)
+                    ))
+                })
+            };
             log.push(match action {
-                "allocate" => Logged::Alloc { address: hex("Pointer", pointer)?, bytes: bytes()?, stream: hex("Stream", stream)? },
-                "free" => Logged::Free { address: hex("Pointer", pointer)?, bytes: bytes()? },
+                "allocate" => Logged::Alloc {
+                    address: hex("Pointer", pointer)?,
+                    bytes: bytes()?,
+                    stream: hex("Stream", stream)?,
+                },
+                "free" => Logged::Free {
+                    address: hex("Pointer", pointer)?,
+                    bytes: bytes()?,
+                },
                 "allocate failure" => continue,
-                _ => return Err(wrong(format!("Action `{}` is none of allocate, free, allocate failure", brief(action)))),
+                _ => {
+                    return Err(wrong(format!(
+                        "Action `{}` is none of allocate, free, allocate failure",
+                        brief(action)
+                    )));
+                }
             });
             line_of.push(number);
         }
@@ -78,7 +120,10 @@ mod tests {
         );
         assert!(is_log(&text));
         let trace = Trace::of_rmm(&text).expect("a log");
-        let on = |bytes, stream| Op::Alloc { bytes, stream: Stream(stream) };
+        let on = |bytes, stream| Op::Alloc {
+            bytes,
+            stream: Stream(stream),
+        };
         assert_eq!(trace.ops(), [on(256, 0), on(1000, 1), Op::Free(0)]);
         assert_eq!(trace.peak_live_bytes(), 1256);
     }
@@ -90,12 +135,21 @@ mod tests {
             assert!(error.contains(says), "{error}");
         };
         wrong("1,t,allocate,0x1,8\n", "line 2: 5 fields");
-        wrong("1,t,allocate,0x1,8,0x0\n1,t,allocate,0xg,8,0x0\n", "line 3: Pointer `0xg`");
+        wrong(
+            "1,t,allocate,0x1,8,0x0\n1,t,allocate,0xg,8,0x0\n",
+            "line 3: Pointer `0xg`",
+        );
         wrong("1,t,allocate,0x1,-8,0x0\n", "line 2: Size `-8`");
         wrong("1,t,allocate,0x1,8,main\n", "line 2: Stream `main`");
         wrong("1,t,realloc,0x1,8,0x0\n", "line 2: Action `realloc`");
-        wrong("1,t,allocate,0x1,8,0x0\n\n1,t,free,0x2,8,0x0\n", "line 4: 0x2 is freed");
-        wrong("1,t,allocate,0x1,18446744073709551615,0x0\n", "line 2: more bytes");
+        wrong(
+            "1,t,allocate,0x1,8,0x0\n\n1,t,free,0x2,8,0x0\n",
+            "line 4: 0x2 is freed",
+        );
+        wrong(
+            "1,t,allocate,0x1,18446744073709551615,0x0\n",
+            "line 2: more bytes",
+        );
         assert!(Trace::of_rmm("").is_err_and(|e| e.contains("`Action`")));
         assert!(!is_log("id,lower,upper,size\n"));
     }

@@ -43,7 +43,8 @@ pub(in crate::passes) struct Place {
 pub(in crate::passes) struct Edge {
     /// The node whose value it is.
     pub source: NodeId,
-    /// For each axis of the source, the axis of the operand along it; `None` if views do more than rename and repeat.
+    /// For each axis of the source, the axis of the operand along it; `None` if views do more than
+    /// rename and repeat.
     pub axes: Option<AxisMap>,
 }
 
@@ -56,7 +57,8 @@ pub struct Clusters {
     pub list: Vec<Cluster>,
     pub(in crate::passes) places: Vec<Option<Place>>,
     pub(in crate::passes) edges: Vec<SmallVec<[Edge; 3]>>,
-    /// Cheap values without tensor operands (numbers, indices, random bits) that every kernel computes for itself.
+    /// Cheap values without tensor operands (numbers, indices, random bits) that every kernel
+    /// computes for itself.
     pub(in crate::passes) inline: Vec<bool>,
     /// Which values are written to memory.
     pub(in crate::passes) stored: Vec<bool>,
@@ -64,8 +66,8 @@ pub struct Clusters {
     pub searched: u64,
 }
 
-/// Which kernels take values of which. Behind the kernels come the concatenations and paddings, as vertices of their own: a program may
-/// have many readers of many parts.
+/// Which kernels take values of which. Behind the kernels come the concatenations and paddings, as
+/// vertices of their own: a program may have many readers of many parts.
 pub(in crate::passes) struct Links {
     /// For each vertex those that take its values, each once.
     pub next: Vec<Vec<u32>>,
@@ -74,16 +76,28 @@ pub(in crate::passes) struct Links {
 }
 
 impl Clusters {
-    /// Checks that every computed node that is used has one kernel, and that the kernels are free of circles.
+    /// Checks that every computed node that is used has one kernel, and that the kernels are free
+    /// of circles.
     pub fn verify(&self) -> Result<(), String> {
         let mut count = vec![0; self.graph.nodes.len()];
-        self.list.iter().flat_map(|cluster| &cluster.members).for_each(|m| count[m.at()] += 1);
-        if let Some(id) = self.graph.ids().find(|id| count[id.at()] > 1 || (count[id.at()] == 1) != self.places[id.at()].is_some()) {
-            return Err(format!("{} is in {} kernels", self.graph.name(id), count[id.at()]));
+        self.list
+            .iter()
+            .flat_map(|cluster| &cluster.members)
+            .for_each(|m| count[m.at()] += 1);
+        if let Some(id) = self.graph.ids().find(|id| {
+            count[id.at()] > 1 || (count[id.at()] == 1) != self.places[id.at()].is_some()
+        }) {
+            return Err(format!(
+                "{} is in {} kernels",
+                self.graph.name(id),
+                count[id.at()]
+            ));
         }
         let Links { next, before } = self.links();
         let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
-        let mut ready: Vec<u32> = (0..next.len() as u32).filter(|&at| waits[at as usize] == 0).collect();
+        let mut ready: Vec<u32> = (0..next.len() as u32)
+            .filter(|&at| waits[at as usize] == 0)
+            .collect();
         let mut done = 0;
         while let Some(at) = ready.pop() {
             done += 1;
@@ -92,7 +106,11 @@ impl Clusters {
                 ready.extend((waits[user as usize] == 0).then_some(user));
             }
         }
-        match waits.iter().position(|&waits| waits > 0).filter(|_| done < next.len()) {
+        match waits
+            .iter()
+            .position(|&waits| waits > 0)
+            .filter(|_| done < next.len())
+        {
             Some(at) => Err(format!("kernel {at} needs its own result")),
             None => Ok(()),
         }
@@ -100,39 +118,54 @@ impl Clusters {
 
     /// Which kernels take values of which.
     pub(in crate::passes) fn links(&self) -> Links {
-        let is_container = |id: NodeId| matches!(self.graph.node(id).op, Op::Concat { .. } | Op::Pad { .. });
+        let is_container =
+            |id: NodeId| matches!(self.graph.node(id).op, Op::Concat { .. } | Op::Pad { .. });
         let mut number = vec![u32::MAX; self.graph.nodes.len()];
         let mut count = self.list.len() as u32;
         for id in self.graph.ids().filter(|id| is_container(*id)) {
             number[id.at()] = count;
             count += 1;
         }
-        let mut links = Links { next: vec![Vec::new(); count as usize], before: vec![Vec::new(); count as usize] };
+        let mut links = Links {
+            next: vec![Vec::new(); count as usize],
+            before: vec![Vec::new(); count as usize],
+        };
         let vertex = |source: NodeId| match &self.places[source.at()] {
             Some(place) => Some(place.cluster as u32),
             None => Some(number[source.at()]).filter(|&number| number != u32::MAX),
         };
         let mut take = |user: u32, id: NodeId| {
             let before = &mut links.before[user as usize];
-            self.each_source(id, |source| before.extend(vertex(source).filter(|&v| v != user)));
+            self.each_source(id, |source| {
+                before.extend(vertex(source).filter(|&v| v != user))
+            });
         };
         for (at, cluster) in self.list.iter().enumerate() {
             cluster.members.iter().for_each(|&m| take(at as u32, m));
         }
-        self.graph.ids().filter(|id| is_container(*id)).for_each(|id| take(number[id.at()], id));
+        self.graph
+            .ids()
+            .filter(|id| is_container(*id))
+            .for_each(|id| take(number[id.at()], id));
         for (user, before) in links.before.iter_mut().enumerate() {
             before.sort_unstable();
             before.dedup();
-            before.iter().for_each(|&b| links.next[b as usize].push(user as u32));
+            before
+                .iter()
+                .for_each(|&b| links.next[b as usize].push(user as u32));
         }
         links
     }
 
-    /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel listed last comes first, and what
-    /// is made again waits until nothing else can be done. Empty kernels go.
+    /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel
+    /// listed last comes first, and what is made again waits until nothing else can be done. Empty
+    /// kernels go.
     pub(super) fn in_order(mut self) -> Self {
         let count = self.list.len();
-        let Links { mut next, mut before } = self.links();
+        let Links {
+            mut next,
+            mut before,
+        } = self.links();
         for (finder, user) in self.finders() {
             if !before[user].contains(&(finder as u32)) {
                 before[user].push(finder as u32);
@@ -141,8 +174,15 @@ impl Clusters {
         }
         let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
-        let in_time: Vec<bool> = self.list.iter().map(|c| c.members.iter().any(|m| phase(m) != Phase::Again)).collect();
-        let mut ready: BinaryHeap<(bool, usize)> = (0..count).filter(|&at| waits[at] == 0).map(|at| (in_time[at], at)).collect();
+        let in_time: Vec<bool> = self
+            .list
+            .iter()
+            .map(|c| c.members.iter().any(|m| phase(m) != Phase::Again))
+            .collect();
+        let mut ready: BinaryHeap<(bool, usize)> = (0..count)
+            .filter(|&at| waits[at] == 0)
+            .map(|at| (in_time[at], at))
+            .collect();
         // A concatenation of nothing that is computed waits for nothing.
         let mut whole: Vec<usize> = (count..next.len()).filter(|&at| waits[at] == 0).collect();
         let (mut renamed, mut kept) = (vec![usize::MAX; count], Vec::with_capacity(count));
@@ -160,9 +200,15 @@ impl Clusters {
                 }
             }
         }
-        debug_assert!(waits.iter().all(|&w| w == 0), "kernels need each other's results");
+        debug_assert!(
+            waits.iter().all(|&w| w == 0),
+            "kernels need each other's results"
+        );
         self.list = kept;
-        self.places.iter_mut().flatten().for_each(|place| place.cluster = renamed[place.cluster]);
+        self.places
+            .iter_mut()
+            .flatten()
+            .for_each(|place| place.cluster = renamed[place.cluster]);
         self
     }
 
@@ -170,7 +216,13 @@ impl Clusters {
     fn finders(&self) -> Vec<(usize, usize)> {
         let mut finders: Vec<(Symbol, usize)> = Vec::new();
         for (at, cluster) in self.list.iter().enumerate() {
-            let found = |m: &NodeId| if let Op::Bind { symbol } = self.graph.node(*m).op { Some((symbol, at)) } else { None };
+            let found = |m: &NodeId| {
+                if let Op::Bind { symbol } = self.graph.node(*m).op {
+                    Some((symbol, at))
+                } else {
+                    None
+                }
+            };
             finders.extend(cluster.members.iter().filter_map(found));
         }
         if finders.is_empty() {
@@ -181,14 +233,20 @@ impl Clusters {
         for (at, cluster) in self.list.iter().enumerate() {
             let stage = cluster.members.first().map_or(0, |m| stages[m.at()]);
             let of = |s: Symbol| finders.iter().find(|f| f.0 == s).map(|f| (f.1, at));
-            pairs.extend(symbols(stage).filter_map(of).filter(|(finder, at)| finder != at));
+            pairs.extend(
+                symbols(stage)
+                    .filter_map(of)
+                    .filter(|(finder, at)| finder != at),
+            );
         }
         pairs
     }
 
-    /// Calls `visit` with the computed nodes, leaves, concatenations and paddings that a node takes, through inlined values.
+    /// Calls `visit` with the computed nodes, leaves, concatenations and paddings that a node
+    /// takes, through inlined values.
     pub(in crate::passes) fn each_source(&self, id: NodeId, mut visit: impl FnMut(NodeId)) {
-        let mut stack: SmallVec<[NodeId; 8]> = self.edges[id.at()].iter().map(|e| e.source).collect();
+        let mut stack: SmallVec<[NodeId; 8]> =
+            self.edges[id.at()].iter().map(|e| e.source).collect();
         while let Some(source) = stack.pop() {
             if self.inline[source.at()] {
                 stack.extend(self.edges[source.at()].iter().map(|e| e.source));
@@ -203,10 +261,18 @@ impl Clusters {
         let c = &self.list[cluster];
         let lead = c
             .anchor
-            .or_else(|| c.members.iter().copied().find(|m| matches!(self.graph.node(*m).op, Op::Reduce(..))))
+            .or_else(|| {
+                c.members
+                    .iter()
+                    .copied()
+                    .find(|m| matches!(self.graph.node(*m).op, Op::Reduce(..)))
+            })
             .unwrap_or(*c.members.last().expect("kernels have members"));
         let extra = c.members.len() - 1;
-        let updates = c.members.iter().any(|m| self.graph.origin(*m).phase == Phase::Update);
+        let updates = c
+            .members
+            .iter()
+            .any(|m| self.graph.origin(*m).phase == Phase::Update);
         let mut name = self.graph.name(lead);
         if extra > 0 {
             name += &format!(" +{extra}");
@@ -221,14 +287,33 @@ impl Clusters {
 impl fmt::Display for Clusters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (at, c) in self.list.iter().enumerate() {
-            let axis = |(d, r): (&Size, &bool)| format!("{}{}", d.show(|s| self.graph.symbols.name(s)), if *r { "↓" } else { "" });
+            let axis = |(d, r): (&Size, &bool)| {
+                format!(
+                    "{}{}",
+                    d.show(|s| self.graph.symbols.name(s)),
+                    if *r { "↓" } else { "" }
+                )
+            };
             let space: Vec<String> = c.space.iter().zip(&c.reduced).map(axis).collect();
             let members: Vec<String> = c
                 .members
                 .iter()
-                .map(|m| format!("%{} {}{}", m.0, self.graph.node(*m).op.name(), if self.stored[m.at()] { "*" } else { "" }))
+                .map(|m| {
+                    format!(
+                        "%{} {}{}",
+                        m.0,
+                        self.graph.node(*m).op.name(),
+                        if self.stored[m.at()] { "*" } else { "" }
+                    )
+                })
                 .collect();
-            writeln!(f, "kernel {at} [{}] {}: {}", space.join(", "), self.name(at), members.join(", "))?;
+            writeln!(
+                f,
+                "kernel {at} [{}] {}: {}",
+                space.join(", "),
+                self.name(at),
+                members.join(", ")
+            )?;
         }
         Ok(())
     }

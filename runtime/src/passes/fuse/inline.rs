@@ -17,12 +17,15 @@ pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<
         let made = |e: &Edge| inline[e.source.at()] && e.axes.is_some();
         inline[id.at()] = match &graph.node(id).op {
             Op::Const(_) | Op::Size(_) | Op::Index(_) => true,
-            Op::Uniform { .. } => matches!(graph.node(sources[0].source).op, Op::Variable(_)) && made(&sources[1]),
+            Op::Uniform { .. } => {
+                matches!(graph.node(sources[0].source).op, Op::Variable(_)) && made(&sources[1])
+            }
             Op::Scalar(_) | Op::Cast(_) => sources.iter().all(made),
             _ => false,
         };
     }
-    // A use that needs the value in memory makes it a node like any other, and so everything computed from it there.
+    // A use that needs the value in memory makes it a node like any other, and so everything
+    // computed from it there.
     for id in graph.ids().rev() {
         let op = &graph.node(id).op;
         let needs_memory = !op.is_pointwise() && !matches!(op, Op::Reduce(..) | Op::Uniform { .. });
@@ -44,19 +47,33 @@ const RECOMPUTED_MAX: u32 = 24;
 
 /// Values to make anew where they are used, rather than to write and read them:
 ///
-/// - sums, differences and products of one tensor that is in memory anyway and of values flat along axes, if several loops use
-///   them: `x − mean` beside x;
-/// - what the way back needs of pointwise work on the way forward, if the tensors that it is made of are in memory then anyway:
-///   all the steps of gelu, of its argument. So a chain of operations keeps one tensor for its gradient, not one for each.
-pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[SmallVec<[(NodeId, usize); 4]>], inline: &mut [bool]) {
+/// - sums, differences and products of one tensor that is in memory anyway and of values flat along
+///   axes, if several loops use them: `x − mean` beside x;
+/// - what the way back needs of pointwise work on the way forward, if the tensors that it is made
+///   of are in memory then anyway: all the steps of gelu, of its argument. So a chain of operations
+///   keeps one tensor for its gradient, not one for each.
+pub(super) fn recomputed(
+    graph: &Graph,
+    edges: &[SmallVec<[Edge; 3]>],
+    users: &[SmallVec<[(NodeId, usize); 4]>],
+    inline: &mut [bool],
+) {
     let phase = |id: NodeId| graph.origin(id).phase;
-    let returns = |id: NodeId| phase(id) == Phase::Forward && users[id.at()].iter().any(|(user, _)| phase(*user) != Phase::Forward);
+    let returns = |id: NodeId| {
+        phase(id) == Phase::Forward
+            && users[id.at()]
+                .iter()
+                .any(|(user, _)| phase(*user) != Phase::Forward)
+    };
     let pinned = graph.pinned();
     let memory = |id: NodeId| {
         let needed = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
-            let added = || added_product(graph, edges, users, user).is_some_and(|product| product != id);
-            edges[user.at()][k].axes.is_none() || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_))) || added()
+            let added =
+                || added_product(graph, edges, users, user).is_some_and(|product| product != id);
+            edges[user.at()][k].axes.is_none()
+                || !(op.is_pointwise() || matches!(op, Op::Reduce(..) | Op::Assign(_)))
+                || added()
         };
         !is_computed(&graph.node(id).op) || pinned[id.at()] || users[id.at()].iter().any(needed)
     };
@@ -66,35 +83,69 @@ pub(super) fn recomputed(graph: &Graph, edges: &[SmallVec<[Edge; 3]>], users: &[
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
         let node = graph.node(id);
-        let pointwise = matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !pinned[id.at()];
+        let pointwise =
+            matches!(node.op, Op::Scalar(_) | Op::Cast(_)) && !inline[id.at()] && !pinned[id.at()];
         let looped = |&(user, k): &(NodeId, usize)| {
             let op = &graph.node(user).op;
-            (op.is_pointwise() || matches!(op, Op::Reduce(..))) && edges[user.at()][k].axes.is_some()
+            (op.is_pointwise() || matches!(op, Op::Reduce(..)))
+                && edges[user.at()][k].axes.is_some()
         };
-        if !pointwise || !users[id.at()].iter().all(looped) || edges[id.at()].iter().any(|e| e.axes.is_none()) {
+        if !pointwise
+            || !users[id.at()].iter().all(looped)
+            || edges[id.at()].iter().any(|e| e.axes.is_none())
+        {
             continue;
         }
-        let wide: SmallVec<[NodeId; 3]> = edges[id.at()].iter().filter(|e| wide(graph, node, e)).map(|e| e.source).collect();
+        let wide: SmallVec<[NodeId; 3]> = edges[id.at()]
+            .iter()
+            .filter(|e| wide(graph, node, e))
+            .map(|e| e.source)
+            .collect();
         let kept = |s: &NodeId| in_memory[s.at()] || returning[s.at()];
-        let steps = wide.iter().map(|s| if inline[s.at()] || !kept(s) { work[s.at()] } else { Some(0) });
-        let Some(steps) = steps.sum::<Option<u32>>().map(|n| n + 1).filter(|&n| n <= RECOMPUTED_MAX) else { continue };
+        let steps = wide.iter().map(|s| {
+            if inline[s.at()] || !kept(s) {
+                work[s.at()]
+            } else {
+                Some(0)
+            }
+        });
+        let Some(steps) = steps
+            .sum::<Option<u32>>()
+            .map(|n| n + 1)
+            .filter(|&n| n <= RECOMPUTED_MAX)
+        else {
+            continue;
+        };
         work[id.at()] = Some(steps);
-        let cheap = matches!(node.op, Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul));
-        let beside = cheap && wide.len() == 1 && users[id.at()].len() > 1 && (inline[wide[0].at()] || in_memory[wide[0].at()]);
+        let cheap = matches!(
+            node.op,
+            Op::Scalar(ScalarOp::Add | ScalarOp::Sub | ScalarOp::Mul)
+        );
+        let beside = cheap
+            && wide.len() == 1
+            && users[id.at()].len() > 1
+            && (inline[wide[0].at()] || in_memory[wide[0].at()]);
         if beside || (returning[id.at()] && !wide.is_empty()) {
             let mut made = vec![id];
             while let Some(at) = made.pop() {
                 inline[at.at()] = true;
                 let sources = edges[at.at()].iter().map(|e| e.source);
-                made.extend(sources.filter(|s| work[s.at()].is_some() && !inline[s.at()] && !kept(s)));
+                made.extend(
+                    sources.filter(|s| work[s.at()].is_some() && !inline[s.at()] && !kept(s)),
+                );
             }
         }
     }
 }
 
-/// Whether an operand is a tensor that has all axes of the node that are longer than 1, or a part of one.
+/// Whether an operand is a tensor that has all axes of the node that are longer than 1, or a part
+/// of one.
 pub(in crate::passes) fn wide(graph: &Graph, node: &Node, edge: &Edge) -> bool {
-    let all = |axes: &AxisMap| (0..node.dims.len()).filter(|&i| !node.dims[i].is(1)).all(|i| axes.contains(&Some(i as u8)));
+    let all = |axes: &AxisMap| {
+        (0..node.dims.len())
+            .filter(|&i| !node.dims[i].is(1))
+            .all(|i| axes.contains(&Some(i as u8)))
+    };
     !is_leaf(graph, edge.source) && edge.axes.as_ref().is_none_or(all)
 }
 

@@ -9,18 +9,25 @@ use crate::passes::layout::AxisMap;
 use crate::passes::sequence::Ways;
 
 impl Builder<'_> {
-    /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A single number is no reason to:
-    /// the updates of all weights use the rate, but each belongs to its gradient.
+    /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A
+    /// single number is no reason to: the updates of all weights use the rate, but each belongs to
+    /// its gradient.
     pub(super) fn merge_all(&mut self, uses: &[(usize, Option<AxisMap>)]) -> bool {
-        let ranging = |(_, axes): &&(usize, Option<AxisMap>)| axes.as_ref().is_some_and(|axes| axes.iter().any(Option::is_some));
-        let of_points: SmallVec<[&(usize, Option<AxisMap>); 4]> = uses.iter().filter(|(_, axes)| axes.is_some()).collect();
+        let ranging = |(_, axes): &&(usize, Option<AxisMap>)| {
+            axes.as_ref()
+                .is_some_and(|axes| axes.iter().any(Option::is_some))
+        };
+        let of_points: SmallVec<[&(usize, Option<AxisMap>); 4]> =
+            uses.iter().filter(|(_, axes)| axes.is_some()).collect();
         let mut merged = false;
         for (i, one) in of_points.iter().enumerate().filter(|(_, one)| ranging(one)) {
             let (a, axes) = one;
             for (b, other) in &of_points[i + 1..] {
                 let alive = |at: usize| !self.list[at].members.is_empty();
                 if alive(*a) && alive(*b) {
-                    merged |= (axes == other && self.merge_siblings(*a, *b)) || self.merge_tail(*a, *b) || self.merge_tail(*b, *a);
+                    merged |= (axes == other && self.merge_siblings(*a, *b))
+                        || self.merge_tail(*a, *b)
+                        || self.merge_tail(*b, *a);
                 }
             }
         }
@@ -39,20 +46,42 @@ impl Builder<'_> {
         true
     }
 
-    /// Makes a loop over what another kernel's reductions keep a part of that kernel, if neither needs the other's results.
+    /// Makes a loop over what another kernel's reductions keep a part of that kernel, if neither
+    /// needs the other's results.
     pub(super) fn merge_tail(&mut self, rows: usize, tail: usize) -> bool {
         let (x, y) = (&self.list[rows], &self.list[tail]);
-        let kept: SmallVec<[u8; 6]> = (0..x.space.len()).filter(|&s| !x.reduced[s] && !x.space[s].is(1)).map(|s| s as u8).collect();
+        let kept: SmallVec<[u8; 6]> = (0..x.space.len())
+            .filter(|&s| !x.reduced[s] && !x.space[s].is(1))
+            .map(|s| s as u8)
+            .collect();
         let own: SmallVec<[usize; 6]> = (0..y.space.len()).filter(|&s| !y.space[s].is(1)).collect();
-        let loops = x.anchor.is_none() && y.anchor.is_none() && x.reduced.contains(&true) && !y.reduced.contains(&true);
-        let same = kept.iter().map(|&s| x.space[usize::from(s)]).eq(own.iter().map(|&s| y.space[s]));
-        if !(self.options.siblings && self.options.reductions && loops && same && self.may_merge(rows, tail)) {
+        let loops = x.anchor.is_none()
+            && y.anchor.is_none()
+            && x.reduced.contains(&true)
+            && !y.reduced.contains(&true);
+        let same = kept
+            .iter()
+            .map(|&s| x.space[usize::from(s)])
+            .eq(own.iter().map(|&s| y.space[s]));
+        if !(self.options.siblings
+            && self.options.reductions
+            && loops
+            && same
+            && self.may_merge(rows, tail))
+        {
             return false;
         }
-        let mut renamed: SmallVec<[Option<u8>; 6]> = SmallVec::from_elem(None, self.list[tail].space.len());
-        own.iter().zip(&kept).for_each(|(&s, &to)| renamed[s] = Some(to));
+        let mut renamed: SmallVec<[Option<u8>; 6]> =
+            SmallVec::from_elem(None, self.list[tail].space.len());
+        own.iter()
+            .zip(&kept)
+            .for_each(|(&s, &to)| renamed[s] = Some(to));
         for m in self.list[tail].members.clone() {
-            for axis in &mut self.places[m.at()].as_mut().expect("members are placed").axes {
+            for axis in &mut self.places[m.at()]
+                .as_mut()
+                .expect("members are placed")
+                .axes
+            {
                 *axis = axis.and_then(|a| renamed[usize::from(a)]);
             }
         }
@@ -61,7 +90,8 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether two kernels may become one: it is not too large, neither needs the other's results, and both belong to one time.
+    /// Whether two kernels may become one: it is not too large, neither needs the other's results,
+    /// and both belong to one time.
     pub(super) fn may_merge(&mut self, a: usize, b: usize) -> bool {
         let (x, y) = (&self.list[a], &self.list[b]);
         if x.members.len() + y.members.len() > MEMBERS_MAX {
@@ -70,12 +100,16 @@ impl Builder<'_> {
         // What is made again must not be made early, for then it would be kept.
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let early = |a: &Cluster, b: &Cluster| {
-            a.members.iter().any(|m| phase(m) == Phase::Again) && b.members.iter().all(|m| phase(m) == Phase::Forward)
+            a.members.iter().any(|m| phase(m) == Phase::Again)
+                && b.members.iter().all(|m| phase(m) == Phase::Forward)
         };
         let in_time = !early(x, y) && !early(y, x);
         let alike = self.belong_together(&x.members, &y.members) && in_time;
         let apart = alike && !self.shares_container(&x.members, &y.members);
-        apart && self.operands_of(&[a, b]) <= OPERANDS_MAX && !self.reaches(a, b) && !self.reaches(b, a)
+        apart
+            && self.operands_of(&[a, b]) <= OPERANDS_MAX
+            && !self.reaches(a, b)
+            && !self.reaches(b, a)
     }
 
     /// Moves all members of `b` into `a`.
@@ -88,32 +122,53 @@ impl Builder<'_> {
         }
         into.members.extend(&moved.members);
         for m in moved.members {
-            self.places[m.at()].as_mut().expect("members are placed").cluster = a;
+            self.places[m.at()]
+                .as_mut()
+                .expect("members are placed")
+                .cluster = a;
         }
     }
 
-    /// Whether two kernels belong to one part of the batch and to one stage, as the members of each do.
+    /// Whether two kernels belong to one part of the batch and to one stage, as the members of each
+    /// do.
     pub(super) fn belong_together(&self, a: &[NodeId], b: &[NodeId]) -> bool {
-        let of = |members: &[NodeId]| members.first().map(|m| (self.graph.origin(*m).part, self.stages[m.at()]));
+        let of = |members: &[NodeId]| {
+            members
+                .first()
+                .map(|m| (self.graph.origin(*m).part, self.stages[m.at()]))
+        };
         of(a) == of(b)
     }
 
-    /// Whether parts of one concatenation or padding are among both: one kernel may write only one part of a buffer.
+    /// Whether parts of one concatenation or padding are among both: one kernel may write only one
+    /// part of a buffer.
     pub(super) fn shares_container(&self, a: &[NodeId], b: &[NodeId]) -> bool {
         let container = |m: &NodeId| self.containers.of(*m);
-        a.iter().filter_map(container).any(|c| b.iter().filter_map(container).any(|d| c == d))
+        a.iter()
+            .filter_map(container)
+            .any(|c| b.iter().filter_map(container).any(|d| c == d))
     }
 
-    /// One kernel folds, the other does not, and the first's folds may stand beside the second's points.
+    /// One kernel folds, the other does not, and the first's folds may stand beside the second's
+    /// points.
     pub(super) fn one_is_rows(&self, a: usize, b: usize) -> bool {
-        let (plain, folding) = if self.list[a].reduced.contains(&true) { (b, a) } else { (a, b) };
+        let (plain, folding) = if self.list[a].reduced.contains(&true) {
+            (b, a)
+        } else {
+            (a, b)
+        };
         if self.list[plain].reduced.contains(&true) || !self.options.rows {
             return false;
         }
         let c = &self.list[folding];
         let bounds = self.graph.symbols.bounds();
         let trailing = c.reduced.windows(2).all(|w| !w[0] || w[1]);
-        let row = c.space.iter().zip(&c.reduced).filter(|(_, r)| **r).fold(1i64, |n, (d, _)| n.saturating_mul(d.at(&bounds)));
+        let row = c
+            .space
+            .iter()
+            .zip(&c.reduced)
+            .filter(|(_, r)| **r)
+            .fold(1i64, |n, (d, _)| n.saturating_mul(d.at(&bounds)));
         trailing && row <= ROW_MAX
     }
 
@@ -125,7 +180,8 @@ impl Builder<'_> {
         leads
     }
 
-    /// Gives a kernel the place in the order that it can have together with a node or the seat of another kernel.
+    /// Gives a kernel the place in the order that it can have together with a node or the seat of
+    /// another kernel.
     pub(super) fn join_in_order(&mut self, seat: u32, cluster: usize) {
         if self.seats[cluster] != seat {
             let mut order = std::mem::take(&mut self.order);
@@ -134,10 +190,17 @@ impl Builder<'_> {
         }
     }
 
-    /// What kernels read and write beside their members' values, counted: a node once as read and once as stored.
+    /// What kernels read and write beside their members' values, counted: a node once as read and
+    /// once as stored.
     fn operands_of(&mut self, clusters: &[usize]) -> usize {
         let mut marks = self.begin_marks();
-        let count = |at: &usize| self.list[*at].members.iter().map(|&m| self.mark_operands(m, *at, &mut marks)).sum::<usize>();
+        let count = |at: &usize| {
+            self.list[*at]
+                .members
+                .iter()
+                .map(|&m| self.mark_operands(m, *at, &mut marks))
+                .sum::<usize>()
+        };
         let count = clusters.iter().map(count).sum();
         self.marks = marks;
         count
@@ -147,7 +210,9 @@ impl Builder<'_> {
     pub(super) fn operands_with(&mut self, cluster: usize, id: NodeId) -> usize {
         let mut marks = self.begin_marks();
         let members = self.list[cluster].members.iter().chain([&id]);
-        let count = members.map(|&m| self.mark_operands(m, cluster, &mut marks)).sum::<usize>();
+        let count = members
+            .map(|&m| self.mark_operands(m, cluster, &mut marks))
+            .sum::<usize>();
         // The node itself is read from where it is computed.
         let read = !marks.set(id, false);
         self.marks = marks;
@@ -162,8 +227,13 @@ impl Builder<'_> {
 
     /// Marks what a member of a kernel reads and writes there; how many marks are new.
     fn mark_operands(&self, id: NodeId, cluster: usize, marks: &mut Marks) -> usize {
-        let outside = |n: NodeId| self.places[n.at()].as_ref().is_none_or(|p| p.cluster != cluster);
-        let mut sources: SmallVec<[NodeId; 8]> = self.edges[id.at()].iter().map(|e| e.source).collect();
+        let outside = |n: NodeId| {
+            self.places[n.at()]
+                .as_ref()
+                .is_none_or(|p| p.cluster != cluster)
+        };
+        let mut sources: SmallVec<[NodeId; 8]> =
+            self.edges[id.at()].iter().map(|e| e.source).collect();
         let mut count = 0;
         while let Some(source) = sources.pop() {
             if self.inline[source.at()] {
@@ -172,15 +242,23 @@ impl Builder<'_> {
                 count += usize::from(marks.set(source, false));
             }
         }
-        let stored = self.is_output[id.at()] || self.users[id.at()].iter().any(|(u, _)| outside(*u));
+        let stored =
+            self.is_output[id.at()] || self.users[id.at()].iter().any(|(u, _)| outside(*u));
         count + usize::from(stored && marks.set(id, true))
     }
 }
 
-/// Kernels by their seats, and nodes that are in none: concatenations, paddings and what is not looked at yet.
+/// Kernels by their seats, and nodes that are in none: concatenations, paddings and what is not
+/// looked at yet.
 impl Ways for Builder<'_> {
     fn degree(&self, vertex: u32, backward: bool) -> usize {
-        let of = |m: &NodeId| if backward { self.edges[m.at()].len() } else { self.users[m.at()].len() };
+        let of = |m: &NodeId| {
+            if backward {
+                self.edges[m.at()].len()
+            } else {
+                self.users[m.at()].len()
+            }
+        };
         self.members_of(NodeId(vertex), |members| members.iter().map(of).sum())
     }
 

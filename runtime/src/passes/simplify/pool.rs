@@ -1,5 +1,5 @@
-//! max_pool(relu(x)) → relu(max_pool(x)), with the gradient: relu then runs on the smaller result, and its large result need
-//! not be kept for the backward pass.
+//! max_pool(relu(x)) → relu(max_pool(x)), with the gradient: relu then runs on the smaller result,
+//! and its large result need not be kept for the backward pass.
 //!
 //! With r = relu(x), what differentiation makes is
 //!
@@ -15,10 +15,11 @@
 //! dx = max_pool.grad(select(y > 0, dy, 0), a)
 //! ```
 //!
-//! *Forward* both give max(0, the largest): relu is monotone and keeps NaN. *Backward*, a window whose maximum is positive has
-//! its first maximum at the same place in x and in r, and passes dy on in both. A window whose maximum is not positive, or is
-//! NaN, passes dy to a place where r > 0 does not hold, and there the old mask, here the new one, makes it 0. Every place
-//! adds the same numbers in the same order, but for added zeros. The sign of a zero may differ.
+//! *Forward* both give max(0, the largest): relu is monotone and keeps NaN. *Backward*, a window
+//! whose maximum is positive has its first maximum at the same place in x and in r, and passes dy
+//! on in both. A window whose maximum is not positive, or is NaN, passes dy to a place where r > 0
+//! does not hold, and there the old mask, here the new one, makes it 0. Every place adds the same
+//! numbers in the same order, but for added zeros. The sign of a zero may differ.
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
@@ -61,17 +62,37 @@ impl Step {
         let node = old.node(id);
         match self {
             Step::Pool { x } => {
-                let pooled = b.emit(node.op.clone(), &[map[x.at()]], node.dtype, node.dims.clone());
+                let pooled = b.emit(
+                    node.op.clone(),
+                    &[map[x.at()]],
+                    node.dtype,
+                    node.dims.clone(),
+                );
                 b.scalar(ScalarOp::Relu, &[pooled])
             }
-            Step::Positions { x } => b.emit(node.op.clone(), &[map[x.at()]], node.dtype, node.dims.clone()),
-            Step::Gradient { pooled, dy, positions, window } => {
+            Step::Positions { x } => b.emit(
+                node.op.clone(),
+                &[map[x.at()]],
+                node.dtype,
+                node.dims.clone(),
+            ),
+            Step::Gradient {
+                pooled,
+                dy,
+                positions,
+                window,
+            } => {
                 let dims = old.dims(*pooled).clone();
                 let zero = b.full(0.0, DType::F32, &dims);
                 let off = b.scalar(ScalarOp::Le, &[map[pooled.at()], zero]);
                 let masked = b.scalar(ScalarOp::Select, &[off, zero, map[dy.at()]]);
                 let op = Op::Pool2dGrad(PoolKind::Max, *window);
-                b.emit(op, &[masked, map[positions.at()]], DType::F32, node.dims.clone())
+                b.emit(
+                    op,
+                    &[masked, map[positions.at()]],
+                    DType::F32,
+                    node.dims.clone(),
+                )
             }
         }
     }
@@ -80,13 +101,22 @@ impl Step {
 /// The nodes that change, over all relus of a graph whose every use is part of the pattern.
 pub(super) fn find(graph: &Graph, live: &[bool]) -> FxHashMap<NodeId, Step> {
     let mut steps = FxHashMap::default();
-    if !graph.nodes.iter().any(|n| matches!(n.op, Op::Pool2d(PoolKind::Max, _))) {
+    if !graph
+        .nodes
+        .iter()
+        .any(|n| matches!(n.op, Op::Pool2d(PoolKind::Max, _)))
+    {
         return steps;
     }
     let mut consumers = graph.consumers();
-    consumers.iter_mut().for_each(|list| list.retain(|c| live[c.at()]));
+    consumers
+        .iter_mut()
+        .for_each(|list| list.retain(|c| live[c.at()]));
     let uses = Uses { graph, consumers };
-    for relu in graph.ids().filter(|id| live[id.at()] && graph.node(*id).op == Op::Scalar(ScalarOp::Relu)) {
+    for relu in graph
+        .ids()
+        .filter(|id| live[id.at()] && graph.node(*id).op == Op::Scalar(ScalarOp::Relu))
+    {
         steps.extend(uses.of_relu(relu).into_iter().flatten());
     }
     steps
@@ -126,7 +156,11 @@ impl Uses<'_> {
                     }
                     steps.push((user, Step::Positions { x }));
                 }
-                Op::Scalar(ScalarOp::Le) if node.inputs[0] == relu && self.is_zero(node.inputs[1]) => masks.push(user),
+                Op::Scalar(ScalarOp::Le)
+                    if node.inputs[0] == relu && self.is_zero(node.inputs[1]) =>
+                {
+                    masks.push(user)
+                }
                 _ => return None,
             }
         }
@@ -139,20 +173,40 @@ impl Uses<'_> {
         let mut selects = Vec::new();
         for (gradient, positions, of) in gradients {
             let node = self.graph.node(gradient);
-            let [dy, by] = node.inputs[..] else { return None };
-            let [select] = *self.of(gradient)? else { return None };
+            let [dy, by] = node.inputs[..] else {
+                return None;
+            };
+            let [select] = *self.of(gradient)? else {
+                return None;
+            };
             let parts = self.graph.node(select);
             let masked = parts.op == Op::Scalar(ScalarOp::Select)
                 && masks.contains(&parts.inputs[0])
                 && self.is_zero(parts.inputs[1])
                 && parts.inputs[2] == gradient;
-            if node.op != Op::Pool2dGrad(PoolKind::Max, window) || of != window || by != positions || !masked || pooled > select {
+            if node.op != Op::Pool2dGrad(PoolKind::Max, window)
+                || of != window
+                || by != positions
+                || !masked
+                || pooled > select
+            {
                 return None;
             }
             selects.push(select);
-            steps.push((select, Step::Gradient { pooled, dy, positions, window }));
+            steps.push((
+                select,
+                Step::Gradient {
+                    pooled,
+                    dy,
+                    positions,
+                    window,
+                },
+            ));
         }
-        let covered = |mask: &NodeId| self.of(*mask).is_some_and(|users| users.iter().all(|user| selects.contains(user)));
+        let covered = |mask: &NodeId| {
+            self.of(*mask)
+                .is_some_and(|users| users.iter().all(|user| selects.contains(user)))
+        };
         masks.iter().all(covered).then_some(steps)
     }
 }

@@ -26,19 +26,27 @@ fn adds_nothing(value: Option<Value>) -> bool {
 
 /// 1/c for a power of two with a normal reciprocal.
 fn exact_reciprocal(value: Option<Value>) -> Option<f32> {
-    let Some(Value::F32(c)) = value else { return None };
+    let Some(Value::F32(c)) = value else {
+        return None;
+    };
     let power_of_two = c.is_normal() && c.to_bits().trailing_zeros() >= f32::MANTISSA_DIGITS - 1;
     Some(c.recip()).filter(|r| power_of_two && r.is_normal())
 }
 
 /// A simpler node for an elementwise operation.
-pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &Dims) -> Option<NodeId> {
+pub(super) fn rewrite(
+    b: &mut Builder,
+    op: ScalarOp,
+    inputs: &[NodeId],
+    dims: &Dims,
+) -> Option<NodeId> {
     use ScalarOp as S;
     let x = inputs[0];
     let y = inputs.get(1).copied().unwrap_or(x);
     let (cx, cy) = (b.known(x), b.known(y));
     // The operand of `id`, if `id` is this operation.
-    let under = |b: &Builder, id: NodeId, op: S| (*b.op(id) == Op::Scalar(op)).then(|| b.operand(id));
+    let under =
+        |b: &Builder, id: NodeId, op: S| (*b.op(id) == Op::Scalar(op)).then(|| b.operand(id));
     match op {
         // x + (−0) = x, but −0 + 0 = 0.
         S::Add if adds_nothing(cy) => Some(x),
@@ -50,14 +58,17 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &D
             (None, None) => view::neighbours(b, x, y, dims),
         },
         // x − 0 = x, but −0 − (−0) = 0.
-        S::Sub if is(cy, 0) && !matches!(cy, Some(Value::F32(zero)) if zero.is_sign_negative()) => Some(x),
+        S::Sub if is(cy, 0) && !matches!(cy, Some(Value::F32(zero)) if zero.is_sign_negative()) => {
+            Some(x)
+        }
         S::Sub => under(b, y, S::Neg).map(|y| b.add(x, y)),
         // 1 is neutral; −1 only changes the sign.
         S::Mul | S::Div if is(cy, 1) => Some(x),
         S::Mul if is(cx, 1) => Some(y),
         S::Mul | S::Div if is(cy, -1) => Some(b.scalar(S::Neg, &[x])),
         S::Mul if is(cx, -1) => Some(b.scalar(S::Neg, &[y])),
-        // Signs multiply apart from magnitudes. Integers: a product of negations wraps to the same; a quotient may not.
+        // Signs multiply apart from magnitudes. Integers: a product of negations wraps to the same;
+        // a quotient may not.
         S::Mul => match (under(b, x, S::Neg), under(b, y, S::Neg)) {
             (Some(x), Some(y)) => Some(b.mul(x, y)),
             _ => None,
@@ -97,7 +108,11 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &D
                 _ => return None,
             };
             let neutral = known == (op == S::And);
-            Some(if neutral { other } else { b.full_of(Value::Bool(known), DType::Bool, dims) })
+            Some(if neutral {
+                other
+            } else {
+                b.full_of(Value::Bool(known), DType::Bool, dims)
+            })
         }
         S::Pow => match cy {
             // Every power 0 is 1, every power 1 its base, NaN included (IEEE 754, pow).
@@ -115,7 +130,9 @@ pub(super) fn rewrite(b: &mut Builder, op: ScalarOp, inputs: &[NodeId], dims: &D
 }
 
 fn select(b: &mut Builder, inputs: &[NodeId]) -> Option<NodeId> {
-    let [condition, yes, no] = *inputs else { return None };
+    let [condition, yes, no] = *inputs else {
+        return None;
+    };
     if let Some(Value::Bool(known)) = b.known(condition) {
         return Some(if known { yes } else { no });
     }
@@ -133,7 +150,8 @@ fn select(b: &mut Builder, inputs: &[NodeId]) -> Option<NodeId> {
         if same { node.inputs[branch] } else { id }
     };
     let (inner_yes, inner_no) = (below(b, yes, 1), below(b, no, 2));
-    ((inner_yes, inner_no) != (yes, no)).then(|| b.scalar(ScalarOp::Select, &[condition, inner_yes, inner_no]))
+    ((inner_yes, inner_no) != (yes, no))
+        .then(|| b.scalar(ScalarOp::Select, &[condition, inner_yes, inner_no]))
 }
 
 /// A simpler node for a conversion.
@@ -141,9 +159,12 @@ pub(super) fn rewrite_cast(b: &mut Builder, to: DType, x: NodeId) -> Option<Node
     if b.dtype(x) == to {
         return Some(x);
     }
-    let Op::Cast(through) = *b.op(x) else { return None };
+    let Op::Cast(through) = *b.op(x) else {
+        return None;
+    };
     let from = b.operand(x);
-    // Truth values and bytes pass unchanged through every wider type, halves through f32 (a conversion to truth asks for nonzero).
+    // Truth values and bytes pass unchanged through every wider type, halves through f32 (a
+    // conversion to truth asks for nonzero).
     let exact = match b.dtype(from) {
         DType::Bool => true,
         DType::U8 => through != DType::Bool,

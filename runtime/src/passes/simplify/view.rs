@@ -1,4 +1,5 @@
-//! Rules of views, of concatenation and padding, and of folds along axes. All only move values, so that all are exact.
+//! Rules of views, of concatenation and padding, and of folds along axes. All only move values, so
+//! that all are exact.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::Value;
@@ -32,17 +33,30 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
             if axes.iter().copied().eq(0..axes.len()) {
                 return Some(x);
             }
-            let Op::Permute(first) = b.op(x) else { return None };
+            let Op::Permute(first) = b.op(x) else {
+                return None;
+            };
             let both: Axes = axes.iter().map(|&a| first[a]).collect();
             let from = b.operand(x);
             Some(b.permute(from, &both))
         }
-        Op::Slice { step, .. } | Op::Pad { step, .. } if unchanged && step.iter().all(|&s| s == 1) => Some(x),
+        Op::Slice { step, .. } | Op::Pad { step, .. }
+            if unchanged && step.iter().all(|&s| s == 1) =>
+        {
+            Some(x)
+        }
         Op::Slice { start, step } => slice(b, start, step, x, dims),
         Op::Concat { .. } if inputs.len() == 1 => Some(x),
         Op::Concat { axis } => {
-            // The parts of a part are parts, and what is written into it can be written into the whole.
-            let parts = |&i: &NodeId| if b.op(i) == op { b.new.node(i).inputs.to_vec() } else { vec![i] };
+            // The parts of a part are parts, and what is written into it can be written into the
+            // whole.
+            let parts = |&i: &NodeId| {
+                if b.op(i) == op {
+                    b.new.node(i).inputs.to_vec()
+                } else {
+                    vec![i]
+                }
+            };
             let flat: Vec<NodeId> = inputs.iter().flat_map(parts).collect();
             let dtype = b.dtype(x);
             if flat.len() > inputs.len() {
@@ -50,7 +64,9 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
             }
             let (parts, inner) = divided(b, *axis, inputs)?;
             let mut apart = dims.clone();
-            apart[*axis] = parts.iter().try_fold(Size::ZERO, |n, &part| n.checked_add(b.dims(part)[*axis]))?;
+            apart[*axis] = parts
+                .iter()
+                .try_fold(Size::ZERO, |n, &part| n.checked_add(b.dims(part)[*axis]))?;
             apart.insert(*axis + 1, inner);
             let joined = b.emit(Op::Concat { axis: *axis }, &parts, dtype, apart);
             Some(b.emit(Op::Reshape, &[joined], dtype, dims.clone()))
@@ -68,34 +84,75 @@ fn is_plain_constant(b: &Builder, op: &Op, x: NodeId) -> bool {
     }
 }
 
-fn slice(b: &mut Builder, start: &Dims, step: &SmallVec<[u32; 6]>, x: NodeId, dims: &Dims) -> Option<NodeId> {
+fn slice(
+    b: &mut Builder,
+    start: &Dims,
+    step: &SmallVec<[u32; 6]>,
+    x: NodeId,
+    dims: &Dims,
+) -> Option<NodeId> {
     let (dtype, inner) = (b.dtype(x), b.new.node(x).clone());
     match &inner.op {
         // start₁ + (start₂ + c · step₂) · step₁
-        Op::Slice { start: first, step: by } => {
+        Op::Slice {
+            start: first,
+            step: by,
+        } => {
             let mut starts = Dims::new();
             let mut steps = SmallVec::new();
             for i in 0..dims.len() {
-                starts.push(start[i].checked_mul(Size::from(by[i]))?.checked_add(first[i])?);
+                starts.push(
+                    start[i]
+                        .checked_mul(Size::from(by[i]))?
+                        .checked_add(first[i])?,
+                );
                 steps.push(step[i].checked_mul(by[i])?);
             }
-            let op = Op::Slice { start: starts, step: steps };
+            let op = Op::Slice {
+                start: starts,
+                step: steps,
+            };
             Some(b.emit(op, &[inner.inputs[0]], dtype, dims.clone()))
         }
         // Taking off what was put on.
-        Op::Pad { start: at, step: by, .. } if at == start && by == step && b.dims(inner.inputs[0]) == dims => Some(inner.inputs[0]),
+        Op::Pad {
+            start: at,
+            step: by,
+            ..
+        } if at == start && by == step && b.dims(inner.inputs[0]) == dims => Some(inner.inputs[0]),
         Op::Concat { axis } => {
-            let (part, offset) = part_of(b, x, *axis, &inner.inputs, (start[*axis], step[*axis], dims[*axis]))?;
+            let (part, offset) = part_of(
+                b,
+                x,
+                *axis,
+                &inner.inputs,
+                (start[*axis], step[*axis], dims[*axis]),
+            )?;
             let mut start = start.clone();
             start[*axis] = start[*axis].checked_sub(offset)?;
-            Some(b.emit(Op::Slice { start, step: step.clone() }, &[part], dtype, dims.clone()))
+            Some(b.emit(
+                Op::Slice {
+                    start,
+                    step: step.clone(),
+                },
+                &[part],
+                dtype,
+                dims.clone(),
+            ))
         }
         _ => None,
     }
 }
 
-/// The part of a concatenation that holds all of `start, start + step, …` (`n` places), and where it begins.
-fn part_of(b: &mut Builder, whole: NodeId, axis: usize, parts: &[NodeId], (start, step, n): (Size, u32, Size)) -> Option<(NodeId, Size)> {
+/// The part of a concatenation that holds all of `start, start + step, …` (`n` places), and where
+/// it begins.
+fn part_of(
+    b: &mut Builder,
+    whole: NodeId,
+    axis: usize,
+    parts: &[NodeId],
+    (start, step, n): (Size, u32, Size),
+) -> Option<(NodeId, Size)> {
     if !b.starts.contains_key(&whole) {
         let mut starts = Vec::with_capacity(parts.len());
         let mut offset = Size::ZERO;
@@ -110,43 +167,80 @@ fn part_of(b: &mut Builder, whole: NodeId, axis: usize, parts: &[NodeId], (start
         let (offset, length) = (starts[at], b.dims(parts[at])[axis]);
         let all = start == offset && n == length && step == 1;
         let inside = || {
-            let (start, n, offset, length) = (start.as_fixed()?, n.as_fixed()?, offset.as_fixed()?, length.as_fixed()?);
+            let (start, n, offset, length) = (
+                start.as_fixed()?,
+                n.as_fixed()?,
+                offset.as_fixed()?,
+                length.as_fixed()?,
+            );
             let last = start.checked_add(n.checked_sub(1)?.checked_mul(i64::from(step))?)?;
             Some(n > 0 && start >= offset && last < offset.checked_add(length)?)
         };
         all || inside() == Some(true)
     };
-    // Where all lengths are numbers, the part is the last one that begins there, or an empty one before it.
-    let fixed = start.as_fixed().filter(|_| starts.last().is_some_and(|last| last.as_fixed().is_some()));
-    let from = fixed.map_or(0, |start| starts.partition_point(|s| s.as_fixed() < Some(start)).saturating_sub(1));
-    let upto = fixed.map_or(starts.len(), |start| starts.partition_point(|s| s.as_fixed() <= Some(start)));
-    (from..upto).find(|&at| holds(at)).map(|at| (parts[at], starts[at]))
+    // Where all lengths are numbers, the part is the last one that begins there, or an empty one
+    // before it.
+    let fixed = start
+        .as_fixed()
+        .filter(|_| starts.last().is_some_and(|last| last.as_fixed().is_some()));
+    let from = fixed.map_or(0, |start| {
+        starts
+            .partition_point(|s| s.as_fixed() < Some(start))
+            .saturating_sub(1)
+    });
+    let upto = fixed.map_or(starts.len(), |start| {
+        starts.partition_point(|s| s.as_fixed() <= Some(start))
+    });
+    (from..upto)
+        .find(|&at| holds(at))
+        .map(|at| (parts[at], starts[at]))
 }
 
-/// The tensors of which the parts of a concatenation are reshapes that join its axis with the next one, and the length of that, if
-/// it is the same in all: heads side by side. Then these can be concatenated, and the parts need not be written before the whole.
+/// The tensors of which the parts of a concatenation are reshapes that join its axis with the next
+/// one, and the length of that, if it is the same in all: heads side by side. Then these can be
+/// concatenated, and the parts need not be written before the whole.
 fn divided(b: &Builder, axis: usize, parts: &[NodeId]) -> Option<(Vec<NodeId>, Size)> {
     let apart = |&part: &NodeId| {
-        let (from, to) = (b.dims((*b.op(part) == Op::Reshape).then(|| b.operand(part))?), b.dims(part));
-        let joined = from.len() == to.len() + 1 && from[..axis] == to[..axis] && from[axis + 2..] == to[axis + 1..];
-        (joined && from[axis].checked_mul(from[axis + 1]) == Some(to[axis])).then(|| (b.operand(part), from[axis + 1]))
+        let (from, to) = (
+            b.dims((*b.op(part) == Op::Reshape).then(|| b.operand(part))?),
+            b.dims(part),
+        );
+        let joined = from.len() == to.len() + 1
+            && from[..axis] == to[..axis]
+            && from[axis + 2..] == to[axis + 1..];
+        (joined && from[axis].checked_mul(from[axis + 1]) == Some(to[axis]))
+            .then(|| (b.operand(part), from[axis + 1]))
     };
     let found: Vec<(NodeId, Size)> = parts.iter().map(apart).collect::<Option<_>>()?;
     let inner = found.first()?.1;
-    found.iter().all(|part| part.1 == inner).then(|| (found.into_iter().map(|part| part.0).collect(), inner))
+    found
+        .iter()
+        .all(|part| part.1 == inner)
+        .then(|| (found.into_iter().map(|part| part.0).collect(), inner))
 }
 
-/// A sum of neighbours, each on a canvas of zeros: both side by side on one, as the parts of a split give their gradients back.
-/// (x + 0 = x, but for −0 + 0 = 0.)
+/// A sum of neighbours, each on a canvas of zeros: both side by side on one, as the parts of a
+/// split give their gradients back. (x + 0 = x, but for −0 + 0 = 0.)
 pub(super) fn neighbours(b: &mut Builder, x: NodeId, y: NodeId, dims: &Dims) -> Option<NodeId> {
     let placed = |id: NodeId| {
         let node = b.new.node(id);
-        let Op::Pad { start, step, value: Value::F32(0.0) } = &node.op else { return None };
-        step.iter().all(|&s| s == 1).then(|| (node.inputs[0], start.clone()))
+        let Op::Pad {
+            start,
+            step,
+            value: Value::F32(0.0),
+        } = &node.op
+        else {
+            return None;
+        };
+        step.iter()
+            .all(|&s| s == 1)
+            .then(|| (node.inputs[0], start.clone()))
     };
     let [(first, start), (second, behind)] = [placed(x)?, placed(y)?];
     let axis = (0..dims.len()).find(|&i| start[i] != behind[i])?;
-    let meets = |part: NodeId, start: &Dims, behind: &Dims| start[axis].checked_add(b.dims(part)[axis]) == Some(behind[axis]);
+    let meets = |part: NodeId, start: &Dims, behind: &Dims| {
+        start[axis].checked_add(b.dims(part)[axis]) == Some(behind[axis])
+    };
     let (parts, start, behind) = if meets(first, &start, &behind) {
         ([first, second], start, behind)
     } else if meets(second, &behind, &start) {
@@ -163,14 +257,35 @@ pub(super) fn neighbours(b: &mut Builder, x: NodeId, y: NodeId, dims: &Dims) -> 
     let dtype = b.dtype(x);
     let step = SmallVec::from_elem(1, dims.len());
     let joined = b.emit(Op::Concat { axis }, &parts, dtype, both);
-    Some(b.emit(Op::Pad { start, step, value: Value::F32(0.0) }, &[joined], dtype, dims.clone()))
+    Some(b.emit(
+        Op::Pad {
+            start,
+            step,
+            value: Value::F32(0.0),
+        },
+        &[joined],
+        dtype,
+        dims.clone(),
+    ))
 }
 
 /// A simpler node for a fold: along an axis of length 1 there is nothing to fold.
-pub(super) fn rewrite_reduce(b: &mut Builder, op: ReduceOp, axes: &Axes, x: NodeId, dims: &Dims) -> Option<NodeId> {
-    let long: Axes = axes.iter().copied().filter(|&a| !b.dims(x)[a].is(1)).collect();
+pub(super) fn rewrite_reduce(
+    b: &mut Builder,
+    op: ReduceOp,
+    axes: &Axes,
+    x: NodeId,
+    dims: &Dims,
+) -> Option<NodeId> {
+    let long: Axes = axes
+        .iter()
+        .copied()
+        .filter(|&a| !b.dims(x)[a].is(1))
+        .collect();
     match (op, long.is_empty()) {
-        (ReduceOp::ArgMax | ReduceOp::ArgMin, true) => Some(b.full_of(Value::I32(0), DType::I32, dims)),
+        (ReduceOp::ArgMax | ReduceOp::ArgMin, true) => {
+            Some(b.full_of(Value::I32(0), DType::I32, dims))
+        }
         (_, true) => Some(x),
         // The position among the folded elements stays as it was.
         (_, false) => (long.len() < axes.len()).then(|| b.reduce(op, x, &long)),

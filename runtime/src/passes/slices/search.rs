@@ -16,14 +16,16 @@ const MOST_TASKS: usize = 2000;
 const SHARES: [u64; 4] = [1, 4, 16, u64::MAX];
 /// Programs that were almost small enough, in which kernels of slices may run again.
 const TRIED_AGAIN: usize = 2;
-/// Most kernels that are tried whole again, and the part of the program's time that slices of one must cost for that.
+/// Most kernels that are tried whole again, and the part of the program's time that slices of one
+/// must cost for that.
 const MOST_WHOLE: usize = 16;
 const WORTH: f64 = 1e-3;
 /// Most of them where slices run again, which takes longer to find.
 const MOST_AGAIN: usize = 3;
 /// So little more time that running slices again would not pay.
 const LITTLE: f64 = 0.02;
-/// The part of the effort that the search for what runs again takes: there are many slices, of little cost each.
+/// The part of the effort that the search for what runs again takes: there are many slices, of
+/// little cost each.
 const AGAIN: u64 = 8;
 
 /// A program in slices, planned.
@@ -47,12 +49,17 @@ impl Found {
 
 /// The time of all tasks, in the unit of [`slabwise_planner::Task::cost`].
 pub(crate) fn time(dag: &Dag) -> f64 {
-    dag.tasks.iter().map(|task| task.cost as f64).sum::<f64>().max(1.0)
+    dag.tasks
+        .iter()
+        .map(|task| task.cost as f64)
+        .sum::<f64>()
+        .max(1.0)
 }
 
-/// Plans a program so that its slab is no larger than `room`, by running kernels on slices of the batch, and where that is
-/// not enough some of the slices again: the fastest plan of those found, as modelled, or the smallest if none keeps
-/// to the room. `None` if nothing can be sliced. Deterministic.
+/// Plans a program so that its slab is no larger than `room`, by running kernels on slices of the
+/// batch, and where that is not enough some of the slices again: the fastest plan of those found,
+/// as modelled, or the smallest if none keeps to the room. `None` if nothing can be sliced.
+/// Deterministic.
 pub fn slices_within(
     graph: &Graph,
     scheduled: &Scheduled,
@@ -67,19 +74,38 @@ pub fn slices_within(
         #[cfg(feature = "cuda")]
         Target::Cuda(..) => return Ok(None),
     };
-    let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else { return Ok(None) };
-    let search = Search { cuttable: &cuttable, target, floor: floor(&cuttable), room, options, base: time(&scheduled.dag) };
+    let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else {
+        return Ok(None);
+    };
+    let search = Search {
+        cuttable: &cuttable,
+        target,
+        floor: floor(&cuttable),
+        room,
+        options,
+        base: time(&scheduled.dag),
+    };
     let (mut best, mut tight) = search.first()?;
     if let Some((found, way)) = best.take() {
         best = Some(search.fewer(found, way, false)?);
     }
     // What is nearly small enough may be faster, though some of it runs again.
-    if best.as_ref().is_none_or(|(found, _)| found.cost() > search.base * (1.0 + LITTLE)) {
-        tight.retain(|(found, _)| best.as_ref().is_none_or(|(best, _)| found.cost() < best.cost()));
+    if best
+        .as_ref()
+        .is_none_or(|(found, _)| found.cost() > search.base * (1.0 + LITTLE))
+    {
+        tight.retain(|(found, _)| {
+            best.as_ref()
+                .is_none_or(|(best, _)| found.cost() < best.cost())
+        });
         tight.sort_by_key(|(found, _)| found.plan.height);
         for (found, way) in tight.into_iter().take(TRIED_AGAIN) {
             let found = search.again(found)?;
-            let other = if found.plan.height <= room { search.fewer(found, way, true)? } else { (found, way) };
+            let other = if found.plan.height <= room {
+                search.fewer(found, way, true)?
+            } else {
+                (found, way)
+            };
             best = Some(match best.take() {
                 Some(best) => search.better(best, other),
                 None => other,
@@ -108,22 +134,32 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Kernels chosen by the values they touch, in ever more slices: the fastest that keeps to the room, and those that do not.
+    /// Kernels chosen by the values they touch, in ever more slices: the fastest that keeps to the
+    /// room, and those that do not.
     #[allow(clippy::type_complexity)]
     fn first(&self) -> Result<(Option<(Found, Way)>, Vec<(Found, Way)>), String> {
         let (cuttable, mut best, mut tight) = (self.cuttable, None, Vec::new());
         let all = cuttable.bounds.0[usize::from(cuttable.batch.0)];
         let mut last = Vec::new();
         for share in SHARES {
-            let touches = |task: usize| cuttable.pays[task] && cuttable.largest(task) > self.room / share;
+            let touches =
+                |task: usize| cuttable.pays[task] && cuttable.largest(task) > self.room / share;
             let chosen: Vec<bool> = (0..cuttable.pays.len()).map(touches).collect();
             if chosen == last || !chosen.contains(&true) {
                 continue;
             }
             let (mut sizes, mut fits) = (None, None);
-            for count in (1..).map(|power| 1u32 << power).take_while(|&count| count <= MOST_SLICES.min(all)) {
-                let way = Way { chosen: chosen.clone(), examples: all.div_ceil(count) };
-                let Some(cut) = cuttable.cut(&way.chosen, way.examples)? else { continue };
+            for count in (1..)
+                .map(|power| 1u32 << power)
+                .take_while(|&count| count <= MOST_SLICES.min(all))
+            {
+                let way = Way {
+                    chosen: chosen.clone(),
+                    examples: all.div_ceil(count),
+                };
+                let Some(cut) = cuttable.cut(&way.chosen, way.examples)? else {
+                    continue;
+                };
                 let count = cut.sliced.as_ref().map(|sliced| sliced.count);
                 if sizes == count || cut.tasks.len() > MOST_TASKS {
                     continue;
@@ -152,7 +188,12 @@ impl Search<'_> {
 
     fn plan(&self, scheduled: Scheduled) -> Result<Found, String> {
         let plan = plan_for(&scheduled.dag, self.room, self.options).map_err(|e| e.to_string())?;
-        self.widened(Found { floor: self.floor, again: Vec::new(), plan, scheduled })
+        self.widened(Found {
+            floor: self.floor,
+            again: Vec::new(),
+            plan,
+            scheduled,
+        })
     }
 
     /// The same with the workspaces that there is room for.
@@ -160,18 +201,37 @@ impl Search<'_> {
         if found.plan.height > self.room {
             return Ok(found);
         }
-        let (scheduled, plan) = widen(self.cuttable.graph, found.scheduled, found.plan, self.target, self.room)?;
-        Ok(Found { scheduled, plan, ..found })
+        let (scheduled, plan) = widen(
+            self.cuttable.graph,
+            found.scheduled,
+            found.plan,
+            self.target,
+            self.room,
+        )?;
+        Ok(Found {
+            scheduled,
+            plan,
+            ..found
+        })
     }
 
     fn better(&self, one: (Found, Way), other: (Found, Way)) -> (Found, Way) {
         let rank = |f: &Found| (f.plan.height.max(self.room), f.cost(), f.plan.height);
-        if rank(&other.0) < rank(&one.0) { other } else { one }
+        if rank(&other.0) < rank(&one.0) {
+            other
+        } else {
+            one
+        }
     }
 
-    /// The same in slices of fewer kernels, as long as that keeps to the room: those left whole first that slices cost most.
+    /// The same in slices of fewer kernels, as long as that keeps to the room: those left whole
+    /// first that slices cost most.
     fn fewer(&self, mut found: Found, mut way: Way, again: bool) -> Result<(Found, Way), String> {
-        let (most, worth) = if again { (MOST_AGAIN, LITTLE) } else { (MOST_WHOLE, WORTH) };
+        let (most, worth) = if again {
+            (MOST_AGAIN, LITTLE)
+        } else {
+            (MOST_WHOLE, WORTH)
+        };
         let mut costly: Vec<(usize, f64)> = (0..way.chosen.len())
             .filter(|&task| way.chosen[task])
             .map(|task| (task, self.cuttable.extra(task, way.examples)))
@@ -181,7 +241,9 @@ impl Search<'_> {
         for (task, _) in costly.into_iter().take(most) {
             let mut fewer = way.clone();
             fewer.chosen[task] = false;
-            let Some(cut) = self.cuttable.cut(&fewer.chosen, fewer.examples)? else { continue };
+            let Some(cut) = self.cuttable.cut(&fewer.chosen, fewer.examples)? else {
+                continue;
+            };
             let mut other = self.plan(cut)?;
             if again && other.plan.height > self.room {
                 other = self.again(other)?;
@@ -195,30 +257,58 @@ impl Search<'_> {
 
     /// The same program with some slices run again.
     fn again(&self, found: Found) -> Result<Found, String> {
-        let options = &Options { effort: self.options.effort / AGAIN, ..*self.options };
-        let within = plan_within(&found.scheduled.dag, found.plan, self.room, options).map_err(|e| e.to_string())?;
+        let options = &Options {
+            effort: self.options.effort / AGAIN,
+            ..*self.options
+        };
+        let within = plan_within(&found.scheduled.dag, found.plan, self.room, options)
+            .map_err(|e| e.to_string())?;
         let (mut scheduled, mut runs) = (found.scheduled, Vec::new());
         if let Some(repeated) = within.repeated {
             let repeated: Repeated = repeated.into_inner();
             runs = repeated.again();
             scheduled = scheduled.repeated(repeated);
         }
-        self.widened(Found { scheduled, plan: within.plan, again: runs, floor: found.floor })
+        self.widened(Found {
+            scheduled,
+            plan: within.plan,
+            again: runs,
+            floor: found.floor,
+        })
     }
 }
 
-/// What no slicing changes: what a task that cannot be sliced touches, or whose sums would be larger, less what it may do in
-/// place; all inputs together, and all outputs.
+/// What no slicing changes: what a task that cannot be sliced touches, or whose sums would be
+/// larger, less what it may do in place; all inputs together, and all outputs.
 fn floor(cuttable: &Cuttable) -> u64 {
     let dag = &cuttable.scheduled.dag;
-    let sum = |of: &dyn Fn(&Buffer) -> bool| dag.buffers.iter().filter(|b| of(b)).map(Buffer::occupied).sum::<u64>();
-    let whole = dag.tasks.iter().enumerate().filter(|(at, _)| !cuttable.pays[*at]);
+    let sum = |of: &dyn Fn(&Buffer) -> bool| {
+        dag.buffers
+            .iter()
+            .filter(|b| of(b))
+            .map(Buffer::occupied)
+            .sum::<u64>()
+    };
+    let whole = dag
+        .tasks
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !cuttable.pays[*at]);
     let needs = whole.map(|(at, task)| {
         let touched: FxHashSet<BufferId> = task.reads.iter().chain(&task.writes).copied().collect();
-        let taken: FxHashSet<BufferId> = dag.may_reuse.iter().filter(|pair| pair.task.index() == at).map(|pair| pair.to).collect();
+        let taken: FxHashSet<BufferId> = dag
+            .may_reuse
+            .iter()
+            .filter(|pair| pair.task.index() == at)
+            .map(|pair| pair.to)
+            .collect();
         touched.difference(&taken).map(|b| dag.buffers[b.index()].occupied()).sum::<u64>()
             // Slices could have smaller ones.
             + if cuttable.units[at].is_none() { task.workspace_occupied() } else { 0 }
     });
-    needs.max().unwrap_or(0).max(sum(&|b| b.live_in)).max(sum(&|b| b.live_out))
+    needs
+        .max()
+        .unwrap_or(0)
+        .max(sum(&|b| b.live_in))
+        .max(sum(&|b| b.live_out))
 }

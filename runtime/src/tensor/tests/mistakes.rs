@@ -13,12 +13,24 @@ use slabwise_kernels::spec::Window;
 fn said(trace: &Trace) -> Vec<String> {
     let mistakes = trace.finish(&[]).expect_err("there are mistakes");
     let prefix = format!("{}:", file!());
-    mistakes.iter().map(|m| m.to_string().strip_prefix(&prefix).map_or(m.to_string(), str::to_string)).collect()
+    mistakes
+        .iter()
+        .map(|m| {
+            m.to_string()
+                .strip_prefix(&prefix)
+                .map_or(m.to_string(), str::to_string)
+        })
+        .collect()
 }
 
 /// Only the texts.
 fn texts(trace: &Trace) -> Vec<String> {
-    trace.finish(&[]).expect_err("there are mistakes").into_iter().map(|m| m.message).collect()
+    trace
+        .finish(&[])
+        .expect_err("there are mistakes")
+        .into_iter()
+        .map(|m| m.message)
+        .collect()
 }
 
 #[test]
@@ -37,8 +49,14 @@ fn every_mistake_is_kept_with_its_line_and_nothing_follows_from_it() {
     assert_eq!(
         said(&trace),
         [
-            format!("{}: add [batch, 784] and [512]: shapes do not broadcast", line + 1),
-            format!("{}: matmul [batch, 784] × [512, 256]: inner dimensions 784 and 512 differ", line + 3),
+            format!(
+                "{}: add [batch, 784] and [512]: shapes do not broadcast",
+                line + 1
+            ),
+            format!(
+                "{}: matmul [batch, 784] × [512, 256]: inner dimensions 784 and 512 differ",
+                line + 3
+            ),
             format!("{}: sum: axis 2 of a tensor with 2 axes", line + 4),
         ]
     );
@@ -60,15 +78,22 @@ const FORWARD: u32 = line!() - 3;
 fn layers_report_the_line_of_the_model_and_their_name() {
     let params = Params::seeded(0);
     let at = &params.root() / "mlp";
-    let model = Model { hidden: Linear::new(&at / "hidden", 784, 256), head: Linear::new(&at / "head", 512, 10) };
+    let model = Model {
+        hidden: Linear::new(&at / "hidden", 784, 256),
+        head: Linear::new(&at / "head", 512, 10),
+    };
     let trace = Trace::inference();
     let x = trace.input("x", F32, (2, 784));
     let _ = model.forward(x);
     let line = line!() + 1;
     let _ = x.apply(&Linear::new(&at / "other", 10, 10));
     let expected = [
-        format!("{FORWARD}: matmul [2, 256] × [512, 10]: inner dimensions 256 and 512 differ (in \"mlp.head\")"),
-        format!("{line}: matmul [2, 784] × [10, 10]: inner dimensions 784 and 10 differ (in \"mlp.other\")"),
+        format!(
+            "{FORWARD}: matmul [2, 256] × [512, 10]: inner dimensions 256 and 512 differ (in \"mlp.head\")"
+        ),
+        format!(
+            "{line}: matmul [2, 784] × [10, 10]: inner dimensions 784 and 10 differ (in \"mlp.other\")"
+        ),
     ];
     assert_eq!(said(&trace), expected);
 }
@@ -77,8 +102,13 @@ fn layers_report_the_line_of_the_model_and_their_name() {
 fn layers_in_a_row_report_the_line_they_are_applied_in() {
     let params = Params::seeded(0);
     let at = params.root();
-    let inner = Sequential::new().then(Relu).then(Linear::new(&at / "b", 9, 2));
-    let model = Sequential::new().then(Linear::new(&at / "a", 4, 8)).then(inner).then(Dropout(0.5));
+    let inner = Sequential::new()
+        .then(Relu)
+        .then(Linear::new(&at / "b", 9, 2));
+    let model = Sequential::new()
+        .then(Linear::new(&at / "a", 4, 8))
+        .then(inner)
+        .then(Dropout(0.5));
     let trace = Trace::inference();
     let x = trace.input("x", F32, (1, 4));
     let line = line!() + 1;
@@ -104,7 +134,17 @@ fn nodes_know_their_line_and_layer() {
     let names: Vec<String> = graph.ids().map(|id| graph.name(id)).collect();
     assert_eq!(
         names,
-        ["x", "stem.weight", "stem.conv2d", "stem.bias", "stem.reshape", "stem.reshape", "stem.expand", "stem.add", "stem.relu"]
+        [
+            "x",
+            "stem.weight",
+            "stem.conv2d",
+            "stem.bias",
+            "stem.reshape",
+            "stem.reshape",
+            "stem.expand",
+            "stem.add",
+            "stem.relu"
+        ]
     );
 }
 
@@ -121,15 +161,29 @@ fn declarations() {
     trace.state("s", I32, (2,), Init::Constant(0.5));
     trace.state("s", F32, (batch,), Init::Constant(0.0));
     trace.state("random", I32, (3,), Init::Constant(0.0));
-    trace.state("r", I32, (3,), Init::Normal { mean: 0.0, std: 1.0 });
-    trace.state("a", F32, (2,), Init::Constant(0.0)).set(trace.zeros((3,)));
+    trace.state(
+        "r",
+        I32,
+        (3,),
+        Init::Normal {
+            mean: 0.0,
+            std: 1.0,
+        },
+    );
+    trace
+        .state("a", F32, (2,), Init::Constant(0.0))
+        .set(trace.zeros((3,)));
     trace.state("a", F32, (3,), Init::Constant(0.0));
     let twice = trace.state("b", F32, (), Init::Constant(0.0));
     twice.set(trace.zeros(()));
     twice.set(trace.ones(()));
     let params = Params::seeded(0);
     trace.param(&params.root().param("w", (2,), Init::Constant(0.0)));
-    trace.param(&Params::seeded(0).root().param("v", (2,), Init::Constant(0.0)));
+    trace.param(
+        &Params::seeded(0)
+            .root()
+            .param("v", (2,), Init::Constant(0.0)),
+    );
     trace.state("w", F32, (2,), Init::Constant(0.0));
     assert_eq!(
         texts(&trace),
@@ -156,10 +210,19 @@ fn declarations() {
 fn operations() {
     let trace = Trace::inference();
     let batch = Dim::bounded("batch", 32);
-    let (x, n) = (trace.input("x", F32, (batch, 6)), trace.input("n", I32, (batch,)));
-    let (c, image) = (trace.input("c", Bool, (6,)), trace.input("image", F32, (batch, 4, 8, 8)));
+    let (x, n) = (
+        trace.input("x", F32, (batch, 6)),
+        trace.input("n", I32, (batch,)),
+    );
+    let (c, image) = (
+        trace.input("c", Bool, (6,)),
+        trace.input("image", F32, (batch, 4, 8, 8)),
+    );
     let weight = trace.zeros((4, 4, 3, 3));
-    let groups = |groups| ConvGeometry { groups, ..ConvGeometry::default() };
+    let groups = |groups| ConvGeometry {
+        groups,
+        ..ConvGeometry::default()
+    };
     let _ = [
         n.exp(),
         n + 0.5,
@@ -196,7 +259,11 @@ fn operations() {
         image.conv2d_with(weight, groups(usize::MAX)),
         image.max_pool2d(0),
         image.max_pool2d(9),
-        image.avg_pool2d_with(Window { k: [2, 2], stride: [1, 1], pad: [usize::MAX, 0] }),
+        image.avg_pool2d_with(Window {
+            k: [2, 2],
+            stride: [1, 1],
+            pad: [usize::MAX, 0],
+        }),
         x.global_avg_pool(),
         x.matmul(2.0),
         n.matmul(x),
@@ -284,12 +351,18 @@ fn operations() {
 #[test]
 fn learning() {
     fn loss<'t>(trace: &'t Trace, params: &Params) -> Tensor<'t> {
-        trace.param(&params.root().param("w", (2,), Init::Constant(1.0))).square().sum()
+        trace
+            .param(&params.root().param("w", (2,), Init::Constant(1.0)))
+            .square()
+            .sum()
     }
     let params = Params::seeded(0);
     let trace = Trace::inference();
     trace.minimize(loss(&trace, &params), Sgd::new(0.1));
-    assert_eq!(texts(&trace), ["minimize: this trace is for inference; a model learns in Trace::training()"]);
+    assert_eq!(
+        texts(&trace),
+        ["minimize: this trace is for inference; a model learns in Trace::training()"]
+    );
 
     let trace = Trace::training();
     let x = trace.input("x", F32, (2,));
@@ -342,7 +415,10 @@ fn two_traces_do_not_mix() {
     let (a, b) = (one.input("a", F32, (2,)), two.input("b", F32, (2,)));
     let _ = a + b;
     assert_eq!(texts(&one), ["the operands belong to two traces"]);
-    assert_eq!(two.finish(&[a]).unwrap_err()[0].message, "output 0 belongs to another trace");
+    assert_eq!(
+        two.finish(&[a]).unwrap_err()[0].message,
+        "output 0 belongs to another trace"
+    );
 }
 
 #[test]
@@ -354,5 +430,8 @@ fn grouped_channels_that_do_not_divide() {
     let names: Vec<String> = params.declared().iter().map(|p| format!("{p:?}")).collect();
     assert_eq!(names, ["a.weight [4, 3, 3, 3]"]);
     Conv2d::new(&at / "b", 6, 4, 3).groups(4);
-    assert_eq!(params.mistakes()[0].message, "conv2d: 6 and 4 channels do not divide into 4 groups");
+    assert_eq!(
+        params.mistakes()[0].message,
+        "conv2d: 6 and 4 channels do not divide into 4 groups"
+    );
 }

@@ -15,7 +15,9 @@ impl Maker<'_> {
             return None;
         }
         let dtype = self.rng.pick(&[DType::I32, DType::U8]);
-        let fits = |f: &Fact| matches!(f.dtype, DType::I32 | DType::U8) && f.dims == dims && f.exact && f.low >= 0.0;
+        let fits = |f: &Fact| {
+            matches!(f.dtype, DType::I32 | DType::U8) && f.dims == dims && f.exact && f.low >= 0.0
+        };
         let x = match self.find(fits) {
             Some(x) => x,
             None => self.input(dtype, shape)?,
@@ -45,12 +47,21 @@ impl Maker<'_> {
             2 => {
                 let table = self.find(|f| f.rank() == 2)?;
                 let limit = self.fact(table).dims[0].least();
-                let shape = if self.rng.one_in(2) { vec![n] } else { vec![n, Len::fixed(2)] };
+                let shape = if self.rng.one_in(2) {
+                    vec![n]
+                } else {
+                    vec![n, Len::fixed(2)]
+                };
                 let index = self.index(&shape, limit)?;
                 self.push(Op::Embed, &[table, index])
             }
             _ => {
-                let index = self.find(|f| matches!(f.dtype, DType::I32 | DType::U8) && f.exact && f.low >= 0.0 && f.high < 6.0)?;
+                let index = self.find(|f| {
+                    matches!(f.dtype, DType::I32 | DType::U8)
+                        && f.exact
+                        && f.low >= 0.0
+                        && f.high < 6.0
+                })?;
                 let n = self.fact(index).high as usize + 1 + self.rng.below(2);
                 self.push(Op::OneHot(n), &[index])
             }
@@ -58,11 +69,17 @@ impl Maker<'_> {
     }
 
     pub(super) fn scalar_index(&mut self, most: usize) -> Option<usize> {
-        let x = match self.find(|f| f.dtype == DType::I32 && f.rank() == 0 && f.exact && f.low >= 0.0) {
+        let x = match self
+            .find(|f| f.dtype == DType::I32 && f.rank() == 0 && f.exact && f.low >= 0.0)
+        {
             Some(x) => x,
             None => self.input(DType::I32, Vec::new())?,
         };
-        if self.fact(x).high <= most as f64 { Some(x) } else { self.push(Op::Clamp(0.0, most as f32), &[x]) }
+        if self.fact(x).high <= most as f64 {
+            Some(x)
+        } else {
+            self.push(Op::Clamp(0.0, most as f32), &[x])
+        }
     }
 
     pub(super) fn found(&mut self) -> Option<usize> {
@@ -98,7 +115,8 @@ impl Maker<'_> {
                 self.push(Op::DynamicSlice(axis), &[x, start, length])
             }
             _ => {
-                let boxes = self.find(|f| single(f) && f.exact && f.rank() == 2 && f.dims[1].is(4))?;
+                let boxes =
+                    self.find(|f| single(f) && f.exact && f.rank() == 2 && f.dims[1].is(4))?;
                 let n = self.fact(boxes).dims[0];
                 let scores = self.find(|f| single(f) && f.exact && f.dims == [n])?;
                 let threshold = self.rng.pick(&[0.0, 0.25, 0.5]);

@@ -1,4 +1,5 @@
-//! One step of drawing for each kind of statement. A step that finds nothing to work on changes nothing.
+//! One step of drawing for each kind of statement. A step that finds nothing to work on changes
+//! nothing.
 
 use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
@@ -69,7 +70,9 @@ impl Maker<'_> {
     }
 
     fn some_axes(&mut self, x: usize) -> Vec<usize> {
-        (0..self.fact(x).rank()).filter(|_| self.rng.one_in(2)).collect()
+        (0..self.fact(x).rank())
+            .filter(|_| self.rng.one_in(2))
+            .collect()
     }
 
     /// The operand brought to where a function is defined and not steep.
@@ -85,10 +88,15 @@ impl Maker<'_> {
         let op = self.rng.pick(Unary::ALL);
         let mut x = match op {
             Unary::Not => self.find(|f| f.dtype == DType::Bool)?,
-            Unary::Neg | Unary::Abs | Unary::Sign | Unary::Square => self.find(|f| f.dtype != DType::Bool)?,
+            Unary::Neg | Unary::Abs | Unary::Sign | Unary::Square => {
+                self.find(|f| f.dtype != DType::Bool)?
+            }
             _ => self.find(float)?,
         };
-        if matches!(op, Unary::Ln | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Recip) {
+        if matches!(
+            op,
+            Unary::Ln | Unary::Log1p | Unary::Sqrt | Unary::Rsqrt | Unary::Recip
+        ) {
             x = self.positive(x)?;
         }
         if matches!(op, Unary::Exp | Unary::Exp2 | Unary::Expm1) && self.fact(x).bound() > 2.0 {
@@ -100,9 +108,12 @@ impl Maker<'_> {
     fn binary(&mut self) -> Option<usize> {
         let op = self.rng.pick(Binary::ALL);
         let logic = matches!(op, Binary::And | Binary::Or | Binary::Xor);
-        let x = self.find(|f| (f.dtype == DType::Bool) == logic || matches!(op, Binary::Equal | Binary::NotEqual))?;
+        let x = self.find(|f| {
+            (f.dtype == DType::Bool) == logic || matches!(op, Binary::Equal | Binary::NotEqual)
+        })?;
         let (lane, dims) = (self.fact(x).lane(), self.fact(x).dims.clone());
-        let mut y = self.find(|f| f.lane() == lane && crate::facts::broadcast(&f.dims, &dims).is_some())?;
+        let mut y =
+            self.find(|f| f.lane() == lane && crate::facts::broadcast(&f.dims, &dims).is_some())?;
         if lane == DType::F32 && op == Binary::Div {
             y = self.positive(y)?;
         }
@@ -148,12 +159,22 @@ impl Maker<'_> {
 
     fn clamp(&mut self) -> Option<usize> {
         let x = self.find(|f| f.dtype != DType::Bool)?;
-        let (low, high) = self.rng.pick(&[(0.0, 1.0), (-1.0, 1.0), (0.0, 6.0), (1.0, 1.0)]);
+        let (low, high) = self
+            .rng
+            .pick(&[(0.0, 1.0), (-1.0, 1.0), (0.0, 6.0), (1.0, 1.0)]);
         self.push(Op::Clamp(low, high), &[x])
     }
 
     fn cast(&mut self) -> Option<usize> {
-        let to = self.rng.pick(&[DType::F32, DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8, DType::Bool]);
+        let to = self.rng.pick(&[
+            DType::F32,
+            DType::F32,
+            DType::F16,
+            DType::BF16,
+            DType::I32,
+            DType::U8,
+            DType::Bool,
+        ]);
         let x = self.find(|f| f.dtype != to && (f.exact || to == DType::F32))?;
         self.push(Op::Cast(to), &[x])
     }
@@ -162,7 +183,11 @@ impl Maker<'_> {
         let fold = self.rng.pick(Fold::ALL);
         let logic = matches!(fold, Fold::Any | Fold::All);
         let x = self.find(|f| (f.dtype == DType::Bool) == logic || fold == Fold::Mean)?;
-        let axes = if self.rng.one_in(3) { None } else { Some(self.some_axes(x)) };
+        let axes = if self.rng.one_in(3) {
+            None
+        } else {
+            Some(self.some_axes(x))
+        };
         let keep = axes.is_some() && self.rng.one_in(2);
         self.push(Op::Fold { fold, axes, keep }, &[x])
     }
@@ -173,7 +198,11 @@ impl Maker<'_> {
         let descending = self.rng.one_in(2);
         let op = match self.rng.below(4) {
             0 => Op::CumSum(axis),
-            1 => Op::TopK { k: 1 + self.rng.below(3), axis, positions: self.rng.one_in(2) },
+            1 => Op::TopK {
+                k: 1 + self.rng.below(3),
+                axis,
+                positions: self.rng.one_in(2),
+            },
             2 => Op::Argsort(descending),
             _ => Op::Sort(descending),
         };
@@ -184,7 +213,9 @@ impl Maker<'_> {
         let a = self.find(|f| float(f) && f.rank() > 0)?;
         let fact = self.fact(a).clone();
         let k = *fact.dims.last()?;
-        let fits = |f: &Fact| f.dtype == fact.dtype && f.rank() > 0 && f.dims[f.rank().saturating_sub(2)] == k;
+        let fits = |f: &Fact| {
+            f.dtype == fact.dtype && f.rank() > 0 && f.dims[f.rank().saturating_sub(2)] == k
+        };
         if let Some(b) = self.find(fits)
             && let Some(done) = self.push(Op::Matmul, &[a, b])
         {
@@ -195,7 +226,16 @@ impl Maker<'_> {
     }
 
     fn einsum(&mut self) -> Option<usize> {
-        let text = self.rng.pick(&["ij,jk->ik", "ij,kj->ki", "bij,bjk->bik", "ij,ij->j", "i,j->ij", "ij->ji", "bij,bij->b", "ij,j->i"]);
+        let text = self.rng.pick(&[
+            "ij,jk->ik",
+            "ij,kj->ki",
+            "bij,bjk->bik",
+            "ij,ij->j",
+            "i,j->ij",
+            "ij->ji",
+            "bij,bij->b",
+            "ij,j->i",
+        ]);
         let ranks: Vec<usize> = text.split("->").next()?.split(',').map(str::len).collect();
         let mut args = Vec::new();
         for rank in ranks {
@@ -208,16 +248,30 @@ impl Maker<'_> {
         if let Some(x) = self.find(|f| single(f) && f.rank() == 4) {
             return Some(x);
         }
-        let batch =
-            if self.scope.case.dims.is_empty() || self.rng.one_in(2) { Axis::Fixed(self.rng.pick(&self.lengths)) } else { Axis::Named(0) };
-        let [c, h, w] = [self.rng.pick(&[1, 2, 3, 4]), self.rng.pick(&[1, 3, 4, 5]), self.rng.pick(&[1, 2, 4])];
-        self.input(DType::F32, vec![batch, Axis::Fixed(c), Axis::Fixed(h), Axis::Fixed(w)])
+        let batch = if self.scope.case.dims.is_empty() || self.rng.one_in(2) {
+            Axis::Fixed(self.rng.pick(&self.lengths))
+        } else {
+            Axis::Named(0)
+        };
+        let [c, h, w] = [
+            self.rng.pick(&[1, 2, 3, 4]),
+            self.rng.pick(&[1, 3, 4, 5]),
+            self.rng.pick(&[1, 2, 4]),
+        ];
+        self.input(
+            DType::F32,
+            vec![batch, Axis::Fixed(c), Axis::Fixed(h), Axis::Fixed(w)],
+        )
     }
 
     fn convolution(&mut self) -> Option<usize> {
         let x = self.image()?;
         let channels = self.fact(x).dims[1].as_fixed()?;
-        let groups = if channels % 2 == 0 { self.rng.pick(&[1, 1, 2, channels.max(1)]) } else { self.rng.pick(&[1, channels.max(1)]) };
+        let groups = if channels % 2 == 0 {
+            self.rng.pick(&[1, 1, 2, channels.max(1)])
+        } else {
+            self.rng.pick(&[1, channels.max(1)])
+        };
         let geometry = ConvGeometry {
             stride: [self.rng.pick(&[1, 1, 2]), 1 + self.rng.below(2)],
             pad: [self.rng.below(2), self.rng.below(3)],
@@ -227,18 +281,45 @@ impl Maker<'_> {
         let k = [self.rng.pick(&[1, 2, 3]), self.rng.pick(&[1, 3])];
         let out = groups * (1 + self.rng.below(2));
         let transpose = self.rng.one_in(4);
-        let lengths = if transpose { [channels, 1 + self.rng.below(2), k[0], k[1]] } else { [out, channels / groups, k[0], k[1]] };
+        let lengths = if transpose {
+            [channels, 1 + self.rng.below(2), k[0], k[1]]
+        } else {
+            [out, channels / groups, k[0], k[1]]
+        };
         let w = self.input(DType::F32, lengths.map(Axis::Fixed).to_vec())?;
-        self.push(if transpose { Op::ConvTranspose2d(geometry) } else { Op::Conv2d(geometry) }, &[x, w])
+        self.push(
+            if transpose {
+                Op::ConvTranspose2d(geometry)
+            } else {
+                Op::Conv2d(geometry)
+            },
+            &[x, w],
+        )
     }
 
     fn pool(&mut self) -> Option<usize> {
         let x = self.image()?;
         let window = self.rng.pick(&[
-            Window { k: [2, 2], stride: [2, 2], pad: [0, 0] },
-            Window { k: [1, 1], stride: [1, 1], pad: [0, 0] },
-            Window { k: [3, 2], stride: [1, 2], pad: [1, 0] },
-            Window { k: [2, 3], stride: [2, 1], pad: [1, 1] },
+            Window {
+                k: [2, 2],
+                stride: [2, 2],
+                pad: [0, 0],
+            },
+            Window {
+                k: [1, 1],
+                stride: [1, 1],
+                pad: [0, 0],
+            },
+            Window {
+                k: [3, 2],
+                stride: [1, 2],
+                pad: [1, 0],
+            },
+            Window {
+                k: [2, 3],
+                stride: [2, 1],
+                pad: [1, 1],
+            },
         ]);
         let op = match self.rng.below(6) {
             0..=2 => Op::MaxPool(window),
@@ -257,8 +338,18 @@ impl Maker<'_> {
             1 => {
                 let axis = self.an_axis(x)?;
                 let n = dims[axis].as_fixed()?;
-                let a = (1..=n).filter(|a| n % a == 0).nth(self.rng.below(3)).unwrap_or(1);
-                Op::Unflatten { axis, lengths: if n == 0 { [self.rng.pick(&[0, 3]), 0] } else { [a, n / a] } }
+                let a = (1..=n)
+                    .filter(|a| n % a == 0)
+                    .nth(self.rng.below(3))
+                    .unwrap_or(1);
+                Op::Unflatten {
+                    axis,
+                    lengths: if n == 0 {
+                        [self.rng.pick(&[0, 3]), 0]
+                    } else {
+                        [a, n / a]
+                    },
+                }
             }
             2 => Op::Reshape(vec![Axis::Open]),
             3 => {
@@ -327,16 +418,43 @@ impl Maker<'_> {
             return self.push(Op::Split { axis, parts, which }, &[x]);
         }
         // Prefixes and suffixes, parts within, nothing, everything.
-        let start = if self.rng.one_in(2) { 0 } else { self.rng.below(least + 1) };
-        let end = if self.rng.one_in(3) { None } else { Some(start + self.rng.below(least - start + 1)) };
-        let step = if self.rng.one_in(3) { 1 + self.rng.below(3) } else { 1 };
-        self.push(Op::Slice { axis, start, end, step }, &[x])
+        let start = if self.rng.one_in(2) {
+            0
+        } else {
+            self.rng.below(least + 1)
+        };
+        let end = if self.rng.one_in(3) {
+            None
+        } else {
+            Some(start + self.rng.below(least - start + 1))
+        };
+        let step = if self.rng.one_in(3) {
+            1 + self.rng.below(3)
+        } else {
+            1
+        };
+        self.push(
+            Op::Slice {
+                axis,
+                start,
+                end,
+                step,
+            },
+            &[x],
+        )
     }
 
     fn pad(&mut self) -> Option<usize> {
         let x = self.find(|f| f.rank() > 0)?;
-        let pads =
-            (0..self.fact(x).rank()).map(|_| if self.rng.one_in(2) { (0, 0) } else { (self.rng.below(3), self.rng.below(2)) }).collect();
+        let pads = (0..self.fact(x).rank())
+            .map(|_| {
+                if self.rng.one_in(2) {
+                    (0, 0)
+                } else {
+                    (self.rng.below(3), self.rng.below(2))
+                }
+            })
+            .collect();
         let value = self.rng.pick(&[0.0, 0.0, 1.0, 2.0]);
         self.push(Op::Pad { pads, value }, &[x])
     }
@@ -345,7 +463,11 @@ impl Maker<'_> {
         let x = self.find(|_| true)?;
         let fact = self.fact(x).clone();
         let stack = fact.rank() == 0 || self.rng.one_in(3);
-        let axis = if stack { self.rng.below(fact.rank() + 1) } else { self.rng.below(fact.rank()) };
+        let axis = if stack {
+            self.rng.below(fact.rank() + 1)
+        } else {
+            self.rng.below(fact.rank())
+        };
         let mut parts = vec![x];
         for _ in 0..self.rng.below(3) {
             let alike = |f: &Fact| {
@@ -355,29 +477,59 @@ impl Maker<'_> {
             };
             parts.extend(self.find(alike));
         }
-        let done = self.push(if stack { Op::Stack(axis) } else { Op::Concat(axis) }, &parts)?;
+        let done = self.push(
+            if stack {
+                Op::Stack(axis)
+            } else {
+                Op::Concat(axis)
+            },
+            &parts,
+        )?;
         // A piece of it, perhaps within a part.
         let len = self.fact(done).dims[axis].least();
         if len > 1 && self.rng.one_in(2) {
             let start = self.rng.below(len);
             let end = Some(start + 1 + self.rng.below(len - start));
-            return self.push(Op::Slice { axis, start, end, step: 1 }, &[done]);
+            return self.push(
+                Op::Slice {
+                    axis,
+                    start,
+                    end,
+                    step: 1,
+                },
+                &[done],
+            );
         }
         Some(done)
     }
 
     fn softmax(&mut self) -> Option<usize> {
         let x = self.find(|f| single(f) && f.rank() > 0)?;
-        let axis = if self.rng.one_in(2) { self.fact(x).rank() - 1 } else { self.an_axis(x)? };
-        let op = self.rng.pick(&[Op::Softmax(axis), Op::Softmax(axis), Op::LogSoftmax(axis), Op::LogSumExp(axis)]);
+        let axis = if self.rng.one_in(2) {
+            self.fact(x).rank() - 1
+        } else {
+            self.an_axis(x)?
+        };
+        let op = self.rng.pick(&[
+            Op::Softmax(axis),
+            Op::Softmax(axis),
+            Op::LogSoftmax(axis),
+            Op::LogSumExp(axis),
+        ]);
         self.push(op, &[x])
     }
 
     fn normalize(&mut self) -> Option<usize> {
         let x = self.find(|f| single(f) && f.rank() > 0)?;
         let op = match self.rng.below(3) {
-            0 => Op::GroupNormalize { groups: 1 + self.rng.below(2), eps: 0.1 },
-            _ => Op::Normalize { axes: self.some_axes(x), eps: 0.1 },
+            0 => Op::GroupNormalize {
+                groups: 1 + self.rng.below(2),
+                eps: 0.1,
+            },
+            _ => Op::Normalize {
+                axes: self.some_axes(x),
+                eps: 0.1,
+            },
         };
         self.push(op, &[x])
     }
@@ -414,12 +566,18 @@ impl Maker<'_> {
             return self.push(Op::SelfAttention { heads, causal }, &[q]);
         }
         let alike = |f: &Fact| {
-            single(f) && f.rank() == fact.rank() && f.dims[..f.rank() - 2] == fact.dims[..f.rank() - 2] && f.dims.last() == fact.dims.last()
+            single(f)
+                && f.rank() == fact.rank()
+                && f.dims[..f.rank() - 2] == fact.dims[..f.rank() - 2]
+                && f.dims.last() == fact.dims.last()
         };
         let k = self.find(alike)?;
         let keys = self.fact(k).dims[fact.rank() - 2];
         let v = self.find(|f| {
-            single(f) && f.rank() == fact.rank() && f.dims[..f.rank() - 2] == fact.dims[..f.rank() - 2] && f.dims[f.rank() - 2] == keys
+            single(f)
+                && f.rank() == fact.rank()
+                && f.dims[..f.rank() - 2] == fact.dims[..f.rank() - 2]
+                && f.dims[f.rank() - 2] == keys
         })?;
         let mut args = vec![q, k, v];
         if self.rng.one_in(3) {
@@ -435,7 +593,9 @@ impl Maker<'_> {
             Layer::BatchNorm1d => self.find(|f| single(f) && (2..4).contains(&f.rank()))?,
             Layer::BatchNorm2d => self.image()?,
             Layer::Lstm | Layer::MultiHeadAttention => self.find(|f| single(f) && f.rank() == 3)?,
-            Layer::Embedding => self.find(|f| matches!(f.dtype, DType::I32 | DType::U8) && f.exact && f.low >= 0.0 && f.high < 8.0)?,
+            Layer::Embedding => self.find(|f| {
+                matches!(f.dtype, DType::I32 | DType::U8) && f.exact && f.low >= 0.0 && f.high < 8.0
+            })?,
             _ => self.find(|f| single(f) && f.rank() > 0)?,
         };
         let fact = self.fact(x);
@@ -458,7 +618,14 @@ impl Maker<'_> {
         };
         // A name for each kind and size: so layers of one name are one layer, in both programs.
         let name = (layer as usize * 100 + inputs) * 10 + outputs;
-        self.push(Op::Layer { layer, name, sizes: [inputs, outputs] }, &[x])
+        self.push(
+            Op::Layer {
+                layer,
+                name,
+                sizes: [inputs, outputs],
+            },
+            &[x],
+        )
     }
 
     fn random(&mut self) -> Option<usize> {
@@ -485,12 +652,25 @@ impl Maker<'_> {
                 self.push(Op::Arange(n), &[])
             }
             2 => {
-                let (dtype, shape) = (self.rng.pick(&[DType::F32, DType::I32, DType::F16, DType::Bool]), self.any_shape());
+                let (dtype, shape) = (
+                    self.rng
+                        .pick(&[DType::F32, DType::I32, DType::F16, DType::Bool]),
+                    self.any_shape(),
+                );
                 let value = self.rng.pick(&[0.0, 1.0]);
-                self.push(Op::Full { value, dtype, shape }, &[])
+                self.push(
+                    Op::Full {
+                        value,
+                        dtype,
+                        shape,
+                    },
+                    &[],
+                )
             }
             _ => {
-                let dtype = self.rng.pick(&[DType::F32, DType::F32, DType::I32, DType::Bool, DType::F16]);
+                let dtype =
+                    self.rng
+                        .pick(&[DType::F32, DType::F32, DType::I32, DType::Bool, DType::F16]);
                 let like = self.find(|_| true)?;
                 let shape = self.shape(&self.fact(like).dims.clone())?;
                 self.input(dtype, shape)
@@ -499,7 +679,13 @@ impl Maker<'_> {
     }
 
     fn gradient(&mut self) -> Option<usize> {
-        let of = self.find(|f| single(f) && f.smooth && f.dims.iter().all(|d| d.least() > 0 || d.as_fixed().is_none()))?;
+        let of = self.find(|f| {
+            single(f)
+                && f.smooth
+                && f.dims
+                    .iter()
+                    .all(|d| d.least() > 0 || d.as_fixed().is_none())
+        })?;
         let wrt = self.find(|f| float(f) && f.smooth)?;
         // What lengths of 0 make of a mean is no number: not here.
         let open = self.fact(of).dims.iter().any(|d| d.as_fixed().is_none());
@@ -515,8 +701,17 @@ impl Maker<'_> {
         if self.rng.one_in(2) {
             return self.push(Op::Keep, &[x]);
         }
-        let list = [Unary::Tanh, Unary::Sigmoid, Unary::Sin, Unary::Relu, Unary::Neg, Unary::Square];
-        let segment = (0..1 + self.rng.below(3)).map(|_| self.rng.pick(&list)).collect();
+        let list = [
+            Unary::Tanh,
+            Unary::Sigmoid,
+            Unary::Sin,
+            Unary::Relu,
+            Unary::Neg,
+            Unary::Square,
+        ];
+        let segment = (0..1 + self.rng.below(3))
+            .map(|_| self.rng.pick(&list))
+            .collect();
         self.push(Op::Checkpoint(segment), &[x])
     }
 }

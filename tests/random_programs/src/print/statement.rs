@@ -23,14 +23,24 @@ fn binary(op: Binary, x: &str, y: &str) -> String {
 
 fn fold(op: Fold, x: &str, axes: Option<&[usize]>, keep: bool) -> String {
     let position = matches!(op, Fold::ArgMax | Fold::ArgMin);
-    let Some(axes) = axes else { return if position { format!("{x}.{}(..)", op.text()) } else { format!("{x}.{}()", op.text()) } };
+    let Some(axes) = axes else {
+        return if position {
+            format!("{x}.{}(..)", op.text())
+        } else {
+            format!("{x}.{}()", op.text())
+        };
+    };
     let ending = match (keep, position) {
         (true, _) => "_keep",
         (false, true) => "",
         (false, false) => "_over",
     };
     // An empty list says no type of its own.
-    let axes = if axes.is_empty() { "[0usize; 0]".to_string() } else { format!("{axes:?}") };
+    let axes = if axes.is_empty() {
+        "[0usize; 0]".to_string()
+    } else {
+        format!("{axes:?}")
+    };
     format!("{x}.{}{ending}({axes})", op.text())
 }
 
@@ -41,20 +51,38 @@ pub fn expression(op: &Op, args: &[String]) -> String {
     let all = args.join(", ");
     match op {
         Op::Param(at) => format!("trace.param(&w{at})"),
-        Op::Full { value, dtype, shape } => format!("trace.full({value:?}, {dtype:?}, {})", written(shape)),
+        Op::Full {
+            value,
+            dtype,
+            shape,
+        } => format!("trace.full({value:?}, {dtype:?}, {})", written(shape)),
         Op::Arange(Axis::Fixed(n)) => format!("trace.arange({n})"),
         Op::Arange(Axis::Named(at)) => format!("trace.arange(dim{at})"),
         Op::Uniform(shape) => format!("trace.uniform({})", written(shape)),
         Op::UniformLike => format!("{x}.uniform_like()"),
         Op::Unary(u) => unary(*u, x),
         Op::Binary(b) => binary(*b, x, y),
-        Op::Number(b, number) => binary(*b, x, &if *number < 0.0 { format!("({number:?})") } else { format!("{number:?}") }),
+        Op::Number(b, number) => binary(
+            *b,
+            x,
+            &if *number < 0.0 {
+                format!("({number:?})")
+            } else {
+                format!("{number:?}")
+            },
+        ),
         Op::Select => format!("{x}.select({y}, {})", args[2]),
         Op::Clamp(low, high) => format!("{x}.clamp({low:?}, {high:?})"),
         Op::Cast(dtype) => format!("{x}.cast({dtype:?})"),
-        Op::Fold { fold: f, axes, keep } => fold(*f, x, axes.as_deref(), *keep),
+        Op::Fold {
+            fold: f,
+            axes,
+            keep,
+        } => fold(*f, x, axes.as_deref(), *keep),
         Op::CumSum(axis) => format!("{x}.cumsum({axis})"),
-        Op::TopK { k, axis, positions } => format!("{x}.topk({k}, {axis}).{}", usize::from(*positions)),
+        Op::TopK { k, axis, positions } => {
+            format!("{x}.topk({k}, {axis}).{}", usize::from(*positions))
+        }
         Op::Argsort(descending) => format!("{x}.argsort({descending})"),
         Op::Sort(descending) => format!("{x}.sort({descending})"),
         Op::Matmul => format!("{x}.matmul({y})"),
@@ -70,15 +98,30 @@ pub fn expression(op: &Op, args: &[String]) -> String {
             _ => format!("{x}.reshape({})", written(shape)),
         },
         Op::Flatten(from) => format!("{x}.flatten({from})"),
-        Op::Unflatten { axis, lengths: [a, b] } => format!("{x}.unflatten({axis}, ({a}, {b}))"),
+        Op::Unflatten {
+            axis,
+            lengths: [a, b],
+        } => format!("{x}.unflatten({axis}, ({a}, {b}))"),
         Op::Permute(axes) => format!("{x}.permute({axes:?})"),
         Op::T => format!("{x}.t()"),
         Op::Expand(shape) => format!("{x}.expand({})", written(shape)),
         Op::Squeeze(axis) => format!("{x}.squeeze({axis})"),
         Op::Unsqueeze(axis) => format!("{x}.unsqueeze({axis})"),
-        Op::Slice { axis, start, end, step } => {
-            let range = format!("{start}..{}", end.map_or(String::new(), |end| end.to_string()));
-            if *step == 1 { format!("{x}.slice({axis}, {range})") } else { format!("{x}.slice_step({axis}, {range}, {step})") }
+        Op::Slice {
+            axis,
+            start,
+            end,
+            step,
+        } => {
+            let range = format!(
+                "{start}..{}",
+                end.map_or(String::new(), |end| end.to_string())
+            );
+            if *step == 1 {
+                format!("{x}.slice({axis}, {range})")
+            } else {
+                format!("{x}.slice_step({axis}, {range}, {step})")
+            }
         }
         Op::Split { axis, parts, which } => format!("{x}.split({axis}, {parts})[{which}]"),
         Op::Pad { pads, value } => format!("{x}.pad({pads:?}, {value:?})"),
@@ -92,7 +135,11 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::LogSoftmax(axis) => format!("{x}.log_softmax({axis})"),
         Op::LogSumExp(axis) => format!("{x}.logsumexp({axis})"),
         Op::Normalize { axes, eps } => {
-            let axes = if axes.is_empty() { "[0usize; 0]".to_string() } else { format!("{axes:?}") };
+            let axes = if axes.is_empty() {
+                "[0usize; 0]".to_string()
+            } else {
+                format!("{axes:?}")
+            };
             format!("{x}.normalize({axes}, {eps:?})")
         }
         Op::GroupNormalize { groups, eps } => format!("{x}.group_normalize({groups}, {eps:?})"),
@@ -104,13 +151,20 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::Mse => format!("{x}.mse({y})"),
         Op::Dropout(p) => format!("{x}.dropout({p:?})"),
         Op::Attention { causal, tiles } => {
-            let tiles = tiles.map_or("Tiles::Auto".to_string(), |n| format!("Tiles::Queries({n})"));
-            let mask = args
-                .get(3)
-                .map_or("Mask::None".to_string(), |m| format!("if {m}.dtype() == Bool {{ Mask::Seen({m}) }} else {{ Mask::Added({m}) }}"));
-            format!("{x}.attention_in({tiles}, {y}, {}, {causal}, {mask})", args[2])
+            let tiles = tiles.map_or("Tiles::Auto".to_string(), |n| {
+                format!("Tiles::Queries({n})")
+            });
+            let mask = args.get(3).map_or("Mask::None".to_string(), |m| {
+                format!("if {m}.dtype() == Bool {{ Mask::Seen({m}) }} else {{ Mask::Added({m}) }}")
+            });
+            format!(
+                "{x}.attention_in({tiles}, {y}, {}, {causal}, {mask})",
+                args[2]
+            )
         }
-        Op::SelfAttention { heads, causal } => format!("{x}.self_attention({heads}, {causal}, Mask::None)"),
+        Op::SelfAttention { heads, causal } => {
+            format!("{x}.self_attention({heads}, {causal}, Mask::None)")
+        }
         Op::Layer { name, .. } => format!("{x}.apply(&l{name})"),
         Op::Nonzero => format!("{x}.nonzero()"),
         Op::MaskedSelect => format!("{x}.masked_select({y})"),
@@ -120,7 +174,10 @@ pub fn expression(op: &Op, args: &[String]) -> String {
         Op::SliceFrom { axis, length } => format!("{x}.slice_from({axis}, {y}, {length})"),
         Op::Nms(threshold) => format!("{x}.nms({y}, {threshold:?})"),
         Op::Keep => format!("{x}.keep()"),
-        Op::Checkpoint(list) => format!("{x}.checkpoint(|x| {})", list.iter().fold("x".to_string(), |x, u| unary(*u, &x))),
+        Op::Checkpoint(list) => format!(
+            "{x}.checkpoint(|x| {})",
+            list.iter().fold("x".to_string(), |x, u| unary(*u, &x))
+        ),
         Op::Gradient => format!("trace.gradients({x}.mean(), [{y}])[0]"),
         // These need the case: the printer of programs writes them.
         Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) => String::new(),

@@ -14,8 +14,8 @@ use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::{Point, Space, Via, pointers, points};
 
-/// Registers that a thread fills with loads before it computes with the first of them: of blocks of fewer than 1,024 threads, and
-/// of 1,024, which have 64 registers each.
+/// Registers that a thread fills with loads before it computes with the first of them: of blocks of
+/// fewer than 1,024 threads, and of 1,024, which have 64 registers each.
 const AHEAD: [i64; 2] = [24, 8];
 /// Most turns that a thread takes at once.
 const TURNS: i64 = 8;
@@ -30,8 +30,8 @@ pub struct Emitter<'a> {
     pub mapping: &'a Mapping,
 }
 
-/// Where parts of rows leave what they found: for each reduction the accumulators of every row's parts, then that of the
-/// whole row.
+/// Where parts of rows leave what they found: for each reduction the accumulators of every row's
+/// parts, then that of the whole row.
 pub struct Part {
     parts: i64,
     /// Byte offsets of a reduction's partial results and of its results, by value.
@@ -43,7 +43,10 @@ pub struct Part {
 
 impl Part {
     pub fn new(emitter: &Emitter, rows: i64) -> Part {
-        let (parts, step) = (emitter.mapping.parts, i64::from(emitter.mapping.team) * emitter.mapping.vector);
+        let (parts, step) = (
+            emitter.mapping.parts,
+            i64::from(emitter.mapping.team) * emitter.mapping.vector,
+        );
         let mut bytes = 0u64;
         let mut take = |count: i64| {
             let at = bytes;
@@ -52,13 +55,20 @@ impl Part {
             at
         };
         let needed = |i: usize| emitter.code.needed[i] && is_reduce(&emitter.code.spec.code[i]);
-        let places = (0..emitter.code.spec.code.len()).map(|i| needed(i).then(|| (take(rows * parts), take(rows)))).collect();
+        let places = (0..emitter.code.spec.code.len())
+            .map(|i| needed(i).then(|| (take(rows * parts), take(rows))))
+            .collect();
         let reduced = emitter.space.dims[emitter.kept..].to_vec();
         let len = move |env: &Env| {
             let each = (points(&reduced, env) as u64).div_ceil(parts as u64);
             each.next_multiple_of(step as u64) as i64
         };
-        Part { parts, places, bytes, len: Arc::new(len) }
+        Part {
+            parts,
+            places,
+            bytes,
+            len: Arc::new(len),
+        }
     }
 
     /// Bytes of workspace.
@@ -68,11 +78,17 @@ impl Part {
 
     /// Declares the pointers `p{i}` and `r{i}` to what reduction `i` leaves.
     fn pointers(&self, params: &mut Params, i: usize, fold: Fold) -> String {
-        let Some((partial, result)) = self.places[i] else { return String::new() };
+        let Some((partial, result)) = self.places[i] else {
+            return String::new();
+        };
         let mut text = String::new();
         for (name, at) in [("p", partial), ("r", result)] {
             let address = params.address(Word::Workspace(at));
-            let _ = writeln!(text, "{0}* const {name}{i} = reinterpret_cast<{0}*>({address});", fold.ty());
+            let _ = writeln!(
+                text,
+                "{0}* const {name}{i} = reinterpret_cast<{0}*>({address});",
+                fold.ty()
+            );
         }
         text
     }
@@ -121,7 +137,11 @@ impl Emitter<'_> {
 
     /// Whether values of the kept axes alone are stored.
     pub fn stores_folded(&self) -> bool {
-        self.code.spec.stores.iter().any(|s| self.code.folded[usize::from(s.value)])
+        self.code
+            .spec
+            .stores
+            .iter()
+            .any(|s| self.code.folded[usize::from(s.value)])
     }
 
     /// All passes in one kernel, row after row.
@@ -133,7 +153,10 @@ impl Emitter<'_> {
         body += &self.declare_kept();
         body += &self.declare_shared();
         let each = mapping.rows();
-        let _ = writeln!(body, "for (idx base = idx(blockIdx.x) * {each}; base < rows; base += idx(gridDim.x) * {each}) {{");
+        let _ = writeln!(
+            body,
+            "for (idx base = idx(blockIdx.x) * {each}; base < rows; base += idx(gridDim.x) * {each}) {{"
+        );
         body += "const bool live = base + local < rows;\nconst idx row = live ? base + local : rows - 1;\nconst idx n = live ? len : 0;\n";
         body += &self.row_coordinates(params);
         for l in 0..=self.levels.depth {
@@ -142,11 +165,20 @@ impl Emitter<'_> {
                 body += &self.pass(params, l, "0");
                 for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
                     body += &self.combine(i, fold);
-                    let _ = writeln!(body, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+                    let _ = writeln!(
+                        body,
+                        "const {} v{i} = {};",
+                        lane_type(self.code.lanes[i]),
+                        fold.result(&format!("f{i}"))
+                    );
                 }
             }
         }
-        let _ = writeln!(body, "if (live && m == 0) {{\n{}}}", self.folded_stores(params));
+        let _ = writeln!(
+            body,
+            "if (live && m == 0) {{\n{}}}",
+            self.folded_stores(params)
+        );
         if self.uses_shared() {
             // The next row must not overwrite what is still read.
             body += "__syncthreads();\n";
@@ -164,37 +196,69 @@ impl Emitter<'_> {
         body += &self.declare_shared();
         body += &self.workspace(params, l, part);
         let (each, parts) = (mapping.rows(), part.parts);
-        let _ = writeln!(body, "const idx base = idx(blockIdx.x) / {parts} * {each}, part = idx(blockIdx.x) % {parts};");
+        let _ = writeln!(
+            body,
+            "const idx base = idx(blockIdx.x) / {parts} * {each}, part = idx(blockIdx.x) % {parts};"
+        );
         body += "const bool live = base + local < rows;\nconst idx row = live ? base + local : rows - 1;\n";
-        let _ = writeln!(body, "const idx start = part * {};", params.number(&part.len));
-        let _ = writeln!(body, "const idx n = live ? min(len, start + {}) : 0;", params.number(&part.len));
+        let _ = writeln!(
+            body,
+            "const idx start = part * {};",
+            params.number(&part.len)
+        );
+        let _ = writeln!(
+            body,
+            "const idx n = live ? min(len, start + {}) : 0;",
+            params.number(&part.len)
+        );
         body += &self.row_coordinates(params);
         body += &self.results(l);
         body += &self.folded(params, 0, l);
         body += &self.pass(params, l, "start");
         for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
             body += &self.combine(i, fold);
-            let _ = writeln!(body, "if (live && m == 0) p{i}[row * {parts} + part] = f{i};");
+            let _ = writeln!(
+                body,
+                "if (live && m == 0) p{i}[row * {parts} + part] = f{i};"
+            );
         }
         params.function("rows_part", mapping.threads, &body)
     }
 
-    /// Joins what the parts of pass `l` found, a warp for each row; after the last pass, stores what is stored once per row.
+    /// Joins what the parts of pass `l` found, a warp for each row; after the last pass, stores
+    /// what is stored once per row.
     pub fn join(&self, params: &mut Params, l: usize, stores: bool, part: &Part) -> Function {
         let mut body = pointers(self.code, params);
         body += &self.counts(params);
         body += &self.workspace(params, l, part);
         let parts = part.parts;
-        let _ = writeln!(body, "const int m = threadIdx.x % 32;\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / 32;", THREADS / 32);
+        let _ = writeln!(
+            body,
+            "const int m = threadIdx.x % 32;\nconst idx row = idx(blockIdx.x) * {} + threadIdx.x / 32;",
+            THREADS / 32
+        );
         body += "if (row >= rows) return;\n";
         body += &self.row_coordinates(params);
         body += &self.results(l);
         for (i, _, fold) in self.levels.folds(self.code, l).collect::<Vec<_>>() {
             let ty = fold.ty();
-            let _ = writeln!(body, "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += 32) {{", fold.identity());
-            let _ = writeln!(body, "const {ty} other = p{i}[row * {parts} + q];\nf{i} = {};\n}}", fold.join(&format!("f{i}"), "other"));
+            let _ = writeln!(
+                body,
+                "{ty} f{i} = {};\nfor (int q = m; q < {parts}; q += 32) {{",
+                fold.identity()
+            );
+            let _ = writeln!(
+                body,
+                "const {ty} other = p{i}[row * {parts} + q];\nf{i} = {};\n}}",
+                fold.join(&format!("f{i}"), "other")
+            );
             body += &shuffles(i, fold, 32);
-            let _ = writeln!(body, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+            let _ = writeln!(
+                body,
+                "const {} v{i} = {};",
+                lane_type(self.code.lanes[i]),
+                fold.result(&format!("f{i}"))
+            );
             let _ = writeln!(body, "if (m == 0) r{i}[row] = f{i};");
         }
         if stores {
@@ -205,7 +269,10 @@ impl Emitter<'_> {
     }
 
     fn counts(&self, params: &mut Params) -> String {
-        let (rows, reduced) = (self.space.dims[..self.kept].to_vec(), self.space.dims[self.kept..].to_vec());
+        let (rows, reduced) = (
+            self.space.dims[..self.kept].to_vec(),
+            self.space.dims[self.kept..].to_vec(),
+        );
         let rows: Number = Arc::new(move |env| points(&rows, env));
         let fixed = reduced.iter().all(|d| d.as_fixed().is_some());
         let len = if fixed {
@@ -239,7 +306,11 @@ impl Emitter<'_> {
                 text += "SHARED_BYTES(unsigned char, pool);\n";
                 for (at, i) in self.crossing().enumerate() {
                     let ty = lane_type(self.code.lanes[i]);
-                    let _ = writeln!(text, "{ty}* const k{i} = reinterpret_cast<{ty}*>(pool + {});", 4 * len * at as i64);
+                    let _ = writeln!(
+                        text,
+                        "{ty}* const k{i} = reinterpret_cast<{ty}*>(pool + {});",
+                        4 * len * at as i64
+                    );
                 }
             }
         }
@@ -249,7 +320,11 @@ impl Emitter<'_> {
     /// Whether teams meet in shared memory.
     fn uses_shared(&self) -> bool {
         let mapping = self.mapping;
-        if mapping.adjacent { mapping.team > 32 } else { mapping.team > 1 }
+        if mapping.adjacent {
+            mapping.team > 32
+        } else {
+            mapping.team > 1
+        }
     }
 
     fn declare_shared(&self) -> String {
@@ -260,7 +335,11 @@ impl Emitter<'_> {
         }
         for l in 0..=self.levels.depth {
             for (i, _, fold) in self.levels.folds(self.code, l) {
-                let count = if mapping.adjacent { mapping.team / 32 } else { mapping.threads };
+                let count = if mapping.adjacent {
+                    mapping.team / 32
+                } else {
+                    mapping.threads
+                };
                 let _ = writeln!(text, "__shared__ {} s{i}[{count}];", fold.ty());
             }
         }
@@ -268,7 +347,9 @@ impl Emitter<'_> {
     }
 
     fn row_coordinates(&self, params: &mut Params) -> String {
-        params.coordinates("row", &self.space.dims[..self.kept], "c").0
+        params
+            .coordinates("row", &self.space.dims[..self.kept], "c")
+            .0
     }
 
     fn kept_names(&self) -> Vec<String> {
@@ -285,14 +366,27 @@ impl Emitter<'_> {
     /// Declares the folded values of these levels, but for the reductions themselves.
     fn folded(&self, params: &mut Params, from: usize, to: usize) -> String {
         let point = self.row_point(params);
-        let wanted =
-            |i: &usize| self.code.folded[*i] && (from..=to).contains(&self.levels.level[*i]) && !is_reduce(&self.code.spec.code[*i]);
-        self.code.needed().filter(wanted).map(|i| self.code.statement(i, &point)).collect()
+        let wanted = |i: &usize| {
+            self.code.folded[*i]
+                && (from..=to).contains(&self.levels.level[*i])
+                && !is_reduce(&self.code.spec.code[*i])
+        };
+        self.code
+            .needed()
+            .filter(wanted)
+            .map(|i| self.code.statement(i, &point))
+            .collect()
     }
 
     fn folded_stores(&self, params: &mut Params) -> String {
         let point = self.row_point(params);
-        self.code.spec.stores.iter().filter(|s| self.code.folded[usize::from(s.value)]).map(|s| self.code.store(s, &point)).collect()
+        self.code
+            .spec
+            .stores
+            .iter()
+            .filter(|s| self.code.folded[usize::from(s.value)])
+            .map(|s| self.code.store(s, &point))
+            .collect()
     }
 
     /// Declares the results of the passes before `l` from the workspace.
@@ -301,7 +395,12 @@ impl Emitter<'_> {
         for before in 0..l {
             for (i, _, fold) in self.levels.folds(self.code, before) {
                 let _ = writeln!(text, "const {} f{i} = r{i}[row];", fold.ty());
-                let _ = writeln!(text, "const {} v{i} = {};", lane_type(self.code.lanes[i]), fold.result(&format!("f{i}")));
+                let _ = writeln!(
+                    text,
+                    "const {} v{i} = {};",
+                    lane_type(self.code.lanes[i]),
+                    fold.result(&format!("f{i}"))
+                );
             }
         }
         text
@@ -309,15 +408,23 @@ impl Emitter<'_> {
 
     /// Declares pointers into the workspace for the reductions of the passes up to `l`.
     fn workspace(&self, params: &mut Params, l: usize, part: &Part) -> String {
-        let folds: Vec<_> = (0..=l).flat_map(|l| self.levels.folds(self.code, l).collect::<Vec<_>>()).collect();
-        folds.into_iter().map(|(i, _, fold)| part.pointers(params, i, fold)).collect()
+        let folds: Vec<_> = (0..=l)
+            .flat_map(|l| self.levels.folds(self.code, l).collect::<Vec<_>>())
+            .collect();
+        folds
+            .into_iter()
+            .map(|(i, _, fold)| part.pointers(params, i, fold))
+            .collect()
     }
 
-    /// Pass `l` over the points from `start` below `n` of a row, shared among the team: fills the accumulators `f{i}`.
+    /// Pass `l` over the points from `start` below `n` of a row, shared among the team: fills the
+    /// accumulators `f{i}`.
     ///
-    /// A thread takes several turns at once: what is loaded in all of them is loaded before anything is stored, because the compiler
-    /// cannot know that a store overwrites no operand of a later turn. (A result may lie where an operand was; then each element
-    /// takes the place of itself.) Coordinates along several reduced axes are advanced from turn to turn, without divisions.
+    /// A thread takes several turns at once: what is loaded in all of them is loaded before
+    /// anything is stored, because the compiler cannot know that a store overwrites no operand of a
+    /// later turn. (A result may lie where an operand was; then each element takes the place of
+    /// itself.) Coordinates along several reduced axes are advanced from turn to turn, without
+    /// divisions.
     fn pass(&self, params: &mut Params, l: usize, start: &str) -> String {
         let (code, mapping) = (self.code, self.mapping);
         let vector = mapping.vector;
@@ -332,20 +439,33 @@ impl Emitter<'_> {
         let reduced = &self.space.dims[self.kept..];
         let (decode, starts) = params.coordinates("first", reduced, "start");
         let (cursor, advance) = advancing(params, reduced, &starts, step);
-        let _ = writeln!(text, "if (const idx first = {start} + m * {vector}; first < n) {{\n{decode}{cursor}");
+        let _ = writeln!(
+            text,
+            "if (const idx first = {start} + m * {vector}; first < n) {{\n{decode}{cursor}"
+        );
         match mapping.keep {
             Keep::Registers(each) => {
-                let _ = writeln!(text, "#pragma unroll\nfor (int e = 0; e < {}; e += {turns}) {{", each / vector);
+                let _ = writeln!(
+                    text,
+                    "#pragma unroll\nfor (int e = 0; e < {}; e += {turns}) {{",
+                    each / vector
+                );
                 let _ = writeln!(text, "const idx g = first + e * {step};");
             }
             _ => {
-                let _ = writeln!(text, "#pragma unroll 1\nfor (idx g = first; g < n; g += {}) {{", turns * step);
+                let _ = writeln!(
+                    text,
+                    "#pragma unroll 1\nfor (idx g = first; g < n; g += {}) {{",
+                    turns * step
+                );
             }
         }
         let turn = format!("#pragma unroll\nfor (int t = 0; t < {turns}; ++t) {{\n");
         // The arrays that a thread keeps end with the last turn.
         let wanted = match mapping.keep {
-            Keep::Registers(each) if each / vector % turns != 0 => format!("e + t < {} && g + t * {step} < n", each / vector),
+            Keep::Registers(each) if each / vector % turns != 0 => {
+                format!("e + t < {} && g + t * {step} < n", each / vector)
+            }
             _ => format!("g + t * {step} < n"),
         };
         let mut at = self.kept_names();
@@ -360,7 +480,11 @@ impl Emitter<'_> {
         let vector_of = |k: u16| format!("Vec<{}, {vector}>", code.storage(k).ty);
         let ahead = Point::new(self.space, params, &at, "");
         for &k in &loads {
-            let ty = if moved(k) { vector_of(k) } else { code.storage(k).ty.to_string() };
+            let ty = if moved(k) {
+                vector_of(k)
+            } else {
+                code.storage(k).ty.to_string()
+            };
             let _ = writeln!(text, "{ty} x{k}[{turns}];");
         }
         if !loads.is_empty() || reduced.len() > 1 {
@@ -371,7 +495,11 @@ impl Emitter<'_> {
             }
             let _ = writeln!(text, "if ({wanted}) {{");
             for &k in &loads {
-                let value = if moved(k) { format!("load_vec<{}>(a{k} + ({}))", vector_of(k), ahead.element(k)) } else { ahead.read(k) };
+                let value = if moved(k) {
+                    format!("load_vec<{}>(a{k} + ({}))", vector_of(k), ahead.element(k))
+                } else {
+                    ahead.read(k)
+                };
                 let _ = writeln!(text, "x{k}[t] = {value};");
             }
             text += "}\n}\n";
@@ -381,20 +509,41 @@ impl Emitter<'_> {
             for store in self.full_stores(l) {
                 let _ = writeln!(text, "{} y{};", vector_of(store.operand), store.operand);
             }
-            let _ = writeln!(text, "#pragma unroll\nfor (int u = 0; u < {vector}; ++u) {{");
+            let _ = writeln!(
+                text,
+                "#pragma unroll\nfor (int u = 0; u < {vector}; ++u) {{"
+            );
             at[last] = format!("({} + u)", at[last]);
         }
-        // Where element `u` of this turn is among the row's, and among those that this thread keeps.
+        // Where element `u` of this turn is among the row's, and among those that this thread
+        // keeps.
         let (position, own) = match vector {
             1 => (format!("g + t * {step}"), "e + t".into()),
-            _ => (format!("g + t * {step} + u"), format!("(e + t) * {vector} + u")),
+            _ => (
+                format!("g + t * {step} + u"),
+                format!("(e + t) * {vector} + u"),
+            ),
         };
-        let slot = if matches!(mapping.keep, Keep::Shared(_)) { position.clone() } else { own };
-        let kept = |v: ValueId| self.levels.is_kept(usize::from(v), l, self.keeps()).then(|| format!("k{v}[{slot}]"));
+        let slot = if matches!(mapping.keep, Keep::Shared(_)) {
+            position.clone()
+        } else {
+            own
+        };
+        let kept = |v: ValueId| {
+            self.levels
+                .is_kept(usize::from(v), l, self.keeps())
+                .then(|| format!("k{v}[{slot}]"))
+        };
         let site = InPass {
             via: Via {
                 point: Point::new(self.space, params, &at, ""),
-                read: &|k| Some(if moved(k) { format!("x{k}[t].v[u]") } else { format!("x{k}[t]") }),
+                read: &|k| {
+                    Some(if moved(k) {
+                        format!("x{k}[t].v[u]")
+                    } else {
+                        format!("x{k}[t]")
+                    })
+                },
                 write: &|k| moved(k).then(|| format!("y{k}.v[u]")),
             },
             kept: &kept,
@@ -407,13 +556,24 @@ impl Emitter<'_> {
         }
         for (i, arg, fold) in self.levels.folds(code, l) {
             let lifted = fold.lift(&site.value(arg as ValueId), &position);
-            let _ = writeln!(text, "const {} t{i} = {lifted};\nf{i} = {};", fold.ty(), fold.join(&format!("f{i}"), &format!("t{i}")));
+            let _ = writeln!(
+                text,
+                "const {} t{i} = {lifted};\nf{i} = {};",
+                fold.ty(),
+                fold.join(&format!("f{i}"), &format!("t{i}"))
+            );
         }
-        self.full_stores(l).for_each(|s| text += &code.store(s, &site));
+        self.full_stores(l)
+            .for_each(|s| text += &code.store(s, &site));
         if vector > 1 {
             text += "}\n";
             for store in self.full_stores(l) {
-                let _ = writeln!(text, "store_vec(a{0} + ({1}), y{0});", store.operand, ahead.element(store.operand));
+                let _ = writeln!(
+                    text,
+                    "store_vec(a{0} + ({1}), y{0});",
+                    store.operand,
+                    ahead.element(store.operand)
+                );
             }
         }
         text += "}\n}\n}\n}\n";
@@ -422,7 +582,13 @@ impl Emitter<'_> {
 
     /// The operands that these values load, each once.
     fn loads(&self, full: &[usize]) -> Vec<u16> {
-        let loaded = |&i: &usize| if let Inst::Load(k) = self.code.spec.code[i] { Some(k) } else { None };
+        let loaded = |&i: &usize| {
+            if let Inst::Load(k) = self.code.spec.code[i] {
+                Some(k)
+            } else {
+                None
+            }
+        };
         let mut list: Vec<u16> = full.iter().filter_map(loaded).collect();
         list.sort_unstable();
         list.dedup();
@@ -433,7 +599,11 @@ impl Emitter<'_> {
     fn turns(&self, loads: &[u16]) -> i64 {
         let (vector, last) = (self.mapping.vector, self.space.dims.len() - 1);
         let registers = |&k: &u16| {
-            let elements = if self.space.stride(k, last).is(1) { vector } else { 1 };
+            let elements = if self.space.stride(k, last).is(1) {
+                vector
+            } else {
+                1
+            };
             (elements * self.code.spec.operands[usize::from(k)].dtype.bytes() as i64 + 3) / 4
         };
         let each = loads.iter().map(registers).sum::<i64>().max(1);
@@ -444,7 +614,12 @@ impl Emitter<'_> {
     }
 
     fn full_stores(&self, l: usize) -> impl Iterator<Item = &slabwise_kernels::spec::Store> {
-        let stores = self.code.spec.stores.iter().filter(|s| !self.code.folded[usize::from(s.value)]);
+        let stores = self
+            .code
+            .spec
+            .stores
+            .iter()
+            .filter(|s| !self.code.folded[usize::from(s.value)]);
         stores.filter(move |_| self.levels.top == Some(l))
     }
 
@@ -456,13 +631,32 @@ impl Emitter<'_> {
         if mapping.adjacent {
             text += &shuffles(i, fold, mapping.team.min(32));
             if mapping.team > 32 {
-                let _ = writeln!(text, "if (m % 32 == 0) s{i}[m / 32] = f{i};\n__syncthreads();\nf{i} = s{i}[0];");
-                let _ = writeln!(text, "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{", mapping.team / 32);
-                let _ = writeln!(text, "const {} other = s{i}[q];\nf{i} = {};\n}}", fold.ty(), fold.join(&format!("f{i}"), "other"));
+                let _ = writeln!(
+                    text,
+                    "if (m % 32 == 0) s{i}[m / 32] = f{i};\n__syncthreads();\nf{i} = s{i}[0];"
+                );
+                let _ = writeln!(
+                    text,
+                    "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{",
+                    mapping.team / 32
+                );
+                let _ = writeln!(
+                    text,
+                    "const {} other = s{i}[q];\nf{i} = {};\n}}",
+                    fold.ty(),
+                    fold.join(&format!("f{i}"), "other")
+                );
             }
         } else if mapping.team > 1 {
-            let _ = writeln!(text, "s{i}[threadIdx.x] = f{i};\n__syncthreads();\nf{i} = s{i}[local];");
-            let _ = writeln!(text, "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{", mapping.team);
+            let _ = writeln!(
+                text,
+                "s{i}[threadIdx.x] = f{i};\n__syncthreads();\nf{i} = s{i}[local];"
+            );
+            let _ = writeln!(
+                text,
+                "#pragma unroll\nfor (int q = 1; q < {}; ++q) {{",
+                mapping.team
+            );
             let _ = writeln!(
                 text,
                 "const {} other = s{i}[q * {rows} + local];\nf{i} = {};\n}}",
@@ -487,8 +681,9 @@ fn shuffles(i: usize, fold: Fold, lanes: u32) -> String {
     )
 }
 
-/// Declares the coordinates `at{axis}` of a point, which start at these, and what is added to them at once so that they advance
-/// by `step` points; with the statements that do so. Nothing for a single axis.
+/// Declares the coordinates `at{axis}` of a point, which start at these, and what is added to them
+/// at once so that they advance by `step` points; with the statements that do so. Nothing for a
+/// single axis.
 fn advancing(params: &mut Params, dims: &[Size], starts: &[String], step: i64) -> (String, String) {
     if dims.len() == 1 {
         return (String::new(), String::new());
@@ -500,7 +695,11 @@ fn advancing(params: &mut Params, dims: &[Size], starts: &[String], step: i64) -
         let _ = writeln!(text, "at{axis} += {};", by[axis]);
         if axis > 0 {
             let size = params.divisor(dims[axis]);
-            let _ = writeln!(text, "if (at{axis} >= {size}) {{\nat{axis} -= {size};\n++at{};\n}}", axis - 1);
+            let _ = writeln!(
+                text,
+                "if (at{axis} >= {size}) {{\nat{axis} -= {size};\n++at{};\n}}",
+                axis - 1
+            );
         }
     }
     (declared, text)

@@ -1,8 +1,9 @@
 //! Which value is computed in which pass over the reduced axes.
 //!
-//! A value is *folded* if it exists once per point of the kept axes, else *full*. What needs no reduction has level 0, a
-//! reduction of a value of level n has level n + 1, and everything else the highest level of its arguments. Pass n computes
-//! full values of level n and reduces them. A full value used in a later pass than its own *crosses*.
+//! A value is *folded* if it exists once per point of the kept axes, else *full*. What needs no
+//! reduction has level 0, a reduction of a value of level n has level n + 1, and everything else
+//! the highest level of its arguments. Pass n computes full values of level n and reduces them. A
+//! full value used in a later pass than its own *crosses*.
 
 use slabwise_kernels::spec::Inst;
 
@@ -25,10 +26,21 @@ impl Levels {
         let n = code.spec.code.len();
         let mut level = vec![0; n];
         for (i, inst) in code.spec.code.iter().enumerate() {
-            let deepest = inst.arguments().iter().map(|&a| level[usize::from(a)]).max().unwrap_or(0);
+            let deepest = inst
+                .arguments()
+                .iter()
+                .map(|&a| level[usize::from(a)])
+                .max()
+                .unwrap_or(0);
             level[i] = deepest + usize::from(is_reduce(inst));
         }
-        let full_stores = || code.spec.stores.iter().map(|s| usize::from(s.value)).filter(|&v| !code.folded[v]);
+        let full_stores = || {
+            code.spec
+                .stores
+                .iter()
+                .map(|s| usize::from(s.value))
+                .filter(|&v| !code.folded[v])
+        };
         let top = full_stores().map(|v| level[v]).max();
         let mut last_use = level.clone();
         for i in code.needed() {
@@ -40,15 +52,28 @@ impl Levels {
         }
         full_stores().for_each(|v| last_use[v] = last_use[v].max(top.unwrap_or(0)));
         let made_again = |i: usize| matches!(code.spec.code[i], Inst::Index(_) | Inst::Const(_));
-        let crossing = (0..n).map(|i| code.needed[i] && !code.folded[i] && !made_again(i) && last_use[i] > level[i]).collect();
+        let crossing = (0..n)
+            .map(|i| code.needed[i] && !code.folded[i] && !made_again(i) && last_use[i] > level[i])
+            .collect();
         let depth = code.needed().map(|i| level[i]).max().unwrap_or(0);
-        Levels { level, top, depth, crossing }
+        Levels {
+            level,
+            top,
+            depth,
+            crossing,
+        }
     }
 
     /// The reductions that pass `l` fills, by value.
-    pub fn folds<'a>(&'a self, code: &'a Code, l: usize) -> impl Iterator<Item = (usize, usize, Fold)> + 'a {
+    pub fn folds<'a>(
+        &'a self,
+        code: &'a Code,
+        l: usize,
+    ) -> impl Iterator<Item = (usize, usize, Fold)> + 'a {
         code.needed().filter_map(move |i| match code.spec.code[i] {
-            Inst::Reduce(op, arg) if self.level[i] == l + 1 => Some((i, usize::from(arg), Fold::new(op, code.lane(arg)))),
+            Inst::Reduce(op, arg) if self.level[i] == l + 1 => {
+                Some((i, usize::from(arg), Fold::new(op, code.lane(arg))))
+            }
             _ => None,
         })
     }
@@ -60,21 +85,31 @@ impl Levels {
 
     /// How many passes there are.
     pub fn passes(&self, code: &Code) -> Vec<usize> {
-        (0..=self.depth).filter(|&l| self.has_pass(code, l)).collect()
+        (0..=self.depth)
+            .filter(|&l| self.has_pass(code, l))
+            .collect()
     }
 
-    /// The full values that pass `l` computes. Those that cross are kept if `keeps`, else computed again.
+    /// The full values that pass `l` computes. Those that cross are kept if `keeps`, else computed
+    /// again.
     pub fn full(&self, code: &Code, l: usize, keeps: bool) -> Vec<usize> {
         let mut wanted = vec![false; code.spec.code.len()];
-        self.folds(code, l).for_each(|(_, arg, _)| wanted[arg] = true);
+        self.folds(code, l)
+            .for_each(|(_, arg, _)| wanted[arg] = true);
         if self.top == Some(l) {
-            code.spec.stores.iter().for_each(|s| wanted[usize::from(s.value)] = true);
+            code.spec
+                .stores
+                .iter()
+                .for_each(|s| wanted[usize::from(s.value)] = true);
         }
         for i in (0..wanted.len()).rev() {
             let kept_now = keeps && self.crossing[i] && self.level[i] == l;
             wanted[i] = (wanted[i] || kept_now) && !code.folded[i] && !self.is_kept(i, l, keeps);
             if wanted[i] {
-                code.spec.code[i].arguments().iter().for_each(|&a| wanted[usize::from(a)] = true);
+                code.spec.code[i]
+                    .arguments()
+                    .iter()
+                    .for_each(|&a| wanted[usize::from(a)] = true);
             }
         }
         (0..wanted.len()).filter(|&i| wanted[i]).collect()

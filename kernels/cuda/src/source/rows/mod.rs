@@ -1,13 +1,16 @@
 //! Loops with reductions.
 //!
-//! A *row* is a point of the kept axes; a *team* of threads computes it, in one pass over the reduced axes for each level of
-//! its reductions ([`levels`]). Where memory runs along the reduced axes, the threads of a team are neighbours: some lanes
-//! of a warp, or a whole block for long rows. Where it runs along the kept axes, neighbouring threads belong to neighbouring
-//! rows. What later passes need of earlier ones stays in registers or shared memory if it fits, else it is computed again.
+//! A *row* is a point of the kept axes; a *team* of threads computes it, in one pass over the
+//! reduced axes for each level of its reductions ([`levels`]). Where memory runs along the reduced
+//! axes, the threads of a team are neighbours: some lanes of a warp, or a whole block for long
+//! rows. Where it runs along the kept axes, neighbouring threads belong to neighbouring rows. What
+//! later passes need of earlier ones stays in registers or shared memory if it fits, else it is
+//! computed again.
 //!
-//! A few long rows are cut into parts, each with its block: a kernel for each pass leaves partial results in the workspace,
-//! and another joins them. How rows are cut depends on the bounds and the target alone, and partial results are joined in a
-//! fixed order, so the same sizes give the same bits.
+//! A few long rows are cut into parts, each with its block: a kernel for each pass leaves partial
+//! results in the workspace, and another joins them. How rows are cut depends on the bounds and the
+//! target alone, and partial results are joined in a fixed order, so the same sizes give the same
+//! bits.
 
 mod emit;
 mod levels;
@@ -27,9 +30,11 @@ use crate::lower::{Dispatch, Lowered, Target};
 
 /// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
 const WARP_ROW: i64 = 1024;
-/// Points of a row's part for each thread of its team, at least: where rows lie along memory, and across it.
+/// Points of a row's part for each thread of its team, at least: where rows lie along memory, and
+/// across it.
 const PART: [i64; 2] = [8, 16];
-/// Shorter rows that lie along memory are not cut: a block reads one in less time than another launch takes, which joins parts.
+/// Shorter rows that lie along memory are not cut: a block reads one in less time than another
+/// launch takes, which joins parts.
 const CUT: i64 = 16_384;
 /// Most parts of a row: what one warp joins in a few turns.
 const PARTS: i64 = 1024;
@@ -89,21 +94,40 @@ impl<'a> Plan<'a> {
         let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if Fold::new(*op, code.lane(*a)).finds()));
         let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
         if finds && reduced_points >= i64::from(i32::MAX) {
-            return Err(SpecError(format!("a position among {reduced_points} elements does not fit in an i32")));
+            return Err(SpecError(format!(
+                "a position among {reduced_points} elements does not fit in an i32"
+            )));
         }
         let (space, kept, order) = ordered(&code, bounds, finds);
         let levels = Levels::new(&code);
         let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-        Ok(Plan { code, order, levels, space, kept, mapping })
+        Ok(Plan {
+            code,
+            order,
+            levels,
+            space,
+            kept,
+            mapping,
+        })
     }
 
     fn emitter(&self) -> Emitter<'_> {
-        Emitter { code: &self.code, levels: &self.levels, space: &self.space, kept: self.kept, mapping: &self.mapping }
+        Emitter {
+            code: &self.code,
+            levels: &self.levels,
+            space: &self.space,
+            kept: self.kept,
+            mapping: &self.mapping,
+        }
     }
 
     /// Blocks that whole rows are shared among.
     fn blocks(&self, target: &Target) -> impl Fn(&Env) -> u32 + Send + Sync + 'static {
-        let (rows, each, target) = (self.space.dims[..self.kept].to_vec(), self.mapping.rows(), *target);
+        let (rows, each, target) = (
+            self.space.dims[..self.kept].to_vec(),
+            self.mapping.rows(),
+            *target,
+        );
         move |env| super::elementwise::blocks(points(&rows, env), each, &target)
     }
 }
@@ -119,26 +143,50 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         return Ok(cut(&plan.emitter(), params, points(&rows, bounds), rows));
     }
     let function = plan.emitter().whole(&mut params);
-    let (threads, shared_bytes, blocks) = (plan.mapping.threads, plan.emitter().shared_bytes(), plan.blocks(target));
+    let (threads, shared_bytes, blocks) = (
+        plan.mapping.threads,
+        plan.emitter().shared_bytes(),
+        plan.blocks(target),
+    );
     Ok(Lowered::new(vec![function], 0, move |env| {
-        vec![Dispatch { function: 0, grid: [blocks(env), 1, 1], block: [threads, 1, 1], shared_bytes, words: params.words(env) }]
+        vec![Dispatch {
+            function: 0,
+            grid: [blocks(env), 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes,
+            words: params.words(env),
+        }]
     }))
 }
 
 /// Rows as a function that several specs may share; `None` if they are cut.
-pub fn lower_shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+pub fn lower_shared(
+    spec: &Spec,
+    bounds: &Env,
+    target: &Target,
+) -> Result<Option<Shared>, SpecError> {
     let plan = Plan::new(spec, bounds, target)?;
     if plan.mapping.parts > 1 {
         return Ok(None);
     }
     let mut params = Params::new(spec, bounds, target).shared();
     let function = plan.emitter().whole(&mut params);
-    let (threads, shared_bytes, blocks) = (plan.mapping.threads, plan.emitter().shared_bytes(), Box::new(plan.blocks(target)));
-    Ok(Some(Shared { function, params, threads, shared_bytes, blocks }))
+    let (threads, shared_bytes, blocks) = (
+        plan.mapping.threads,
+        plan.emitter().shared_bytes(),
+        Box::new(plan.blocks(target)),
+    );
+    Ok(Some(Shared {
+        function,
+        params,
+        threads,
+        shared_bytes,
+        blocks,
+    }))
 }
 
-/// Whether what two loops over the same space both reduce is folded in the same order by both, whatever the sizes of a run, and so
-/// has the same bits.
+/// Whether what two loops over the same space both reduce is folded in the same order by both,
+/// whatever the sizes of a run, and so has the same bits.
 ///
 /// # Errors
 /// If one of them is no kernel.
@@ -148,13 +196,21 @@ pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<b
     }
     let folds = |spec| {
         let Plan { order, mapping, .. } = Plan::new(spec, bounds, target)?;
-        let reduced = order.into_iter().filter(|&axis| axis >= spec.dims.len() - spec.reduced);
-        Ok((reduced.collect::<Vec<_>>(), [mapping.threads, mapping.team], mapping.adjacent, [mapping.vector, mapping.parts]))
+        let reduced = order
+            .into_iter()
+            .filter(|&axis| axis >= spec.dims.len() - spec.reduced);
+        Ok((
+            reduced.collect::<Vec<_>>(),
+            [mapping.threads, mapping.team],
+            mapping.adjacent,
+            [mapping.vector, mapping.parts],
+        ))
     };
     Ok(folds(a)? == folds(b)?)
 }
 
-/// The space in the order of memory, merged, with its number of kept axes, at least one axis of each kind; and that order.
+/// The space in the order of memory, merged, with its number of kept axes, at least one axis of
+/// each kind; and that order.
 fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>) {
     let spec = code.spec;
     let (axes, kept) = (spec.dims.len(), spec.dims.len() - spec.reduced);
@@ -162,14 +218,22 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>)
     let mut order: Vec<usize> = (0..axes).collect();
     // Reductions read more than they write: follow the operand that varies most.
     let varied = |k: &u16| {
-        let along = spec.dims.iter().zip(&spec.operands[usize::from(*k)].strides).filter(|(_, s)| !s.is(0));
+        let along = spec
+            .dims
+            .iter()
+            .zip(&spec.operands[usize::from(*k)].strides)
+            .filter(|(_, s)| !s.is(0));
         along.fold(1i64, |p, (d, _)| p.saturating_mul(d.at(bounds)))
     };
     if let Some(guide) = code.loads().into_iter().max_by_key(varied) {
         let strides = &spec.operands[usize::from(guide)].strides;
         order = memory_order(strides, 0, kept, bounds);
         // Positions are counted in the order of the axes.
-        order.extend(if finds { (kept..axes).collect() } else { memory_order(strides, kept, axes, bounds) });
+        order.extend(if finds {
+            (kept..axes).collect()
+        } else {
+            memory_order(strides, kept, axes, bounds)
+        });
         space.permute(&order);
     }
     order.retain(|&axis| !spec.dims[axis].is(1));
@@ -191,8 +255,15 @@ fn runs_along_rows(code: &Code, space: &Space, kept: usize, bounds: &Env) -> boo
         return true;
     }
     let mut votes = 0;
-    for k in code.loads().into_iter().chain(code.spec.stores.iter().map(|s| s.operand)) {
-        let (row, along) = (space.stride(k, kept_axis).at(bounds), space.stride(k, reduced_axis).at(bounds));
+    for k in code
+        .loads()
+        .into_iter()
+        .chain(code.spec.stores.iter().map(|s| s.operand))
+    {
+        let (row, along) = (
+            space.stride(k, kept_axis).at(bounds),
+            space.stride(k, reduced_axis).at(bounds),
+        );
         // What lies flat along the other axis is little memory, and counts little.
         let weight = if row == 0 || along == 0 { 1 } else { 16 };
         votes += match (row, along) {
@@ -205,11 +276,25 @@ fn runs_along_rows(code: &Code, space: &Space, kept: usize, bounds: &Env) -> boo
 }
 
 fn power_of_two(n: i64, most: u32) -> u32 {
-    u32::try_from(n.max(1)).unwrap_or(most).checked_next_power_of_two().unwrap_or(most).min(most)
+    u32::try_from(n.max(1))
+        .unwrap_or(most)
+        .checked_next_power_of_two()
+        .unwrap_or(most)
+        .min(most)
 }
 
-fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &Env, target: &Target) -> Mapping {
-    let (rows, len) = (points(&space.dims[..kept], bounds), points(&space.dims[kept..], bounds));
+fn mapping(
+    code: &Code,
+    levels: &Levels,
+    space: &Space,
+    kept: usize,
+    bounds: &Env,
+    target: &Target,
+) -> Mapping {
+    let (rows, len) = (
+        points(&space.dims[..kept], bounds),
+        points(&space.dims[kept..], bounds),
+    );
     let adjacent = runs_along_rows(code, space, kept, bounds);
     let multiprocessors = i64::from(target.multiprocessors.max(1));
     let (mut threads, mut team) = (THREADS, 0);
@@ -227,7 +312,10 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
                 1024
             };
             // A row for each multiprocessor or so: more threads, with a vector each at least.
-            while threads < 1024 && rows.saturating_mul(threads.into()) < 1024 * multiprocessors && len >= 8 * i64::from(threads) {
+            while threads < 1024
+                && rows.saturating_mul(threads.into()) < 1024 * multiprocessors
+                && len >= 8 * i64::from(threads)
+            {
                 threads *= 2;
             }
             team = threads;
@@ -247,19 +335,26 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
         false => (PART[1] * i64::from(team), 2 * PART[1] * i64::from(team)),
     };
     if groups < 2 * multiprocessors && len >= least {
-        parts = (4 * multiprocessors / groups).min(len / part).clamp(1, PARTS);
+        parts = (4 * multiprocessors / groups)
+            .min(len / part)
+            .clamp(1, PARTS);
         if parts > 1 && adjacent {
             (threads, team) = (THREADS, THREADS);
         }
     }
     let crossing = levels.crossing.iter().filter(|c| **c).count() as i64;
     let vector = match adjacent {
-        true if len >= 4 * i64::from(team) => vector_width(space, &touched(code), space.dims.len() - 1, false).min(8),
+        true if len >= 4 * i64::from(team) => {
+            vector_width(space, &touched(code), space.dims.len() - 1, false).min(8)
+        }
         _ => 1,
     };
     let each = (len.max(1) as u64).div_ceil(team as u64 * vector as u64) as i64 * vector;
     let turns = (each / vector + parts - 1) / parts;
-    let registers = KEPT.iter().find(|(t, _)| threads <= *t).map_or(0, |(_, n)| *n);
+    let registers = KEPT
+        .iter()
+        .find(|(t, _)| threads <= *t)
+        .map_or(0, |(_, n)| *n);
     let shared = len.saturating_mul(crossing).saturating_mul(4);
     let keep = if crossing == 0 || parts > 1 {
         Keep::Nowhere
@@ -270,11 +365,24 @@ fn mapping(code: &Code, levels: &Levels, space: &Space, kept: usize, bounds: &En
     } else {
         Keep::Nowhere
     };
-    Mapping { threads, team, adjacent, vector, turns, keep, parts }
+    Mapping {
+        threads,
+        team,
+        adjacent,
+        vector,
+        turns,
+        keep,
+        parts,
+    }
 }
 
 /// Rows cut into parts: for each pass, a kernel over the parts and one that joins them.
-fn cut(emitter: &Emitter, params: Params, row_bound: i64, rows: Vec<slabwise_kernels::size::Size>) -> Lowered {
+fn cut(
+    emitter: &Emitter,
+    params: Params,
+    row_bound: i64,
+    rows: Vec<slabwise_kernels::size::Size>,
+) -> Lowered {
     let mapping = emitter.mapping;
     let (threads, each, parts) = (mapping.threads, i64::from(mapping.rows()), mapping.parts);
     let part = Part::new(emitter, row_bound);
@@ -297,9 +405,19 @@ fn cut(emitter: &Emitter, params: Params, row_bound: i64, rows: Vec<slabwise_ker
         let groups = (count as u64).div_ceil(each as u64);
         let dispatch = |(function, (params, joins)): (usize, &(Params, bool))| {
             // A warp joins the parts of a row.
-            let blocks = if *joins { (count as u64).div_ceil(u64::from(THREADS / 32)) } else { groups * parts as u64 };
+            let blocks = if *joins {
+                (count as u64).div_ceil(u64::from(THREADS / 32))
+            } else {
+                groups * parts as u64
+            };
             let threads = if *joins { THREADS } else { threads };
-            Dispatch { function, grid: [blocks as u32, 1, 1], block: [threads, 1, 1], shared_bytes: 0, words: params.words(env) }
+            Dispatch {
+                function,
+                grid: [blocks as u32, 1, 1],
+                block: [threads, 1, 1],
+                shared_bytes: 0,
+                words: params.words(env),
+            }
         };
         all.iter().enumerate().map(dispatch).collect()
     })

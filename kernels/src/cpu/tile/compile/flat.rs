@@ -4,7 +4,8 @@ use super::{Compiler, Place, Step};
 use crate::cpu::tile::MAX_ROWS;
 use crate::spec::{Inst, Spec, ValueId};
 
-/// The steps of a program in which nothing is reduced, for blocks whose columns go along the last axis.
+/// The steps of a program in which nothing is reduced, for blocks whose columns go along the last
+/// axis.
 pub(in super::super) struct Hoisted {
     /// What makes the flat values, a lane for each row.
     pub flat: Vec<Step>,
@@ -18,11 +19,16 @@ pub(in super::super) struct Hoisted {
 
 /// Which values are flat: the same along the last axis. Constants are, but take no step.
 pub(super) fn flat(spec: &Spec) -> Vec<bool> {
-    let axis = (0..spec.dims.len()).rev().find(|&axis| !spec.dims[axis].is(1)).filter(|_| spec.reduced == 0);
+    let axis = (0..spec.dims.len())
+        .rev()
+        .find(|&axis| !spec.dims[axis].is(1))
+        .filter(|_| spec.reduced == 0);
     let mut flat: Vec<bool> = Vec::with_capacity(spec.code.len());
     for inst in &spec.code {
         let is_flat = match inst {
-            Inst::Load(k) => axis.is_some_and(|axis| spec.operands[usize::from(*k)].strides[axis].is(0)),
+            Inst::Load(k) => {
+                axis.is_some_and(|axis| spec.operands[usize::from(*k)].strides[axis].is(0))
+            }
             Inst::Index(k) => axis.is_some_and(|axis| spec.indices[usize::from(*k)][axis].is(0)),
             Inst::Const(_) => axis.is_some(),
             Inst::Op(..) | Inst::Cast(..) => inst.arguments().iter().all(|&a| flat[usize::from(a)]),
@@ -34,22 +40,59 @@ pub(super) fn flat(spec: &Spec) -> Vec<bool> {
 }
 
 impl Compiler<'_> {
-    /// The flat values hoisted out of the tiles, if there are operations among them. They have registers of their own, of a lane for each row.
+    /// The flat values hoisted out of the tiles, if there are operations among them. They have
+    /// registers of their own, of a lane for each row.
     pub(super) fn hoisted(&mut self) -> Option<Hoisted> {
-        let (flat, tiles): (Vec<usize>, Vec<usize>) = self.needed().filter(|&i| !self.is_constant(i)).partition(|&i| self.a.flat[i]);
-        if !flat.iter().any(|&i| matches!(self.spec.code[i], Inst::Op(..) | Inst::Cast(..))) {
+        let (flat, tiles): (Vec<usize>, Vec<usize>) = self
+            .needed()
+            .filter(|&i| !self.is_constant(i))
+            .partition(|&i| self.a.flat[i]);
+        if !flat
+            .iter()
+            .any(|&i| matches!(self.spec.code[i], Inst::Op(..) | Inst::Cast(..)))
+        {
             return None;
         }
-        let stored = |value: usize| self.spec.stores.iter().any(|s| usize::from(s.value) == value);
-        let used = |value: usize| tiles.iter().any(|&i| self.a.arguments(self.spec, i).iter().any(|&a| usize::from(a) == value));
-        let values = flat.iter().filter(|&&i| stored(i) || used(i)).map(|&i| i as ValueId).collect();
+        let stored = |value: usize| {
+            self.spec
+                .stores
+                .iter()
+                .any(|s| usize::from(s.value) == value)
+        };
+        let used = |value: usize| {
+            tiles.iter().any(|&i| {
+                self.a
+                    .arguments(self.spec, i)
+                    .iter()
+                    .any(|&a| usize::from(a) == value)
+            })
+        };
+        let values = flat
+            .iter()
+            .filter(|&&i| stored(i) || used(i))
+            .map(|&i| i as ValueId)
+            .collect();
         let mut steps = Vec::with_capacity(flat.len());
         for &i in &flat {
-            let place = Place { at: self.used, crossing: false };
+            let place = Place {
+                at: self.used,
+                crossing: false,
+            };
             self.used += MAX_ROWS.min(self.register);
             steps.push(self.step(i, place));
         }
-        let walk = |step: &Step| if let Step::Load { walk, .. } | Step::Index { walk, .. } = step { Some(*walk) } else { None };
-        Some(Hoisted { walks: steps.iter().filter_map(walk).collect(), flat: steps, full: self.pass(0, &tiles), values })
+        let walk = |step: &Step| {
+            if let Step::Load { walk, .. } | Step::Index { walk, .. } = step {
+                Some(*walk)
+            } else {
+                None
+            }
+        };
+        Some(Hoisted {
+            walks: steps.iter().filter_map(walk).collect(),
+            flat: steps,
+            full: self.pass(0, &tiles),
+            values,
+        })
     }
 }

@@ -18,7 +18,11 @@ struct Compiled {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let all = args.models.iter().map(|&model| compiled(model, args)).collect::<Result<Vec<_>>>()?;
+    let all = args
+        .models
+        .iter()
+        .map(|&model| compiled(model, args))
+        .collect::<Result<Vec<_>>>()?;
     if args.json {
         return all.iter().try_for_each(|one| line(one.json(args)));
     }
@@ -48,9 +52,15 @@ fn once(model: Model, args: &Args) -> Result<Vec<CompileStage>> {
     })?;
     let all = started.elapsed().as_secs_f64();
     let plan = program.as_ref().map(|program| program.plan());
-    let (compiling, stages) = plan.map_or((0.0, Default::default()), |plan| (plan.compile_seconds(), plan.compile_stages()));
+    let (compiling, stages) = plan.map_or((0.0, Default::default()), |plan| {
+        (plan.compile_seconds(), plan.compile_stages())
+    });
     let count = stages.first().map_or(0, |stage| stage.count);
-    let trace = CompileStage { name: "trace", seconds: all - compiling, count };
+    let trace = CompileStage {
+        name: "trace",
+        seconds: all - compiling,
+        count,
+    };
     Ok([&[trace], stages].concat())
 }
 
@@ -61,7 +71,10 @@ impl Compiled {
 
     /// How many the stage gave that gave the last nodes, or the last kernels.
     fn count(&self, stage: &str) -> usize {
-        self.stages.iter().find(|one| one.name == stage).map_or(0, |one| one.count)
+        self.stages
+            .iter()
+            .find(|one| one.name == stage)
+            .map_or(0, |one| one.count)
     }
 
     fn json(&self, args: &Args) -> Value {
@@ -77,7 +90,8 @@ impl Compiled {
     }
 }
 
-/// A row for each stage, and for each model the milliseconds and what came out: nodes, and kernels from fusion on.
+/// A row for each stage, and for each model the milliseconds and what came out: nodes, and kernels
+/// from fusion on.
 fn show(all: &[Compiled]) -> String {
     let mut names: Vec<&str> = Vec::new();
     for stage in all.iter().flat_map(|one| &one.stages) {
@@ -92,7 +106,9 @@ fn show(all: &[Compiled]) -> String {
         rows[1].extend([format!("{:.1}", 1e3 * one.seconds()), String::new()]);
         for (row, name) in rows[2..].iter_mut().zip(&names) {
             let stage = one.stages.iter().find(|stage| stage.name == *name);
-            row.extend(stage.map_or(Default::default(), |s| [format!("{:.1}", 1e3 * s.seconds), s.count.to_string()]));
+            row.extend(stage.map_or(Default::default(), |s| {
+                [format!("{:.1}", 1e3 * s.seconds), s.count.to_string()]
+            }));
         }
     }
     table(&rows)

@@ -13,21 +13,30 @@ pub(super) struct Owned {
 
 /// The bytes that an owner fills a block with.
 pub(super) fn pattern(owned: &Owned) -> Vec<u8> {
-    (0..owned.bytes).map(|k| (k as u8).wrapping_mul(31).wrapping_add(owned.seed)).collect()
+    (0..owned.bytes)
+        .map(|k| (k as u8).wrapping_mul(31).wrapping_add(owned.seed))
+        .collect()
 }
 
-/// Fails unless the pool is what it should be, given who owns what. `synchronous`: no stream is ever behind.
+/// Fails unless the pool is what it should be, given who owns what. `synchronous`: no stream is
+/// ever behind.
 pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchronous: bool) {
     let mut places: Vec<Region> = Vec::new();
     for one in owned {
         let region = pool.region(one.handle).expect("a block in use");
         assert_eq!(region.bytes, one.bytes);
-        assert!(region.offset.is_multiple_of(256), "{region:?} is not aligned");
+        assert!(
+            region.offset.is_multiple_of(256),
+            "{region:?} is not aligned"
+        );
         assert!(device.has(region), "{region:?} has no memory behind it");
         places.push(region);
     }
     places.sort_by_key(|r| (r.arena, r.offset));
-    assert!(places.windows(2).all(|pair| !pair[0].overlaps(&pair[1])), "two blocks in use overlap");
+    assert!(
+        places.windows(2).all(|pair| !pair[0].overlaps(&pair[1])),
+        "two blocks in use overlap"
+    );
 
     let heap = pool.lock();
     let (mut live, mut free, mut asked, mut waste) = (0, 0, 0, 0);
@@ -37,10 +46,17 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
         if b.after != NONE {
             let after = &heap.table[b.after];
             assert_eq!(after.before, row, "the chain is broken");
-            assert_eq!((b.arena, b.end()), (after.arena, after.offset), "a gap between {b:?} and {after:?}");
+            assert_eq!(
+                (b.arena, b.end()),
+                (after.arena, after.offset),
+                "a gap between {b:?} and {after:?}"
+            );
             let both = |state| b.state == state && after.state == state;
             assert!(!both(State::Hole), "two holes were not joined");
-            assert!(!synchronous || !both(State::Free), "two free neighbours were not joined: {b:?} and {after:?}");
+            assert!(
+                !synchronous || !both(State::Free),
+                "two free neighbours were not joined: {b:?} and {after:?}"
+            );
         }
         match b.state {
             State::Live => {
@@ -51,7 +67,11 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
             State::Page => {
                 let (mut at, mut inside, mut pins) = (b.page, 0, 0);
                 while at != NONE {
-                    assert_eq!((heap.table[at].arena, heap.table[at].offset), (b.arena, b.offset + inside), "a page was torn");
+                    assert_eq!(
+                        (heap.table[at].arena, heap.table[at].offset),
+                        (b.arena, b.offset + inside),
+                        "a page was torn"
+                    );
                     assert_eq!(heap.table[at].page, row);
                     (inside, pins) = (inside + heap.table[at].bytes, pins + heap.table[at].pins);
                     at = heap.table[at].after;
@@ -70,8 +90,16 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
     if let Engine::Direct = heap.engine {
         assert_eq!(free, 0);
     } else {
-        assert_eq!(s.pool_bytes, live + free, "in use and free are all there is");
-        assert_eq!(s.pool_bytes, device.reserved_bytes(), "the driver counts as many");
+        assert_eq!(
+            s.pool_bytes,
+            live + free,
+            "in use and free are all there is"
+        );
+        assert_eq!(
+            s.pool_bytes,
+            device.reserved_bytes(),
+            "the driver counts as many"
+        );
     }
     assert!(s.pool_bytes <= s.peak_pool_bytes && s.bytes_in_use <= s.peak_bytes_in_use);
     assert!(s.peak_pool_bytes <= s.bytes_limit || s.bytes_limit == 0);
@@ -82,6 +110,9 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
 pub(super) fn intact(pool: &Pool, device: &FakeDevice, owned: &[Owned]) {
     for one in owned {
         let region = pool.region(one.handle).expect("a block in use");
-        assert!(device.read(region) == pattern(one), "the bytes of {one:?} changed");
+        assert!(
+            device.read(region) == pattern(one),
+            "the bytes of {one:?} changed"
+        );
     }
 }

@@ -7,7 +7,13 @@ use super::*;
 
 #[test]
 fn what_comes_back_is_handed_out_again_without_a_call() {
-    for policy in [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Vmm] {
+    for policy in [
+        Policy::Tlsf,
+        Policy::Bfc,
+        Policy::Naive,
+        Policy::Round,
+        Policy::Vmm,
+    ] {
         let device = FakeDevice::new(64 * MIB).with_pages(2 * MIB);
         let pool = open(&whole(policy));
         for bytes in [0, 1, 100, 3000, 100 * KIB, 5 * MIB] {
@@ -16,7 +22,11 @@ fn what_comes_back_is_handed_out_again_without_a_call() {
             give(&pool, &device, first);
             let calls = device.calls();
             let second = take(&pool, &device, bytes).expect("room");
-            assert_eq!((pool.region(second), device.calls()), (Ok(place), calls), "{policy}: {bytes} bytes");
+            assert_eq!(
+                (pool.region(second), device.calls()),
+                (Ok(place), calls),
+                "{policy}: {bytes} bytes"
+            );
             assert_ne!(first, second);
             assert_eq!(pool.region(first), Err(NotInUse { handle: first }));
             give(&pool, &device, second);
@@ -35,7 +45,10 @@ fn direct_policies_call_the_driver_for_everything() {
             give(&pool, &device, take(&pool, &device, 1000).expect("room"));
         }
         assert_eq!(device.calls(), calls + 20, "{policy}");
-        assert_eq!((device.reserved_bytes(), pool.statistics().pool_bytes), (0, 0));
+        assert_eq!(
+            (device.reserved_bytes(), pool.statistics().pool_bytes),
+            (0, 0)
+        );
     }
     // `unpooled` waits with the free until the stream is done; `platform` makes the stream be done.
     for (policy, kept) in [(Policy::Unpooled, 1024), (Policy::Platform, 0)] {
@@ -56,12 +69,18 @@ fn direct_policies_call_the_driver_for_everything() {
 fn checkerboard(pool: &Pool, device: &FakeDevice, blocks: u64, bytes: u64) -> Vec<Owned> {
     let all: Vec<Owned> = (0..blocks)
         .map(|k| {
-            let one = Owned { handle: take(pool, device, bytes).expect("room"), bytes, seed: k as u8 };
+            let one = Owned {
+                handle: take(pool, device, bytes).expect("room"),
+                bytes,
+                seed: k as u8,
+            };
             device.write(pool.region(one.handle).expect("in use"), &pattern(&one));
             one
         })
         .collect();
-    all.iter().step_by(2).for_each(|one| give(pool, device, one.handle));
+    all.iter()
+        .step_by(2)
+        .for_each(|one| give(pool, device, one.handle));
     all.into_iter().skip(1).step_by(2).collect()
 }
 
@@ -74,19 +93,47 @@ fn a_checkerboard_is_full_without_moving_and_half_empty_with_it() {
             }
             let make = || {
                 let device = FakeDevice::new(8 * MIB).with_bytes();
-                if paged { device.with_pages(64 * KIB) } else { device }
+                if paged {
+                    device.with_pages(64 * KIB)
+                } else {
+                    device
+                }
             };
-            let (device, pool) = (make(), open(&MemoryConfig { defragment: Some(false), preallocate: Some(!paged), ..whole(policy) }));
+            let (device, pool) = (
+                make(),
+                open(&MemoryConfig {
+                    defragment: Some(false),
+                    preallocate: Some(!paged),
+                    ..whole(policy)
+                }),
+            );
             let kept = checkerboard(&pool, &device, 64, 128 * KIB);
             let bill = take(&pool, &device, 3 * MIB).expect_err("only pieces are free");
-            assert_eq!((bill.fragmentation.free_bytes, bill.fragmentation.largest_bytes), (4 * MIB, 128 * KIB), "{policy}");
+            assert_eq!(
+                (
+                    bill.fragmentation.free_bytes,
+                    bill.fragmentation.largest_bytes
+                ),
+                (4 * MIB, 128 * KIB),
+                "{policy}"
+            );
             assert!(bill.help.contains(&Help::Defragment), "{bill}");
             audit(&pool, &device, &kept, true);
 
-            let (device, pool) = (make(), open(&MemoryConfig { preallocate: Some(!paged), ..whole(policy) }));
+            let (device, pool) = (
+                make(),
+                open(&MemoryConfig {
+                    preallocate: Some(!paged),
+                    ..whole(policy)
+                }),
+            );
             let mut kept = checkerboard(&pool, &device, 64, 128 * KIB);
             let handle = take(&pool, &device, 3 * MIB).expect("room, once blocks are moved");
-            let large = Owned { handle, bytes: 3 * MIB, seed: 99 };
+            let large = Owned {
+                handle,
+                bytes: 3 * MIB,
+                seed: 99,
+            };
             device.write(pool.region(handle).expect("in use"), &pattern(&large));
             kept.push(large);
             audit(&pool, &device, &kept, true);
@@ -95,7 +142,11 @@ fn a_checkerboard_is_full_without_moving_and_half_empty_with_it() {
             assert_eq!(s.defrag_bytes, copied, "{policy}: what was copied is told");
             assert_eq!((s.defrags, s.ooms), (1, 0));
             // Pages move without copies.
-            assert_eq!(copied == 0, policy == Policy::Vmm && paged, "{policy}: {copied} bytes");
+            assert_eq!(
+                copied == 0,
+                policy == Policy::Vmm && paged,
+                "{policy}: {copied} bytes"
+            );
         }
     }
 }
@@ -103,13 +154,22 @@ fn a_checkerboard_is_full_without_moving_and_half_empty_with_it() {
 #[test]
 fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     let mut memory = Memory::new();
-    let config = MemoryConfig { limit: Some(8 * MIB), ..MemoryConfig::with_policy(Policy::Tlsf) };
+    let config = MemoryConfig {
+        limit: Some(8 * MIB),
+        ..MemoryConfig::with_policy(Policy::Tlsf)
+    };
     let pool = open(&config);
     let take = |memory: &mut Memory, bytes| pool.allocate(memory, bytes, S0, TagId::default());
-    let blocks: Vec<Handle> = (0..64).map(|_| take(&mut memory, 128 * KIB).expect("room")).collect();
+    let blocks: Vec<Handle> = (0..64)
+        .map(|_| take(&mut memory, 128 * KIB).expect("room"))
+        .collect();
     for (k, &block) in blocks.iter().enumerate() {
         let region = pool.region(block).expect("in use");
-        memory.bytes_mut(&region).iter_mut().enumerate().for_each(|(i, byte)| *byte = (i * 7 + k) as u8);
+        memory
+            .bytes_mut(&region)
+            .iter_mut()
+            .enumerate()
+            .for_each(|(i, byte)| *byte = (i * 7 + k) as u8);
     }
     for &block in blocks.iter().step_by(2) {
         pool.free(&mut memory, block).expect("in use");
@@ -118,20 +178,35 @@ fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     take(&mut memory, 4 * MIB).expect("all that is free");
     for (k, &block) in blocks.iter().enumerate().skip(1).step_by(2) {
         let region = pool.region(block).expect("in use");
-        assert!(memory.bytes(&region).iter().enumerate().all(|(i, byte)| *byte == (i * 7 + k) as u8), "block {k} changed");
+        assert!(
+            memory
+                .bytes(&region)
+                .iter()
+                .enumerate()
+                .all(|(i, byte)| *byte == (i * 7 + k) as u8),
+            "block {k} changed"
+        );
     }
     assert!(pool.statistics().defrag_bytes > 0);
 }
 
-/// What a stream does in a page of small blocks is ordered before a copy of the page only if the copy is that stream's own.
+/// What a stream does in a page of small blocks is ordered before a copy of the page only if the
+/// copy is that stream's own.
 #[test]
 fn pages_of_several_streams_stay_where_they_are() {
     for (freed, alone) in [(false, false), (true, false), (false, true)] {
         let device = FakeDevice::new(2 * MIB);
         [S0, S1].iter().for_each(|stream| device.hold(*stream));
-        let pool = open(&MemoryConfig { preallocate: Some(true), ..whole(Policy::Tlsf) });
-        let on = |stream, bytes| pool.allocate(&mut &device, bytes, stream, TagId::default()).expect("room");
-        // One page, and pieces of its size, of which those behind the first and the second are free.
+        let pool = open(&MemoryConfig {
+            preallocate: Some(true),
+            ..whole(Policy::Tlsf)
+        });
+        let on = |stream, bytes| {
+            pool.allocate(&mut &device, bytes, stream, TagId::default())
+                .expect("room")
+        };
+        // One page, and pieces of its size, of which those behind the first and the second are
+        // free.
         let first = on(if alone { S1 } else { S0 }, 100);
         let second = on(S1, 100);
         let pieces: Vec<Handle> = (0..31).map(|_| on(S0, 64 * KIB)).collect();
@@ -148,7 +223,10 @@ fn pages_of_several_streams_stay_where_they_are() {
             assert!(pool.region(second) != Ok(places[1]) && (&mut &device).completed(S1) > work);
         } else {
             assert_eq!(pool.region(first), Ok(places[0]));
-            assert!(!places.iter().any(|place| place.overlaps(&large)), "{large:?} where a stream is at work");
+            assert!(
+                !places.iter().any(|place| place.overlaps(&large)),
+                "{large:?} where a stream is at work"
+            );
         }
     }
 }
@@ -156,29 +234,58 @@ fn pages_of_several_streams_stay_where_they_are() {
 #[test]
 fn pinned_blocks_stay_and_the_bill_says_so() {
     let device = FakeDevice::new(8 * MIB).with_bytes();
-    let pool = open(&MemoryConfig { preallocate: Some(true), ..whole(Policy::Tlsf) });
+    let pool = open(&MemoryConfig {
+        preallocate: Some(true),
+        ..whole(Policy::Tlsf)
+    });
     let kept = checkerboard(&pool, &device, 64, 128 * KIB);
-    let places: Vec<Region> = kept.iter().map(|one| pool.pin(one.handle).expect("in use")).collect();
+    let places: Vec<Region> = kept
+        .iter()
+        .map(|one| pool.pin(one.handle).expect("in use"))
+        .collect();
     let bill = take(&pool, &device, MIB).expect_err("nothing may move");
-    assert!(bill.help.iter().any(|help| matches!(help, Help::Unpin { pinned_bytes } if *pinned_bytes == 4 * MIB)), "{bill}");
-    assert!(kept.iter().zip(&places).all(|(one, place)| pool.region(one.handle) == Ok(*place)));
+    assert!(
+        bill.help
+            .iter()
+            .any(|help| matches!(help, Help::Unpin { pinned_bytes } if *pinned_bytes == 4 * MIB)),
+        "{bill}"
+    );
+    assert!(
+        kept.iter()
+            .zip(&places)
+            .all(|(one, place)| pool.region(one.handle) == Ok(*place))
+    );
     // Pins count.
     pool.pin(kept[0].handle).expect("in use");
-    kept.iter().for_each(|one| pool.unpin(one.handle).expect("in use"));
+    kept.iter()
+        .for_each(|one| pool.unpin(one.handle).expect("in use"));
     take(&pool, &device, MIB).expect("room, once most may move");
-    assert_eq!(pool.region(kept[0].handle), Ok(places[0]), "pinned twice, unpinned once");
+    assert_eq!(
+        pool.region(kept[0].handle),
+        Ok(places[0]),
+        "pinned twice, unpinned once"
+    );
     intact(&pool, &device, &kept);
 }
 
 #[test]
 fn moving_has_a_rate() {
     let device = FakeDevice::new(8 * MIB);
-    let pool = open(&MemoryConfig { defragment_rate: Some(0.0), preallocate: Some(true), ..whole(Policy::Tlsf) });
+    let pool = open(&MemoryConfig {
+        defragment_rate: Some(0.0),
+        preallocate: Some(true),
+        ..whole(Policy::Tlsf)
+    });
     // A pool's worth may be moved, and not a byte more.
     let mut failed = false;
     for _ in 0..20 {
-        let blocks: Vec<Handle> = (0..64).map_while(|_| take(&pool, &device, 128 * KIB).ok()).collect();
-        blocks.iter().step_by(2).for_each(|one| give(&pool, &device, *one));
+        let blocks: Vec<Handle> = (0..64)
+            .map_while(|_| take(&pool, &device, 128 * KIB).ok())
+            .collect();
+        blocks
+            .iter()
+            .step_by(2)
+            .for_each(|one| give(&pool, &device, *one));
         match take(&pool, &device, 4 * MIB) {
             Ok(large) => give(&pool, &device, large),
             Err(bill) => {
@@ -186,7 +293,11 @@ fn moving_has_a_rate() {
                 failed = true;
             }
         }
-        blocks.iter().skip(1).step_by(2).for_each(|one| give(&pool, &device, *one));
+        blocks
+            .iter()
+            .skip(1)
+            .step_by(2)
+            .for_each(|one| give(&pool, &device, *one));
     }
     assert!(failed && pool.statistics().defrag_bytes <= 8 * MIB);
 }
@@ -197,7 +308,10 @@ fn the_same_stream_reuses_at_once_and_others_when_it_is_done() {
     device.hold(S0);
     device.hold(S1);
     let pool = open(&whole(Policy::Tlsf));
-    let on = |stream| pool.allocate(&mut &device, 2 * MIB, stream, TagId::default()).expect("room");
+    let on = |stream| {
+        pool.allocate(&mut &device, 2 * MIB, stream, TagId::default())
+            .expect("room")
+    };
     let first = on(S0);
     let place = pool.region(first);
     let work = pool.submit(S0);
@@ -214,16 +328,30 @@ fn the_same_stream_reuses_at_once_and_others_when_it_is_done() {
 
 #[test]
 fn after_waiting_for_streams_the_pool_searches_again() {
-    for policy in [Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Round, Policy::Unpooled] {
+    for policy in [
+        Policy::Tlsf,
+        Policy::Bfc,
+        Policy::Naive,
+        Policy::Round,
+        Policy::Unpooled,
+    ] {
         let device = FakeDevice::new(4 * MIB);
         device.hold(S0);
-        let pool = open(&MemoryConfig { reserve: Some(0), ..whole(policy) });
-        let block = take(&pool, &device, 3 * MIB).or_else(|_| take(&pool, &device, 2 * MIB)).expect("room");
+        let pool = open(&MemoryConfig {
+            reserve: Some(0),
+            ..whole(policy)
+        });
+        let block = take(&pool, &device, 3 * MIB)
+            .or_else(|_| take(&pool, &device, 2 * MIB))
+            .expect("room");
         pool.submit(S0);
         give(&pool, &device, block);
         // Only that memory is there, and stream 0 is still at work on it.
         let got = pool.allocate(&mut &device, 2 * MIB, S1, TagId::default());
-        assert!(got.is_ok() || policy == Policy::Unpooled, "{policy}: {got:?}");
+        assert!(
+            got.is_ok() || policy == Policy::Unpooled,
+            "{policy}: {got:?}"
+        );
     }
 }
 
@@ -241,7 +369,11 @@ fn failures_of_the_driver_are_survived() {
                 device.fail(k % 3, k % 5);
                 let bytes = (k * 7919) % (2 * MIB);
                 if let Ok(handle) = take(&pool, &device, bytes) {
-                    owned.push(Owned { handle, bytes, seed: k as u8 });
+                    owned.push(Owned {
+                        handle,
+                        bytes,
+                        seed: k as u8,
+                    });
                 }
                 if k % 4 == 3 && !owned.is_empty() {
                     give(&pool, &device, owned.swap_remove(0).handle);
@@ -261,17 +393,36 @@ fn the_bill_names_who_holds_what() {
     let device = FakeDevice::new(10 * MIB).with_pages(64 * KIB);
     let pool = open(&whole(Policy::Tlsf));
     let here = std::panic::Location::caller();
-    let tag = |name: &str| pool.tag(Tag { name: name.into(), layer: "body/conv".into(), location: Some(here) });
+    let tag = |name: &str| {
+        pool.tag(Tag {
+            name: name.into(),
+            layer: "body/conv".into(),
+            location: Some(here),
+        })
+    };
     for (name, mib) in [("columns", 4), ("weights", 3), ("mask", 1)] {
-        pool.allocate(&mut &device, mib * MIB, S0, tag(name)).expect("room");
+        pool.allocate(&mut &device, mib * MIB, S0, tag(name))
+            .expect("room");
     }
-    let bill = pool.allocate(&mut &device, 4 * MIB, S0, tag("grad")).expect_err("8 of 10 MiB are in use");
-    assert_eq!((bill.requested, bill.capacity, bill.in_use), (4 * MIB, 10 * MIB, 8 * MIB));
+    let bill = pool
+        .allocate(&mut &device, 4 * MIB, S0, tag("grad"))
+        .expect_err("8 of 10 MiB are in use");
+    assert_eq!(
+        (bill.requested, bill.capacity, bill.in_use),
+        (4 * MIB, 10 * MIB, 8 * MIB)
+    );
     let names: Vec<&str> = bill.holders.iter().map(|h| &*h.tag.name).collect();
     assert_eq!(names, ["columns", "weights", "mask"]);
     assert_eq!(bill.help, [Help::Limit(2 * MIB), Help::Batch(10.0 / 12.0)]);
     let text = bill.to_string();
-    for part in ["4.0 MiB for \"grad\"", "body/conv", "behaviour.rs", "8.0 MiB of 10.0 MiB", "columns", "83 % of the batch"] {
+    for part in [
+        "4.0 MiB for \"grad\"",
+        "body/conv",
+        "behaviour.rs",
+        "8.0 MiB of 10.0 MiB",
+        "columns",
+        "83 % of the batch",
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(take(&pool, &device, u64::MAX).is_err_and(|bill| bill.requested == u64::MAX));
@@ -299,14 +450,35 @@ fn caches_of_the_program_are_dropped_before_more_is_taken() {
 fn the_first_request_opens_the_pool_and_others_wait() {
     let pool = open(&whole(Policy::Tlsf));
     let mut heap = pool.lock();
-    let [mut first, mut second] = [100, 200].map(|bytes| heap.request(bytes, S0, 0).expect("a size there is"));
+    let [mut first, mut second] =
+        [100, 200].map(|bytes| heap.request(bytes, S0, 0).expect("a size there is"));
     assert!(matches!(heap.advance(&mut first), Next::Call(Call::Info)));
     assert!(matches!(heap.advance(&mut second), Next::Wait));
-    heap.conclude(Some(&mut first), Call::Info, Outcome::Info(MemoryInfo { free: MIB, total: MIB }, false));
-    let Next::Call(call) = heap.advance(&mut second) else { panic!("the pool has no addresses yet") };
-    assert!(matches!(call, Call::Range { .. }) && matches!(heap.advance(&mut first), Next::Wait), "asked for once");
+    heap.conclude(
+        Some(&mut first),
+        Call::Info,
+        Outcome::Info(
+            MemoryInfo {
+                free: MIB,
+                total: MIB,
+            },
+            false,
+        ),
+    );
+    let Next::Call(call) = heap.advance(&mut second) else {
+        panic!("the pool has no addresses yet")
+    };
+    assert!(
+        matches!(call, Call::Range { .. }) && matches!(heap.advance(&mut first), Next::Wait),
+        "asked for once"
+    );
     heap.conclude(Some(&mut second), call, Outcome::Range(None));
-    assert!([first, second].iter_mut().all(|r| matches!(heap.advance(r), Next::Call(Call::Reserve { .. }))), "each for itself");
+    assert!(
+        [first, second]
+            .iter_mut()
+            .all(|r| matches!(heap.advance(r), Next::Call(Call::Reserve { .. }))),
+        "each for itself"
+    );
 }
 
 #[test]
@@ -325,7 +497,8 @@ fn four_threads_pass_blocks_to_each_other() {
                     let region = pool.pin(handle).expect("in use");
                     device.write(region, &vec![k as u8; bytes as usize]);
                     pool.unpin(handle).expect("in use");
-                    to.send((pool.lease(handle), k as u8, bytes)).expect("a consumer");
+                    to.send((pool.lease(handle), k as u8, bytes))
+                        .expect("a consumer");
                 }
             });
         }
@@ -335,10 +508,15 @@ fn four_threads_pass_blocks_to_each_other() {
             threads.spawn(move || {
                 loop {
                     let received = from.lock().expect("no thread panics").recv();
-                    let Ok((lease, value, bytes)) = received else { break };
+                    let Ok((lease, value, bytes)) = received else {
+                        break;
+                    };
                     let region = pool.pin(lease.handle()).expect("in use");
                     assert_eq!(region.bytes, bytes);
-                    assert!(device.read(region).iter().all(|byte| *byte == value), "somebody else wrote here");
+                    assert!(
+                        device.read(region).iter().all(|byte| *byte == value),
+                        "somebody else wrote here"
+                    );
                     pool.unpin(lease.handle()).expect("in use");
                 }
             });

@@ -4,7 +4,10 @@ use super::audit::{Owned, audit, intact, pattern};
 use super::*;
 
 /// A size: mostly small, sometimes large, sometimes on a border.
-fn size(u: &mut arbtest::arbitrary::Unstructured<'_>, most: u64) -> arbtest::arbitrary::Result<u64> {
+fn size(
+    u: &mut arbtest::arbitrary::Unstructured<'_>,
+    most: u64,
+) -> arbtest::arbitrary::Result<u64> {
     let bytes = match u.int_in_range(0..=5)? {
         0 => u.int_in_range(0..=2 * KIB)?,
         1 | 2 => u.int_in_range(0..=64 * KIB)?,
@@ -41,13 +44,22 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
                     }
                     match take(&pool, &device, bytes) {
                         Ok(handle) => {
-                            let one = Owned { handle, bytes, seed: step as u8 };
-                            device.write(pool.region(handle).expect("a block in use"), &pattern(&one));
+                            let one = Owned {
+                                handle,
+                                bytes,
+                                seed: step as u8,
+                            };
+                            device.write(
+                                pool.region(handle).expect("a block in use"),
+                                &pattern(&one),
+                            );
                             owned.push(one);
                         }
                         Err(bill) => {
                             assert_eq!(bill.requested, bytes);
-                            assert!(bill.in_use <= bill.capacity && bill.holders.len() <= owned.len());
+                            assert!(
+                                bill.in_use <= bill.capacity && bill.holders.len() <= owned.len()
+                            );
                         }
                     }
                 }
@@ -65,7 +77,11 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
                     let one = &owned[u.choose_index(owned.len())?];
                     let there = pool.pin(one.handle).expect("a block in use");
                     pool.defragment(&mut &device, total);
-                    assert_eq!(pool.region(one.handle), Ok(there), "a pinned block was moved");
+                    assert_eq!(
+                        pool.region(one.handle),
+                        Ok(there),
+                        "a pinned block was moved"
+                    );
                     pool.unpin(one.handle).expect("a block in use");
                 }
                 95 => drop(pool.defragment(&mut &device, size(u, total)?)),
@@ -85,7 +101,11 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
         }
         device.fail(0, 0);
         pool.empty_cache(&mut &device);
-        assert_eq!((pool.statistics().pool_bytes, device.reserved_bytes()), (0, 0), "{policy}: bytes leaked");
+        assert_eq!(
+            (pool.statistics().pool_bytes, device.reserved_bytes()),
+            (0, 0),
+            "{policy}: bytes leaked"
+        );
         Ok(())
     })
     .budget_ms(1500);
@@ -94,7 +114,13 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
 #[test]
 fn streams_never_share_a_block_before_its_time() {
     arbtest::arbtest(|u| {
-        let policy = *u.choose(&[Policy::Tlsf, Policy::Bfc, Policy::Naive, Policy::Vmm, Policy::Unpooled])?;
+        let policy = *u.choose(&[
+            Policy::Tlsf,
+            Policy::Bfc,
+            Policy::Naive,
+            Policy::Vmm,
+            Policy::Unpooled,
+        ])?;
         let mut device = FakeDevice::new(4 * MIB).with_pages(4 * KIB);
         if policy != Policy::Vmm && u.ratio(1, 3)? {
             device = FakeDevice::new(4 * MIB);
@@ -113,13 +139,28 @@ fn streams_never_share_a_block_before_its_time() {
             match u.int_in_range(0..=9)? {
                 0..=4 => {
                     let bytes = u.int_in_range(1..=MIB)?;
-                    let Ok(handle) = pool.allocate(&mut &device, bytes, stream, TagId::default()) else { continue };
+                    let Ok(handle) = pool.allocate(&mut &device, bytes, stream, TagId::default())
+                    else {
+                        continue;
+                    };
                     let region = pool.region(handle).expect("a block in use");
                     for (place, other, sequence) in &busy {
-                        let free = *other == stream || (&mut &device).completed(*other) >= *sequence || !place.overlaps(&region);
-                        assert!(free, "{stream} got {region:?}, where {other} works until {sequence}");
+                        let free = *other == stream
+                            || (&mut &device).completed(*other) >= *sequence
+                            || !place.overlaps(&region);
+                        assert!(
+                            free,
+                            "{stream} got {region:?}, where {other} works until {sequence}"
+                        );
                     }
-                    owned.push((Owned { handle, bytes, seed: step as u8 }, stream));
+                    owned.push((
+                        Owned {
+                            handle,
+                            bytes,
+                            seed: step as u8,
+                        },
+                        stream,
+                    ));
                 }
                 5..=6 if !owned.is_empty() => {
                     let (one, stream) = owned.swap_remove(u.choose_index(owned.len())?);
