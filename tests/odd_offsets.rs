@@ -2,6 +2,7 @@
 //! different products of lengths.
 
 use ndarray::{ArrayD, IxDyn, Slice};
+use slabwise::CompileOptions;
 use slabwise::prelude::*;
 
 fn input(b: usize) -> ArrayD<f32> {
@@ -50,4 +51,40 @@ fn a_slice_of_two_axes() {
             "{b}"
         );
     }
+}
+
+/// A sum over an axis of length 1 reduces nothing, yet its operand has axes of its own, which must
+/// be those of the product that it becomes an epilogue of. Only without algebraic simplification is
+/// such a sum still there.
+#[test]
+fn a_sum_of_one_element_behind_a_product() -> Result<()> {
+    let run = |algebra: bool| -> Result<Vec<f32>> {
+        let trace = Trace::inference();
+        let x = trace.input("x", F32, (1, 2, 1, 1));
+        let y = trace.input("y", F32, (1, 2, 1, 1));
+        let scaled = x.exp();
+        let divided = scaled.matmul(y) / scaled.sum_keep(3);
+        let mut options = CompileOptions::default();
+        options.simplify.algebra = algebra;
+        let mut session = Session::new(Device::Cpu, Params::seeded(0))?.with_options(options);
+        let program = session.compile(&trace, [divided])?;
+        let [x, y] = [[1.0f32, 2.0], [3.0, 5.0]].map(|v| {
+            ndarray::Array::from_shape_vec((1, 2, 1, 1), v.to_vec()).expect("two elements")
+        });
+        Ok(session.run(&program, (&x, &y))?[0]
+            .view::<f32>()?
+            .iter()
+            .copied()
+            .collect())
+    };
+    let [with, without] = [run(true)?, run(false)?];
+    for got in [with, without] {
+        assert!(
+            got.iter()
+                .zip([3.0, 5.0])
+                .all(|(a, b)| (a - b).abs() < 1e-5),
+            "{got:?}"
+        );
+    }
+    Ok(())
 }

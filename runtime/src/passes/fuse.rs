@@ -559,7 +559,9 @@ impl Builder<'_> {
         c.anchor = Some(id);
         for m in c.members.clone() {
             let place = self.places[m.at()].as_mut().expect("members are placed");
-            for axis in &mut place.axes {
+            // A reduction over axes of length 1 has operand axes, although nothing is reduced.
+            let operand_axes = place.operand_axes.iter_mut().flatten();
+            for axis in place.axes.iter_mut().chain(operand_axes) {
                 *axis = axis.and_then(|a| renamed[usize::from(a)]);
             }
         }
