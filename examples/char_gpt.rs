@@ -55,7 +55,7 @@ struct Args {
     /// Characters to write at the end
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     sample: u32,
-    /// What the written text begins with
+    /// The beginning of the generated text
     #[arg(long, default_value = "\n")]
     prompt: String,
     /// Below 1 likely characters are written more often than they are likely, above 1 less often
@@ -65,9 +65,9 @@ struct Args {
     run: common::Run,
 }
 
-/// Steps between two looks at what the loss is on text that is not learnt from.
+/// Steps between two evaluations of the loss on validation text.
 const LOOK: u32 = 250;
-/// Windows that such a look takes.
+/// Windows in each evaluation.
 const WINDOWS: usize = 256;
 
 fn main() -> ExitCode {

@@ -1,5 +1,4 @@
-//! The budget is kept, whatever has to be computed again for it, and no bit of any result depends
-//! on it.
+//! Budgets are met by recomputation, and no bit of any result depends on them.
 
 mod support;
 
@@ -88,8 +87,8 @@ fn half_of_the_slab_trains_to_the_same_weights() {
     );
 }
 
-/// What one part computes again may not take the state that the next has, nor what a checkpointed
-/// segment already dropped.
+/// Recomputation in one part must not read the state of the next part, nor values that a
+/// checkpointed segment has dropped.
 #[test]
 fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
     let (kept, runs) = same_within(&[90, 80, 70, 60], &|budget| {
@@ -101,8 +100,7 @@ fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
     );
 }
 
-/// Masks among what is computed again are the same masks, and nothing that changes weights or state
-/// runs twice.
+/// Recomputed dropout masks are the same masks, and assignments to weights and state run once.
 #[test]
 fn random_networks_train_to_the_same_bits_within_any_budget() {
     let (mut runs, mut kept) = (0, 0);
@@ -273,7 +271,7 @@ fn what_an_activation_assigns_it_assigns_once() {
     );
 }
 
-/// Every second activation is kept, and so never made again, whatever the budget; the others are.
+/// Pins every second activation, which is then not recomputed under any budget; the others are.
 #[test]
 fn what_is_kept_no_budget_makes_again() {
     let train = |budget: Budget| {
@@ -353,11 +351,10 @@ fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) ->
     )
 }
 
-/// Kernels taken apart and joined with others make the same bits: the way back of a residual
-/// network makes activations of several layers in one kernel, and a convolution that runs again is
-/// followed by what was kept from it by a norm. Where the way back begins the gradient is one
-/// number for all of an image, if the images' means are taken: kernels that sum that are taken
-/// apart all the same.
+/// Fission and late fusion keep all bits: the backward pass of a residual network recomputes
+/// activations of several layers in one kernel, and a recomputed convolution is followed by values
+/// that a norm separated from it. At the start of the backward pass the gradient is uniform over an
+/// image, if the images' means are taken; kernels that sum it are split all the same.
 #[test]
 fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
     let pools: [for<'t> fn(Tensor<'t>) -> Tensor<'t>; 2] =
@@ -372,7 +369,8 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
         let half = train(Budget::Fraction(0.5)).expect("it fits");
         let (plan, dag) = (half.program.plan(), half.program.plan().dag());
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
-        // A convolution with its norm and activation; and an activation has one name on both ways.
+        // A convolution is fused with its norm and activation, and an activation is one value in
+        // both passes.
         assert!(
             plan.steps().any(|name| name.contains("conv2d again & ")),
             "{dag}"

@@ -1,4 +1,4 @@
-//! What the way back makes again: fewer bytes, the same bits; attention in tiles.
+//! Checkpointed segments: recomputation gives the same bits in fewer bytes; attention in tiles.
 
 mod support;
 

@@ -74,8 +74,8 @@ fn steps_with_batches_ahead_are_those_without() {
             arenas.iter().sum::<u64>() + 2 * 256,
             "{slots} slots"
         );
-        // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the
-        // slots.
+        // Two staging buffers for inputs that are not prefetched, with the sizes of a run; two
+        // words for faults; the prefetch queue.
         let staging = 2 * (INPUTS + 32) + 16;
         assert_eq!(
             (driver.get("pinned_bytes") - pinned) as u64,
@@ -83,7 +83,7 @@ fn steps_with_batches_ahead_are_those_without() {
             "{slots} slots"
         );
         let mut data = batches(BATCH, &lengths).into_iter();
-        // Half of the steps with nobody looking at what they give: only the last losses are read.
+        // The results of half of the steps are not read: only the last losses are.
         let mut found = Vec::new();
         for step in 0..lengths.len() {
             let made = driver.get("allocations");
@@ -179,7 +179,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
             .expect("nothing there")
             .to_string();
         assert!(none.contains("no batch was prefetched"), "{none}");
-        // A session that is dropped waits for what is under way.
+        // A session that is dropped waits for pending work.
         session
             .prefetch(&program, all[0].clone())
             .expect("a free slot");
@@ -187,7 +187,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
     assert_eq!(weights(&plain).len(), 3 * 2 * 3 + 1);
 }
 
-/// What is wrong with a batch is told in its turn, and changes nothing.
+/// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
     let Some(driver) = FakeDriver::install() else {
@@ -351,8 +351,8 @@ fn programs_keep_one_budget_together() {
     let (session, program) = large(Budget::Unlimited);
     let whole = session.persistent_bytes() + program.plan().slab_bytes();
     drop((session, program));
-    // Half of the inputs' bytes to spare: for a slab that is so much larger there is no room beside
-    // what waits.
+    // The headroom is half of the inputs' bytes, so that a slab that is so much larger does not fit
+    // beside the prefetched inputs.
     let budget = whole + LARGE / 2;
     let (mut session, first) = large(Bytes(budget).into());
     assert_eq!(first.plan().persistent().landing, LARGE);

@@ -1,5 +1,5 @@
-//! What leaves the slab of a CUDA device for the host comes back as it was, whenever the driver
-//! makes the copies: as late as events allow, or as early.
+//! Values offloaded from the slab of a CUDA device come back unchanged, whether the driver makes
+//! the copies as late or as early as events allow.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -20,8 +20,7 @@ fn fast() -> Offload {
     Offload::new(Bytes(1 << 50))
 }
 
-/// Memory taken as it is needed, each arena by itself: so the driver counts what the session asks
-/// for.
+/// Takes memory on demand, each arena by itself, so that the driver counts the session's requests.
 fn bare(session: Session) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -54,7 +53,7 @@ fn weights_are_the_same_bits_however_late_or_early_copies_are() {
     driver.set("maps_pages", 0);
     let all = on_device(bare, SIZES, None).expect("it compiles");
     let once = all.program.plan().slab_bytes();
-    // Both ways of the driver; recorded as a graph, and kernel by kernel.
+    // Late and early copies; recorded as a graph, and kernel by kernel.
     for (eager, check_memory) in [(0, false), (1, false), (0, true), (1, true)] {
         driver.set("eager", eager);
         let forked = driver.get("forked");
@@ -96,7 +95,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     };
     driver.set("maps_pages", 0);
     let counted = |name: &str| driver.get(name);
-    // What is pinned without anything sent: room for inputs.
+    // Pinned bytes without offload: staging buffers of inputs.
     let pinned = counted("pinned_bytes");
     let all = on_device(bare, SIZES, None).expect("it compiles");
     let staging = counted("pinned_bytes") - pinned;
@@ -112,7 +111,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     );
     let arenas = [within.session.persistent_bytes(), plan.slab_bytes()]
         .map(|bytes| bytes.next_multiple_of(256));
-    // Beside what was planned: the sizes of a run and the record of faults.
+    // Beside the planned bytes: the sizes of a run and the record of faults.
     assert_eq!(
         (counted("live_bytes") - device) as u64,
         arenas[0] + arenas[1] + 2 * 256,
@@ -168,7 +167,7 @@ fn steps_in_flight_wait_for_what_is_under_way_and_allocate_nothing() {
         assert!(!program.plan().again().sent.is_empty());
         session.run(&program, (&x, &labels)).expect("a step");
         let made = driver.get("allocations");
-        // Nobody looks at what they give.
+        // Their results are not read.
         for _ in 0..3 {
             session.run(&program, (&x, &labels)).expect("a step");
         }
@@ -285,7 +284,7 @@ fn a_copy_that_fails_says_so() {
     };
     let (x, labels) = examples(SIZES[0]);
     let expected = on_device(bare, SIZES, None).expect("it compiles");
-    // Refused when it is asked for: nothing was done, and the next step is.
+    // The driver refuses the call: the step does nothing, and the next one runs.
     for call in [
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpyHtoDAsync_v2",

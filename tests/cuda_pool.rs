@@ -60,7 +60,7 @@ fn results_are_the_same_under_every_policy() {
                 let [loss] = session.run_dynamic(&program, (&x,)).expect("runs");
                 assert_eq!(loss.item().to_bits(), planned, "{policy}");
             }
-            // What the reservation holds of pages beside those of the pool.
+            // Pages of the reservation beside those of the pool.
             let held = driver.get("live_bytes") - before;
             session.reset_pool();
             assert_eq!(

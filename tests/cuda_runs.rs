@@ -1,6 +1,5 @@
-//! What runs do on a CUDA device besides the same arithmetic, over a driver without one: small
-//! kernels launched together, lengths that a run finds, indices out of range told apart, and what
-//! is said where something is missing.
+//! Runs on a CUDA device, on a driver without one: horizontal fusion of small kernels,
+//! data-dependent lengths, reports of indices out of range, and errors for missing libraries.
 #![cfg(feature = "cuda")]
 
 use ndarray::{Array1, Array2, ArrayD, arr0};
@@ -390,7 +389,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
             Array1::from_vec(places.to_vec()),
         );
         let error = if resident {
-            // The device finds out, and whoever looks is told.
+            // The device detects it, and the next read reports it.
             let (tokens, places) = (
                 session.upload("tokens", &tokens).expect("room"),
                 session.upload("places", &places).expect("room"),

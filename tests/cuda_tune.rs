@@ -42,7 +42,7 @@ fn installed(library: i64) -> Option<FakeDriver> {
     Some(driver)
 }
 
-/// What came of some steps of training.
+/// Results of some steps of training.
 struct Trained {
     losses: Vec<f32>,
     weights: Vec<ArrayD<f32>>,
@@ -139,7 +139,7 @@ fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
     let Some(driver) = installed(10_000) else {
         return;
     };
-    // What is left to do after the library takes little.
+    // The work left after the library's kernel takes little time.
     driver.cost("gemm_parts", 10_000);
     // Sizes change and come back: a graph is recorded for each.
     let batches = [24, 24, 13, 24, 1];
@@ -232,7 +232,7 @@ fn without_timing_the_first_ranked_are_taken() {
     let events = driver.get("products");
     let first = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert!(first.libraries.iter().all(Option::is_none) && driver.get("products") == events);
-    // Nothing else makes it so: neither what is known nor what is faster.
+    // No other condition prevents it: the shape is not known yet, and the library is faster.
     assert!(tuned(&driver, &[24]).libraries.iter().any(Option::is_some));
     let again = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert_eq!(
@@ -406,8 +406,7 @@ fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
         slab >= 4 * (24 * 64 + 64 * 20 + 24 * 20) + workspace,
         "{slab} bytes"
     );
-    // The slab, the sizes of a run and the record of faults: of what was taken for timing nothing
-    // stays.
+    // The slab, the sizes of a run and the record of faults; memory used for timing was released.
     assert_eq!(
         driver.get("live_bytes") - before,
         slab.next_multiple_of(256) as i64 + 2 * 256

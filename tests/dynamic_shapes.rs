@@ -1,5 +1,5 @@
-//! The model of the example `dynamic_shapes`: on batches of many lengths it learns what it learns
-//! on padded ones, with few plans and in bounded memory.
+//! The model of the example `dynamic_shapes`: on batches of many lengths it learns the same as on
+//! padded ones, with few plans and in bounded memory.
 
 #[path = "../examples/dynamic_shapes/model.rs"]
 mod model;

@@ -1,9 +1,9 @@
-//! Random graphs: the compiled program gives what the reference evaluator gives, and the same with
-//! every optimisation on or off, planned or dynamic, on one thread or several.
+//! Random graphs: the compiled program equals the reference evaluator, with every optimization on
+//! or off, planned or dynamic, on one thread or several.
 //!
 //! Bit-equal: planned and dynamic mode, thread counts, memory checks, every fusion and every
 //! planner option. Within rounding (of sums, and of functions such as exp): against the reference
-//! evaluator, and where simplification changes what is computed.
+//! evaluator, and where simplification changes the operations.
 
 mod support;
 
@@ -16,7 +16,7 @@ use slabwise::{CompileOptions, Device, Ranges, Session, Shapes, params::Params};
 use support::arrays::{close, host, numbers};
 use support::random_graph::{BATCH, RandomGraph};
 
-/// Outputs, then what the variables hold after the step.
+/// Outputs, then the variables after the step.
 type Results = Vec<Vec<f64>>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -420,8 +420,7 @@ fn what_has_no_elements_agrees_with_the_reference_evaluator() {
     }
 }
 
-/// A plan for a range of lengths gives what one for a length gives, whatever else there is in a
-/// graph.
+/// A plan for a range of lengths gives the same results as a plan for one length, in any graph.
 #[test]
 fn free_dimensions_agree_with_the_reference_evaluator() {
     for seed in 300..310 {

@@ -121,7 +121,7 @@ fn a_label_out_of_range_changes_nothing() {
             );
         }
     }
-    // What follows is as if nothing had been.
+    // Later runs are unaffected.
     let mut other = self::session(params.clone());
     let (same, _) = classifier(&params, &mut other);
     other.run(&same, (&x, &good)).expect("good labels");
@@ -416,7 +416,7 @@ fn a_budget_below_the_floor_comes_with_the_bill() {
     );
     // The bias's 4000 bytes are rounded up to whole cache lines.
     assert_eq!(persistent, Bytes(4_000_000 + 4032));
-    // What is needed suffices.
+    // A budget of the bytes that the error names suffices.
     let mut enough = session(params.clone()).with_budget(needed);
     enough.compile(&trace, [y]).expect("it fits exactly");
     let mut weights_alone = session(params).with_budget(Bytes(1000));
@@ -517,7 +517,7 @@ fn devices_that_are_not_there() {
         assert_has(&said, &[&format!("{name:?}"), "auto, cpu or cuda:N"]);
     }
     assert_eq!("cpu".parse(), Ok(Device::Cpu));
-    // No machine has so many; what is missing here is said.
+    // No machine has so many devices; the error names the missing library or device.
     let cuda = "cuda:999".parse::<Device>().expect("a device's name");
     let why = text(Session::new(cuda, Params::seeded(0)));
     assert_has(&why, &["device cuda:999: "]);
@@ -561,7 +561,7 @@ fn nonsense_in_the_environment_is_an_error() {
         );
     }
     assert_has(&said(" 3 "), &["threads: 3"]);
-    // What is empty counts as not set.
+    // An empty variable counts as not set.
     assert_has(&said(""), &["threads: "]);
 }
 

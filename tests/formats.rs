@@ -1,4 +1,4 @@
-//! What is exported is read by others' readers: Python's, and PyTorch's own viewer where
+//! Foreign readers read the exported files: Python's, and PyTorch's own viewer where
 //! `SLABWISE_PEERS_PYTHON` names a Python that has it. Planned and dynamic runs export the same
 //! formats. Without `python3` the tests are skipped, but on CI they fail.
 #![cfg(feature = "profiles")]
@@ -17,7 +17,7 @@ use slabwise::{Device, Params, Session};
 
 const KIB: u64 = 1 << 10;
 
-/// What the readers must find.
+/// The values that the readers must find.
 struct Expected {
     in_use: u64,
     reserved: u64,
@@ -158,7 +158,7 @@ fn planned_and_dynamic_runs_are_read_alike() {
             profile: bytes,
         },
     );
-    // As an allocation trace it needs what the plan says.
+    // Replayed as an allocation trace, it needs the planned bytes.
     let trace =
         Trace::of_snapshot_json(&snapshot_json(whole.clone()).expect("JSON")).expect("a trace");
     assert_eq!(trace.peak_live_bytes(), plan.lower_bound);

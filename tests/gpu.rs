@@ -1,6 +1,6 @@
-//! Sessions on a GPU, where there is one: what the emulator and a driver without a device cannot
-//! tell. Kernel by kernel, the tests of `slabwise-cuda` do the same. Without a GPU these say so and
-//! pass.
+//! Sessions on a GPU, where there is one: properties that the emulator and a driver without a
+//! device cannot show. The tests of `slabwise-cuda` do the same kernel by kernel. Without a GPU
+//! these print a message and pass.
 #![cfg(feature = "cuda")]
 
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
@@ -55,9 +55,9 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
 }
 
 /// Losses drift apart as roundings do: the first steps are compared as closely as single kernels
-/// are, the others as curves. How far a model takes a rounding apart in its first steps is seen on
-/// the CPU: Adam divides each gradient by its size, so that of one near 0 the sign counts, and
-/// norms over few numbers amplify what is left.
+/// are, the others as curves. The amplification of a rounding in a model's first steps is measured
+/// on the CPU: Adam divides each gradient by its size, so that the sign of a gradient near 0
+/// matters, and norms over few numbers amplify the rest.
 fn assert_same_curve(model: Model, batch: u32, steps: u64) {
     let Some(device) = gpu() else { return };
     let (expected, got) = (

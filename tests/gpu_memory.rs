@@ -1,6 +1,6 @@
-//! Copies beside kernels and memory behind pages on a GPU, where there is one: what a driver
-//! without a device takes on trust of streams, branches of graphs and mappings. Without a GPU these
-//! say so and pass.
+//! Copies beside kernels and mapped pages on a GPU, where there is one: properties of streams,
+//! branches of graphs and mappings that a driver without a device assumes. Without a GPU these
+//! print a message and pass.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -128,7 +128,7 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
                 .run_ahead(&program, &mut data)
                 .expect("a step")
                 .expect("a batch");
-            // Nobody waits for most of them.
+            // Most of them are not synchronized.
             if step == 11 {
                 last = loss.item().to_bits();
             }
@@ -150,7 +150,7 @@ fn a_pool_of_mapped_pages_gives_the_same_results() {
             .expect("a session")
             .with_memory(&config(policy))
             .expect("it maps pages");
-        // Sizes that fit badly into what those before leave.
+        // Sizes that fit badly into the gaps between earlier ones.
         for n in [200u32, 500, 100, 400, 600, 300] {
             let trace = Trace::inference();
             let x = trace.input("x", F32, (n, n));

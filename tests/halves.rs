@@ -172,7 +172,7 @@ fn trained(model: &str, precision: Precision, batch: usize, steps: u64) -> (Vec<
     )
 }
 
-/// Built-in models learn in mixed precision what they learn in f32, and their weights are f32.
+/// Built-in models learn the same in mixed precision as in f32, and their weights are f32.
 #[test]
 fn models_learn_in_bf16_as_in_f32() {
     for (model, batch, off) in [

@@ -1,4 +1,4 @@
-//! What is computed in place of a larger value: the first part of it, or all.
+//! Values computed in place of a larger one: in its first part, or in all of it.
 
 use ndarray::{Array1, Array2, ArrayD, s};
 use slabwise::CompileOptions;
@@ -24,7 +24,7 @@ fn sessions(device: Device) -> [Session; 2] {
     })
 }
 
-/// Prefixes of an input, of a value, of what is sorted, and both halves of something, of several
+/// Prefixes of an input, of a value and of a sorted one, and both halves of a value, in several
 /// sizes.
 fn prefixes(device: Device, sizes: &[usize]) {
     for (&rows, mut session) in sizes

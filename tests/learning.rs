@@ -191,13 +191,13 @@ fn parts_share_what_is_computed_before_and_states_pass_through_them() {
         .with_threads(1);
     let trace = Trace::training();
     let x = trace.input("x", F32, (8, INPUTS)).split(0, 2);
-    // Made once, used by both parts; what is learnt goes through it from both.
+    // Computed once and used by both parts; gradients go through it from both.
     let table = trace.param(&w).tanh();
     let state = trace.state("runs", F32, (), Init::Constant(1.0));
     let loss = trace.minimize_in_parts(2, Sgd::new(0.1), |i| {
         let y = x[i].apply(&norm) * table * state.value();
         if i == 0 {
-            // The second part still reads what it was.
+            // The second part still reads the old value.
             state.set(state.value() * 2.0);
         }
         y.detach().square().mean() + (x[i] * table).square().mean() * state.value()
@@ -281,7 +281,7 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
         moments(&[64 * INPUTS, 64, 64, 64])
     );
     assert!(free.persistent_bytes() > session.persistent_bytes());
-    // Nothing of the way back below the head is planned.
+    // Nothing of the backward pass below the head is planned.
     let gradient = |plan: &slabwise::Plan, layer: &str| {
         plan.dag().buffers.iter().enumerate().any(|(i, _)| {
             let name = plan.dag().buffer_name(slabwise_planner::BufferId(i as u32));
@@ -352,7 +352,8 @@ fn averaged_weights_are_read_by_an_inference_program() {
     }
     let by_average = logits(&mut session, &averaged);
     assert_ne!(by_average, logits(&mut session, &plain));
-    // The averages in the place of the weights give what the averaged program gives, bit for bit.
+    // The averages in the place of the weights give the same results as the averaged program, bit
+    // for bit.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("saved");
@@ -367,7 +368,7 @@ fn averaged_weights_are_read_by_an_inference_program() {
         session.set_value(name, &average).expect("it fits");
     }
     assert_eq!(logits(&mut session, &plain), by_average);
-    // What loads weights alone starts averages anew; what loads all has them back.
+    // Loading weights alone restarts the averages; loading everything restores them.
     session.load_weights(&path).expect("loaded");
     assert_eq!(
         logits(&mut session, &averaged),
@@ -377,7 +378,7 @@ fn averaged_weights_are_read_by_an_inference_program() {
     assert_eq!(logits(&mut session, &averaged), by_average);
 }
 
-/// Two programs of one session, each learning what it is told to.
+/// Two programs of one session, each with its own set of trained weights.
 fn two(
     first: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
     second: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
@@ -516,7 +517,7 @@ fn a_name_changes_nothing_but_names() {
     assert_eq!(state(&named), expected);
 }
 
-/// What compiling says of a mistake, with its line behind `learning.rs:`.
+/// The error of compiling a mistake, with its line behind `learning.rs:`.
 fn mistake(
     learn: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> String {

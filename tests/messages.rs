@@ -1,5 +1,4 @@
-//! What users read: each mistake with its place, the thing, the number and the next step, word by
-//! word.
+//! Error texts, word by word: each mistake with its place, the thing, the number and the next step.
 //!
 //! Places are written from the line that `here!()` stands on: `+1` is the line after it.
 
@@ -49,7 +48,7 @@ fn says<T>(here: u32, result: Result<T>, expected: Expect) {
     expected.assert_eq(&shown);
 }
 
-/// Compares what compiling a trace says.
+/// Compares the error of compiling a trace.
 #[track_caller]
 fn compiling<const N: usize>(
     here: u32,

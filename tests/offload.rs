@@ -1,5 +1,5 @@
-//! What leaves the slab for the host comes back as it was: results are the same bits, and the
-//! budget is kept.
+//! Values offloaded to the host come back unchanged: results are the same bits, and the budget is
+//! met.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! What a plan promises is what a run uses: bytes planned, bytes measured, and the same results
-//! whatever the plan.
+//! A run uses exactly its plan: planned bytes equal measured bytes, and all plans give the same
+//! results.
 
 use std::collections::HashSet;
 
@@ -485,7 +485,7 @@ fn unescaped(text: &str) -> String {
     plain.replace("&amp;", "&")
 }
 
-/// Arrays in another order than row-major are fed as what they say.
+/// Arrays in another order than row-major are fed with the elements that their indices name.
 #[test]
 fn strided_arrays_are_read_in_their_order() {
     let trace = Trace::inference();

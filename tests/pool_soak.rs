@@ -26,7 +26,7 @@ impl Dice {
     }
 }
 
-/// A block, and what its owner wrote at both of its ends.
+/// A block, and the mark that its owner wrote at both of its ends.
 struct Owned {
     handle: Handle,
     bytes: u64,
@@ -66,7 +66,7 @@ fn verify(pool: &Pool, device: &FakeDevice, one: &Owned) {
     pool.unpin(one.handle).expect("a block in use");
 }
 
-/// What one thread does; the blocks it still owns.
+/// The work of one thread; returns the blocks that it still owns.
 fn work(
     thread: u64,
     ops: u64,
@@ -104,7 +104,7 @@ fn work(
                     Err(bill) => {
                         assert_eq!(bill.requested, bytes);
                         failures.fetch_add(1, Ordering::Relaxed);
-                        // As a program would: half of what it holds goes.
+                        // As a program would, frees half of the blocks.
                         for one in owned.drain(owned.len() / 2..) {
                             verify(pool, device, &one);
                             pool.free(&mut device, one.handle).expect("a block in use");
@@ -172,7 +172,7 @@ fn nothing_is_lost_or_shared() {
         pool.wait_all(&mut &device);
         owned.iter().for_each(|one| verify(&pool, &device, one));
 
-        // Counted again, from what the owners know.
+        // Counted again from the owners' blocks.
         let mut places: Vec<Region> = owned
             .iter()
             .map(|one| pool.region(one.handle).expect("in use"))

@@ -84,7 +84,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
         })
         .collect();
     let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
-    // A program that uses the same slab, and has slots of its own.
+    // A program that uses the same slab and has its own prefetch queue.
     let trace = Trace::inference();
     let x = trace.input("x", F32, (BATCH, WIDTH));
     let sum = session
@@ -119,7 +119,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
         .expect("nothing there")
         .to_string();
     assert!(none.contains("no batch was prefetched"), "{none}");
-    // A session that is dropped waits for what is under way.
+    // A session that is dropped waits for pending work.
     session
         .prefetch(&program, all[0].clone())
         .expect("a free slot");
@@ -130,7 +130,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
     assert!(matches!(unprepared, Error::Foreign(_)));
 }
 
-/// What is wrong with a batch is told in its turn, and changes nothing.
+/// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
     let mut wrong = batches(BATCH, &[BATCH, 64, BATCH, BATCH, 32]);

@@ -1,5 +1,5 @@
-//! Within a budget convolutions may make their image themselves, of what it is made of: it is
-//! nowhere in memory then, and no bit of any result depends on it.
+//! Prologue fusion under a budget: convolutions compute their image themselves, so that it is never
+//! in memory, and no bit of any result depends on it.
 
 mod support;
 
@@ -13,11 +13,11 @@ use support::networks::{Trained, WIDTH, batches, examples, learn, quick, weights
 const BATCH: usize = 256;
 const CHANNELS: usize = 8;
 
-/// What the network has besides convolutions with a norm and an activation behind each.
+/// The parts of the network besides convolutions with a norm and an activation behind each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     Plain,
-    /// What goes into two layers is added to what comes out.
+    /// The input of two layers is added to their output.
     Residual,
     /// Masks between an activation and the next convolution.
     Dropout,
@@ -240,13 +240,13 @@ fn guards_between_buffers_stay_as_they_are() {
     );
 }
 
-/// Masks drawn in a prologue are those that the way back draws.
+/// Dropout masks drawn in a prologue equal those of the backward pass.
 #[test]
 fn random_numbers_are_drawn_alike() {
     assert!(!same_within(&[60, 45], Form::Dropout, quick()).is_empty());
 }
 
-/// What a segment makes again on its way back is made in a prologue too, or stored.
+/// Values of a checkpointed segment are recomputed in a prologue too, or stored.
 #[test]
 fn checkpointed_segments_train_to_the_same_bits() {
     assert!(!same_within(&[75, 60], Form::Checkpoint, quick()).is_empty());
@@ -259,15 +259,15 @@ fn an_image_made_with_the_weight_that_is_updated_is_stored() {
     assert!(!same_within(&[60, 45], Form::Own, quick()).is_empty());
 }
 
-/// A state is written when all that read it have, and what its next value is needed for comes
-/// later: that image is stored.
+/// A state is written after its last reader. An image of the state that is needed after that is
+/// stored.
 #[test]
 fn a_state_that_an_image_is_made_with_moves_after_its_last_reader() {
     assert!(!same_within(&[60, 45], Form::Watched, quick()).is_empty());
 }
 
-/// Kernels of a part that wait for those of the part before wait even if they do the work of one
-/// that did.
+/// Kernels of a part depend on those of the part before, and so do the kernels that they are fused
+/// into.
 #[test]
 fn parts_of_a_batch_follow_one_another() {
     let found = same_within(&[75], Form::Parts, quick());
@@ -283,8 +283,7 @@ fn parts_of_a_batch_follow_one_another() {
     }
 }
 
-/// Steps on whole batches and on smaller ones, and what an inference within a budget makes of the
-/// weights afterwards.
+/// Steps on whole batches and on smaller ones, then an inference with the weights under a budget.
 fn in_batches(
     budget: Budget,
     batch: Dim,

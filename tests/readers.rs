@@ -1,10 +1,9 @@
-//! Files that somebody else made: every reader takes its corpus and anything near it without panic,
-//! in time and memory that are a small multiple of the file, and says why it refuses what it
-//! refuses.
+//! Foreign files: every reader takes its corpus and anything near it without panic, in time and
+//! memory that are a small multiple of the file, and gives a reason for each file that it refuses.
 //!
 //! The corpus is `fuzz/seeds/NAME`, which the fuzz targets of the same names begin with
-//! (`fuzz/Cargo.toml`); of packing problems and graphs it is `planner/fuzz`'s. What fuzzing finds
-//! joins it.
+//! (`fuzz/Cargo.toml`); of packing problems and graphs it is `planner/fuzz`'s. Findings of fuzzing
+//! are added to it.
 #![cfg(all(feature = "profiles", feature = "cuda"))]
 
 #[path = "support/allocator.rs"]
@@ -39,7 +38,7 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         .collect()
 }
 
-/// Reads, and looks at what that took.
+/// Reads, and checks the time and memory used.
 fn read(reader: &Reader, bytes: &[u8]) -> std::result::Result<(), String> {
     let mut result = Ok(());
     let took = allocator::peak_bytes(|| result = (reader.read)(bytes));
@@ -115,7 +114,7 @@ fn files_of_others_are_read_or_refused() {
                 .unwrap_or_default();
             let accepted = read(reader, bytes);
             let bad = name.starts_with("bad");
-            // The planner's seeds are for its own tests, which say what each is.
+            // The planner's own tests check its seeds, each for its kind.
             assert!(
                 reader.name == "csv" || accepted.is_err() == bad,
                 "{}: {accepted:?}",

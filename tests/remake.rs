@@ -1,4 +1,4 @@
-//! What the way back makes again is what was there, and it takes less memory.
+//! Rematerialization in the backward pass: the same values in less memory.
 
 mod support;
 
@@ -161,7 +161,7 @@ fn train(
 }
 
 /// Trains with and without; the loss is the same but for the rounding of sums, and the slab at most
-/// `share` of what it was.
+/// `share` of its size without.
 fn compare(
     what: &str,
     share: f64,
@@ -225,7 +225,8 @@ fn norms_and_activations_are_made_again() {
     compare("transformer", 0.9, &x, &y, |at, x| x.apply(&gpt.layers(at)));
 }
 
-/// A mask that is made again is the same mask: otherwise the gradient would be of another function.
+/// A recomputed dropout mask is the same mask, because otherwise the gradient would be of another
+/// function.
 #[test]
 fn dropout_repeats_its_mask() {
     let (x, y) = Model::ResNet20.batch(2, 5);
@@ -258,7 +259,7 @@ fn exp_tanh<'t>(x: Tensor<'t>, kept: &str) -> Tensor<'t> {
     }
 }
 
-/// Neither a checkpointed segment nor the cheapness of an activation has a kept tensor made again.
+/// A pinned tensor is recomputed neither in a checkpointed segment nor because it is cheap.
 #[test]
 fn what_is_kept_is_not_made_again() {
     let again = |kept: &str, segment: bool| {
@@ -283,7 +284,8 @@ fn what_is_kept_is_not_made_again() {
             .map(|id| graph.node(id).op.name());
         made.collect::<Vec<_>>()
     };
-    // Of a segment its inside is made again; elsewhere what is cheap to make of what is in memory.
+    // In a segment all inner values are recomputed; elsewhere only those that are cheap functions
+    // of values in memory.
     for (operation, segment) in [("exp", true), ("tanh", false)] {
         let (made, kept) = (again("", segment), again(operation, segment));
         assert!(

@@ -1,5 +1,5 @@
-//! What a session does beside running programs: values copied between models, constants, random
-//! numbers for sampling, checks of finite losses, times of kernels.
+//! Sessions beside running programs: values copied between models, constants, random numbers for
+//! sampling, checks of finite losses, times of kernels.
 
 use ndarray::{Array2, arr1, arr2};
 use slabwise::half::f16;
@@ -191,7 +191,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         );
     }
 
-    // A session that goes on from a file draws what this one draws next.
+    // A session that continues from a file draws the same next numbers as this one.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("it is saved");

@@ -1,4 +1,4 @@
-//! Simplification: the same values with every option on and off, and what it is for.
+//! Simplification: the same values with every option on and off, and its effects.
 
 mod support;
 

@@ -1,5 +1,5 @@
-//! Where one kernel alone needs more than the budget, kernels run on slices of the batch: below
-//! what any order or repeating could keep to, with the same bits.
+//! Micro-batches: where one kernel alone needs more than the budget, kernels run on parts of the
+//! batch. This meets budgets that no order and no recomputation can, with the same bits.
 
 use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
@@ -8,7 +8,7 @@ use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error};
 
-/// What training leaves behind.
+/// The results of training.
 struct Trained {
     losses: Vec<u32>,
     weights: Vec<(String, Vec<u32>)>,
@@ -248,7 +248,7 @@ fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
     Ok(Trained::of(session, program, &feeds))
 }
 
-/// What was trained, unless its budget was refused with more bytes needed than it has.
+/// The trained network; `None` if its budget was refused with more bytes needed than it has.
 fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
     match trained {
         Ok(trained) => Some(trained),
@@ -282,7 +282,7 @@ fn random_networks_train_to_the_same_bits_in_slices() {
             continue;
         };
         let plan = within.program.plan();
-        // Guards behind buffers count towards what there is to halve, too.
+        // Guards behind buffers count towards the bytes to halve, too.
         assert!(
             check_memory || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent,
             "{plan}"
@@ -332,7 +332,7 @@ fn workspaces_are_as_large_as_there_is_room_for() {
         let mut last = (0, 0);
         for percent in [50, 75, 90] {
             let within = perceptron(Budget::Fraction(percent as f64 / 100.0), threads, all);
-            // One thread has half the workspaces, so half of that is less than what the kernels
+            // One thread has half the workspaces, so that half of that is less than the kernels
             // touch.
             let within = match within {
                 Err(Error::Budget { budget, needed, .. }) if threads == 1 && percent == 50 => {
@@ -370,9 +370,8 @@ fn workspaces_are_as_large_as_there_is_room_for() {
     }
 }
 
-/// Layers whose weights are small beside a batch of what goes through them: their gradients are
-/// summed up slice by slice, in batches that are a chain of multiply-adds and in those that are
-/// several.
+/// Layers with weights that are small beside a batch of their inputs: their gradients are
+/// accumulated over micro-batches, in batches of one k-block and of several.
 #[test]
 fn dense_layers_sum_their_gradients_slice_by_slice() {
     let train = |budget: Budget, threads: usize| {

@@ -1,5 +1,5 @@
-//! After `compile`, a step allocates nothing: a global allocator counts what any thread of this
-//! program asks for.
+//! After `compile`, a step allocates nothing: a global allocator counts the requests of all threads
+//! of this program.
 
 #[path = "support/allocator.rs"]
 mod allocator;
@@ -17,7 +17,7 @@ fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {
 }
 
 const STEPS: usize = 10;
-/// Steps of what is only another way in.
+/// Steps for each further kind of input.
 const FEW: usize = 3;
 
 fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
@@ -51,7 +51,8 @@ fn steps_within(
         Examples::Tokens(tokens) => Examples::Tokens(first(tokens, last)),
     };
 
-    // One step of each: threads start, what is made at the first use is made.
+    // One step of each starts threads and initializes everything that is initialized at its first
+    // use.
     let mut sum = session.run(&train, (&examples, &labels)).expect("a step")[0].item();
     sum += session.run(&infer, (&examples,)).expect("a step")[0].item();
 
@@ -223,7 +224,7 @@ fn a_step_allocates_nothing() {
         Budget::Fraction(0.6),
     );
     steps_of(Model::Mlp, OptimizerKind::Adam, 64, 37, STEPS);
-    // Small batches: what a convolution allocates or not does not depend on them.
+    // Small batches, because allocations of a convolution do not depend on the batch.
     steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);
     steps_of(Model::Cnn, OptimizerKind::Adam, 4, 3, STEPS);
     // Norms with running statistics, strided convolutions; embeddings, attention.

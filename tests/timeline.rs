@@ -1,5 +1,5 @@
-//! The page that shows a plan, in a browser: what it says is what the planner says, and it asks no
-//! network for anything.
+//! The page that shows a plan, in a browser: its texts agree with the planner, and it makes no
+//! network request.
 //!
 //! `SLABWISE_BROWSER`, or else a Chromium on the path. Without one the tests are skipped, but on CI
 //! they fail.
@@ -34,8 +34,8 @@ fn browser() -> Option<PathBuf> {
     found
 }
 
-/// Opens a page at a view (what follows `#`), runs a script in it, and returns what the script
-/// returns and the URLs that the page asked the network for.
+/// Opens a page at a view (the part behind `#`), runs a script in it, and returns the script's
+/// result and the URLs that the page requested.
 fn visit(browser: &Path, page: &str, view: &str, script: &str) -> (Value, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, log) = (
@@ -82,8 +82,8 @@ fn visit(browser: &Path, page: &str, view: &str, script: &str) -> (Value, Vec<St
     });
     let net: Value =
         serde_json::from_slice(&std::fs::read(&log).expect("a log of the network")).expect("JSON");
-    // What the browser asks for of its own accord has an initiator that is `not an origin`; what a
-    // page asks for has the page's.
+    // The browser's own requests have an initiator that is `not an origin`; requests of a page have
+    // the page's.
     let of_page = |e: &&Value| {
         e["params"]["initiator"]
             .as_str()

@@ -45,10 +45,10 @@ impl Gpt {
         }
     }
 
-    /// What follows the last of the tokens so far, in steps of one token: token `[1]` at its place
-    /// `[1]` (i32, from 0) → logits `[1, vocabulary]`. Keys and values of the tokens before stay in
-    /// the states `cache.<block>.keys` and `.values`; they are those of the last token fed at each
-    /// earlier place, so a text begins anew at place 0.
+    /// Logits of the next token, in steps of one token: token `[1]` at its place `[1]` (i32, from
+    /// 0) → logits `[1, vocabulary]`. Keys and values of the tokens before stay in the states
+    /// `cache.<block>.keys` and `.values`; they are those of the last token fed at each earlier
+    /// place, so that a new text begins at place 0.
     pub fn next<'t>(&self, token: Tensor<'t>, place: Tensor<'t>) -> Tensor<'t> {
         let x = token.apply(&self.tokens) + place.apply(&self.places);
         let x = self
@@ -131,7 +131,7 @@ impl Block {
         self.rest(x, attended.reshape([1, width as i64]))
     }
 
-    /// What comes behind attention.
+    /// The rest of a block, behind its attention.
     fn rest<'t>(&self, x: Tensor<'t>, attended: Tensor<'t>) -> Tensor<'t> {
         let x = x + attended.apply(&self.joined);
         x + x

@@ -31,7 +31,7 @@ pub struct Text {
     pub tokens: Vec<i32>,
 }
 
-/// A part of a text, and what follows each of its characters: `[n, length]` each.
+/// A window of a text, and the next character after each of its characters: `[n, length]` each.
 pub type Batch = (Array2<i32>, Array2<i32>);
 
 impl Text {
@@ -132,7 +132,7 @@ impl Text {
         })
     }
 
-    /// At most `most` windows of what was not learnt from, spread evenly, `batch` at a time.
+    /// At most `most` windows of the validation text, spread evenly, `batch` at a time.
     pub fn validation(
         &self,
         length: usize,

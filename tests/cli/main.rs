@@ -1,4 +1,4 @@
-//! The command line as scripts see it: keys, numbers, exit codes.
+//! The command line as scripts use it: keys, numbers, exit codes.
 #![cfg(feature = "cli")]
 
 mod graphs;
@@ -21,7 +21,7 @@ fn slabwise(args: &str) -> Output {
         .unwrap()
 }
 
-/// What a command that succeeds prints.
+/// The output of a command that succeeds.
 fn text(args: &str) -> String {
     let output = slabwise(args);
     assert_eq!(
@@ -37,7 +37,7 @@ fn json(args: &str) -> Value {
     serde_json::from_str(&text(&format!("{args} --json"))).unwrap()
 }
 
-/// What a command that fails with this code writes to stderr; nothing goes to stdout.
+/// The stderr of a command that fails with this code; its stdout must be empty.
 fn failure(args: &str, code: i32) -> String {
     let output = slabwise(args);
     assert_eq!(output.status.code(), Some(code), "{args}");
@@ -387,8 +387,7 @@ fn the_speed_of_a_link_is_more_than_none() {
     }
 }
 
-/// What does not fit waits on the host meanwhile: the plan says what and when, and a run keeps to
-/// it.
+/// Values that do not fit are offloaded: the plan lists their intervals, and a run keeps to them.
 #[test]
 fn a_link_keeps_a_budget_by_sending_values_to_the_host() {
     let small = "plan gpt:layers=4,width=64,length=64 --batch 2";
@@ -538,7 +537,7 @@ fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
     assert!(size.starts_with("error: "), "{size}");
 }
 
-/// What a command that fails after it has shown its result writes to stderr.
+/// The stderr of a command that fails after it has printed its result.
 fn failure_with_report(args: &str, code: i32) -> String {
     let output = slabwise(args);
     assert_eq!(output.status.code(), Some(code), "{args}");

@@ -26,7 +26,8 @@ fn pack_places_buffers_and_writes_them() {
             out.display(),
             svg.display()
         ));
-        // What was written can be read again, with its offsets, and starts the next run.
+        // The written file can be read again, with its offsets, which are the start of the next
+        // run.
         let again = json(&format!("pack {}", out.display()));
         assert_eq!(
             (again["height"].as_u64(), again["method"].as_str()),

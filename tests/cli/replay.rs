@@ -38,7 +38,7 @@ fn replay_sends_a_trace_through_policies() {
                 .all(|policy| shown.contains(policy)),
         "{shown}"
     );
-    // What is written is a trace again, up to the peak.
+    // The written file is itself a trace, up to the peak.
     let folder = tempfile::tempdir().unwrap();
     let [json_file, pickle, perfetto] =
         ["s.json", "s.pickle", "p.json"].map(|name| folder.path().join(name).display().to_string());
@@ -61,7 +61,7 @@ fn replay_sends_a_trace_through_policies() {
             .count()
             >= 3
     );
-    // Another format: what it is shows in the file.
+    // Another format, recognized from the file.
     let (_folder, log) = table(
         "Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,300,0x0\n1,0,free,0x10,300,0x0\n",
     );

@@ -29,7 +29,7 @@ fn info_names_settings_and_where_they_came_from() {
     let (code, text, _) = info(Some("3"));
     assert_eq!(code, Some(0));
     assert!(text.contains("3 (from SLABWISE_THREADS)"), "{text}");
-    // What makes no sense is reported by the command that one asks what is read.
+    // `info` reports a value that makes no sense.
     let (code, text, _) = info(Some("lots"));
     assert_eq!(code, Some(0));
     assert!(

@@ -1,5 +1,5 @@
-//! Sessions on a CUDA device, over a driver without one: the same losses as on the CPU, every byte
-//! accounted for, nothing allocated by a step, and errors that say what to do.
+//! Sessions on a CUDA device, on a driver without one: the same losses as on the CPU, every byte
+//! accounted for, nothing allocated by a step, and errors with a remedy.
 #![cfg(feature = "cuda")]
 
 mod reports;
@@ -16,7 +16,7 @@ use slabwise_cuda::fake::FakeDriver;
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// A session that times no products: tests of that are in `cuda_tune`.
+/// A session that times no products; `cuda_tune` tests timing.
 fn session(device: Device, params: Params) -> Session {
     let untuned = CompileOptions {
         tuning: Tuning::Off,
@@ -28,7 +28,7 @@ fn session(device: Device, params: Params) -> Session {
         .with_options(untuned)
 }
 
-/// Losses of some steps of a model, and what its last run used.
+/// Losses of some steps of a model, statistics of its last run, and bytes of its slab.
 fn losses(
     device: Device,
     model: Model,
@@ -64,7 +64,7 @@ fn a_perceptron_trains_as_on_the_cpu() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    // Sizes change and come back: a graph is recorded for those that do.
+    // Sizes change and recur: a graph is recorded for those that recur.
     let batches = [8, 8, 3, 8, 3, 8, 5, 7];
     let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
     let recorded = driver.get("captures");
@@ -111,7 +111,7 @@ fn mixed_precision_trains_as_on_the_cpu() {
         };
         let (expected, _) = train(Device::Cpu);
         let (got, functions) = train(Device::Cuda(0));
-        // What is rounded to bf16 may fall to the other side where sums differ in their last bit.
+        // Sums that differ in their last bit may round to different values of bf16.
         for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
             assert!(
                 (a - b).abs() <= 1e-3 * b.abs(),
@@ -149,8 +149,8 @@ fn lengths_that_never_come_again_are_not_recorded() {
     };
     let counts = || (driver.get("captures"), driver.get("replays"));
     let (captures, replays) = counts();
-    // More lengths than are remembered, round and round: the first is known from then on, which is
-    // that of no rows.
+    // More lengths than are remembered, in turns: only the first, of no rows, is known from then
+    // on.
     (0..3).for_each(|_| (0..12).for_each(&mut run));
     assert_eq!(counts(), (captures + 1, replays + 3));
     (0..4).for_each(|_| run(40));
@@ -236,7 +236,7 @@ fn products_of_halves_train_as_on_the_cpu() {
     }
 }
 
-/// A layer `[4 → 3]`, trained; small enough to be made in every test.
+/// A training program of one layer `[4 → 3]`, small enough to be compiled in every test.
 fn classifier(session: &mut Session, params: &Params) -> (Program<1>, u32) {
     let layer = Linear::new(&params.root() / "head", 4, 3);
     let trace = Trace::training();
@@ -293,7 +293,7 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
     let mut last = 0.0;
     for step in 0..6 {
         let made = driver.get("allocations");
-        // Several steps are under way before anybody looks.
+        // Several steps are pending before a result is read.
         let [loss] = session.run(&train, (&images, &labels)).expect("a step");
         if step > 1 {
             assert_eq!(driver.get("allocations"), made, "step {step}");
@@ -306,7 +306,7 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
     drop(train);
     let planned = session.persistent_bytes().next_multiple_of(256)
         + session.slab_bytes().next_multiple_of(256);
-    // Beside what was planned: the sizes of a run and the record of faults.
+    // Beside the planned bytes: the sizes of a run and the record of faults.
     assert_eq!(driver.get("live_bytes") - before, planned as i64 + 2 * 256);
     drop(session);
     assert_eq!(driver.get("live_bytes"), before);
@@ -354,7 +354,7 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     assert_eq!(values(&session), kept);
-    // From the device: whoever looks next is told, and what runs in between does nothing.
+    // From the device: the next read reports the error, and runs in between do nothing.
     let resident = session
         .upload("labels", &arr1(&wrong))
         .expect("there is room");
@@ -414,7 +414,7 @@ fn what_does_not_fit_is_refused_with_the_bill() {
         );
     }
     drop(session);
-    // The driver refuses, where the limit does not.
+    // The driver refuses although the limit does not.
     driver.set("total", 64 << 20);
     driver.set("maps_pages", 0);
     driver.fail("cuMemAlloc_v2", 0, OUT_OF_MEMORY);

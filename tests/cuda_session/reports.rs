@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Kernels take what the device's clock says, not what the host's does, and of that their share of
-/// the device's rates.
+/// Profiles use the device's clock, not the host's, and report each kernel's share of the device's
+/// rates.
 #[test]
 fn profiles_are_by_the_clock_of_the_device() {
     let Some(driver) = FakeDriver::install() else {
@@ -78,7 +78,7 @@ fn profiles_are_by_the_clock_of_the_device() {
         "{:?}",
         run.steps
     );
-    // No step is waited for by itself.
+    // There is no synchronization per step.
     assert!(calls < 200, "{calls} calls");
 }
 
@@ -170,7 +170,7 @@ fn kernels_are_written_where_a_variable_says() {
         launched += 1;
     }
     assert!(launched >= steps.len() && own.join("prelude.cuh").exists());
-    // A file stands where the folder should be.
+    // The path of the folder is a file.
     let output = plan(&own.join("steps.json"));
     let told = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(

@@ -1,5 +1,5 @@
-//! Tensors without elements: every operation with a length of 0 in each place gives what the
-//! reference evaluator gives, or an error that says what is missing; gradients likewise.
+//! Tensors without elements: every operation with a length of 0 on each axis equals the reference
+//! evaluator, or is an error that names the axis; gradients likewise.
 
 mod models;
 #[path = "../support/mod.rs"]
@@ -110,7 +110,7 @@ fn graph(case: &Case, empty: &str, how: How) -> Result<Graph, String> {
     })
 }
 
-/// What a program gives, planned and dynamic, or the error of its run.
+/// The outputs of a program, planned and dynamic, or the error of its run.
 fn results<const N: usize>(
     graph: &Graph,
     open: &dyn Fn() -> Session,
@@ -164,14 +164,14 @@ fn checked() -> Session {
     })
 }
 
-/// Runs a case with these letters empty; a description of what went wrong.
+/// Runs a case with these letters empty. The error describes the difference.
 fn look(case: &Case, empty: &str, how: How) -> Result<(), String> {
     let (letters, fine) = case.refused.split_once('!').unwrap_or((case.refused, ""));
     let refused = empty.chars().any(|letter| letters.contains(letter))
         && !fine.split(' ').any(|pair| pair == empty);
     let graph = match graph(case, empty, how) {
         Ok(graph) => graph,
-        // What needs a fixed length says so of another.
+        // Operations that need a fixed length refuse another.
         Err(_) if how != How::Fixed => return Ok(()),
         Err(text) if refused && text.contains(file!()) => return Ok(()),
         Err(text) => return Err(format!("refused: {text}")),

@@ -1,5 +1,5 @@
-//! Models, devices, budgets and files with what has no elements; and runs that ask of nothing what
-//! only something has.
+//! Models, devices, budgets and files with tensors without elements; errors of runs that need an
+//! element.
 
 use ndarray::{Array2, ArrayD, arr1};
 use slabwise::nn::{BatchNorm1d, Embedding, LayerNorm, Linear};
@@ -169,7 +169,7 @@ impl Model {
 /// Examples in a batch of such a model.
 const ROWS: usize = 512;
 
-/// What the session holds after some steps of such a model.
+/// The variables after some steps of such a model.
 fn train(open: impl Fn(Session) -> Session, parts: bool) -> Result<Vec<(String, ArrayD<f32>)>> {
     let params = Params::seeded(3);
     let at = params.root();

@@ -27,7 +27,7 @@ const TOLERANCE: f64 = 1e-6;
 struct Function {
     name: String,
     graph: Graph,
-    /// What it is a function of.
+    /// The arguments of the function.
     of: Vec<NodeId>,
     values: Vec<NodeId>,
 }
@@ -244,7 +244,7 @@ fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
 #[test]
 fn every_row_of_the_scalar_table() {
     let mut rng = Rng(1);
-    // These two say what their derivative is, whatever they compute.
+    // These two define their own derivative, independently of their value.
     for &op in ScalarOp::ALL
         .iter()
         .filter(|op| !matches!(op, ScalarOp::Detach | ScalarOp::WithSlope))
@@ -426,7 +426,7 @@ fn indexed(rng: &mut Rng, cases: &mut Vec<Case>) {
     }
 }
 
-/// What is chosen by values: positions have no gradient, the elements at them have.
+/// Selection by values: positions have no gradient, the elements at them have.
 fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
     cases.push(Case::new(
         "a selection",

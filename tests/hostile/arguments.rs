@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{example, refused, slabwise};
 
-/// What is no number of anything.
+/// Texts that are no count.
 const NO_COUNT: [&str; 8] = [
     "0",
     "-1",
@@ -154,7 +154,7 @@ fn inputs_and_outputs_that_are_not_there_are_named() {
     }
 }
 
-/// Whatever is quoted, a message stays a message.
+/// A message stays a message, independently of the text that it quotes.
 #[test]
 fn endless_and_invisible_values_are_not_echoed() {
     let (long, hidden) = ("x".repeat(100_000), "a\u{1b}[2Jb\u{7}c\u{202e}d");

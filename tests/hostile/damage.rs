@@ -29,7 +29,7 @@ impl Random {
     }
 }
 
-/// What stands where a number should.
+/// Texts in the place of a number.
 const VALUES: [&str; 22] = [
     "18446744073709551615",
     "18446744073709551616",
@@ -69,7 +69,7 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
                 }
             }
         }
-        // Something between two bytes: depth, length, what is no text, what cannot be seen.
+        // Bytes inserted between two others: depth, length, invalid text, invisible characters.
         4 | 5 => {
             let at = random.below(bytes.len());
             let added = [
@@ -163,7 +163,7 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A gzipped file after the `n`-th accident: to what it holds, or to itself.
+/// A gzipped file after the `n`-th damage, to its content or to the file itself.
 pub fn packed(file: &[u8], n: u64) -> Vec<u8> {
     if n.is_multiple_of(2) {
         gzip(&text(file, n / 2))

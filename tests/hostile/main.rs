@@ -1,7 +1,7 @@
-//! Files and command lines that nobody tuned for: a hundred damaged files of each kind that is
-//! read, a hundred command lines with values that make no sense, and outputs in places that are not
-//! plain files. Each ends soon, with 1 or 2, and says what is wrong in a few lines; or it was
-//! harmless, and what was read is sound.
+//! Hostile files and command lines: a hundred damaged files of each kind, a hundred command lines
+//! with values that make no sense, and outputs to places that are not plain files. Each command
+//! ends soon, with 1 or 2 and an error of a few lines; or the damage was harmless, and the values
+//! read are sound.
 #![cfg(all(feature = "cli", feature = "cuda", unix))]
 
 mod arguments;
@@ -32,8 +32,8 @@ fn slabwise() -> Command {
     command
 }
 
-/// An example's program, if it was built: all are before the tests run, unless a single test is
-/// asked for.
+/// An example's program, if it was built. All are built before the tests run, unless a single test
+/// is selected.
 fn example(name: &str) -> Option<Command> {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_slabwise"))
         .with_file_name("examples")
@@ -89,8 +89,7 @@ fn waited(child: &mut Child) -> Option<std::process::ExitStatus> {
     }
 }
 
-/// What is wrong with a message, if anything is; `names` is the file or the option that it must
-/// name.
+/// The faults of a message; `names` is the file or the option that it must name.
 fn faults(message: &str, names: &str) -> Vec<&'static str> {
     let lower = message.to_lowercase();
     let checks = [

@@ -271,7 +271,7 @@ fn a_dash_is_stdout_and_the_report_goes_elsewhere() {
     assert!(!Path::new("-").exists(), "no file of that name");
 }
 
-/// Nothing is replaced here: the device only refuses what is written to it.
+/// Nothing is replaced here: the device only refuses writes.
 #[test]
 fn a_stdout_that_is_full_is_noticed() {
     let full = || {
@@ -297,7 +297,7 @@ fn a_stdout_that_is_full_is_noticed() {
             "{arguments:?}"
         );
     }
-    // What cannot be told has its exit code all the same.
+    // The exit code is right even if the error cannot be printed.
     let status = slabwise()
         .args(["pack", "nowhere.csv"])
         .stderr(full())

@@ -1,4 +1,4 @@
-//! A global allocator that counts what any thread of a test program asks for.
+//! A global allocator that counts the requests of all threads of a test program.
 //!
 //! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator
 //! cannot be written without it.
@@ -13,7 +13,7 @@ struct Counting;
 /// Calls that gave or moved memory, and calls that gave it back.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
-/// Bytes that are out, and the most there were since somebody looked.
+/// Live bytes, and their maximum since the last reset.
 static LIVE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 

@@ -1,4 +1,4 @@
-//! Arrays of the reference evaluator as what sessions take and give.
+//! Conversions between arrays of the reference evaluator and inputs and outputs of sessions.
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};

@@ -1,4 +1,4 @@
-//! What several test binaries share.
+//! Helpers that several test binaries share.
 #![allow(dead_code)] // each binary uses a part of it
 
 pub mod arrays;

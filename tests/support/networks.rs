@@ -1,4 +1,4 @@
-//! Small networks to train, and what training leaves behind.
+//! Small networks to train, and the results of training.
 
 use ndarray::{Array1, Array2, Axis, Slice};
 use slabwise::nn::Linear;
@@ -17,7 +17,7 @@ pub fn quick() -> CompileOptions {
     options
 }
 
-/// What training a network leaves behind.
+/// The results of training a network.
 pub struct Trained {
     pub losses: Vec<u32>,
     pub weights: Vec<(String, Vec<u32>)>,
@@ -27,7 +27,7 @@ pub struct Trained {
 
 pub const WIDTH: usize = 64;
 
-/// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
+/// The function behind a layer: tanh, or as a number selects it an activation, a residual, dropout.
 pub fn behind<'t>(
     seed: Option<usize>,
     layer: usize,
@@ -77,7 +77,7 @@ pub fn train_on(
     })
 }
 
-/// Trains by what `model` says of the inputs and labels of a trace.
+/// Trains with the loss that `model` makes of the inputs and labels of a trace.
 pub fn learn(
     open: impl FnOnce(Session) -> Session,
     params: Params,
@@ -134,7 +134,7 @@ fn learn_on(
     })
 }
 
-/// What these networks are trained on.
+/// The data that these networks are trained on.
 pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
     let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| {
         ((i * 37 + j * 11) % 23) as f32 / 23.0

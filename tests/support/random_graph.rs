@@ -1,8 +1,8 @@
 //! Random graphs: of every kind of operation and every type, with a bounded batch, whose values
 //! stay near 1.
 //!
-//! Two implementations that round differently still agree about them closely: what jumps
-//! (comparisons, rounding, positions) is applied only to values that have no rounding in them.
+//! Two implementations that round differently still agree closely, because discontinuous operations
+//! (comparisons, rounding, positions) are applied only to values without rounding.
 
 mod structural;
 
@@ -41,7 +41,7 @@ impl RandomGraph {
     }
 
     /// The same where lengths of 0 and 1 are as likely as others: of inputs, parameters, slices and
-    /// what is repeated.
+    /// repeated values.
     pub fn short(seed: u64, size: usize) -> RandomGraph {
         RandomGraph::made(seed, size, true)
     }
@@ -110,7 +110,7 @@ impl RandomGraph {
     }
 }
 
-/// What is known of a node.
+/// Facts about a node.
 #[derive(Clone, Copy)]
 struct Known {
     /// The largest magnitude.
@@ -558,7 +558,7 @@ impl Maker {
         Some(())
     }
 
-    /// What a person might write, and a simplifier take away.
+    /// A redundant expression that a person might write and a simplifier removes.
     fn redundant(&mut self) -> Option<()> {
         let x = self.float()?;
         let dims = self.g.dims(x).clone();

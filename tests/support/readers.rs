@@ -1,4 +1,4 @@
-//! The readers of files that others make, each as a function of bytes: what is read is sound, or
+//! The readers of foreign files, each as a function of bytes: a file is read as a sound value, or
 //! refused. Fuzz targets and tests call the same functions.
 
 use std::path::Path;
@@ -21,7 +21,7 @@ use slabwise_planner::remat_graph::RematGraph;
 pub struct Reader {
     /// Its name, which is that of its folder and its fuzz target.
     pub name: &'static str,
-    /// Reads; panics if what was accepted is unsound.
+    /// Reads; panics if an accepted file is unsound.
     pub read: fn(&[u8]) -> Result<(), String>,
     /// Bytes of memory for a byte of the file, at most.
     #[allow(dead_code, reason = "fuzz targets leave memory to the fuzzer's limits")]
@@ -33,8 +33,8 @@ pub struct Reader {
 
 const MIB: u64 = 1 << 20;
 
-/// All of them. What an IDX file's header declares is reserved up to 64 MiB before any of it is
-/// there; gzip packs a thousand to one.
+/// All of them. The size in the header of an IDX file is reserved up to 64 MiB before any data is
+/// read; gzip packs a thousand to one.
 pub const READERS: &[Reader] = &[
     Reader {
         name: "trace",
@@ -108,7 +108,7 @@ fn trace(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What `slabwise plan --json` writes.
+/// The output of `slabwise plan --json`.
 fn plan(bytes: &[u8]) -> Result<(), String> {
     let plan = PlanFile::read(str::from_utf8(bytes).map_err(|e| e.to_string())?)?;
     assert!(plan.buffers.iter().all(|row| row.start <= row.end && row.offset.checked_add(row.occupied_bytes).is_some()));

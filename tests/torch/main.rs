@@ -1,6 +1,7 @@
-//! Small versions of the built-in models against what PyTorch computed (`tests/data/record.py`):
-//! weights load under PyTorch's names, and outputs, gradients, running statistics and ten training
-//! steps agree. The models of the usual benchmarks as they are are in `full.rs`.
+//! Small versions of the built-in models against recorded results of PyTorch
+//! (`tests/data/record.py`): weights load under PyTorch's names, and outputs, gradients, running
+//! statistics and ten training steps agree. `full.rs` has the models of the usual benchmarks at
+//! full size.
 
 mod full;
 mod points;
@@ -23,7 +24,7 @@ fn path(name: &str, part: &str) -> PathBuf {
         .join(format!("tests/data/torch/{name}.{part}.safetensors"))
 }
 
-/// What was recorded of a model.
+/// The recorded case of a model.
 struct Case {
     name: &'static str,
     file: File,
@@ -163,7 +164,7 @@ fn check(
         case.assert_close(&format!("grad.{}", param.name()), &gradient, 1e-3);
     }
 
-    // Ten steps, and what they leave behind.
+    // Ten steps, and the variables after them.
     let (mut session, model, declared) = open();
     let trace = Trace::training();
     let loss = loss(input(&trace, &x).apply(&*model), &y);
@@ -299,7 +300,7 @@ fn single_layers() {
     });
 }
 
-/// What PyTorch names otherwise or shapes otherwise is told all at once, and changes nothing.
+/// All tensors with other names or shapes in PyTorch are reported at once, and nothing changes.
 #[test]
 fn weights_of_another_model_are_refused() {
     let params = Params::seeded(0);

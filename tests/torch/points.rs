@@ -1,7 +1,6 @@
 //! Single operations, losses and norms at special numbers (NaN, infinities, zeros, denormals,
-//! bounds, ties, saturation, overflow) against what PyTorch gives there, values and gradients.
-//! Where this library decides otherwise, `docs/numerics.md` says so, and the table at the end has
-//! what it gives instead.
+//! bounds, ties, saturation, overflow) against PyTorch, values and gradients. Where this library
+//! decides otherwise, `docs/numerics.md` says so, and the table at the end has its results.
 
 use slabwise::nn::{BatchNorm1d, Module, RmsNorm};
 use slabwise::prelude::*;
@@ -97,7 +96,7 @@ const CASES: &[(&str, Build)] = &[
     }),
 ];
 
-/// Case, tensor, arguments (one list each), and what this library gives.
+/// Case, tensor, arguments (one list each), and the result of this library.
 type Difference = (
     &'static str,
     &'static str,
@@ -105,7 +104,7 @@ type Difference = (
     &'static [f32],
 );
 
-/// Where this library gives something else, and what.
+/// The differences of this library from PyTorch.
 #[rustfmt::skip]
 const OTHERWISE: &[Difference] = &[
     // No number has no sign.
@@ -127,7 +126,7 @@ const OTHERWISE: &[Difference] = &[
     ("logsumexp", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[0.5, 0.0, 0.5, 0.0]),
     ("logsumexp", "d0", &[&[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0]], &[0.032_058_6, 0.087_144_315, 0.236_882_8, 0.643_914_2]),
     ("logsumexp", "d0", &[&[1e4, 1e4, -1e4, 0.0]], &[0.5, 0.5, 0.0, 0.0]),
-    // A product of pairs, in another order; the gradient takes zeros apart, and what is left is not
+    // A product of pairs, in another order; the gradient separates zeros, and the rest is not
     // finite.
     ("prod", "value", &[&[MAX, -MAX, 0.0, 0.0]], &[0.0]),
     ("prod", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
@@ -148,8 +147,7 @@ const OTHERWISE: &[Difference] = &[
     ("batch_norm", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
     ("batch_norm", "value", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
     ("batch_norm", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
-    // Equal numbers have no variance, however large; ±1.34 and ±0.45 is what the last row is,
-    // normalised.
+    // Equal numbers have no variance, however large; ±1.34 and ±0.45 are the normalized last row.
     ("batch_norm", "value", &[&[MAX, MAX, MAX, MAX]], &[0.0; 4]),
     ("batch_norm", "d0", &[&[MAX, MAX, MAX, MAX]], &[-474.341_67, -158.113_89, 158.113_89, 474.341_67]),
     ("layer_norm", "value", &[TEN_MILLIONS], EXACT),

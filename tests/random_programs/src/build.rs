@@ -14,7 +14,7 @@ use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Una
 /// Names of inputs, in the order in which a program declares them.
 pub const INPUTS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// What the programs of a case share.
+/// Parameters and states that the programs of a case share.
 pub struct Model {
     /// Where parameters are declared.
     pub params: Params,

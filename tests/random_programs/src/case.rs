@@ -1,4 +1,4 @@
-//! A case as plain data: programs as lists of statements, what they are run with, and how.
+//! A case as plain data: programs as lists of statements, their data, and the way they are run.
 
 use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
@@ -10,7 +10,8 @@ pub enum Axis {
     Fixed(usize),
     /// A named dimension, by its position among the [dimensions](Case::dims) of the case.
     Named(usize),
-    /// `-1`: what follows from the others in a reshape, the length there is in an expansion.
+    /// `-1`: the length that follows from the others in a reshape, or the existing length in an
+    /// expansion.
     Open,
 }
 
@@ -62,7 +63,7 @@ methods! {
 }
 
 methods! {
-    /// What folds axes.
+    /// Reductions over axes.
     Fold:
     Sum "sum", Prod "prod", Max "max", Min "min", Mean "mean", Any "any", All "all", ArgMax "argmax", ArgMin "argmin",
 }
@@ -82,7 +83,7 @@ methods! {
     Clipped "Sgd::new(0.05).clip_norm(1.0)", ClippedValues "Sgd::new(0.05).clip_value(0.5)", Averaged "Sgd::new(0.05).ema(0.5)",
 }
 
-/// What a statement does; its operands are earlier statements.
+/// The operation of a statement; its operands are earlier statements.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the methods of slabwise, by their names
 pub enum Op {
@@ -94,7 +95,7 @@ pub enum Op {
     },
     /// A parameter, by its position among those of the case.
     Param(usize),
-    /// What a state holds, by its position among those of the case.
+    /// The value of a state, by its position among those of the case.
     State(usize),
     Full {
         value: f32,
@@ -218,7 +219,7 @@ pub enum Op {
 /// One line of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// Its operands: positions of earlier statements.
     pub args: Vec<usize>,
@@ -241,7 +242,7 @@ pub struct Learn {
 pub struct Program {
     /// Its lines.
     pub statements: Vec<Statement>,
-    /// Positions of what it gives.
+    /// Positions of its outputs.
     pub outputs: Vec<usize>,
     /// Whether its trace is for training.
     pub training: bool,
@@ -258,7 +259,7 @@ pub struct Program {
 pub struct Param {
     /// Its shape.
     pub dims: Vec<usize>,
-    /// What is everywhere in it at first; random numbers if there is none.
+    /// The initial value of all its elements; random numbers if there is none.
     pub value: Option<f32>,
 }
 

@@ -79,7 +79,8 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         let training = rng.one_in(2);
         let learns = training && !case.programs.iter().any(|p: &Program| p.learn.is_some());
         let most = (size_max / count).max(3);
-        // Small ones are likelier: they are quick, and what is found in them is easy to understand.
+        // Small ones are likelier, because they are quick and findings in them are easy to
+        // understand.
         let size = (1 + rng.below(most)).min(1 + rng.below(most));
         let scratch = case.clone();
         let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
@@ -205,7 +206,7 @@ impl<'a> Maker<'a> {
         let tame = fact.low <= fact.high
             && fact.bound() < 1e6
             && (fact.dtype.is_float() || fact.bound() < 1e5);
-        // What is far from 1 loses digits when it is subtracted.
+        // Numbers far from 1 lose digits when they are subtracted.
         if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
             return None;
         }

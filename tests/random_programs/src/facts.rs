@@ -1,5 +1,4 @@
-//! What is known of a value before a program runs: its type, its shape, and between which numbers
-//! it lies.
+//! Facts about a value before a program runs: its type, its shape, and bounds of its numbers.
 
 use std::collections::HashMap;
 
@@ -12,8 +11,8 @@ use crate::case::{Axis, Case};
 pub enum Unknown {
     /// A named dimension.
     Named(usize),
-    /// The number of true elements of the mask that this statement is, or what this statement alone
-    /// finds.
+    /// The data-dependent length of this statement: the number of true elements of a mask, or a
+    /// length of its own.
     Found(usize),
 }
 
@@ -136,7 +135,7 @@ impl Len {
     }
 }
 
-/// What is known of a value.
+/// Facts about a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fact {
     /// Its type.
@@ -209,7 +208,7 @@ pub fn lane(dtype: DType) -> DType {
     }
 }
 
-/// What shapes are resolved by: named dimensions, and how long lengths that a run finds can be.
+/// The dimensions that shapes refer to: named ones, and bounds of data-dependent ones.
 pub struct Scope<'a> {
     /// The case, for its dimensions, parameters and states.
     pub case: &'a Case,

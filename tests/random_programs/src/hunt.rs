@@ -1,4 +1,4 @@
-//! Draws cases for a time, in several threads, and reports what is found.
+//! Draws cases for a time, in several threads, and reports findings.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,8 +18,8 @@ use crate::run::{Witness, execute, reference};
 use crate::setup::Setup;
 use crate::shrink::{Trial, shrink};
 
-/// How long a case may take: seconds of its thread's processor time where the system tells it, else
-/// of the clock; and of the clock at any rate, for what waits for ever.
+/// The time limit of a case, in seconds: processor time of its thread where the system reports it,
+/// else wall time. Cases that wait for ever are ended by wall time.
 const CASE_MAX: f64 = 20.0;
 const WAIT_MAX: f64 = 120.0;
 /// How long one finding is shrunk at most.
@@ -27,7 +27,7 @@ const SHRINK_MAX: Duration = Duration::from_secs(20);
 /// Bytes of a worker's stack.
 const STACK: usize = 64 << 20;
 
-/// What to hunt.
+/// Options of a hunt.
 #[derive(Clone, Debug)]
 pub struct Hunt {
     /// Where all cases come from.
@@ -40,7 +40,7 @@ pub struct Hunt {
     pub threads: usize,
     /// Most statements of a case, about.
     pub max_size: usize,
-    /// A file that always holds the seeds of the cases under way, for what ends the process.
+    /// A file that always holds the seeds of the running cases, in case one ends the process.
     pub trail: Option<PathBuf>,
     /// Whether progress is printed.
     pub loud: bool,
@@ -53,7 +53,7 @@ pub struct Report {
     pub seed: u64,
     /// How often the like was found.
     pub times: u64,
-    /// What is wrong.
+    /// The fault.
     pub finding: Finding,
     /// The smallest case found in which it is.
     pub trial: Trial,
@@ -61,12 +61,12 @@ pub struct Report {
     pub program: String,
 }
 
-/// What a hunt came to.
+/// The results of a hunt.
 #[derive(Clone, Debug, Default)]
 pub struct Bag {
     /// How much was done.
     pub counts: Counts,
-    /// What was found, one for each likely cause.
+    /// Findings, one for each likely cause.
     pub reports: BTreeMap<String, Report>,
 }
 
@@ -137,7 +137,7 @@ struct Shared {
     next: AtomicU64,
     stop: AtomicBool,
     bag: Mutex<Bag>,
-    /// What each worker does.
+    /// The case that each worker runs.
     under_way: Vec<Mutex<Option<UnderWay>>>,
 }
 
@@ -146,7 +146,7 @@ struct Shared {
 struct UnderWay {
     seed: u64,
     since: Instant,
-    /// Where the system tells the processor time of the thread, and what it was at the start.
+    /// The file with the processor time of the thread, and its value at the start.
     clock: Option<(PathBuf, f64)>,
 }
 
@@ -269,7 +269,7 @@ impl Hunt {
                     .iter()
                     .filter_map(|s| locked(s).as_ref().map(|case| case.seed.to_string()))
                     .collect();
-                // A trail that cannot be written is missed only by someone who needs it.
+                // A trail that cannot be written does not stop the hunt.
                 drop(std::fs::write(trail, all.join("\n")));
             }
         };

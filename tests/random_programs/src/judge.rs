@@ -1,4 +1,4 @@
-//! Compares what a case gives, run in several ways and by the reference evaluator.
+//! Compares the results of a case, run in several ways and by the reference evaluator.
 
 use slabwise::reference::{Array, Precision};
 
@@ -8,7 +8,7 @@ use crate::rules::facts;
 use crate::run::{Failure, Outcome, Witness, execute, reference};
 use crate::setup::Setup;
 
-/// What is wrong.
+/// The fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
     /// It failed as no valid program may.
@@ -21,17 +21,17 @@ pub enum Fault {
     Reference(String),
 }
 
-/// What was found, and how to see it again.
+/// A fault, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
     /// The way of running in which it shows; the default if it shows there.
     pub setup: Setup,
 }
 
 impl Finding {
-    /// Equal for what is most likely one cause.
+    /// A text that is equal for findings with the same likely cause.
     pub fn signature(&self) -> String {
         // Numbers, and names in quotes, differ from case to case.
         let short = |text: &str| -> String {
@@ -46,7 +46,7 @@ impl Finding {
                 format!("panic {}", text.rsplit(" at ").next().unwrap_or_default())
             }
             Fault::Failed(Failure::Internal(text)) => {
-                // What is wrong stands at the end, behind the name of a task.
+                // The fault is at the end, behind the name of a task.
                 let bare = short(text);
                 let words: Vec<&str> = bare.split_whitespace().collect();
                 format!(
@@ -75,7 +75,7 @@ impl Finding {
         }
     }
 
-    /// What is wrong, as text.
+    /// The fault as text.
     pub fn text(&self) -> String {
         let text = match &self.fault {
             Fault::Failed(Failure::Panic(text)) => format!("panic: {text}"),
@@ -141,7 +141,7 @@ fn documented(case: &Case, setup: &Setup, failure: &Failure) -> bool {
         Failure::Budget(_) => setup.budget.is_some(),
         // Infinity is no index, and bounds of numbers say nothing of it.
         Failure::Data(_) if case.odd_numbers => true,
-        // The largest of no elements: what is found may be nothing, and so may a batch.
+        // The maximum of no elements: a data-dependent length may be 0, and so may a batch.
         Failure::Data(text) | Failure::Refused(text) | Failure::Other(text) => {
             empty(text) && may_fold_nothing(case)
         }
@@ -268,7 +268,7 @@ pub fn mentions(op: &Op, dim: usize) -> bool {
     }
 }
 
-/// What is wrong with a case, run in these ways beside the default.
+/// The first fault of a case, run in these ways beside the default.
 pub fn judge(case: &Case, setups: &[Setup], counts: &mut Counts) -> Option<Finding> {
     judge_planted(case, setups, counts, &|_, _, _| {})
 }
@@ -323,7 +323,7 @@ pub fn judge_planted(
         }
     }
     for setup in setups {
-        // What is rounded differently cannot be compared where a rounding decides.
+        // Results that are rounded differently cannot be compared where a rounding decides.
         if case.odd_numbers && setup.rounds() {
             continue;
         }
@@ -471,8 +471,8 @@ impl Oracle<'_> {
         Ok(self.single.get_or_insert_default())
     }
 
-    /// How one outcome differs from what the reference says, where that is well conditioned: where
-    /// single and double precision of the reference itself are apart, a difference says nothing.
+    /// The difference of an outcome from the reference, where that is well conditioned: where
+    /// single and double precision of the reference itself differ, a difference means nothing.
     fn differs(&mut self, outcome: &Outcome) -> Result<Option<String>, slabwise::reference::Fault> {
         let single = self.single()?;
         if compare(outcome, single, first_far).is_none() {

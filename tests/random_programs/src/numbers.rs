@@ -1,4 +1,4 @@
-//! What elementwise statements do to types and bounds.
+//! Types and bounds of the results of elementwise statements.
 
 use slabwise::DType;
 
@@ -89,7 +89,7 @@ fn cast(to: DType, x: &Fact) -> Fact {
     match to {
         DType::F32 | DType::F16 | DType::BF16 => {
             let rounds = to != DType::F32 && (x.bound() > 256.0 || x.dtype.is_float());
-            // Rounding an exact number is exact; what is known of it widens a little.
+            // Rounding an exact number is exact; its bounds widen a little.
             if rounds {
                 fact.within(x.low - x.bound() * 0.01, x.high + x.bound() * 0.01)
             } else {

@@ -1,5 +1,5 @@
-//! The shape rules of the statements, written from the documentation: what is valid, and what is
-//! known of the result.
+//! The shape rules of the statements, written from the documentation: the valid statements, and
+//! facts about their results.
 //!
 //! They judge slabwise too: a program that they accept and `compile` refuses is a finding, and so
 //! is an output of another shape.
@@ -10,7 +10,7 @@ use crate::case::{Axis, Fold, Layer, Op, Program, Statement, Unary};
 use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::numbers;
 
-/// What is known of each statement of a program; `None` if the program is not valid.
+/// Facts about each statement of a program; `None` if the program is not valid.
 pub fn facts(program: &Program, scope: &mut Scope<'_>) -> Option<Vec<Fact>> {
     let mut facts: Vec<Fact> = Vec::with_capacity(program.statements.len());
     for (at, statement) in program.statements.iter().enumerate() {
@@ -24,7 +24,7 @@ pub fn facts(program: &Program, scope: &mut Scope<'_>) -> Option<Vec<Fact>> {
     Some(facts)
 }
 
-/// What is known of a statement's value, if it is valid.
+/// Facts about a statement's value; `None` if it is not valid.
 pub fn infer(
     at: usize,
     statement: &Statement,
@@ -193,7 +193,7 @@ pub fn infer(
         (Op::Keep, [x]) => (*x).clone(),
         (Op::Gradient, [of, wrt]) => {
             (of.dtype == DType::F32 && wrt.dtype.is_float()).then(|| {
-                // What a mean over nothing has as gradient is not a number.
+                // The gradient of a mean over no elements is not a number.
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
             })?
         }
@@ -230,7 +230,7 @@ fn flows(op: &Op) -> bool {
     }
 }
 
-/// What of a value follows from its operands, whatever the statement.
+/// Adds the facts that follow from the operands of any statement.
 fn inherit(mut fact: Fact, op: &Op, args: &[&Fact]) -> Fact {
     let through = fact.dtype.is_float() && flows(op);
     let makes = matches!(op, Op::Param(_)) || matches!(op, Op::Layer { .. });
@@ -320,7 +320,7 @@ fn folded(
         Fold::Mean => true,
         _ => logic == (x.dtype == DType::Bool) && x.dtype != DType::U8,
     };
-    // Nothing has no largest element, and what a mean of nothing is differs between libraries.
+    // No elements have no maximum, and the mean of no elements differs between libraries.
     let needs_one = matches!(
         fold,
         Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin | Fold::Mean
@@ -522,7 +522,7 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
     }
 }
 
-/// Whether a number may be what a shape has open.
+/// The position of the open (`-1`) length of a shape.
 pub(crate) fn open_at(shape: &[Axis]) -> Option<usize> {
     shape.iter().position(|a| *a == Axis::Open)
 }

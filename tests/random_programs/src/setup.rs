@@ -68,10 +68,10 @@ pub enum Feed {
     Donated,
 }
 
-/// What the planner may spend under a budget.
+/// The planner's effort under a budget.
 pub const EFFORT: u64 = 20_000;
 
-/// How a case is compiled and run. The default is what everything is compared with.
+/// How a case is compiled and run. All others are compared with the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// Changes of the options.
@@ -92,7 +92,7 @@ pub struct Setup {
     pub anew: bool,
     /// Weights and state saved after the first run, and loaded by another session.
     pub reload: bool,
-    /// Each program in a session of its own; only where none changes what another reads.
+    /// Each program in its own session; only where none changes a variable that another reads.
     pub alone: bool,
 }
 
@@ -123,7 +123,7 @@ impl Setup {
     pub fn options(&self) -> CompileOptions {
         let mut options = CompileOptions::default();
         if self.budget.is_some() {
-            // The search for what to run again under a budget takes what it is given, and there are
+            // The search for recomputation under a budget uses all of its effort, and there are
             // many programs.
             options.planner.effort = EFFORT;
         }
@@ -131,7 +131,7 @@ impl Setup {
         options
     }
 
-    /// What differs from the default, in a few words.
+    /// The differences from the default, in a few words.
     pub fn describe(&self) -> String {
         let mut parts: Vec<String> = self.switches.iter().map(|s| s.text().to_string()).collect();
         let mut say = |on: bool, text: String| on.then(|| parts.push(text));

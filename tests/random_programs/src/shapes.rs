@@ -6,7 +6,7 @@ use crate::case::{Axis, Op, Statement};
 use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::rules::{floats_alike, open_at};
 
-/// What is known of a statement's value, if it is valid.
+/// Facts about a statement's value; `None` if it is not valid.
 pub fn infer(
     at: usize,
     statement: &Statement,
@@ -16,7 +16,7 @@ pub fn infer(
     let op = &statement.op;
     let viewed = |x: &Fact, dims: Vec<Len>| Fact { dims, ..x.clone() };
     let is_index = |x: &Fact, limit: Len| {
-        // In range at every length: all that is sure is what holds at the least.
+        // In range at every length, that is, at the smallest one.
         matches!(x.dtype, DType::I32 | DType::U8)
             && x.exact
             && x.low >= 0.0

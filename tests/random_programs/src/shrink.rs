@@ -1,4 +1,4 @@
-//! Makes a case smaller for as long as what is wrong with it stays wrong.
+//! Makes a case smaller while it has the same fault.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ pub struct Trial {
 }
 
 impl Trial {
-    /// Smaller is better: programs, statements, outputs, elements, and then what differs from the
+    /// Smaller is better: programs, statements, outputs, elements, then differences from the
     /// default.
     fn weight(&self) -> (usize, usize, usize) {
         let case = &self.case;
@@ -106,7 +106,7 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
                         && holds(trial)
                 });
                 let Some((at, trial)) = next else { break };
-                // What was refused before stays refused, most likely.
+                // Steps that were refused before will most likely be refused again.
                 from = at;
                 best = trial;
             }
@@ -214,7 +214,7 @@ fn extras(trial: &Trial) -> Vec<Trial> {
     list
 }
 
-/// Without these statements, and whatever needs them.
+/// Removes these statements and all that depend on them.
 fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
     let n = p.statements.len();
     let mut to: Vec<Option<usize>> = vec![None; n];
@@ -269,7 +269,7 @@ fn blocks(trial: &Trial) -> Vec<Trial> {
             }
             length /= 2;
         }
-        // What nothing needs.
+        // Removes unused statements.
         list.push(with(trial, |t| {
             without(&mut t.case.programs[at], |i| !needed(program).contains(&i))
         }));
@@ -305,8 +305,7 @@ fn statements(trial: &Trial) -> Vec<Trial> {
     })
 }
 
-/// A statement left out, whose users take an earlier value of its type and shape, or its operand
-/// whatever that is.
+/// Removes a statement; its users read an earlier value of its type and shape, or its operand.
 fn bypasses(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
@@ -351,8 +350,7 @@ fn redirect(p: &mut Program, from: usize, to: usize) {
     p.learn.iter_mut().for_each(|l| change(&mut l.loss));
 }
 
-/// A statement that becomes an input of its type and shape; what the case has beside its programs
-/// left out.
+/// Replaces a statement by an input of its type and shape; removes the other contents of the case.
 fn sources(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {

@@ -1,11 +1,12 @@
-//! What random programs found, by hand: each failed before it was mended.
+//! Findings of random programs, rewritten by hand; each failed before its fix.
 
 use ndarray::{Array1, Array2, arr1};
 use slabwise::Error;
 use slabwise::prelude::*;
 
 /// Parts of a concatenation are written in the order of their kernels. A state that one of them
-/// reads and another one sets has to be copied at the end, lest each waits for the other.
+/// reads and another one sets has to be copied at the end, because otherwise they depend on each
+/// other.
 #[test]
 fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
     let trace = Trace::inference();
@@ -91,8 +92,8 @@ fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
     Ok(())
 }
 
-/// What is folded over axes without elements has results all the same, and their registers have
-/// room for them: nothing beside them is written.
+/// Reductions over axes without elements have results too, and registers with room for them: no
+/// other memory is written.
 #[test]
 fn folds_of_nothing_write_their_results_alone() -> Result<()> {
     for n in [1, 6, 100, 1000] {

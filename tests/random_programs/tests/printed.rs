@@ -1,6 +1,6 @@
-//! Printed programs compile and run: `printed/programs.inc` holds some, between them with every
-//! kind of statement, and is what is printed today. `REPRINT=1 cargo test -p
-//! slabwise-random-programs --test printed` writes it anew.
+//! Printed programs compile and run: `printed/programs.inc` holds some, which together have every
+//! kind of statement, and equals the current output of the printer. `REPRINT=1 cargo test -p
+//! slabwise-random-programs --test printed` rewrites it.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;

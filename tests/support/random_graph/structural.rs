@@ -224,8 +224,7 @@ impl Maker {
         Some(())
     }
 
-    /// Boxes that stay. Corners in any order: what the overlap of such boxes is, is defined as
-    /// well.
+    /// Boxes that stay. Corners in any order, because the overlap of such boxes is defined as well.
     pub(super) fn suppress(&mut self) -> Option<()> {
         let fits = |g: &Graph, id: NodeId, known: Known| {
             known.exact && g.dtype(id) == DType::F32 && g.dims(id).len() == 2 && g.dims(id)[1].is(4)
@@ -306,7 +305,7 @@ impl Maker {
         let (axis, mut dims) = self.indexed(x)?;
         let shape = self.g.dims(x).clone();
         let (index, _) = self.index(&shape);
-        // (Into an axis of any length: what there is to add has indices below LIMIT.)
+        // (Into an axis of any length, because the added elements have indices below LIMIT.)
         dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
         let node = self
             .g

@@ -687,7 +687,7 @@ impl Maker<'_> {
                     .all(|d| d.least() > 0 || d.as_fixed().is_none())
         })?;
         let wrt = self.find(|f| float(f) && f.smooth)?;
-        // What lengths of 0 make of a mean is no number: not here.
+        // The mean over a length of 0 is no number, so none is drawn here.
         let open = self.fact(of).dims.iter().any(|d| d.as_fixed().is_none());
         let zeros = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
         if open && (zeros || self.fact(of).dims.iter().any(|d| self.axis(*d).is_none())) {
