@@ -10,7 +10,7 @@ use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use support::networks::{Trained, WIDTH, behind, learn, train};
 
-/// Layers with an activation and a mask each.
+/// Layers with an activation and a dropout mask each.
 fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
     layers
         .iter()
@@ -180,8 +180,8 @@ fn train_normed(
     )
 }
 
-/// Trains layers whose activations each move an average of them, which the kernel that makes the
-/// activation does.
+/// Trains layers with a running average of each activation, updated by the kernel that computes the
+/// activation.
 fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers)
@@ -210,8 +210,8 @@ fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) 
     )
 }
 
-/// The budgets of `percents` that are kept, each with the same bits as without, and how many
-/// kernels run again for that.
+/// The budgets of `percents` that are met, each with the same bits as without, and the number of
+/// recomputed kernels.
 fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (usize, usize) {
     let all = train(Budget::Unlimited).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -316,8 +316,8 @@ fn normed<'t>(x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)) -> Tensor<'t>
     x.apply(conv).apply(norm)
 }
 
-/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool` makes
-/// one of each image's points.
+/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool`
+/// reduces each image to one point.
 fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) -> Result<Trained> {
     const BATCH: usize = 256;
     const CHANNELS: usize = 8;

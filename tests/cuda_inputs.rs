@@ -1,5 +1,5 @@
-//! Batches on their way to a CUDA device while steps before theirs are at work: the same results,
-//! in memory that is planned.
+//! Prefetch of batches to a CUDA device while earlier steps run: the same results, in planned
+//! memory.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -12,7 +12,7 @@ use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 64;
 
-/// A session with slots, and a program that trains a small network.
+/// A session with a prefetch queue, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let layers = dense(&params, 3);
@@ -21,7 +21,7 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     Ok((session, program))
 }
 
-/// A session whose memory is taken as it is needed.
+/// A session that takes memory on demand.
 fn bare(params: Params) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -194,7 +194,7 @@ fn a_wrong_batch_fails_in_its_turn() {
         return;
     };
     let mut wrong = batches(BATCH, &[BATCH, 32, BATCH, BATCH, 16]);
-    // One with a shape that does not fit, one with a label out of range.
+    // One has a shape that does not fit, one a label out of range.
     wrong[1].0 = Array2::zeros((32, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
@@ -234,7 +234,7 @@ fn a_wrong_batch_fails_in_its_turn() {
     }
 }
 
-/// A program whose input is a mebibyte and more, and sums it with a weight.
+/// A program that sums an input of more than a mebibyte, scaled by a weight.
 fn large(budget: Budget) -> (Session, Program<1>) {
     let params = Params::seeded(1);
     let scale = params.root().param("scale", (1,), Init::Constant(2.0));
@@ -247,7 +247,7 @@ fn large(budget: Budget) -> (Session, Program<1>) {
     (session, program)
 }
 
-/// The bytes of the large input, as it waits.
+/// The bytes of the large input in its staging buffer.
 const LARGE: u64 = 1100 * 256 * 4;
 
 #[test]
@@ -287,7 +287,7 @@ fn large_inputs_on_their_way_are_planned_bytes() {
             program.plan()
         );
         let whole = held(&session, &program);
-        // Runs in flight see their own inputs, large or not.
+        // Pending runs read their own inputs, large or not.
         for (rows, add) in [
             (1100, 1.0),
             (1100, 2.0),
@@ -307,7 +307,7 @@ fn large_inputs_on_their_way_are_planned_bytes() {
             "measured is planned"
         );
         drop((session, program));
-        // A budget counts them, and is kept without them first.
+        // A budget counts staging buffers, and is met by releasing them first.
         let (session, program) = large(Bytes(whole).into());
         assert_eq!(
             (
@@ -339,8 +339,8 @@ fn large_inputs_on_their_way_are_planned_bytes() {
     }
 }
 
-/// Programs of a session share the place where inputs wait; a later one that needs the room for its
-/// slab has it.
+/// Programs of a session share the staging buffer; a later program takes its bytes if its slab
+/// needs them.
 #[test]
 fn programs_keep_one_budget_together() {
     let Some(driver) = FakeDriver::install() else {
@@ -372,7 +372,7 @@ fn programs_keep_one_budget_together() {
         (driver.get("live_bytes") - before) as u64,
         arenas[0] + arenas[1] + 2 * 256
     );
-    // Both run, though inputs wait nowhere now.
+    // Both run, without a staging buffer now.
     let [sum] = session
         .run(
             &first,
@@ -401,7 +401,7 @@ fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
     let (session, program) = large(Budget::Unlimited);
     let needed = session.persistent_bytes() + program.plan().slab_bytes();
     drop((session, program));
-    // Not for them at all, and not once the slab wants the room.
+    // Neither without enough memory for them, nor once the slab needs the memory.
     for room in [needed - LARGE - 300, needed - LARGE / 2] {
         driver.set("total", (room + 2048) as i64 * 4 / 3);
         let (mut session, program) = large(Budget::Unlimited);

@@ -15,7 +15,7 @@ const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 const SIZES: [usize; 3] = [512, 6, 3];
 
-/// A link that is never waited for long.
+/// A link fast enough that steps hardly wait for copies.
 fn fast() -> Offload {
     Offload::new(Bytes(1 << 50))
 }
@@ -123,7 +123,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
         (device, pinned),
         "all of it is given back"
     );
-    // The host's limit is kept as on the CPU, and a budget has a floor.
+    // The host's limit is kept as on the CPU, and a budget has a lower bound.
     let limit = Bytes(plan_of_half_host() / 2);
     let some = on_device(
         |s| half(s).with_offload(fast().with_host_bytes(limit)),
@@ -140,7 +140,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     assert!(matches!(none, Err(Error::Budget { .. })), "{none:?}");
 }
 
-/// The bytes of the host that half of the slab takes.
+/// The bytes of the host that a budget of half the slab takes.
 fn plan_of_half_host() -> u64 {
     on_device(half, [SIZES[0], SIZES[1], 0], None)
         .expect("it fits")
@@ -296,7 +296,7 @@ fn a_copy_that_fails_says_so() {
             program,
             ..
         } = on_device(half, [SIZES[0], SIZES[1], 0], None).expect("it fits");
-        // Inputs are sent and events recorded before the run is: those calls succeed.
+        // Inputs are copied and events recorded before the run, so that those calls succeed.
         driver.fail(call, 4, INVALID_VALUE);
         if call.contains("DtoH") {
             driver.fail(call, 0, INVALID_VALUE);
@@ -320,7 +320,7 @@ fn a_copy_that_fails_says_so() {
         });
         assert_eq!(losses[..], expected.losses, "{call}");
     }
-    // While it is made: the device is lost, for all that have it open.
+    // The copy itself fails: the device is lost for all sessions.
     drop(expected);
     let Trained {
         mut session,
@@ -344,7 +344,7 @@ fn a_copy_that_fails_says_so() {
         );
     }
     drop((session, program));
-    // No memory to pin.
+    // There is no memory to pin.
     driver.fail("cuMemHostAlloc", 5, OUT_OF_MEMORY);
     let error = on_device(half, [SIZES[0], SIZES[1], 0], None)
         .map(|_| ())

@@ -1,6 +1,5 @@
 //! Programs whose buffers lie in a pool of a CUDA device's memory: the same results under every
-//! policy, with pages that are mapped as they are needed, and given back when others need their
-//! memory.
+//! policy, with pages that are mapped on demand and released when other sessions need their memory.
 #![cfg(feature = "cuda")]
 
 use ndarray::{Array1, Array2};
@@ -11,7 +10,7 @@ use slabwise_cuda::fake::FakeDriver;
 const ROWS: usize = 64;
 const MIB: u64 = 1 << 20;
 
-/// A few products whose results live for a while.
+/// A few products with overlapping lifetimes.
 fn program(session: &mut Session) -> Program<1> {
     let trace = Trace::inference().named("products");
     let x = trace.input("x", F32, (ROWS, ROWS));

@@ -16,7 +16,7 @@ fn session(device: Device, params: Params) -> Session {
         .with_threads(1)
 }
 
-/// Numbers that follow from their position.
+/// Numbers computed from their position.
 fn numbers(dims: &[usize]) -> ArrayD<f32> {
     let count: usize = dims.iter().product();
     let values = (0..count)
@@ -25,7 +25,7 @@ fn numbers(dims: &[usize]) -> ArrayD<f32> {
     ArrayD::from_shape_vec(dims, values).expect("as many")
 }
 
-/// Some layers, each with a bias, trained by Adam on clipped gradients: all updates wait for the
+/// Some layers, each with a bias, trained by Adam on clipped gradients: all updates depend on the
 /// norm of all gradients. With `images` a convolution comes first.
 fn clipped(session: &mut Session, params: &Params, images: bool) -> Program<1> {
     let root = params.root();
@@ -109,7 +109,7 @@ fn updates_of_many_parameters_are_few_launches() {
     }
 }
 
-/// Outputs as numbers with their shapes: floats, integers and truth values alike.
+/// Outputs as numbers with their shapes: floats, integers and booleans.
 type Seen = Vec<(Vec<usize>, Vec<f32>)>;
 
 fn seen<const N: usize>(outputs: [slabwise::Output<'_>; N]) -> Result<Seen, Error> {
@@ -186,7 +186,7 @@ fn lengths_that_runs_find_are_those_of_the_cpu() {
         x.masked_select(mask).exp().sum(),
     ];
     let inputs = [40, 1, 13].map(|rows| numbers(&[rows, 60]));
-    // Nothing is found at last.
+    // The last length is 0.
     let none = ArrayD::zeros(vec![5, 60]);
     let feeds: Vec<Vec<&dyn Input>> = inputs
         .iter()
@@ -317,7 +317,7 @@ fn parts_that_a_run_chooses_are_checked_where_they_end() {
         trace.input("length", I32, ()),
     );
     let mut session = session(Device::Cuda(0), Params::seeded(0));
-    // The ends follow from values that the device computes, so that the host cannot look ahead.
+    // The ends depend on values that the device computes, so that the host does not know them.
     let line = line!() + 1;
     let outputs = [x.dynamic_slice(0, start * 1, length * 1) * 2.0];
     let program = session.compile(&trace, outputs).expect("compiles");
@@ -376,7 +376,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
             trace.input("tokens", I32, (6,)),
             trace.input("places", I32, (6,)),
         );
-        // One line asks for both.
+        // One source line has both.
         let loss = (a.apply(&words) + b.apply(&rows)).square().mean();
         trace.minimize(loss, Sgd::new(0.5));
         let program = session.compile(&trace, [loss]).expect("compiles");
@@ -567,7 +567,7 @@ fn a_driver_that_is_too_old_is_named_with_what_to_do() {
     assert_eq!(refused, error);
 }
 
-/// A compiler that takes no source, as a process's NVRTC.
+/// Replaces NVRTC by a compiler that accepts no source.
 #[cfg(feature = "cli")]
 const REFUSES: &str = r#"
 #include <string.h>

@@ -246,7 +246,7 @@ fn optimisations_can_be_switched_off() {
                 },
             ),
         ] {
-            // A reduction may sum in another order inside another kernel.
+            // A reduction may sum in another order in another kernel.
             compare(
                 seed,
                 what,
@@ -359,7 +359,7 @@ fn optimisations_can_be_switched_off() {
 }
 
 /// Lengths of 0 and 1 everywhere, and batches of no examples: planned, dynamic, within budgets and
-/// without optimisations.
+/// without optimizations.
 #[test]
 fn what_has_no_elements_agrees_with_the_reference_evaluator() {
     let on = CompileOptions::default();

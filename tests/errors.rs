@@ -358,7 +358,7 @@ fn a_batch_of_no_rows_is_no_panic() {
         .run_dynamic(&program, (&none,))
         .expect("no rows are a batch too");
 
-    // In training the mean over nothing would be NaN, and so would the weights: such a step is
+    // In training the mean over no elements would be NaN, and so would the weights; such a step is
     // refused.
     let params = Params::seeded(0);
     let mut session = self::session(params.clone());
@@ -460,14 +460,14 @@ fn sizes_beyond_any_memory_are_refused() {
         &text(session(Params::seeded(0)).compile(&trace, [x])),
         &[&place(line), "\"x\"", "-1"],
     );
-    // Plausible by its count, beyond this machine: an error, no abort.
+    // A plausible count beyond this machine's memory is an error, no abort.
     let trace = Trace::inference();
     let y = trace.full(1.0, F32, (1i64 << 47,)) * trace.input("x", F32, ());
     assert_has(
         &text(session(Params::seeded(0)).compile(&trace, [y])),
         &["TiB"],
     );
-    // Weights that no session has room for, though no program reads them.
+    // Weights beyond all memory, although no program reads them.
     let params = Params::seeded(0);
     Linear::without_bias(&params.root() / "b", huge, huge);
     let trace = Trace::inference();
@@ -478,7 +478,7 @@ fn sizes_beyond_any_memory_are_refused() {
     );
 }
 
-/// Linux would promise it, and end the process when it is touched.
+/// Linux would grant it, and kill the process when it is touched.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {

@@ -25,7 +25,8 @@ struct Expected {
     profile: u64,
 }
 
-/// Writes all formats and has them read: the profile from `peak`, the others from `memory`.
+/// Writes all formats and has the readers read them: the profile from `peak`, the others from
+/// `memory`.
 fn read_by_others(memory: &Ledger, peak: &Ledger, expected: &Expected) {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, bytes: &[u8]| {

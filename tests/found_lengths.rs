@@ -1,5 +1,5 @@
-//! Results whose length a kernel finds: against naive oracles and the reference, in the slab's
-//! holes and in the pool.
+//! Results of data-dependent length: against naive oracles and the reference, in gaps of the slab
+//! and in the pool.
 
 mod support;
 
@@ -25,7 +25,8 @@ fn session(lend: bool, threads: usize) -> Session {
         .with_options(options)
 }
 
-/// The outputs, the same from one thread and from three, lent or not, planned or dynamic.
+/// The outputs, the same from one thread and from three, sub-allocated in the slab or not, planned
+/// or dynamic.
 fn run<const N: usize>(
     trace: &Trace,
     outputs: [Tensor<'_>; N],
@@ -305,7 +306,7 @@ fn gradients_go_back_to_where_elements_came_from() {
     }
 }
 
-/// A detector in small: a score for each of many places, the loss over those that a mask names.
+/// A small detector: a score for each of many places, and a loss over those that a mask selects.
 fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> {
     let root = params.root();
     let hidden = slabwise::nn::Linear::new(&root / "hidden", 4, 8);
@@ -568,8 +569,8 @@ fn nonsense_is_refused_by_name() {
     assert!(said.contains("at most 8"), "{said}");
 }
 
-/// The graph that a trace wrote, against the reference, beside values of known length that fuse
-/// with others.
+/// The graph of a trace, against the reference, with values of known length that are fused with
+/// others.
 #[test]
 fn programs_of_several_stages_agree_with_the_reference() {
     let trace = Trace::inference();

@@ -1,5 +1,5 @@
-//! Dimensions without a bound: planned for the lengths that runs bring, with few plans, and with
-//! the reference's results.
+//! Unbounded dimensions: planned for the lengths of runs, with few plans, and with the reference's
+//! results.
 
 use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
@@ -27,8 +27,7 @@ fn session(options: CompileOptions) -> Session {
         .with_options(options)
 }
 
-/// Attention of a sequence to itself, so that the square of the length is among the sizes, and a
-/// mean over it.
+/// Self-attention, so that the square of the length is among the sizes, and a mean over the length.
 fn attention(trace: &Trace) -> [Tensor<'_>; 2] {
     let x = trace.input("x", F32, (Dim::free("len"), WIDTH));
     let seen = x.matmul(x.t()).softmax(1).matmul(x);
@@ -131,7 +130,7 @@ fn plans_beyond_the_most_go_the_longest_unused_first() {
         [made(5), made(6), made(5), made(7), made(5), made(7)],
         [2, 3, 3, 4, 4, 4]
     );
-    // 6 is the longest unused: it went when 8 came.
+    // 6 is the least recently used length: its plan was dropped for that of 8.
     assert_eq!([made(8), made(5), made(7), made(6)], [5, 5, 5, 6]);
     let counts = program.plan_counts();
     assert_eq!((counts.kept, counts.dropped), (3, 3));
@@ -146,7 +145,7 @@ fn a_range_has_at_most_its_growth_to_spare() {
         let program = session
             .compile(&trace, [(x.exp() + 1.0).sum_over(0)])
             .expect("compiles");
-        // The plan of `compile` goes, so that the slab is the run's.
+        // The plan of `compile` is dropped, so that the slab is that of the run.
         session
             .run(&program, (&Array2::<f32>::zeros((length, 1024)),))
             .expect("runs");

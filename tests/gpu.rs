@@ -6,12 +6,13 @@
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
 use slabwise::prelude::*;
 
-/// The first device, or `None` where there is none, which is said, unless one is required.
+/// The first device. Without one, prints a message and returns `None`, or panics if a device is
+/// required.
 fn gpu() -> Option<Device> {
     slabwise_cuda::emulator::gpu_usable().then(|| Device::cuda(0).expect("it is usable"))
 }
 
-/// The losses of some steps, on images of which each pixel is off by up to so many roundings.
+/// The losses of some steps, on images with each pixel changed by up to so many roundings.
 fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) -> Vec<f32> {
     let params = Params::seeded(1);
     let network = model.build(&params);
@@ -25,7 +26,7 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
         .expect("it compiles");
     let losses = (0..steps)
         .map(|step| {
-            // A smaller batch now and then: another graph is recorded, or found again.
+            // Some batches are smaller: another graph is recorded, or reused.
             let (images, labels) = model.batch(
                 if step % 10 == 9 {
                     batch as usize / 2

@@ -12,12 +12,13 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use support::networks::{WIDTH, examples, train_on};
 
-/// The first device, or `None` where there is none, which is said, unless one is required.
+/// The first device. Without one, prints a message and returns `None`, or panics if a device is
+/// required.
 fn gpu() -> Option<Device> {
     slabwise_cuda::emulator::gpu_usable().then(|| Device::cuda(0).expect("it is usable"))
 }
 
-/// Memory taken as it is needed: tests run beside each other.
+/// Takes memory on demand, because tests run in parallel.
 fn bare(session: Session) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -48,7 +49,7 @@ fn what_leaves_the_slab_comes_back_as_it_was() {
         );
         assert_eq!(within.losses, all.losses);
         assert!(within.weights == all.weights, "weights differ");
-        // Many steps in flight, then a look.
+        // Many pending steps, then a read.
         let (x, labels) = examples(sizes[0]);
         let losses = [all, within].map(|mut trained| {
             for _ in 0..10 {
@@ -103,7 +104,7 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
         "{}",
         program.plan()
     );
-    // Each step waited for, and none until the last: inputs that travel while steps are at work are
+    // A synchronization after each step, or after the last only: inputs copied while steps run are
     // those of their own steps.
     let mut expected = 0;
     for batch in batches() {

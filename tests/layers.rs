@@ -90,7 +90,7 @@ fn norms_of_one_example() {
     );
 }
 
-/// Batch normalisation in f64.
+/// Batch normalization in f64.
 struct Expected {
     mean: Vec<f64>,
     var: Vec<f64>,
@@ -210,7 +210,8 @@ fn batch_norm_keeps_running_statistics() {
             1e-5 + offset.abs() * 1e-6,
         );
         drop(got);
-        // A step of no examples has no statistics: it is refused before the running ones move.
+        // A step without examples has no statistics; it is refused before the running statistics
+        // change.
         let running = session.value("norm.running_mean").expect("there");
         let error = session
             .run(&train, (&none,))
@@ -337,7 +338,7 @@ fn norms_are_fused() {
             .map(String::from)
             .collect::<Vec<String>>()
     };
-    // Without the norm the same step has so many.
+    // The number of kernels of the same step without the norm.
     let bare = kernels(&[64, 256], |_, x| x.tanh()).len();
     let rows = kernels(&[64, 256], |at, x| {
         x.apply(&LayerNorm::new(at / "norm", 256)).tanh()

@@ -1,5 +1,5 @@
-//! How models learn: batches in parts, frozen layers, averaged weights, programs that share a
-//! session, and the loop that comes with the library.
+//! Training: gradient accumulation, frozen layers, averaged weights, programs that share a session,
+//! and the loop that comes with the library.
 
 use ndarray::{Array1, Array2, s};
 use slabwise::models::noise;
@@ -40,7 +40,7 @@ impl Module for Net {
 fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
     let mut draw = noise(seed);
     let x = Array2::from_shape_simple_fn((n, INPUTS), || draw() * 2.0 - 1.0);
-    // The class is the place of the largest of the first inputs.
+    // The class is the index of the largest of the first inputs.
     let class = |row: ndarray::ArrayView1<'_, f32>| {
         (0..CLASSES)
             .max_by(|&a, &b| row[a].total_cmp(&row[b]))
@@ -50,7 +50,7 @@ fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
     (x, labels)
 }
 
-/// A session and a training program made by `learn` from the trace, the model, its inputs and
+/// A session, and a training program that `learn` builds from the trace, the model, its inputs and
 /// labels.
 fn learner(
     width: usize,
@@ -121,7 +121,7 @@ fn parts_of_a_batch_teach_what_the_whole_does() {
     for parts in [1, 2, 3, 8] {
         let (mut session, split) = learner(32, 24, in_parts(parts, optimizer()));
         let split = split.expect("it compiles");
-        // The whole starts anew.
+        // Starts again with the whole batch.
         for name in one.names().map(str::to_string).collect::<Vec<_>>() {
             one.set_value(&name, &session.value(&name).expect("it is there"))
                 .expect("it fits");
@@ -153,7 +153,7 @@ fn parts_of_a_batch_teach_what_the_whole_does() {
 
 #[test]
 fn parts_need_the_memory_of_a_part() {
-    // But for the inputs, which are there from the beginning.
+    // Except for the inputs, which are live from the beginning.
     let slab = |n: usize, parts| {
         let (session, program) = learner(64, n, in_parts(parts, Adam::new(1e-3)));
         let plan = program.expect("it compiles").plan().slab_bytes();
@@ -162,8 +162,8 @@ fn parts_need_the_memory_of_a_part() {
     };
     let (whole, parts, part) = (slab(4096, 1), slab(4096, 8), slab(512, 1));
     let gradients = ((INPUTS + 1 + 2 + CLASSES) * 64 + CLASSES) as u64 * 4 + 6 * 64;
-    // Gradients that are added up are fused otherwise than those that update at once: a little more
-    // than a part may be needed.
+    // Accumulated gradients are fused differently from those that update at once, so that a little
+    // more than the share of a part may be needed.
     assert!(
         parts <= 2 * part + gradients,
         "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}"
@@ -420,8 +420,8 @@ fn without(
 fn programs_that_train_the_same_weights_count_together() {
     let (mut session, programs) = two(whole(Adam::new(0.01)), whole(Adam::new(0.01)));
     let [a, b] = programs.expect("they compile");
-    // A batch of 4 twice over is, as a mean, that batch: both programs make the same step, and take
-    // turns as one would.
+    // The mean over a batch of 4 repeated twice is the mean over that batch: both programs make the
+    // same step, and alternate like one program.
     let (mut alone, program) = learner(8, 4, whole(Adam::new(0.01)));
     let program = program.expect("it compiles");
     for step in 0..12 {
@@ -457,8 +457,7 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
          the second also \"adam.m.stem.bias\", \"adam.m.stem.weight\", \"adam.v.stem.bias\" and 3 more; \
          a count that both move on is wrong for either: give one optimizer a name of its own, as in Adam::new(1e-3).named(\"second\")";
     assert_eq!(said, expected);
-    // Another rule for the same weights is another count too; without a count there is nothing to
-    // share.
+    // Another rule for the same weights has another step count; a rule without a count shares none.
     assert!(text(two(whole(adam()), whole(AdamW::new(0.01))).1).contains("both count their steps"));
     two(
         without("stem", Sgd::new(0.1)),
@@ -467,7 +466,7 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
     .1
     .expect("plain descent counts nothing");
 
-    // With a name each counts for itself: the one learns as if the other were not there.
+    // With a name each has its own count: each program learns as if alone.
     let (mut session, programs) = two(
         without("stem", adam()),
         without("head", Adam::new(Schedule::cosine(0.02, 30)).named("other")),

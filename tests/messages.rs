@@ -1,6 +1,6 @@
 //! Error texts, word by word: each mistake with its place, the thing, the number and the next step.
 //!
-//! Places are written from the line that `here!()` stands on: `+1` is the line after it.
+//! Places are relative to the line of `here!()`: `+1` is the line after it.
 
 use expect_test::{Expect, expect};
 use ndarray::{Array1, Array2, arr2};
@@ -10,7 +10,7 @@ use slabwise::nn::{BatchNorm1d, Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 
-/// The line it stands on.
+/// The line of the call.
 macro_rules! here {
     () => {
         line!()
@@ -144,8 +144,8 @@ fn two_layers_of_one_name() {
             r#"+4: "body.weight" is declared at +1 and again at +2: two layers have one name and would share weights; give the second another name, or its place as Scope::shared() if they are to (in "body")"#
         ]],
     );
-    // A layer applied twice, a model declared anew for another program, and a place that is shared
-    // on purpose are none.
+    // A layer applied twice, a model declared again for another program, and a parameter shared on
+    // purpose are no mistakes.
     let shared = Linear::without_bias((&params.root() / "body").shared(), 3, 3);
     for layers in [
         [&first, &first],

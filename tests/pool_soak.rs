@@ -1,5 +1,5 @@
-//! Threads on one pool, over a device whose driver fails now and then: nothing is lost, nothing is
-//! shared, all is counted.
+//! Threads on one pool, over a device whose driver fails now and then: no block is lost or shared,
+//! and all are counted.
 //!
 //! Short here; long with `SLABWISE_SOAK_OPS=10000000 cargo test --release --test pool_soak`.
 
@@ -11,7 +11,7 @@ use slabwise_kernels::memory::Region;
 const THREADS: u64 = 4;
 const MIB: u64 = 1 << 20;
 
-/// A thread's dice.
+/// The random numbers of a thread.
 struct Dice(u64);
 
 impl Dice {
@@ -33,7 +33,7 @@ struct Owned {
     mark: u64,
 }
 
-/// The ends of a block, of eight bytes each, if it has so many.
+/// The two ends of a block, of eight bytes each if the block is large enough.
 fn ends(region: Region) -> impl Iterator<Item = Region> {
     let ends = [
         region.offset,

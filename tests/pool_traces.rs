@@ -1,5 +1,5 @@
-//! How close the default pool comes to the least that traces of real programs need: their peak of
-//! live bytes.
+//! The reserved bytes of the default pool against the lower bound of traces of real programs, their
+//! peak of live bytes.
 #![cfg(feature = "profiles")]
 
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::path::Path;
 use slabwise::memory::replay::{Replay, Trace};
 use slabwise::memory::{MemoryConfig, Policy};
 
-/// Traces, and the best that any of the allocators in use was measured to reach: reserved ÷ peak
-/// live.
+/// Traces, and the best measured ratio of any common allocator: reserved ÷ peak live.
 const TRACES: [(&str, f64); 4] = [
     ("somas_resnet50", 1.002),
     ("somas_pangu_2.6B", 1.112),

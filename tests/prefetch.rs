@@ -1,4 +1,4 @@
-//! Batches that arrive while a step runs: the same results, in memory that is planned.
+//! Prefetch of batches while a step runs: the same results, in planned memory.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 256;
 
-/// A session with slots, and a program that trains a small network.
+/// A session with a prefetch queue, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let layers = dense(&params, 6);
@@ -25,7 +25,7 @@ const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
 fn steps_with_batches_ahead_are_those_without() {
-    // The last batch is a ragged one, and so is one in the middle.
+    // The last batch is smaller, and so is one in the middle.
     let lengths = [BATCH, BATCH, 40, BATCH, BATCH, 7];
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let alone = program.plan().slab_bytes();
@@ -134,7 +134,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
 #[test]
 fn a_wrong_batch_fails_in_its_turn() {
     let mut wrong = batches(BATCH, &[BATCH, 64, BATCH, BATCH, 32]);
-    // One with a shape that does not fit, one with a label out of range.
+    // One has a shape that does not fit, one a label out of range.
     wrong[1].0 = Array2::zeros((64, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
@@ -195,7 +195,7 @@ fn a_budget_counts_slots_too() {
             .len(),
         0
     );
-    // With fewer bytes than that something is computed again, or it cannot be done.
+    // With fewer bytes, values are recomputed, or the budget is refused.
     match open(3, Bytes(bytes + INPUTS).into()) {
         Ok((session, program)) => {
             assert!(session.persistent_bytes() + program.plan().slab_bytes() <= bytes + INPUTS);

@@ -19,20 +19,20 @@ enum Form {
     Plain,
     /// The input of two layers is added to their output.
     Residual,
-    /// Masks between an activation and the next convolution.
+    /// Dropout masks between an activation and the next convolution.
     Dropout,
-    /// A state that one of the images is made with, whose next value the loss is made with.
+    /// A state from which an image is computed; the loss depends on its next value.
     Watched,
-    /// A convolution whose image is made with its own weight.
+    /// A convolution whose image is computed with its own weight.
     Own,
-    /// The batch in two parts, and a first image made of the input.
+    /// The batch in two parts, and a first image computed from the input.
     Parts,
     /// Two layers inside of a checkpoint.
     Checkpoint,
 }
 
 impl Form {
-    /// Rows and columns of an image. With few of them images have several channels.
+    /// Rows and columns of an image. Small images have several channels.
     fn side(self) -> usize {
         if self == Form::Parts { 4 } else { 8 }
     }
@@ -153,8 +153,8 @@ fn train(budget: Budget, options: CompileOptions, form: Form) -> Result<Trained>
     )
 }
 
-/// The plans for these budgets that make images in prologues, each with the bits of `all`, as those
-/// without prologues have.
+/// The plans for these budgets that use prologue fusion. All give the bits of `all`, and so do the
+/// plans without prologues.
 fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Trained> {
     let all = train(Budget::Unlimited, options, form).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -252,8 +252,8 @@ fn checkpointed_segments_train_to_the_same_bits() {
     assert!(!same_within(&[75, 60], Form::Checkpoint, quick()).is_empty());
 }
 
-/// A convolution that assigns the weight that its image is made with stores the image; the others
-/// do not.
+/// A convolution that assigns the weight with which its image is computed needs the stored image;
+/// the others do not.
 #[test]
 fn an_image_made_with_the_weight_that_is_updated_is_stored() {
     assert!(!same_within(&[60, 45], Form::Own, quick()).is_empty());
@@ -333,7 +333,7 @@ fn batches_below_their_bound_train_to_the_same_bits() {
     assert!(made > 0);
 }
 
-/// Lengths without a bound have a plan each, or share one.
+/// Unbounded lengths have a plan each, or share one.
 #[test]
 fn lengths_without_a_bound_train_to_the_same_bits() {
     let all = in_batches(Budget::Unlimited, Dim::free("batch"), quick()).expect("it compiles");
@@ -342,7 +342,7 @@ fn lengths_without_a_bound_train_to_the_same_bits() {
     assert!(within.0 == all.0 && within.1 == all.1);
 }
 
-/// A norm by its running statistics makes the first image of an inference, of variables and the
+/// The first image of an inference is a norm by running statistics, computed from variables and the
 /// input.
 #[test]
 fn inference_makes_images_of_running_statistics() {
@@ -362,7 +362,8 @@ fn inference_makes_images_of_running_statistics() {
             .with_budget(budget);
         let trace = Trace::inference();
         let x = trace.input("x", F32, (4096, WIDTH));
-        // The input is needed behind the convolution, so that the image cannot take its place.
+        // The input is read after the convolution, so that the image cannot be computed in its
+        // place.
         let images = x.reshape((4096, 4, 4, 4));
         let seen = images.apply(&norm).tanh().apply(&conv).relu();
         let program = session.compile(&trace, [(images * seen).sum_over(1)])?;

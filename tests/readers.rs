@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use arbtest::arbitrary::{Result, Unstructured};
 use readers::{READERS, Reader};
 
-/// The files of a corpus, by name; those that begin with `bad` must be refused, the others
+/// The files of a corpus, by name. Those whose names begin with `bad` must be refused, the others
 /// accepted.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -59,8 +59,8 @@ fn read(reader: &Reader, bytes: &[u8]) -> std::result::Result<(), String> {
     result
 }
 
-/// A file as it is after a few accidents: bytes changed, lost, added, doubled, cut off, exchanged
-/// with another file's.
+/// A file with some damage: bytes changed, lost, added, doubled, cut off, exchanged with another
+/// file's.
 fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = file.to_vec();
     for _ in 0..u.int_in_range(1..=4)? {
@@ -102,7 +102,7 @@ fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// One test, since the count of memory is of the whole process.
+/// One test, because memory is counted for the whole process.
 #[test]
 fn files_of_others_are_read_or_refused() {
     for reader in READERS {

@@ -21,8 +21,8 @@ use slabwise_kernels::spec::ReduceOp;
 use support::random_graph::RandomGraph;
 use support::{Rng, array, dims, graph, input, variable};
 
-/// Products by weights with random pointwise work, centring, views and branches between them; and
-/// the gradients of the weights.
+/// Products by weights with random elementwise operations, centring, views and branches between
+/// them; and the gradients of the weights.
 fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
     let (mut rng, mut g, square) = (Rng(seed), graph(), dims(&[4, 4]));
     let mut values = vec![input(&mut g, F32, &square)];
@@ -125,7 +125,7 @@ fn random_graphs_keep_their_bits() {
     }
 }
 
-/// Losses of a few steps, the slab's bytes, and how many kernels make something again.
+/// Losses of a few steps, the slab's bytes, and the number of kernels that recompute.
 fn train(
     options: CompileOptions,
     x: &Examples,

@@ -118,7 +118,7 @@ fn constants_are_part_of_a_program_and_of_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("it is saved");
-    // A session without that program has no such constant, and needs none to load.
+    // A session without that program has no such constant, and loads without it.
     let mut other = self::session(params);
     other
         .load(&path)
@@ -175,7 +175,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         .map(|_| session.run(&train, ()).expect("runs")[0].item().to_bits())
         .collect();
 
-    // The same seed gives the same; how sampling and training take turns does not matter.
+    // The same seed gives the same numbers, however sampling and training alternate.
     let mut same = self::session(params.clone());
     let (sample_too, train_too) = drawing(&params, &mut same);
     for at in 0..3 {
@@ -203,7 +203,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
             .expect("f32"),
         next
     );
-    // The state can be set by hand; another seed gives others.
+    // The state can be set by hand; another seed gives other numbers.
     session
         .set_value("sampling", &arr1(&[5.0, 1.0, 0.0]))
         .expect("three numbers");
@@ -214,7 +214,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         .expect("three numbers");
     assert_eq!(draw(&mut session), other);
 
-    // Without it an inference trace draws the same in every run.
+    // Without it an inference trace draws the same numbers in every run.
     let trace = Trace::inference();
     let fixed = session
         .compile(&trace, [trace.normal((3, 4))])

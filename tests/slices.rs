@@ -112,7 +112,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
             plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0,
             "{plan}"
         );
-        // The planned peak is the measured one, and keeps to the budget.
+        // The planned peak equals the measured one and meets the budget.
         assert!(
             plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2,
             "{plan}"
@@ -120,7 +120,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
         half.assert_same(&all, &format!("{threads} threads"));
     }
-    // Without slices there is no such plan.
+    // Without micro-batches there is no such plan.
     let unsliced = cnn(
         Budget::Fraction(0.5),
         2,
@@ -142,7 +142,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         budget < floor && floor <= needed,
         "{budget} {floor} {needed}"
     );
-    // Nor one of any slices in next to nothing.
+    // No micro-batches fit into almost no memory.
     let Some(Error::Budget {
         budget,
         needed,
@@ -260,8 +260,8 @@ fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
     }
 }
 
-/// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every
-/// sum is added up in one order.
+/// Masks are drawn by position in the batch, statistics are of the whole batch, and every sum has
+/// one order.
 #[test]
 fn random_networks_train_to_the_same_bits_in_slices() {
     let (mut sliced, mut again) = (0, 0);
@@ -348,7 +348,7 @@ fn workspaces_are_as_large_as_there_is_room_for() {
             );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
             within.assert_same(&whole, &format!("{threads} threads within {percent} %"));
-            // More room is used.
+            // Additional memory is used.
             let workspaces = plan
                 .dag()
                 .tasks
@@ -426,8 +426,8 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
     assert!(summed >= 2, "{summed} plans with sums of products");
 }
 
-/// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are
-/// read slice by slice.
+/// Dynamic mode takes the buffers of micro-batches from the pool, and resident inputs are read one
+/// micro-batch at a time.
 #[test]
 fn slices_run_from_the_pool_and_on_resident_inputs() {
     let (images, labels) = Model::Cnn.batch(9, 3);

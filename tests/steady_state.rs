@@ -70,7 +70,7 @@ fn steps_within(
         }
     });
     let slice_steps = counted(|| {
-        // Flat slices and views take other ways in.
+        // Slices and views are other kinds of inputs.
         let classes = labels.view();
         for _ in 0..FEW {
             let loss = match &examples {
@@ -108,7 +108,7 @@ fn steps_within(
     );
     assert_eq!(infer_steps, nothing, "{what}: in {steps} inferences");
 
-    // Buffers that stay on the device are fed without one too.
+    // Resident buffers are fed without an allocation too.
     let examples = match &examples {
         Examples::Images(images) => session.upload("images", images),
         Examples::Tokens(tokens) => session.upload("tokens", tokens),
@@ -128,7 +128,7 @@ fn steps_within(
     );
 }
 
-/// Lengths that were seen before need no plan, and a run that finds its plan allocates nothing.
+/// Lengths seen before need no new plan, and a run with an existing plan allocates nothing.
 fn seen_lengths() {
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
@@ -161,7 +161,7 @@ fn seen_lengths() {
     );
 }
 
-/// Steps that send values to the host and fetch them again.
+/// Steps with offload to the host.
 fn steps_with_copies() {
     const BATCH: usize = 512;
     const WIDTH: usize = 64;
@@ -209,14 +209,14 @@ fn steps_with_copies() {
     );
 }
 
-/// One test, since the count is of the whole process.
+/// One test, because requests are counted for the whole process.
 #[test]
 fn a_step_allocates_nothing() {
     let noticed = counted(|| drop(std::hint::black_box(vec![0u8; 100])));
     assert!(noticed.0 >= 1 && noticed.1 >= 1, "the allocator counts");
 
     steps_of(Model::Mlp, OptimizerKind::Sgd, 64, 37, STEPS);
-    // Kernels on slices of the batch.
+    // Kernels in micro-batches.
     steps_within(
         Model::Cnn,
         OptimizerKind::Adam,

@@ -140,7 +140,7 @@ fn recorded() -> (Plan, Run) {
     (plan.expect("a plan"), run)
 }
 
-/// A buffer that a later kernel reads after the peak, and that no other shares its name with.
+/// A buffer that is read after the peak and whose name is unique.
 fn kept(plan: &Plan) -> (BufferId, Lifetime) {
     let (dag, offsets) = (plan.dag(), plan.offsets());
     let step = peak(dag, offsets).0 as u64;
@@ -193,7 +193,7 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     let buffer = &dag.buffers[id.index()];
     let page = plan.html(Ok(&run));
 
-    // By the address.
+    // By the URL.
     let step = life.start as usize;
     let view = format!("step={step}&hover={}", buffer.name);
     let read = "const tip = document.getElementById('tip'), at = document.getElementById('at');
@@ -259,7 +259,8 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     );
     assert_eq!((urls, seen["asked"].as_u64()), (Vec::new(), Some(0)));
 
-    // By hand: the mouse, the slider at every step, the field, the box; with a name that is markup.
+    // By interaction: the mouse, the slider at every step, the search field, the check box; with a
+    // name that is markup.
     let hostile = "<img src=x onerror=alert(1)></script>";
     let mut dag = dag.clone();
     dag.buffers[id.index()].name = hostile.into();
@@ -321,7 +322,7 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     );
     assert_eq!((seen["outlines"].as_u64(), urls), (Some(0), Vec::new()));
 
-    // A page that does ask for something is seen to.
+    // The test detects a page that makes a request.
     let (_, urls) = visit(
         &browser,
         "<html><body><img src='http://127.0.0.1:9/x.png'></body></html>",

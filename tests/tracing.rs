@@ -157,7 +157,7 @@ fn mistakes_name_the_line_of_the_model() {
     assert_eq!(said, [expected]);
 }
 
-/// An optimizer of a user's own: the sign of the gradient (Bernstein et al. 2018).
+/// A user-defined optimizer: the sign of the gradient (Bernstein et al. 2018).
 struct SignSgd(f32);
 
 impl Optimizer for SignSgd {
@@ -197,8 +197,8 @@ fn optimizers_can_be_written_outside() {
     );
 }
 
-/// A call through `dyn` loses its line; [`Tensor::apply`] does not, and without it the last line of
-/// the model before is named.
+/// A call through `dyn` loses its line; [`Tensor::apply`] keeps it. Without it, the error names the
+/// last line of the model before.
 #[test]
 fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
     let params = Params::seeded(42);

@@ -1,5 +1,5 @@
-//! A small GPT that can read a whole text at once, to learn, or one token after the other, to
-//! write.
+//! A small GPT that reads a whole text at once, for training, or one token after the other, for
+//! generation.
 
 use slabwise::nn::{Embedding, LayerNorm, Linear};
 use slabwise::prelude::*;
@@ -7,9 +7,9 @@ use slabwise::prelude::*;
 /// The sizes of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Different tokens.
+    /// The number of different tokens.
     pub vocabulary: usize,
-    /// Tokens it sees at once.
+    /// The length of the context, in tokens.
     pub length: usize,
     /// The width of a token's vector.
     pub width: usize,
@@ -143,7 +143,7 @@ impl Block {
 }
 
 impl Module for Block {
-    /// Tokens of all texts in one row: `[n·length, width]` → the same.
+    /// One block over the tokens of all texts, in one row: `[n·length, width]` → the same.
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let Sizes {
             length,

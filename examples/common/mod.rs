@@ -64,7 +64,7 @@ impl Args {
         self.epochs.unwrap_or(usual)
     }
 
-    /// The data.
+    /// The data set.
     pub fn mnist(&self) -> Result<Mnist> {
         Ok(Mnist::load(
             self.data.clone().unwrap_or_else(Mnist::default_dir),
@@ -122,7 +122,7 @@ impl Run {
     }
 }
 
-/// One epoch in progress: a bar on a terminal, nothing elsewhere, a line at its end.
+/// The progress of one epoch: a bar on a terminal, none elsewhere, and a line at the end.
 #[allow(dead_code, reason = "some examples leave the loop to the library")]
 pub struct Epoch {
     number: u32,
@@ -143,7 +143,7 @@ impl Epoch {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(images as u64), target);
-        // The template is fixed; were it wrong, the bar would look plain.
+        // The template is fixed. If it were wrong, the bar would look plain.
         if let Ok(style) = ProgressStyle::with_template(
             "{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}",
         ) {

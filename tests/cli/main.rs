@@ -146,7 +146,7 @@ fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
             && !alone.contains("\"run\":{\"peak\"")
             && alone.contains("it was asked not to be")
     );
-    // The step as an allocation trace: as many bytes at once as were planned.
+    // The step as an allocation trace: its peak is the planned bytes.
     let replay = json(&format!("replay {snapshot} --policy tlsf"));
     assert_eq!(replay["peak_live_bytes"], plan["peak"]["bytes"]);
     text(&format!("plan mlp --batch 8 --snapshot {pickle}"));
@@ -281,7 +281,7 @@ fn a_budget_is_kept_or_refused_with_the_bill() {
         plan["slab_bytes"]
     );
     assert!(text(&format!("plan mlp --budget {}", needed + 4096)).contains("slab"));
-    // With smaller workspaces fewer bytes are enough; weights and state alone are not.
+    // Smaller workspaces need fewer bytes; weights and state alone do not suffice.
     let tight = json(&format!("plan mlp --budget {}", needed - 1));
     assert!(
         tight["persistent_bytes"].as_u64().unwrap() + tight["slab_bytes"].as_u64().unwrap()
@@ -484,7 +484,7 @@ fn bench_compile_times_each_stage() {
     );
 }
 
-/// Every model is listed with its sizes, in a form that can be given.
+/// Every model is listed with its sizes, in a form that the command accepts.
 #[test]
 fn help_lists_the_sizes_of_models() {
     let help = text("plan --help");
@@ -549,7 +549,7 @@ const PACK: &str = "buffers lower_bound height ratio optimal method seconds";
 /// its optimum is 12.
 const TABLE: &str = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n";
 
-/// A folder with a table of buffers, and the path of that.
+/// A folder with a table of buffers, and the path of the table.
 fn table(text: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table.csv");

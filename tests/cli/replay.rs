@@ -93,7 +93,7 @@ fn replay_tells_bad_traces_from_too_little_memory() {
     assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
     assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
     assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
-    // A policy without a limit of its own has none to name.
+    // A policy without a limit names none.
     let bill = failure(&format!("replay {path} --policy platform --capacity 1B"), 1);
     assert!(
         bill.contains("0 B of all that the device gives are in use") && !bill.contains("iB"),

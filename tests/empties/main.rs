@@ -58,7 +58,7 @@ fn parse(inputs: &str) -> Vec<(DType, Vec<(char, usize)>)> {
     inputs.split(',').map(one).collect()
 }
 
-/// How an axis without elements is written down.
+/// The kind of length of an axis without elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Fixed,
@@ -235,8 +235,8 @@ fn look(case: &Case, empty: &str, how: How) -> Result<(), String> {
     Ok(())
 }
 
-/// Every operation, each letter empty and each pair of them, in all ways; all that is wrong at
-/// once.
+/// Every operation, with each letter and each pair of letters empty, in all ways. Reports all
+/// faults at once.
 fn all(cases: &[Case]) {
     let mut wrong = Vec::new();
     for case in cases {

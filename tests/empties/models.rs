@@ -12,8 +12,7 @@ use crate::support::arrays::{close, numbers};
 use crate::support::random_graph::{BATCH, RandomGraph};
 use crate::{any_results, session};
 
-/// The largest element along an axis that has none in a run is a mistake of that run, and nothing
-/// has changed.
+/// The maximum along an axis that is empty in a run is an error of that run, which changes nothing.
 #[test]
 fn a_run_in_which_an_axis_has_no_largest_element_changes_nothing() {
     let params = Params::seeded(0);
@@ -278,8 +277,8 @@ fn layers_of_width_0_train_within_budgets_and_beside_a_link() {
     }
 }
 
-/// A model whose only parameter has no elements: it compiles, is saved and is loaded, before it
-/// compiles too.
+/// A model whose only parameter has no elements: it compiles, is saved, and is loaded, also before
+/// it is compiled.
 #[test]
 fn a_model_may_have_nothing_but_parameters_without_elements() {
     let path = std::env::temp_dir().join(format!("slabwise-nothing-{}", std::process::id()));
@@ -319,7 +318,7 @@ fn a_model_may_have_nothing_but_parameters_without_elements() {
     std::fs::remove_file(&path).expect("it was there");
 }
 
-/// Reports, pictures, pages and runs ahead of a program none of whose values has elements.
+/// Reports, pictures, pages and prefetched runs of a program in which no value has elements.
 #[test]
 fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
     let mut session = session().with_prefetch(3);
@@ -359,7 +358,7 @@ fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
     session.free(kept).expect("it is there");
 }
 
-/// Slices of the batch are tried where a sum over it has no axis left to be kept.
+/// Micro-batches are tried where a sum over the batch keeps no axis.
 #[test]
 fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
     let trace = Trace::inference();
@@ -373,8 +372,8 @@ fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
     }
 }
 
-/// On a device: layers of width 0, empty batches, and folds, products, indices and views of
-/// nothing.
+/// On a device: layers of width 0, empty batches, and reductions, products, indices and views
+/// without elements.
 #[cfg(feature = "cuda")]
 #[test]
 fn what_has_no_elements_runs_on_a_device() {

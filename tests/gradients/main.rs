@@ -53,8 +53,7 @@ impl Function {
         }
     }
 
-    /// The gradient of a number made of all values, as a function; none if they have no float among
-    /// them.
+    /// The gradient of a scalar function of all values; `None` if no value is a float.
     fn derivative(&self) -> Option<Function> {
         let mut graph = self.graph.clone();
         let loss = weighted(&mut graph, &self.values)?;
@@ -169,7 +168,7 @@ impl Function {
     }
 }
 
-/// A function that is built, with its arguments.
+/// A function with its arguments.
 struct Case {
     function: Function,
     arguments: Vec<Array>,
@@ -192,8 +191,8 @@ impl Case {
     }
 }
 
-/// One number from all elements of all float values: each weighted on its own, so that no two
-/// errors cancel.
+/// A scalar from all elements of all float values, each with a weight of its own, so that errors do
+/// not cancel.
 fn weighted(g: &mut Graph, values: &[NodeId]) -> Option<NodeId> {
     let mut sum = None;
     for (n, &value) in values.iter().enumerate() {
@@ -226,8 +225,8 @@ fn floats(rng: &mut Rng, lengths: &[usize]) -> Array {
     array(rng, DType::F32, lengths, (-2.0, 2.0), 0)
 }
 
-/// Where an operation's float arguments are drawn from: where it is defined, and does not grow too
-/// steep to difference.
+/// The range of an operation's float arguments, where it is defined and not too steep for
+/// differences.
 fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
     match (op, argument) {
         (ScalarOp::Ln | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip, _)
@@ -535,7 +534,7 @@ fn every_structural_operation() {
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
     let seen: BTreeSet<usize> = cases.into_iter().flat_map(Case::check).collect();
-    // Neither has float operands that its value depends on, or it has no value that is read.
+    // Neither has float operands that its value depends on, or a value that is read.
     let exempt = [
         Op::Variable(0),
         Op::Size(Size::ONE),

@@ -240,7 +240,7 @@ fn images() {
             .map(drop)
             .map_err(|e| e.to_string())
     };
-    // Pixels may be any: the head is damaged most.
+    // Any pixel is valid, so that damage is mostly to the header.
     let head = |bytes: &[u8], n: u64| {
         let (head, rest) = bytes.split_at(16.min(bytes.len()));
         if n.is_multiple_of(3) {
@@ -357,7 +357,7 @@ fn compiled_kernels() {
             .map_err(|e| format!("kernel.cubin: {e}"))
     };
     read_by_library(&path, &whole, damage::binary, read);
-    // Behind a seal that holds.
+    // Damage behind a valid checksum.
     let sealed = |bytes: &[u8], n: u64| {
         entry::seal(
             &damage::binary(&bytes[entry::HEAD_BYTES..], n),

@@ -16,11 +16,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that anything here may take on a machine that does other things too: something that
-/// hangs takes longer.
+/// The time limit of every command, on a busy machine; a command that exceeds it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest message: a few lines that a person reads.
+/// The most bytes of a message: a few lines.
 const MESSAGE_MAX: usize = 500;
 
 /// A command as on a machine without a GPU.
@@ -50,7 +49,7 @@ fn example(name: &str) -> Option<Command> {
     })
 }
 
-/// Runs a command that has to end.
+/// Runs a command that must end within the time limit.
 fn ended(mut command: Command) -> Output {
     let mut child = command
         .stdin(Stdio::null())
@@ -74,7 +73,7 @@ fn ended(mut command: Command) -> Output {
     }
 }
 
-/// The status of a child that ends; one that does not is killed.
+/// The status of a child that ends in time; one that does not is killed.
 fn waited(child: &mut Child) -> Option<std::process::ExitStatus> {
     let start = Instant::now();
     loop {
@@ -115,7 +114,7 @@ fn faults(message: &str, names: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// How a command ended that was given something bad: the code, and the message that was checked.
+/// The exit code and the checked message of a command with a bad input.
 fn refused(command: Command, names: &str) -> (i32, String) {
     let shown = format!("{command:?}");
     let output = ended(command);

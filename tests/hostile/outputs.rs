@@ -1,4 +1,4 @@
-//! Outputs of all commands in places that are not plain files, and on disks that are full.
+//! Outputs of all commands to places that are not plain files, and to full disks.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -31,7 +31,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// All commands that write files, each with one output, and with the ending of its name.
+    /// All commands that write files, each with one output and the extension of its file name.
     fn commands(&self) -> Vec<(Vec<String>, String)> {
         let (table, graph) = (&self.table, &self.graph);
         let all = [

@@ -6,8 +6,8 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Tuning};
 
-/// A tenth of the searching that there is otherwise, and no products timed: programs that are
-/// compared round alike.
+/// A tenth of the usual search effort, and no timed products, so that compared programs round
+/// alike.
 pub fn quick() -> CompileOptions {
     let mut options = CompileOptions {
         tuning: Tuning::Off,
@@ -48,7 +48,7 @@ pub fn train(budget: impl Into<Budget>, sizes: [usize; 3], seed: Option<usize>) 
     train_with(|session| session.with_budget(budget), sizes, seed)
 }
 
-/// Trains a chain of dense layers in a session made ready by `open`.
+/// Trains a chain of dense layers in a session prepared by `open`.
 pub fn train_with(
     open: impl FnOnce(Session) -> Session,
     sizes: [usize; 3],
@@ -145,7 +145,7 @@ pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
 /// Inputs and labels.
 pub type Batch = (Array2<f32>, Array1<i32>);
 
-/// A program that trains some dense layers on batches of at most this length.
+/// A program that trains dense layers on batches of at most this length.
 pub fn trained_in_batches(
     session: &mut Session,
     layers: &[Linear],
@@ -165,7 +165,7 @@ pub fn trained_in_batches(
     session.compile(&trace, [loss])
 }
 
-/// So many dense layers.
+/// A number of dense layers.
 pub fn dense(params: &Params, count: usize) -> Vec<Linear> {
     (0..count)
         .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))

@@ -16,7 +16,7 @@ use slabwise::prelude::*;
 use slabwise::weights::File;
 
 const STEPS: usize = 10;
-/// Room for the gradients of all parameters of a model.
+/// An array for the gradients of all parameters of a model.
 const PARAMS_MAX: usize = 72;
 
 fn path(name: &str, part: &str) -> PathBuf {
@@ -104,7 +104,7 @@ fn loss<'t>(logits: Tensor<'t>, y: &ArrayD<i32>) -> Tensor<'t> {
     by_class.cross_entropy(labels)
 }
 
-/// The gradients of all parameters one behind the other.
+/// The gradients of all parameters, concatenated.
 fn gradients<'t>(trace: &'t Trace, loss: Tensor<'t>, params: &[&Param]) -> Tensor<'t> {
     assert!(params.len() <= PARAMS_MAX, "{} parameters", params.len());
     let all = trace.gradients(

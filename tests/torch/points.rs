@@ -107,12 +107,12 @@ type Difference = (
 /// The differences of this library from PyTorch.
 #[rustfmt::skip]
 const OTHERWISE: &[Difference] = &[
-    // No number has no sign.
+    // NaN has no sign.
     ("sign", "value", &[&[NAN]], &[NAN]),
     ("abs", "d0", &[&[NAN]], &[NAN]),
-    // NaN goes on, as through relu6.
+    // NaN passes through, as through relu6.
     ("clamp", "d0", &[&[NAN]], &[1.0]),
-    // The slope of a pole follows the sign of the zero.
+    // The slope at a pole has the sign of the zero.
     ("rsqrt", "d0", &[&[-0.0]], &[-INF]),
     // IEEE 754's pow, which is not its square root.
     ("pow_half", "value", &[&[-INF]], &[INF]),
@@ -161,8 +161,8 @@ const OTHERWISE: &[Difference] = &[
 const TEN_MILLIONS: &[f32] = &[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0];
 const EXACT: &[f32] = &[-1.341_635_5, -0.447_211_83, 0.447_211_83, 1.341_635_5];
 
-/// Whether two numbers are the same but for rounding: a few hundred units in the last place, for
-/// gradients of norms cancel.
+/// Whether two numbers are the same but for rounding: a few hundred units in the last place,
+/// because gradients of norms cancel.
 fn close(a: f32, b: f32) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || b.is_finite() && (a - b).abs() <= 2e-5 * (1.0 + b.abs())
 }
@@ -252,7 +252,7 @@ fn special_numbers_are_as_in_pytorch() {
                         && a.iter().zip(&args).all(|(a, b)| same_bits(a, b))
                 });
                 let wanted = at.map_or(expected, |at| OTHERWISE[at].3);
-                // Zeros have signs where nothing but the sign is at stake.
+                // The sign of zero is compared only where the sign is the result.
                 let signs = *name != "plus_zero" || same_bits(got, wanted);
                 let agrees = |wanted: &[f32]| got.iter().zip(wanted).all(|(g, w)| close(*g, *w));
                 if !agrees(wanted) || !signs {

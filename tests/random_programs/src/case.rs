@@ -3,7 +3,7 @@
 use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
 
-/// One length of a shape that a program writes down.
+/// One length of a shape, as written in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// A number.
@@ -15,16 +15,16 @@ pub enum Axis {
     Open,
 }
 
-/// A dimension that a run says the length of.
+/// A dimension with a length for each run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
     /// Its name.
     pub name: &'static str,
     /// The largest length.
     pub max: u32,
-    /// Whether it is declared without that bound.
+    /// Whether it is declared as unbounded.
     pub free: bool,
-    /// The length in each run; the last one in those that follow.
+    /// The length in each run; the last one also in all later runs.
     pub lengths: Vec<u32>,
 }
 
@@ -39,7 +39,7 @@ macro_rules! methods {
             /// All of them.
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// How it is written.
+            /// Its method's name.
             pub fn text(self) -> &'static str {
                 match self { $($name::$variant => $method),* }
             }
@@ -69,14 +69,14 @@ methods! {
 }
 
 methods! {
-    /// A layer with weights of its own.
+    /// A layer with weights.
     Layer:
     Linear "Linear", LayerNorm "LayerNorm", RmsNorm "RmsNorm", BatchNorm1d "BatchNorm1d", BatchNorm2d "BatchNorm2d", Lstm "Lstm",
     Embedding "Embedding", MultiHeadAttention "MultiHeadAttention",
 }
 
 methods! {
-    /// A rule that changes weights.
+    /// An optimizer.
     Rule:
     Sgd "Sgd::new(0.05)", Momentum "Sgd::new(0.05).momentum(0.9)", Nesterov "Sgd::new(0.05).momentum(0.5).nesterov()",
     Adam "Adam::new(0.01).eps(0.1)", AdamW "AdamW::new(0.01).weight_decay(0.1).eps(0.1)",
@@ -87,7 +87,7 @@ methods! {
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the methods of slabwise, by their names
 pub enum Op {
-    /// The last number says which data it is fed.
+    /// The last number selects its data.
     Input {
         dtype: DType,
         shape: Vec<Axis>,
@@ -112,14 +112,14 @@ pub enum Op {
     Select,
     Clamp(f32, f32),
     Cast(DType),
-    /// Over all axes, or over some, which go or stay.
+    /// Over all axes, or over some, which are dropped or kept.
     Fold {
         fold: Fold,
         axes: Option<Vec<usize>>,
         keep: bool,
     },
     CumSum(usize),
-    /// Values, or positions.
+    /// Returns values, or positions.
     TopK {
         k: usize,
         axis: usize,
@@ -184,8 +184,7 @@ pub enum Op {
     Huber(f32),
     Mse,
     Dropout(f32),
-    /// Queries, keys, values, and perhaps a mask: of truth values, or to add. Tiles of so many
-    /// queries.
+    /// Queries, keys, values, and perhaps a mask, boolean or additive. Tiles of so many queries.
     Attention {
         causal: bool,
         tiles: Option<usize>,
@@ -216,7 +215,7 @@ pub enum Op {
     Gradient,
 }
 
-/// One line of a program.
+/// One statement of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
     /// The operation.
@@ -225,13 +224,13 @@ pub struct Statement {
     pub args: Vec<usize>,
 }
 
-/// How a program learns.
+/// The training of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learn {
     /// The loss, a scalar; with parts, a tensor of which each part's mean of squares is the loss of
     /// a micro-batch.
     pub loss: usize,
-    /// By which rule.
+    /// The optimizer.
     pub rule: Rule,
     /// Micro-batches along the first axis.
     pub parts: Option<usize>,
@@ -240,21 +239,21 @@ pub struct Learn {
 /// One traced program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
-    /// Its lines.
+    /// Its statements.
     pub statements: Vec<Statement>,
     /// Positions of its outputs.
     pub outputs: Vec<usize>,
     /// Whether its trace is for training.
     pub training: bool,
-    /// How it learns.
+    /// Its training.
     pub learn: Option<Learn>,
-    /// States that it sets, and to which statements.
+    /// The states that it sets, each with the statement of its new value.
     pub sets: Vec<(usize, usize)>,
     /// An input, by its statement, whose bytes become those of an output, by its position.
     pub donate: Option<(usize, usize)>,
 }
 
-/// A weight that a program names itself.
+/// A parameter declared by the case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     /// Its shape.
@@ -263,7 +262,7 @@ pub struct Param {
     pub value: Option<f32>,
 }
 
-/// A state that a program names itself.
+/// A state declared by the case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Its type.
@@ -275,9 +274,9 @@ pub struct State {
 /// Programs of one session, and their runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Case {
-    /// Where its data come from.
+    /// The seed of its data.
     pub seed: u64,
-    /// Dimensions whose length is a run's.
+    /// Dimensions with a length for each run.
     pub dims: Vec<Named>,
     /// Weights.
     pub params: Vec<Param>,

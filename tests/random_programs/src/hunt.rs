@@ -22,7 +22,7 @@ use crate::shrink::{Trial, shrink};
 /// else wall time. Cases that wait for ever are ended by wall time.
 const CASE_MAX: f64 = 20.0;
 const WAIT_MAX: f64 = 120.0;
-/// How long one finding is shrunk at most.
+/// The time limit for shrinking a finding.
 const SHRINK_MAX: Duration = Duration::from_secs(20);
 /// Bytes of a worker's stack.
 const STACK: usize = 64 << 20;
@@ -30,11 +30,11 @@ const STACK: usize = 64 << 20;
 /// Options of a hunt.
 #[derive(Clone, Debug)]
 pub struct Hunt {
-    /// Where all cases come from.
+    /// The seed of all cases.
     pub seed: u64,
-    /// For how long, if there is a limit.
+    /// The time limit, if any.
     pub seconds: Option<f64>,
-    /// How many cases, if there is a limit.
+    /// The limit of cases, if any.
     pub graphs: Option<u64>,
     /// Threads that draw and judge.
     pub threads: usize,
@@ -46,16 +46,16 @@ pub struct Hunt {
     pub loud: bool,
 }
 
-/// Something found, made small.
+/// A finding, shrunk.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed of the case as it was drawn.
     pub seed: u64,
-    /// How often the like was found.
+    /// The number of similar findings.
     pub times: u64,
     /// The fault.
     pub finding: Finding,
-    /// The smallest case found in which it is.
+    /// The smallest case with the fault.
     pub trial: Trial,
     /// That case as a test.
     pub program: String,
@@ -64,7 +64,7 @@ pub struct Report {
 /// The results of a hunt.
 #[derive(Clone, Debug, Default)]
 pub struct Bag {
-    /// How much was done.
+    /// Counts of the work done.
     pub counts: Counts,
     /// Findings, one for each likely cause.
     pub reports: BTreeMap<String, Report>,
@@ -82,7 +82,7 @@ pub fn drawn(seed: u64, max_size: usize) -> (Case, Vec<Setup>) {
     (case, setups)
 }
 
-/// The smallest case found that has a finding like this one, as a report.
+/// Shrinks the case of a finding and reports it.
 pub fn reduced(
     seed: u64,
     case: Case,
@@ -141,7 +141,7 @@ struct Shared {
     under_way: Vec<Mutex<Option<UnderWay>>>,
 }
 
-/// A case under way.
+/// A running case.
 #[derive(Clone)]
 struct UnderWay {
     seed: u64,
@@ -150,7 +150,7 @@ struct UnderWay {
     clock: Option<(PathBuf, f64)>,
 }
 
-/// Seconds of processor time of a thread, as Linux tells them.
+/// Seconds of processor time of a thread, as Linux reports them.
 fn processor_seconds(stat: &std::path::Path) -> Option<f64> {
     let text = std::fs::read_to_string(stat).ok()?;
     // Behind the name, which may have blanks in it: the 12th and 13th fields, in hundredths of a
@@ -173,7 +173,7 @@ impl UnderWay {
         }
     }
 
-    /// Seconds that it takes so far, if they are too many.
+    /// The seconds so far, if they exceed the limit.
     fn too_long(&self) -> Option<f64> {
         let waited = self.since.elapsed().as_secs_f64();
         if waited <= CASE_MAX {

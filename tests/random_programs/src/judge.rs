@@ -11,11 +11,11 @@ use crate::setup::Setup;
 /// The fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// It failed as no valid program may.
+    /// An error that no valid program may have.
     Failed(Failure),
-    /// An output has another type or shape than its operations say.
+    /// The type or shape of an output differs from the rules.
     Shape(String),
-    /// Two ways to run it give different numbers.
+    /// Two ways of running give different numbers.
     Differs(String),
     /// The reference evaluator gives other numbers.
     Reference(String),
@@ -26,7 +26,7 @@ pub enum Fault {
 pub struct Finding {
     /// The fault.
     pub fault: Fault,
-    /// The way of running in which it shows; the default if it shows there.
+    /// The way of running that has the fault; the default if that has it.
     pub setup: Setup,
 }
 
@@ -67,7 +67,7 @@ impl Finding {
         }
     }
 
-    /// Whether another finding is one of the same kind.
+    /// Whether another finding is of the same kind.
     pub fn is_like(&self, other: &Finding) -> bool {
         match (&self.fault, &other.fault) {
             (Fault::Failed(_), Fault::Failed(_)) => self.signature() == other.signature(),
@@ -86,7 +86,7 @@ impl Finding {
     }
 }
 
-/// How much was done.
+/// Counts of the work done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Cases.
@@ -100,7 +100,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Both together.
+    /// The sum of both.
     pub fn add(&mut self, other: &Counts) {
         self.graphs += other.graphs;
         self.variants += other.variants;
@@ -134,12 +134,12 @@ fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>, plant: Plant<'
     }
 }
 
-/// Whether a valid program may fail so.
+/// Whether a valid program may fail in this way.
 fn documented(case: &Case, setup: &Setup, failure: &Failure) -> bool {
     let empty = |text: &str| text.contains("no element") || text.contains("empty");
     match failure {
         Failure::Budget(_) => setup.budget.is_some(),
-        // Infinity is no index, and bounds of numbers say nothing of it.
+        // Infinity is no index, and the bounds of numbers do not cover it.
         Failure::Data(_) if case.odd_numbers => true,
         // The maximum of no elements: a data-dependent length may be 0, and so may a batch.
         Failure::Data(text) | Failure::Refused(text) | Failure::Other(text) => {
@@ -216,7 +216,7 @@ pub fn is_valid(case: &Case) -> bool {
                     .zip(output)
                     .is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims)
         });
-        // A free dimension is one that an input has.
+        // An unbounded dimension must be that of an input.
         let named = |dim: usize| {
             let mentions = |s: &crate::case::Statement| mentions(&s.op, dim);
             let has = |s: &crate::case::Statement| matches!(s.op, Op::Input { .. }) && mentions(s);
@@ -357,11 +357,11 @@ pub fn judge_planted(
     None
 }
 
-/// Outputs that have another shape than the rules say.
+/// Outputs whose shape differs from the rules.
 fn misshapen(case: &Case, outcome: &Outcome) -> Option<String> {
     for (run, (&at, outputs)) in case.runs.iter().zip(&outcome.outputs).enumerate() {
         let program = &case.programs[at];
-        // Bounds that are this run's lengths.
+        // Bounds equal to the lengths of this run.
         let mut now = case.clone();
         for (dim, named) in now.dims.iter_mut().enumerate() {
             named.max = case.length(dim, run) as u32;
@@ -441,7 +441,7 @@ fn first_other(a: &Array, b: &Array) -> Option<String> {
     })
 }
 
-/// How far apart numbers near `x` and `y` may be that are rounded differently.
+/// The largest difference that rounding explains between numbers near `x` and `y`.
 fn slack(x: f64, y: f64) -> f64 {
     2e-4 * (1.0 + x.abs().max(y.abs()))
 }
@@ -485,15 +485,14 @@ impl Oracle<'_> {
         let Some(double) = &self.double else {
             return Ok(None);
         };
-        // Where found lengths are others, positions were.
+        // Different data-dependent lengths are caused by different positions.
         if compare(&single, double, |a, b| (a.dims != b.dims).then(String::new)).is_some() {
             return Ok(None);
         }
         Ok(far_from_both(outcome, &single, double))
     }
 
-    /// Whether two outcomes that are apart are both as near the reference as its own rounding lets
-    /// one ask.
+    /// Whether two different outcomes are both as near to the reference as its own rounding allows.
     fn allows(&mut self, a: &Outcome, b: &Outcome) -> bool {
         [a, b]
             .into_iter()
@@ -501,7 +500,7 @@ impl Oracle<'_> {
     }
 }
 
-/// The first element that is further from both precisions than they are from each other.
+/// The first element that differs more from both precisions than they differ from each other.
 fn far_from_both(outcome: &Outcome, single: &Outcome, double: &Outcome) -> Option<String> {
     let far = |x: &Array, s: &Array, d: &Array| {
         if x.dims != s.dims {
@@ -510,7 +509,7 @@ fn far_from_both(outcome: &Outcome, single: &Outcome, double: &Outcome) -> Optio
         let apart = |i: usize| {
             let (x, s, d) = (x.values[i], s.values[i], d.values[i]);
             let spread = if s == d { 0.0 } else { (s - d).abs() };
-            // One that is no number beside one that is: a rounding decided.
+            // NaN in one precision and a number in the other: a rounding decided.
             let vague = s.is_nan() != d.is_nan() || spread.is_infinite();
             let near = close(x, s) || close(x, d) || (x - d).abs() <= slack(x, d) + 64.0 * spread;
             !(near || vague)

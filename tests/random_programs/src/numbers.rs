@@ -5,7 +5,7 @@ use slabwise::DType;
 use crate::case::{Binary, Op, Unary};
 use crate::facts::{Fact, lane};
 
-/// Whether a small change of an operand can make a jump of the result.
+/// Whether the result is discontinuous in an operand.
 pub fn jumps(op: &Op) -> bool {
     let rounds = |u: &Unary| matches!(u, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Sign);
     match op {
@@ -22,7 +22,7 @@ pub fn jumps(op: &Op) -> bool {
     }
 }
 
-/// Whether its gradient jumps where its value does not.
+/// Whether its gradient is discontinuous where its value is continuous.
 pub fn has_kinks(op: &Op) -> bool {
     let kink = |u: &Unary| matches!(u, Unary::Abs | Unary::Relu);
     match op {

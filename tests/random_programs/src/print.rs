@@ -1,5 +1,4 @@
-//! Prints a case as a test to paste: one function over the public interface, with everything that
-//! it needs inside.
+//! Prints a case as a self-contained test: one function over the public interface.
 
 mod statement;
 

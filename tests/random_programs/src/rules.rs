@@ -258,7 +258,7 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
         Op::Param(at) => {
             let param = scope.case.params.get(*at)?;
             let fact = made(DType::F32, fixed(&param.dims));
-            // Statistics and averages move, and so do weights, from step to step.
+            // Statistics, averages and weights change from step to step.
             param
                 .value
                 .map_or(fact.clone(), |v| fact.within(f64::from(v), f64::from(v)))
@@ -379,7 +379,7 @@ fn fixed_from(x: &Fact, axis: usize) -> Option<Vec<usize>> {
     x.dims.get(axis..)?.iter().map(|d| d.as_fixed()).collect()
 }
 
-/// How many places a window has along an axis, at least one.
+/// The number of positions of a window along an axis, at least one.
 fn windows(n: usize, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<usize> {
     let span = dilation * k.checked_sub(1)? + 1;
     (stride > 0 && n > 0).then_some(())?;
@@ -445,7 +445,7 @@ fn einsum(text: &str, args: &[&Fact], scope: &Scope<'_>) -> Option<Fact> {
     }
     let mut bound = 1.0;
     for (letters, x) in operands.iter().zip(args) {
-        // Of two letters joined into one axis both need fixed lengths, or one of them.
+        // Of two letters joined into one axis, at least one needs a fixed length.
         if letters.chars().count() != x.rank() || x.dtype != DType::F32 || x.fixed().is_none() {
             return None;
         }
@@ -483,7 +483,7 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
     };
     let ends = float && inputs > 0 && last.is_some_and(|n| n.is(inputs));
     let channels = |rank: usize| float && x.rank() == rank && inputs > 0 && x.dims[1].is(inputs);
-    // A statistic over a batch that may be empty is none.
+    // There are no statistics of an empty batch.
     let filled = x.dims.iter().all(|d| d.least() > 0);
     match layer {
         Layer::Linear => {
@@ -510,7 +510,7 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
                 && outputs > 0;
             let mut dims = x.dims.clone();
             dims.push(Len::fixed(outputs));
-            // Its rows are looked up in one axis.
+            // Rows are looked up along one axis.
             let flat = x.dims.iter().try_fold(Len::fixed(1), |n, d| n.by(*d));
             flat.filter(|_| index)
                 .map(|_| Fact::new(DType::F32, dims).within(-2.0, 2.0))

@@ -1,4 +1,4 @@
-//! Runs cases: by slabwise in a given way, and by the reference evaluator.
+//! Runs cases with slabwise in a given way, and with the reference evaluator.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,14 +19,14 @@ use crate::case::{Axis, Case, Op, Program};
 use crate::rng::{Rng, mixed};
 use crate::setup::{Feed, Setup};
 
-/// Why there are no results.
+/// The reason for a run without results.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// A panic, with its place.
     Panic(String),
     /// An internal error.
     Internal(String),
-    /// A model that is refused.
+    /// A model that `compile` refuses.
     Refused(String),
     /// A budget that does not suffice.
     Budget(String),
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// The text of it.
+    /// The text of the error.
     pub fn text(&self) -> &str {
         match self {
             Failure::Panic(t)
@@ -287,7 +287,7 @@ pub fn data(case: &Case, op: &Op, run: usize) -> Option<Array> {
         }
         DType::F32 | DType::F16 | DType::BF16 => {
             let x = rng.float(-2.0, 2.0);
-            // Zeros, and equal numbers, on purpose.
+            // Contains zeros and equal numbers.
             if x.abs() < 0.8 {
                 (x * 4.0).round() / 4.0 + 0.0
             } else {
@@ -307,7 +307,7 @@ fn rounded(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// An array, or a buffer of a session.
+/// The data of an input: an array, or a buffer of a session.
 enum Fed {
     F32(ArrayD<f32>),
     F16(ArrayD<f16>),

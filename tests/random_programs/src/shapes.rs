@@ -1,4 +1,4 @@
-//! More rules: views, joins, choices by index and by value, losses, attention.
+//! More rules: views, joins, selection by index and by value, losses, attention.
 
 use slabwise::DType;
 
@@ -242,7 +242,7 @@ pub fn infer(
                 && w == wk
                 && of_keys == of_values;
             let filled = w.as_fixed().is_some_and(|n| n > 0) && of_keys.least() > 0;
-            // Tiles slice each operand as it is: shapes that broadcast are another matter.
+            // Tiles slice each operand as it is, so that shapes must not broadcast.
             let batch = &q.dims[..q.rank() - 2];
             let same = batch == &k.dims[..k.rank() - 2] && batch == &v.dims[..v.rank() - 2];
             (alike && filled && same && *tiles != Some(0)).then_some(())?;
@@ -252,7 +252,7 @@ pub fn infer(
             if let [mask] = mask {
                 let ok = matches!(mask.dtype, DType::Bool | DType::F32)
                     && broadcast(&scores, &mask.dims)? == scores;
-                // With both, a query may see nothing at all.
+                // With both, all keys of a query may be masked.
                 (ok && !(*causal && mask.dtype == DType::Bool)).then_some(())?;
             }
             let mut dims = batch.to_vec();
@@ -387,7 +387,7 @@ fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>>
             .copied()
             .filter(|d| d.as_fixed().is_none())
             .collect();
-        // One unknown length takes the fixed ones in; several stay apart.
+        // One unknown length can be joined with fixed ones; several cannot.
         if let [one] = open[..] {
             open = vec![one.by(Len::fixed(fixed))?];
             return Some((1, open));
@@ -413,7 +413,7 @@ fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>>
     let missing = match (open.as_slice(), unknown.as_slice()) {
         ([], []) if known > 0 && fixed % known == 0 => Len::fixed(fixed / known),
         ([one], []) if known > 0 => one.part(known)?,
-        // The unknown length stays, as often as it was there.
+        // The unknown length stays, as many times as before.
         ([one], [same]) => {
             let n = (1..=64).find(|&n| same.by(Len::fixed(n)) == Some(*one))?;
             Len::fixed(n)

@@ -10,12 +10,12 @@ use crate::judge::is_valid;
 use crate::rules::facts;
 use crate::setup::{Feed, Setup, Switch};
 
-/// A case and the one way of running it, beside the default, in which something is wrong.
+/// A case, and the way of running it, beside the default, that has the fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trial {
     /// The case.
     pub case: Case,
-    /// The way.
+    /// The way of running it.
     pub setup: Setup,
 }
 
@@ -70,7 +70,7 @@ impl Trial {
     }
 }
 
-/// A number that is smaller for smaller numbers in a statement.
+/// A measure of the numbers in a statement.
 fn written(op: &Op) -> usize {
     let axis = |a: &Axis| if let Axis::Fixed(n) = a { *n + 1 } else { 1 };
     match op {
@@ -91,7 +91,7 @@ fn written(op: &Op) -> usize {
     }
 }
 
-/// The smallest trial found of which `holds`, until `deadline`.
+/// The smallest trial found for which `holds` is true, until `deadline`.
 pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool) -> Trial {
     loop {
         let before = best.weight();
@@ -119,7 +119,7 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
 
 type Pass = fn(&Trial) -> Vec<Trial>;
 
-/// From the coarse to the fine.
+/// Coarse changes first.
 const PASSES: &[Pass] = &[
     runs, programs, extras, blocks, statements, bypasses, sources, setups, kinds, lengths, numbers,
 ];
@@ -161,7 +161,7 @@ fn programs(trial: &Trial) -> Vec<Trial> {
     (0..n).map(without).collect()
 }
 
-/// One change of each program.
+/// Each change of each program.
 fn each(trial: &Trial, mut change: impl FnMut(&mut Program, usize) -> bool) -> Vec<Trial> {
     let mut list = Vec::new();
     for at in 0..trial.case.programs.len() {
@@ -253,7 +253,7 @@ fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
     });
 }
 
-/// Without a run of statements, long ones first.
+/// Removes consecutive statements, long runs first.
 fn blocks(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
@@ -426,7 +426,7 @@ fn sources(trial: &Trial) -> Vec<Trial> {
     list
 }
 
-/// A named dimension that becomes a number: its largest length.
+/// Replaces a named dimension by its largest length.
 fn fix(case: &mut Case, dim: usize) {
     let n = case.dims[dim].max as usize;
     let change = |axis: &mut Axis| {
@@ -501,8 +501,7 @@ fn kinds(trial: &Trial) -> Vec<Trial> {
     })
 }
 
-/// Every length that is written down, in all places together and in each by itself: smaller, 1, and
-/// 0.
+/// Reduces every written length, in all places together and in each by itself: smaller, 1, and 0.
 fn lengths(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     let mut numbers: Vec<usize> = Vec::new();
@@ -590,7 +589,7 @@ fn smaller(n: usize) -> Vec<usize> {
     list
 }
 
-/// A length written as another everywhere in a statement.
+/// Replaces a length everywhere in a statement.
 fn replace(op: &mut Op, n: usize, less: usize) {
     for axis in axes(op) {
         if *axis == Axis::Fixed(n) {

@@ -33,8 +33,8 @@ fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
     Ok(())
 }
 
-/// A part of a concatenation behind one whose length a run finds waits for that length: where it is
-/// written follows from it.
+/// A part of a concatenation behind one of data-dependent length depends on that length, because
+/// its offset is computed from it.
 #[test]
 fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
     for kept in 0..=2 {
@@ -56,7 +56,7 @@ fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
     Ok(())
 }
 
-/// The same across rows: how far rows lie apart follows from the found length too.
+/// The same across rows, because the stride of rows is computed from the data-dependent length too.
 #[test]
 fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
     let trace = Trace::inference();
@@ -72,8 +72,7 @@ fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
     Ok(())
 }
 
-/// A sum over a batch of rows without elements, where slices of the batch are tried for the sake of
-/// a budget.
+/// A sum over a batch of rows without elements, where a budget makes the planner try micro-batches.
 #[test]
 fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
     let trace = Trace::inference();
@@ -130,8 +129,8 @@ fn folds_of_nothing_write_their_results_alone() -> Result<()> {
     Ok(())
 }
 
-/// A value of a found length that kernels on slices of the batch write, for the sake of a budget,
-/// lies where the run found room for it.
+/// A value of data-dependent length written in micro-batches under a budget is in the memory that
+/// the run allocated for it.
 #[test]
 fn slices_write_into_what_has_a_found_length() -> Result<()> {
     let trace = Trace::inference();

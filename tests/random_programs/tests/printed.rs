@@ -12,7 +12,7 @@ use slabwise_random_programs::print::{Claim, test};
 use slabwise_random_programs::rng::Rng;
 use slabwise_random_programs::{draw, run, setup};
 
-// Every expression is printed in parentheses, so that it can stand inside of another.
+// Every expression is printed in parentheses, so that it can be part of another.
 #[allow(unused_parens)]
 mod programs {
     include!("printed/programs.inc");
@@ -44,7 +44,8 @@ fn kinds(case: &Case) -> BTreeSet<String> {
         .collect()
 }
 
-/// Programs that add many kinds of statements to those before, one or two for each way to run them.
+/// Programs that each add many kinds of statements to those before, one or two for each way of
+/// running them.
 fn printed() -> (String, BTreeSet<String>) {
     let (mut text, mut seen) = (String::new(), BTreeSet::new());
     for number in 0..4000 {
