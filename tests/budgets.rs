@@ -263,7 +263,7 @@ fn running_statistics_move_once_within_any_budget() {
 }
 
 #[test]
-fn what_an_activation_assigns_it_assigns_once() {
+fn recomputed_activations_assign_once() {
     let (kept, runs) = same_within(&[80, 60], &|budget| train_watched(budget, [2048, 10, 3]));
     assert!(
         kept >= 2 && runs >= 4,
@@ -273,7 +273,7 @@ fn what_an_activation_assigns_it_assigns_once() {
 
 /// Pins every second activation, which is then not recomputed under any budget; the others are.
 #[test]
-fn what_is_kept_no_budget_makes_again() {
+fn pinned_values_are_recomputed_under_no_budget() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
         let layers: Vec<Linear> = (0..12)
@@ -383,7 +383,7 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
 }
 
 #[test]
-fn programs_share_what_the_first_one_leaves() {
+fn programs_share_the_bytes_left_by_the_first() {
     let params = Params::seeded(5);
     let network = Model::Mlp.build(&params);
     let mut session = Session::new(Device::Cpu, params)

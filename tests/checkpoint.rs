@@ -121,7 +121,7 @@ fn in_segment<'t>(
 }
 
 #[test]
-fn what_leaves_a_segment_by_another_way_is_kept() {
+fn values_of_a_segment_used_elsewhere_are_saved() {
     let gradient = |checkpointed: bool| {
         let trace = Trace::training();
         let x = trace.input("x", F32, (3, 4));
@@ -254,7 +254,7 @@ fn tiles_never_hold_all_scores() {
 /// A value that simplifies to a constant or a position is always available, so that pinning it
 /// costs nothing.
 #[test]
-fn what_turns_out_to_be_a_number_can_be_kept() {
+fn values_that_simplify_to_constants_can_be_pinned() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (1, 3));
     let number = trace.full(2.0, F32, (3,)).keep() + x;

@@ -36,7 +36,7 @@ fn bare(params: Params) -> Session {
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
-fn steps_with_batches_ahead_are_those_without() {
+fn prefetched_steps_equal_steps_without_prefetch() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -189,7 +189,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
 
 /// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
-fn a_wrong_batch_fails_in_its_turn() {
+fn a_wrong_batch_fails_when_its_step_runs() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -251,7 +251,7 @@ fn large(budget: Budget) -> (Session, Program<1>) {
 const LARGE: u64 = 1100 * 256 * 4;
 
 #[test]
-fn large_inputs_on_their_way_are_planned_bytes() {
+fn staging_buffers_of_large_inputs_are_planned_bytes() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -342,7 +342,7 @@ fn large_inputs_on_their_way_are_planned_bytes() {
 /// Programs of a session share the staging buffer; a later program takes its bytes if its slab
 /// needs them.
 #[test]
-fn programs_keep_one_budget_together() {
+fn programs_of_a_session_share_one_budget() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -393,7 +393,7 @@ fn programs_keep_one_budget_together() {
 }
 
 #[test]
-fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
+fn without_memory_for_staging_inputs_are_copied_when_their_step_runs() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

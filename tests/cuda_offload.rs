@@ -46,7 +46,7 @@ fn on_device(
 }
 
 #[test]
-fn weights_are_the_same_bits_however_late_or_early_copies_are() {
+fn late_and_early_copies_give_the_same_weights() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -150,7 +150,7 @@ fn plan_of_half_host() -> u64 {
 }
 
 #[test]
-fn steps_in_flight_wait_for_what_is_under_way_and_allocate_nothing() {
+fn pending_steps_wait_for_copies_and_allocate_nothing() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -222,7 +222,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
 }
 
 #[test]
-fn a_program_that_sends_more_moves_the_hosts_memory_and_others_still_run() {
+fn a_program_that_offloads_more_moves_the_hosts_memory_and_others_still_run() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

@@ -83,7 +83,7 @@ fn results_are_the_same_under_every_policy() {
 }
 
 #[test]
-fn what_the_pool_does_not_use_goes_back_when_something_else_needs_it() {
+fn unused_pages_of_the_pool_are_released_to_other_sessions() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -139,7 +139,7 @@ fn what_the_pool_does_not_use_goes_back_when_something_else_needs_it() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn the_variable_of_the_allocator_is_heeded() {
+fn the_variable_of_the_allocator_selects_mapped_pages() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

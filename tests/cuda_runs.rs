@@ -93,7 +93,7 @@ fn trained(driver: &FakeDriver, images: bool, ungrouped: bool) -> (i64, Vec<u32>
 }
 
 #[test]
-fn updates_of_many_parameters_are_few_launches() {
+fn updates_of_many_parameters_share_launches() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -170,7 +170,7 @@ fn assert_same(got: &[Seen], expected: &[Seen], tolerance: f32) {
 }
 
 #[test]
-fn lengths_that_runs_find_are_those_of_the_cpu() {
+fn data_dependent_lengths_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -227,7 +227,7 @@ fn lengths_that_runs_find_are_those_of_the_cpu() {
 }
 
 #[test]
-fn a_loss_over_what_a_mask_names_trains_as_on_the_cpu() {
+fn a_masked_loss_trains_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -288,7 +288,7 @@ fn a_loss_over_what_a_mask_names_trains_as_on_the_cpu() {
 }
 
 #[test]
-fn lengths_without_a_bound_are_planned_and_loaded_as_they_come() {
+fn unbounded_lengths_are_planned_and_loaded_on_demand() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -306,7 +306,7 @@ fn lengths_without_a_bound_are_planned_and_loaded_as_they_come() {
 }
 
 #[test]
-fn parts_that_a_run_chooses_are_checked_where_they_end() {
+fn ends_of_dynamic_slices_are_checked() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -360,7 +360,7 @@ fn parts_that_a_run_chooses_are_checked_where_they_end() {
 }
 
 #[test]
-fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
+fn errors_of_indices_name_the_tensor_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -447,7 +447,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
 
 /// On the device halves are multiplied as they are, on the CPU widened first.
 #[test]
-fn products_of_halves_are_those_of_the_cpu_element_by_element() {
+fn products_of_halves_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -478,7 +478,7 @@ fn products_of_halves_are_those_of_the_cpu_element_by_element() {
 }
 
 #[test]
-fn runs_without_elements_are_those_of_the_cpu() {
+fn runs_without_elements_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -542,7 +542,7 @@ fn variables_of_cuda_sessions_are_checked_on_every_device() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_is_named_with_what_to_do() {
+fn a_driver_that_is_too_old_is_an_error_with_a_remedy() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -589,7 +589,7 @@ int nvrtcGetSupportedArchs(int* to) { *to = 90; return 0; }
 
 #[cfg(feature = "cli")]
 #[test]
-fn what_is_missing_or_refused_is_said_with_what_to_do() {
+fn missing_libraries_are_errors_with_a_remedy() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

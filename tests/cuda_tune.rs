@@ -220,7 +220,7 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
 }
 
 #[test]
-fn without_timing_the_first_ranked_are_taken() {
+fn without_timing_the_first_ranked_kernels_are_used() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -248,7 +248,7 @@ fn to_tf32(x: f32) -> f32 {
 }
 
 #[test]
-fn with_tf32_operands_are_rounded_and_without_it_none_is() {
+fn operands_are_rounded_only_with_tf32() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -332,7 +332,7 @@ fn with_tf32_operands_are_rounded_and_without_it_none_is() {
 }
 
 #[test]
-fn what_is_picked_for_tf32_is_not_picked_for_f32() {
+fn choices_for_tf32_are_not_used_for_f32() {
     let Some(driver) = installed(100_000_000) else {
         return;
     };
@@ -581,7 +581,7 @@ fn a_budget_holds_for_timing_too() {
 }
 
 #[test]
-fn a_library_that_fails_in_a_run_says_how_to_do_without() {
+fn a_library_that_fails_in_a_run_is_an_error_with_a_remedy() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -616,7 +616,7 @@ fn a_library_that_fails_in_a_run_says_how_to_do_without() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn the_command_line_says_what_computes_each_kernel() {
+fn the_command_line_lists_the_library_of_each_kernel() {
     let Some(_driver) = installed(1_000) else {
         return;
     };

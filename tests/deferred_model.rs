@@ -52,7 +52,7 @@ fn nothing_is_lost_or_seen_twice() {
 }
 
 #[test]
-fn two_drainers_share_what_there_is() {
+fn two_drainers_share_the_queue() {
     check(|| {
         let queue = Arc::new(Deferred::new());
         queue.push(1);

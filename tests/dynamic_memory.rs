@@ -72,7 +72,7 @@ fn results_are_the_same_under_every_policy() {
 }
 
 #[test]
-fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
+fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
     let x = input();
     let small = MemoryConfig {
         limit: Some(MIB / 2),
@@ -132,7 +132,7 @@ fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_named() {
+fn invalid_settings_are_named() {
     let session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
     let error = session
         .with_memory(&MemoryConfig {

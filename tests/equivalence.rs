@@ -187,7 +187,7 @@ fn neither_mode_nor_threads_change_a_bit() {
 }
 
 #[test]
-fn optimisations_can_be_switched_off() {
+fn optimizations_can_be_switched_off() {
     let on = CompileOptions::default();
     let planner = slabwise_planner::Options::default();
     for seed in 200..240 {
@@ -361,7 +361,7 @@ fn optimisations_can_be_switched_off() {
 /// Lengths of 0 and 1 everywhere, and batches of no examples: planned, dynamic, within budgets and
 /// without optimizations.
 #[test]
-fn what_has_no_elements_agrees_with_the_reference_evaluator() {
+fn programs_without_elements_agree_with_the_reference_evaluator() {
     let on = CompileOptions::default();
     let simplify = Simplify {
         cse: false,

@@ -376,7 +376,7 @@ fn a_batch_of_no_rows_is_no_panic() {
 }
 
 #[test]
-fn a_budget_below_the_floor_comes_with_the_bill() {
+fn a_budget_below_the_lower_bound_is_refused_with_the_bytes_needed() {
     let params = Params::seeded(0);
     let layer = Linear::new(&params.root() / "wide", 1000, 1000);
     let trace = Trace::inference().named("forward");
@@ -511,7 +511,7 @@ fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
 }
 
 #[test]
-fn devices_that_are_not_there() {
+fn missing_devices() {
     for name in ["gpu", "", "cuda", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
         let said = text(name.parse::<Device>());
         assert_has(&said, &[&format!("{name:?}"), "auto, cpu or cuda:N"]);
@@ -566,7 +566,7 @@ fn nonsense_in_the_environment_is_an_error() {
 }
 
 #[test]
-fn what_belongs_to_another_session_is_refused() {
+fn handles_of_another_session_are_refused() {
     let params = Params::seeded(0);
     let (mut here, mut there) = (session(params.clone()), session(params.clone()));
     let (program, _) = classifier(&params, &mut there);

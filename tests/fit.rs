@@ -189,7 +189,7 @@ fn patience_ends_and_the_best_is_kept() {
 }
 
 #[test]
-fn what_cannot_be_fitted_is_an_error() {
+fn errors_of_fit() {
     let One {
         mut session,
         train,

@@ -80,7 +80,7 @@ fn read_by_others(memory: &Ledger, peak: &Ledger, expected: &Expected) {
 }
 
 #[test]
-fn what_a_pool_did_is_read() {
+fn snapshots_of_a_pool_are_readable() {
     let device = FakeDevice::new(64 * KIB).with_preallocation(true);
     let config = MemoryConfig {
         fraction: Some(1.0),
@@ -120,7 +120,7 @@ fn what_a_pool_did_is_read() {
 }
 
 #[test]
-fn planned_and_dynamic_runs_are_read_alike() {
+fn profiles_of_planned_and_dynamic_runs_are_readable() {
     let params = Params::seeded(0);
     let network = Model::Mlp.build(&params);
     let mut session = Session::new(Device::Cpu, params)

@@ -30,7 +30,7 @@ fn bare(session: Session) -> Session {
 }
 
 #[test]
-fn what_leaves_the_slab_comes_back_as_it_was() {
+fn offloaded_values_come_back_unchanged() {
     let Some(device) = gpu() else { return };
     for seed in [None, Some(3)] {
         let sizes = [2048, 8, 5];
@@ -70,7 +70,7 @@ fn what_leaves_the_slab_comes_back_as_it_was() {
 }
 
 #[test]
-fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
+fn prefetched_batches_belong_to_their_steps() {
     let Some(device) = gpu() else { return };
     const BATCH: usize = 4096;
     let open = |slots: usize| {

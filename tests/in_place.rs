@@ -106,13 +106,13 @@ fn prefixes(device: Device, sizes: &[usize]) {
 }
 
 #[test]
-fn the_first_part_of_a_value_is_computed_in_its_place() {
+fn the_first_part_of_a_value_is_computed_in_place() {
     prefixes(Device::Cpu, &[4, 5, 7, 16, 33, 100]);
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn the_first_part_of_a_value_is_computed_in_its_place_on_a_device() {
+fn the_first_part_of_a_value_is_computed_in_place_on_a_device() {
     let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else {
         return;
     };
@@ -198,7 +198,7 @@ fn parts_of_rows_and_parts_that_begin_later_are_right() {
 
 /// A prefix of a value with a batch below its bound, and of a donated input.
 #[test]
-fn prefixes_of_bounded_batches_and_of_what_is_donated() {
+fn prefixes_of_bounded_batches_and_donated_inputs() {
     for mut session in sessions(Device::Cpu) {
         let trace = Trace::inference();
         let x = trace.input("x", F32, (Dim::bounded("batch", 8), 6, 4));

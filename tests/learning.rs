@@ -114,7 +114,7 @@ fn text<T>(result: Result<T>) -> String {
 }
 
 #[test]
-fn parts_of_a_batch_teach_what_the_whole_does() {
+fn parts_of_a_batch_train_as_the_whole() {
     let optimizer = || Sgd::new(0.1).momentum(0.9).clip_norm(0.5);
     let (mut one, program) = learner(32, 24, whole(optimizer()));
     let program = program.expect("it compiles");
@@ -175,7 +175,7 @@ fn parts_need_the_memory_of_a_part() {
 }
 
 #[test]
-fn parts_share_what_is_computed_before_and_states_pass_through_them() {
+fn parts_share_earlier_values_and_pass_states_on() {
     let params = Params::seeded(3);
     let w = params.root().param(
         "w",
@@ -417,7 +417,7 @@ fn without(
 }
 
 #[test]
-fn programs_that_train_the_same_weights_count_together() {
+fn programs_that_train_the_same_weights_share_a_step_count() {
     let (mut session, programs) = two(whole(Adam::new(0.01)), whole(Adam::new(0.01)));
     let [a, b] = programs.expect("they compile");
     // The mean over a batch of 4 repeated twice is the mean over that batch: both programs make the
@@ -448,7 +448,7 @@ fn programs_that_train_the_same_weights_count_together() {
 }
 
 #[test]
-fn programs_that_train_other_weights_must_not_share_a_count() {
+fn programs_that_train_other_weights_have_separate_step_counts() {
     let adam = || Adam::new(0.01);
     let (_, programs) = two(without("stem", adam()), without("head", adam()));
     let said = text(programs);

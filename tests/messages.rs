@@ -316,7 +316,7 @@ fn inputs_that_do_not_fit() {
 }
 
 #[test]
-fn data_that_a_run_refuses() {
+fn invalid_data() {
     let params = Params::seeded(0);
     let mut session = session(&params);
     let here = here!();

@@ -45,7 +45,7 @@ fn assert_as_planned(trained: &Trained, room: u64) {
 }
 
 #[test]
-fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
+fn half_of_the_slab_trains_to_the_same_weights_with_any_link() {
     let sizes = [2048, 12, 3];
     let all = train(Budget::Unlimited, sizes, None).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -94,7 +94,7 @@ fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
 }
 
 #[test]
-fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
+fn random_networks_train_to_the_same_bits_within_any_budget_with_any_link() {
     let (mut sent, mut programs) = (0, 0);
     for seed in 0..8 {
         let sizes = [512, 4 + seed % 5, 3];
@@ -139,7 +139,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
 }
 
 #[test]
-fn the_host_has_a_limit_and_a_budget_a_floor() {
+fn the_host_has_a_limit_and_a_budget_a_lower_bound() {
     let sizes = [2048, 12, 0];
     let once = train(Budget::Unlimited, sizes, None)
         .expect("it compiles")

@@ -59,7 +59,7 @@ fn workspace_end(plan: &Plan) -> u64 {
 }
 
 #[test]
-fn planned_is_the_lower_bound_and_what_runs_use() {
+fn planned_bytes_equal_the_lower_bound_and_measured_bytes() {
     let mut exact = 0;
     for (model, n) in [(Model::Mlp, 256), (Model::Cnn, 64)] {
         let params = Params::seeded(3);
@@ -139,7 +139,7 @@ fn planned_is_the_lower_bound_and_what_runs_use() {
 }
 
 #[test]
-fn programs_of_a_session_overlay_their_temporaries_and_share_weights() {
+fn programs_of_a_session_share_slab_and_weights() {
     let params = Params::seeded(3);
     let network = Model::Mlp.build(&params);
     let mut session = session(params);

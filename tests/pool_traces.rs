@@ -27,7 +27,7 @@ fn replay(trace: &Trace, capacity: Option<u64>) -> Replay {
 }
 
 #[test]
-fn the_default_pool_reserves_little_more_than_is_live() {
+fn the_default_pool_reserves_little_more_than_live_bytes() {
     for (name, most) in TRACES {
         let trace = read(name);
         let replay = replay(&trace, None);
@@ -41,7 +41,7 @@ fn the_default_pool_reserves_little_more_than_is_live() {
 }
 
 #[test]
-fn two_percent_more_than_the_peak_are_enough() {
+fn two_percent_above_the_peak_suffice() {
     for (name, _) in TRACES {
         let trace = read(name);
         let replay = replay(&trace, Some(trace.peak_live_bytes() * 102 / 100));

@@ -24,7 +24,7 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
-fn steps_with_batches_ahead_are_those_without() {
+fn prefetched_steps_equal_steps_without_prefetch() {
     // The last batch is smaller, and so is one in the middle.
     let lengths = [BATCH, BATCH, 40, BATCH, BATCH, 7];
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
@@ -132,7 +132,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
 
 /// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
-fn a_wrong_batch_fails_in_its_turn() {
+fn a_wrong_batch_fails_when_its_step_runs() {
     let mut wrong = batches(BATCH, &[BATCH, 64, BATCH, BATCH, 32]);
     // One has a shape that does not fit, one a label out of range.
     wrong[1].0 = Array2::zeros((64, WIDTH + 1));
@@ -182,7 +182,7 @@ fn a_wrong_batch_fails_in_its_turn() {
 }
 
 #[test]
-fn a_budget_counts_slots_too() {
+fn a_budget_includes_prefetch_queues() {
     let (session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let bytes = session.persistent_bytes() + program.plan().slab_bytes();
     assert_eq!(

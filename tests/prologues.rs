@@ -203,7 +203,7 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
 }
 
 #[test]
-fn images_behind_norms_are_nowhere_in_memory_and_no_bit_changes() {
+fn images_behind_norms_are_not_stored_and_no_bit_changes() {
     for form in [Form::Plain, Form::Residual] {
         let found = same_within(&[70, 50], form, quick());
         assert!(!found.is_empty(), "{form:?}");
@@ -242,7 +242,7 @@ fn guards_between_buffers_stay_as_they_are() {
 
 /// Dropout masks drawn in a prologue equal those of the backward pass.
 #[test]
-fn random_numbers_are_drawn_alike() {
+fn recomputed_random_numbers_are_equal() {
     assert!(!same_within(&[60, 45], Form::Dropout, quick()).is_empty());
 }
 
@@ -255,14 +255,14 @@ fn checkpointed_segments_train_to_the_same_bits() {
 /// A convolution that assigns the weight with which its image is computed needs the stored image;
 /// the others do not.
 #[test]
-fn an_image_made_with_the_weight_that_is_updated_is_stored() {
+fn an_image_computed_from_an_updated_weight_is_stored() {
     assert!(!same_within(&[60, 45], Form::Own, quick()).is_empty());
 }
 
 /// A state is written after its last reader. An image of the state that is needed after that is
 /// stored.
 #[test]
-fn a_state_that_an_image_is_made_with_moves_after_its_last_reader() {
+fn a_state_that_an_image_is_computed_from_is_written_after_its_last_reader() {
     assert!(!same_within(&[60, 45], Form::Watched, quick()).is_empty());
 }
 
@@ -335,7 +335,7 @@ fn batches_below_their_bound_train_to_the_same_bits() {
 
 /// Unbounded lengths have a plan each, or share one.
 #[test]
-fn lengths_without_a_bound_train_to_the_same_bits() {
+fn unbounded_lengths_train_to_the_same_bits() {
     let all = in_batches(Budget::Unlimited, Dim::free("batch"), quick()).expect("it compiles");
     let within = in_batches(Budget::Bytes(Bytes(9 << 20)), Dim::free("batch"), quick())
         .unwrap_or_else(|e| panic!("{e}"));
@@ -345,7 +345,7 @@ fn lengths_without_a_bound_train_to_the_same_bits() {
 /// The first image of an inference is a norm by running statistics, computed from variables and the
 /// input.
 #[test]
-fn inference_makes_images_of_running_statistics() {
+fn inference_computes_images_from_running_statistics() {
     let infer = |budget: Budget, stored_images: bool| -> Result<(Vec<u32>, usize)> {
         let params = Params::seeded(6);
         let (norm, conv) = (

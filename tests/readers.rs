@@ -104,7 +104,7 @@ fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8
 
 /// One test, because memory is counted for the whole process.
 #[test]
-fn files_of_others_are_read_or_refused() {
+fn foreign_files_are_read_or_refused() {
     for reader in READERS {
         let files = corpus(reader.name);
         for (path, bytes) in &files {

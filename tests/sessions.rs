@@ -360,7 +360,7 @@ fn names_of_inputs_and_dimensions_can_be_made_while_a_program_runs() {
 }
 
 #[test]
-fn parts_that_one_tensor_measures_have_one_length() {
+fn slices_by_one_length_tensor_have_one_length() {
     let trace = Trace::inference();
     let (x, y) = (trace.input("x", F32, (8, 4)), trace.input("y", F32, (6, 4)));
     let (start, length) = (

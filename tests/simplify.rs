@@ -134,7 +134,7 @@ fn random_graphs_hold_sane_numbers() {
 }
 
 #[test]
-fn a_second_time_changes_nothing() {
+fn simplification_is_idempotent() {
     for seed in 0..30 {
         let once = simplify(&RandomGraph::new(seed, 40).graph, &Simplify::default());
         let twice = simplify(&once, &Simplify::default());

@@ -149,7 +149,7 @@ fn none(rule: &str, offences: &[String]) {
 }
 
 #[test]
-fn files_fit_one_sitting() {
+fn files_are_short() {
     let mut offences = Vec::new();
     for source in rust() {
         let lines = source.text.lines().count();
@@ -172,7 +172,7 @@ fn files_fit_one_sitting() {
 }
 
 #[test]
-fn nothing_is_left_to_do() {
+fn no_placeholders_are_left() {
     let left = [
         concat!("to", "do!"),
         concat!("unim", "plemented!"),

@@ -156,7 +156,7 @@ fn kept(plan: &Plan) -> (BufferId, Lifetime) {
 }
 
 #[test]
-fn a_run_touches_what_was_planned() {
+fn a_run_touches_exactly_the_planned_bytes() {
     let (plan, run) = recorded();
     assert_eq!(
         (run.steps.len(), run.strays(plan.offsets())),
@@ -185,7 +185,7 @@ fn a_run_touches_what_was_planned() {
 }
 
 #[test]
-fn pointing_sliding_and_finding_say_what_the_planner_says() {
+fn interactions_show_the_planners_values() {
     let Some(browser) = browser() else { return };
     let (plan, run) = recorded();
     let (dag, offsets) = (plan.dag(), plan.offsets());

@@ -234,7 +234,7 @@ fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
 
 /// A rule given to `freeze` may use the trace that calls it.
 #[test]
-fn freezing_may_look_at_the_trace() {
+fn rules_of_freeze_may_use_the_trace() {
     let params = Params::seeded(42);
     let linear = Linear::new(&params.root() / "head", 7, 1);
     let trace = std::rc::Rc::new(Trace::training());

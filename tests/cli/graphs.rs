@@ -46,7 +46,7 @@ fn order_finds_the_smallest_peak_and_writes_the_schedule() {
 }
 
 #[test]
-fn remat_keeps_a_budget_or_tells_the_floor() {
+fn remat_meets_a_budget_or_reports_the_lower_bound() {
     let folder = tempfile::tempdir().unwrap();
     let path = graph("unet_d2_c16_b4_grads");
     let out = folder.path().join("r.json");

@@ -74,7 +74,7 @@ const BENCH: &str = "model batch optimizer device dtype tf32 threads steps step_
                      state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes host_bytes";
 
 #[test]
-fn plan_tells_what_a_step_needs() {
+fn plan_reports_the_memory_of_a_step() {
     let plan = json("plan mlp --batch 32");
     assert_keys(&plan, PLAN);
     assert_eq!(
@@ -123,7 +123,7 @@ fn plan_draws_a_picture() {
 }
 
 #[test]
-fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
+fn plan_writes_a_page_with_the_measured_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [html, alone, pickle, snapshot, trace, profile] = [
@@ -173,7 +173,7 @@ fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
 }
 
 #[test]
-fn diff_tells_what_made_a_plan_grow() {
+fn diff_explains_why_a_plan_grew() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [a, b, cut, nowhere] = ["a.json", "b.json", "cut.json", "none.json"].map(path);
@@ -241,7 +241,7 @@ fn diff_tells_what_made_a_plan_grow() {
 }
 
 #[test]
-fn the_frontier_tells_what_smaller_slabs_cost() {
+fn the_frontier_lists_the_time_of_smaller_slabs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("frontier.svg");
     let report = json(&format!(
@@ -273,7 +273,7 @@ fn the_frontier_tells_what_smaller_slabs_cost() {
 }
 
 #[test]
-fn a_budget_is_kept_or_refused_with_the_bill() {
+fn a_budget_is_met_or_refused_with_the_bytes_needed() {
     let plan = json("plan mlp");
     let needed = plan["persistent_bytes"].as_u64().unwrap() + plan["slab_bytes"].as_u64().unwrap();
     assert_eq!(
@@ -298,7 +298,7 @@ fn a_budget_is_kept_or_refused_with_the_bill() {
 }
 
 #[test]
-fn a_budget_below_one_kernel_is_kept_in_slices() {
+fn a_budget_below_one_kernel_is_met_by_micro_batches() {
     let (all, half) = (
         json("plan cnn --batch 16"),
         json("plan cnn --batch 16 --budget 50%"),
@@ -363,7 +363,7 @@ fn assert_planned(report: &Value) {
 }
 
 #[test]
-fn planned_is_the_lower_bound_and_what_is_measured() {
+fn planned_bytes_equal_lower_bound_and_measured_bytes() {
     assert_planned(&json("compare mlp --batch 256 --steps 2"));
     assert_planned(&json("compare cnn --batch 8 --steps 1"));
     assert_planned(&json("compare resnet20 --batch 2 --steps 1"));
@@ -380,7 +380,7 @@ fn compare_is_a_table_of_one_model_or_all() {
 }
 
 #[test]
-fn the_speed_of_a_link_is_more_than_none() {
+fn the_speed_of_a_link_is_positive() {
     for link in ["0", "fast", "-1"] {
         let said = failure(&format!("plan mlp --budget 50% --offload={link}"), 2);
         assert!(said.contains("no speed of a link"), "{said}");
@@ -389,7 +389,7 @@ fn the_speed_of_a_link_is_more_than_none() {
 
 /// Values that do not fit are offloaded: the plan lists their intervals, and a run keeps to them.
 #[test]
-fn a_link_keeps_a_budget_by_sending_values_to_the_host() {
+fn offload_meets_a_budget() {
     let small = "plan gpt:layers=4,width=64,length=64 --batch 2";
     let (all, sent) = (
         json(small),
@@ -497,7 +497,7 @@ fn help_lists_the_sizes_of_models() {
 }
 
 #[test]
-fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
+fn wrong_usage_and_impossible_requests_have_different_exit_codes() {
     for wrong in [
         "",
         "plam mlp",

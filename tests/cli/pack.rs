@@ -62,7 +62,7 @@ fn pack_of_nothing() {
 }
 
 #[test]
-fn a_capacity_that_is_not_met_is_a_failure_with_the_best_found() {
+fn a_capacity_that_is_not_met_fails_with_the_best_packing() {
     let (folder, path) = table(TABLE);
     let out = folder.path().join("best.csv");
     let output = slabwise(&format!(

@@ -5,7 +5,7 @@ use super::*;
 const REPLAY: &str = "policy peak_live_bytes peak_reserved_bytes fragmentation ns_per_op driver_calls defrags defrag_bytes";
 
 #[test]
-fn replay_sends_a_trace_through_policies() {
+fn replay_runs_a_trace_under_all_policies() {
     let (_folder, path) = table(TABLE);
     let report = json(&format!("replay {path}"));
     assert_keys(&report, REPLAY);
@@ -72,7 +72,7 @@ fn replay_sends_a_trace_through_policies() {
 }
 
 #[test]
-fn replay_tells_bad_traces_from_too_little_memory() {
+fn replay_distinguishes_bad_traces_from_too_little_memory() {
     let (_folder, path) = table("id,lower,upper,size\na,0,2,600\nb,1,3,600\n");
     let bill = failure(&format!("replay {path} --capacity 1024"), 1);
     assert!(

@@ -109,7 +109,7 @@ fn info_names_the_settings_of_memory() {
 }
 
 #[test]
-fn a_variable_that_makes_no_sense_is_wrong_usage_wherever_it_is_read() {
+fn an_invalid_variable_is_wrong_usage_in_every_command() {
     let (_folder, trace) = table(TABLE);
     let variables = MemoryConfig::VARIABLES
         .iter()

@@ -130,7 +130,7 @@ fn mixed_precision_trains_as_on_the_cpu() {
 }
 
 #[test]
-fn lengths_that_never_come_again_are_not_recorded() {
+fn lengths_that_never_recur_are_not_recorded() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -390,7 +390,7 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_bill() {
+fn allocations_that_do_not_fit_are_reported() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -432,7 +432,7 @@ fn what_does_not_fit_is_refused_with_the_bill() {
 }
 
 #[test]
-fn a_lost_session_says_so_and_how_to_go_on() {
+fn a_lost_device_is_an_error_with_a_remedy() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -566,7 +566,7 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
 }
 
 #[test]
-fn devices_that_are_not_there_say_why() {
+fn errors_of_missing_devices_name_the_reason() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

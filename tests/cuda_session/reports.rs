@@ -84,7 +84,7 @@ fn profiles_are_by_the_clock_of_the_device() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn kernels_are_written_where_a_variable_says() {
+fn kernels_are_written_to_the_folder_of_a_variable() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -181,7 +181,7 @@ fn kernels_are_written_where_a_variable_says() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn the_command_line_runs_on_the_device_of_the_driver_that_a_variable_names() {
+fn the_command_line_runs_on_a_device() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

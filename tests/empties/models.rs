@@ -280,7 +280,7 @@ fn layers_of_width_0_train_within_budgets_and_beside_a_link() {
 /// A model whose only parameter has no elements: it compiles, is saved, and is loaded, also before
 /// it is compiled.
 #[test]
-fn a_model_may_have_nothing_but_parameters_without_elements() {
+fn a_model_may_have_only_parameters_without_elements() {
     let path = std::env::temp_dir().join(format!("slabwise-nothing-{}", std::process::id()));
     let open = || {
         let params = Params::seeded(0);
@@ -320,7 +320,7 @@ fn a_model_may_have_nothing_but_parameters_without_elements() {
 
 /// Reports, pictures, pages and prefetched runs of a program in which no value has elements.
 #[test]
-fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
+fn a_program_without_elements_is_planned_shown_and_fed() {
     let mut session = session().with_prefetch(3);
     let trace = Trace::inference();
     let x = trace.input("x", F32, (4, 0));
@@ -360,7 +360,7 @@ fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
 
 /// Micro-batches are tried where a sum over the batch keeps no axis.
 #[test]
-fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
+fn micro_batches_are_tried_for_an_empty_sum_over_the_batch() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 8), 0, 0));
     let y = x.maximum(x.sum_keep(0)).tanh();
@@ -376,7 +376,7 @@ fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
 /// without elements.
 #[cfg(feature = "cuda")]
 #[test]
-fn what_has_no_elements_runs_on_a_device() {
+fn programs_without_elements_run_on_a_device() {
     let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else {
         return;
     };

@@ -572,7 +572,7 @@ fn products_with_zeros() {
 }
 
 #[test]
-fn what_is_detached_is_a_constant() {
+fn detached_values_are_constants() {
     let mut g = graph();
     let x = input(&mut g, DType::F32, &dims(&[2]));
     let held = g.scalar(ScalarOp::Detach, &[x]);
@@ -637,7 +637,7 @@ fn nodes_of_one_variable_count_as_one() {
 }
 
 #[test]
-fn only_the_way_to_the_loss_is_walked() {
+fn only_nodes_between_loss_and_inputs_are_differentiated() {
     let mut g = graph();
     let (x, y) = (
         input(&mut g, DType::F32, &dims(&[2])),

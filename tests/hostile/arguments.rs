@@ -76,7 +76,7 @@ fn commands(table: &str, graph: &str) -> Vec<(String, &'static str, &'static [&'
 }
 
 #[test]
-fn values_that_make_no_sense_are_wrong_usage() {
+fn invalid_values_are_wrong_usage() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\nb,1,3,6\n").expect("it is written");
@@ -101,7 +101,7 @@ fn values_that_make_no_sense_are_wrong_usage() {
 }
 
 #[test]
-fn inputs_and_outputs_that_are_not_there_are_named() {
+fn missing_inputs_and_outputs_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\n").expect("it is written");

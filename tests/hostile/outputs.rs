@@ -170,7 +170,7 @@ fn files_keep_their_mode_through_links_and_pipes_stay_pipes() {
 }
 
 #[test]
-fn a_full_disk_and_a_folder_leave_what_was_there() {
+fn a_full_disk_or_a_folder_leaves_the_old_file() {
     let place = Place::new();
     fs::create_dir(place.at("folder")).expect("it is made");
     for (arguments, name) in place.commands() {

@@ -28,7 +28,7 @@ fn programs_agree_however_they_are_run() {
 }
 
 #[test]
-fn drawn_cases_are_valid_and_follow_from_their_seed() {
+fn drawn_cases_are_valid_and_reproducible() {
     for number in 0..2000 {
         let seed = seed_of(7, number);
         let (case, setups) = drawn(seed, 30);
@@ -60,7 +60,7 @@ fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
 }
 
 #[test]
-fn a_planted_bug_is_found_and_made_small_whatever_the_number_of_threads() {
+fn a_planted_bug_is_found_and_shrunk_with_any_number_of_threads() {
     for threads in [1, 3] {
         let bag = hunt(5, 400, threads).go_planted(&wrong);
         let reports: Vec<_> = bag

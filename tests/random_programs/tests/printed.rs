@@ -85,7 +85,7 @@ fn printed() -> (String, BTreeSet<String>) {
 }
 
 #[test]
-fn the_file_is_what_is_printed() {
+fn the_file_equals_the_printed_programs() {
     let (text, seen) = printed();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/printed/programs.inc");
     if std::env::var_os("REPRINT").is_some() {

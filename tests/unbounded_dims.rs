@@ -51,7 +51,7 @@ fn expected(trace: &Trace, outputs: &[Tensor<'_>], x: &Array2<f32>) -> Vec<Vec<f
 }
 
 #[test]
-fn every_length_gives_what_the_reference_gives() {
+fn every_length_agrees_with_the_reference() {
     for ranges in [Ranges::Exact, Ranges::Growth(25), Ranges::Growth(100)] {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
@@ -85,7 +85,7 @@ fn every_length_gives_what_the_reference_gives() {
 }
 
 #[test]
-fn a_length_seen_is_not_planned_again_and_plans_are_few() {
+fn known_lengths_are_not_planned_again_and_plans_are_few() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
     let program = session
@@ -115,7 +115,7 @@ fn a_length_seen_is_not_planned_again_and_plans_are_few() {
 }
 
 #[test]
-fn plans_beyond_the_most_go_the_longest_unused_first() {
+fn plans_beyond_the_limit_are_dropped_least_recently_used_first() {
     let mut session = session(options(Ranges::Exact, 3));
     let trace = Trace::inference();
     let program = session
@@ -137,7 +137,7 @@ fn plans_beyond_the_most_go_the_longest_unused_first() {
 }
 
 #[test]
-fn a_range_has_at_most_its_growth_to_spare() {
+fn a_range_exceeds_a_length_by_at_most_its_growth() {
     let slab = |ranges: Ranges, length: usize| {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
@@ -164,7 +164,7 @@ fn a_range_has_at_most_its_growth_to_spare() {
 }
 
 #[test]
-fn several_free_dimensions_have_plans_for_their_pairs() {
+fn several_unbounded_dimensions_have_plans_for_their_combinations() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
     let a = trace.input("a", F32, (Dim::free("rows"), 3));
@@ -222,7 +222,7 @@ fn mistakes_name_the_input() {
     );
     let (name, message) = refused(1 << 20, 1 << 20);
     assert!(
-        name == "x" && message.contains("\"len\" is 1048576") && message.contains("free_dims.rs"),
+        name == "x" && message.contains("\"len\" is 1048576") && message.contains("unbounded_dims.rs"),
         "{name}: {message}"
     );
     let [sum] = session
@@ -270,7 +270,7 @@ fn nonsense_is_refused_by_name() {
 }
 
 #[test]
-fn a_model_with_a_free_batch_learns_as_with_a_bounded_one() {
+fn an_unbounded_batch_trains_as_a_bounded_one() {
     let train = |batch: Dim| {
         let params = Params::seeded(3);
         let layer = slabwise::nn::Linear::new(&params.root() / "layer", 4, 2);

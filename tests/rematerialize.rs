@@ -194,7 +194,7 @@ fn compare(
 }
 
 #[test]
-fn norms_and_activations_are_made_again() {
+fn norms_and_activations_are_recomputed() {
     let (x, y) = Model::ResNet20.batch(2, 3);
     compare("blocks", 0.8, &x, &y, |at, x| {
         let mut x = x.apply(&Conv2d::new(at / "stem", 3, 8, 3).padding(1));
@@ -261,7 +261,7 @@ fn exp_tanh<'t>(x: Tensor<'t>, kept: &str) -> Tensor<'t> {
 
 /// A pinned tensor is recomputed neither in a checkpointed segment nor because it is cheap.
 #[test]
-fn what_is_kept_is_not_made_again() {
+fn pinned_values_are_not_recomputed() {
     let again = |kept: &str, segment: bool| {
         let trace = Trace::training();
         let x = trace.input("x", F32, (64, 64));

@@ -263,7 +263,7 @@ fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
 /// Masks are drawn by position in the batch, statistics are of the whole batch, and every sum has
 /// one order.
 #[test]
-fn random_networks_train_to_the_same_bits_in_slices() {
+fn random_networks_train_to_the_same_bits_in_micro_batches() {
     let (mut sliced, mut again) = (0, 0);
     for (seed, percent, check_memory) in [
         (0, 40, false),
@@ -318,7 +318,7 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
 
 /// Its largest workspaces are larger than all that its kernels touch.
 #[test]
-fn workspaces_are_as_large_as_there_is_room_for() {
+fn workspaces_grow_into_the_available_bytes() {
     let (all, roomy) = (
         CompileOptions::default(),
         CompileOptions {
@@ -373,7 +373,7 @@ fn workspaces_are_as_large_as_there_is_room_for() {
 /// Layers with weights that are small beside a batch of their inputs: their gradients are
 /// accumulated over micro-batches, in batches of one k-block and of several.
 #[test]
-fn dense_layers_sum_their_gradients_slice_by_slice() {
+fn dense_layers_accumulate_gradients_over_micro_batches() {
     let train = |budget: Budget, threads: usize| {
         let params = Params::seeded(3);
         let at = params.root();
@@ -429,7 +429,7 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
 /// Dynamic mode takes the buffers of micro-batches from the pool, and resident inputs are read one
 /// micro-batch at a time.
 #[test]
-fn slices_run_from_the_pool_and_on_resident_inputs() {
+fn micro_batches_run_from_the_pool_and_on_resident_inputs() {
     let (images, labels) = Model::Cnn.batch(9, 3);
     let Examples::Images(images) = images else {
         panic!("images")
