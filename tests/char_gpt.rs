@@ -111,7 +111,7 @@ fn one_token_at_a_time_says_what_the_whole_text_does() {
         let most = difference(&mut p, text);
         assert!(
             most < 5e-6,
-            "what an earlier text left in the cache does not matter: {most}"
+            "an earlier text in the cache has no effect: {most}"
         );
     }
     // The cache is read: another first token changes the logits of the last.

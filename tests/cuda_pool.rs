@@ -103,7 +103,7 @@ fn unused_pages_of_the_pool_are_released_to_other_sessions() {
             .run_dynamic(&program, (Array2::<f32>::zeros((1024, 512)),))
             .expect("runs");
         let pooled = session.pool_statistics().pool_bytes;
-        assert!(pooled >= 4 * MIB, "{policy}: the pool keeps what it had");
+        assert!(pooled >= 4 * MIB, "{policy}: the pool keeps its bytes");
         let large = Array1::<f32>::from_elem((13 * MIB / 4) as usize, 7.0);
         let buffer = session
             .upload("large", &large)

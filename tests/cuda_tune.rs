@@ -113,7 +113,7 @@ fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<T
         assert_eq!(
             session.last_run().peak_slab_bytes,
             session.slab_bytes(),
-            "the planned peak is what kernels are given"
+            "kernels receive the planned peak"
         );
     }
     Trained::of(&session, &program, losses)
@@ -488,7 +488,7 @@ fn train_convolutions(device: Device, batches: &[usize]) -> Result<Trained> {
         assert_eq!(
             session.last_run().peak_slab_bytes,
             session.slab_bytes(),
-            "the planned peak is what kernels are given"
+            "kernels receive the planned peak"
         );
     }
     Trained::of(&session, &program, losses)

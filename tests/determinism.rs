@@ -134,7 +134,7 @@ fn dropout_masks_move_on_with_the_step_and_repeat_with_the_seed() {
         assert_eq!(
             (mask.len(), kept + dropped),
             (300, 300),
-            "step {i}: what is kept is doubled, the rest is 0"
+            "step {i}: kept elements are doubled, the rest is 0"
         );
         // 300 throws: further from 150 than 70 is eight standard deviations.
         assert!((80..220).contains(&kept), "step {i}: {kept} of 300 kept");

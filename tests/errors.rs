@@ -482,7 +482,7 @@ fn sizes_beyond_any_memory_are_refused() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
-    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux says what it has");
+    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux reports its memory");
     let kib = |key: &str| -> i64 {
         let line = text_of
             .lines()

@@ -50,7 +50,7 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
     assert_eq!(
         session.last_run().peak_slab_bytes,
         session.slab_bytes(),
-        "the planned peak is what kernels are given"
+        "kernels receive the planned peak"
     );
     losses
 }

@@ -33,7 +33,7 @@ fn says<T>(here: u32, result: Result<T>, expected: Expect) {
     assert_eq!(
         format!("{error:?}"),
         text,
-        "what `fn main() -> Result<()>` prints"
+        "the text that `fn main() -> Result<()>` prints"
     );
     let mut shown = String::new();
     let mut parts = text.split(concat!(file!(), ":"));

@@ -89,7 +89,7 @@ fn random_networks_keep_their_bits() {
     }
     assert!(
         remade > 60,
-        "in {remade} of 300 networks something is made again"
+        "in {remade} of 300 networks values are recomputed"
     );
 }
 

@@ -151,7 +151,7 @@ fn kept(plan: &Plan) -> (BufferId, Lifetime) {
         .find(|((_, b), life)| {
             only(&b.name) && !b.layer.is_empty() && life.start < step && life.end > step + 1
         });
-    let ((id, _), life) = found.expect("a step keeps values for its way back");
+    let ((id, _), life) = found.expect("a step saves values for its backward pass");
     (BufferId(id), *life)
 }
 

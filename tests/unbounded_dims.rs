@@ -222,7 +222,9 @@ fn mistakes_name_the_input() {
     );
     let (name, message) = refused(1 << 20, 1 << 20);
     assert!(
-        name == "x" && message.contains("\"len\" is 1048576") && message.contains("unbounded_dims.rs"),
+        name == "x"
+            && message.contains("\"len\" is 1048576")
+            && message.contains("unbounded_dims.rs"),
         "{name}: {message}"
     );
     let [sum] = session

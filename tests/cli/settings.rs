@@ -38,7 +38,7 @@ fn info_names_settings_and_where_they_came_from() {
     );
     assert!(
         info(Some("")).1.contains("one for each core"),
-        "what is empty is not set"
+        "an empty variable is not set"
     );
 }
 
@@ -98,7 +98,7 @@ fn info_names_the_settings_of_memory() {
         );
         assert!(
             info(&[(name, " ")]).1.contains("tlsf (the default)"),
-            "what is blank is not set"
+            "a blank variable is not set"
         );
     }
     assert!(

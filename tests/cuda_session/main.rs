@@ -73,7 +73,7 @@ fn a_perceptron_trains_as_on_the_cpu() {
     assert_eq!(driver.get("captures") - recorded, 2);
     assert_eq!(
         run.peak_slab_bytes, slab,
-        "the planned peak is what kernels are given"
+        "kernels receive the planned peak"
     );
 }
 
@@ -360,10 +360,10 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
         .expect("there is room");
     let [loss] = session
         .run(&train, (&x, &resident))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     let error = loss
         .array::<f32>()
-        .expect_err("the look finds out")
+        .expect_err("the read reports the error")
         .to_string();
     assert!(
         error.contains("index 3 at position 5 is outside 0..3")
@@ -373,10 +373,10 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
     assert_eq!(values(&session), kept);
     session
         .run(&train, (&x, &resident))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     let [loss] = session
         .run(&train, (&x, &labels))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     assert!(loss.item().is_nan(), "a number cannot say why");
     let told = session
         .run(&train, (&x, &labels))

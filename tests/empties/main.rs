@@ -524,7 +524,7 @@ fn indices() {
         case("compress", "a2 b3, b:b3", "", |_, x| {
             vec![x[0].compress(1, x[1]).sum_over(1)]
         }),
-        case("max of what is selected", "b:a1 b3, a1 b3", "ab", |_, x| {
+        case("max of a selection", "b:a1 b3, a1 b3", "ab", |_, x| {
             vec![x[1].masked_select(x[0].or(x[1].lt(9.0))).max()]
         }),
         case("nms", "n5 b4, n5", "b", |_, x| vec![x[0].nms(x[1], 0.5)]),
@@ -570,7 +570,7 @@ fn views_and_pieces() {
                 x[0].transpose(0, 2).flatten(0),
             ]
         }),
-        case("flatten what is turned", "a2 b3 c4", "", |_, x| {
+        case("flatten a transposed view", "a2 b3 c4", "", |_, x| {
             vec![
                 x[0].permute([2, 0, 1]).flatten(0).sum(),
                 x[0].exp().transpose(0, 1).flatten(1),

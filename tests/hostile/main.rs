@@ -93,7 +93,7 @@ fn faults(message: &str, names: &str) -> Vec<&'static str> {
     let lower = message.to_lowercase();
     let checks = [
         (!message.trim().is_empty(), "says nothing"),
-        (message.contains(names), "does not name what is wrong"),
+        (message.contains(names), "does not name the file or option"),
         (message.len() <= MESSAGE_MAX, "is too long"),
         (message.lines().count() <= 8, "has too many lines"),
         (

@@ -129,7 +129,7 @@ fn csv(bytes: &[u8]) -> Result<(), String> {
     assert_eq!(
         csv::read(&csv::write(&table)).as_ref(),
         Ok(&table),
-        "what is read survives writing"
+        "the value survives writing"
     );
     Ok(())
 }

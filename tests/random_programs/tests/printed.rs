@@ -94,7 +94,7 @@ fn the_file_equals_the_printed_programs() {
     let held = std::fs::read_to_string(path).expect("the file is there");
     assert!(
         held == text,
-        "{path} is not what is printed today: REPRINT=1 writes it anew"
+        "{path} differs from the current output of the printer: REPRINT=1 rewrites it"
     );
     assert!(
         seen.len() > 90,
