@@ -217,7 +217,7 @@ fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
             } else {
                 layer.forward(x)
             };
-            let line = if applied { line + 1 } else { line };
+            let line = if applied { line + 2 } else { line };
             let said: Vec<String> = trace
                 .finish(&[])
                 .unwrap_err()

@@ -524,20 +524,17 @@ mod tests {
     fn every_bad_declaration_is_reported_at_its_line() {
         let params = Params::seeded(1);
         let at = &params.root() / "head";
+        let not_a_number = Init::Normal {
+            mean: 0.0,
+            std: f32::NAN,
+        };
         at.param("weight", (3, 4), Init::Constant(0.0));
         let first = line!() - 1;
         let line = line!() + 1;
         at.param("weight", (4, 3), Init::Constant(0.0));
         at.param("bias", (-2,), Init::Constant(0.0));
         at.param("scale", (Dim::bounded("batch", 8),), Init::Constant(0.0));
-        at.param(
-            "noise",
-            (8,),
-            Init::Normal {
-                mean: 0.0,
-                std: f32::NAN,
-            },
-        );
+        at.param("noise", (8,), not_a_number);
         at.param("a\nb", (1,), Init::Constant(0.0));
         let found: Vec<String> = params.mistakes().iter().map(ToString::to_string).collect();
         let clash = format!(

@@ -159,13 +159,17 @@ impl Blocks {
                 });
             }
         }
-        // Whatever is placed next begins at the latest at the first offset for it above all the
-        // rest.
+        // The next block begins at the latest at the first offset for it above all others. Items
+        // that never need bytes have offsets too, whose ends must not overflow either.
+        let extent = |block: &Block| {
+            let end = |&(item, above): &(usize, u64)| above + problem.items[item].size;
+            block.members.iter().map(end).fold(block.size, u64::max)
+        };
         let coarsest = self.list.iter().map(|block| block.align).fold(1, u64::max);
         let whole = |bytes: u64| bytes.checked_next_multiple_of(coarsest);
         let mut total = 0;
         for block in self.list.iter().filter(|block| block.fixed.is_some()) {
-            let top = block.lowest().checked_add(block.size).and_then(whole);
+            let top = block.lowest().checked_add(extent(block)).and_then(whole);
             total = top
                 .ok_or(ProblemError::TotalSize {
                     item: block.members[0].0,
@@ -175,7 +179,7 @@ impl Blocks {
         for block in self.list.iter().filter(|block| block.fixed.is_none()) {
             let sum = block
                 .residue
-                .checked_add(block.size)
+                .checked_add(extent(block))
                 .and_then(whole)
                 .and_then(|size| size.checked_add(total));
             total = sum.ok_or(ProblemError::TotalSize {

@@ -203,6 +203,27 @@ fn offsets_to_start_from_leave_room_for_the_rest() {
     });
 }
 
+/// An item that never needs bytes has an offset as well, and an end that 64 bits must hold.
+#[test]
+fn ends_of_items_without_bytes_do_not_overflow() {
+    let items = vec![item(0, 6, 3), item(0, 2, 2), item(5, 5, 8)];
+    let fixed = vec![Placement {
+        item: 0,
+        offset: u64::MAX - 7,
+    }];
+    let aliases = vec![vec![2, 1]];
+    let tied = Problem {
+        fixed,
+        aliases,
+        ..Problem::new(items)
+    };
+    assert!(
+        matches!(tied.pack(), Err(ProblemError::TotalSize { .. })),
+        "{:?}",
+        tied.pack()
+    );
+}
+
 /// Pairs are chosen with the offsets: a chain of equal sizes is one rectangle; where the taker is
 /// larger, the rest must be free; and a pair that does harm is not taken.
 #[test]

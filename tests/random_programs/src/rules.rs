@@ -197,7 +197,7 @@ pub fn infer(
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
             })?
         }
-        (Op::Layer { layer, sizes, .. }, [x]) => layered(*layer, *sizes, x)?,
+        (Op::Layer { layer, sizes, .. }, [x]) => layered(scope, *layer, *sizes, x)?,
         _ => {
             return crate::shapes::infer(at, statement, args, scope)
                 .map(|fact| inherit(fact, op, args));
@@ -470,7 +470,7 @@ fn einsum(text: &str, args: &[&Fact], scope: &Scope<'_>) -> Option<Fact> {
     Some(Fact::new(DType::F32, dims).within(-bound * summed, bound * summed))
 }
 
-fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact> {
+fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact> {
     let last = x.dims.last().copied();
     let float = x.dtype == DType::F32;
     let with_last = |n: usize| {
@@ -517,7 +517,10 @@ fn layered(layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact) -> Option<Fact
         }
         Layer::MultiHeadAttention => {
             let ok = ends && x.rank() == 3 && outputs > 0 && inputs % outputs == 0;
-            like(ok && filled, 8.0)
+            (ok && filled).then_some(())?;
+            let (batch, length) = (x.dims[0], x.dims[1]);
+            scope.elements(&[batch, Len::fixed(outputs), length, length])?;
+            like(true, 8.0)
         }
     }
 }
