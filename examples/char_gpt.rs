@@ -1,9 +1,9 @@
-//! A small GPT learns a text character by character, and then writes some.
+//! A small GPT that learns a text character by character and then generates text.
 //!
 //! `cargo run --release --example char_gpt -- --data FILE --sample 1000`
 //!
-//! Without `--data` it learns Shakespeare. The program that writes takes one character a call: it
-//! shares the weights of the one that learns, and keeps keys and values of the characters before as
+//! Without `--data` it learns Shakespeare. The generating program takes one character per call. It
+//! shares the weights of the training program, and keeps keys and values of earlier characters as
 //! states of the session.
 #![forbid(unsafe_code)]
 
@@ -52,22 +52,22 @@ struct Args {
     /// The largest learning rate
     #[arg(long, default_value_t = 2e-3)]
     rate: f64,
-    /// Characters to write at the end
+    /// Characters to generate at the end
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u32).range(0..=1_000_000))]
     sample: u32,
-    /// What the written text begins with
+    /// The beginning of the generated text
     #[arg(long, default_value = "\n")]
     prompt: String,
-    /// Below 1 likely characters are written more often than they are likely, above 1 less often
+    /// The temperature of sampling: below 1 likely characters become likelier, above 1 less likely
     #[arg(long, default_value_t = 0.8)]
     temperature: f32,
     #[command(flatten)]
     run: common::Run,
 }
 
-/// Steps between two looks at what the loss is on text that is not learnt from.
+/// Steps between two evaluations of the loss on validation text.
 const LOOK: u32 = 250;
-/// Windows that such a look takes.
+/// Windows in each evaluation.
 const WINDOWS: usize = 256;
 
 fn main() -> ExitCode {
@@ -131,7 +131,7 @@ fn run(args: &Args) -> Result<()> {
     let write = session.compile(&trace, [logits])?;
 
     let done = args.run.start(&mut session, &train)?.min(args.steps);
-    // An epoch is the steps from one look to the next.
+    // An epoch is the steps from one evaluation to the next.
     let windows = |epoch: u32| {
         let steps = (args.steps - (epoch - 1) * LOOK).min(LOOK);
         text.windows(
@@ -173,8 +173,7 @@ fn loss<'t>(trace: &'t Trace, model: &Gpt, sizes: Sizes, batch: u32) -> Tensor<'
     model.forward(tokens).cross_entropy(next.flatten(0))
 }
 
-/// Writes on from the prompt. Where the window is full, the last half of it is read anew from place
-/// 0.
+/// Continues the prompt. When the window is full, its last half is read again from place 0.
 fn sample(
     session: &mut Session,
     write: &Program<1>,
@@ -207,7 +206,7 @@ fn sample(
         .collect())
 }
 
-/// A number drawn from the softmax of these logits by a uniform number in 0..1.
+/// Samples from the softmax of these logits with a uniform number in 0..1.
 fn choose(logits: impl Iterator<Item = f32> + Clone, uniform: f32) -> i32 {
     let most = logits.clone().fold(f32::NEG_INFINITY, f32::max);
     let weights = logits.map(|x| f64::from((x - most).exp()));
@@ -216,6 +215,6 @@ fn choose(logits: impl Iterator<Item = f32> + Clone, uniform: f32) -> i32 {
         left -= w;
         left < 0.0
     });
-    // Rounding may leave a rest behind the last.
+    // Rounding may leave a remainder after the last.
     found.unwrap_or_else(|| weights.count() - 1) as i32
 }

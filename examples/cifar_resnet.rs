@@ -1,4 +1,4 @@
-//! A residual network of 20 layers (He et al. 2016) on CIFAR-10, or on MNIST where there is none.
+//! A residual network of 20 layers (He et al. 2016) on CIFAR-10, or on MNIST without `--data`.
 //!
 //! `cargo run --release --example cifar_resnet -- --data cifar-10-batches-bin --epochs 30`
 //!
@@ -32,7 +32,7 @@ struct Args {
     /// The largest learning rate
     #[arg(long, default_value_t = 0.1)]
     rate: f64,
-    /// Take only so many of the images, to learn from and to judge by
+    /// Use only so many of the training images and of the test images
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     images: Option<u32>,
     #[command(flatten)]
@@ -90,7 +90,7 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Images to learn from and to judge by.
+/// Training images and test images.
 fn images(args: &Args) -> Result<(Split, Split)> {
     let (train, test) = match &args.data {
         Some(folder) => {

@@ -1,6 +1,5 @@
-//! Batches of a length that nobody knows beforehand, and a loss over as many places as a mask
-//! selects: planned for ranges of lengths, in bounded memory, and never planned again for a length
-//! that was seen.
+//! Batches of unbounded length, and a loss over the elements that a mask selects: planned for
+//! ranges of lengths, in bounded memory, and planned once for each range.
 //!
 //! `cargo run --release --example dynamic_shapes`
 #![forbid(unsafe_code)]

@@ -94,7 +94,8 @@ fn train(args: &common::Args) -> Result<()> {
     Ok(())
 }
 
-/// Of the batch only the bound is known: the last, smaller batch of an epoch runs in the same plan.
+/// Only the bound of the batch is known. The last, smaller batch of an epoch runs with the same
+/// plan.
 fn inputs(trace: &Trace, batch: u32) -> (Tensor<'_>, Tensor<'_>) {
     let batch = Dim::bounded("batch", batch);
     (

@@ -55,7 +55,7 @@ fn train(args: &common::Args) -> Result<()> {
     let model = Mlp::new(&params.root());
     let mut session = args.run.session(params)?;
 
-    // Trace: the model runs once on symbols; of the batch only the bound is known.
+    // Trace: the model runs once on symbols; only the bound of the batch is known.
     let batch = Dim::bounded("batch", args.batch);
     let inputs = |trace| {
         (
@@ -68,7 +68,7 @@ fn train(args: &common::Args) -> Result<()> {
     let (images, labels) = inputs(&trace);
     let loss = model.forward(images).cross_entropy(labels);
     trace.minimize(loss, Adam::new(Schedule::cosine(1e-3, epochs * steps)));
-    // Compile: gradients, fusion, schedule, one slab.
+    // Compile: gradients, fusion, order of the kernels, one slab.
     let train = session.compile(&trace, [loss])?;
 
     let trace = Trace::inference();
@@ -81,7 +81,7 @@ fn train(args: &common::Args) -> Result<()> {
         .sum();
     let eval = session.compile(&trace, [correct])?; // same weights, same slab
 
-    // Train: nothing is allocated in a step, and the last, smaller batch of an epoch runs as it is.
+    // Train: a step allocates nothing, and the last, smaller batch of an epoch needs no new plan.
     for number in args.start(&mut session, &train, epochs, steps)? {
         let mut epoch = common::Epoch::new(number, mnist.train.len());
         let seed = epoch_seed(args.run.seed, number.into());

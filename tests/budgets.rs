@@ -1,5 +1,4 @@
-//! The budget is kept, whatever has to be computed again for it, and no bit of any result depends
-//! on it.
+//! Budgets are met by recomputation, and no bit of any result depends on them.
 
 mod support;
 
@@ -11,7 +10,7 @@ use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use support::networks::{Trained, WIDTH, behind, learn, train};
 
-/// Layers with an activation and a mask each.
+/// Layers with an activation and a dropout mask each.
 fn masked<'t>(x: Tensor<'t>, layers: &[Linear]) -> Tensor<'t> {
     layers
         .iter()
@@ -88,8 +87,8 @@ fn half_of_the_slab_trains_to_the_same_weights() {
     );
 }
 
-/// What one part computes again may not take the state that the next has, nor what a checkpointed
-/// segment already dropped.
+/// Recomputation in one part must not read the state of the next part, nor values that a
+/// checkpointed segment has dropped.
 #[test]
 fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
     let (kept, runs) = same_within(&[90, 80, 70, 60], &|budget| {
@@ -101,8 +100,7 @@ fn parts_of_a_batch_and_checkpoints_train_to_the_same_bits_within_a_budget() {
     );
 }
 
-/// Masks among what is computed again are the same masks, and nothing that changes weights or state
-/// runs twice.
+/// Recomputed dropout masks are the same masks, and assignments to weights and state run once.
 #[test]
 fn random_networks_train_to_the_same_bits_within_any_budget() {
     let (mut runs, mut kept) = (0, 0);
@@ -182,8 +180,8 @@ fn train_normed(
     )
 }
 
-/// Trains layers whose activations each move an average of them, which the kernel that makes the
-/// activation does.
+/// Trains layers with a running average of each activation, updated by the kernel that computes the
+/// activation.
 fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) -> Result<Trained> {
     let params = Params::seeded(5);
     let layers: Vec<Linear> = (0..layers)
@@ -212,8 +210,8 @@ fn train_watched(budget: impl Into<Budget>, [batch, layers, steps]: [usize; 3]) 
     )
 }
 
-/// The budgets of `percents` that are kept, each with the same bits as without, and how many
-/// kernels run again for that.
+/// The budgets of `percents` that are met, each with the same bits as without, and the number of
+/// recomputed kernels.
 fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (usize, usize) {
     let all = train(Budget::Unlimited).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -265,7 +263,7 @@ fn running_statistics_move_once_within_any_budget() {
 }
 
 #[test]
-fn what_an_activation_assigns_it_assigns_once() {
+fn recomputed_activations_assign_once() {
     let (kept, runs) = same_within(&[80, 60], &|budget| train_watched(budget, [2048, 10, 3]));
     assert!(
         kept >= 2 && runs >= 4,
@@ -273,9 +271,9 @@ fn what_an_activation_assigns_it_assigns_once() {
     );
 }
 
-/// Every second activation is kept, and so never made again, whatever the budget; the others are.
+/// Pins every second activation, which is then not recomputed under any budget; the others are.
 #[test]
-fn what_is_kept_no_budget_makes_again() {
+fn pinned_values_are_recomputed_under_no_budget() {
     let train = |budget: Budget| {
         let params = Params::seeded(5);
         let layers: Vec<Linear> = (0..12)
@@ -318,8 +316,8 @@ fn normed<'t>(x: Tensor<'t>, (conv, norm): &(Conv2d, BatchNorm2d)) -> Tensor<'t>
     x.apply(conv).apply(norm)
 }
 
-/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool` makes
-/// one of each image's points.
+/// Trains convolutions with norms in residual blocks, as residual networks have them; `pool`
+/// reduces each image to one point.
 fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) -> Result<Trained> {
     const BATCH: usize = 256;
     const CHANNELS: usize = 8;
@@ -353,11 +351,10 @@ fn train_residual(budget: Budget, pool: for<'t> fn(Tensor<'t>) -> Tensor<'t>) ->
     )
 }
 
-/// Kernels taken apart and joined with others make the same bits: the way back of a residual
-/// network makes activations of several layers in one kernel, and a convolution that runs again is
-/// followed by what was kept from it by a norm. Where the way back begins the gradient is one
-/// number for all of an image, if the images' means are taken: kernels that sum that are taken
-/// apart all the same.
+/// Fission and late fusion keep all bits: the backward pass of a residual network recomputes
+/// activations of several layers in one kernel, and a recomputed convolution is followed by values
+/// that a norm separated from it. At the start of the backward pass the gradient is uniform over an
+/// image, if the images' means are taken; kernels that sum it are split all the same.
 #[test]
 fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
     let pools: [for<'t> fn(Tensor<'t>) -> Tensor<'t>; 2] =
@@ -372,7 +369,8 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
         let half = train(Budget::Fraction(0.5)).expect("it fits");
         let (plan, dag) = (half.program.plan(), half.program.plan().dag());
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
-        // A convolution with its norm and activation; and an activation has one name on both ways.
+        // A convolution is fused with its norm and activation, and an activation is one value in
+        // both passes.
         assert!(
             plan.steps().any(|name| name.contains("conv2d again & ")),
             "{dag}"
@@ -385,7 +383,7 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
 }
 
 #[test]
-fn programs_share_what_the_first_one_leaves() {
+fn programs_share_the_bytes_left_by_the_first() {
     let params = Params::seeded(5);
     let network = Model::Mlp.build(&params);
     let mut session = Session::new(Device::Cpu, params)

@@ -1,4 +1,4 @@
-//! Buffers that stay on the device: fed without a copy, donated to an output, dead after that.
+//! Resident buffers: fed without a copy, donated to an output, invalid after that.
 
 use ndarray::{Array2, arr2};
 use slabwise::prelude::*;
@@ -57,7 +57,7 @@ fn a_donated_buffer_becomes_the_output_and_is_dead() {
         session.download::<f32>(&copy),
         Err(Error::Donated { .. })
     ));
-    // The new handle goes on, in dynamic mode too.
+    // The new handle is valid, in dynamic mode too.
     let [z] = session
         .run_dynamic(&program, (second.donate(),))
         .expect("runs");
@@ -112,7 +112,7 @@ fn freed_and_foreign_buffers_are_errors() {
         session.download::<f32>(&buffer),
         Err(Error::Freed { .. })
     ));
-    // Another buffer has the slot now; the old handle is not one of it.
+    // Another buffer has the slot now; the old handle does not refer to it.
     let other = session.upload("z", &x).expect("uploads");
     assert!(matches!(session.free(buffer), Err(Error::Freed { .. })));
     assert_eq!(
@@ -159,7 +159,7 @@ fn outputs_become_buffers_that_feed_other_programs() {
     let (a, b) = (trace.input("a", F32, (2, 3)), trace.input("b", F32, ()));
     let add = session.compile(&trace, [a + b]).expect("compiles");
     let [twice, sum] = session.run_resident(&double, &x).expect("runs");
-    // The next run of either leaves them as they are.
+    // The next run of either program leaves them unchanged.
     session.run(&double, &(&x * 100.0)).expect("runs");
     for _ in 0..2 {
         let [y] = session.run(&add, (&twice, &sum)).expect("runs");

@@ -1,5 +1,5 @@
-//! The model of the example `char_gpt`: written token by token from a cache, it says what it says
-//! of a whole text; and its texts.
+//! The model of the example `char_gpt`: token by token from a cache, it gives the same logits as
+//! for a whole text; and its texts.
 
 #[path = "../examples/char_gpt/model.rs"]
 mod model;
@@ -111,10 +111,10 @@ fn one_token_at_a_time_says_what_the_whole_text_does() {
         let most = difference(&mut p, text);
         assert!(
             most < 5e-6,
-            "what an earlier text left in the cache does not matter: {most}"
+            "an earlier text in the cache has no effect: {most}"
         );
     }
-    // The cache is read: another first token changes what is said of the last.
+    // The cache is read: another first token changes the logits of the last.
     let last = |p: &mut Programs| {
         let feed = (&arr1(&[text[11]]), &arr1(&[11]));
         p.session.run(&p.next, feed).expect("a run")[0]
@@ -150,7 +150,7 @@ fn the_cache_is_state_of_the_session_and_written_in_place() {
         plan.persistent().state,
         4 * (SIZES.length * SIZES.width * 4) as u64
     );
-    // Of a cache the slab has what a block reads of it, once, and nothing larger.
+    // The slab holds the part of a cache that a block reads, once, and nothing larger.
     let cache = (SIZES.length * SIZES.width * 4) as u64;
     let large = plan
         .dag()

@@ -1,4 +1,4 @@
-//! What the way back makes again: fewer bytes, the same bits; attention in tiles.
+//! Checkpointed segments: recomputation gives the same bits in fewer bytes; attention in tiles.
 
 mod support;
 
@@ -19,7 +19,7 @@ fn bits(array: &ArrayD<f32>) -> Vec<u32> {
     array.iter().map(|v| v.to_bits()).collect()
 }
 
-/// Blocks with all that could go wrong when done twice: products, a dropped mask, running
+/// Blocks with everything that recomputation could break: products, a dropout mask, running
 /// statistics, a skip.
 struct Blocks {
     layers: Vec<(BatchNorm1d, Linear, Dropout, Linear)>,
@@ -63,7 +63,7 @@ impl Module for Blocks {
     }
 }
 
-/// Bytes of the slab, and the bits of losses and of everything that is kept after some steps.
+/// Bytes of the slab, and the bits of losses and variables after some steps.
 fn trained(checkpointed: bool, threads: usize) -> (u64, Vec<u32>, Vec<Vec<u32>>) {
     let params = Params::seeded(9);
     let model = Blocks::new(&params.root(), 6, checkpointed);
@@ -121,7 +121,7 @@ fn in_segment<'t>(
 }
 
 #[test]
-fn what_leaves_a_segment_by_another_way_is_kept() {
+fn values_of_a_segment_used_elsewhere_are_saved() {
     let gradient = |checkpointed: bool| {
         let trace = Trace::training();
         let x = trace.input("x", F32, (3, 4));
@@ -148,8 +148,8 @@ fn what_leaves_a_segment_by_another_way_is_kept() {
     assert_eq!(gradient(true), gradient(false));
 }
 
-/// The step of a layer of attention: slab bytes, the largest buffer, and the loss and gradient of
-/// one run.
+/// A training step of a layer of attention: slab bytes, the largest buffer, and the loss and
+/// gradient of one run.
 fn attended(
     tiles: Tiles,
     queries: usize,
@@ -172,7 +172,7 @@ fn attended(
     ));
     let mask = match mask {
         "added" => Mask::Added(weight),
-        // The first key is always seen: a query that sees nothing has no mean.
+        // The first key is never masked, because a query without keys has no mean.
         "seen" => {
             Mask::Seen((weight + trace.arange(keys).cast(F32).lt(0.5).cast(F32) * 2.0).gt(0.0))
         }
@@ -251,10 +251,10 @@ fn tiles_never_hold_all_scores() {
     assert!(tiled < scores, "{tiled} bytes in tiles, {whole} at once");
 }
 
-/// A value that turns out to be a number, or a position, is there whenever it is needed; to keep it
-/// asks for nothing.
+/// A value that simplifies to a constant or a position is always available, so that pinning it
+/// costs nothing.
 #[test]
-fn what_turns_out_to_be_a_number_can_be_kept() {
+fn values_that_simplify_to_constants_can_be_pinned() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (1, 3));
     let number = trace.full(2.0, F32, (3,)).keep() + x;

@@ -1,5 +1,5 @@
-//! Batches on their way to a CUDA device while steps before theirs are at work: the same results,
-//! in memory that is planned.
+//! Prefetch of batches to a CUDA device while earlier steps run: the same results, in planned
+//! memory.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -12,7 +12,7 @@ use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 64;
 
-/// A session with slots, and a program that trains a small network.
+/// A session with a prefetch queue, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let layers = dense(&params, 3);
@@ -21,7 +21,7 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     Ok((session, program))
 }
 
-/// A session whose memory is taken as it is needed.
+/// A session that takes memory on demand.
 fn bare(params: Params) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -36,7 +36,7 @@ fn bare(params: Params) -> Session {
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
-fn steps_with_batches_ahead_are_those_without() {
+fn prefetched_steps_equal_steps_without_prefetch() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -74,8 +74,8 @@ fn steps_with_batches_ahead_are_those_without() {
             arenas.iter().sum::<u64>() + 2 * 256,
             "{slots} slots"
         );
-        // Two sets for what is not sent ahead, with the sizes of a run; two words for faults; the
-        // slots.
+        // Two staging buffers for inputs that are not prefetched, with the sizes of a run; two
+        // words for faults; the prefetch queue.
         let staging = 2 * (INPUTS + 32) + 16;
         assert_eq!(
             (driver.get("pinned_bytes") - pinned) as u64,
@@ -83,7 +83,7 @@ fn steps_with_batches_ahead_are_those_without() {
             "{slots} slots"
         );
         let mut data = batches(BATCH, &lengths).into_iter();
-        // Half of the steps with nobody looking at what they give: only the last losses are read.
+        // The results of half of the steps are not read: only the last losses are.
         let mut found = Vec::new();
         for step in 0..lengths.len() {
             let made = driver.get("allocations");
@@ -179,7 +179,7 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
             .expect("nothing there")
             .to_string();
         assert!(none.contains("no batch was prefetched"), "{none}");
-        // A session that is dropped waits for what is under way.
+        // A session that is dropped waits for pending work.
         session
             .prefetch(&program, all[0].clone())
             .expect("a free slot");
@@ -187,14 +187,14 @@ fn batches_may_be_given_by_hand_and_steps_run_between() {
     assert_eq!(weights(&plain).len(), 3 * 2 * 3 + 1);
 }
 
-/// What is wrong with a batch is told in its turn, and changes nothing.
+/// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
-fn a_wrong_batch_fails_in_its_turn() {
+fn a_wrong_batch_fails_when_its_step_runs() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
     let mut wrong = batches(BATCH, &[BATCH, 32, BATCH, BATCH, 16]);
-    // One with a shape that does not fit, one with a label out of range.
+    // One has a shape that does not fit, one a label out of range.
     wrong[1].0 = Array2::zeros((32, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
@@ -234,7 +234,7 @@ fn a_wrong_batch_fails_in_its_turn() {
     }
 }
 
-/// A program whose input is a mebibyte and more, and sums it with a weight.
+/// A program that sums an input of more than a mebibyte, scaled by a weight.
 fn large(budget: Budget) -> (Session, Program<1>) {
     let params = Params::seeded(1);
     let scale = params.root().param("scale", (1,), Init::Constant(2.0));
@@ -247,11 +247,11 @@ fn large(budget: Budget) -> (Session, Program<1>) {
     (session, program)
 }
 
-/// The bytes of the large input, as it waits.
+/// The bytes of the large input in its staging buffer.
 const LARGE: u64 = 1100 * 256 * 4;
 
 #[test]
-fn large_inputs_on_their_way_are_planned_bytes() {
+fn staging_buffers_of_large_inputs_are_planned_bytes() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -287,7 +287,7 @@ fn large_inputs_on_their_way_are_planned_bytes() {
             program.plan()
         );
         let whole = held(&session, &program);
-        // Runs in flight see their own inputs, large or not.
+        // Pending runs read their own inputs, large or not.
         for (rows, add) in [
             (1100, 1.0),
             (1100, 2.0),
@@ -307,7 +307,7 @@ fn large_inputs_on_their_way_are_planned_bytes() {
             "measured is planned"
         );
         drop((session, program));
-        // A budget counts them, and is kept without them first.
+        // A budget counts staging buffers, and is met by releasing them first.
         let (session, program) = large(Bytes(whole).into());
         assert_eq!(
             (
@@ -339,10 +339,10 @@ fn large_inputs_on_their_way_are_planned_bytes() {
     }
 }
 
-/// Programs of a session share the place where inputs wait; a later one that needs the room for its
-/// slab has it.
+/// Programs of a session share the staging buffer; a later program takes its bytes if its slab
+/// needs them.
 #[test]
-fn programs_keep_one_budget_together() {
+fn programs_of_a_session_share_one_budget() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -351,8 +351,8 @@ fn programs_keep_one_budget_together() {
     let (session, program) = large(Budget::Unlimited);
     let whole = session.persistent_bytes() + program.plan().slab_bytes();
     drop((session, program));
-    // Half of the inputs' bytes to spare: for a slab that is so much larger there is no room beside
-    // what waits.
+    // The headroom is half of the inputs' bytes, so that a slab that is so much larger does not fit
+    // beside the prefetched inputs.
     let budget = whole + LARGE / 2;
     let (mut session, first) = large(Bytes(budget).into());
     assert_eq!(first.plan().persistent().landing, LARGE);
@@ -372,7 +372,7 @@ fn programs_keep_one_budget_together() {
         (driver.get("live_bytes") - before) as u64,
         arenas[0] + arenas[1] + 2 * 256
     );
-    // Both run, though inputs wait nowhere now.
+    // Both run, without a staging buffer now.
     let [sum] = session
         .run(
             &first,
@@ -393,7 +393,7 @@ fn programs_keep_one_budget_together() {
 }
 
 #[test]
-fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
+fn without_memory_for_staging_inputs_are_copied_when_their_step_runs() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -401,7 +401,7 @@ fn a_device_without_room_for_inputs_on_their_way_copies_them_in_their_turn() {
     let (session, program) = large(Budget::Unlimited);
     let needed = session.persistent_bytes() + program.plan().slab_bytes();
     drop((session, program));
-    // Not for them at all, and not once the slab wants the room.
+    // Neither without enough memory for them, nor once the slab needs the memory.
     for room in [needed - LARGE - 300, needed - LARGE / 2] {
         driver.set("total", (room + 2048) as i64 * 4 / 3);
         let (mut session, program) = large(Budget::Unlimited);

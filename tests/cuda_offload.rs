@@ -1,5 +1,5 @@
-//! What leaves the slab of a CUDA device for the host comes back as it was, whenever the driver
-//! makes the copies: as late as events allow, or as early.
+//! Values offloaded from the slab of a CUDA device come back unchanged, whether the driver makes
+//! the copies as late or as early as events allow.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -15,13 +15,12 @@ const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 const SIZES: [usize; 3] = [512, 6, 3];
 
-/// A link that is never waited for long.
+/// A link fast enough that steps hardly wait for copies.
 fn fast() -> Offload {
     Offload::new(Bytes(1 << 50))
 }
 
-/// Memory taken as it is needed, each arena by itself: so the driver counts what the session asks
-/// for.
+/// Takes memory on demand, each arena by itself, so that the driver counts the session's requests.
 fn bare(session: Session) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -47,14 +46,14 @@ fn on_device(
 }
 
 #[test]
-fn weights_are_the_same_bits_however_late_or_early_copies_are() {
+fn late_and_early_copies_give_the_same_weights() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
     driver.set("maps_pages", 0);
     let all = on_device(bare, SIZES, None).expect("it compiles");
     let once = all.program.plan().slab_bytes();
-    // Both ways of the driver; recorded as a graph, and kernel by kernel.
+    // Late and early copies; recorded as a graph, and kernel by kernel.
     for (eager, check_memory) in [(0, false), (1, false), (0, true), (1, true)] {
         driver.set("eager", eager);
         let forked = driver.get("forked");
@@ -96,7 +95,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     };
     driver.set("maps_pages", 0);
     let counted = |name: &str| driver.get(name);
-    // What is pinned without anything sent: room for inputs.
+    // Pinned bytes without offload: staging buffers of inputs.
     let pinned = counted("pinned_bytes");
     let all = on_device(bare, SIZES, None).expect("it compiles");
     let staging = counted("pinned_bytes") - pinned;
@@ -112,7 +111,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     );
     let arenas = [within.session.persistent_bytes(), plan.slab_bytes()]
         .map(|bytes| bytes.next_multiple_of(256));
-    // Beside what was planned: the sizes of a run and the record of faults.
+    // Beside the planned bytes: the sizes of a run and the record of faults.
     assert_eq!(
         (counted("live_bytes") - device) as u64,
         arenas[0] + arenas[1] + 2 * 256,
@@ -124,7 +123,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
         (device, pinned),
         "all of it is given back"
     );
-    // The host's limit is kept as on the CPU, and a budget has a floor.
+    // The host's limit is kept as on the CPU, and a budget has a lower bound.
     let limit = Bytes(plan_of_half_host() / 2);
     let some = on_device(
         |s| half(s).with_offload(fast().with_host_bytes(limit)),
@@ -141,7 +140,7 @@ fn the_driver_sees_the_planned_bytes_of_device_and_host() {
     assert!(matches!(none, Err(Error::Budget { .. })), "{none:?}");
 }
 
-/// The bytes of the host that half of the slab takes.
+/// The bytes of the host that a budget of half the slab takes.
 fn plan_of_half_host() -> u64 {
     on_device(half, [SIZES[0], SIZES[1], 0], None)
         .expect("it fits")
@@ -151,7 +150,7 @@ fn plan_of_half_host() -> u64 {
 }
 
 #[test]
-fn steps_in_flight_wait_for_what_is_under_way_and_allocate_nothing() {
+fn pending_steps_wait_for_copies_and_allocate_nothing() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -168,7 +167,7 @@ fn steps_in_flight_wait_for_what_is_under_way_and_allocate_nothing() {
         assert!(!program.plan().again().sent.is_empty());
         session.run(&program, (&x, &labels)).expect("a step");
         let made = driver.get("allocations");
-        // Nobody looks at what they give.
+        // Their results are not read.
         for _ in 0..3 {
             session.run(&program, (&x, &labels)).expect("a step");
         }
@@ -223,7 +222,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
 }
 
 #[test]
-fn a_program_that_sends_more_moves_the_hosts_memory_and_others_still_run() {
+fn a_program_that_offloads_more_moves_the_hosts_memory_and_others_still_run() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -285,7 +284,7 @@ fn a_copy_that_fails_says_so() {
     };
     let (x, labels) = examples(SIZES[0]);
     let expected = on_device(bare, SIZES, None).expect("it compiles");
-    // Refused when it is asked for: nothing was done, and the next step is.
+    // The driver refuses the call: the step does nothing, and the next one runs.
     for call in [
         "cuMemcpyDtoHAsync_v2",
         "cuMemcpyHtoDAsync_v2",
@@ -297,7 +296,7 @@ fn a_copy_that_fails_says_so() {
             program,
             ..
         } = on_device(half, [SIZES[0], SIZES[1], 0], None).expect("it fits");
-        // Inputs are sent and events recorded before the run is: those calls succeed.
+        // Inputs are copied and events recorded before the run, so that those calls succeed.
         driver.fail(call, 4, INVALID_VALUE);
         if call.contains("DtoH") {
             driver.fail(call, 0, INVALID_VALUE);
@@ -321,7 +320,7 @@ fn a_copy_that_fails_says_so() {
         });
         assert_eq!(losses[..], expected.losses, "{call}");
     }
-    // While it is made: the device is lost, for all that have it open.
+    // The copy itself fails: the device is lost for all sessions.
     drop(expected);
     let Trained {
         mut session,
@@ -345,7 +344,7 @@ fn a_copy_that_fails_says_so() {
         );
     }
     drop((session, program));
-    // No memory to pin.
+    // There is no memory to pin.
     driver.fail("cuMemHostAlloc", 5, OUT_OF_MEMORY);
     let error = on_device(half, [SIZES[0], SIZES[1], 0], None)
         .map(|_| ())

@@ -1,6 +1,5 @@
 //! Programs whose buffers lie in a pool of a CUDA device's memory: the same results under every
-//! policy, with pages that are mapped as they are needed, and given back when others need their
-//! memory.
+//! policy, with pages that are mapped on demand and released when other sessions need their memory.
 #![cfg(feature = "cuda")]
 
 use ndarray::{Array1, Array2};
@@ -11,7 +10,7 @@ use slabwise_cuda::fake::FakeDriver;
 const ROWS: usize = 64;
 const MIB: u64 = 1 << 20;
 
-/// A few products whose results live for a while.
+/// A few products with overlapping lifetimes.
 fn program(session: &mut Session) -> Program<1> {
     let trace = Trace::inference().named("products");
     let x = trace.input("x", F32, (ROWS, ROWS));
@@ -60,7 +59,7 @@ fn results_are_the_same_under_every_policy() {
                 let [loss] = session.run_dynamic(&program, (&x,)).expect("runs");
                 assert_eq!(loss.item().to_bits(), planned, "{policy}");
             }
-            // What the reservation holds of pages beside those of the pool.
+            // Pages of the reservation beside those of the pool.
             let held = driver.get("live_bytes") - before;
             session.reset_pool();
             assert_eq!(
@@ -84,7 +83,7 @@ fn results_are_the_same_under_every_policy() {
 }
 
 #[test]
-fn what_the_pool_does_not_use_goes_back_when_something_else_needs_it() {
+fn unused_pages_of_the_pool_are_released_to_other_sessions() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -104,7 +103,7 @@ fn what_the_pool_does_not_use_goes_back_when_something_else_needs_it() {
             .run_dynamic(&program, (Array2::<f32>::zeros((1024, 512)),))
             .expect("runs");
         let pooled = session.pool_statistics().pool_bytes;
-        assert!(pooled >= 4 * MIB, "{policy}: the pool keeps what it had");
+        assert!(pooled >= 4 * MIB, "{policy}: the pool keeps its bytes");
         let large = Array1::<f32>::from_elem((13 * MIB / 4) as usize, 7.0);
         let buffer = session
             .upload("large", &large)
@@ -140,7 +139,7 @@ fn what_the_pool_does_not_use_goes_back_when_something_else_needs_it() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn the_variable_of_the_allocator_is_heeded() {
+fn the_variable_of_the_allocator_selects_mapped_pages() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

@@ -1,6 +1,5 @@
-//! What runs do on a CUDA device besides the same arithmetic, over a driver without one: small
-//! kernels launched together, lengths that a run finds, indices out of range told apart, and what
-//! is said where something is missing.
+//! Runs on a CUDA device, on a driver without one: horizontal fusion of small kernels,
+//! data-dependent lengths, reports of indices out of range, and errors for missing libraries.
 #![cfg(feature = "cuda")]
 
 use ndarray::{Array1, Array2, ArrayD, arr0};
@@ -17,7 +16,7 @@ fn session(device: Device, params: Params) -> Session {
         .with_threads(1)
 }
 
-/// Numbers that follow from their position.
+/// Numbers computed from their position.
 fn numbers(dims: &[usize]) -> ArrayD<f32> {
     let count: usize = dims.iter().product();
     let values = (0..count)
@@ -26,7 +25,7 @@ fn numbers(dims: &[usize]) -> ArrayD<f32> {
     ArrayD::from_shape_vec(dims, values).expect("as many")
 }
 
-/// Some layers, each with a bias, trained by Adam on clipped gradients: all updates wait for the
+/// Some layers, each with a bias, trained by Adam on clipped gradients: all updates depend on the
 /// norm of all gradients. With `images` a convolution comes first.
 fn clipped(session: &mut Session, params: &Params, images: bool) -> Program<1> {
     let root = params.root();
@@ -94,7 +93,7 @@ fn trained(driver: &FakeDriver, images: bool, ungrouped: bool) -> (i64, Vec<u32>
 }
 
 #[test]
-fn updates_of_many_parameters_are_few_launches() {
+fn updates_of_many_parameters_share_launches() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -110,7 +109,7 @@ fn updates_of_many_parameters_are_few_launches() {
     }
 }
 
-/// Outputs as numbers with their shapes: floats, integers and truth values alike.
+/// Outputs as numbers with their shapes: floats, integers and booleans.
 type Seen = Vec<(Vec<usize>, Vec<f32>)>;
 
 fn seen<const N: usize>(outputs: [slabwise::Output<'_>; N]) -> Result<Seen, Error> {
@@ -171,7 +170,7 @@ fn assert_same(got: &[Seen], expected: &[Seen], tolerance: f32) {
 }
 
 #[test]
-fn lengths_that_runs_find_are_those_of_the_cpu() {
+fn data_dependent_lengths_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -187,7 +186,7 @@ fn lengths_that_runs_find_are_those_of_the_cpu() {
         x.masked_select(mask).exp().sum(),
     ];
     let inputs = [40, 1, 13].map(|rows| numbers(&[rows, 60]));
-    // Nothing is found at last.
+    // The last length is 0.
     let none = ArrayD::zeros(vec![5, 60]);
     let feeds: Vec<Vec<&dyn Input>> = inputs
         .iter()
@@ -228,7 +227,7 @@ fn lengths_that_runs_find_are_those_of_the_cpu() {
 }
 
 #[test]
-fn a_loss_over_what_a_mask_names_trains_as_on_the_cpu() {
+fn a_masked_loss_trains_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -289,7 +288,7 @@ fn a_loss_over_what_a_mask_names_trains_as_on_the_cpu() {
 }
 
 #[test]
-fn lengths_without_a_bound_are_planned_and_loaded_as_they_come() {
+fn unbounded_lengths_are_planned_and_loaded_on_demand() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -307,7 +306,7 @@ fn lengths_without_a_bound_are_planned_and_loaded_as_they_come() {
 }
 
 #[test]
-fn parts_that_a_run_chooses_are_checked_where_they_end() {
+fn ends_of_dynamic_slices_are_checked() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -318,7 +317,7 @@ fn parts_that_a_run_chooses_are_checked_where_they_end() {
         trace.input("length", I32, ()),
     );
     let mut session = session(Device::Cuda(0), Params::seeded(0));
-    // The ends follow from values that the device computes, so that the host cannot look ahead.
+    // The ends depend on values that the device computes, so that the host does not know them.
     let line = line!() + 1;
     let outputs = [x.dynamic_slice(0, start * 1, length * 1) * 2.0];
     let program = session.compile(&trace, outputs).expect("compiles");
@@ -361,7 +360,7 @@ fn parts_that_a_run_chooses_are_checked_where_they_end() {
 }
 
 #[test]
-fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
+fn errors_of_indices_name_the_tensor_as_on_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -377,7 +376,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
             trace.input("tokens", I32, (6,)),
             trace.input("places", I32, (6,)),
         );
-        // One line asks for both.
+        // One source line has both.
         let loss = (a.apply(&words) + b.apply(&rows)).square().mean();
         trace.minimize(loss, Sgd::new(0.5));
         let program = session.compile(&trace, [loss]).expect("compiles");
@@ -390,7 +389,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
             Array1::from_vec(places.to_vec()),
         );
         let error = if resident {
-            // The device finds out, and whoever looks is told.
+            // The device detects it, and the next read reports it.
             let (tokens, places) = (
                 session.upload("tokens", &tokens).expect("room"),
                 session.upload("places", &places).expect("room"),
@@ -448,7 +447,7 @@ fn indices_of_several_tensors_are_told_apart_as_on_the_cpu() {
 
 /// On the device halves are multiplied as they are, on the CPU widened first.
 #[test]
-fn products_of_halves_are_those_of_the_cpu_element_by_element() {
+fn products_of_halves_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -479,7 +478,7 @@ fn products_of_halves_are_those_of_the_cpu_element_by_element() {
 }
 
 #[test]
-fn runs_without_elements_are_those_of_the_cpu() {
+fn runs_without_elements_equal_those_of_the_cpu() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -543,7 +542,7 @@ fn variables_of_cuda_sessions_are_checked_on_every_device() {
 }
 
 #[test]
-fn a_driver_that_is_too_old_is_named_with_what_to_do() {
+fn a_driver_that_is_too_old_is_an_error_with_a_remedy() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -568,7 +567,7 @@ fn a_driver_that_is_too_old_is_named_with_what_to_do() {
     assert_eq!(refused, error);
 }
 
-/// A compiler that takes no source, as a process's NVRTC.
+/// Replaces NVRTC by a compiler that accepts no source.
 #[cfg(feature = "cli")]
 const REFUSES: &str = r#"
 #include <string.h>
@@ -590,7 +589,7 @@ int nvrtcGetSupportedArchs(int* to) { *to = 90; return 0; }
 
 #[cfg(feature = "cli")]
 #[test]
-fn what_is_missing_or_refused_is_said_with_what_to_do() {
+fn missing_libraries_are_errors_with_a_remedy() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };

@@ -1,5 +1,5 @@
-//! Sessions on a CUDA device that time products and take the fastest way, over a driver without a
-//! device whose events count the time that a test says kernels take.
+//! Sessions on a CUDA device that time products and take the fastest kernel, on a driver without a
+//! device. Its events count the times that a test assigns to kernels.
 #![cfg(feature = "cuda")]
 
 use ndarray::{Array2, Array4, ArrayD};
@@ -21,7 +21,7 @@ fn all() -> CompileOptions {
     }
 }
 
-/// A session that takes memory as it needs it.
+/// A session that takes memory on demand.
 fn session() -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -33,7 +33,7 @@ fn session() -> Session {
     session.with_options(all())
 }
 
-/// The driver with a library, whose products take so many nanoseconds.
+/// The driver with a library whose products take so many nanoseconds.
 fn installed(library: i64) -> Option<FakeDriver> {
     let driver = FakeDriver::install()?;
     driver.set("library", 1);
@@ -42,7 +42,7 @@ fn installed(library: i64) -> Option<FakeDriver> {
     Some(driver)
 }
 
-/// What came of some steps of training.
+/// Results of some steps of training.
 struct Trained {
     losses: Vec<f32>,
     weights: Vec<ArrayD<f32>>,
@@ -113,7 +113,7 @@ fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<T
         assert_eq!(
             session.last_run().peak_slab_bytes,
             session.slab_bytes(),
-            "the planned peak is what kernels are given"
+            "kernels receive the planned peak"
         );
     }
     Trained::of(&session, &program, losses)
@@ -139,9 +139,9 @@ fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
     let Some(driver) = installed(10_000) else {
         return;
     };
-    // What is left to do after the library takes little.
+    // The work left after the library's kernel takes little time.
     driver.cost("gemm_parts", 10_000);
-    // Sizes change and come back: a graph is recorded for each.
+    // Sizes change and recur: a graph is recorded for each.
     let batches = [24, 24, 13, 24, 1];
     let expected = train(Device::Cpu, &batches, all()).expect("it trains");
     assert!(expected.libraries.iter().all(Option::is_none));
@@ -161,7 +161,7 @@ fn the_library_is_taken_where_it_is_faster_and_trains_as_the_cpu_does() {
         "{:?}",
         got.libraries
     );
-    // The same again, and by the other algorithm of the library's, in parts that lie in the slab.
+    // The same with the library's other algorithm, whose partial sums are in the slab.
     let again = tuned(&driver, &batches);
     assert_eq!(
         (again.losses, again.weights),
@@ -201,7 +201,7 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
         "{:?}",
         got.libraries
     );
-    // Kernels in parts take two launches here, and lose.
+    // Kernels with partial sums take two launches here and are slower.
     assert!(
         !got.functions
             .iter()
@@ -210,7 +210,7 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
         "{:?}",
         got.functions
     );
-    // Another time is of no account in the process: the same program becomes the same kernels.
+    // Later times have no effect in the process: the same program gets the same kernels.
     driver.cost("cublaslt", 1_000);
     let again = train(Device::Cuda(0), &[24, 9], all()).expect("it trains");
     assert_eq!(
@@ -220,7 +220,7 @@ fn our_own_kernels_are_taken_where_they_are_faster() {
 }
 
 #[test]
-fn without_timing_the_first_ranked_are_taken() {
+fn without_timing_the_first_ranked_kernels_are_used() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -232,7 +232,7 @@ fn without_timing_the_first_ranked_are_taken() {
     let events = driver.get("products");
     let first = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert!(first.libraries.iter().all(Option::is_none) && driver.get("products") == events);
-    // Nothing else makes it so: neither what is known nor what is faster.
+    // No other condition prevents it: the shape is not known yet, and the library is faster.
     assert!(tuned(&driver, &[24]).libraries.iter().any(Option::is_some));
     let again = train(Device::Cuda(0), &[24], untuned).expect("it trains");
     assert_eq!(
@@ -248,7 +248,7 @@ fn to_tf32(x: f32) -> f32 {
 }
 
 #[test]
-fn with_tf32_operands_are_rounded_and_without_it_none_is() {
+fn operands_are_rounded_only_with_tf32() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -332,7 +332,7 @@ fn with_tf32_operands_are_rounded_and_without_it_none_is() {
 }
 
 #[test]
-fn what_is_picked_for_tf32_is_not_picked_for_f32() {
+fn choices_for_tf32_are_not_used_for_f32() {
     let Some(driver) = installed(100_000_000) else {
         return;
     };
@@ -370,7 +370,7 @@ fn what_is_picked_for_tf32_is_not_picked_for_f32() {
         "{:?}",
         rounded.losses
     );
-    // Both picks are known now, and each is taken by its own programs.
+    // Both choices are known now, and each is used by its own programs.
     for (options, first) in [(all(), &exact), (tf32, &rounded)] {
         let again = train(Device::Cuda(0), &[24, 9], options).expect("it trains");
         assert_eq!(
@@ -406,8 +406,7 @@ fn workspaces_of_the_library_are_planned_and_a_step_allocates_nothing() {
         slab >= 4 * (24 * 64 + 64 * 20 + 24 * 20) + workspace,
         "{slab} bytes"
     );
-    // The slab, the sizes of a run and the record of faults: of what was taken for timing nothing
-    // stays.
+    // The slab, the sizes of a run and the record of faults; memory used for timing was released.
     assert_eq!(
         driver.get("live_bytes") - before,
         slab.next_multiple_of(256) as i64 + 2 * 256
@@ -489,7 +488,7 @@ fn train_convolutions(device: Device, batches: &[usize]) -> Result<Trained> {
         assert_eq!(
             session.last_run().peak_slab_bytes,
             session.slab_bytes(),
-            "the planned peak is what kernels are given"
+            "kernels receive the planned peak"
         );
     }
     Trained::of(&session, &program, losses)
@@ -503,7 +502,7 @@ fn convolutions_by_libraries_train_as_the_cpu_does() {
     driver.set("cudnn", 1);
     driver.cost("cudnn", 1_000);
     driver.cost("gemm_parts", 1_000);
-    // Sizes change and come back: a graph is recorded for each.
+    // Sizes change and recur: a graph is recorded for each.
     let batches = [6, 6, 3, 6, 1];
     let train = |driver: &FakeDriver| {
         driver.forget_picks();
@@ -575,14 +574,14 @@ fn a_budget_holds_for_timing_too() {
             .libraries()
     };
     let touched = 4 * (24 * 64 + 64 * 28 + 24 * 28);
-    // Enough for the product in two parts, and not for the workspaces of everything that would be
-    // timed.
+    // Enough for the product with two partial sums, but not for the workspaces of all timed
+    // kernels.
     assert_eq!(compile(touched + 6144), [None]);
     assert!(compile(16 * touched)[0].is_some());
 }
 
 #[test]
-fn a_library_that_fails_in_a_run_says_how_to_do_without() {
+fn a_library_that_fails_in_a_run_is_an_error_with_a_remedy() {
     let Some(driver) = installed(1_000) else {
         return;
     };
@@ -617,7 +616,7 @@ fn a_library_that_fails_in_a_run_says_how_to_do_without() {
 
 #[cfg(feature = "cli")]
 #[test]
-fn the_command_line_says_what_computes_each_kernel() {
+fn the_command_line_lists_the_library_of_each_kernel() {
     let Some(_driver) = installed(1_000) else {
         return;
     };

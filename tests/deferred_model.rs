@@ -3,16 +3,15 @@
 //!
 //! The queue's source is compiled here a second time, over the locks and atomics of `loom`.
 
-/// Every interleaving in which threads are interrupted at most so often: what goes wrong with more
-/// goes wrong with fewer, as far as anybody has seen (Musuvathi and Qadeer, "Iterative context
-/// bounding", 2007).
+/// Every interleaving with a bounded number of preemptions. In practice, errors that occur with
+/// more preemptions also occur with few (Musuvathi and Qadeer, "Iterative context bounding", 2007).
 fn check(model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(3);
     builder.check(model);
 }
 
-/// What the queue is written against.
+/// The synchronization primitives of the queue.
 mod sync {
     pub use loom::sync::Mutex;
     pub use loom::sync::atomic::{AtomicBool, Ordering};
@@ -53,7 +52,7 @@ fn nothing_is_lost_or_seen_twice() {
 }
 
 #[test]
-fn two_drainers_share_what_there_is() {
+fn two_drainers_share_the_queue() {
     check(|| {
         let queue = Arc::new(Deferred::new());
         queue.push(1);

@@ -9,7 +9,8 @@ use slabwise::prelude::*;
 
 const BATCH: usize = 12;
 
-/// A small network with dropout, Adam with a schedule and clipping: everything that has state.
+/// A small network with dropout, Adam with a schedule and clipping, so that all kinds of state
+/// occur.
 struct Fixture {
     session: Session,
     train: Program<2>,
@@ -110,7 +111,7 @@ fn threads_modes_and_reruns_change_no_bit() {
         (seen, mixed.state()) == expected,
         "modes mixed in one session: other bits"
     );
-    // The test can tell.
+    // The test is sensitive to a difference.
     let mut other = Fixture::new(6, 1);
     assert!(
         other.steps(0..12, false) != expected.0,
@@ -133,7 +134,7 @@ fn dropout_masks_move_on_with_the_step_and_repeat_with_the_seed() {
         assert_eq!(
             (mask.len(), kept + dropped),
             (300, 300),
-            "step {i}: what is kept is doubled, the rest is 0"
+            "step {i}: kept elements are doubled, the rest is 0"
         );
         // 300 throws: further from 150 than 70 is eight standard deviations.
         assert!((80..220).contains(&kept), "step {i}: {kept} of 300 kept");
@@ -158,7 +159,7 @@ fn a_resumed_run_continues_as_if_uninterrupted() {
     let mut got = first.steps(0..20, false);
     first.session.save(&path).expect("it is saved");
     drop(first);
-    // Another seed: everything that matters comes from the file.
+    // Another seed, because all state comes from the file.
     let mut second = Fixture::new(77, 3);
     assert_ne!(second.state(), whole.state());
     second.session.load(&path).expect("it loads");

@@ -1,5 +1,5 @@
-//! Programs whose buffers lie in the pool: the same results under every policy, and a bill when
-//! memory is short.
+//! Programs whose buffers lie in the pool: the same results under every policy, and an
+//! out-of-memory report.
 
 use ndarray::{Array1, Array2};
 use slabwise::memory::{MemoryConfig, Policy};
@@ -9,7 +9,7 @@ use slabwise::{Error, Program};
 const ROWS: usize = 256;
 const MIB: u64 = 1 << 20;
 
-/// A few products whose results live for a while: some MiB.
+/// A few products with overlapping lifetimes: some MiB.
 fn program(session: &mut Session) -> Program<1> {
     let trace = Trace::inference().named("products");
     let x = trace.input("x", F32, (ROWS, ROWS));
@@ -72,7 +72,7 @@ fn results_are_the_same_under_every_policy() {
 }
 
 #[test]
-fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
+fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
     let x = input();
     let small = MemoryConfig {
         limit: Some(MIB / 2),
@@ -113,7 +113,7 @@ fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
             && text.contains("what would help: a limit"),
         "{text}"
     );
-    // Nothing is held by the run that failed; the planned run, and a larger pool, work.
+    // The failed run holds no memory; the planned run, and a larger pool, work.
     assert_eq!(session.pool_statistics().bytes_in_use, 0);
     let [planned] = session.run(&program, (&x,)).expect("the slab has room");
     let planned = planned.item().to_bits();
@@ -132,7 +132,7 @@ fn a_step_that_does_not_fit_gets_a_bill_and_the_session_goes_on() {
 }
 
 #[test]
-fn settings_that_make_no_sense_are_named() {
+fn invalid_settings_are_named() {
     let session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
     let error = session
         .with_memory(&MemoryConfig {

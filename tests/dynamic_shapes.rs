@@ -1,5 +1,5 @@
-//! The model of the example `dynamic_shapes`: on batches of many lengths it learns what it learns
-//! on padded ones, with few plans and in bounded memory.
+//! The model of the example `dynamic_shapes`: on batches of many lengths it learns the same as on
+//! padded ones, with few plans and in bounded memory.
 
 #[path = "../examples/dynamic_shapes/model.rs"]
 mod model;
@@ -11,8 +11,8 @@ use slabwise::prelude::*;
 
 const LONGEST: usize = 40;
 
-/// The loss of the example, on sequences padded to one length: with a weight of 0 where nothing is
-/// known.
+/// The loss of the example, on sequences padded to one length: with a weight of 0 where the class
+/// is not known.
 fn padded_loss<'t>(detector: &Detector, trace: &'t Trace) -> Tensor<'t> {
     let x = trace.input("x", F32, (BATCH, LONGEST, FEATURES));
     let kind = trace.input("kind", I32, (BATCH, LONGEST)).flatten(0);
@@ -26,7 +26,7 @@ fn padded_loss<'t>(detector: &Detector, trace: &'t Trace) -> Tensor<'t> {
     -(each * weight).sum() / weight.sum()
 }
 
-/// A batch padded, and which places are there.
+/// A padded batch, and the mask of its real places.
 fn padded(batch: &Batch) -> (Batch, Array2<f32>) {
     let own = batch.kind.ncols();
     let x = Array3::from_shape_fn((BATCH, LONGEST, FEATURES), |(b, i, f)| {
@@ -84,7 +84,7 @@ fn a_thousand_lengths_need_few_plans_and_learn_as_padded_batches_do() {
                     (&long.x, &long.kind, &long.is_known, &is_there),
                 )
                 .expect("runs");
-            // Sums of other lengths round otherwise, and Adam divides by small numbers.
+            // Sums of other lengths round differently, and Adam divides by small numbers.
             assert!(
                 (loss - want.item()).abs() <= 2e-3 * want.item(),
                 "step {step}: {loss} and {}",

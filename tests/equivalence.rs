@@ -1,9 +1,9 @@
-//! Random graphs: the compiled program gives what the reference evaluator gives, and the same with
-//! every optimisation on or off, planned or dynamic, on one thread or several.
+//! Random graphs: the compiled program equals the reference evaluator, with every optimization on
+//! or off, planned or dynamic, on one thread or several.
 //!
 //! Bit-equal: planned and dynamic mode, thread counts, memory checks, every fusion and every
 //! planner option. Within rounding (of sums, and of functions such as exp): against the reference
-//! evaluator, and where simplification changes what is computed.
+//! evaluator, and where simplification changes the operations.
 
 mod support;
 
@@ -16,7 +16,7 @@ use slabwise::{CompileOptions, Device, Ranges, Session, Shapes, params::Params};
 use support::arrays::{close, host, numbers};
 use support::random_graph::{BATCH, RandomGraph};
 
-/// Outputs, then what the variables hold after the step.
+/// Outputs, then the variables after the step.
 type Results = Vec<Vec<f64>>;
 
 #[derive(Clone, Copy, PartialEq)]
@@ -187,7 +187,7 @@ fn neither_mode_nor_threads_change_a_bit() {
 }
 
 #[test]
-fn optimisations_can_be_switched_off() {
+fn optimizations_can_be_switched_off() {
     let on = CompileOptions::default();
     let planner = slabwise_planner::Options::default();
     for seed in 200..240 {
@@ -246,7 +246,7 @@ fn optimisations_can_be_switched_off() {
                 },
             ),
         ] {
-            // A reduction may sum in another order inside another kernel.
+            // A reduction may sum in another order in another kernel.
             compare(
                 seed,
                 what,
@@ -359,9 +359,9 @@ fn optimisations_can_be_switched_off() {
 }
 
 /// Lengths of 0 and 1 everywhere, and batches of no examples: planned, dynamic, within budgets and
-/// without optimisations.
+/// without optimizations.
 #[test]
-fn what_has_no_elements_agrees_with_the_reference_evaluator() {
+fn programs_without_elements_agree_with_the_reference_evaluator() {
     let on = CompileOptions::default();
     let simplify = Simplify {
         cse: false,
@@ -420,8 +420,7 @@ fn what_has_no_elements_agrees_with_the_reference_evaluator() {
     }
 }
 
-/// A plan for a range of lengths gives what one for a length gives, whatever else there is in a
-/// graph.
+/// A plan for a range of lengths gives the same results as a plan for one length, in any graph.
 #[test]
 fn free_dimensions_agree_with_the_reference_evaluator() {
     for seed in 300..310 {

@@ -121,7 +121,7 @@ fn a_label_out_of_range_changes_nothing() {
             );
         }
     }
-    // What follows is as if nothing had been.
+    // Later runs are unaffected.
     let mut other = self::session(params.clone());
     let (same, _) = classifier(&params, &mut other);
     other.run(&same, (&x, &good)).expect("good labels");
@@ -358,7 +358,7 @@ fn a_batch_of_no_rows_is_no_panic() {
         .run_dynamic(&program, (&none,))
         .expect("no rows are a batch too");
 
-    // In training the mean over nothing would be NaN, and so would the weights: such a step is
+    // In training the mean over no elements would be NaN, and so would the weights; such a step is
     // refused.
     let params = Params::seeded(0);
     let mut session = self::session(params.clone());
@@ -376,7 +376,7 @@ fn a_batch_of_no_rows_is_no_panic() {
 }
 
 #[test]
-fn a_budget_below_the_floor_comes_with_the_bill() {
+fn a_budget_below_the_lower_bound_is_refused_with_the_bytes_needed() {
     let params = Params::seeded(0);
     let layer = Linear::new(&params.root() / "wide", 1000, 1000);
     let trace = Trace::inference().named("forward");
@@ -416,7 +416,7 @@ fn a_budget_below_the_floor_comes_with_the_bill() {
     );
     // The bias's 4000 bytes are rounded up to whole cache lines.
     assert_eq!(persistent, Bytes(4_000_000 + 4032));
-    // What is needed suffices.
+    // A budget of the bytes that the error names suffices.
     let mut enough = session(params.clone()).with_budget(needed);
     enough.compile(&trace, [y]).expect("it fits exactly");
     let mut weights_alone = session(params).with_budget(Bytes(1000));
@@ -460,14 +460,14 @@ fn sizes_beyond_any_memory_are_refused() {
         &text(session(Params::seeded(0)).compile(&trace, [x])),
         &[&place(line), "\"x\"", "-1"],
     );
-    // Plausible by its count, beyond this machine: an error, no abort.
+    // A plausible count beyond this machine's memory is an error, no abort.
     let trace = Trace::inference();
     let y = trace.full(1.0, F32, (1i64 << 47,)) * trace.input("x", F32, ());
     assert_has(
         &text(session(Params::seeded(0)).compile(&trace, [y])),
         &["TiB"],
     );
-    // Weights that no session has room for, though no program reads them.
+    // Weights beyond all memory, although no program reads them.
     let params = Params::seeded(0);
     Linear::without_bias(&params.root() / "b", huge, huge);
     let trace = Trace::inference();
@@ -478,11 +478,11 @@ fn sizes_beyond_any_memory_are_refused() {
     );
 }
 
-/// Linux would promise it, and end the process when it is touched.
+/// Linux would grant it, and kill the process when it is touched.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
-    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux says what it has");
+    let text_of = std::fs::read_to_string("/proc/meminfo").expect("Linux reports its memory");
     let kib = |key: &str| -> i64 {
         let line = text_of
             .lines()
@@ -511,13 +511,13 @@ fn a_slab_beyond_the_free_memory_is_refused_before_it_is_taken() {
 }
 
 #[test]
-fn devices_that_are_not_there() {
+fn missing_devices() {
     for name in ["gpu", "", "cuda", "cuda:", "cuda:x", "cuda:-1", "CPU"] {
         let said = text(name.parse::<Device>());
         assert_has(&said, &[&format!("{name:?}"), "auto, cpu or cuda:N"]);
     }
     assert_eq!("cpu".parse(), Ok(Device::Cpu));
-    // No machine has so many; what is missing here is said.
+    // No machine has so many devices; the error names the missing library or device.
     let cuda = "cuda:999".parse::<Device>().expect("a device's name");
     let why = text(Session::new(cuda, Params::seeded(0)));
     assert_has(&why, &["device cuda:999: "]);
@@ -561,12 +561,12 @@ fn nonsense_in_the_environment_is_an_error() {
         );
     }
     assert_has(&said(" 3 "), &["threads: 3"]);
-    // What is empty counts as not set.
+    // An empty variable counts as not set.
     assert_has(&said(""), &["threads: "]);
 }
 
 #[test]
-fn what_belongs_to_another_session_is_refused() {
+fn handles_of_another_session_are_refused() {
     let params = Params::seeded(0);
     let (mut here, mut there) = (session(params.clone()), session(params.clone()));
     let (program, _) = classifier(&params, &mut there);

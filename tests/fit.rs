@@ -108,7 +108,7 @@ fn callbacks_reach_the_session_and_stop_the_loop() {
     let fitted = Fit::new(&train)
         .epochs(10)
         .on_epoch(|session, epoch| {
-            // From the second epoch on nothing is learnt.
+            // With a rate of 0, weights do not change from the second epoch on.
             session.set_value("optim.lr", &arr0(0.0))?;
             if epoch.number == 4 {
                 epoch.stop();
@@ -171,7 +171,7 @@ fn patience_ends_and_the_best_is_kept() {
             })
             .run(&mut session, |_| batches(&[4], 1.0))
             .expect("it learns");
-        // The sixth, the best of all, is not waited for.
+        // The loop stops before the sixth, which would be the best.
         assert_eq!(
             (
                 fitted.end,
@@ -189,7 +189,7 @@ fn patience_ends_and_the_best_is_kept() {
 }
 
 #[test]
-fn what_cannot_be_fitted_is_an_error() {
+fn errors_of_fit() {
     let One {
         mut session,
         train,
@@ -218,7 +218,7 @@ fn what_cannot_be_fitted_is_an_error() {
         said(Fit::new(&train).run(&mut session, |_| [(Array2::<f32>::zeros((2, 2)),)]))
             .contains("input \"x\"")
     );
-    // A rate beyond reason; the error comes before a checkpoint is overwritten.
+    // An unreasonable rate; the error comes before a checkpoint is overwritten.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("last.safetensors");
     let One {

@@ -1,4 +1,4 @@
-//! What is exported is read by others' readers: Python's, and PyTorch's own viewer where
+//! Foreign readers read the exported files: Python's, and PyTorch's own viewer where
 //! `SLABWISE_PEERS_PYTHON` names a Python that has it. Planned and dynamic runs export the same
 //! formats. Without `python3` the tests are skipped, but on CI they fail.
 #![cfg(feature = "profiles")]
@@ -17,7 +17,7 @@ use slabwise::{Device, Params, Session};
 
 const KIB: u64 = 1 << 10;
 
-/// What the readers must find.
+/// The values that the readers must find.
 struct Expected {
     in_use: u64,
     reserved: u64,
@@ -25,7 +25,8 @@ struct Expected {
     profile: u64,
 }
 
-/// Writes all formats and has them read: the profile from `peak`, the others from `memory`.
+/// Writes all formats and has the readers read them: the profile from `peak`, the others from
+/// `memory`.
 fn read_by_others(memory: &Ledger, peak: &Ledger, expected: &Expected) {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, bytes: &[u8]| {
@@ -79,7 +80,7 @@ fn read_by_others(memory: &Ledger, peak: &Ledger, expected: &Expected) {
 }
 
 #[test]
-fn what_a_pool_did_is_read() {
+fn snapshots_of_a_pool_are_readable() {
     let device = FakeDevice::new(64 * KIB).with_preallocation(true);
     let config = MemoryConfig {
         fraction: Some(1.0),
@@ -119,7 +120,7 @@ fn what_a_pool_did_is_read() {
 }
 
 #[test]
-fn planned_and_dynamic_runs_are_read_alike() {
+fn profiles_of_planned_and_dynamic_runs_are_readable() {
     let params = Params::seeded(0);
     let network = Model::Mlp.build(&params);
     let mut session = Session::new(Device::Cpu, params)
@@ -158,7 +159,7 @@ fn planned_and_dynamic_runs_are_read_alike() {
             profile: bytes,
         },
     );
-    // As an allocation trace it needs what the plan says.
+    // Replayed as an allocation trace, it needs the planned bytes.
     let trace =
         Trace::of_snapshot_json(&snapshot_json(whole.clone()).expect("JSON")).expect("a trace");
     assert_eq!(trace.peak_live_bytes(), plan.lower_bound);

@@ -1,17 +1,18 @@
-//! Sessions on a GPU, where there is one: what the emulator and a driver without a device cannot
-//! tell. Kernel by kernel, the tests of `slabwise-cuda` do the same. Without a GPU these say so and
-//! pass.
+//! Sessions on a GPU, where there is one: properties that the emulator and a driver without a
+//! device cannot show. The tests of `slabwise-cuda` do the same kernel by kernel. Without a GPU
+//! these print a message and pass.
 #![cfg(feature = "cuda")]
 
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
 use slabwise::prelude::*;
 
-/// The first device, or `None` where there is none, which is said, unless one is required.
+/// The first device. Without one, prints a message and returns `None`, or panics if a device is
+/// required.
 fn gpu() -> Option<Device> {
     slabwise_cuda::emulator::gpu_usable().then(|| Device::cuda(0).expect("it is usable"))
 }
 
-/// The losses of some steps, on images of which each pixel is off by up to so many roundings.
+/// The losses of some steps, on images with each pixel changed by up to so many roundings.
 fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) -> Vec<f32> {
     let params = Params::seeded(1);
     let network = model.build(&params);
@@ -25,7 +26,7 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
         .expect("it compiles");
     let losses = (0..steps)
         .map(|step| {
-            // A smaller batch now and then: another graph is recorded, or found again.
+            // Some batches are smaller: another graph is recorded, or reused.
             let (images, labels) = model.batch(
                 if step % 10 == 9 {
                     batch as usize / 2
@@ -49,15 +50,15 @@ fn losses(device: Device, model: Model, batch: u32, steps: u64, roundings: f32) 
     assert_eq!(
         session.last_run().peak_slab_bytes,
         session.slab_bytes(),
-        "the planned peak is what kernels are given"
+        "kernels receive the planned peak"
     );
     losses
 }
 
 /// Losses drift apart as roundings do: the first steps are compared as closely as single kernels
-/// are, the others as curves. How far a model takes a rounding apart in its first steps is seen on
-/// the CPU: Adam divides each gradient by its size, so that of one near 0 the sign counts, and
-/// norms over few numbers amplify what is left.
+/// are, the others as curves. The amplification of a rounding in a model's first steps is measured
+/// on the CPU: Adam divides each gradient by its size, so that the sign of a gradient near 0
+/// matters, and norms over few numbers amplify the rest.
 fn assert_same_curve(model: Model, batch: u32, steps: u64) {
     let Some(device) = gpu() else { return };
     let (expected, got) = (

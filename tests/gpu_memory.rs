@@ -1,6 +1,6 @@
-//! Copies beside kernels and memory behind pages on a GPU, where there is one: what a driver
-//! without a device takes on trust of streams, branches of graphs and mappings. Without a GPU these
-//! say so and pass.
+//! Copies beside kernels and mapped pages on a GPU, where there is one: properties of streams,
+//! branches of graphs and mappings that a driver without a device assumes. Without a GPU these
+//! print a message and pass.
 #![cfg(feature = "cuda")]
 
 mod support;
@@ -12,12 +12,13 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use support::networks::{WIDTH, examples, train_on};
 
-/// The first device, or `None` where there is none, which is said, unless one is required.
+/// The first device. Without one, prints a message and returns `None`, or panics if a device is
+/// required.
 fn gpu() -> Option<Device> {
     slabwise_cuda::emulator::gpu_usable().then(|| Device::cuda(0).expect("it is usable"))
 }
 
-/// Memory taken as it is needed: tests run beside each other.
+/// Takes memory on demand, because tests run in parallel.
 fn bare(session: Session) -> Session {
     let config = MemoryConfig {
         preallocate: Some(false),
@@ -29,7 +30,7 @@ fn bare(session: Session) -> Session {
 }
 
 #[test]
-fn what_leaves_the_slab_comes_back_as_it_was() {
+fn offloaded_values_come_back_unchanged() {
     let Some(device) = gpu() else { return };
     for seed in [None, Some(3)] {
         let sizes = [2048, 8, 5];
@@ -48,7 +49,7 @@ fn what_leaves_the_slab_comes_back_as_it_was() {
         );
         assert_eq!(within.losses, all.losses);
         assert!(within.weights == all.weights, "weights differ");
-        // Many steps in flight, then a look.
+        // Many pending steps, then a read.
         let (x, labels) = examples(sizes[0]);
         let losses = [all, within].map(|mut trained| {
             for _ in 0..10 {
@@ -69,7 +70,7 @@ fn what_leaves_the_slab_comes_back_as_it_was() {
 }
 
 #[test]
-fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
+fn prefetched_batches_belong_to_their_steps() {
     let Some(device) = gpu() else { return };
     const BATCH: usize = 4096;
     let open = |slots: usize| {
@@ -103,7 +104,7 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
         "{}",
         program.plan()
     );
-    // Each step waited for, and none until the last: inputs that travel while steps are at work are
+    // A synchronization after each step, or after the last only: inputs copied while steps run are
     // those of their own steps.
     let mut expected = 0;
     for batch in batches() {
@@ -128,7 +129,7 @@ fn batches_ahead_and_large_inputs_are_those_of_their_steps() {
                 .run_ahead(&program, &mut data)
                 .expect("a step")
                 .expect("a batch");
-            // Nobody waits for most of them.
+            // Most of them are not synchronized.
             if step == 11 {
                 last = loss.item().to_bits();
             }
@@ -150,7 +151,7 @@ fn a_pool_of_mapped_pages_gives_the_same_results() {
             .expect("a session")
             .with_memory(&config(policy))
             .expect("it maps pages");
-        // Sizes that fit badly into what those before leave.
+        // Sizes that fit badly into the gaps between earlier ones.
         for n in [200u32, 500, 100, 400, 600, 300] {
             let trace = Trace::inference();
             let x = trace.input("x", F32, (n, n));

@@ -12,7 +12,7 @@ fn rounded(x: &Array2<f32>) -> Array2<f32> {
     x.mapv(|v| bf16::from_f32(v).to_f32())
 }
 
-/// Some numbers that no half holds exactly.
+/// Numbers that no half represents exactly.
 fn numbers(rows: usize, cols: usize, scale: f32) -> Array2<f32> {
     Array2::from_shape_fn((rows, cols), |(r, c)| {
         scale * ((r * 31 + c * 17) as f32 * 0.618).sin()
@@ -41,7 +41,7 @@ fn values_round_whether_they_are_stored_or_not() {
     let trace = Trace::inference();
     let input = trace.input("x", F32, (1000,));
     let half = input.cast(F16);
-    // Fused, the half is never in memory; as an output it is.
+    // In a fused kernel the half is never in memory; as an output it is.
     let mut session = Session::new(Device::Cpu, Params::seeded(1)).unwrap();
     let program = session
         .compile(&trace, [half.cast(F32) * 2.0, half, half + input])
@@ -63,7 +63,7 @@ fn values_round_whether_they_are_stored_or_not() {
     );
 }
 
-/// Weights in single precision, products in halves: the gradient goes back through the conversions.
+/// Weights in single precision, products of halves: the gradient goes back through the conversions.
 #[test]
 fn a_model_learns_with_products_of_halves() {
     let (x, target) = (numbers(64, 8, 1.0), numbers(8, 1, 1.0));
@@ -172,7 +172,7 @@ fn trained(model: &str, precision: Precision, batch: usize, steps: u64) -> (Vec<
     )
 }
 
-/// Built-in models learn in mixed precision what they learn in f32, and their weights are f32.
+/// Built-in models learn the same in mixed precision as in f32, and their weights are f32.
 #[test]
 fn models_learn_in_bf16_as_in_f32() {
     for (model, batch, off) in [
@@ -193,7 +193,7 @@ fn models_learn_in_bf16_as_in_f32() {
             16,
             0.03,
         ),
-        // Steps of a network this deep take the smallest difference on.
+        // Steps of a network this deep amplify the smallest difference.
         (
             "resnet50:size=96,width=8,classes=10,blocks1=1,blocks2=1,blocks3=1,blocks4=1",
             16,
@@ -223,8 +223,7 @@ fn models_learn_in_bf16_as_in_f32() {
     }
 }
 
-/// Operands are rounded, in the backward pass too; sums and gradients are f32, and all else is as
-/// it was.
+/// Operands are rounded, in the backward pass too; sums, gradients and everything else are f32.
 #[test]
 fn a_precision_rounds_operands_of_products_alone() {
     let (x, w) = (numbers(6, 5, 1.5), numbers(5, 4, 0.7));
@@ -293,7 +292,7 @@ fn a_precision_rounds_operands_of_products_alone() {
     };
     assert!((0..4).all(|i| (image.iter().nth(i).unwrap() - at(&rx, &rw, i)).abs() < 1e-5));
     assert!((wide[[0, 0, 0, 0]] - rx[[0, 0]] * rw[[0, 0]]).abs() < 1e-6);
-    // Off it is as if it were not there.
+    // Switched off, it has no effect.
     assert_eq!(run(None), run(Some(Precision::F32)));
     assert!(run(None)[0] != y);
 }

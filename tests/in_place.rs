@@ -1,4 +1,4 @@
-//! What is computed in place of a larger value: the first part of it, or all.
+//! Values computed in place of a larger one: in its first part, or in all of it.
 
 use ndarray::{Array1, Array2, ArrayD, s};
 use slabwise::CompileOptions;
@@ -10,7 +10,7 @@ fn numbers(rows: usize, columns: usize) -> Array2<f32> {
     })
 }
 
-/// Where a program runs, and whether memory is checked.
+/// The device of a program, and whether memory is checked.
 fn sessions(device: Device) -> [Session; 2] {
     let checked = CompileOptions {
         check_memory: true,
@@ -24,7 +24,7 @@ fn sessions(device: Device) -> [Session; 2] {
     })
 }
 
-/// Prefixes of an input, of a value, of what is sorted, and both halves of something, of several
+/// Prefixes of an input, of a value and of a sorted one, and both halves of a value, in several
 /// sizes.
 fn prefixes(device: Device, sizes: &[usize]) {
     for (&rows, mut session) in sizes
@@ -63,7 +63,7 @@ fn prefixes(device: Device, sizes: &[usize]) {
 
             let trace = Trace::inference();
             let x = trace.input("x", F32, (rows, columns));
-            // Of a value: written by one kernel, its first part in place by the next.
+            // A value written by one kernel, and its first part computed in place by the next.
             let value = x.sum_keep(1) * x;
             let program = session
                 .compile(&trace, [value.keep().slice(0, ..k).exp()])
@@ -106,21 +106,20 @@ fn prefixes(device: Device, sizes: &[usize]) {
 }
 
 #[test]
-fn the_first_part_of_a_value_is_computed_in_its_place() {
+fn the_first_part_of_a_value_is_computed_in_place() {
     prefixes(Device::Cpu, &[4, 5, 7, 16, 33, 100]);
 }
 
 #[cfg(feature = "cuda")]
 #[test]
-fn the_first_part_of_a_value_is_computed_in_its_place_on_a_device() {
+fn the_first_part_of_a_value_is_computed_in_place_on_a_device() {
     let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else {
         return;
     };
     prefixes(Device::Cuda(0), &[4, 33]);
 }
 
-/// The optimisation is made: nothing but the input is in the slab. Without it the bits are the
-/// same.
+/// The optimization applies: only the input is in the slab. Without it the bits are the same.
 #[test]
 fn in_place_saves_the_bytes_of_the_part() {
     let bytes = |in_place: bool| {
@@ -150,8 +149,8 @@ fn in_place_saves_the_bytes_of_the_part() {
     assert_eq!(a, b);
 }
 
-/// A part of each row begins at the first byte as well, but is walked otherwise: it gets bytes of
-/// its own, or is right in these.
+/// A part of each row also begins at the first byte, but has other strides: it gets its own bytes,
+/// or is correct in these.
 #[test]
 fn parts_of_rows_and_parts_that_begin_later_are_right() {
     for mut session in sessions(Device::Cpu) {
@@ -197,9 +196,9 @@ fn parts_of_rows_and_parts_that_begin_later_are_right() {
     }
 }
 
-/// A prefix of a value whose batch is shorter than its bound, and of an input that was given away.
+/// A prefix of a value with a batch below its bound, and of a donated input.
 #[test]
-fn prefixes_of_bounded_batches_and_of_what_is_donated() {
+fn prefixes_of_bounded_batches_and_donated_inputs() {
     for mut session in sessions(Device::Cpu) {
         let trace = Trace::inference();
         let x = trace.input("x", F32, (Dim::bounded("batch", 8), 6, 4));

@@ -1,5 +1,4 @@
-//! Layers against formulas written out here in f64, what they leave behind between steps, and what
-//! their mistakes say.
+//! Layers against formulas written out here in f64, their state between steps, and their errors.
 
 mod support;
 
@@ -28,7 +27,7 @@ fn values(array: &ArrayD<f32>) -> Vec<f64> {
     array.iter().map(|&v| f64::from(v)).collect()
 }
 
-/// What a model makes of one input, by the kernels; its weights are as declared.
+/// The output of a model for one input, computed by the kernels with its initial weights.
 fn infer(x: &ArrayD<f32>, model: impl for<'t> Fn(&Scope, Tensor<'t>) -> Tensor<'t>) -> Vec<f32> {
     let params = Params::seeded(5);
     let trace = Trace::inference();
@@ -91,7 +90,7 @@ fn norms_of_one_example() {
     );
 }
 
-/// Batch normalisation in f64.
+/// Batch normalization in f64.
 struct Expected {
     mean: Vec<f64>,
     var: Vec<f64>,
@@ -158,7 +157,7 @@ fn batch_norm_keeps_running_statistics() {
             let x = random(rng, lengths, (offset - 1.0, offset + 2.0));
             let y = expected.step(&x);
             let [got] = session.run(&train, (&x,)).expect("it runs");
-            // What x itself was rounded by shows in its deviation from the mean.
+            // The rounding of x itself shows in its deviation from the mean.
             assert_close(
                 got.view::<f32>()
                     .expect("f32")
@@ -211,7 +210,8 @@ fn batch_norm_keeps_running_statistics() {
             1e-5 + offset.abs() * 1e-6,
         );
         drop(got);
-        // A step of no examples has no statistics: it is refused before the running ones move.
+        // A step without examples has no statistics; it is refused before the running statistics
+        // change.
         let running = session.value("norm.running_mean").expect("there");
         let error = session
             .run(&train, (&none,))
@@ -234,7 +234,7 @@ fn a_layer_applied_twice_moves_its_statistics_twice() {
     let program = session.compile(&trace, [y]).expect("it compiles");
     let x = ndarray::array![[1.0f32, 2.0], [1.0, 2.0], [3.0, 6.0], [3.0, 6.0]];
     session.run(&program, (&x,)).expect("it runs");
-    // Means 2 and 4, then 6 and 8: half of each, and half of what was before.
+    // Means 2 and 4, then 6 and 8: half of each, and half of the previous average.
     assert_close(
         session
             .value("norm.running_mean")
@@ -311,7 +311,7 @@ fn attention_and_embedding_values() {
     assert!(outside.contains('4'), "{outside}");
 }
 
-/// The norms of a training step take few passes: what is normalised goes through one kernel over
+/// The norms of a training step take few passes: the normalized tensor goes through one kernel over
 /// rows, or is read once for its statistics and once to be used.
 #[test]
 fn norms_are_fused() {
@@ -320,7 +320,7 @@ fn norms_are_fused() {
         let trace = Trace::training();
         let x = trace.input("x", F32, lengths);
         let first = trace.param(&params.root().param("first", lengths, Init::Constant(1.0)));
-        // The loss is behind a product, which keeps the way forward and the way back apart.
+        // The loss is behind a product, which separates the forward pass from the backward pass.
         let y = model(&params.root(), x * first).flatten(0);
         let loss = y
             .matmul(trace.param(&params.root().param(
@@ -338,7 +338,7 @@ fn norms_are_fused() {
             .map(String::from)
             .collect::<Vec<String>>()
     };
-    // Without the norm the same step has so many.
+    // The number of kernels of the same step without the norm.
     let bare = kernels(&[64, 256], |_, x| x.tanh()).len();
     let rows = kernels(&[64, 256], |at, x| {
         x.apply(&LayerNorm::new(at / "norm", 256)).tanh()
@@ -348,9 +348,9 @@ fn norms_are_fused() {
     let images = kernels(&[8, 16, 6, 6], |at, x| {
         x.apply(&BatchNorm2d::new(at / "norm", 16)).tanh()
     });
-    // The first example's mean, the statistics, the normalisation; sums of the gradient, the
-    // gradient. The product's operand is made again with those sums, of weight and bias, so that
-    // what these become is put into them by a copy each.
+    // The first example's mean, the statistics, the normalization; sums of the gradient, the
+    // gradient. The product's operand is recomputed with those sums, of weight and bias, so that
+    // the new values of both are copied into them.
     assert!(
         images.len() <= bare + 6,
         "{bare} kernels become {images:#?}"

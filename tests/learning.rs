@@ -1,5 +1,5 @@
-//! How models learn: batches in parts, frozen layers, averaged weights, programs that share a
-//! session, and the loop that comes with the library.
+//! Training: gradient accumulation, frozen layers, averaged weights, programs that share a session,
+//! and the loop that comes with the library.
 
 use ndarray::{Array1, Array2, s};
 use slabwise::models::noise;
@@ -40,7 +40,7 @@ impl Module for Net {
 fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
     let mut draw = noise(seed);
     let x = Array2::from_shape_simple_fn((n, INPUTS), || draw() * 2.0 - 1.0);
-    // The class is the place of the largest of the first inputs.
+    // The class is the index of the largest of the first inputs.
     let class = |row: ndarray::ArrayView1<'_, f32>| {
         (0..CLASSES)
             .max_by(|&a, &b| row[a].total_cmp(&row[b]))
@@ -50,7 +50,7 @@ fn batch(n: usize, seed: u64) -> (Array2<f32>, Array1<i32>) {
     (x, labels)
 }
 
-/// A session and a training program made by `learn` from the trace, the model, its inputs and
+/// A session, and a training program that `learn` builds from the trace, the model, its inputs and
 /// labels.
 fn learner(
     width: usize,
@@ -114,14 +114,14 @@ fn text<T>(result: Result<T>) -> String {
 }
 
 #[test]
-fn parts_of_a_batch_teach_what_the_whole_does() {
+fn parts_of_a_batch_train_as_the_whole() {
     let optimizer = || Sgd::new(0.1).momentum(0.9).clip_norm(0.5);
     let (mut one, program) = learner(32, 24, whole(optimizer()));
     let program = program.expect("it compiles");
     for parts in [1, 2, 3, 8] {
         let (mut session, split) = learner(32, 24, in_parts(parts, optimizer()));
         let split = split.expect("it compiles");
-        // The whole starts anew.
+        // Starts again with the whole batch.
         for name in one.names().map(str::to_string).collect::<Vec<_>>() {
             one.set_value(&name, &session.value(&name).expect("it is there"))
                 .expect("it fits");
@@ -153,7 +153,7 @@ fn parts_of_a_batch_teach_what_the_whole_does() {
 
 #[test]
 fn parts_need_the_memory_of_a_part() {
-    // But for the inputs, which are there from the beginning.
+    // Except for the inputs, which are live from the beginning.
     let slab = |n: usize, parts| {
         let (session, program) = learner(64, n, in_parts(parts, Adam::new(1e-3)));
         let plan = program.expect("it compiles").plan().slab_bytes();
@@ -162,8 +162,8 @@ fn parts_need_the_memory_of_a_part() {
     };
     let (whole, parts, part) = (slab(4096, 1), slab(4096, 8), slab(512, 1));
     let gradients = ((INPUTS + 1 + 2 + CLASSES) * 64 + CLASSES) as u64 * 4 + 6 * 64;
-    // Gradients that are added up are fused otherwise than those that update at once: a little more
-    // than a part may be needed.
+    // Accumulated gradients are fused differently from those that update at once, so that a little
+    // more than the share of a part may be needed.
     assert!(
         parts <= 2 * part + gradients,
         "{parts} bytes in eight parts; a part takes {part}, the gradients {gradients}"
@@ -175,7 +175,7 @@ fn parts_need_the_memory_of_a_part() {
 }
 
 #[test]
-fn parts_share_what_is_computed_before_and_states_pass_through_them() {
+fn parts_share_earlier_values_and_pass_states_on() {
     let params = Params::seeded(3);
     let w = params.root().param(
         "w",
@@ -191,13 +191,13 @@ fn parts_share_what_is_computed_before_and_states_pass_through_them() {
         .with_threads(1);
     let trace = Trace::training();
     let x = trace.input("x", F32, (8, INPUTS)).split(0, 2);
-    // Made once, used by both parts; what is learnt goes through it from both.
+    // Computed once and used by both parts; gradients go through it from both.
     let table = trace.param(&w).tanh();
     let state = trace.state("runs", F32, (), Init::Constant(1.0));
     let loss = trace.minimize_in_parts(2, Sgd::new(0.1), |i| {
         let y = x[i].apply(&norm) * table * state.value();
         if i == 0 {
-            // The second part still reads what it was.
+            // The second part still reads the old value.
             state.set(state.value() * 2.0);
         }
         y.detach().square().mean() + (x[i] * table).square().mean() * state.value()
@@ -281,7 +281,7 @@ fn frozen_layers_have_no_gradients_no_state_and_do_not_change() {
         moments(&[64 * INPUTS, 64, 64, 64])
     );
     assert!(free.persistent_bytes() > session.persistent_bytes());
-    // Nothing of the way back below the head is planned.
+    // Nothing of the backward pass below the head is planned.
     let gradient = |plan: &slabwise::Plan, layer: &str| {
         plan.dag().buffers.iter().enumerate().any(|(i, _)| {
             let name = plan.dag().buffer_name(slabwise_planner::BufferId(i as u32));
@@ -352,7 +352,8 @@ fn averaged_weights_are_read_by_an_inference_program() {
     }
     let by_average = logits(&mut session, &averaged);
     assert_ne!(by_average, logits(&mut session, &plain));
-    // The averages in the place of the weights give what the averaged program gives, bit for bit.
+    // The averages in the place of the weights give the same results as the averaged program, bit
+    // for bit.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("saved");
@@ -367,7 +368,7 @@ fn averaged_weights_are_read_by_an_inference_program() {
         session.set_value(name, &average).expect("it fits");
     }
     assert_eq!(logits(&mut session, &plain), by_average);
-    // What loads weights alone starts averages anew; what loads all has them back.
+    // Loading weights alone restarts the averages; loading everything restores them.
     session.load_weights(&path).expect("loaded");
     assert_eq!(
         logits(&mut session, &averaged),
@@ -377,7 +378,7 @@ fn averaged_weights_are_read_by_an_inference_program() {
     assert_eq!(logits(&mut session, &averaged), by_average);
 }
 
-/// Two programs of one session, each learning what it is told to.
+/// Two programs of one session, each with its own set of trained weights.
 fn two(
     first: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
     second: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
@@ -416,11 +417,11 @@ fn without(
 }
 
 #[test]
-fn programs_that_train_the_same_weights_count_together() {
+fn programs_that_train_the_same_weights_share_a_step_count() {
     let (mut session, programs) = two(whole(Adam::new(0.01)), whole(Adam::new(0.01)));
     let [a, b] = programs.expect("they compile");
-    // A batch of 4 twice over is, as a mean, that batch: both programs make the same step, and take
-    // turns as one would.
+    // The mean over a batch of 4 repeated twice is the mean over that batch: both programs make the
+    // same step, and alternate like one program.
     let (mut alone, program) = learner(8, 4, whole(Adam::new(0.01)));
     let program = program.expect("it compiles");
     for step in 0..12 {
@@ -447,7 +448,7 @@ fn programs_that_train_the_same_weights_count_together() {
 }
 
 #[test]
-fn programs_that_train_other_weights_must_not_share_a_count() {
+fn programs_that_train_other_weights_have_separate_step_counts() {
     let adam = || Adam::new(0.01);
     let (_, programs) = two(without("stem", adam()), without("head", adam()));
     let said = text(programs);
@@ -456,8 +457,7 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
          the second also \"adam.m.stem.bias\", \"adam.m.stem.weight\", \"adam.v.stem.bias\" and 3 more; \
          a count that both move on is wrong for either: give one optimizer a name of its own, as in Adam::new(1e-3).named(\"second\")";
     assert_eq!(said, expected);
-    // Another rule for the same weights is another count too; without a count there is nothing to
-    // share.
+    // Another rule for the same weights has another step count; a rule without a count shares none.
     assert!(text(two(whole(adam()), whole(AdamW::new(0.01))).1).contains("both count their steps"));
     two(
         without("stem", Sgd::new(0.1)),
@@ -466,7 +466,7 @@ fn programs_that_train_other_weights_must_not_share_a_count() {
     .1
     .expect("plain descent counts nothing");
 
-    // With a name each counts for itself: the one learns as if the other were not there.
+    // With a name each has its own count: each program learns as if alone.
     let (mut session, programs) = two(
         without("stem", adam()),
         without("head", Adam::new(Schedule::cosine(0.02, 30)).named("other")),
@@ -516,7 +516,7 @@ fn a_name_changes_nothing_but_names() {
     assert_eq!(state(&named), expected);
 }
 
-/// What compiling says of a mistake, with its line behind `learning.rs:`.
+/// The error of compiling a mistake, with its line behind `learning.rs:`.
 fn mistake(
     learn: impl for<'t> Fn(&'t Trace, &Net, Tensor<'t>, Tensor<'t>) -> Tensor<'t>,
 ) -> String {

@@ -1,7 +1,6 @@
-//! What users read: each mistake with its place, the thing, the number and the next step, word by
-//! word.
+//! Error texts, word by word: each mistake with its place, the thing, the number and the next step.
 //!
-//! Places are written from the line that `here!()` stands on: `+1` is the line after it.
+//! Places are relative to the line of `here!()`: `+1` is the line after it.
 
 use expect_test::{Expect, expect};
 use ndarray::{Array1, Array2, arr2};
@@ -11,7 +10,7 @@ use slabwise::nn::{BatchNorm1d, Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 
-/// The line it stands on.
+/// The line of the call.
 macro_rules! here {
     () => {
         line!()
@@ -34,7 +33,7 @@ fn says<T>(here: u32, result: Result<T>, expected: Expect) {
     assert_eq!(
         format!("{error:?}"),
         text,
-        "what `fn main() -> Result<()>` prints"
+        "the text that `fn main() -> Result<()>` prints"
     );
     let mut shown = String::new();
     let mut parts = text.split(concat!(file!(), ":"));
@@ -49,7 +48,7 @@ fn says<T>(here: u32, result: Result<T>, expected: Expect) {
     expected.assert_eq(&shown);
 }
 
-/// Compares what compiling a trace says.
+/// Compares the error of compiling a trace.
 #[track_caller]
 fn compiling<const N: usize>(
     here: u32,
@@ -100,11 +99,11 @@ fn losses_of_shapes_that_differ() {
         &trace,
         [a, b, c, d, e, x.mse(0.5), y.huber(y, 1.0)],
         expect![[r#"
-        +2: mse of f32 [batch, 1] with a target f32 [batch]: a loss compares equal shapes; squeeze(1) on the prediction makes them so
-        +3: l1 of f32 [batch] with a target f32 [batch, 1]: a loss compares equal shapes; squeeze(1) on the target makes them so
-        +4: huber of f32 [batch, 1] with a target f32 [1, 1]: a loss compares equal shapes; if the target is to be repeated, say so with expand
-        +5: binary_cross_entropy of f32 [batch, 1] with a target i32 [batch]: both are to be f32; convert with cast(F32)
-        +6: binary_cross_entropy_with_logits of f32 [2, 3] with a target f32 [3, 2]: a loss compares equal shapes; reshape one to the shape of the other"#]],
+        +5: mse of f32 [batch, 1] with a target f32 [batch]: a loss compares equal shapes; squeeze(1) on the prediction makes them so
+        +6: l1 of f32 [batch] with a target f32 [batch, 1]: a loss compares equal shapes; squeeze(1) on the target makes them so
+        +7: huber of f32 [batch, 1] with a target f32 [1, 1]: a loss compares equal shapes; if the target is to be repeated, say so with expand
+        +8: binary_cross_entropy of f32 [batch, 1] with a target i32 [batch]: both are to be f32; convert with cast(F32)
+        +11: binary_cross_entropy_with_logits of f32 [2, 3] with a target f32 [3, 2]: a loss compares equal shapes; reshape one to the shape of the other"#]],
     );
 }
 
@@ -142,11 +141,11 @@ fn two_layers_of_one_name() {
         &trace,
         [y],
         expect![[
-            r#"+4: "body.weight" is declared at +1 and again at +2: two layers have one name and would share weights; give the second another name, or its place as Scope::shared() if they are to (in "body")"#
+            r#"+7: "body.weight" is declared at +1 and again at +2: two layers have one name and would share weights; give the second another name, or its place as Scope::shared() if they are to (in "body")"#
         ]],
     );
-    // A layer applied twice, a model declared anew for another program, and a place that is shared
-    // on purpose are none.
+    // A layer applied twice, a model declared again for another program, and a parameter shared on
+    // purpose are no mistakes.
     let shared = Linear::without_bias((&params.root() / "body").shared(), 3, 3);
     for layers in [
         [&first, &first],
@@ -190,7 +189,7 @@ fn statistics_and_parameters() {
         +4: a parameter needs a name
         +5: parameter "low" cannot be uniform between 1 and 0
         +5: parameter "low" has the negative length -3
-        +7: "scale" is a parameter: what changes it is an optimizer"#]],
+        +14: "scale" is a parameter: what changes it is an optimizer"#]],
     );
 }
 
@@ -210,8 +209,8 @@ fn parameters_of_another_model() {
         &trace,
         [y],
         expect![[r#"
-        +3: parameter "theirs.weight" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")
-        +3: parameter "theirs.bias" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")"#]],
+        +6: parameter "theirs.weight" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")
+        +6: parameter "theirs.bias" belongs to other Params than those used before, as "ours.weight"; one program reads the parameters of one Params (in "theirs")"#]],
     );
     let trace = Trace::inference().named("stray");
     let y = trace.ones((1, 3)).apply(&theirs);
@@ -317,7 +316,7 @@ fn inputs_that_do_not_fit() {
 }
 
 #[test]
-fn data_that_a_run_refuses() {
+fn invalid_data() {
     let params = Params::seeded(0);
     let mut session = session(&params);
     let here = here!();
@@ -596,15 +595,15 @@ fn images() {
         &trace,
         [a, b, c, d, e, f, g, h, i],
         expect![[r#"
-        +1: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
-        +2: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
-        +3: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
-        +4: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
-        +5: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
-        +6: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves nothing of the result, which has -5×-5 pixels with it
-        +7: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
-        +8: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
-        +9: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],
+        +2: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
+        +3: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+        +4: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
+        +9: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
+        +10: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+        +13: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves nothing of the result, which has -5×-5 pixels with it
+        +14: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
+        +15: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
+        +16: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],
     );
 }
 
@@ -622,7 +621,7 @@ fn sizes() {
         &trace,
         [y],
         expect![
-            "+2: rearranging [2, 2, 2, 2, 2, 2, 2, 2, 2]: it runs over 12 axes, of which a kernel can have 8; reshape so that axes that stay together are one"
+            "+5: rearranging [2, 2, 2, 2, 2, 2, 2, 2, 2]: it runs over 12 axes, of which a kernel can have 8; reshape so that axes that stay together are one"
         ],
     );
     let (trace, here) = (Trace::inference(), here!());

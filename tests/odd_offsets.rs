@@ -1,5 +1,5 @@
-//! Slices and paddings whose start has no form as one size: the first element lies at a sum of
-//! different products of lengths.
+//! Slices and paddings whose start is not expressible as one size, because the offset of the first
+//! element is a sum of different products of lengths.
 
 use ndarray::{ArrayD, IxDyn, Slice};
 use slabwise::CompileOptions;

@@ -1,5 +1,5 @@
-//! What leaves the slab for the host comes back as it was: results are the same bits, and the
-//! budget is kept.
+//! Values offloaded to the host come back unchanged: results are the same bits, and the budget is
+//! met.
 
 mod support;
 
@@ -7,7 +7,7 @@ use slabwise::prelude::*;
 use slabwise::{Again, CompileOptions, Error};
 use support::networks::{Trained, WIDTH, examples, quick, train, train_with};
 
-/// A link that is never waited for long.
+/// A link fast enough that steps hardly wait for copies.
 fn fast() -> Offload {
     Offload::new(Bytes(1 << 50))
 }
@@ -31,7 +31,7 @@ fn kept(result: Result<Trained>) -> Option<Trained> {
     }
 }
 
-/// That a program's run was as planned.
+/// Asserts that a program's run was as planned.
 fn assert_as_planned(trained: &Trained, room: u64) {
     let plan = trained.program.plan();
     assert!(plan.slab_bytes() <= room, "{plan}");
@@ -45,7 +45,7 @@ fn assert_as_planned(trained: &Trained, room: u64) {
 }
 
 #[test]
-fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
+fn half_of_the_slab_trains_to_the_same_weights_with_any_link() {
     let sizes = [2048, 12, 3];
     let all = train(Budget::Unlimited, sizes, None).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -81,8 +81,8 @@ fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
             );
         }
     }
-    // Over the fastest nothing is computed again, over the slowest nothing is sent, and time grows
-    // on the way.
+    // With the fastest link nothing is recomputed, with the slowest nothing is offloaded, and time
+    // grows in between.
     assert!(
         ways[0].0 == 0 && ways[0].1 > 0 && ways[2].0 > 0 && ways[2].1 == 0,
         "{ways:?}"
@@ -94,7 +94,7 @@ fn half_of_the_slab_trains_to_the_same_weights_over_any_link() {
 }
 
 #[test]
-fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
+fn random_networks_train_to_the_same_bits_within_any_budget_with_any_link() {
     let (mut sent, mut programs) = (0, 0);
     for seed in 0..8 {
         let sizes = [512, 4 + seed % 5, 3];
@@ -115,7 +115,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
         let Some(within) = kept(train_with(open, sizes, Some(seed))) else {
             continue;
         };
-        // Guards take bytes of their own.
+        // Guards take additional bytes.
         assert_as_planned(
             &within,
             if check_memory {
@@ -139,7 +139,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget_over_any_link() {
 }
 
 #[test]
-fn the_host_has_a_limit_and_a_budget_a_floor() {
+fn the_host_has_a_limit_and_a_budget_a_lower_bound() {
     let sizes = [2048, 12, 0];
     let once = train(Budget::Unlimited, sizes, None)
         .expect("it compiles")
@@ -151,12 +151,12 @@ fn the_host_has_a_limit_and_a_budget_a_floor() {
         |budget, offload| train_with(|s| s.with_budget(budget).with_offload(offload), sizes, None);
     let some = within(Budget::Fraction(0.5), fast().with_host_bytes(limit)).expect("it fits");
     assert!(some.program.plan().host_bytes() <= limit.0);
-    // Without room there, it is as without a link.
+    // Without host memory the plan is the same as without a link.
     let none = within(Budget::Fraction(0.5), fast().with_host_bytes(Bytes(0))).expect("it fits");
     let Again { tasks, sent, .. } = none.program.plan().again();
     assert!(sent.is_empty() && !tasks.is_empty());
     assert!(kept(within(Budget::Fraction(0.01), fast())).is_none());
-    // No budget, nothing to send.
+    // Without a budget nothing is offloaded.
     let free = within(Budget::Unlimited, fast()).expect("it compiles");
     assert_eq!(
         (free.program.plan().slab_bytes(), free.session.host_bytes()),
@@ -164,8 +164,8 @@ fn the_host_has_a_limit_and_a_budget_a_floor() {
     );
 }
 
-/// A run that fails in the middle leaves nothing in flight and no weight changed; and a session may
-/// be dropped at any time.
+/// A run that fails midway leaves no copy pending and no weight changed; a session may be dropped
+/// at any time.
 #[test]
 fn a_run_that_fails_leaves_a_session_that_trains_on() {
     const BATCH: usize = 2048;
@@ -179,7 +179,7 @@ fn a_run_that_fails_leaves_a_session_that_trains_on() {
         let failed = trained.session.run(&trained.program, (&x, &wrong)).err();
         assert!(matches!(failed, Some(Error::Data { .. })), "{failed:?}");
     }
-    // In buffers of their own the same kernels come to the same.
+    // With separate buffers the same kernels give the same results.
     let second = trained
         .session
         .run_dynamic(&trained.program, (&x, &labels))
@@ -191,7 +191,7 @@ fn a_run_that_fails_leaves_a_session_that_trains_on() {
         .expect("a step")[0]
         .item();
     assert_eq!([second, third].map(f32::to_bits), whole.losses[1..]);
-    // Inputs that stay on the device are read, and sent, from where they are.
+    // Resident inputs are read, and offloaded, in place.
     let mut again = train_with(open, [BATCH, 12, 1], None).expect("it fits");
     let (x, labels) = (
         again.session.upload("x", &x).expect("room"),

@@ -91,7 +91,7 @@ fn follows_with(
         let (x, y) = data(step);
         session.run(&program, (&x, &y)).expect("a step");
         for (i, (got, want)) in parameters(&session).into_iter().zip(&w).enumerate() {
-            // Thirty roundings of f32, and what the loop makes of them: it contracts.
+            // Thirty roundings of f32, which the loop contracts.
             assert!(
                 (got - want).abs() <= 2e-5 * (1.0 + want.abs()),
                 "step {step}, weight {i}: {got}, the formula gives {want}"
@@ -232,8 +232,8 @@ fn groups_have_rates_and_decays_of_their_own() {
             }
         },
     );
-    // The last group that has a weight decides, rule by rule; what it does not set, the one before
-    // does.
+    // The last group that has a weight decides, rule by rule; a rule that it does not set comes
+    // from the group before.
     let sgd = Sgd::new(Schedule::step(0.01, 7, 0.5)).weight_decay(0.05);
     let sgd = sgd
         .group(|_| true, Group::new().rate_scale(0.5).weight_decay(0.02))

@@ -1,5 +1,5 @@
-//! What a plan promises is what a run uses: bytes planned, bytes measured, and the same results
-//! whatever the plan.
+//! A run uses exactly its plan: planned bytes equal measured bytes, and all plans give the same
+//! results.
 
 use std::collections::HashSet;
 
@@ -35,8 +35,8 @@ fn state(session: &Session) -> Vec<(String, Vec<u32>)> {
         .collect()
 }
 
-/// One past the last byte of the slab that any buffer needs, alignment apart: no kernel writes
-/// beyond it but into workspaces.
+/// One past the last byte of the slab that any buffer needs, without alignment. Kernels write
+/// beyond it only into workspaces.
 fn used_end(plan: &Plan) -> u64 {
     let buffers = plan
         .dag()
@@ -59,7 +59,7 @@ fn workspace_end(plan: &Plan) -> u64 {
 }
 
 #[test]
-fn planned_is_the_lower_bound_and_what_runs_use() {
+fn planned_bytes_equal_the_lower_bound_and_measured_bytes() {
     let mut exact = 0;
     for (model, n) in [(Model::Mlp, 256), (Model::Cnn, 64)] {
         let params = Params::seeded(3);
@@ -108,8 +108,8 @@ fn planned_is_the_lower_bound_and_what_runs_use() {
                 plan.slab_bytes()
             );
 
-            // Measured from the bytes that change. A workspace need not be written to its end; a
-            // buffer is.
+            // Measured from the bytes that change. A buffer is written to its end; a workspace need
+            // not be.
             let touched = match is_train {
                 true => session.measure_touched(program, (&images, &labels)),
                 false => session.measure_touched(program, (&images,)),
@@ -139,7 +139,7 @@ fn planned_is_the_lower_bound_and_what_runs_use() {
 }
 
 #[test]
-fn programs_of_a_session_overlay_their_temporaries_and_share_weights() {
+fn programs_of_a_session_share_slab_and_weights() {
     let params = Params::seeded(3);
     let network = Model::Mlp.build(&params);
     let mut session = session(params);
@@ -182,7 +182,7 @@ fn programs_of_a_session_overlay_their_temporaries_and_share_weights() {
         before,
         "inference sees the trained weights"
     );
-    // Another program's run in between leaves a program's results alone.
+    // A run of another program in between leaves a program's results unchanged.
     let again = session.run(&train, (&images, &labels)).expect("it runs")[0].item();
     assert!(again < loss, "{again} after {loss}");
 }
@@ -239,7 +239,7 @@ fn a_broken_plan_is_refused() {
     let dag = train.plan().dag();
     let good = (**train.plan().offsets()).clone();
     assert!(slabwise_planner::check(dag, good.clone()).is_ok());
-    // Every buffer that shares its step with another, moved onto that other.
+    // Each buffer is moved onto another that is live at the same step.
     let mut moved = 0;
     for a in 0..dag.buffers.len() {
         for b in 0..a {
@@ -339,8 +339,8 @@ fn gradients_of_fused_updates_take_no_bytes() {
         .map(|b| b.bytes)
         .sum();
     assert!(live > 0, "activations have gradients");
-    // A gradient that Adam consumes ends with the update of its weight: never two large ones at
-    // once.
+    // A gradient is dead after the update of its weight by Adam, so that two large ones are never
+    // live at once.
     let largest = 4 * 3136 * 512;
     let offsets = plan.offsets();
     for step in 0..plan.kernels() as u64 {
@@ -485,7 +485,7 @@ fn unescaped(text: &str) -> String {
     plain.replace("&amp;", "&")
 }
 
-/// Arrays in another order than row-major are fed as what they say.
+/// Arrays in another order than row-major are fed with the elements that their indices name.
 #[test]
 fn strided_arrays_are_read_in_their_order() {
     let trace = Trace::inference();
@@ -501,7 +501,7 @@ fn strided_arrays_are_read_in_their_order() {
     );
 }
 
-/// Large models are planned without being allocated, at sizes that divide nothing.
+/// Large models are planned without being allocated, at sizes that are no multiples of anything.
 #[test]
 fn every_built_in_model_is_planned_at_the_lower_bound() {
     for &model in Model::ALL {

@@ -1,5 +1,5 @@
-//! Threads on one pool, over a device whose driver fails now and then: nothing is lost, nothing is
-//! shared, all is counted.
+//! Threads on one pool, over a device whose driver fails now and then: no block is lost or shared,
+//! and all are counted.
 //!
 //! Short here; long with `SLABWISE_SOAK_OPS=10000000 cargo test --release --test pool_soak`.
 
@@ -11,7 +11,7 @@ use slabwise_kernels::memory::Region;
 const THREADS: u64 = 4;
 const MIB: u64 = 1 << 20;
 
-/// A thread's dice.
+/// The random numbers of a thread.
 struct Dice(u64);
 
 impl Dice {
@@ -26,14 +26,14 @@ impl Dice {
     }
 }
 
-/// A block, and what its owner wrote at both of its ends.
+/// A block, and the mark that its owner wrote at both of its ends.
 struct Owned {
     handle: Handle,
     bytes: u64,
     mark: u64,
 }
 
-/// The ends of a block, of eight bytes each, if it has so many.
+/// The two ends of a block, of eight bytes each if the block is large enough.
 fn ends(region: Region) -> impl Iterator<Item = Region> {
     let ends = [
         region.offset,
@@ -66,7 +66,7 @@ fn verify(pool: &Pool, device: &FakeDevice, one: &Owned) {
     pool.unpin(one.handle).expect("a block in use");
 }
 
-/// What one thread does; the blocks it still owns.
+/// The work of one thread; returns the blocks that it still owns.
 fn work(
     thread: u64,
     ops: u64,
@@ -104,7 +104,7 @@ fn work(
                     Err(bill) => {
                         assert_eq!(bill.requested, bytes);
                         failures.fetch_add(1, Ordering::Relaxed);
-                        // As a program would: half of what it holds goes.
+                        // As a program would, frees half of the blocks.
                         for one in owned.drain(owned.len() / 2..) {
                             verify(pool, device, &one);
                             pool.free(&mut device, one.handle).expect("a block in use");
@@ -172,7 +172,7 @@ fn nothing_is_lost_or_shared() {
         pool.wait_all(&mut &device);
         owned.iter().for_each(|one| verify(&pool, &device, one));
 
-        // Counted again, from what the owners know.
+        // Counted again from the owners' blocks.
         let mut places: Vec<Region> = owned
             .iter()
             .map(|one| pool.region(one.handle).expect("in use"))

@@ -1,5 +1,5 @@
-//! How close the default pool comes to the least that traces of real programs need: their peak of
-//! live bytes.
+//! The reserved bytes of the default pool against the lower bound of traces of real programs, their
+//! peak of live bytes.
 #![cfg(feature = "profiles")]
 
 use std::path::Path;
@@ -7,8 +7,7 @@ use std::path::Path;
 use slabwise::memory::replay::{Replay, Trace};
 use slabwise::memory::{MemoryConfig, Policy};
 
-/// Traces, and the best that any of the allocators in use was measured to reach: reserved ÷ peak
-/// live.
+/// Traces, and the best measured ratio of any common allocator: reserved ÷ peak live.
 const TRACES: [(&str, f64); 4] = [
     ("somas_resnet50", 1.002),
     ("somas_pangu_2.6B", 1.112),
@@ -28,7 +27,7 @@ fn replay(trace: &Trace, capacity: Option<u64>) -> Replay {
 }
 
 #[test]
-fn the_default_pool_reserves_little_more_than_is_live() {
+fn the_default_pool_reserves_little_more_than_live_bytes() {
     for (name, most) in TRACES {
         let trace = read(name);
         let replay = replay(&trace, None);
@@ -42,7 +41,7 @@ fn the_default_pool_reserves_little_more_than_is_live() {
 }
 
 #[test]
-fn two_percent_more_than_the_peak_are_enough() {
+fn two_percent_above_the_peak_suffice() {
     for (name, _) in TRACES {
         let trace = read(name);
         let replay = replay(&trace, Some(trace.peak_live_bytes() * 102 / 100));

@@ -1,4 +1,4 @@
-//! Batches that arrive while a step runs: the same results, in memory that is planned.
+//! Prefetch of batches while a step runs: the same results, in planned memory.
 
 mod support;
 
@@ -9,7 +9,7 @@ use support::networks::{WIDTH, batches, dense, trained_in_batches, weights};
 
 const BATCH: usize = 256;
 
-/// A session with slots, and a program that trains a small network.
+/// A session with a prefetch queue, and a program that trains a small network.
 fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
     let params = Params::seeded(3);
     let layers = dense(&params, 6);
@@ -24,8 +24,8 @@ fn open(slots: usize, budget: Budget) -> Result<(Session, Program<1>)> {
 const INPUTS: u64 = (BATCH * WIDTH * 4 + BATCH * 4) as u64;
 
 #[test]
-fn steps_with_batches_ahead_are_those_without() {
-    // The last batch is a ragged one, and so is one in the middle.
+fn prefetched_steps_equal_steps_without_prefetch() {
+    // The last batch is smaller, and so is one in the middle.
     let lengths = [BATCH, BATCH, 40, BATCH, BATCH, 7];
     let (mut session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let alone = program.plan().slab_bytes();
@@ -84,7 +84,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
         })
         .collect();
     let (mut session, program) = open(3, Budget::Unlimited).expect("it compiles");
-    // A program that uses the same slab, and has slots of its own.
+    // A program that uses the same slab and has its own prefetch queue.
     let trace = Trace::inference();
     let x = trace.input("x", F32, (BATCH, WIDTH));
     let sum = session
@@ -119,7 +119,7 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
         .expect("nothing there")
         .to_string();
     assert!(none.contains("no batch was prefetched"), "{none}");
-    // A session that is dropped waits for what is under way.
+    // A session that is dropped waits for pending work.
     session
         .prefetch(&program, all[0].clone())
         .expect("a free slot");
@@ -130,11 +130,11 @@ fn batches_may_be_given_by_hand_and_other_programs_run_between() {
     assert!(matches!(unprepared, Error::Foreign(_)));
 }
 
-/// What is wrong with a batch is told in its turn, and changes nothing.
+/// A wrong batch is reported when its step runs, and changes nothing.
 #[test]
-fn a_wrong_batch_fails_in_its_turn() {
+fn a_wrong_batch_fails_when_its_step_runs() {
     let mut wrong = batches(BATCH, &[BATCH, 64, BATCH, BATCH, 32]);
-    // One with a shape that does not fit, one with a label out of range.
+    // One has a shape that does not fit, one a label out of range.
     wrong[1].0 = Array2::zeros((64, WIDTH + 1));
     wrong[3].1[5] = WIDTH as i32;
     let (mut plain, program) = open(1, Budget::Unlimited).expect("it compiles");
@@ -182,7 +182,7 @@ fn a_wrong_batch_fails_in_its_turn() {
 }
 
 #[test]
-fn a_budget_counts_slots_too() {
+fn a_budget_includes_prefetch_queues() {
     let (session, program) = open(1, Budget::Unlimited).expect("it compiles");
     let bytes = session.persistent_bytes() + program.plan().slab_bytes();
     assert_eq!(
@@ -195,7 +195,7 @@ fn a_budget_counts_slots_too() {
             .len(),
         0
     );
-    // With fewer bytes than that something is computed again, or it cannot be done.
+    // With fewer bytes, values are recomputed, or the budget is refused.
     match open(3, Bytes(bytes + INPUTS).into()) {
         Ok((session, program)) => {
             assert!(session.persistent_bytes() + program.plan().slab_bytes() <= bytes + INPUTS);

@@ -1,5 +1,5 @@
-//! Within a budget convolutions may make their image themselves, of what it is made of: it is
-//! nowhere in memory then, and no bit of any result depends on it.
+//! Prologue fusion under a budget: convolutions compute their image themselves, so that it is never
+//! in memory, and no bit of any result depends on it.
 
 mod support;
 
@@ -13,26 +13,26 @@ use support::networks::{Trained, WIDTH, batches, examples, learn, quick, weights
 const BATCH: usize = 256;
 const CHANNELS: usize = 8;
 
-/// What the network has besides convolutions with a norm and an activation behind each.
+/// The parts of the network besides convolutions with a norm and an activation behind each.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Form {
     Plain,
-    /// What goes into two layers is added to what comes out.
+    /// The input of two layers is added to their output.
     Residual,
-    /// Masks between an activation and the next convolution.
+    /// Dropout masks between an activation and the next convolution.
     Dropout,
-    /// A state that one of the images is made with, whose next value the loss is made with.
+    /// A state from which an image is computed; the loss depends on its next value.
     Watched,
-    /// A convolution whose image is made with its own weight.
+    /// A convolution whose image is computed with its own weight.
     Own,
-    /// The batch in two parts, and a first image made of the input.
+    /// The batch in two parts, and a first image computed from the input.
     Parts,
     /// Two layers inside of a checkpoint.
     Checkpoint,
 }
 
 impl Form {
-    /// Rows and columns of an image. With few of them images have several channels.
+    /// Rows and columns of an image. Small images have several channels.
     fn side(self) -> usize {
         if self == Form::Parts { 4 } else { 8 }
     }
@@ -153,8 +153,8 @@ fn train(budget: Budget, options: CompileOptions, form: Form) -> Result<Trained>
     )
 }
 
-/// The plans for these budgets that make images in prologues, each with the bits of `all`, as those
-/// without prologues have.
+/// The plans for these budgets that use prologue fusion. All give the bits of `all`, and so do the
+/// plans without prologues.
 fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Trained> {
     let all = train(Budget::Unlimited, options, form).expect("it compiles");
     let once = all.program.plan().slab_bytes();
@@ -203,7 +203,7 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
 }
 
 #[test]
-fn images_behind_norms_are_nowhere_in_memory_and_no_bit_changes() {
+fn images_behind_norms_are_not_stored_and_no_bit_changes() {
     for form in [Form::Plain, Form::Residual] {
         let found = same_within(&[70, 50], form, quick());
         assert!(!found.is_empty(), "{form:?}");
@@ -240,34 +240,34 @@ fn guards_between_buffers_stay_as_they_are() {
     );
 }
 
-/// Masks drawn in a prologue are those that the way back draws.
+/// Dropout masks drawn in a prologue equal those of the backward pass.
 #[test]
-fn random_numbers_are_drawn_alike() {
+fn recomputed_random_numbers_are_equal() {
     assert!(!same_within(&[60, 45], Form::Dropout, quick()).is_empty());
 }
 
-/// What a segment makes again on its way back is made in a prologue too, or stored.
+/// Values of a checkpointed segment are recomputed in a prologue too, or stored.
 #[test]
 fn checkpointed_segments_train_to_the_same_bits() {
     assert!(!same_within(&[75, 60], Form::Checkpoint, quick()).is_empty());
 }
 
-/// A convolution that assigns the weight that its image is made with stores the image; the others
-/// do not.
+/// A convolution that assigns the weight with which its image is computed needs the stored image;
+/// the others do not.
 #[test]
-fn an_image_made_with_the_weight_that_is_updated_is_stored() {
+fn an_image_computed_from_an_updated_weight_is_stored() {
     assert!(!same_within(&[60, 45], Form::Own, quick()).is_empty());
 }
 
-/// A state is written when all that read it have, and what its next value is needed for comes
-/// later: that image is stored.
+/// A state is written after its last reader. An image of the state that is needed after that is
+/// stored.
 #[test]
-fn a_state_that_an_image_is_made_with_moves_after_its_last_reader() {
+fn a_state_that_an_image_is_computed_from_is_written_after_its_last_reader() {
     assert!(!same_within(&[60, 45], Form::Watched, quick()).is_empty());
 }
 
-/// Kernels of a part that wait for those of the part before wait even if they do the work of one
-/// that did.
+/// Kernels of a part depend on those of the part before, and so do the kernels that they are fused
+/// into.
 #[test]
 fn parts_of_a_batch_follow_one_another() {
     let found = same_within(&[75], Form::Parts, quick());
@@ -283,8 +283,7 @@ fn parts_of_a_batch_follow_one_another() {
     }
 }
 
-/// Steps on whole batches and on smaller ones, and what an inference within a budget makes of the
-/// weights afterwards.
+/// Steps on whole batches and on smaller ones, then an inference with the weights under a budget.
 fn in_batches(
     budget: Budget,
     batch: Dim,
@@ -334,19 +333,19 @@ fn batches_below_their_bound_train_to_the_same_bits() {
     assert!(made > 0);
 }
 
-/// Lengths without a bound have a plan each, or share one.
+/// Unbounded lengths have a plan each, or share one.
 #[test]
-fn lengths_without_a_bound_train_to_the_same_bits() {
+fn unbounded_lengths_train_to_the_same_bits() {
     let all = in_batches(Budget::Unlimited, Dim::free("batch"), quick()).expect("it compiles");
     let within = in_batches(Budget::Bytes(Bytes(9 << 20)), Dim::free("batch"), quick())
         .unwrap_or_else(|e| panic!("{e}"));
     assert!(within.0 == all.0 && within.1 == all.1);
 }
 
-/// A norm by its running statistics makes the first image of an inference, of variables and the
+/// The first image of an inference is a norm by running statistics, computed from variables and the
 /// input.
 #[test]
-fn inference_makes_images_of_running_statistics() {
+fn inference_computes_images_from_running_statistics() {
     let infer = |budget: Budget, stored_images: bool| -> Result<(Vec<u32>, usize)> {
         let params = Params::seeded(6);
         let (norm, conv) = (
@@ -363,7 +362,8 @@ fn inference_makes_images_of_running_statistics() {
             .with_budget(budget);
         let trace = Trace::inference();
         let x = trace.input("x", F32, (4096, WIDTH));
-        // The input is needed behind the convolution, so that the image cannot take its place.
+        // The input is read after the convolution, so that the image cannot be computed in its
+        // place.
         let images = x.reshape((4096, 4, 4, 4));
         let seen = images.apply(&norm).tanh().apply(&conv).relu();
         let program = session.compile(&trace, [(images * seen).sum_over(1)])?;

@@ -1,10 +1,9 @@
-//! Files that somebody else made: every reader takes its corpus and anything near it without panic,
-//! in time and memory that are a small multiple of the file, and says why it refuses what it
-//! refuses.
+//! Foreign files: every reader takes its corpus and anything near it without panic, in time and
+//! memory that are a small multiple of the file, and gives a reason for each file that it refuses.
 //!
 //! The corpus is `fuzz/seeds/NAME`, which the fuzz targets of the same names begin with
-//! (`fuzz/Cargo.toml`); of packing problems and graphs it is `planner/fuzz`'s. What fuzzing finds
-//! joins it.
+//! (`fuzz/Cargo.toml`); of packing problems and graphs it is `planner/fuzz`'s. Findings of fuzzing
+//! are added to it.
 #![cfg(all(feature = "profiles", feature = "cuda"))]
 
 #[path = "support/allocator.rs"]
@@ -17,7 +16,7 @@ use std::path::{Path, PathBuf};
 use arbtest::arbitrary::{Result, Unstructured};
 use readers::{READERS, Reader};
 
-/// The files of a corpus, by name; those that begin with `bad` must be refused, the others
+/// The files of a corpus, by name. Those whose names begin with `bad` must be refused, the others
 /// accepted.
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
@@ -39,7 +38,7 @@ fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
         .collect()
 }
 
-/// Reads, and looks at what that took.
+/// Reads, and checks the time and memory used.
 fn read(reader: &Reader, bytes: &[u8]) -> std::result::Result<(), String> {
     let mut result = Ok(());
     let took = allocator::peak_bytes(|| result = (reader.read)(bytes));
@@ -60,8 +59,8 @@ fn read(reader: &Reader, bytes: &[u8]) -> std::result::Result<(), String> {
     result
 }
 
-/// A file as it is after a few accidents: bytes changed, lost, added, doubled, cut off, exchanged
-/// with another file's.
+/// A file with some damage: bytes changed, lost, added, doubled, cut off, exchanged with another
+/// file's.
 fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8>> {
     let mut bytes = file.to_vec();
     for _ in 0..u.int_in_range(1..=4)? {
@@ -103,9 +102,9 @@ fn damaged(u: &mut Unstructured<'_>, file: &[u8], other: &[u8]) -> Result<Vec<u8
     Ok(bytes)
 }
 
-/// One test, since the count of memory is of the whole process.
+/// One test, because memory is counted for the whole process.
 #[test]
-fn files_of_others_are_read_or_refused() {
+fn foreign_files_are_read_or_refused() {
     for reader in READERS {
         let files = corpus(reader.name);
         for (path, bytes) in &files {
@@ -115,7 +114,7 @@ fn files_of_others_are_read_or_refused() {
                 .unwrap_or_default();
             let accepted = read(reader, bytes);
             let bad = name.starts_with("bad");
-            // The planner's seeds are for its own tests, which say what each is.
+            // The planner's own tests check its seeds, each for its kind.
             assert!(
                 reader.name == "csv" || accepted.is_err() == bad,
                 "{}: {accepted:?}",

@@ -1,5 +1,5 @@
-//! What a session does beside running programs: values copied between models, constants, random
-//! numbers for sampling, checks of finite losses, times of kernels.
+//! Sessions beside running programs: values copied between models, constants, random numbers for
+//! sampling, checks of finite losses, times of kernels.
 
 use ndarray::{Array2, arr1, arr2};
 use slabwise::half::f16;
@@ -118,7 +118,7 @@ fn constants_are_part_of_a_program_and_of_no_file() {
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("it is saved");
-    // A session without that program has no such constant, and needs none to load.
+    // A session without that program has no such constant, and loads without it.
     let mut other = self::session(params);
     other
         .load(&path)
@@ -175,7 +175,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         .map(|_| session.run(&train, ()).expect("runs")[0].item().to_bits())
         .collect();
 
-    // The same seed gives the same; how sampling and training take turns does not matter.
+    // The same seed gives the same numbers, however sampling and training alternate.
     let mut same = self::session(params.clone());
     let (sample_too, train_too) = drawing(&params, &mut same);
     for at in 0..3 {
@@ -191,7 +191,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         );
     }
 
-    // A session that goes on from a file draws what this one draws next.
+    // A session that continues from a file draws the same next numbers as this one.
     let folder = tempfile::tempdir().expect("a folder");
     let path = folder.path().join("a.safetensors");
     session.save(&path).expect("it is saved");
@@ -203,7 +203,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
             .expect("f32"),
         next
     );
-    // The state can be set by hand; another seed gives others.
+    // The state can be set by hand; another seed gives other numbers.
     session
         .set_value("sampling", &arr1(&[5.0, 1.0, 0.0]))
         .expect("three numbers");
@@ -214,7 +214,7 @@ fn sampling_draws_anew_in_each_run_and_leaves_training_alone() {
         .expect("three numbers");
     assert_eq!(draw(&mut session), other);
 
-    // Without it an inference trace draws the same in every run.
+    // Without it an inference trace draws the same numbers in every run.
     let trace = Trace::inference();
     let fixed = session
         .compile(&trace, [trace.normal((3, 4))])
@@ -360,7 +360,7 @@ fn names_of_inputs_and_dimensions_can_be_made_while_a_program_runs() {
 }
 
 #[test]
-fn parts_that_one_tensor_measures_have_one_length() {
+fn slices_by_one_length_tensor_have_one_length() {
     let trace = Trace::inference();
     let (x, y) = (trace.input("x", F32, (8, 4)), trace.input("y", F32, (6, 4)));
     let (start, length) = (

@@ -1,4 +1,4 @@
-//! Simplification: the same values with every option on and off, and what it is for.
+//! Simplification: the same values with every option on and off, and its effects.
 
 mod support;
 
@@ -134,7 +134,7 @@ fn random_graphs_hold_sane_numbers() {
 }
 
 #[test]
-fn a_second_time_changes_nothing() {
+fn simplification_is_idempotent() {
     for seed in 0..30 {
         let once = simplify(&RandomGraph::new(seed, 40).graph, &Simplify::default());
         let twice = simplify(&once, &Simplify::default());
@@ -418,7 +418,7 @@ fn every_rule_fires() {
 
 type Build = fn(&mut Graph, NodeId, NodeId) -> NodeId;
 
-/// x at a row of a canvas of zeros.
+/// x as one row of an array of zeros.
 fn placed(g: &mut Graph, x: NodeId, row: usize, rows: usize) -> NodeId {
     let op = Op::Pad {
         start: dims(&[row, 0]),
@@ -428,7 +428,7 @@ fn placed(g: &mut Graph, x: NodeId, row: usize, rows: usize) -> NodeId {
     g.emit(op, &[x], DType::F32, dims(&[rows, 3]))
 }
 
-/// Parts side by side.
+/// Adjacent parts.
 const JOINED: &[(&str, Build, &[&str])] = &[
     (
         "the gradients of a split's parts",
@@ -465,8 +465,8 @@ const JOINED: &[(&str, Build, &[&str])] = &[
     ),
 ];
 
-/// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the gradient that arrives is
-/// the second input.
+/// relu, max_pool2d and their gradients over an image [n, 2, 6, 5]; the incoming gradient is the
+/// second input.
 fn relu_and_pool(window: Window, relu_seen: bool) -> Graph {
     let mut g = graph();
     let batch = Size::symbol(
@@ -524,7 +524,7 @@ fn relu_moves_behind_the_pooling() {
     for window in windows {
         let graph = relu_and_pool(window, false);
         let simple = simplify(&graph, &Simplify::default());
-        // Nothing of the image's size is left but x and its gradient.
+        // Only x and its gradient have the size of the image.
         let large: Vec<_> = simple
             .nodes
             .iter()

@@ -1,5 +1,5 @@
-//! After `compile`, a step allocates nothing: a global allocator counts what any thread of this
-//! program asks for.
+//! After `compile`, a step allocates nothing: a global allocator counts the requests of all threads
+//! of this program.
 
 #[path = "support/allocator.rs"]
 mod allocator;
@@ -17,7 +17,7 @@ fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {
 }
 
 const STEPS: usize = 10;
-/// Steps of what is only another way in.
+/// Steps for each further kind of input.
 const FEW: usize = 3;
 
 fn steps_of(model: Model, optimizer: OptimizerKind, batch: usize, last: usize, steps: usize) {
@@ -51,7 +51,8 @@ fn steps_within(
         Examples::Tokens(tokens) => Examples::Tokens(first(tokens, last)),
     };
 
-    // One step of each: threads start, what is made at the first use is made.
+    // One step of each starts threads and initializes everything that is initialized at its first
+    // use.
     let mut sum = session.run(&train, (&examples, &labels)).expect("a step")[0].item();
     sum += session.run(&infer, (&examples,)).expect("a step")[0].item();
 
@@ -69,7 +70,7 @@ fn steps_within(
         }
     });
     let slice_steps = counted(|| {
-        // Flat slices and views take other ways in.
+        // Slices and views are other kinds of inputs.
         let classes = labels.view();
         for _ in 0..FEW {
             let loss = match &examples {
@@ -107,7 +108,7 @@ fn steps_within(
     );
     assert_eq!(infer_steps, nothing, "{what}: in {steps} inferences");
 
-    // Buffers that stay on the device are fed without one too.
+    // Resident buffers are fed without an allocation too.
     let examples = match &examples {
         Examples::Images(images) => session.upload("images", images),
         Examples::Tokens(tokens) => session.upload("tokens", tokens),
@@ -127,7 +128,7 @@ fn steps_within(
     );
 }
 
-/// Lengths that were seen before need no plan, and a run that finds its plan allocates nothing.
+/// Lengths seen before need no new plan, and a run with an existing plan allocates nothing.
 fn seen_lengths() {
     let params = Params::seeded(1);
     let network = Model::Mlp.build(&params);
@@ -160,7 +161,7 @@ fn seen_lengths() {
     );
 }
 
-/// Steps that send values to the host and fetch them again.
+/// Steps with offload to the host.
 fn steps_with_copies() {
     const BATCH: usize = 512;
     const WIDTH: usize = 64;
@@ -208,14 +209,14 @@ fn steps_with_copies() {
     );
 }
 
-/// One test, since the count is of the whole process.
+/// One test, because requests are counted for the whole process.
 #[test]
 fn a_step_allocates_nothing() {
     let noticed = counted(|| drop(std::hint::black_box(vec![0u8; 100])));
     assert!(noticed.0 >= 1 && noticed.1 >= 1, "the allocator counts");
 
     steps_of(Model::Mlp, OptimizerKind::Sgd, 64, 37, STEPS);
-    // Kernels on slices of the batch.
+    // Kernels in micro-batches.
     steps_within(
         Model::Cnn,
         OptimizerKind::Adam,
@@ -223,7 +224,7 @@ fn a_step_allocates_nothing() {
         Budget::Fraction(0.6),
     );
     steps_of(Model::Mlp, OptimizerKind::Adam, 64, 37, STEPS);
-    // Small batches: what a convolution allocates or not does not depend on them.
+    // Small batches, because allocations of a convolution do not depend on the batch.
     steps_of(Model::Cnn, OptimizerKind::Sgd, 4, 3, STEPS);
     steps_of(Model::Cnn, OptimizerKind::Adam, 4, 3, STEPS);
     // Norms with running statistics, strided convolutions; embeddings, attention.

@@ -1,5 +1,5 @@
-//! The house rules that the compiler does not check: sizes of files, where `unsafe` may stand, who
-//! may import whom.
+//! Rules of the repository that the compiler does not check: file lengths, uses of `unsafe`, import
+//! layers, prose, and documents that must agree with the code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,19 +8,29 @@ use std::path::Path;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 
-/// Most lines of a Rust file: what one person reads in one sitting.
+/// The most lines of a Rust file, so that it can be read in one sitting.
 const LINES_MAX: usize = 800;
 
-/// Files that are longer, and how long they may be. A file leaves the list when it fits; none joins
-/// it without a reason.
+/// Longer files with their limits. A file leaves the list when it fits; none joins it without a
+/// reason.
 const LONGER: &[(&str, usize)] = &[];
 
-/// Where the word may stand besides the crate of kernels: a global allocator cannot be written
-/// without it.
+/// The only file outside of the kernel crates that may be `unsafe`, because a global allocator
+/// requires it.
 const ALLOCATOR: &str = "tests/support/allocator.rs";
 
-/// The floors of the runtime, lowest first: a module imports from floors below its own, and from
-/// its own floor.
+/// The most occurrences of `what` and `whatever` as nouns per 1,000 words, in comments and in
+/// documents.
+const WHATS_MAX: f64 = 3.0;
+
+/// The most lines of all files of the reading path in ARCHITECTURE.md together.
+const PATH_LINES_MAX: usize = 12_000;
+
+/// The start of the names of environment variables.
+const PREFIX: &str = "SLABWISE_";
+
+/// The floors (layers) of the runtime, lowest first: a module imports from its own floor and from
+/// those below.
 const FLOORS: &[&[&str]] = &[
     &[
         "data", "error", "memory", "settings", "shape", "weights", "words",
@@ -58,8 +68,8 @@ struct Source {
 }
 
 impl Source {
-    /// Its lines of code with their numbers: comments cut off, tests at the end of the file left
-    /// out.
+    /// Its lines of code with their numbers, without comments and without the tests at the end of
+    /// the file.
     fn code(&self) -> impl Iterator<Item = (usize, &str)> {
         let code = self
             .text
@@ -69,9 +79,18 @@ impl Source {
             .map(|(at, line)| (at + 1, line))
             .take_while(|(_, line)| line.trim() != "#[cfg(test)]")
     }
+
+    /// Its prose: all of a document, the comments of source code.
+    fn prose(&self) -> String {
+        if self.path.ends_with(".md") {
+            return self.text.clone();
+        }
+        let comments = self.text.lines().filter_map(|l| l.split_once("//"));
+        comments.map(|(_, text)| format!("{text}\n")).collect()
+    }
 }
 
-/// Every Rust, TOML and Markdown file, and the script of the checks.
+/// Every source, TOML and Markdown file, and the script of the checks.
 fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut found = Vec::new();
@@ -91,7 +110,7 @@ fn sources() -> Vec<Source> {
                     folders.push(path);
                 }
             } else if name == ".ci/run"
-                || [".rs", ".c", ".cpp", ".cuh", ".h", ".toml", ".md"]
+                || [".rs", ".c", ".cpp", ".cuh", ".h", ".py", ".toml", ".md"]
                     .iter()
                     .any(|ending| name.ends_with(ending))
             {
@@ -124,13 +143,13 @@ fn words(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_')
 }
 
-/// Fails with every offence, one a line.
+/// Fails if there are offences, and lists them one per line.
 fn none(rule: &str, offences: &[String]) {
     assert!(offences.is_empty(), "{rule}:\n{}", offences.join("\n"));
 }
 
 #[test]
-fn files_fit_one_sitting() {
+fn files_are_short() {
     let mut offences = Vec::new();
     for source in rust() {
         let lines = source.text.lines().count();
@@ -153,7 +172,7 @@ fn files_fit_one_sitting() {
 }
 
 #[test]
-fn nothing_is_left_to_do() {
+fn no_placeholders_are_left() {
     let left = [
         concat!("to", "do!"),
         concat!("unim", "plemented!"),
@@ -265,8 +284,8 @@ fn imports_point_down() {
                 let Some(imported) = words(path).next() else {
                     continue;
                 };
-                // What starts with a capital is one of the root's own names for something of a
-                // module: no module of the library may use those, lest a floor be skipped unseen.
+                // A capital starts a re-export of the crate root. No module of the library may
+                // use those, because they would hide an import from a higher floor.
                 match floor(imported) {
                     Some(other) if other <= own => {}
                     _ => drop(offences.insert(format!(
@@ -325,4 +344,121 @@ fn rows_of_the_scalar_table_are_documented_and_reachable() {
         let by_cast = DType::ALL.iter().any(|dtype| dtype.rounding() == Some(*op));
         assert!(used || by_cast, "no method of Tensor emits {op:?}");
     }
+}
+
+/// Whether a word stands for a noun in a sentence, as in "the values of what it reads".
+fn is_noun_what(word: &str) -> bool {
+    let word = word.trim_start_matches(['(', '"', '`']);
+    let word = word.trim_end_matches([',', '.', ';', ':', ')']);
+    let word = word.trim_end_matches('`').to_lowercase();
+    matches!(word.as_str(), "what" | "whatever")
+}
+
+/// The files whose prose is counted: comments of source code and, separately, documents. The style
+/// guide is left out, because it quotes the words that it advises against.
+fn prose_files() -> [(&'static str, Vec<Source>); 2] {
+    let documents = ["README.md", "ARCHITECTURE.md", "CHANGELOG.md"];
+    let is_document = |s: &Source| {
+        let inside = s.path.starts_with("docs/") && s.path != "docs/style.md";
+        s.path.ends_with(".md")
+            && (inside
+                || documents.contains(&s.path.as_str())
+                || s.path == "CONTRIBUTING.md"
+                || s.path == "benches/RESULTS.md")
+    };
+    let (documents, rest): (Vec<Source>, Vec<Source>) =
+        sources().into_iter().partition(is_document);
+    let is_code = |s: &Source| s.path.ends_with(".rs") || s.path.ends_with(".cuh");
+    let code = rest.into_iter().filter(is_code).collect();
+    [("comments", code), ("documents", documents)]
+}
+
+#[test]
+fn prose_names_things() {
+    let mut failures = String::new();
+    for (kind, files) in prose_files() {
+        let (mut words, mut found) = (0, 0);
+        let mut counts = Vec::new();
+        for file in files {
+            let prose = file.prose();
+            let is_word = |w: &&str| w.chars().any(char::is_alphabetic);
+            words += prose.split_whitespace().filter(is_word).count();
+            let here = prose.split_whitespace().filter(|w| is_noun_what(w)).count();
+            found += here;
+            counts.push((here, file.path));
+        }
+        let rate = 1000.0 * found as f64 / words as f64;
+        println!("{kind}: {found} in {words} words, {rate:.2} per 1,000");
+        if rate > WHATS_MAX {
+            counts.sort_by(|a, b| b.cmp(a));
+            failures += &format!("{kind}: {rate:.2} per 1,000 words, {WHATS_MAX} allowed\n");
+            for (here, path) in counts.iter().take(10) {
+                failures += &format!("{here:>6} {path}\n");
+            }
+        }
+    }
+    assert!(
+        failures.is_empty(),
+        "`what` and `whatever` in place of nouns (see docs/style.md)\n{failures}"
+    );
+}
+
+#[test]
+fn the_reading_path_exists_and_is_short() {
+    let map = read("ARCHITECTURE.md");
+    let section = map.split("## Reading path").nth(1);
+    let section = section.expect("ARCHITECTURE.md marks a reading path");
+    let section = section.split("\n## ").next().unwrap_or_default();
+    let paths: Vec<&str> = section
+        .split('`')
+        .skip(1)
+        .step_by(2)
+        .filter(|code| code.ends_with(".rs"))
+        .collect();
+    assert!(paths.len() > 10, "a path of files: {paths:?}");
+    let lines: usize = paths.iter().map(|path| read(path).lines().count()).sum();
+    println!("{lines} lines in {} files", paths.len());
+    assert!(
+        lines <= PATH_LINES_MAX,
+        "the reading path has {lines} lines, {PATH_LINES_MAX} allowed"
+    );
+}
+
+#[test]
+fn variables_of_the_environment_are_on_their_page() {
+    let is_name = |c: char| c.is_ascii_uppercase() || c == '_';
+    let page = read("docs/environment.md");
+    let listed: BTreeSet<&str> = page
+        .lines()
+        .filter_map(|l| l.strip_prefix("| `")?.split_once('`'))
+        .map(|(name, _)| name)
+        .collect();
+    let folders = [
+        "runtime/",
+        "kernels/",
+        "planner/",
+        "tests/",
+        "benches/",
+        "examples/",
+    ];
+    let mut used = BTreeSet::new();
+    for source in sources() {
+        if !folders.iter().any(|folder| source.path.starts_with(folder)) {
+            continue;
+        }
+        // A name is quoted by itself, which macros of C are not.
+        for quoted in source.text.split('"').filter(|q| q.starts_with(PREFIX)) {
+            if quoted.len() > PREFIX.len() && quoted.chars().all(is_name) {
+                used.insert(quoted.to_string());
+            }
+        }
+    }
+    assert!(used.len() > 10, "the variables were found: {used:?}");
+    let used: BTreeSet<&str> = used.iter().map(String::as_str).collect();
+    let missing: Vec<&&str> = used.difference(&listed).collect();
+    let stale: Vec<&&str> = listed.difference(&used).collect();
+    assert!(
+        missing.is_empty() && stale.is_empty(),
+        "docs/environment.md lacks {missing:?} and lists {stale:?}, which nothing reads"
+    );
 }

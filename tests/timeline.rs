@@ -1,5 +1,5 @@
-//! The page that shows a plan, in a browser: what it says is what the planner says, and it asks no
-//! network for anything.
+//! The page that shows a plan, in a browser: its texts agree with the planner, and it makes no
+//! network request.
 //!
 //! `SLABWISE_BROWSER`, or else a Chromium on the path. Without one the tests are skipped, but on CI
 //! they fail.
@@ -34,8 +34,8 @@ fn browser() -> Option<PathBuf> {
     found
 }
 
-/// Opens a page at a view (what follows `#`), runs a script in it, and returns what the script
-/// returns and the URLs that the page asked the network for.
+/// Opens a page at a view (the part behind `#`), runs a script in it, and returns the script's
+/// result and the URLs that the page requested.
 fn visit(browser: &Path, page: &str, view: &str, script: &str) -> (Value, Vec<String>) {
     let folder = tempfile::tempdir().expect("a folder");
     let (file, log) = (
@@ -82,8 +82,8 @@ fn visit(browser: &Path, page: &str, view: &str, script: &str) -> (Value, Vec<St
     });
     let net: Value =
         serde_json::from_slice(&std::fs::read(&log).expect("a log of the network")).expect("JSON");
-    // What the browser asks for of its own accord has an initiator that is `not an origin`; what a
-    // page asks for has the page's.
+    // The browser's own requests have an initiator that is `not an origin`; requests of a page have
+    // the page's.
     let of_page = |e: &&Value| {
         e["params"]["initiator"]
             .as_str()
@@ -140,7 +140,7 @@ fn recorded() -> (Plan, Run) {
     (plan.expect("a plan"), run)
 }
 
-/// A buffer that a later kernel reads after the peak, and that no other shares its name with.
+/// A buffer that is read after the peak and whose name is unique.
 fn kept(plan: &Plan) -> (BufferId, Lifetime) {
     let (dag, offsets) = (plan.dag(), plan.offsets());
     let step = peak(dag, offsets).0 as u64;
@@ -151,12 +151,12 @@ fn kept(plan: &Plan) -> (BufferId, Lifetime) {
         .find(|((_, b), life)| {
             only(&b.name) && !b.layer.is_empty() && life.start < step && life.end > step + 1
         });
-    let ((id, _), life) = found.expect("a step keeps values for its way back");
+    let ((id, _), life) = found.expect("a step saves values for its backward pass");
     (BufferId(id), *life)
 }
 
 #[test]
-fn a_run_touches_what_was_planned() {
+fn a_run_touches_exactly_the_planned_bytes() {
     let (plan, run) = recorded();
     assert_eq!(
         (run.steps.len(), run.strays(plan.offsets())),
@@ -185,7 +185,7 @@ fn a_run_touches_what_was_planned() {
 }
 
 #[test]
-fn pointing_sliding_and_finding_say_what_the_planner_says() {
+fn interactions_show_the_planners_values() {
     let Some(browser) = browser() else { return };
     let (plan, run) = recorded();
     let (dag, offsets) = (plan.dag(), plan.offsets());
@@ -193,7 +193,7 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     let buffer = &dag.buffers[id.index()];
     let page = plan.html(Ok(&run));
 
-    // By the address.
+    // By the URL.
     let step = life.start as usize;
     let view = format!("step={step}&hover={}", buffer.name);
     let read = "const tip = document.getElementById('tip'), at = document.getElementById('at');
@@ -259,7 +259,8 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     );
     assert_eq!((urls, seen["asked"].as_u64()), (Vec::new(), Some(0)));
 
-    // By hand: the mouse, the slider at every step, the field, the box; with a name that is markup.
+    // By interaction: the mouse, the slider at every step, the search field, the check box; with a
+    // name that is markup.
     let hostile = "<img src=x onerror=alert(1)></script>";
     let mut dag = dag.clone();
     dag.buffers[id.index()].name = hostile.into();
@@ -321,7 +322,7 @@ fn pointing_sliding_and_finding_say_what_the_planner_says() {
     );
     assert_eq!((seen["outlines"].as_u64(), urls), (Some(0), Vec::new()));
 
-    // A page that does ask for something is seen to.
+    // The test detects a page that makes a request.
     let (_, urls) = visit(
         &browser,
         "<html><body><img src='http://127.0.0.1:9/x.png'></body></html>",

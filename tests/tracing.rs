@@ -1,5 +1,5 @@
-//! Models as users write them, in a crate of their own: what a trace of them looks like, and which
-//! lines mistakes name.
+//! Models as users write them, in a crate of their own: the nodes of their traces, and the lines
+//! that mistakes name.
 
 use slabwise::graph::{Graph, Phase};
 use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
@@ -62,8 +62,8 @@ fn a_perceptron_trains_and_infers_with_one_set_of_names() {
     trace.minimize(loss, Adam::new(1e-3));
     let train = trace.finish(&[loss]).unwrap();
     assert_eq!(train.verify(), Ok(()));
-    // Forward 2; backward one per weight, and one for the hidden activations. Nobody asks for the
-    // images' gradient.
+    // Forward 2; backward one per weight, and one for the hidden activations. The images' gradient
+    // is not requested.
     assert_eq!(count(&train, |op| matches!(op, Op::Matmul)), 5);
     assert_eq!(count(&train, |op| matches!(op, Op::Assign(_))), 4 * 3 + 1);
     assert_eq!(count(&train, |op| matches!(op, Op::CheckIndex { .. })), 1);
@@ -157,7 +157,7 @@ fn mistakes_name_the_line_of_the_model() {
     assert_eq!(said, [expected]);
 }
 
-/// An optimizer of a user's own: the sign of the gradient (Bernstein et al. 2018).
+/// A user-defined optimizer: the sign of the gradient (Bernstein et al. 2018).
 struct SignSgd(f32);
 
 impl Optimizer for SignSgd {
@@ -197,8 +197,8 @@ fn optimizers_can_be_written_outside() {
     );
 }
 
-/// A call through `dyn` loses its line; [`Tensor::apply`] does not, and without it the last line of
-/// the model before is named.
+/// A call through `dyn` loses its line; [`Tensor::apply`] keeps it. Without it, the error names the
+/// last line of the model before.
 #[test]
 fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
     let params = Params::seeded(42);
@@ -232,9 +232,9 @@ fn layers_behind_dyn_have_mistakes_in_the_lines_of_the_model() {
     }
 }
 
-/// A rule of what stays as it is may use the trace that asks it.
+/// A rule given to `freeze` may use the trace that calls it.
 #[test]
-fn freezing_may_look_at_the_trace() {
+fn rules_of_freeze_may_use_the_trace() {
     let params = Params::seeded(42);
     let linear = Linear::new(&params.root() / "head", 7, 1);
     let trace = std::rc::Rc::new(Trace::training());
@@ -253,7 +253,7 @@ fn freezing_may_look_at_the_trace() {
     });
     let x = trace.input("x", F32, (4, 7));
     trace.minimize(x.apply(&linear).mean(), Sgd::new(0.1));
-    // What it adds to the trace is said to be wrong like anything else.
+    // Mistakes in nodes that it adds to the trace are reported like any other.
     let said = trace
         .finish(&[])
         .expect_err("the same inputs, several times");

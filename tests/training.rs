@@ -1,4 +1,4 @@
-//! Models learn real digits, and a process killed while it saves leaves a file that loads.
+//! Training on real digits; a process killed while it saves leaves a loadable file.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,7 +14,7 @@ fn mnist() -> Mnist {
         .expect("the digits are in the repository")
 }
 
-/// Trains for so many steps and gives the share of right answers on the first test images.
+/// Trains for so many steps and returns the accuracy on the first test images.
 fn accuracy(
     model: Model,
     optimizer: OptimizerKind,
@@ -136,7 +136,7 @@ fn a_killed_process_leaves_a_whole_checkpoint() {
             .map_while(Result::ok)
             .find(|line| line.starts_with("saved"));
         assert_eq!(saved.as_deref(), Some("saved 1"), "round {round}");
-        // At another moment of a later save each time.
+        // Kills at a different moment of a later save each time.
         std::thread::sleep(std::time::Duration::from_micros(300 + 1700 * round));
         child.kill().expect("it was running");
         let status = child.wait().expect("it ended");
@@ -144,7 +144,7 @@ fn a_killed_process_leaves_a_whole_checkpoint() {
         session
             .load(&path)
             .unwrap_or_else(|e| panic!("round {round}: {e}"));
-        // Weights and moments are of one step: training from the same start comes to the same.
+        // Weights and moments are of one step, because training from the same start gives the same.
         let steps = session.value("optim.step").expect("it is there").sum();
         assert!(steps >= 1.0);
         let (mut again, same) = small();

@@ -1,5 +1,5 @@
-//! A small GPT that can read a whole text at once, to learn, or one token after the other, to
-//! write.
+//! A small GPT that reads a whole text at once, for training, or one token after the other, for
+//! generation.
 
 use slabwise::nn::{Embedding, LayerNorm, Linear};
 use slabwise::prelude::*;
@@ -7,9 +7,9 @@ use slabwise::prelude::*;
 /// The sizes of the model.
 #[derive(Clone, Copy, Debug)]
 pub struct Sizes {
-    /// Different tokens.
+    /// The number of different tokens.
     pub vocabulary: usize,
-    /// Tokens it sees at once.
+    /// The length of the context, in tokens.
     pub length: usize,
     /// The width of a token's vector.
     pub width: usize,
@@ -45,10 +45,10 @@ impl Gpt {
         }
     }
 
-    /// What follows the last of the tokens so far, in steps of one token: token `[1]` at its place
-    /// `[1]` (i32, from 0) → logits `[1, vocabulary]`. Keys and values of the tokens before stay in
-    /// the states `cache.<block>.keys` and `.values`; they are those of the last token fed at each
-    /// earlier place, so a text begins anew at place 0.
+    /// Logits of the next token, in steps of one token: token `[1]` at its place `[1]` (i32, from
+    /// 0) → logits `[1, vocabulary]`. Keys and values of the tokens before stay in the states
+    /// `cache.<block>.keys` and `.values`; they are those of the last token fed at each earlier
+    /// place, so that a new text begins at place 0.
     pub fn next<'t>(&self, token: Tensor<'t>, place: Tensor<'t>) -> Tensor<'t> {
         let x = token.apply(&self.tokens) + place.apply(&self.places);
         let x = self
@@ -131,7 +131,7 @@ impl Block {
         self.rest(x, attended.reshape([1, width as i64]))
     }
 
-    /// What comes behind attention.
+    /// The rest of a block, behind its attention.
     fn rest<'t>(&self, x: Tensor<'t>, attended: Tensor<'t>) -> Tensor<'t> {
         let x = x + attended.apply(&self.joined);
         x + x
@@ -143,7 +143,7 @@ impl Block {
 }
 
 impl Module for Block {
-    /// Tokens of all texts in one row: `[n·length, width]` → the same.
+    /// One block over the tokens of all texts, in one row: `[n·length, width]` → the same.
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let Sizes {
             length,

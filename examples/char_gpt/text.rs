@@ -1,4 +1,4 @@
-//! A text as tokens: one for each different character.
+//! A text as tokens, one for each different character.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ const SHAKESPEARE: &[u8] = include_bytes!(concat!(
 /// The most bytes of a text that are read.
 pub const BYTES_MAX: u64 = 64 << 20;
 
-/// The most different characters: beyond it a text is hardly one.
+/// The most different characters of a text; a file with more is not accepted as one.
 pub const CHARACTERS_MAX: usize = 1 << 12;
 
 /// A text: its different characters in order, and the number of each of its characters among them.
@@ -27,11 +27,11 @@ pub const CHARACTERS_MAX: usize = 1 << 12;
 pub struct Text {
     /// The different characters.
     pub characters: Vec<char>,
-    /// The text; its first nine tenths are to learn from, the rest is to judge by.
+    /// The text; its first nine tenths are for training, the rest is for validation.
     pub tokens: Vec<i32>,
 }
 
-/// A part of a text, and what follows each of its characters: `[n, length]` each.
+/// A window of a text, and the next character after each of its characters: `[n, length]` each.
 pub type Batch = (Array2<i32>, Array2<i32>);
 
 impl Text {
@@ -48,7 +48,7 @@ impl Text {
         let unread = |why: std::io::Error| Error::Value(format!("{name}: {why}"));
         let file = File::open(path).map_err(unread)?;
         let mut bytes = Vec::new();
-        // One more than is allowed tells a file that is too long.
+        // Reads one byte more than allowed, to detect a file that is too long.
         file.take(BYTES_MAX + 1)
             .read_to_end(&mut bytes)
             .map_err(unread)?;
@@ -132,7 +132,7 @@ impl Text {
         })
     }
 
-    /// At most `most` windows of what was not learnt from, spread evenly, `batch` at a time.
+    /// At most `most` windows of the validation text, spread evenly, `batch` at a time.
     pub fn validation(
         &self,
         length: usize,
@@ -158,7 +158,7 @@ impl Text {
     }
 }
 
-/// The windows at these starts, and the same one character on.
+/// The windows at these starts, and the same windows moved by one character.
 fn cut(text: &[i32], length: usize, starts: Vec<usize>) -> Batch {
     let at = |offset: usize| {
         Array2::from_shape_fn((starts.len(), length), |(i, j)| {

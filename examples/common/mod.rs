@@ -1,4 +1,4 @@
-//! What the training examples share: their options and how they report.
+//! Options and reports that the training examples share.
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
@@ -33,7 +33,7 @@ pub struct Args {
 /// The options of every example that trains.
 #[derive(clap::Args)]
 pub struct Run {
-    /// What weights and the order of the data start from
+    /// The seed of weights and of the order of the data
     #[arg(long, default_value_t = 42)]
     pub seed: u64,
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
@@ -49,7 +49,7 @@ pub struct Run {
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
     /// The most bytes that weights, optimizer state and slab may take, such as 24MiB, or a part of
-    /// the slab that computing nothing twice needs, such as 50%
+    /// the slab needed without recomputation, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
     /// Write the plan of the training step as a picture (SVG)
@@ -59,20 +59,20 @@ pub struct Run {
 
 #[allow(dead_code, reason = "not every example learns from images in epochs")]
 impl Args {
-    /// How many epochs, or `usual` if none were asked for.
+    /// The number of epochs; `usual` by default.
     pub fn epochs(&self, usual: u32) -> u32 {
         self.epochs.unwrap_or(usual)
     }
 
-    /// The data.
+    /// The data set.
     pub fn mnist(&self) -> Result<Mnist> {
         Ok(Mnist::load(
             self.data.clone().unwrap_or_else(Mnist::default_dir),
         )?)
     }
 
-    /// Shows what was planned, and continues where a checkpoint ended: the epochs that remain of
-    /// `epochs`, counted from 1.
+    /// Prints the plan and loads the checkpoint to resume from, if any. Returns the epochs that
+    /// remain of `epochs`, counted from 1.
     pub fn start(
         &self,
         session: &mut Session,
@@ -85,7 +85,7 @@ impl Args {
 }
 
 impl Run {
-    /// A session as asked for.
+    /// A session with these options.
     pub fn session(&self, params: Params) -> Result<Session> {
         let session = Session::new(self.device, params)?.with_budget(self.budget);
         Ok(match self.threads {
@@ -94,7 +94,8 @@ impl Run {
         })
     }
 
-    /// Shows what was planned, and continues where a checkpoint ended: after so many steps.
+    /// Prints the plan and loads the checkpoint to resume from, if any. Returns the number of
+    /// completed steps.
     pub fn start(&self, session: &mut Session, train: &Program<1>) -> Result<u32> {
         println!("{}", train.plan());
         if let Some(path) = &self.plan_svg {
@@ -114,14 +115,14 @@ impl Run {
         Ok(done)
     }
 
-    /// Saves weights and optimizer state if asked to. Killed at any moment, an earlier file stays
-    /// whole.
+    /// Saves weights and optimizer state if `--save` is given. If the process is killed meanwhile,
+    /// the earlier file stays whole.
     pub fn checkpoint(&self, session: &Session) -> Result<()> {
         self.save.as_ref().map_or(Ok(()), |path| session.save(path))
     }
 }
 
-/// One epoch in progress: a bar on a terminal, nothing elsewhere, a line at its end.
+/// The progress of one epoch: a bar on a terminal, none elsewhere, and a line at the end.
 #[allow(dead_code, reason = "some examples leave the loop to the library")]
 pub struct Epoch {
     number: u32,
@@ -134,7 +135,7 @@ pub struct Epoch {
 
 #[allow(dead_code, reason = "some examples leave the loop to the library")]
 impl Epoch {
-    /// An epoch of so many images begins.
+    /// Starts an epoch of so many images.
     pub fn new(number: u32, images: usize) -> Self {
         let target = if std::io::stderr().is_terminal() {
             ProgressDrawTarget::stderr()
@@ -142,7 +143,7 @@ impl Epoch {
             ProgressDrawTarget::hidden()
         };
         let bar = ProgressBar::with_draw_target(Some(images as u64), target);
-        // The template is fixed; were it wrong, the bar would look plain.
+        // The template is fixed. If it were wrong, the bar would look plain.
         if let Ok(style) = ProgressStyle::with_template(
             "{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}",
         ) {
@@ -159,7 +160,7 @@ impl Epoch {
         }
     }
 
-    /// A batch was trained on.
+    /// Records a training step.
     pub fn step(&mut self, images: usize, loss: f32) {
         self.images += images;
         self.loss += f64::from(loss) * images as f64;
@@ -170,7 +171,8 @@ impl Epoch {
         }
     }
 
-    /// The epoch has ended; so many of the test images were told right.
+    /// Ends the epoch and prints its results; `correct` of the test images were classified
+    /// correctly.
     pub fn end(self, correct: f32, tested: usize) {
         self.bar.finish_and_clear();
         println!(
@@ -187,9 +189,9 @@ impl Epoch {
 /// Most characters of a line of an error.
 const LINE_MAX: usize = 2000;
 
-/// What the process ends with, as the command line does: 2 for options and files that are no good,
-/// 1 for what else fails. An error goes to stderr in words; what it quotes of files cannot take the
-/// terminal over.
+/// The exit code, as of the command line: 2 for invalid options and files, 1 for other failures.
+/// Writes the error to stderr; text that it quotes from files is escaped, so that it cannot control
+/// the terminal.
 pub fn exit(result: Result<()>) -> ExitCode {
     let Err(error) = result else {
         return ExitCode::SUCCESS;

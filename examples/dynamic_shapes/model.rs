@@ -1,5 +1,5 @@
-//! Finding things in sequences: of a few places of each sequence it is known what is there, and the
-//! loss is over those.
+//! Classification of the places of sequences: the class is known at a few places of each sequence,
+//! and the loss is over those.
 
 use ndarray::{Array2, Array3};
 use slabwise::nn::Linear;
@@ -9,14 +9,14 @@ use slabwise::prelude::*;
 pub const FEATURES: usize = 8;
 /// Sequences in a batch.
 pub const BATCH: usize = 4;
-/// Kinds of things.
+/// Classes of places.
 pub const CLASSES: usize = 5;
 
-/// What each place shows beside what the whole sequence is like.
+/// Features of each place combined with the mean features of its sequence.
 pub struct Detector {
     look: Linear,
     context: Linear,
-    /// From what a place shows to what is there.
+    /// Maps the features of a place to logits of its class.
     pub head: Linear,
     width: usize,
 }
@@ -32,7 +32,7 @@ impl Detector {
         }
     }
 
-    /// What each place shows: `[batch, len, features]` and how much each place counts, `[batch,
+    /// The features of each place: `[batch, len, features]` and the weight of each place, `[batch,
     /// len]` → `[batch · len, width]`.
     pub fn places<'t>(&self, x: Tensor<'t>, counts: Tensor<'t>) -> Tensor<'t> {
         let seen = x.apply(&self.look).relu();
@@ -43,8 +43,7 @@ impl Detector {
         places.reshape((-1, self.width))
     }
 
-    /// The loss over the places of which the kind is known. They alone go through the head, however
-    /// many there are.
+    /// The loss over the places with a known class. Only they go through the head.
     pub fn selected<'t>(&self, trace: &'t Trace, len: Dim) -> Tensor<'t> {
         let x = trace.input("x", F32, (BATCH, len, FEATURES));
         let kind = trace.input("kind", I32, (BATCH, len)).flatten(0);
@@ -66,8 +65,8 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// The batch of a number. What is at a place follows from its numbers and from the mean over
-    /// its sequence; one place in four is known, and always one.
+    /// The batch of a number. The class of a place is a function of its features and of the mean
+    /// over its sequence; one place in four is known, and at least one.
     pub fn new(number: u64, len: usize) -> Batch {
         let mut state = number.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         let mut next = move || {
@@ -90,7 +89,7 @@ impl Batch {
     }
 }
 
-/// Lengths as they come, from 1 to `most`.
+/// The length of the batch of a step, from 1 to `most`.
 pub fn length(step: u64, most: usize) -> usize {
     1 + (step.wrapping_mul(0xD134_2543_DE82_EF95) >> 33) as usize % most
 }

@@ -1,13 +1,15 @@
-//! The command line as scripts see it: keys, numbers, exit codes.
+//! The command line as scripts use it: keys, numbers, exit codes.
 #![cfg(feature = "cli")]
 
+mod graphs;
 mod pack;
+mod replay;
+mod settings;
 
 use std::collections::BTreeSet;
 use std::process::{Command, Output};
 
 use serde_json::Value;
-use slabwise::memory::MemoryConfig;
 
 /// Runs a command as on a machine without a GPU.
 fn slabwise(args: &str) -> Output {
@@ -19,7 +21,7 @@ fn slabwise(args: &str) -> Output {
         .unwrap()
 }
 
-/// What a command that succeeds prints.
+/// The output of a command that succeeds.
 fn text(args: &str) -> String {
     let output = slabwise(args);
     assert_eq!(
@@ -35,7 +37,7 @@ fn json(args: &str) -> Value {
     serde_json::from_str(&text(&format!("{args} --json"))).unwrap()
 }
 
-/// What a command that fails with this code writes to stderr; nothing goes to stdout.
+/// The stderr of a command that fails with this code; its stdout must be empty.
 fn failure(args: &str, code: i32) -> String {
     let output = slabwise(args);
     assert_eq!(output.status.code(), Some(code), "{args}");
@@ -72,7 +74,7 @@ const BENCH: &str = "model batch optimizer device dtype tf32 threads steps step_
                      state_bytes slab_bytes lower_bound_bytes peak_measured_bytes rss_peak_bytes host_bytes";
 
 #[test]
-fn plan_tells_what_a_step_needs() {
+fn plan_reports_the_memory_of_a_step() {
     let plan = json("plan mlp --batch 32");
     assert_keys(&plan, PLAN);
     assert_eq!(
@@ -121,7 +123,7 @@ fn plan_draws_a_picture() {
 }
 
 #[test]
-fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
+fn plan_writes_a_page_with_the_measured_memory() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [html, alone, pickle, snapshot, trace, profile] = [
@@ -144,7 +146,7 @@ fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
             && !alone.contains("\"run\":{\"peak\"")
             && alone.contains("it was asked not to be")
     );
-    // The step as an allocation trace: as many bytes at once as were planned.
+    // The step as an allocation trace: its peak is the planned bytes.
     let replay = json(&format!("replay {snapshot} --policy tlsf"));
     assert_eq!(replay["peak_live_bytes"], plan["peak"]["bytes"]);
     text(&format!("plan mlp --batch 8 --snapshot {pickle}"));
@@ -171,7 +173,7 @@ fn plan_writes_a_page_and_what_a_step_was_seen_to_use() {
 }
 
 #[test]
-fn diff_tells_what_made_a_plan_grow() {
+fn diff_explains_why_a_plan_grew() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).display().to_string();
     let [a, b, cut, nowhere] = ["a.json", "b.json", "cut.json", "none.json"].map(path);
@@ -239,7 +241,7 @@ fn diff_tells_what_made_a_plan_grow() {
 }
 
 #[test]
-fn the_frontier_tells_what_smaller_slabs_cost() {
+fn the_frontier_lists_the_time_of_smaller_slabs() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("frontier.svg");
     let report = json(&format!(
@@ -271,7 +273,7 @@ fn the_frontier_tells_what_smaller_slabs_cost() {
 }
 
 #[test]
-fn a_budget_is_kept_or_refused_with_the_bill() {
+fn a_budget_is_met_or_refused_with_the_bytes_needed() {
     let plan = json("plan mlp");
     let needed = plan["persistent_bytes"].as_u64().unwrap() + plan["slab_bytes"].as_u64().unwrap();
     assert_eq!(
@@ -279,7 +281,7 @@ fn a_budget_is_kept_or_refused_with_the_bill() {
         plan["slab_bytes"]
     );
     assert!(text(&format!("plan mlp --budget {}", needed + 4096)).contains("slab"));
-    // With smaller workspaces fewer bytes are enough; weights and state alone are not.
+    // Smaller workspaces need fewer bytes; weights and state alone do not suffice.
     let tight = json(&format!("plan mlp --budget {}", needed - 1));
     assert!(
         tight["persistent_bytes"].as_u64().unwrap() + tight["slab_bytes"].as_u64().unwrap()
@@ -296,7 +298,7 @@ fn a_budget_is_kept_or_refused_with_the_bill() {
 }
 
 #[test]
-fn a_budget_below_one_kernel_is_kept_in_slices() {
+fn a_budget_below_one_kernel_is_met_by_micro_batches() {
     let (all, half) = (
         json("plan cnn --batch 16"),
         json("plan cnn --batch 16 --budget 50%"),
@@ -361,7 +363,7 @@ fn assert_planned(report: &Value) {
 }
 
 #[test]
-fn planned_is_the_lower_bound_and_what_is_measured() {
+fn planned_bytes_equal_lower_bound_and_measured_bytes() {
     assert_planned(&json("compare mlp --batch 256 --steps 2"));
     assert_planned(&json("compare cnn --batch 8 --steps 1"));
     assert_planned(&json("compare resnet20 --batch 2 --steps 1"));
@@ -378,17 +380,16 @@ fn compare_is_a_table_of_one_model_or_all() {
 }
 
 #[test]
-fn the_speed_of_a_link_is_more_than_none() {
+fn the_speed_of_a_link_is_positive() {
     for link in ["0", "fast", "-1"] {
         let said = failure(&format!("plan mlp --budget 50% --offload={link}"), 2);
         assert!(said.contains("no speed of a link"), "{said}");
     }
 }
 
-/// What does not fit waits on the host meanwhile: the plan says what and when, and a run keeps to
-/// it.
+/// Values that do not fit are offloaded: the plan lists their intervals, and a run keeps to them.
 #[test]
-fn a_link_keeps_a_budget_by_sending_values_to_the_host() {
+fn offload_meets_a_budget() {
     let small = "plan gpt:layers=4,width=64,length=64 --batch 2";
     let (all, sent) = (
         json(small),
@@ -483,7 +484,7 @@ fn bench_compile_times_each_stage() {
     );
 }
 
-/// Every model is listed with its sizes, in a form that can be given.
+/// Every model is listed with its sizes, in a form that the command accepts.
 #[test]
 fn help_lists_the_sizes_of_models() {
     let help = text("plan --help");
@@ -496,7 +497,7 @@ fn help_lists_the_sizes_of_models() {
 }
 
 #[test]
-fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
+fn wrong_usage_and_impossible_requests_have_different_exit_codes() {
     for wrong in [
         "",
         "plam mlp",
@@ -536,159 +537,7 @@ fn wrong_usage_is_told_apart_from_what_cannot_be_done() {
     assert!(size.starts_with("error: "), "{size}");
 }
 
-#[test]
-fn info_names_settings_and_where_they_came_from() {
-    let info = |threads: Option<&str>| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command
-            .arg("info")
-            .env_remove("SLABWISE_THREADS")
-            .envs(threads.map(|n| ("SLABWISE_THREADS", n)));
-        let output = command.output().unwrap();
-        (
-            output.status.code(),
-            String::from_utf8(output.stdout).unwrap(),
-            String::from_utf8(output.stderr).unwrap(),
-        )
-    };
-    let (code, text, _) = info(None);
-    assert_eq!(code, Some(0));
-    assert!(
-        text.contains(env!("CARGO_PKG_VERSION"))
-            && text.contains("portable")
-            && text.contains("one for each core"),
-        "{text}"
-    );
-    let (code, text, _) = info(Some("3"));
-    assert_eq!(code, Some(0));
-    assert!(text.contains("3 (from SLABWISE_THREADS)"), "{text}");
-    // What makes no sense is reported by the command that one asks what is read.
-    let (code, text, _) = info(Some("lots"));
-    assert_eq!(code, Some(0));
-    assert!(
-        text.contains("refused: SLABWISE_THREADS is \"lots\""),
-        "{text}"
-    );
-    assert!(
-        info(Some("")).1.contains("one for each core"),
-        "what is empty is not set"
-    );
-}
-
-#[test]
-fn info_names_the_settings_of_memory() {
-    let info = |variables: &[(&str, &str)]| {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        for name in MemoryConfig::VARIABLES {
-            command.env_remove(name);
-        }
-        let output = command
-            .arg("info")
-            .envs(variables.iter().copied())
-            .output()
-            .unwrap();
-        (
-            output.status.code(),
-            String::from_utf8(output.stdout).unwrap() + &String::from_utf8(output.stderr).unwrap(),
-        )
-    };
-    let (code, text) = info(&[]);
-    assert_eq!(code, Some(0), "{text}");
-    assert!(
-        [
-            "tlsf (the default)",
-            "0.75 (the default)",
-            "as the device prefers (the default)"
-        ]
-        .iter()
-        .all(|part| text.contains(part)),
-        "{text}"
-    );
-    let (_, text) = info(&[
-        ("SLABWISE_POOL", "round"),
-        ("SLABWISE_MEM_FRACTION", "0.4"),
-        ("SLABWISE_PREALLOCATE", "0"),
-    ]);
-    let parts = [
-        "round (from SLABWISE_POOL)",
-        "0.4 (from SLABWISE_MEM_FRACTION)",
-        "false (from SLABWISE_PREALLOCATE)",
-    ];
-    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
-    assert!(
-        info(&[("SLABWISE_ALLOCATOR", "vmm")])
-            .1
-            .contains("vmm (from SLABWISE_ALLOCATOR)")
-    );
-    for (name, value) in MemoryConfig::VARIABLES
-        .iter()
-        .zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"])
-    {
-        let (code, text) = info(&[(name, value)]);
-        assert!(
-            code == Some(0) && text.contains(&format!("refused: {name} is \"{value}\"")),
-            "{text}"
-        );
-        assert!(
-            info(&[(name, " ")]).1.contains("tlsf (the default)"),
-            "what is blank is not set"
-        );
-    }
-    assert!(
-        info(&[("SLABWISE_AUTOTUNE", "0")])
-            .1
-            .contains("off (from SLABWISE_AUTOTUNE)")
-    );
-}
-
-#[test]
-fn a_variable_that_makes_no_sense_is_wrong_usage_wherever_it_is_read() {
-    let (_folder, trace) = table(TABLE);
-    let variables = MemoryConfig::VARIABLES
-        .iter()
-        .zip(["cuda", "best", "perhaps", "1.5", "5000", "19", "101"]);
-    let switches = [
-        (&"SLABWISE_THREADS", "lots"),
-        (&"SLABWISE_AUTOTUNE", "abc"),
-        (&"SLABWISE_CUDA_GRAPHS", "x"),
-    ];
-    for (name, value) in variables.chain(switches) {
-        let commands = [
-            "plan mlp".into(),
-            "compare mlp".into(),
-            "bench mlp".into(),
-            format!("replay {trace}"),
-        ];
-        // A replay has no threads and no products, and its device is all the pool's.
-        let is_replayed =
-            MemoryConfig::VARIABLES.contains(name) && *name != "SLABWISE_MEM_FRACTION";
-        let commands = if is_replayed {
-            &commands[..]
-        } else {
-            &commands[..3]
-        };
-        for command in commands {
-            let output = Command::new(env!("CARGO_BIN_EXE_slabwise"))
-                .args(command.split(' '))
-                .env(name, value)
-                .output()
-                .unwrap();
-            let why = String::from_utf8(output.stderr).unwrap();
-            assert_eq!(
-                output.status.code(),
-                Some(2),
-                "{command} with {name}={value}: {why}"
-            );
-            assert_eq!(why.lines().count(), 1, "{why}");
-            assert!(
-                why.starts_with(&format!("error: {name} is \"{value}\"; it is ")),
-                "{why}"
-            );
-        }
-    }
-}
-
-/// What a command that fails after it has shown its result writes to stderr.
+/// The stderr of a command that fails after it has printed its result.
 fn failure_with_report(args: &str, code: i32) -> String {
     let output = slabwise(args);
     assert_eq!(output.status.code(), Some(code), "{args}");
@@ -700,241 +549,11 @@ const PACK: &str = "buffers lower_bound height ratio optimal method seconds";
 /// its optimum is 12.
 const TABLE: &str = "id,lower,upper,size\nb1,0,3,4\nb2,3,9,4\nb3,0,9,4\nb4,9,21,4\nb5,0,21,4\n";
 
-/// A folder with a table of buffers, and the path of that.
+/// A folder with a table of buffers, and the path of the table.
 fn table(text: &str) -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("table.csv");
     std::fs::write(&path, text).unwrap();
     let path = path.display().to_string();
     (folder, path)
-}
-
-const ORDER: &str = "graph ops in_place fixed peak lower_bound optimal gap_pct method seconds";
-const REMAT: &str = "graph fixed_bytes budget_bytes met peak_bytes no_remat_peak_bytes floor_bytes computes base_cost cost overhead_pct \
-                     lower_bound_pct seconds";
-
-/// A graph that comes with the project.
-fn graph(name: &str) -> String {
-    format!("{}/data/graphs/{name}.json.gz", env!("CARGO_MANIFEST_DIR"))
-}
-
-fn written(path: &std::path::Path) -> Value {
-    let content = std::fs::read(path).unwrap();
-    let text = if path.extension().is_some_and(|e| e == "gz") {
-        std::io::read_to_string(flate2::read::GzDecoder::new(&content[..])).unwrap()
-    } else {
-        String::from_utf8(content).unwrap()
-    };
-    serde_json::from_str(&text).unwrap()
-}
-
-#[test]
-fn order_finds_the_smallest_peak_and_writes_the_schedule() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = graph("unet_d2_c16_b4_grads");
-    for (flag, peak, file, key) in [
-        ("", 49_807_500, "o.json", "order"),
-        ("--in-place", 46_137_476, "o.json.gz", "steps"),
-    ] {
-        let out = folder.path().join(file);
-        let report = json(&format!("order {path} {flag} -o {}", out.display()));
-        assert_keys(&report, ORDER);
-        assert_eq!(
-            (report["peak"].as_u64(), report["lower_bound"].as_u64()),
-            (Some(peak), Some(peak))
-        );
-        assert_eq!(
-            (report["optimal"].as_bool(), report["ops"].as_u64()),
-            (Some(true), Some(86))
-        );
-        assert!(written(&out)[key].as_array().unwrap().len() >= 86);
-    }
-    assert!(text(&format!("order {path} --time-limit 1")).contains("no order is better"));
-}
-
-#[test]
-fn remat_keeps_a_budget_or_tells_the_floor() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = graph("unet_d2_c16_b4_grads");
-    let out = folder.path().join("r.json");
-    let report = json(&format!(
-        "remat {path} --budget 75% --time-limit 0.2 -o {}",
-        out.display()
-    ));
-    assert_keys(&report, REMAT);
-    assert_eq!(
-        (report["met"].as_bool(), report["budget_bytes"].as_u64()),
-        (Some(true), Some(37_355_625))
-    );
-    assert!(report["peak_bytes"].as_u64() <= report["budget_bytes"].as_u64());
-    assert!(report["lower_bound_pct"].as_f64() <= report["overhead_pct"].as_f64());
-    assert_eq!(
-        written(&out)["order"].as_array().unwrap().len() as u64,
-        report["computes"].as_u64().unwrap()
-    );
-
-    let report = json(&format!(
-        "remat {path} --budget 38MB --offload 300 --slab --time-limit 0.2 -o {}",
-        out.display()
-    ));
-    assert_keys(
-        &report,
-        &format!("{REMAT} time time_overhead_pct offloaded_bytes slab_bytes"),
-    );
-    assert!(report["slab_bytes"].as_u64() <= Some(38_000_000));
-    assert!(written(&out)["steps"][0]["off"].is_u64());
-
-    let args = format!("remat {path} --budget 1000 --time-limit 0.1 --json");
-    let output = slabwise(&args);
-    assert_eq!(output.status.code(), Some(1));
-    let why = String::from_utf8(output.stderr).unwrap();
-    assert!(
-        why.starts_with("error: the budget of 1000 bytes is not met")
-            && why.contains("no schedule needs less than"),
-        "{why}"
-    );
-    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert!(report["floor_bytes"].as_u64() > Some(1000) && report["met"] == false);
-}
-
-#[test]
-fn bad_graphs_and_budgets_are_wrong_usage() {
-    let folder = tempfile::tempdir().unwrap();
-    let bad = |nodes: &str| {
-        let path = folder.path().join("g.json");
-        std::fs::write(
-            &path,
-            format!(r#"{{"format":"remat-graph-v1","nodes":[{nodes}],"outputs":[]}}"#),
-        )
-        .unwrap();
-        let order = failure(&format!("order {}", path.display()), 2);
-        assert_eq!(
-            failure(&format!("remat {} --budget 50%", path.display()), 2),
-            order
-        );
-        assert!(order.contains("g.json"), "{order}");
-        order
-    };
-    let circle = bad(r#"{"name":"a","inputs":[1],"bytes":1},{"name":"b","inputs":[0],"bytes":1}"#);
-    assert!(circle.contains("wait for each other"), "{circle}");
-    let negative = bad(r#"{"name":"a","inputs":[],"bytes":-4}"#);
-    assert!(negative.contains("\"bytes\" is -4"), "{negative}");
-    let huge = bad(&format!(
-        r#"{{"name":"a","inputs":[],"bytes":{0}}},{{"name":"b","inputs":[],"bytes":{0}}}"#,
-        u64::MAX
-    ));
-    assert!(huge.contains("64 bits"), "{huge}");
-    assert!(bad(r#"{"name":"a""#).contains("line 1"));
-    assert!(failure("order no/such.json", 2).contains("no/such.json"));
-    let path = graph("randwire12_inf");
-    for usage in [
-        "",
-        "--budget lots",
-        "--budget -1",
-        "--budget -5%",
-        "--budget 50% --offload -1",
-        "--budget 50% --offload 1e302",
-        "--budget 50% --time-limit x",
-    ] {
-        failure(&format!("remat {path} {usage}"), 2);
-    }
-}
-
-const REPLAY: &str = "policy peak_live_bytes peak_reserved_bytes fragmentation ns_per_op driver_calls defrags defrag_bytes";
-
-#[test]
-fn replay_sends_a_trace_through_policies() {
-    let (_folder, path) = table(TABLE);
-    let report = json(&format!("replay {path}"));
-    assert_keys(&report, REPLAY);
-    assert_eq!(
-        (
-            report["policy"].as_str(),
-            report["peak_live_bytes"].as_u64()
-        ),
-        (Some("tlsf"), Some(12))
-    );
-    let all = json(&format!("replay {path} --all"));
-    let names: Vec<&str> = all
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|report| report["policy"].as_str())
-        .collect();
-    assert_eq!(names.join(" "), POLICIES);
-    assert_eq!(
-        json(&format!("replay {path} --policy round"))["peak_reserved_bytes"].as_u64(),
-        Some(3 * 4096)
-    );
-    let shown = text(&format!(
-        "replay {path} --all --capacity 1MiB --no-defragment"
-    ));
-    assert!(
-        shown.contains("peak live 12 B")
-            && POLICIES
-                .split_whitespace()
-                .all(|policy| shown.contains(policy)),
-        "{shown}"
-    );
-    // What is written is a trace again, up to the peak.
-    let folder = tempfile::tempdir().unwrap();
-    let [json_file, pickle, perfetto] =
-        ["s.json", "s.pickle", "p.json"].map(|name| folder.path().join(name).display().to_string());
-    for file in [&json_file, &pickle] {
-        text(&format!(
-            "replay {path} --snapshot {file} --perfetto {perfetto}"
-        ));
-        assert_eq!(
-            json(&format!("replay {file}"))["peak_live_bytes"].as_u64(),
-            Some(12)
-        );
-    }
-    let events: Value = serde_json::from_str(&std::fs::read_to_string(perfetto).unwrap()).unwrap();
-    assert!(
-        events["traceEvents"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .filter(|event| event["ph"] == "b")
-            .count()
-            >= 3
-    );
-    // Another format: what it is shows in the file.
-    let (_folder, log) = table(
-        "Thread,Time,Action,Pointer,Size,Stream\n1,0,allocate,0x10,300,0x0\n1,0,free,0x10,300,0x0\n",
-    );
-    assert_eq!(
-        json(&format!("replay {log} --policy unpooled"))["peak_reserved_bytes"].as_u64(),
-        Some(512)
-    );
-}
-
-#[test]
-fn replay_tells_bad_traces_from_too_little_memory() {
-    let (_folder, path) = table("id,lower,upper,size\na,0,2,600\nb,1,3,600\n");
-    let bill = failure(&format!("replay {path} --capacity 1024"), 1);
-    assert!(
-        bill.contains("operation 1") && bill.contains("600 B") && bill.contains("tlsf"),
-        "{bill}"
-    );
-    assert_eq!(
-        json(&format!("replay {path} --capacity 2x"))["peak_live_bytes"].as_u64(),
-        Some(1200)
-    );
-    let (_folder, log) = table("Thread,Time,Action,Pointer,Size,Stream\n1,0,free,0x10,300,0x0\n");
-    let error = failure(&format!("replay {log}"), 2);
-    assert!(
-        error.contains("line 2") && error.contains("0x10"),
-        "{error}"
-    );
-    assert!(failure("replay nowhere.csv", 2).contains("nowhere.csv"));
-    assert!(failure(&format!("replay {path} --policy best"), 2).contains("tlsf, bfc"));
-    assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
-    assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
-    // A policy without a limit of its own has none to name.
-    let bill = failure(&format!("replay {path} --policy platform --capacity 1B"), 1);
-    assert!(
-        bill.contains("0 B of all that the device gives are in use") && !bill.contains("iB"),
-        "{bill}"
-    );
 }

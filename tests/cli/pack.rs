@@ -26,7 +26,8 @@ fn pack_places_buffers_and_writes_them() {
             out.display(),
             svg.display()
         ));
-        // What was written can be read again, with its offsets, and starts the next run.
+        // The written file can be read again, with its offsets, which are the start of the next
+        // run.
         let again = json(&format!("pack {}", out.display()));
         assert_eq!(
             (again["height"].as_u64(), again["method"].as_str()),
@@ -61,7 +62,7 @@ fn pack_of_nothing() {
 }
 
 #[test]
-fn a_capacity_that_is_not_met_is_a_failure_with_the_best_found() {
+fn a_capacity_that_is_not_met_fails_with_the_best_packing() {
     let (folder, path) = table(TABLE);
     let out = folder.path().join("best.csv");
     let output = slabwise(&format!(

@@ -1,9 +1,9 @@
-"""Reads what slabwise exports with what others read it with: Python's pickle and json, a reader of protocol buffers that
+"""Reads exports of slabwise with foreign readers: Python's pickle and json, a reader of protocol buffers that
 knows the wire format alone, and, with `torch` as the last argument, PyTorch's own viewer of snapshots.
 
     python3 read_formats.py FOLDER IN_USE_BYTES RESERVED_BYTES BLOCKS PROFILE_BYTES [torch]
 
-Each file that is not as its format asks ends this with an assertion.
+An assertion fails for each file that violates its format.
 """
 
 import gzip
@@ -56,7 +56,7 @@ def snapshot(folder, in_use, reserved, blocks):
             assert address in held and address not in requested
             requested.add(address)
         elif action == "free_completed":
-            assert address in requested, "a free that was not asked for"
+            assert address in requested, "a free that was not requested"
             requested.remove(address)
             del held[address]
         else:
@@ -171,7 +171,7 @@ def torch_viewer(folder):
     for view in (_memory_viz.segsum, _memory_viz.trace):
         assert view(data), view.__name__
     for view in (_memory_viz.memory, _memory_viz.segments):
-        # As given to flamegraph.pl, which it would fetch.
+        # In the form of the input of flamegraph.pl, which it would fetch.
         assert isinstance(view(data, format_flamegraph=lambda lines: lines), str), view.__name__
     for plot in (_memory_viz.trace_plot, _memory_viz.segment_plot):
         assert "<script" in plot(data), plot.__name__

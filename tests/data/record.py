@@ -1,11 +1,11 @@
-"""Records what PyTorch computes with small versions of the built-in models, for tests/torch.rs.
+"""Records results of PyTorch for small versions of the built-in models, for tests/torch/.
 
 Needs torch and numpy. Run in this folder: python record.py. It writes two safetensors files for each model into torch/:
 NAME.weights.safetensors, the first weights as state_dict() names them, and NAME.case.safetensors:
     x, y          the inputs and labels of ten steps, one behind the other
     losses        the loss of each training step, before its update
-    logits        what the first step computes in training mode
-    eval          what the trained model computes of the first input in evaluation mode
+    logits        output of the first step in training mode
+    eval          output of the trained model for the first input in evaluation mode
     grad.NAME     the gradients of the first step
     end.NAME      running statistics after the ten steps
 
@@ -278,7 +278,7 @@ def full():
 
     The residual networks learn slowly: at the usual rate of 0.01 PyTorch's own losses in single and in double precision part by
     one in a thousand within seven steps, at these by one in a hundred thousand within ten, and the updates still change losses
-    by more than ten times what the test allows.
+    by more than ten times the tolerance of the test.
     """
     sgd = lambda ps: torch.optim.SGD(ps, 0.01, momentum=0.9)
     slow = lambda rate: lambda ps: torch.optim.SGD(ps, rate, momentum=0.9)

@@ -1,5 +1,5 @@
-//! Tensors without elements: every operation with a length of 0 in each place gives what the
-//! reference evaluator gives, or an error that says what is missing; gradients likewise.
+//! Tensors without elements: every operation with a length of 0 on each axis equals the reference
+//! evaluator, or is an error that names the axis; gradients likewise.
 
 mod models;
 #[path = "../support/mod.rs"]
@@ -58,7 +58,7 @@ fn parse(inputs: &str) -> Vec<(DType, Vec<(char, usize)>)> {
     inputs.split(',').map(one).collect()
 }
 
-/// How an axis without elements is written down.
+/// The kind of length of an axis without elements.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum How {
     Fixed,
@@ -110,7 +110,7 @@ fn graph(case: &Case, empty: &str, how: How) -> Result<Graph, String> {
     })
 }
 
-/// What a program gives, planned and dynamic, or the error of its run.
+/// The outputs of a program, planned and dynamic, or the error of its run.
 fn results<const N: usize>(
     graph: &Graph,
     open: &dyn Fn() -> Session,
@@ -164,14 +164,14 @@ fn checked() -> Session {
     })
 }
 
-/// Runs a case with these letters empty; a description of what went wrong.
+/// Runs a case with these letters empty. The error describes the difference.
 fn look(case: &Case, empty: &str, how: How) -> Result<(), String> {
     let (letters, fine) = case.refused.split_once('!').unwrap_or((case.refused, ""));
     let refused = empty.chars().any(|letter| letters.contains(letter))
         && !fine.split(' ').any(|pair| pair == empty);
     let graph = match graph(case, empty, how) {
         Ok(graph) => graph,
-        // What needs a fixed length says so of another.
+        // Operations that need a fixed length refuse another.
         Err(_) if how != How::Fixed => return Ok(()),
         Err(text) if refused && text.contains(file!()) => return Ok(()),
         Err(text) => return Err(format!("refused: {text}")),
@@ -235,8 +235,8 @@ fn look(case: &Case, empty: &str, how: How) -> Result<(), String> {
     Ok(())
 }
 
-/// Every operation, each letter empty and each pair of them, in all ways; all that is wrong at
-/// once.
+/// Every operation, with each letter and each pair of letters empty, in all ways. Reports all
+/// faults at once.
 fn all(cases: &[Case]) {
     let mut wrong = Vec::new();
     for case in cases {
@@ -524,7 +524,7 @@ fn indices() {
         case("compress", "a2 b3, b:b3", "", |_, x| {
             vec![x[0].compress(1, x[1]).sum_over(1)]
         }),
-        case("max of what is selected", "b:a1 b3, a1 b3", "ab", |_, x| {
+        case("max of a selection", "b:a1 b3, a1 b3", "ab", |_, x| {
             vec![x[1].masked_select(x[0].or(x[1].lt(9.0))).max()]
         }),
         case("nms", "n5 b4, n5", "b", |_, x| vec![x[0].nms(x[1], 0.5)]),
@@ -570,7 +570,7 @@ fn views_and_pieces() {
                 x[0].transpose(0, 2).flatten(0),
             ]
         }),
-        case("flatten what is turned", "a2 b3 c4", "", |_, x| {
+        case("flatten a transposed view", "a2 b3 c4", "", |_, x| {
             vec![
                 x[0].permute([2, 0, 1]).flatten(0).sum(),
                 x[0].exp().transpose(0, 1).flatten(1),

@@ -1,5 +1,5 @@
-//! Models, devices, budgets and files with what has no elements; and runs that ask of nothing what
-//! only something has.
+//! Models, devices, budgets and files with tensors without elements; errors of runs that need an
+//! element.
 
 use ndarray::{Array2, ArrayD, arr1};
 use slabwise::nn::{BatchNorm1d, Embedding, LayerNorm, Linear};
@@ -12,8 +12,7 @@ use crate::support::arrays::{close, numbers};
 use crate::support::random_graph::{BATCH, RandomGraph};
 use crate::{any_results, session};
 
-/// The largest element along an axis that has none in a run is a mistake of that run, and nothing
-/// has changed.
+/// The maximum along an axis that is empty in a run is an error of that run, which changes nothing.
 #[test]
 fn a_run_in_which_an_axis_has_no_largest_element_changes_nothing() {
     let params = Params::seeded(0);
@@ -169,7 +168,7 @@ impl Model {
 /// Examples in a batch of such a model.
 const ROWS: usize = 512;
 
-/// What the session holds after some steps of such a model.
+/// The variables after some steps of such a model.
 fn train(open: impl Fn(Session) -> Session, parts: bool) -> Result<Vec<(String, ArrayD<f32>)>> {
     let params = Params::seeded(3);
     let at = params.root();
@@ -278,10 +277,10 @@ fn layers_of_width_0_train_within_budgets_and_beside_a_link() {
     }
 }
 
-/// A model whose only parameter has no elements: it compiles, is saved and is loaded, before it
-/// compiles too.
+/// A model whose only parameter has no elements: it compiles, is saved, and is loaded, also before
+/// it is compiled.
 #[test]
-fn a_model_may_have_nothing_but_parameters_without_elements() {
+fn a_model_may_have_only_parameters_without_elements() {
     let path = std::env::temp_dir().join(format!("slabwise-nothing-{}", std::process::id()));
     let open = || {
         let params = Params::seeded(0);
@@ -319,9 +318,9 @@ fn a_model_may_have_nothing_but_parameters_without_elements() {
     std::fs::remove_file(&path).expect("it was there");
 }
 
-/// Reports, pictures, pages and runs ahead of a program none of whose values has elements.
+/// Reports, pictures, pages and prefetched runs of a program in which no value has elements.
 #[test]
-fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
+fn a_program_without_elements_is_planned_shown_and_fed() {
     let mut session = session().with_prefetch(3);
     let trace = Trace::inference();
     let x = trace.input("x", F32, (4, 0));
@@ -359,9 +358,9 @@ fn a_program_of_nothing_is_planned_shown_and_fed_like_any_other() {
     session.free(kept).expect("it is there");
 }
 
-/// Slices of the batch are tried where a sum over it has no axis left to be kept.
+/// Micro-batches are tried where a sum over the batch keeps no axis.
 #[test]
-fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
+fn micro_batches_are_tried_for_an_empty_sum_over_the_batch() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 8), 0, 0));
     let y = x.maximum(x.sum_keep(0)).tanh();
@@ -373,11 +372,11 @@ fn a_sum_over_the_batch_of_nothing_is_looked_at_in_slices() {
     }
 }
 
-/// On a device: layers of width 0, empty batches, and folds, products, indices and views of
-/// nothing.
+/// On a device: layers of width 0, empty batches, and reductions, products, indices and views
+/// without elements.
 #[cfg(feature = "cuda")]
 #[test]
-fn what_has_no_elements_runs_on_a_device() {
+fn programs_without_elements_run_on_a_device() {
     let Some(_driver) = slabwise_cuda::fake::FakeDriver::install() else {
         return;
     };

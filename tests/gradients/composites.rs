@@ -1,4 +1,4 @@
-//! Layers, losses and whatever else is made of operations, written as users write it.
+//! Layers, losses and other composites of operations, written as users write them.
 
 use slabwise::nn::*;
 use slabwise::prelude::*;
@@ -11,8 +11,9 @@ use slabwise::ops::Op;
 /// Names of inputs.
 const NAMES: [&str; 4] = ["x0", "x1", "x2", "x3"];
 
-/// Checks what a model computes from inputs like `arguments` and from its parameters, in all of
-/// them. Parameters are drawn anew: their first values, such as ones and zeros, hide mistakes.
+/// Checks the gradients of a model in its inputs, which are like `arguments`, and in its
+/// parameters. Parameters are redrawn, because their initial values, such as ones and zeros, hide
+/// mistakes.
 #[track_caller]
 fn check(
     name: &str,

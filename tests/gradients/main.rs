@@ -27,7 +27,7 @@ const TOLERANCE: f64 = 1e-6;
 struct Function {
     name: String,
     graph: Graph,
-    /// What it is a function of.
+    /// The arguments of the function.
     of: Vec<NodeId>,
     values: Vec<NodeId>,
 }
@@ -53,8 +53,7 @@ impl Function {
         }
     }
 
-    /// The gradient of a number made of all values, as a function; none if they have no float among
-    /// them.
+    /// The gradient of a scalar function of all values; `None` if no value is a float.
     fn derivative(&self) -> Option<Function> {
         let mut graph = self.graph.clone();
         let loss = weighted(&mut graph, &self.values)?;
@@ -169,7 +168,7 @@ impl Function {
     }
 }
 
-/// A function that is built, with its arguments.
+/// A function with its arguments.
 struct Case {
     function: Function,
     arguments: Vec<Array>,
@@ -192,8 +191,8 @@ impl Case {
     }
 }
 
-/// One number from all elements of all float values: each weighted on its own, so that no two
-/// errors cancel.
+/// A scalar from all elements of all float values, each with a weight of its own, so that errors do
+/// not cancel.
 fn weighted(g: &mut Graph, values: &[NodeId]) -> Option<NodeId> {
     let mut sum = None;
     for (n, &value) in values.iter().enumerate() {
@@ -226,8 +225,8 @@ fn floats(rng: &mut Rng, lengths: &[usize]) -> Array {
     array(rng, DType::F32, lengths, (-2.0, 2.0), 0)
 }
 
-/// Where an operation's float arguments are drawn from: where it is defined, and does not grow too
-/// steep to difference.
+/// The range of an operation's float arguments, where it is defined and not too steep for
+/// differences.
 fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
     match (op, argument) {
         (ScalarOp::Ln | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip, _)
@@ -244,7 +243,7 @@ fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
 #[test]
 fn every_row_of_the_scalar_table() {
     let mut rng = Rng(1);
-    // These two say what their derivative is, whatever they compute.
+    // These two define their own derivative, independently of their value.
     for &op in ScalarOp::ALL
         .iter()
         .filter(|op| !matches!(op, ScalarOp::Detach | ScalarOp::WithSlope))
@@ -426,7 +425,7 @@ fn indexed(rng: &mut Rng, cases: &mut Vec<Case>) {
     }
 }
 
-/// What is chosen by values: positions have no gradient, the elements at them have.
+/// Selection by values: positions have no gradient, the elements at them have.
 fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
     cases.push(Case::new(
         "a selection",
@@ -535,7 +534,7 @@ fn every_structural_operation() {
     views(&mut rng, &mut cases);
     products(&mut rng, &mut cases);
     let seen: BTreeSet<usize> = cases.into_iter().flat_map(Case::check).collect();
-    // Neither has float operands that its value depends on, or it has no value that is read.
+    // Neither has float operands that its value depends on, or a value that is read.
     let exempt = [
         Op::Variable(0),
         Op::Size(Size::ONE),
@@ -573,7 +572,7 @@ fn products_with_zeros() {
 }
 
 #[test]
-fn what_is_detached_is_a_constant() {
+fn detached_values_are_constants() {
     let mut g = graph();
     let x = input(&mut g, DType::F32, &dims(&[2]));
     let held = g.scalar(ScalarOp::Detach, &[x]);
@@ -638,7 +637,7 @@ fn nodes_of_one_variable_count_as_one() {
 }
 
 #[test]
-fn only_the_way_to_the_loss_is_walked() {
+fn only_nodes_between_loss_and_inputs_are_differentiated() {
     let mut g = graph();
     let (x, y) = (
         input(&mut g, DType::F32, &dims(&[2])),

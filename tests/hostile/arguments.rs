@@ -4,7 +4,7 @@ use std::path::Path;
 
 use super::{example, refused, slabwise};
 
-/// What is no number of anything.
+/// Texts that are no count.
 const NO_COUNT: [&str; 8] = [
     "0",
     "-1",
@@ -76,7 +76,7 @@ fn commands(table: &str, graph: &str) -> Vec<(String, &'static str, &'static [&'
 }
 
 #[test]
-fn values_that_make_no_sense_are_wrong_usage() {
+fn invalid_values_are_wrong_usage() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\nb,1,3,6\n").expect("it is written");
@@ -101,7 +101,7 @@ fn values_that_make_no_sense_are_wrong_usage() {
 }
 
 #[test]
-fn inputs_and_outputs_that_are_not_there_are_named() {
+fn missing_inputs_and_outputs_are_named() {
     let folder = tempfile::tempdir().expect("a folder");
     let table = folder.path().join("table.csv");
     std::fs::write(&table, "id,lower,upper,size\na,0,2,6\n").expect("it is written");
@@ -154,7 +154,7 @@ fn inputs_and_outputs_that_are_not_there_are_named() {
     }
 }
 
-/// Whatever is quoted, a message stays a message.
+/// A message stays a message, independently of the text that it quotes.
 #[test]
 fn endless_and_invisible_values_are_not_echoed() {
     let (long, hidden) = ("x".repeat(100_000), "a\u{1b}[2Jb\u{7}c\u{202e}d");

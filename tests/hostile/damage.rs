@@ -1,11 +1,11 @@
-//! Accidents that happen to files, the same ones each time.
+//! Reproducible damage to files.
 
 use std::io::Write;
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
-/// How many damaged files there are of each kind.
+/// The number of damaged files of each kind.
 pub const FILES: u64 = 100;
 
 /// SplitMix64.
@@ -23,13 +23,13 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// In `0..n`; 0 if there is nothing.
+    /// In `0..n`; 0 if `n` is 0.
     pub fn below(&mut self, n: usize) -> usize {
         (self.bits() % n.max(1) as u64) as usize
     }
 }
 
-/// What stands where a number should.
+/// Texts in the place of a number.
 const VALUES: [&str; 22] = [
     "18446744073709551615",
     "18446744073709551616",
@@ -55,7 +55,7 @@ const VALUES: [&str; 22] = [
     "７",
 ];
 
-/// A file of text after the `n`-th accident.
+/// A text file with the `n`-th damage.
 pub fn text(file: &[u8], n: u64) -> Vec<u8> {
     let random = &mut Random::new(n);
     let mut bytes = file.to_vec();
@@ -69,7 +69,7 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
                 }
             }
         }
-        // Something between two bytes: depth, length, what is no text, what cannot be seen.
+        // Bytes inserted between two others: depth, length, invalid text, invisible characters.
         4 | 5 => {
             let at = random.below(bytes.len());
             let added = [
@@ -84,7 +84,7 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
             ];
             bytes.splice(at..at, added[random.below(added.len())].iter().copied());
         }
-        // A line or a word that is lost or comes twice.
+        // A line or a word lost or repeated.
         6 => {
             let lines: Vec<&[u8]> = file
                 .split_inclusive(|b| matches!(b, b'\n' | b',' | b'}'))
@@ -116,7 +116,7 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A file of any kind after the `n`-th accident.
+/// A file of any kind with the `n`-th damage.
 pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
     let random = &mut Random::new(n ^ 0xb17);
     let mut bytes = file.to_vec();
@@ -163,7 +163,7 @@ pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
     bytes
 }
 
-/// A gzipped file after the `n`-th accident: to what it holds, or to itself.
+/// A gzipped file with the `n`-th damage, to its content or to the file itself.
 pub fn packed(file: &[u8], n: u64) -> Vec<u8> {
     if n.is_multiple_of(2) {
         gzip(&text(file, n / 2))
@@ -172,7 +172,7 @@ pub fn packed(file: &[u8], n: u64) -> Vec<u8> {
     }
 }
 
-/// A file as gzip packs it.
+/// A file compressed by gzip.
 pub fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packer = GzEncoder::new(Vec::new(), Compression::fast());
     packer
@@ -181,7 +181,7 @@ pub fn gzip(bytes: &[u8]) -> Vec<u8> {
         .expect("in memory")
 }
 
-/// Where numbers stand.
+/// The ranges of numbers in a text.
 fn numbers(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
     for at in (0..bytes.len()).filter(|&at| bytes[at].is_ascii_digit()) {

@@ -21,7 +21,7 @@ fn seed(path: &str) -> Vec<u8> {
         .unwrap_or_else(|e| panic!("{path}: {e}"))
 }
 
-/// Runs a command on a hundred damaged files: each is refused by name, or what was read is sound.
+/// Runs a command on a hundred damaged files: each is refused by name, or read as a sound value.
 fn read_by_command(
     name: &str,
     reader: &str,
@@ -49,13 +49,13 @@ fn read_by_command(
             assert!(code == 1 || message.is_empty(), "{name} {n}: {message}");
             let unpacked =
                 slabwise_planner::csv::read_packed(&path, 1 << 26).expect("a command has read it");
-            // It panics if what is accepted is unsound.
+            // It panics if an accepted file is unsound.
             readers::read(reader, &unpacked)
                 .unwrap_or_else(|why| panic!("{name} {n} was accepted: {why}"));
             accepted += 1;
         }
     }
-    // The accidents are such that most files do not survive them, and some do.
+    // The damage is chosen so that most files are refused, and some are not.
     assert!(
         accepted < FILES * 3 / 4 && codes[2] > FILES / 4,
         "{name}: {accepted} accepted, {codes:?}"
@@ -175,7 +175,7 @@ fn traces() {
     );
 }
 
-/// Checks what is said of a hundred damaged files that programs read through the library.
+/// Checks the errors for a hundred damaged files that programs read through the library.
 fn read_by_library(
     file: &Path,
     whole: &[u8],
@@ -240,7 +240,7 @@ fn images() {
             .map(drop)
             .map_err(|e| e.to_string())
     };
-    // Pixels may be any: the head is damaged most.
+    // Any pixel is valid, so that damage is mostly to the header.
     let head = |bytes: &[u8], n: u64| {
         let (head, rest) = bytes.split_at(16.min(bytes.len()));
         if n.is_multiple_of(3) {
@@ -320,7 +320,7 @@ fn checkpoints() {
         };
         let before = bits(session);
         let result = session.load(&path).map_err(|e| e.to_string());
-        // With checksums nothing else than what was saved is ever loaded.
+        // With checksums only the saved values are ever loaded.
         assert_eq!(bits(session), before);
         result
     };
@@ -350,14 +350,14 @@ fn compiled_kernels() {
     let folder = tempfile::tempdir().expect("a folder");
     let path: PathBuf = folder.path().join("kernel.cubin");
     let (whole, key) = (seed("fuzz/seeds/cubin/two"), "5eed".repeat(16));
-    // Who looks for an entry names its file.
+    // The lookup of an entry adds the name of its file to the error.
     let read = || {
         entry::read(&path, &key, entry::BYTES_MAX)
             .map(drop)
             .map_err(|e| format!("kernel.cubin: {e}"))
     };
     read_by_library(&path, &whole, damage::binary, read);
-    // Behind a seal that holds.
+    // Damage behind a valid checksum.
     let sealed = |bytes: &[u8], n: u64| {
         entry::seal(
             &damage::binary(&bytes[entry::HEAD_BYTES..], n),

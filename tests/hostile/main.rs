@@ -1,7 +1,7 @@
-//! Files and command lines that nobody tuned for: a hundred damaged files of each kind that is
-//! read, a hundred command lines with values that make no sense, and outputs in places that are not
-//! plain files. Each ends soon, with 1 or 2, and says what is wrong in a few lines; or it was
-//! harmless, and what was read is sound.
+//! Hostile files and command lines: a hundred damaged files of each kind, a hundred command lines
+//! with values that make no sense, and outputs to places that are not plain files. Each command
+//! ends soon, with 1 or 2 and an error of a few lines; or the damage was harmless, and the values
+//! read are sound.
 #![cfg(all(feature = "cli", feature = "cuda", unix))]
 
 mod arguments;
@@ -16,11 +16,10 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-/// The longest that anything here may take on a machine that does other things too: something that
-/// hangs takes longer.
+/// The time limit of every command, on a busy machine; a command that exceeds it hangs.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The longest message: a few lines that a person reads.
+/// The most bytes of a message: a few lines.
 const MESSAGE_MAX: usize = 500;
 
 /// A command as on a machine without a GPU.
@@ -32,8 +31,8 @@ fn slabwise() -> Command {
     command
 }
 
-/// An example's program, if it was built: all are before the tests run, unless a single test is
-/// asked for.
+/// An example's program, if it was built. All are built before the tests run, unless a single test
+/// is selected.
 fn example(name: &str) -> Option<Command> {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_slabwise"))
         .with_file_name("examples")
@@ -50,7 +49,7 @@ fn example(name: &str) -> Option<Command> {
     })
 }
 
-/// Runs a command that has to end.
+/// Runs a command that must end within the time limit.
 fn ended(mut command: Command) -> Output {
     let mut child = command
         .stdin(Stdio::null())
@@ -74,7 +73,7 @@ fn ended(mut command: Command) -> Output {
     }
 }
 
-/// The status of a child that ends; one that does not is killed.
+/// The status of a child that ends in time; one that does not is killed.
 fn waited(child: &mut Child) -> Option<std::process::ExitStatus> {
     let start = Instant::now();
     loop {
@@ -89,13 +88,12 @@ fn waited(child: &mut Child) -> Option<std::process::ExitStatus> {
     }
 }
 
-/// What is wrong with a message, if anything is; `names` is the file or the option that it must
-/// name.
+/// The faults of a message; `names` is the file or the option that it must name.
 fn faults(message: &str, names: &str) -> Vec<&'static str> {
     let lower = message.to_lowercase();
     let checks = [
         (!message.trim().is_empty(), "says nothing"),
-        (message.contains(names), "does not name what is wrong"),
+        (message.contains(names), "does not name the file or option"),
         (message.len() <= MESSAGE_MAX, "is too long"),
         (message.lines().count() <= 8, "has too many lines"),
         (
@@ -116,7 +114,7 @@ fn faults(message: &str, names: &str) -> Vec<&'static str> {
         .collect()
 }
 
-/// How a command ended that was given something bad: the code, and the message that was checked.
+/// The exit code and the checked message of a command with a bad input.
 fn refused(command: Command, names: &str) -> (i32, String) {
     let shown = format!("{command:?}");
     let output = ended(command);

@@ -1,4 +1,4 @@
-//! Outputs of all commands in places that are not plain files, and on disks that are full.
+//! Outputs of all commands to places that are not plain files, and to full disks.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
@@ -31,7 +31,7 @@ impl Place {
         self.folder.path().join(name)
     }
 
-    /// All commands that write files, each with one output, and with the ending of its name.
+    /// All commands that write files, each with one output and the extension of its file name.
     fn commands(&self) -> Vec<(Vec<String>, String)> {
         let (table, graph) = (&self.table, &self.graph);
         let all = [
@@ -170,7 +170,7 @@ fn files_keep_their_mode_through_links_and_pipes_stay_pipes() {
 }
 
 #[test]
-fn a_full_disk_and_a_folder_leave_what_was_there() {
+fn a_full_disk_or_a_folder_leaves_the_old_file() {
     let place = Place::new();
     fs::create_dir(place.at("folder")).expect("it is made");
     for (arguments, name) in place.commands() {
@@ -271,7 +271,7 @@ fn a_dash_is_stdout_and_the_report_goes_elsewhere() {
     assert!(!Path::new("-").exists(), "no file of that name");
 }
 
-/// Nothing is replaced here: the device only refuses what is written to it.
+/// Nothing is replaced here: the device only refuses writes.
 #[test]
 fn a_stdout_that_is_full_is_noticed() {
     let full = || {
@@ -297,7 +297,7 @@ fn a_stdout_that_is_full_is_noticed() {
             "{arguments:?}"
         );
     }
-    // What cannot be told has its exit code all the same.
+    // The exit code is right even if the error cannot be printed.
     let status = slabwise()
         .args(["pack", "nowhere.csv"])
         .stderr(full())

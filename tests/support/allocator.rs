@@ -1,4 +1,4 @@
-//! A global allocator that counts what any thread of a test program asks for.
+//! A global allocator that counts the requests of all threads of a test program.
 //!
 //! This file is the one place outside of the crate `kernels` with `unsafe`: a global allocator
 //! cannot be written without it.
@@ -10,10 +10,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The system's allocator, counting.
 struct Counting;
 
-/// Calls that gave or moved memory, and calls that gave it back.
+/// Counts of allocations and reallocations, and of deallocations.
 static TAKEN: AtomicU64 = AtomicU64::new(0);
 static GIVEN_BACK: AtomicU64 = AtomicU64::new(0);
-/// Bytes that are out, and the most there were since somebody looked.
+/// Live bytes, and their maximum since the last reset.
 static LIVE: AtomicU64 = AtomicU64::new(0);
 static PEAK: AtomicU64 = AtomicU64::new(0);
 
@@ -61,7 +61,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// How many allocations and deallocations `work` makes, on all threads together.
+/// The number of allocations and deallocations of `work`, on all threads together.
 pub fn counted(work: impl FnOnce()) -> (u64, u64) {
     let before = (
         TAKEN.load(Ordering::SeqCst),
@@ -74,8 +74,7 @@ pub fn counted(work: impl FnOnce()) -> (u64, u64) {
     )
 }
 
-/// The most bytes that were allocated at once while `work` ran, beyond those that were before; of
-/// all threads together.
+/// The peak of live bytes during `work`, above those before it, on all threads together.
 pub fn peak_bytes(work: impl FnOnce()) -> u64 {
     let before = LIVE.load(Ordering::SeqCst);
     PEAK.store(before, Ordering::SeqCst);

@@ -1,4 +1,4 @@
-//! Arrays of the reference evaluator as what sessions take and give.
+//! Conversions between arrays of the reference evaluator and inputs and outputs of sessions.
 
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
@@ -6,7 +6,7 @@ use slabwise::feed::Input;
 use slabwise::reference::Array;
 use slabwise_kernels::dtype::DType;
 
-/// An array as a session takes it.
+/// An array as an input of a session.
 pub fn host(array: &Array) -> Box<dyn Input> {
     let shape = IxDyn(&array.dims);
     let ok = "the array has its shape's elements";
@@ -76,7 +76,7 @@ pub fn numbers(o: &slabwise::Output<'_>) -> Vec<f64> {
     }
 }
 
-/// Whether two numbers differ by rounding alone.
+/// Whether two numbers differ only by rounding.
 pub fn close(a: f64, b: f64) -> bool {
     (a.is_nan() && b.is_nan()) || a == b || (a - b).abs() <= 2e-4 * (1.0 + a.abs().max(b.abs()))
 }

@@ -1,4 +1,4 @@
-//! What several test binaries share.
+//! Helpers that several test binaries share.
 #![allow(dead_code)] // each binary uses a part of it
 
 pub mod arrays;
@@ -51,7 +51,7 @@ pub fn dims(lengths: &[usize]) -> Dims {
     lengths.iter().map(|&n| Size::fixed(n as i64)).collect()
 }
 
-/// A graph with nothing in it but the place where nodes come from.
+/// An empty graph with the origin of its future nodes.
 #[track_caller]
 pub fn graph() -> Graph {
     let mut graph = Graph::default();
@@ -94,7 +94,7 @@ pub fn variable(graph: &mut Graph, dtype: DType, dims: &Dims, init: Init) -> Nod
     graph.emit(Op::Variable(at), &[], dtype, dims.clone())
 }
 
-/// The elements of a tensor at which a mask of its shape holds, in a length that the run finds.
+/// The elements of a tensor selected by a mask of its shape, of data-dependent length.
 pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
     let most = elements(graph.dims(x))?;
     let flat = Dims::from_slice(&[most]);
@@ -110,11 +110,11 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
     Some(graph.emit(Op::Gather { axis: 0 }, &[x, positions], dtype, dims))
 }
 
-/// How many kinds of operations there are.
+/// The number of kinds of operations.
 pub const KINDS: usize = 30;
 
-/// Numbers the kinds of operations. There is no wildcard: a new operation asks here for a number,
-/// and the tests that count numbers ask for a case.
+/// Numbers the kinds of operations. There is no wildcard, so that a new operation needs a number
+/// here and a case in the tests that count numbers.
 pub fn kind(op: &Op) -> usize {
     match op {
         Op::Input(_) => 0,

@@ -1,4 +1,4 @@
-//! Small networks to train, and what training leaves behind.
+//! Small networks to train, and the results of training.
 
 use ndarray::{Array1, Array2, Axis, Slice};
 use slabwise::nn::Linear;
@@ -6,8 +6,8 @@ use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Tuning};
 
-/// A tenth of the searching that there is otherwise, and no products timed: programs that are
-/// compared round alike.
+/// A tenth of the usual search effort, and no timed products, so that compared programs round
+/// alike.
 pub fn quick() -> CompileOptions {
     let mut options = CompileOptions {
         tuning: Tuning::Off,
@@ -17,7 +17,7 @@ pub fn quick() -> CompileOptions {
     options
 }
 
-/// What training a network leaves behind.
+/// The results of training a network.
 pub struct Trained {
     pub losses: Vec<u32>,
     pub weights: Vec<(String, Vec<u32>)>,
@@ -27,7 +27,7 @@ pub struct Trained {
 
 pub const WIDTH: usize = 64;
 
-/// What stands behind a layer: tanh, or as a number draws it an activation, a residual, dropout.
+/// The function behind a layer: tanh, or as a number selects it an activation, a residual, dropout.
 pub fn behind<'t>(
     seed: Option<usize>,
     layer: usize,
@@ -48,7 +48,7 @@ pub fn train(budget: impl Into<Budget>, sizes: [usize; 3], seed: Option<usize>) 
     train_with(|session| session.with_budget(budget), sizes, seed)
 }
 
-/// Trains a chain of dense layers in a session made ready by `open`.
+/// Trains a chain of dense layers in a session prepared by `open`.
 pub fn train_with(
     open: impl FnOnce(Session) -> Session,
     sizes: [usize; 3],
@@ -77,7 +77,7 @@ pub fn train_on(
     })
 }
 
-/// Trains by what `model` says of the inputs and labels of a trace.
+/// Trains with the loss that `model` makes of the inputs and labels of a trace.
 pub fn learn(
     open: impl FnOnce(Session) -> Session,
     params: Params,
@@ -134,7 +134,7 @@ fn learn_on(
     })
 }
 
-/// What these networks are trained on.
+/// The data that these networks are trained on.
 pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
     let x = Array2::from_shape_fn((batch, WIDTH), |(i, j)| {
         ((i * 37 + j * 11) % 23) as f32 / 23.0
@@ -145,7 +145,7 @@ pub fn examples(batch: usize) -> (Array2<f32>, Array1<i32>) {
 /// Inputs and labels.
 pub type Batch = (Array2<f32>, Array1<i32>);
 
-/// A program that trains some dense layers on batches of at most this length.
+/// A program that trains dense layers on batches of at most this length.
 pub fn trained_in_batches(
     session: &mut Session,
     layers: &[Linear],
@@ -165,7 +165,7 @@ pub fn trained_in_batches(
     session.compile(&trace, [loss])
 }
 
-/// So many dense layers.
+/// A number of dense layers.
 pub fn dense(params: &Params, count: usize) -> Vec<Linear> {
     (0..count)
         .map(|i| Linear::new(&params.root() / format!("l{i}").as_str(), WIDTH, WIDTH))

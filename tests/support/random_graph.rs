@@ -1,8 +1,8 @@
 //! Random graphs: of every kind of operation and every type, with a bounded batch, whose values
 //! stay near 1.
 //!
-//! Two implementations that round differently still agree about them closely: what jumps
-//! (comparisons, rounding, positions) is applied only to values that have no rounding in them.
+//! Two implementations that round differently still agree closely, because discontinuous operations
+//! (comparisons, rounding, positions) are applied only to values without rounding.
 
 mod structural;
 
@@ -34,14 +34,13 @@ pub struct RandomGraph {
 }
 
 impl RandomGraph {
-    /// The graph of a seed: about `size` steps, each of one operation or of a few that belong
-    /// together.
+    /// The graph of a seed: about `size` steps, each of one operation or of a few related ones.
     pub fn new(seed: u64, size: usize) -> RandomGraph {
         RandomGraph::made(seed, size, false)
     }
 
     /// The same where lengths of 0 and 1 are as likely as others: of inputs, parameters, slices and
-    /// what is repeated.
+    /// repeated values.
     pub fn short(seed: u64, size: usize) -> RandomGraph {
         RandomGraph::made(seed, size, true)
     }
@@ -65,7 +64,7 @@ impl RandomGraph {
         env
     }
 
-    /// Makes the batch, which is the first symbol, a free dimension.
+    /// Makes the batch, which is the first symbol, an unbounded dimension.
     pub fn free_batch(&mut self) {
         let mut symbols = Symbols::default();
         for (symbol, name, extent) in self.graph.symbols.iter() {
@@ -85,7 +84,7 @@ impl RandomGraph {
             let lengths: Vec<usize> = dims.iter().map(|d| d.usize_at(env)).collect();
             let mut drawn = array(&mut rng, dtype, &lengths, (-2.0, 2.0), LIMIT);
             if dtype.is_float() {
-                // Zeros, and equal numbers, on purpose.
+                // Contains zeros and equal numbers.
                 drawn
                     .values
                     .iter_mut()
@@ -110,19 +109,19 @@ impl RandomGraph {
     }
 }
 
-/// What is known of a node.
+/// Facts about a node.
 #[derive(Clone, Copy)]
 struct Known {
     /// The largest magnitude.
     bound: f64,
-    /// Every right implementation computes the same bits.
+    /// Whether every correct implementation computes the same bits.
     exact: bool,
 }
 
 struct Maker {
     g: Graph,
     rng: Rng,
-    /// Of the nodes that further steps may take.
+    /// Facts about the nodes that further steps may use.
     known: Vec<(NodeId, Known)>,
     streams: u32,
     state: NodeId,
@@ -212,7 +211,7 @@ impl Maker {
         )
     }
 
-    /// Lets further steps take a node; a float that may be large is scaled down first.
+    /// Lets further steps use a node; a float that may be large is scaled down first.
     fn keep(&mut self, id: NodeId, bound: f64, exact: bool) {
         let points = elements(self.g.dims(id)).and_then(|n| n.checked_at(&self.g.symbols.bounds()));
         if points.is_none_or(|n| n > LARGEST) || !bound.is_finite() {
@@ -238,7 +237,7 @@ impl Maker {
         self.g.mul(id, factor)
     }
 
-    /// A node of which `fits` holds; later ones are likelier, so that graphs grow deep.
+    /// A node that satisfies `fits`; later ones are likelier, so that graphs grow deep.
     fn find(&mut self, fits: impl Fn(&Graph, NodeId, Known) -> bool) -> Option<NodeId> {
         let list: Vec<NodeId> = self
             .known
@@ -261,7 +260,7 @@ impl Maker {
         self.find(|g, id, _| g.dtype(id).is_float())
     }
 
-    /// One step; steps that find nothing to work on leave the graph as it is.
+    /// One step; a step without suitable operands leaves the graph unchanged.
     fn step(&mut self) -> Option<()> {
         match self.rng.below(25) {
             0..=4 => self.scalar(),
@@ -303,7 +302,7 @@ impl Maker {
             Lane::Bool => DType::Bool,
         };
         if lane == Lane::I32 && self.rng.one_in(3) {
-            // The batch, as the run knows it.
+            // The length of the batch as a node.
             let batch = Size::symbol(self.g.symbols.find("batch").expect("made at the start"));
             let size = self.g.emit(Op::Size(batch), &[], DType::I32, Dims::new());
             return (
@@ -376,7 +375,7 @@ impl Maker {
         Some(())
     }
 
-    /// Brings arguments to where an operation is defined and not steep.
+    /// Maps arguments to a range where an operation is defined and not steep.
     fn bring_into_domain(&mut self, op: ScalarOp, lane: Lane, args: &mut [(NodeId, Known)]) {
         if lane != Lane::F32 {
             return;
@@ -426,7 +425,7 @@ impl Maker {
 
     fn cast(&mut self) -> Option<()> {
         let to = self.rng.pick(&DType::ALL);
-        // Rounding to a half jumps, and f16 ends at 65,504.
+        // Rounding to a half is discontinuous, and the largest f16 is 65,504.
         let fits = |to: DType, known: &Known| {
             (known.exact || to == DType::F32) && (to != DType::F16 || known.bound < 1e4)
         };
@@ -439,7 +438,7 @@ impl Maker {
         };
         let node = self.g.cast(from, to);
         self.keep(node, bound, exact);
-        // There and back again.
+        // Casts to another type and back.
         if self.rng.one_in(2) {
             let back = self.rng.pick(&DType::ALL);
             if !fits(
@@ -484,14 +483,14 @@ impl Maker {
         let x =
             self.find(|g, id, known| types.contains(&g.dtype(id)) && (known.exact || !jumps))?;
         let mut axes = self.some_axes(self.g.dims(x).len());
-        // Nothing is the largest of no elements: such folds are refused before there is a graph.
+        // No elements have no maximum; such reductions are refused before there is a graph.
         let identity = matches!(op, R::Sum | R::Prod | R::Any | R::All);
         axes.retain(|&axis| {
             identity || self.g.dims(x)[axis].as_fixed().is_some_and(|n| n > 0) || !self.short
         });
         let Known { bound, exact } = self.of(x);
         let mut node = self.g.reduce(op, x, &axes);
-        // A fold of a fold.
+        // A reduction of a reduction.
         if self.rng.one_in(3) && !jumps {
             let mut more = self.some_axes(self.g.dims(node).len());
             more.retain(|&axis| {
@@ -508,7 +507,7 @@ impl Maker {
             _ => bound.max(count),
         };
         let exact = exact && (!matches!(op, R::Sum | R::Prod) || self.g.dtype(x) == DType::I32);
-        // A product beyond that is more likely 0 or infinite than a number.
+        // A longer product is most likely 0 or infinite.
         if bound < 1e9 {
             self.keep(node, bound, exact);
         }
@@ -532,7 +531,7 @@ impl Maker {
             DType::F32,
             dims,
         );
-        // Now and then the same stream again: the same numbers.
+        // Sometimes reuses a stream, and so its numbers.
         self.streams += u32::from(!self.rng.one_in(3));
         self.keep(node, 1.0, true);
         Some(())
@@ -541,7 +540,7 @@ impl Maker {
     /// The gradient of the sum of a node with respect to some others.
     fn differentiate(&mut self, loss: NodeId, wrt: &[NodeId]) {
         for slope in gradients(&mut self.g, loss, wrt).into_iter().flatten() {
-            // Slopes have no known bound: they are brought into one.
+            // Gradients have no known bound, so that they are mapped into one.
             let tamed = self.g.scalar(ScalarOp::Tanh, &[slope]);
             self.keep(tamed, 1.0, false);
         }
@@ -558,7 +557,7 @@ impl Maker {
         Some(())
     }
 
-    /// What a person might write, and a simplifier take away.
+    /// A redundant expression that a person might write and a simplifier removes.
     fn redundant(&mut self) -> Option<()> {
         let x = self.float()?;
         let dims = self.g.dims(x).clone();
@@ -612,7 +611,7 @@ impl Maker {
         Some(())
     }
 
-    /// Puts a value into a variable that nothing has been put into yet.
+    /// Assigns a value to a variable that has no assignment yet.
     fn effect(&mut self) -> Option<()> {
         let x = self.find(|g, id, _| g.dims(id).iter().all(|d| d.as_fixed().is_some()))?;
         let (dtype, dims) = (self.g.dtype(x), self.g.dims(x).clone());
@@ -622,7 +621,7 @@ impl Maker {
         Some(())
     }
 
-    /// The outputs: some nodes here and there, and all that nothing else takes.
+    /// The outputs: some random nodes, and all unused ones.
     fn finish(mut self) -> Graph {
         let consumers = self.g.consumers();
         let mut outputs: Vec<NodeId> = Vec::new();

@@ -1,4 +1,4 @@
-//! The readers of files that others make, each as a function of bytes: what is read is sound, or
+//! The readers of foreign files, each as a function of bytes: a file is read as a sound value, or
 //! refused. Fuzz targets and tests call the same functions.
 
 use std::path::Path;
@@ -16,25 +16,24 @@ use slabwise_cuda::nvrtc::Cubin;
 use slabwise_planner::csv;
 use slabwise_planner::remat_graph::RematGraph;
 
-/// A reader: the folder of its seeds, whether bytes were accepted, and the most bytes of memory
-/// that it may take for each byte of a file.
+/// A reader of a file format, with the limits of its memory.
 pub struct Reader {
-    /// Its name, which is that of its folder and its fuzz target.
+    /// Its name, which is also that of its folder of seeds and its fuzz target.
     pub name: &'static str,
-    /// Reads; panics if what was accepted is unsound.
+    /// Reads; panics if an accepted file is unsound.
     pub read: fn(&[u8]) -> Result<(), String>,
-    /// Bytes of memory for a byte of the file, at most.
+    /// The most bytes of memory per byte of the file.
     #[allow(dead_code, reason = "fuzz targets leave memory to the fuzzer's limits")]
     pub bytes_per_byte: u64,
-    /// And for any file at all.
+    /// The most bytes of memory for any file, in addition.
     #[allow(dead_code, reason = "as above")]
     pub fixed_bytes: u64,
 }
 
 const MIB: u64 = 1 << 20;
 
-/// All of them. What an IDX file's header declares is reserved up to 64 MiB before any of it is
-/// there; gzip packs a thousand to one.
+/// All of them. The size in the header of an IDX file is reserved up to 64 MiB before any data is
+/// read; gzip packs a thousand to one.
 pub const READERS: &[Reader] = &[
     Reader {
         name: "trace",
@@ -108,7 +107,7 @@ fn trace(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// What `slabwise plan --json` writes.
+/// The output of `slabwise plan --json`.
 fn plan(bytes: &[u8]) -> Result<(), String> {
     let plan = PlanFile::read(str::from_utf8(bytes).map_err(|e| e.to_string())?)?;
     assert!(plan.buffers.iter().all(|row| row.start <= row.end && row.offset.checked_add(row.occupied_bytes).is_some()));
@@ -130,7 +129,7 @@ fn csv(bytes: &[u8]) -> Result<(), String> {
     assert_eq!(
         csv::read(&csv::write(&table)).as_ref(),
         Ok(&table),
-        "what is read survives writing"
+        "the value survives writing"
     );
     Ok(())
 }
@@ -153,7 +152,7 @@ fn graph(bytes: &[u8]) -> Result<(), String> {
         .map_err(|e| panic!("a graph that was accepted: {e}"))
 }
 
-/// Arrays of bytes as MNIST has them: labels, or images, which the number of dimensions tells.
+/// Arrays of bytes in the format of MNIST: labels or images, by the number of dimensions.
 fn idx(bytes: &[u8]) -> Result<(), String> {
     let [labels, images] = [1, 3].map(|rank| Idx::of_bytes(bytes, rank));
     assert!(
@@ -186,7 +185,7 @@ fn weights(bytes: &[u8]) -> Result<(), String> {
     Ok(())
 }
 
-/// Weights and optimizer state of a small model: all of it, or nothing has changed.
+/// Weights and optimizer state of a small model: all of it is loaded, or nothing changes.
 fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     static SESSION: Mutex<Option<Session>> = Mutex::new(None);
     let mut session = SESSION
@@ -223,8 +222,8 @@ fn checkpoint(bytes: &[u8]) -> Result<(), String> {
     }
 }
 
-/// An entry of the cache of compiled kernels: as it is, and sealed anew, for nothing looks behind a
-/// seal that is broken.
+/// An entry of the cache of compiled kernels, unchanged and with a new checksum, because nothing
+/// behind a wrong checksum is read.
 fn cubin(bytes: &[u8]) -> Result<(), String> {
     let key = "5eed".repeat(16);
     let sound = |cubin: Cubin| {
@@ -246,7 +245,7 @@ fn cubin(bytes: &[u8]) -> Result<(), String> {
         .map_err(|e| e.to_string())
 }
 
-/// Three weights in, two out, learnt by Adam.
+/// A layer of three inputs and two outputs, trained by Adam.
 pub fn small_session() -> Session {
     let params = Params::seeded(0);
     let layer = Linear::new(&params.root() / "layer", 3, 2);
@@ -261,7 +260,7 @@ pub fn small_session() -> Session {
     session
 }
 
-/// Reads bytes by the reader of a name.
+/// Reads bytes with the reader of this name.
 #[allow(dead_code, reason = "fuzz targets call readers by name")]
 pub fn read(name: &str, bytes: &[u8]) -> Result<(), String> {
     let reader = READERS

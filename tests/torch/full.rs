@@ -1,6 +1,6 @@
-//! The models of the usual benchmarks, in their full size, from weights that a formula gives here
-//! and in `record.py` alike: of logits and gradients some numbers are compared, of ten training
-//! steps the losses.
+//! The models of the usual benchmarks at full size, with weights from one formula, here and in
+//! `record.py`. Compares some numbers of logits and gradients, and the losses of ten training
+//! steps.
 
 use ndarray::{ArrayD, IxDyn};
 use slabwise::models::{Examples, Model};
@@ -43,7 +43,7 @@ fn batch(model: Model, batch: usize, step: usize) -> (Examples, ArrayD<i32>) {
     }
 }
 
-/// Gives a compiled model the formula's weights.
+/// Sets the weights of a compiled model by the formula.
 fn fill(session: &mut Session, declared: &[Param]) {
     let mut trained: Vec<&Param> = declared.iter().filter(|p| p.is_trained()).collect();
     trained.sort_by(|a, b| a.name().cmp(b.name()));
@@ -64,7 +64,7 @@ fn fill(session: &mut Session, declared: &[Param]) {
     }
 }
 
-/// Numbers at equal distances, at most `most`.
+/// Elements at equal distances, at most `most`.
 fn some(all: &[f32], most: usize) -> ArrayD<f32> {
     let few: Vec<f32> = all
         .iter()

@@ -1,6 +1,7 @@
-//! Small versions of the built-in models against what PyTorch computed (`tests/data/record.py`):
-//! weights load under PyTorch's names, and outputs, gradients, running statistics and ten training
-//! steps agree. The models of the usual benchmarks as they are are in `full.rs`.
+//! Small versions of the built-in models against recorded results of PyTorch
+//! (`tests/data/record.py`): weights load under PyTorch's names, and outputs, gradients, running
+//! statistics and ten training steps agree. `full.rs` has the models of the usual benchmarks at
+//! full size.
 
 mod full;
 mod points;
@@ -15,7 +16,7 @@ use slabwise::prelude::*;
 use slabwise::weights::File;
 
 const STEPS: usize = 10;
-/// Room for the gradients of all parameters of a model.
+/// An array for the gradients of all parameters of a model.
 const PARAMS_MAX: usize = 72;
 
 fn path(name: &str, part: &str) -> PathBuf {
@@ -23,7 +24,7 @@ fn path(name: &str, part: &str) -> PathBuf {
         .join(format!("tests/data/torch/{name}.{part}.safetensors"))
 }
 
-/// What was recorded of a model.
+/// The recorded case of a model.
 struct Case {
     name: &'static str,
     file: File,
@@ -103,7 +104,7 @@ fn loss<'t>(logits: Tensor<'t>, y: &ArrayD<i32>) -> Tensor<'t> {
     by_class.cross_entropy(labels)
 }
 
-/// The gradients of all parameters one behind the other.
+/// The gradients of all parameters, concatenated.
 fn gradients<'t>(trace: &'t Trace, loss: Tensor<'t>, params: &[&Param]) -> Tensor<'t> {
     assert!(params.len() <= PARAMS_MAX, "{} parameters", params.len());
     let all = trace.gradients(
@@ -163,7 +164,7 @@ fn check(
         case.assert_close(&format!("grad.{}", param.name()), &gradient, 1e-3);
     }
 
-    // Ten steps, and what they leave behind.
+    // Ten steps, and the variables after them.
     let (mut session, model, declared) = open();
     let trace = Trace::training();
     let loss = loss(input(&trace, &x).apply(&*model), &y);
@@ -299,7 +300,7 @@ fn single_layers() {
     });
 }
 
-/// What PyTorch names otherwise or shapes otherwise is told all at once, and changes nothing.
+/// All tensors with other names or shapes in PyTorch are reported at once, and nothing changes.
 #[test]
 fn weights_of_another_model_are_refused() {
     let params = Params::seeded(0);

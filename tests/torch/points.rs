@@ -1,7 +1,6 @@
 //! Single operations, losses and norms at special numbers (NaN, infinities, zeros, denormals,
-//! bounds, ties, saturation, overflow) against what PyTorch gives there, values and gradients.
-//! Where this library decides otherwise, `docs/numerics.md` says so, and the table at the end has
-//! what it gives instead.
+//! bounds, ties, saturation, overflow) against PyTorch, values and gradients. Where this library
+//! decides otherwise, `docs/numerics.md` says so, and the table at the end has its results.
 
 use slabwise::nn::{BatchNorm1d, Module, RmsNorm};
 use slabwise::prelude::*;
@@ -97,7 +96,7 @@ const CASES: &[(&str, Build)] = &[
     }),
 ];
 
-/// Case, tensor, arguments (one list each), and what this library gives.
+/// Case, tensor, arguments (one list each), and the result of this library.
 type Difference = (
     &'static str,
     &'static str,
@@ -105,15 +104,15 @@ type Difference = (
     &'static [f32],
 );
 
-/// Where this library gives something else, and what.
+/// The differences of this library from PyTorch.
 #[rustfmt::skip]
 const OTHERWISE: &[Difference] = &[
-    // No number has no sign.
+    // NaN has no sign.
     ("sign", "value", &[&[NAN]], &[NAN]),
     ("abs", "d0", &[&[NAN]], &[NAN]),
-    // NaN goes on, as through relu6.
+    // NaN passes through, as through relu6.
     ("clamp", "d0", &[&[NAN]], &[1.0]),
-    // The slope of a pole follows the sign of the zero.
+    // The slope at a pole has the sign of the zero.
     ("rsqrt", "d0", &[&[-0.0]], &[-INF]),
     // IEEE 754's pow, which is not its square root.
     ("pow_half", "value", &[&[-INF]], &[INF]),
@@ -127,7 +126,7 @@ const OTHERWISE: &[Difference] = &[
     ("logsumexp", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[0.5, 0.0, 0.5, 0.0]),
     ("logsumexp", "d0", &[&[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0]], &[0.032_058_6, 0.087_144_315, 0.236_882_8, 0.643_914_2]),
     ("logsumexp", "d0", &[&[1e4, 1e4, -1e4, 0.0]], &[0.5, 0.5, 0.0, 0.0]),
-    // A product of pairs, in another order; the gradient takes zeros apart, and what is left is not
+    // A product of pairs, in another order; the gradient separates zeros, and the rest is not
     // finite.
     ("prod", "value", &[&[MAX, -MAX, 0.0, 0.0]], &[0.0]),
     ("prod", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
@@ -148,8 +147,7 @@ const OTHERWISE: &[Difference] = &[
     ("batch_norm", "d0", &[&[MAX, -MAX, 0.0, 0.0]], &[NAN; 4]),
     ("batch_norm", "value", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
     ("batch_norm", "d0", &[&[1e20, -1e20, 1e20, -1e20]], &[NAN; 4]),
-    // Equal numbers have no variance, however large; ±1.34 and ±0.45 is what the last row is,
-    // normalised.
+    // Equal numbers have no variance, however large; ±1.34 and ±0.45 are the normalized last row.
     ("batch_norm", "value", &[&[MAX, MAX, MAX, MAX]], &[0.0; 4]),
     ("batch_norm", "d0", &[&[MAX, MAX, MAX, MAX]], &[-474.341_67, -158.113_89, 158.113_89, 474.341_67]),
     ("layer_norm", "value", &[TEN_MILLIONS], EXACT),
@@ -163,8 +161,8 @@ const OTHERWISE: &[Difference] = &[
 const TEN_MILLIONS: &[f32] = &[1e7, 10_000_001.0, 10_000_002.0, 10_000_003.0];
 const EXACT: &[f32] = &[-1.341_635_5, -0.447_211_83, 0.447_211_83, 1.341_635_5];
 
-/// Whether two numbers are the same but for rounding: a few hundred units in the last place, for
-/// gradients of norms cancel.
+/// Whether two numbers are the same but for rounding: a few hundred units in the last place,
+/// because gradients of norms cancel.
 fn close(a: f32, b: f32) -> bool {
     a == b || (a.is_nan() && b.is_nan()) || b.is_finite() && (a - b).abs() <= 2e-5 * (1.0 + b.abs())
 }
@@ -254,7 +252,7 @@ fn special_numbers_are_as_in_pytorch() {
                         && a.iter().zip(&args).all(|(a, b)| same_bits(a, b))
                 });
                 let wanted = at.map_or(expected, |at| OTHERWISE[at].3);
-                // Zeros have signs where nothing but the sign is at stake.
+                // The sign of zero is compared only where the sign is the result.
                 let signs = *name != "plus_zero" || same_bits(got, wanted);
                 let agrees = |wanted: &[f32]| got.iter().zip(wanted).all(|(g, w)| close(*g, *w));
                 if !agrees(wanted) || !signs {

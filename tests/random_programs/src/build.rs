@@ -1,4 +1,4 @@
-//! The interpreter: a program of a case onto a trace.
+//! The interpreter: records a program of a case on a trace.
 
 use std::collections::HashMap;
 
@@ -14,15 +14,15 @@ use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Una
 /// Names of inputs, in the order in which a program declares them.
 pub const INPUTS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
 
-/// What the programs of a case share.
+/// Parameters and states that the programs of a case share.
 pub struct Model {
-    /// Where parameters are declared.
+    /// The scope of the parameters.
     pub params: Params,
     weights: Vec<Param>,
     layers: HashMap<usize, Box<dyn Module>>,
 }
 
-/// The value of parameters that start as random numbers.
+/// The initial value of parameters that start as random numbers.
 pub const SPREAD: Init = Init::Uniform {
     low: -1.0,
     high: 1.0,
@@ -69,7 +69,7 @@ impl Model {
     }
 }
 
-/// Writes a program down; the tensors it gives.
+/// Records a program and returns its tensors.
 pub fn build<'t>(
     case: &Case,
     program: &Program,
@@ -108,7 +108,7 @@ struct Builder<'a, 't> {
     case: &'a Case,
     model: &'a Model,
     trace: &'t Trace,
-    /// Whether free dimensions are bounded and bounded ones free.
+    /// Whether unbounded dimensions are bounded and bounded ones unbounded.
     swap: bool,
     inputs: usize,
 }

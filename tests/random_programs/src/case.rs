@@ -1,29 +1,30 @@
-//! A case as plain data: programs as lists of statements, what they are run with, and how.
+//! A case as plain data: programs as lists of statements, their data, and the way they are run.
 
 use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
 
-/// One length of a shape that a program writes down.
+/// One length of a shape, as written in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Axis {
     /// A number.
     Fixed(usize),
     /// A named dimension, by its position among the [dimensions](Case::dims) of the case.
     Named(usize),
-    /// `-1`: what follows from the others in a reshape, the length there is in an expansion.
+    /// `-1`: the length that follows from the others in a reshape, or the existing length in an
+    /// expansion.
     Open,
 }
 
-/// A dimension that a run says the length of.
+/// A dimension with a length for each run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Named {
     /// Its name.
     pub name: &'static str,
     /// The largest length.
     pub max: u32,
-    /// Whether it is declared without that bound.
+    /// Whether it is declared as unbounded.
     pub free: bool,
-    /// The length in each run; the last one in those that follow.
+    /// The length in each run; the last one also in all later runs.
     pub lengths: Vec<u32>,
 }
 
@@ -38,7 +39,7 @@ macro_rules! methods {
             /// All of them.
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// How it is written.
+            /// Its method's name.
             pub fn text(self) -> &'static str {
                 match self { $($name::$variant => $method),* }
             }
@@ -62,31 +63,31 @@ methods! {
 }
 
 methods! {
-    /// What folds axes.
+    /// Reductions over axes.
     Fold:
     Sum "sum", Prod "prod", Max "max", Min "min", Mean "mean", Any "any", All "all", ArgMax "argmax", ArgMin "argmin",
 }
 
 methods! {
-    /// A layer with weights of its own.
+    /// A layer with weights.
     Layer:
     Linear "Linear", LayerNorm "LayerNorm", RmsNorm "RmsNorm", BatchNorm1d "BatchNorm1d", BatchNorm2d "BatchNorm2d", Lstm "Lstm",
     Embedding "Embedding", MultiHeadAttention "MultiHeadAttention",
 }
 
 methods! {
-    /// A rule that changes weights.
+    /// An optimizer.
     Rule:
     Sgd "Sgd::new(0.05)", Momentum "Sgd::new(0.05).momentum(0.9)", Nesterov "Sgd::new(0.05).momentum(0.5).nesterov()",
     Adam "Adam::new(0.01).eps(0.1)", AdamW "AdamW::new(0.01).weight_decay(0.1).eps(0.1)",
     Clipped "Sgd::new(0.05).clip_norm(1.0)", ClippedValues "Sgd::new(0.05).clip_value(0.5)", Averaged "Sgd::new(0.05).ema(0.5)",
 }
 
-/// What a statement does; its operands are earlier statements.
+/// The operation of a statement; its operands are earlier statements.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)] // the methods of slabwise, by their names
 pub enum Op {
-    /// The last number says which data it is fed.
+    /// The last number selects its data.
     Input {
         dtype: DType,
         shape: Vec<Axis>,
@@ -94,7 +95,7 @@ pub enum Op {
     },
     /// A parameter, by its position among those of the case.
     Param(usize),
-    /// What a state holds, by its position among those of the case.
+    /// The value of a state, by its position among those of the case.
     State(usize),
     Full {
         value: f32,
@@ -111,14 +112,14 @@ pub enum Op {
     Select,
     Clamp(f32, f32),
     Cast(DType),
-    /// Over all axes, or over some, which go or stay.
+    /// Over all axes, or over some, which are dropped or kept.
     Fold {
         fold: Fold,
         axes: Option<Vec<usize>>,
         keep: bool,
     },
     CumSum(usize),
-    /// Values, or positions.
+    /// Returns values, or positions.
     TopK {
         k: usize,
         axis: usize,
@@ -183,8 +184,7 @@ pub enum Op {
     Huber(f32),
     Mse,
     Dropout(f32),
-    /// Queries, keys, values, and perhaps a mask: of truth values, or to add. Tiles of so many
-    /// queries.
+    /// Queries, keys, values, and perhaps a mask, boolean or additive. Tiles of so many queries.
     Attention {
         causal: bool,
         tiles: Option<usize>,
@@ -215,22 +215,22 @@ pub enum Op {
     Gradient,
 }
 
-/// One line of a program.
+/// One statement of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Statement {
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// Its operands: positions of earlier statements.
     pub args: Vec<usize>,
 }
 
-/// How a program learns.
+/// The training of a program.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Learn {
     /// The loss, a scalar; with parts, a tensor of which each part's mean of squares is the loss of
     /// a micro-batch.
     pub loss: usize,
-    /// By which rule.
+    /// The optimizer.
     pub rule: Rule,
     /// Micro-batches along the first axis.
     pub parts: Option<usize>,
@@ -239,30 +239,30 @@ pub struct Learn {
 /// One traced program.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Program {
-    /// Its lines.
+    /// Its statements.
     pub statements: Vec<Statement>,
-    /// Positions of what it gives.
+    /// Positions of its outputs.
     pub outputs: Vec<usize>,
     /// Whether its trace is for training.
     pub training: bool,
-    /// How it learns.
+    /// Its training.
     pub learn: Option<Learn>,
-    /// States that it sets, and to which statements.
+    /// The states that it sets, each with the statement of its new value.
     pub sets: Vec<(usize, usize)>,
     /// An input, by its statement, whose bytes become those of an output, by its position.
     pub donate: Option<(usize, usize)>,
 }
 
-/// A weight that a program names itself.
+/// A parameter declared by the case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
     /// Its shape.
     pub dims: Vec<usize>,
-    /// What is everywhere in it at first; random numbers if there is none.
+    /// The initial value of all its elements; random numbers if there is none.
     pub value: Option<f32>,
 }
 
-/// A state that a program names itself.
+/// A state declared by the case.
 #[derive(Clone, Debug, PartialEq)]
 pub struct State {
     /// Its type.
@@ -274,9 +274,9 @@ pub struct State {
 /// Programs of one session, and their runs.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Case {
-    /// Where its data come from.
+    /// The seed of its data.
     pub seed: u64,
-    /// Dimensions whose length is a run's.
+    /// Dimensions with a length for each run.
     pub dims: Vec<Named>,
     /// Weights.
     pub params: Vec<Param>,

@@ -1,4 +1,4 @@
-//! Draws cases: small programs of every kind of statement, and how each is run.
+//! Draws cases: small programs of every kind of statement, and the ways to run them.
 
 mod choices;
 mod steps;
@@ -15,7 +15,7 @@ use crate::setup::{Feed, Setup, Switch};
 
 /// Most elements of a value.
 const ELEMENTS_MAX: usize = 400;
-/// Floats that may be larger are scaled down before more is made of them.
+/// Floats that may be larger are scaled down before further statements use them.
 const BOUND: f64 = 8.0;
 
 /// The case of a seed, of at most about so many statements.
@@ -79,7 +79,8 @@ pub fn case(seed: u64, size_max: usize) -> Case {
         let training = rng.one_in(2);
         let learns = training && !case.programs.iter().any(|p: &Program| p.learn.is_some());
         let most = (size_max / count).max(3);
-        // Small ones are likelier: they are quick, and what is found in them is easy to understand.
+        // Small ones are likelier, because they are quick and findings in them are easy to
+        // understand.
         let size = (1 + rng.below(most)).min(1 + rng.below(most));
         let scratch = case.clone();
         let mut maker = Maker::new(&scratch, &mut rng, lengths.clone(), training, at * 100);
@@ -135,7 +136,7 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
             }
         }
     }
-    // A session that is loaded again has other buffers.
+    // A session loaded from a file has other buffers.
     if setup.reload {
         setup.alone = false;
     }
@@ -148,14 +149,14 @@ fn setup(case: &Case, rng: &mut Rng) -> Setup {
     setup
 }
 
-/// A program in the making.
+/// A partly drawn program.
 pub(crate) struct Maker<'a> {
     scope: Scope<'a>,
     rng: &'a mut Rng,
     lengths: Vec<usize>,
     program: Program,
     facts: Vec<Fact>,
-    /// Statements that others may take.
+    /// Statements that others may use as operands.
     open: Vec<usize>,
     data: usize,
     found: usize,
@@ -186,7 +187,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Adds a statement if it is valid, not too large, and no rounding of an operand makes it jump.
+    /// Adds a statement if it is valid, not too large, and continuous in every rounded operand.
     pub(crate) fn push(&mut self, op: Op, args: &[usize]) -> Option<usize> {
         if jumps(&op) && args.iter().any(|&a| !self.facts[a].exact) {
             return None;
@@ -205,7 +206,7 @@ impl<'a> Maker<'a> {
         let tame = fact.low <= fact.high
             && fact.bound() < 1e6
             && (fact.dtype.is_float() || fact.bound() < 1e5);
-        // What is far from 1 loses digits when it is subtracted.
+        // Numbers far from 1 lose digits when they are subtracted.
         if !small || !tame || fact.dims.iter().any(|d| self.scope.most(*d) > 100) {
             return None;
         }
@@ -227,7 +228,7 @@ impl<'a> Maker<'a> {
         Some(at)
     }
 
-    /// A statement that others may take of which `fits` holds; later ones are likelier, so that
+    /// A statement that others may use and that satisfies `fits`; later ones are likelier, so that
     /// programs grow deep.
     pub(crate) fn find(&mut self, fits: impl Fn(&Fact) -> bool) -> Option<usize> {
         let list: Vec<usize> = self
@@ -244,7 +245,7 @@ impl<'a> Maker<'a> {
         &self.facts[at]
     }
 
-    /// A length as it is written, if it can be.
+    /// A length as it is written; `None` if it cannot be written.
     pub(crate) fn axis(&self, len: Len) -> Option<Axis> {
         let named = |dim: &usize| Len::unknown(Unknown::Named(*dim)) == len;
         let known = (0..self.scope.case.dims.len()).find(named).map(Axis::Named);
@@ -303,7 +304,7 @@ impl<'a> Maker<'a> {
             let (dtype, shape) = (self.rng.pick(&types), self.any_shape());
             self.input(dtype, shape);
         }
-        // A free length is one that some input has.
+        // An unbounded length must be that of an input.
         for dim in 0..self.scope.case.dims.len() {
             let has = self.program.statements.iter().any(
                 |s| matches!(&s.op, Op::Input { shape, .. } if shape.contains(&Axis::Named(dim))),
@@ -377,7 +378,7 @@ impl<'a> Maker<'a> {
             return;
         }
         let scalar = self.facts[value].rank() == 0;
-        // A mean of a length that may be found to be 0 is no number.
+        // A mean over a data-dependent length is no number if the length is 0.
         let fold = if self.facts[value].dims.iter().all(|d| d.least() > 0) {
             crate::case::Fold::Mean
         } else {

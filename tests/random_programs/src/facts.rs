@@ -1,5 +1,4 @@
-//! What is known of a value before a program runs: its type, its shape, and between which numbers
-//! it lies.
+//! Facts about a value before a program runs: its type, its shape, and bounds of its numbers.
 
 use std::collections::HashMap;
 
@@ -7,13 +6,13 @@ use slabwise::DType;
 
 use crate::case::{Axis, Case};
 
-/// A length that a run says or finds.
+/// A length that is known when a program runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Unknown {
     /// A named dimension.
     Named(usize),
-    /// The number of true elements of the mask that this statement is, or what this statement alone
-    /// finds.
+    /// The data-dependent length of this statement: the number of true elements of a mask, or a
+    /// length of its own.
     Found(usize),
 }
 
@@ -54,7 +53,7 @@ impl Len {
         self.as_fixed() == Some(n)
     }
 
-    /// The dimension that it is, if it is one and nothing else.
+    /// The dimension, if the length is exactly one dimension.
     pub fn named(self) -> Option<usize> {
         match self {
             Len {
@@ -66,12 +65,12 @@ impl Len {
         }
     }
 
-    /// Whether a run finds it.
+    /// Whether it is data-dependent.
     pub fn is_found(self) -> bool {
         matches!(self.of, Some(Unknown::Found(_)))
     }
 
-    /// The least that it can be.
+    /// Its smallest value.
     pub fn least(self) -> usize {
         self.plus as usize
     }
@@ -102,7 +101,7 @@ impl Len {
         )
     }
 
-    /// So many fewer, if there are that many at every length.
+    /// The difference, if it is not negative at any length.
     pub fn less(self, n: usize) -> Option<Len> {
         let plus = self.plus - n as i64;
         (plus >= 0).then_some(Len { plus, ..self })
@@ -125,7 +124,7 @@ impl Len {
         })
     }
 
-    /// One of `n` equal parts.
+    /// The quotient by `n`, if it is exact.
     pub fn part(self, n: usize) -> Option<Len> {
         let n = n as i64;
         (n > 0 && self.times % n == 0 && self.plus % n == 0).then(|| Len {
@@ -136,7 +135,7 @@ impl Len {
     }
 }
 
-/// What is known of a value.
+/// Facts about a value.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fact {
     /// Its type.
@@ -147,7 +146,7 @@ pub struct Fact {
     pub low: f64,
     /// No element is larger, as far as is known.
     pub high: f64,
-    /// Every right implementation computes the same bits.
+    /// Whether every correct implementation computes the same bits.
     pub exact: bool,
     /// Whether a gradient reaches a parameter.
     pub learns: bool,
@@ -156,7 +155,7 @@ pub struct Fact {
 }
 
 impl Fact {
-    /// Something of a type and shape of which nothing else is known.
+    /// A value of a type and shape without further facts.
     pub fn new(dtype: DType, dims: Vec<Len>) -> Fact {
         Fact {
             dtype,
@@ -174,7 +173,7 @@ impl Fact {
         Fact { low, high, ..self }
     }
 
-    /// The same, exact or not.
+    /// The same with `exact` set.
     pub fn exact(self, exact: bool) -> Fact {
         Fact { exact, ..self }
     }
@@ -189,7 +188,7 @@ impl Fact {
         self.dims.len()
     }
 
-    /// The type that arithmetic on it gives.
+    /// The result type of arithmetic on it.
     pub fn lane(&self) -> DType {
         lane(self.dtype)
     }
@@ -200,7 +199,7 @@ impl Fact {
     }
 }
 
-/// The type that arithmetic on a type gives.
+/// The result type of arithmetic on a type.
 pub fn lane(dtype: DType) -> DType {
     match dtype {
         DType::F32 | DType::F16 | DType::BF16 => DType::F32,
@@ -209,7 +208,7 @@ pub fn lane(dtype: DType) -> DType {
     }
 }
 
-/// What shapes are resolved by: named dimensions, and how long lengths that a run finds can be.
+/// The dimensions that shapes refer to: named ones, and bounds of data-dependent ones.
 pub struct Scope<'a> {
     /// The case, for its dimensions, parameters and states.
     pub case: &'a Case,
@@ -218,11 +217,11 @@ pub struct Scope<'a> {
     found: HashMap<usize, usize>,
 }
 
-/// Most lengths that are not fixed, of the 8 that a program may have.
+/// The most lengths that are not fixed, of the 8 that a program may have.
 const UNKNOWN_MAX: usize = 7;
 
 impl<'a> Scope<'a> {
-    /// For a program of a case.
+    /// The scope of a program of a case.
     pub fn new(case: &'a Case, training: bool) -> Scope<'a> {
         Scope {
             case,
@@ -231,7 +230,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// The most that a length can be.
+    /// The largest value of a length.
     pub fn most(&self, len: Len) -> usize {
         let of = match len.of {
             None => 0,
@@ -241,8 +240,8 @@ impl<'a> Scope<'a> {
         len.times as usize * of + len.plus as usize
     }
 
-    /// The most elements that a shape can have; `None` if their number has no form that slabwise
-    /// can plan.
+    /// The most elements of a shape; `None` if their number is not expressible as a size of
+    /// slabwise.
     pub fn elements(&self, dims: &[Len]) -> Option<usize> {
         let open: Vec<&Len> = dims.iter().filter(|d| d.of.is_some()).collect();
         if open.len() > 3 || (open.len() > 1 && open.iter().any(|d| d.plus != 0)) {
@@ -251,7 +250,8 @@ impl<'a> Scope<'a> {
         Some(dims.iter().map(|d| self.most(*d)).product())
     }
 
-    /// The length that a statement finds, at most so long; `None` if there are too many of them.
+    /// The data-dependent length of a statement with this bound; `None` if there are too many of
+    /// them.
     pub fn found(&mut self, key: usize, most: usize) -> Option<Len> {
         if !self.found.contains_key(&key) && self.found.len() + self.case.dims.len() >= UNKNOWN_MAX
         {
@@ -272,7 +272,7 @@ impl<'a> Scope<'a> {
         }
     }
 
-    /// A shape as written, if nothing of it is open.
+    /// A shape as written, unless one of its lengths is open.
     pub fn shape(&self, shape: &[Axis]) -> Option<Vec<Len>> {
         shape.iter().map(|&axis| self.len(axis)).collect()
     }

@@ -1,4 +1,4 @@
-//! Draws cases for a time, in several threads, and reports what is found.
+//! Draws cases for a time, in several threads, and reports findings.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -18,55 +18,55 @@ use crate::run::{Witness, execute, reference};
 use crate::setup::Setup;
 use crate::shrink::{Trial, shrink};
 
-/// How long a case may take: seconds of its thread's processor time where the system tells it, else
-/// of the clock; and of the clock at any rate, for what waits for ever.
+/// The time limit of a case, in seconds: processor time of its thread where the system reports it,
+/// else wall time. Cases that wait for ever are ended by wall time.
 const CASE_MAX: f64 = 20.0;
 const WAIT_MAX: f64 = 120.0;
-/// How long one finding is shrunk at most.
+/// The time limit for shrinking a finding.
 const SHRINK_MAX: Duration = Duration::from_secs(20);
 /// Bytes of a worker's stack.
 const STACK: usize = 64 << 20;
 
-/// What to hunt.
+/// Options of a hunt.
 #[derive(Clone, Debug)]
 pub struct Hunt {
-    /// Where all cases come from.
+    /// The seed of all cases.
     pub seed: u64,
-    /// For how long, if there is a limit.
+    /// The time limit, if any.
     pub seconds: Option<f64>,
-    /// How many cases, if there is a limit.
+    /// The limit of cases, if any.
     pub graphs: Option<u64>,
     /// Threads that draw and judge.
     pub threads: usize,
     /// Most statements of a case, about.
     pub max_size: usize,
-    /// A file that always holds the seeds of the cases under way, for what ends the process.
+    /// A file that always holds the seeds of the running cases, in case one ends the process.
     pub trail: Option<PathBuf>,
     /// Whether progress is printed.
     pub loud: bool,
 }
 
-/// Something found, made small.
+/// A finding, shrunk.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The seed of the case as it was drawn.
     pub seed: u64,
-    /// How often the like was found.
+    /// The number of similar findings.
     pub times: u64,
-    /// What is wrong.
+    /// The fault.
     pub finding: Finding,
-    /// The smallest case found in which it is.
+    /// The smallest case with the fault.
     pub trial: Trial,
     /// That case as a test.
     pub program: String,
 }
 
-/// What a hunt came to.
+/// The results of a hunt.
 #[derive(Clone, Debug, Default)]
 pub struct Bag {
-    /// How much was done.
+    /// Counts of the work done.
     pub counts: Counts,
-    /// What was found, one for each likely cause.
+    /// Findings, one for each likely cause.
     pub reports: BTreeMap<String, Report>,
 }
 
@@ -82,7 +82,7 @@ pub fn drawn(seed: u64, max_size: usize) -> (Case, Vec<Setup>) {
     (case, setups)
 }
 
-/// The smallest case found that has a finding like this one, as a report.
+/// Shrinks the case of a finding and reports it.
 pub fn reduced(
     seed: u64,
     case: Case,
@@ -137,20 +137,20 @@ struct Shared {
     next: AtomicU64,
     stop: AtomicBool,
     bag: Mutex<Bag>,
-    /// What each worker does.
+    /// The case that each worker runs.
     under_way: Vec<Mutex<Option<UnderWay>>>,
 }
 
-/// A case under way.
+/// A running case.
 #[derive(Clone)]
 struct UnderWay {
     seed: u64,
     since: Instant,
-    /// Where the system tells the processor time of the thread, and what it was at the start.
+    /// The file with the processor time of the thread, and its value at the start.
     clock: Option<(PathBuf, f64)>,
 }
 
-/// Seconds of processor time of a thread, as Linux tells them.
+/// Seconds of processor time of a thread, as Linux reports them.
 fn processor_seconds(stat: &std::path::Path) -> Option<f64> {
     let text = std::fs::read_to_string(stat).ok()?;
     // Behind the name, which may have blanks in it: the 12th and 13th fields, in hundredths of a
@@ -173,7 +173,7 @@ impl UnderWay {
         }
     }
 
-    /// Seconds that it takes so far, if they are too many.
+    /// The seconds so far, if they exceed the limit.
     fn too_long(&self) -> Option<f64> {
         let waited = self.since.elapsed().as_secs_f64();
         if waited <= CASE_MAX {
@@ -269,7 +269,7 @@ impl Hunt {
                     .iter()
                     .filter_map(|s| locked(s).as_ref().map(|case| case.seed.to_string()))
                     .collect();
-                // A trail that cannot be written is missed only by someone who needs it.
+                // A trail that cannot be written does not stop the hunt.
                 drop(std::fs::write(trail, all.join("\n")));
             }
         };

@@ -1,4 +1,4 @@
-//! Compares what a case gives, run in several ways and by the reference evaluator.
+//! Compares the results of a case, run in several ways and by the reference evaluator.
 
 use slabwise::reference::{Array, Precision};
 
@@ -8,30 +8,30 @@ use crate::rules::facts;
 use crate::run::{Failure, Outcome, Witness, execute, reference};
 use crate::setup::Setup;
 
-/// What is wrong.
+/// The fault.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Fault {
-    /// It failed as no valid program may.
+    /// An error that no valid program may have.
     Failed(Failure),
-    /// An output has another type or shape than its operations say.
+    /// The type or shape of an output differs from the rules.
     Shape(String),
-    /// Two ways to run it give different numbers.
+    /// Two ways of running give different numbers.
     Differs(String),
     /// The reference evaluator gives other numbers.
     Reference(String),
 }
 
-/// What was found, and how to see it again.
+/// A fault, and how to reproduce it.
 #[derive(Clone, Debug)]
 pub struct Finding {
-    /// What is wrong.
+    /// The fault.
     pub fault: Fault,
-    /// The way of running in which it shows; the default if it shows there.
+    /// The way of running that has the fault; the default if that has it.
     pub setup: Setup,
 }
 
 impl Finding {
-    /// Equal for what is most likely one cause.
+    /// A text that is equal for findings with the same likely cause.
     pub fn signature(&self) -> String {
         // Numbers, and names in quotes, differ from case to case.
         let short = |text: &str| -> String {
@@ -46,7 +46,7 @@ impl Finding {
                 format!("panic {}", text.rsplit(" at ").next().unwrap_or_default())
             }
             Fault::Failed(Failure::Internal(text)) => {
-                // What is wrong stands at the end, behind the name of a task.
+                // The fault is at the end, behind the name of a task.
                 let bare = short(text);
                 let words: Vec<&str> = bare.split_whitespace().collect();
                 format!(
@@ -67,7 +67,7 @@ impl Finding {
         }
     }
 
-    /// Whether another finding is one of the same kind.
+    /// Whether another finding is of the same kind.
     pub fn is_like(&self, other: &Finding) -> bool {
         match (&self.fault, &other.fault) {
             (Fault::Failed(_), Fault::Failed(_)) => self.signature() == other.signature(),
@@ -75,7 +75,7 @@ impl Finding {
         }
     }
 
-    /// What is wrong, as text.
+    /// The fault as text.
     pub fn text(&self) -> String {
         let text = match &self.fault {
             Fault::Failed(Failure::Panic(text)) => format!("panic: {text}"),
@@ -86,7 +86,7 @@ impl Finding {
     }
 }
 
-/// How much was done.
+/// Counts of the work done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Cases.
@@ -100,7 +100,7 @@ pub struct Counts {
 }
 
 impl Counts {
-    /// Both together.
+    /// The sum of both.
     pub fn add(&mut self, other: &Counts) {
         self.graphs += other.graphs;
         self.variants += other.variants;
@@ -134,14 +134,14 @@ fn run(case: &Case, setup: &Setup, witness: Option<&mut Witness>, plant: Plant<'
     }
 }
 
-/// Whether a valid program may fail so.
+/// Whether a valid program may fail in this way.
 fn documented(case: &Case, setup: &Setup, failure: &Failure) -> bool {
     let empty = |text: &str| text.contains("no element") || text.contains("empty");
     match failure {
         Failure::Budget(_) => setup.budget.is_some(),
-        // Infinity is no index, and bounds of numbers say nothing of it.
+        // Infinity is no index, and the bounds of numbers do not cover it.
         Failure::Data(_) if case.odd_numbers => true,
-        // The largest of no elements: what is found may be nothing, and so may a batch.
+        // The maximum of no elements: a data-dependent length may be 0, and so may a batch.
         Failure::Data(text) | Failure::Refused(text) | Failure::Other(text) => {
             empty(text) && may_fold_nothing(case)
         }
@@ -216,7 +216,7 @@ pub fn is_valid(case: &Case) -> bool {
                     .zip(output)
                     .is_some_and(|(a, b)| a.dtype == b.dtype && a.dims == b.dims)
         });
-        // A free dimension is one that an input has.
+        // An unbounded dimension must be that of an input.
         let named = |dim: usize| {
             let mentions = |s: &crate::case::Statement| mentions(&s.op, dim);
             let has = |s: &crate::case::Statement| matches!(s.op, Op::Input { .. }) && mentions(s);
@@ -268,7 +268,7 @@ pub fn mentions(op: &Op, dim: usize) -> bool {
     }
 }
 
-/// What is wrong with a case, run in these ways beside the default.
+/// The first fault of a case, run in these ways beside the default.
 pub fn judge(case: &Case, setups: &[Setup], counts: &mut Counts) -> Option<Finding> {
     judge_planted(case, setups, counts, &|_, _, _| {})
 }
@@ -323,7 +323,7 @@ pub fn judge_planted(
         }
     }
     for setup in setups {
-        // What is rounded differently cannot be compared where a rounding decides.
+        // Results that are rounded differently cannot be compared where a rounding decides.
         if case.odd_numbers && setup.rounds() {
             continue;
         }
@@ -357,11 +357,11 @@ pub fn judge_planted(
     None
 }
 
-/// Outputs that have another shape than the rules say.
+/// Outputs whose shape differs from the rules.
 fn misshapen(case: &Case, outcome: &Outcome) -> Option<String> {
     for (run, (&at, outputs)) in case.runs.iter().zip(&outcome.outputs).enumerate() {
         let program = &case.programs[at];
-        // Bounds that are this run's lengths.
+        // Bounds equal to the lengths of this run.
         let mut now = case.clone();
         for (dim, named) in now.dims.iter_mut().enumerate() {
             named.max = case.length(dim, run) as u32;
@@ -441,7 +441,7 @@ fn first_other(a: &Array, b: &Array) -> Option<String> {
     })
 }
 
-/// How far apart numbers near `x` and `y` may be that are rounded differently.
+/// The largest difference that rounding explains between numbers near `x` and `y`.
 fn slack(x: f64, y: f64) -> f64 {
     2e-4 * (1.0 + x.abs().max(y.abs()))
 }
@@ -471,8 +471,8 @@ impl Oracle<'_> {
         Ok(self.single.get_or_insert_default())
     }
 
-    /// How one outcome differs from what the reference says, where that is well conditioned: where
-    /// single and double precision of the reference itself are apart, a difference says nothing.
+    /// The difference of an outcome from the reference, where that is well conditioned: where
+    /// single and double precision of the reference itself differ, a difference means nothing.
     fn differs(&mut self, outcome: &Outcome) -> Result<Option<String>, slabwise::reference::Fault> {
         let single = self.single()?;
         if compare(outcome, single, first_far).is_none() {
@@ -485,15 +485,14 @@ impl Oracle<'_> {
         let Some(double) = &self.double else {
             return Ok(None);
         };
-        // Where found lengths are others, positions were.
+        // Different data-dependent lengths are caused by different positions.
         if compare(&single, double, |a, b| (a.dims != b.dims).then(String::new)).is_some() {
             return Ok(None);
         }
         Ok(far_from_both(outcome, &single, double))
     }
 
-    /// Whether two outcomes that are apart are both as near the reference as its own rounding lets
-    /// one ask.
+    /// Whether two different outcomes are both as near to the reference as its own rounding allows.
     fn allows(&mut self, a: &Outcome, b: &Outcome) -> bool {
         [a, b]
             .into_iter()
@@ -501,7 +500,7 @@ impl Oracle<'_> {
     }
 }
 
-/// The first element that is further from both precisions than they are from each other.
+/// The first element that differs more from both precisions than they differ from each other.
 fn far_from_both(outcome: &Outcome, single: &Outcome, double: &Outcome) -> Option<String> {
     let far = |x: &Array, s: &Array, d: &Array| {
         if x.dims != s.dims {
@@ -510,7 +509,7 @@ fn far_from_both(outcome: &Outcome, single: &Outcome, double: &Outcome) -> Optio
         let apart = |i: usize| {
             let (x, s, d) = (x.values[i], s.values[i], d.values[i]);
             let spread = if s == d { 0.0 } else { (s - d).abs() };
-            // One that is no number beside one that is: a rounding decided.
+            // NaN in one precision and a number in the other: a rounding decided.
             let vague = s.is_nan() != d.is_nan() || spread.is_infinite();
             let near = close(x, s) || close(x, d) || (x - d).abs() <= slack(x, d) + 64.0 * spread;
             !(near || vague)

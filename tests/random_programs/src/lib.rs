@@ -7,15 +7,15 @@
 //! optimisations switched off, planned or dynamic, threads, budgets, offload, free or bounded
 //! dimensions, resident and donated inputs, programs compiled anew, sessions saved and loaded.
 //! Results must have the same bits, or agree within rounding where the documentation of an option
-//! says so, and agree with the reference evaluator. What is wrong is made small
-//! ([`shrink`](shrink::shrink)) and printed as a test ([`print::test`]).
+//! says so, and agree with the reference evaluator. Cases that fail are shrunk
+//! ([`shrink`](shrink::shrink)) and printed as tests ([`print::test`]).
 //!
 //! ```text
 //! cargo run --release -p slabwise-random-programs -- fuzz --seconds 60 --seed 1 --threads 2
 //! cargo run --release -p slabwise-random-programs -- replay 12345
 //! ```
 //!
-//! The case of a seed is the same on every machine, whatever the number of threads. With
+//! The case of a seed is the same on every machine, with any number of threads. With
 //! AddressSanitizer, on a stable compiler:
 //!
 //! ```text
@@ -23,8 +23,8 @@
 //!     -p slabwise-random-programs -- fuzz --seconds 3600 --seed 1 --threads 2 --trail under-way.txt
 //! ```
 //!
-//! The file of `--trail` holds the seeds of the cases under way, which is how one knows the case
-//! that ended the process.
+//! The file of `--trail` holds the seeds of the cases under way, among them the case that ended the
+//! process.
 #![forbid(unsafe_code)]
 
 pub mod build;

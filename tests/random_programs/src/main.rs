@@ -14,7 +14,7 @@ random-programs replay SEED [--max-size M]
 fuzz draws and judges programs until the time or the number is reached; it ends with 1 if something was found.
 replay judges one program by the seed that a report names, and prints everything about it.";
 
-/// Most statements of a case, unless told otherwise.
+/// The default of the most statements of a case.
 const SIZE: usize = 12;
 
 fn main() -> ExitCode {

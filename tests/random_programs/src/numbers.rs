@@ -1,11 +1,11 @@
-//! What elementwise statements do to types and bounds.
+//! Types and bounds of the results of elementwise statements.
 
 use slabwise::DType;
 
 use crate::case::{Binary, Op, Unary};
 use crate::facts::{Fact, lane};
 
-/// Whether a small change of an operand can make a jump of the result.
+/// Whether the result is discontinuous in an operand.
 pub fn jumps(op: &Op) -> bool {
     let rounds = |u: &Unary| matches!(u, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Sign);
     match op {
@@ -22,7 +22,7 @@ pub fn jumps(op: &Op) -> bool {
     }
 }
 
-/// Whether its gradient jumps where its value does not.
+/// Whether its gradient is discontinuous where its value is continuous.
 pub fn has_kinks(op: &Op) -> bool {
     let kink = |u: &Unary| matches!(u, Unary::Abs | Unary::Relu);
     match op {
@@ -89,7 +89,7 @@ fn cast(to: DType, x: &Fact) -> Fact {
     match to {
         DType::F32 | DType::F16 | DType::BF16 => {
             let rounds = to != DType::F32 && (x.bound() > 256.0 || x.dtype.is_float());
-            // Rounding an exact number is exact; what is known of it widens a little.
+            // Rounding an exact number is exact; its bounds widen a little.
             if rounds {
                 fact.within(x.low - x.bound() * 0.01, x.high + x.bound() * 0.01)
             } else {

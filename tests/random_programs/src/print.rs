@@ -1,5 +1,4 @@
-//! Prints a case as a test to paste: one function over the public interface, with everything that
-//! it needs inside.
+//! Prints a case as a self-contained test: one function over the public interface.
 
 mod statement;
 
@@ -14,19 +13,19 @@ use crate::run::{Outcome, data};
 use crate::setup::{Feed, Setup};
 use statement::expression;
 
-/// What a printed test asserts of its runs.
+/// The assertion of a printed test about its runs.
 pub enum Claim<'a> {
     /// That they succeed.
     Runs,
     /// That the second way gives the bits of the first.
     SameBits,
-    /// That the second way gives what the first gives, within rounding.
+    /// That the second way equals the first within rounding.
     Close,
     /// That the first way gives these numbers, within rounding.
     Gives(&'a Outcome),
 }
 
-/// What every printed test begins with.
+/// The beginning of every printed test.
 const HELPERS: &str = r#"    use half::{bf16, f16};
     use ndarray::{ArrayD, IxDyn};
     use slabwise::nn::{BatchNorm1d, BatchNorm2d, Embedding, LayerNorm, Linear, Lstm, MultiHeadAttention, RmsNorm};

@@ -1,4 +1,4 @@
-//! Numbers for drawing: the same from the same seed on every machine.
+//! Random numbers, the same for a seed on every machine.
 
 /// SplitMix64 (Steele, Lea & Flood 2014).
 #[derive(Clone, Debug)]
@@ -46,7 +46,7 @@ impl Rng {
         list[self.below(list.len())].clone()
     }
 
-    /// The position of a weight, as likely as it is large.
+    /// The position of a weight, with a probability proportional to the weight.
     pub fn weighted(&mut self, weights: &[u32]) -> usize {
         let mut at = self.below(weights.iter().sum::<u32>() as usize) as u32;
         weights

@@ -1,5 +1,5 @@
-//! The shape rules of the statements, written from the documentation: what is valid, and what is
-//! known of the result.
+//! The shape rules of the statements, written from the documentation: the valid statements, and
+//! facts about their results.
 //!
 //! They judge slabwise too: a program that they accept and `compile` refuses is a finding, and so
 //! is an output of another shape.
@@ -10,7 +10,7 @@ use crate::case::{Axis, Fold, Layer, Op, Program, Statement, Unary};
 use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::numbers;
 
-/// What is known of each statement of a program; `None` if the program is not valid.
+/// Facts about each statement of a program; `None` if the program is not valid.
 pub fn facts(program: &Program, scope: &mut Scope<'_>) -> Option<Vec<Fact>> {
     let mut facts: Vec<Fact> = Vec::with_capacity(program.statements.len());
     for (at, statement) in program.statements.iter().enumerate() {
@@ -24,7 +24,7 @@ pub fn facts(program: &Program, scope: &mut Scope<'_>) -> Option<Vec<Fact>> {
     Some(facts)
 }
 
-/// What is known of a statement's value, if it is valid.
+/// Facts about a statement's value; `None` if it is not valid.
 pub fn infer(
     at: usize,
     statement: &Statement,
@@ -193,7 +193,7 @@ pub fn infer(
         (Op::Keep, [x]) => (*x).clone(),
         (Op::Gradient, [of, wrt]) => {
             (of.dtype == DType::F32 && wrt.dtype.is_float()).then(|| {
-                // What a mean over nothing has as gradient is not a number.
+                // The gradient of a mean over no elements is not a number.
                 Fact::new(DType::F32, wrt.dims.clone()).within(-8.0, 8.0)
             })?
         }
@@ -230,7 +230,7 @@ fn flows(op: &Op) -> bool {
     }
 }
 
-/// What of a value follows from its operands, whatever the statement.
+/// Adds the facts that follow from the operands of any statement.
 fn inherit(mut fact: Fact, op: &Op, args: &[&Fact]) -> Fact {
     let through = fact.dtype.is_float() && flows(op);
     let makes = matches!(op, Op::Param(_)) || matches!(op, Op::Layer { .. });
@@ -258,7 +258,7 @@ fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {
         Op::Param(at) => {
             let param = scope.case.params.get(*at)?;
             let fact = made(DType::F32, fixed(&param.dims));
-            // Statistics and averages move, and so do weights, from step to step.
+            // Statistics, averages and weights change from step to step.
             param
                 .value
                 .map_or(fact.clone(), |v| fact.within(f64::from(v), f64::from(v)))
@@ -320,7 +320,7 @@ fn folded(
         Fold::Mean => true,
         _ => logic == (x.dtype == DType::Bool) && x.dtype != DType::U8,
     };
-    // Nothing has no largest element, and what a mean of nothing is differs between libraries.
+    // No elements have no maximum, and the mean of no elements differs between libraries.
     let needs_one = matches!(
         fold,
         Fold::Max | Fold::Min | Fold::ArgMax | Fold::ArgMin | Fold::Mean
@@ -379,7 +379,7 @@ fn fixed_from(x: &Fact, axis: usize) -> Option<Vec<usize>> {
     x.dims.get(axis..)?.iter().map(|d| d.as_fixed()).collect()
 }
 
-/// How many places a window has along an axis, at least one.
+/// The number of positions of a window along an axis, at least one.
 fn windows(n: usize, k: usize, stride: usize, pad: usize, dilation: usize) -> Option<usize> {
     let span = dilation * k.checked_sub(1)? + 1;
     (stride > 0 && n > 0).then_some(())?;
@@ -445,7 +445,7 @@ fn einsum(text: &str, args: &[&Fact], scope: &Scope<'_>) -> Option<Fact> {
     }
     let mut bound = 1.0;
     for (letters, x) in operands.iter().zip(args) {
-        // Of two letters joined into one axis both need fixed lengths, or one of them.
+        // Of two letters joined into one axis, at least one needs a fixed length.
         if letters.chars().count() != x.rank() || x.dtype != DType::F32 || x.fixed().is_none() {
             return None;
         }
@@ -483,7 +483,7 @@ fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact)
     };
     let ends = float && inputs > 0 && last.is_some_and(|n| n.is(inputs));
     let channels = |rank: usize| float && x.rank() == rank && inputs > 0 && x.dims[1].is(inputs);
-    // A statistic over a batch that may be empty is none.
+    // There are no statistics of an empty batch.
     let filled = x.dims.iter().all(|d| d.least() > 0);
     match layer {
         Layer::Linear => {
@@ -510,7 +510,7 @@ fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact)
                 && outputs > 0;
             let mut dims = x.dims.clone();
             dims.push(Len::fixed(outputs));
-            // Its rows are looked up in one axis.
+            // Rows are looked up along one axis.
             let flat = x.dims.iter().try_fold(Len::fixed(1), |n, d| n.by(*d));
             flat.filter(|_| index)
                 .map(|_| Fact::new(DType::F32, dims).within(-2.0, 2.0))
@@ -525,7 +525,7 @@ fn layered(scope: &Scope, layer: Layer, [inputs, outputs]: [usize; 2], x: &Fact)
     }
 }
 
-/// Whether a number may be what a shape has open.
+/// The position of the open (`-1`) length of a shape.
 pub(crate) fn open_at(shape: &[Axis]) -> Option<usize> {
     shape.iter().position(|a| *a == Axis::Open)
 }

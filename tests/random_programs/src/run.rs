@@ -1,4 +1,4 @@
-//! Runs cases: by slabwise in a given way, and by the reference evaluator.
+//! Runs cases with slabwise in a given way, and with the reference evaluator.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
@@ -19,14 +19,14 @@ use crate::case::{Axis, Case, Op, Program};
 use crate::rng::{Rng, mixed};
 use crate::setup::{Feed, Setup};
 
-/// Why there are no results.
+/// The reason for a run without results.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Failure {
     /// A panic, with its place.
     Panic(String),
     /// An internal error.
     Internal(String),
-    /// A model that is refused.
+    /// A model that `compile` refuses.
     Refused(String),
     /// A budget that does not suffice.
     Budget(String),
@@ -50,7 +50,7 @@ impl Failure {
         }
     }
 
-    /// The text of it.
+    /// The text of the error.
     pub fn text(&self) -> &str {
         match self {
             Failure::Panic(t)
@@ -63,16 +63,16 @@ impl Failure {
     }
 }
 
-/// What a case gives.
+/// The results of a case.
 #[derive(Clone, Debug, Default)]
 pub struct Outcome {
     /// The outputs of each run.
     pub outputs: Vec<Vec<Array>>,
-    /// What weights and states hold in the end, by name.
+    /// The final weights and states, by name.
     pub variables: BTreeMap<String, Array>,
 }
 
-/// What the reference evaluator needs.
+/// The data that the reference evaluator needs.
 #[derive(Default)]
 pub struct Witness {
     graphs: Vec<Graph>,
@@ -83,7 +83,7 @@ thread_local! {
     static PANIC: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Keeps what panics say from the screen and for the report, once for the process.
+/// Records panic messages for the report instead of printing them. Installed once per process.
 fn quiet() {
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
@@ -113,7 +113,7 @@ thread_local! {
     static CATCHING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
 }
 
-/// What `work` gives, with a panic as a failure.
+/// The result of `work`, with a panic as a failure.
 pub fn caught<R>(work: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure> {
     quiet();
     CATCHING.with(|c| c.set(true));
@@ -126,7 +126,7 @@ pub fn caught<R>(work: impl FnOnce() -> Result<R, Failure>) -> Result<R, Failure
     })
 }
 
-/// Runs a case in some way; `witness` gets what the reference needs.
+/// Runs a case in one way; `witness` receives the data for the reference.
 pub fn execute(
     case: &Case,
     setup: &Setup,
@@ -287,7 +287,7 @@ pub fn data(case: &Case, op: &Op, run: usize) -> Option<Array> {
         }
         DType::F32 | DType::F16 | DType::BF16 => {
             let x = rng.float(-2.0, 2.0);
-            // Zeros, and equal numbers, on purpose.
+            // Contains zeros and equal numbers.
             if x.abs() < 0.8 {
                 (x * 4.0).round() / 4.0 + 0.0
             } else {
@@ -307,7 +307,7 @@ fn rounded(x: f64, dtype: DType) -> f64 {
     }
 }
 
-/// An array, or a buffer of a session.
+/// The data of an input: an array, or a buffer of a session.
 enum Fed {
     F32(ArrayD<f32>),
     F16(ArrayD<f16>),
@@ -535,7 +535,7 @@ fn variables(session: &Session) -> Result<BTreeMap<String, Array>, Error> {
     names.into_iter().map(value).collect()
 }
 
-/// What the reference evaluator says of a case.
+/// The outcome of a case by the reference evaluator.
 pub fn reference(case: &Case, witness: &Witness, precision: Precision) -> Result<Outcome, Fault> {
     let mut held = witness.first.clone();
     let mut outcome = Outcome::default();

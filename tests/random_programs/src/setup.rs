@@ -4,7 +4,7 @@ use slabwise::CompileOptions;
 
 macro_rules! switches {
     ($($(#[$doc:meta])* $variant:ident $rounds:literal |$options:ident| $change:expr;)*) => {
-        /// A change of the options of compilation, named by itself.
+        /// A change of one compile option.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[allow(missing_docs)]
         pub enum Switch { $($(#[$doc])* $variant),* }
@@ -56,7 +56,7 @@ switches! {
     Doubling true |options| options.shapes.ranges = slabwise::Ranges::Growth(100);
 }
 
-/// Where inputs come from.
+/// The source of inputs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Feed {
     /// Arrays of the host.
@@ -64,35 +64,35 @@ pub enum Feed {
     Host,
     /// Buffers of the session.
     Resident,
-    /// Buffers of the session; the input that the program says is donated.
+    /// Buffers of the session; the program's donated input is donated.
     Donated,
 }
 
-/// What the planner may spend under a budget.
+/// The planner's effort under a budget.
 pub const EFFORT: u64 = 20_000;
 
-/// How a case is compiled and run. The default is what everything is compared with.
+/// How a case is compiled and run. All others are compared with the default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Setup {
     /// Changes of the options.
     pub switches: Vec<Switch>,
     /// Threads of the session.
     pub threads: usize,
-    /// Run with buffers from the pool, not planned.
+    /// Run in dynamic mode, with buffers from the pool.
     pub dynamic: bool,
-    /// The percentage of the slab that there is.
+    /// The budget, as a percentage of the slab.
     pub budget: Option<u32>,
-    /// Whether values may be sent to the host, so many bytes in a second.
+    /// The speed of the link for offload, in bytes per second, if offload is allowed.
     pub offload: Option<u64>,
-    /// Where inputs come from.
+    /// The source of inputs.
     pub feed: Feed,
-    /// Free dimensions bounded, and bounded ones free.
+    /// Unbounded dimensions become bounded, and bounded ones unbounded.
     pub swap_dims: bool,
-    /// Every program compiled again before each of its runs, the one before dropped.
+    /// Every program is compiled again before each of its runs, and the old one dropped.
     pub anew: bool,
-    /// Weights and state saved after the first run, and loaded by another session.
+    /// Weights and state are saved after the first run and loaded by another session.
     pub reload: bool,
-    /// Each program in a session of its own; only where none changes what another reads.
+    /// Each program in its own session; only where none changes a variable that another reads.
     pub alone: bool,
 }
 
@@ -123,7 +123,7 @@ impl Setup {
     pub fn options(&self) -> CompileOptions {
         let mut options = CompileOptions::default();
         if self.budget.is_some() {
-            // The search for what to run again under a budget takes what it is given, and there are
+            // The search for recomputation under a budget uses all of its effort, and there are
             // many programs.
             options.planner.effort = EFFORT;
         }
@@ -131,7 +131,7 @@ impl Setup {
         options
     }
 
-    /// What differs from the default, in a few words.
+    /// The differences from the default, in a few words.
     pub fn describe(&self) -> String {
         let mut parts: Vec<String> = self.switches.iter().map(|s| s.text().to_string()).collect();
         let mut say = |on: bool, text: String| on.then(|| parts.push(text));

@@ -1,4 +1,4 @@
-//! More rules: views, joins, choices by index and by value, losses, attention.
+//! More rules: views, joins, selection by index and by value, losses, attention.
 
 use slabwise::DType;
 
@@ -6,7 +6,7 @@ use crate::case::{Axis, Op, Statement};
 use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::rules::{floats_alike, open_at};
 
-/// What is known of a statement's value, if it is valid.
+/// Facts about a statement's value; `None` if it is not valid.
 pub fn infer(
     at: usize,
     statement: &Statement,
@@ -16,7 +16,7 @@ pub fn infer(
     let op = &statement.op;
     let viewed = |x: &Fact, dims: Vec<Len>| Fact { dims, ..x.clone() };
     let is_index = |x: &Fact, limit: Len| {
-        // In range at every length: all that is sure is what holds at the least.
+        // In range at every length, that is, at the smallest one.
         matches!(x.dtype, DType::I32 | DType::U8)
             && x.exact
             && x.low >= 0.0
@@ -242,7 +242,7 @@ pub fn infer(
                 && w == wk
                 && of_keys == of_values;
             let filled = w.as_fixed().is_some_and(|n| n > 0) && of_keys.least() > 0;
-            // Tiles slice each operand as it is: shapes that broadcast are another matter.
+            // Tiles slice each operand as it is, so that shapes must not broadcast.
             let batch = &q.dims[..q.rank() - 2];
             let same = batch == &k.dims[..k.rank() - 2] && batch == &v.dims[..v.rank() - 2];
             (alike && filled && same && *tiles != Some(0)).then_some(())?;
@@ -252,7 +252,7 @@ pub fn infer(
             if let [mask] = mask {
                 let ok = matches!(mask.dtype, DType::Bool | DType::F32)
                     && broadcast(&scores, &mask.dims)? == scores;
-                // With both, a query may see nothing at all.
+                // With both, all keys of a query may be masked.
                 (ok && !(*causal && mask.dtype == DType::Bool)).then_some(())?;
             }
             let mut dims = batch.to_vec();
@@ -387,7 +387,7 @@ fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>>
             .copied()
             .filter(|d| d.as_fixed().is_none())
             .collect();
-        // One unknown length takes the fixed ones in; several stay apart.
+        // One unknown length can be joined with fixed ones; several cannot.
         if let [one] = open[..] {
             open = vec![one.by(Len::fixed(fixed))?];
             return Some((1, open));
@@ -413,7 +413,7 @@ fn reshaped(shape: &[Axis], from: &[Len], scope: &Scope<'_>) -> Option<Vec<Len>>
     let missing = match (open.as_slice(), unknown.as_slice()) {
         ([], []) if known > 0 && fixed % known == 0 => Len::fixed(fixed / known),
         ([one], []) if known > 0 => one.part(known)?,
-        // The unknown length stays, as often as it was there.
+        // The unknown length stays, as many times as before.
         ([one], [same]) => {
             let n = (1..=64).find(|&n| same.by(Len::fixed(n)) == Some(*one))?;
             Len::fixed(n)

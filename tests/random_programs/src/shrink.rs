@@ -1,4 +1,4 @@
-//! Makes a case smaller for as long as what is wrong with it stays wrong.
+//! Makes a case smaller while it has the same fault.
 
 use std::time::Instant;
 
@@ -10,17 +10,17 @@ use crate::judge::is_valid;
 use crate::rules::facts;
 use crate::setup::{Feed, Setup, Switch};
 
-/// A case and the one way of running it, beside the default, in which something is wrong.
+/// A case, and the way of running it, beside the default, that has the fault.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trial {
     /// The case.
     pub case: Case,
-    /// The way.
+    /// The way of running it.
     pub setup: Setup,
 }
 
 impl Trial {
-    /// Smaller is better: programs, statements, outputs, elements, and then what differs from the
+    /// Smaller is better: programs, statements, outputs, elements, then differences from the
     /// default.
     fn weight(&self) -> (usize, usize, usize) {
         let case = &self.case;
@@ -70,7 +70,7 @@ impl Trial {
     }
 }
 
-/// A number that is smaller for smaller numbers in a statement.
+/// A measure of the numbers in a statement.
 fn written(op: &Op) -> usize {
     let axis = |a: &Axis| if let Axis::Fixed(n) = a { *n + 1 } else { 1 };
     match op {
@@ -91,7 +91,7 @@ fn written(op: &Op) -> usize {
     }
 }
 
-/// The smallest trial found of which `holds`, until `deadline`.
+/// The smallest trial found for which `holds` is true, until `deadline`.
 pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool) -> Trial {
     loop {
         let before = best.weight();
@@ -106,7 +106,7 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
                         && holds(trial)
                 });
                 let Some((at, trial)) = next else { break };
-                // What was refused before stays refused, most likely.
+                // Steps that were refused before will most likely be refused again.
                 from = at;
                 best = trial;
             }
@@ -119,7 +119,7 @@ pub fn shrink(mut best: Trial, deadline: Instant, holds: impl Fn(&Trial) -> bool
 
 type Pass = fn(&Trial) -> Vec<Trial>;
 
-/// From the coarse to the fine.
+/// Coarse changes first.
 const PASSES: &[Pass] = &[
     runs, programs, extras, blocks, statements, bypasses, sources, setups, kinds, lengths, numbers,
 ];
@@ -161,7 +161,7 @@ fn programs(trial: &Trial) -> Vec<Trial> {
     (0..n).map(without).collect()
 }
 
-/// One change of each program.
+/// Each change of each program.
 fn each(trial: &Trial, mut change: impl FnMut(&mut Program, usize) -> bool) -> Vec<Trial> {
     let mut list = Vec::new();
     for at in 0..trial.case.programs.len() {
@@ -214,7 +214,7 @@ fn extras(trial: &Trial) -> Vec<Trial> {
     list
 }
 
-/// Without these statements, and whatever needs them.
+/// Removes these statements and all that depend on them.
 fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
     let n = p.statements.len();
     let mut to: Vec<Option<usize>> = vec![None; n];
@@ -253,7 +253,7 @@ fn without(p: &mut Program, gone: impl Fn(usize) -> bool) {
     });
 }
 
-/// Without a run of statements, long ones first.
+/// Removes consecutive statements, long runs first.
 fn blocks(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
@@ -269,7 +269,7 @@ fn blocks(trial: &Trial) -> Vec<Trial> {
             }
             length /= 2;
         }
-        // What nothing needs.
+        // Removes unused statements.
         list.push(with(trial, |t| {
             without(&mut t.case.programs[at], |i| !needed(program).contains(&i))
         }));
@@ -305,8 +305,7 @@ fn statements(trial: &Trial) -> Vec<Trial> {
     })
 }
 
-/// A statement left out, whose users take an earlier value of its type and shape, or its operand
-/// whatever that is.
+/// Removes a statement; its users read an earlier value of its type and shape, or its operand.
 fn bypasses(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
@@ -351,8 +350,7 @@ fn redirect(p: &mut Program, from: usize, to: usize) {
     p.learn.iter_mut().for_each(|l| change(&mut l.loss));
 }
 
-/// A statement that becomes an input of its type and shape; what the case has beside its programs
-/// left out.
+/// Replaces a statement by an input of its type and shape; removes the other contents of the case.
 fn sources(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     for (at, program) in trial.case.programs.iter().enumerate() {
@@ -428,7 +426,7 @@ fn sources(trial: &Trial) -> Vec<Trial> {
     list
 }
 
-/// A named dimension that becomes a number: its largest length.
+/// Replaces a named dimension by its largest length.
 fn fix(case: &mut Case, dim: usize) {
     let n = case.dims[dim].max as usize;
     let change = |axis: &mut Axis| {
@@ -503,8 +501,7 @@ fn kinds(trial: &Trial) -> Vec<Trial> {
     })
 }
 
-/// Every length that is written down, in all places together and in each by itself: smaller, 1, and
-/// 0.
+/// Reduces every written length, in all places together and in each by itself: smaller, 1, and 0.
 fn lengths(trial: &Trial) -> Vec<Trial> {
     let mut list = Vec::new();
     let mut numbers: Vec<usize> = Vec::new();
@@ -592,7 +589,7 @@ fn smaller(n: usize) -> Vec<usize> {
     list
 }
 
-/// A length written as another everywhere in a statement.
+/// Replaces a length everywhere in a statement.
 fn replace(op: &mut Op, n: usize, less: usize) {
     for axis in axes(op) {
         if *axis == Axis::Fixed(n) {

@@ -1,5 +1,4 @@
-//! The hunt itself: a few hundred programs, a planted bug, and that everything follows from the
-//! seed.
+//! The hunt itself: a few hundred programs, a planted bug, and reproducibility from the seed.
 
 use slabwise_random_programs::case::{Case, Op, Unary};
 use slabwise_random_programs::hunt::{Hunt, drawn, seed_of};
@@ -29,7 +28,7 @@ fn programs_agree_however_they_are_run() {
 }
 
 #[test]
-fn drawn_cases_are_valid_and_follow_from_their_seed() {
+fn drawn_cases_are_valid_and_reproducible() {
     for number in 0..2000 {
         let seed = seed_of(7, number);
         let (case, setups) = drawn(seed, 30);
@@ -41,8 +40,7 @@ fn drawn_cases_are_valid_and_follow_from_their_seed() {
     }
 }
 
-/// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function of
-/// something.
+/// A wrong last bit in the first output, in dynamic mode, of programs with a logistic function.
 fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
     let has = case.programs[0]
         .statements
@@ -62,7 +60,7 @@ fn wrong(case: &Case, setup: &Setup, outcome: &mut Outcome) {
 }
 
 #[test]
-fn a_planted_bug_is_found_and_made_small_whatever_the_number_of_threads() {
+fn a_planted_bug_is_found_and_shrunk_with_any_number_of_threads() {
     for threads in [1, 3] {
         let bag = hunt(5, 400, threads).go_planted(&wrong);
         let reports: Vec<_> = bag
@@ -74,7 +72,7 @@ fn a_planted_bug_is_found_and_made_small_whatever_the_number_of_threads() {
             .iter()
             .min_by_key(|r| r.trial.case.size())
             .expect("the bug is found");
-        // Something, its logistic function, and perhaps an output beside it.
+        // A value, its logistic function, and perhaps another output.
         assert!(smallest.trial.case.size() <= 2, "{}", smallest.text(12));
         assert_eq!(
             smallest.trial.setup,

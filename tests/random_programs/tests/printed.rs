@@ -1,6 +1,6 @@
-//! Printed programs compile and run: `printed/programs.inc` holds some, between them with every
-//! kind of statement, and is what is printed today. `REPRINT=1 cargo test -p
-//! slabwise-random-programs --test printed` writes it anew.
+//! Printed programs compile and run: `printed/programs.inc` holds some, which together have every
+//! kind of statement, and equals the current output of the printer. `REPRINT=1 cargo test -p
+//! slabwise-random-programs --test printed` rewrites it.
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
@@ -12,7 +12,7 @@ use slabwise_random_programs::print::{Claim, test};
 use slabwise_random_programs::rng::Rng;
 use slabwise_random_programs::{draw, run, setup};
 
-// Every expression is printed in parentheses, so that it can stand inside of another.
+// Every expression is printed in parentheses, so that it can be part of another.
 #[allow(unused_parens)]
 mod programs {
     include!("printed/programs.inc");
@@ -44,7 +44,8 @@ fn kinds(case: &Case) -> BTreeSet<String> {
         .collect()
 }
 
-/// Programs that add many kinds of statements to those before, one or two for each way to run them.
+/// Programs that each add many kinds of statements to those before, one or two for each way of
+/// running them.
 fn printed() -> (String, BTreeSet<String>) {
     let (mut text, mut seen) = (String::new(), BTreeSet::new());
     for number in 0..4000 {
@@ -84,7 +85,7 @@ fn printed() -> (String, BTreeSet<String>) {
 }
 
 #[test]
-fn the_file_is_what_is_printed() {
+fn the_file_equals_the_printed_programs() {
     let (text, seen) = printed();
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/printed/programs.inc");
     if std::env::var_os("REPRINT").is_some() {
@@ -93,7 +94,7 @@ fn the_file_is_what_is_printed() {
     let held = std::fs::read_to_string(path).expect("the file is there");
     assert!(
         held == text,
-        "{path} is not what is printed today: REPRINT=1 writes it anew"
+        "{path} differs from the current output of the printer: REPRINT=1 rewrites it"
     );
     assert!(
         seen.len() > 90,

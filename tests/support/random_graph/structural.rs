@@ -171,7 +171,7 @@ impl Maker {
         Some(())
     }
 
-    /// The elements of a tensor at which a mask holds; how many is a length of the run.
+    /// The elements of a tensor selected by a mask, of data-dependent length.
     pub(super) fn select(&mut self) -> Option<()> {
         const FOUND_MAX: usize = 2;
         let is_found = |extent: Extent| matches!(extent, Extent::Found(_));
@@ -224,8 +224,7 @@ impl Maker {
         Some(())
     }
 
-    /// Boxes that stay. Corners in any order: what the overlap of such boxes is, is defined as
-    /// well.
+    /// Boxes that stay. Corners in any order, because the overlap of such boxes is defined as well.
     pub(super) fn suppress(&mut self) -> Option<()> {
         let fits = |g: &Graph, id: NodeId, known: Known| {
             known.exact && g.dtype(id) == DType::F32 && g.dims(id).len() == 2 && g.dims(id)[1].is(4)
@@ -259,7 +258,8 @@ impl Maker {
         (index, LIMIT as u32)
     }
 
-    /// An axis of a node of length `LIMIT` at least, and the shape with another length there.
+    /// An axis of a node with length `LIMIT` at least, and the shape with another length on that
+    /// axis.
     fn indexed(&mut self, x: NodeId) -> Option<(usize, Dims)> {
         let long = |d: &Size| {
             d.as_fixed()
@@ -306,7 +306,7 @@ impl Maker {
         let (axis, mut dims) = self.indexed(x)?;
         let shape = self.g.dims(x).clone();
         let (index, _) = self.index(&shape);
-        // (Into an axis of any length: what there is to add has indices below LIMIT.)
+        // (Into an axis of any length, because the added elements have indices below LIMIT.)
         dims[axis] = Size::fixed((LIMIT + self.rng.below(2)) as i64);
         let node = self
             .g
@@ -316,7 +316,7 @@ impl Maker {
         Some(())
     }
 
-    /// A node that only shows values of another.
+    /// A view of another node.
     fn view(&mut self, x: NodeId, node: NodeId) {
         let Known { bound, exact } = self.of(x);
         self.keep(node, bound, exact);
@@ -389,12 +389,12 @@ impl Maker {
         Some(())
     }
 
-    /// Part of a node: per axis the whole, or every `step`th element from somewhere.
+    /// A slice of a node: per axis the whole, or every `step`th element from a random start.
     fn part(&mut self, x: NodeId) -> NodeId {
         let (mut start, mut step, mut dims) = (Dims::new(), Vec::new(), Dims::new());
         for d in self.g.dims(x).clone() {
             if self.short && d.as_fixed().is_some() && self.rng.one_in(6) {
-                // Nothing, from somewhere up to the end.
+                // An empty range with a random start up to the end.
                 start.push(Size::fixed(
                     self.rng.below(d.at(&Env::default()) as usize + 1) as i64,
                 ));
@@ -447,13 +447,13 @@ impl Maker {
         whole[axis] = parts
             .iter()
             .try_fold(Size::ZERO, |n, &p| n.checked_add(self.g.dims(p)[axis]))?;
-        // Such as [batch, batch + 4], whose count of elements has no form.
+        // Such as [batch, batch + 4], whose count of elements is not expressible as a size.
         elements(&whole)?;
         let node = self.g.emit(Op::Concat { axis }, &parts, dtype, whole);
         let bound = parts.iter().map(|&p| self.of(p).bound).fold(0.0, f64::max);
         let exact = parts.iter().all(|&p| self.of(p).exact);
         self.keep(node, bound, exact);
-        // A piece of it, perhaps within a part.
+        // A slice of it, perhaps of another slice.
         let node = self.part(node);
         self.keep(node, bound, exact);
         Some(())

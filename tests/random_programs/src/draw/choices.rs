@@ -1,4 +1,4 @@
-//! Steps that choose elements: by an index, and by their values.
+//! Steps that select elements by index and by value.
 
 use slabwise::DType;
 

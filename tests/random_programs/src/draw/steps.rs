@@ -1,4 +1,4 @@
-//! One step of drawing for each kind of statement. A step that finds nothing to work on changes
+//! One step of drawing for each kind of statement. A step without suitable operands changes
 //! nothing.
 
 use slabwise::ops::ConvGeometry;
@@ -10,7 +10,7 @@ use crate::facts::Fact;
 
 macro_rules! steps {
     ($($weight:literal $step:ident,)*) => {
-        /// How often each kind of statement is tried.
+        /// The weight of each kind of statement.
         const WEIGHTS: &[u32] = &[$($weight),*];
 
         impl Maker<'_> {
@@ -75,7 +75,7 @@ impl Maker<'_> {
             .collect()
     }
 
-    /// The operand brought to where a function is defined and not steep.
+    /// The operand, mapped to a range where a function is defined and not steep.
     fn positive(&mut self, x: usize) -> Option<usize> {
         if self.fact(x).low >= 0.5 {
             return Some(x);
@@ -417,7 +417,7 @@ impl Maker<'_> {
             let which = self.rng.below(parts);
             return self.push(Op::Split { axis, parts, which }, &[x]);
         }
-        // Prefixes and suffixes, parts within, nothing, everything.
+        // Prefixes, suffixes, inner ranges, the empty range, the whole range.
         let start = if self.rng.one_in(2) {
             0
         } else {
@@ -485,7 +485,7 @@ impl Maker<'_> {
             },
             &parts,
         )?;
-        // A piece of it, perhaps within a part.
+        // A slice of it, perhaps of another slice.
         let len = self.fact(done).dims[axis].least();
         if len > 1 && self.rng.one_in(2) {
             let start = self.rng.below(len);
@@ -616,7 +616,8 @@ impl Maker<'_> {
             Layer::Lstm => self.rng.pick(&[1, 2, 3]),
             _ => self.rng.pick(&[1, 2, 3, 4, 5]),
         };
-        // A name for each kind and size: so layers of one name are one layer, in both programs.
+        // A name for each kind and size, so that layers of one name are one layer, in both
+        // programs.
         let name = (layer as usize * 100 + inputs) * 10 + outputs;
         self.push(
             Op::Layer {
@@ -687,7 +688,7 @@ impl Maker<'_> {
                     .all(|d| d.least() > 0 || d.as_fixed().is_none())
         })?;
         let wrt = self.find(|f| float(f) && f.smooth)?;
-        // What lengths of 0 make of a mean is no number: not here.
+        // The mean over a length of 0 is no number, so none is drawn here.
         let open = self.fact(of).dims.iter().any(|d| d.as_fixed().is_none());
         let zeros = self.scope.case.dims.iter().any(|d| d.lengths.contains(&0));
         if open && (zeros || self.fact(of).dims.iter().any(|d| self.axis(*d).is_none())) {

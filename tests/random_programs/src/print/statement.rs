@@ -35,7 +35,7 @@ fn fold(op: Fold, x: &str, axes: Option<&[usize]>, keep: bool) -> String {
         (false, true) => "",
         (false, false) => "_over",
     };
-    // An empty list says no type of its own.
+    // An empty list needs a type.
     let axes = if axes.is_empty() {
         "[0usize; 0]".to_string()
     } else {
@@ -44,7 +44,7 @@ fn fold(op: Fold, x: &str, axes: Option<&[usize]>, keep: bool) -> String {
     format!("{x}.{}{ending}({axes})", op.text())
 }
 
-/// The expression that gives a statement's value.
+/// The expression of a statement's value.
 pub fn expression(op: &Op, args: &[String]) -> String {
     let x = args.first().map_or("", String::as_str);
     let y = args.get(1).map_or("", String::as_str);
@@ -179,7 +179,7 @@ pub fn expression(op: &Op, args: &[String]) -> String {
             list.iter().fold("x".to_string(), |x, u| unary(*u, &x))
         ),
         Op::Gradient => format!("trace.gradients({x}.mean(), [{y}])[0]"),
-        // These need the case: the printer of programs writes them.
+        // These need the case, so that the printer of programs writes them.
         Op::Input { .. } | Op::State(_) | Op::Arange(Axis::Open) => String::new(),
     }
 }

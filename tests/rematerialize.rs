@@ -1,4 +1,4 @@
-//! What the way back makes again is what was there, and it takes less memory.
+//! Rematerialization in the backward pass: the same values in less memory.
 
 mod support;
 
@@ -21,8 +21,8 @@ use slabwise_kernels::spec::ReduceOp;
 use support::random_graph::RandomGraph;
 use support::{Rng, array, dims, graph, input, variable};
 
-/// Products by weights with random pointwise work, centring, views and branches between them; and
-/// the gradients of the weights.
+/// Products by weights with random elementwise operations, centring, views and branches between
+/// them; and the gradients of the weights.
 fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
     let (mut rng, mut g, square) = (Rng(seed), graph(), dims(&[4, 4]));
     let mut values = vec![input(&mut g, F32, &square)];
@@ -89,7 +89,7 @@ fn random_networks_keep_their_bits() {
     }
     assert!(
         remade > 60,
-        "in {remade} of 300 networks something is made again"
+        "in {remade} of 300 networks values are recomputed"
     );
 }
 
@@ -125,7 +125,7 @@ fn random_graphs_keep_their_bits() {
     }
 }
 
-/// Losses of a few steps, the slab's bytes, and how many kernels make something again.
+/// Losses of a few steps, the slab's bytes, and the number of kernels that recompute.
 fn train(
     options: CompileOptions,
     x: &Examples,
@@ -161,7 +161,7 @@ fn train(
 }
 
 /// Trains with and without; the loss is the same but for the rounding of sums, and the slab at most
-/// `share` of what it was.
+/// `share` of its size without.
 fn compare(
     what: &str,
     share: f64,
@@ -194,7 +194,7 @@ fn compare(
 }
 
 #[test]
-fn norms_and_activations_are_made_again() {
+fn norms_and_activations_are_recomputed() {
     let (x, y) = Model::ResNet20.batch(2, 3);
     compare("blocks", 0.8, &x, &y, |at, x| {
         let mut x = x.apply(&Conv2d::new(at / "stem", 3, 8, 3).padding(1));
@@ -225,7 +225,8 @@ fn norms_and_activations_are_made_again() {
     compare("transformer", 0.9, &x, &y, |at, x| x.apply(&gpt.layers(at)));
 }
 
-/// A mask that is made again is the same mask: otherwise the gradient would be of another function.
+/// A recomputed dropout mask is the same mask, because otherwise the gradient would be of another
+/// function.
 #[test]
 fn dropout_repeats_its_mask() {
     let (x, y) = Model::ResNet20.batch(2, 5);
@@ -258,9 +259,9 @@ fn exp_tanh<'t>(x: Tensor<'t>, kept: &str) -> Tensor<'t> {
     }
 }
 
-/// Neither a checkpointed segment nor the cheapness of an activation has a kept tensor made again.
+/// A pinned tensor is recomputed neither in a checkpointed segment nor because it is cheap.
 #[test]
-fn what_is_kept_is_not_made_again() {
+fn pinned_values_are_not_recomputed() {
     let again = |kept: &str, segment: bool| {
         let trace = Trace::training();
         let x = trace.input("x", F32, (64, 64));
@@ -283,7 +284,8 @@ fn what_is_kept_is_not_made_again() {
             .map(|id| graph.node(id).op.name());
         made.collect::<Vec<_>>()
     };
-    // Of a segment its inside is made again; elsewhere what is cheap to make of what is in memory.
+    // In a segment all inner values are recomputed; elsewhere only those that are cheap functions
+    // of values in memory.
     for (operation, segment) in [("exp", true), ("tanh", false)] {
         let (made, kept) = (again("", segment), again(operation, segment));
         assert!(

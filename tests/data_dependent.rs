@@ -1,5 +1,5 @@
-//! Results whose length a kernel finds: against naive oracles and the reference, in the slab's
-//! holes and in the pool.
+//! Results of data-dependent length: against naive oracles and the reference, in gaps of the slab
+//! and in the pool.
 
 mod support;
 
@@ -25,7 +25,8 @@ fn session(lend: bool, threads: usize) -> Session {
         .with_options(options)
 }
 
-/// The outputs, the same from one thread and from three, lent or not, planned or dynamic.
+/// The outputs, the same from one thread and from three, sub-allocated in the slab or not, planned
+/// or dynamic.
 fn run<const N: usize>(
     trace: &Trace,
     outputs: [Tensor<'_>; N],
@@ -120,7 +121,7 @@ fn lengths_follow_the_values() {
 }
 
 #[test]
-fn nothing_found_is_no_elements() {
+fn an_empty_selection_has_no_elements() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (3, 5));
     let none = x.masked_select(x.gt(100.0));
@@ -201,7 +202,7 @@ fn suppressed(boxes: &Array2<f32>, scores: &Array1<f32>, threshold: f32) -> Vec<
 }
 
 #[test]
-fn suppression_keeps_what_the_definition_keeps() {
+fn suppression_equals_its_definition() {
     let mut rng = Rng(11);
     for (count, threshold) in [(1usize, 0.5), (64, 0.3), (65, 0.0), (300, 0.5), (2500, 0.7)] {
         let trace = Trace::inference();
@@ -271,7 +272,7 @@ fn dynamic_slices_are_parts_and_check_their_ends() {
     ] {
         let error = part(start, length).expect_err("outside");
         assert!(
-            error.contains(said) && error.contains("found_lengths.rs"),
+            error.contains(said) && error.contains("data_dependent.rs"),
             "{start}, {length}: {error}"
         );
     }
@@ -305,7 +306,7 @@ fn gradients_go_back_to_where_elements_came_from() {
     }
 }
 
-/// A detector in small: a score for each of many places, the loss over those that a mask names.
+/// A small detector: a score for each of many places, and a loss over those that a mask selects.
 fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> {
     let root = params.root();
     let hidden = slabwise::nn::Linear::new(&root / "hidden", 4, 8);
@@ -396,7 +397,7 @@ fn a_masked_loss_trains_as_a_padded_one() {
 }
 
 #[test]
-fn the_report_says_what_is_found_and_why() {
+fn the_report_lists_data_dependent_buffers_with_reasons() {
     let trace = Trace::inference().named("report");
     let x = trace.input("x", F32, (32,));
     let y = x.masked_select(x.gt(0.0)).exp();
@@ -409,7 +410,7 @@ fn the_report_says_what_is_found_and_why() {
         .find(|l| l.contains("f32 [found1]"))
         .unwrap_or_else(|| panic!("{report}"));
     assert!(
-        line.contains("found1 is found at") && line.contains("found_lengths.rs"),
+        line.contains("found1 is found at") && line.contains("data_dependent.rs"),
         "{report}"
     );
     assert!(
@@ -568,10 +569,10 @@ fn nonsense_is_refused_by_name() {
     assert!(said.contains("at most 8"), "{said}");
 }
 
-/// The graph that a trace wrote, against the reference, beside values of known length that fuse
-/// with others.
+/// The graph of a trace, against the reference, with values of known length that are fused with
+/// others.
 #[test]
-fn programs_of_several_stages_agree_with_the_reference() {
+fn programs_of_several_dependency_levels_agree_with_the_reference() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("rows", 9), 8));
     let scaled = x * 0.5 + 1.0;

@@ -1,13 +1,14 @@
-//! What random programs found, by hand: each failed before it was mended.
+//! Findings of random programs, rewritten by hand; each failed before its fix.
 
 use ndarray::{Array1, Array2, arr1};
 use slabwise::Error;
 use slabwise::prelude::*;
 
 /// Parts of a concatenation are written in the order of their kernels. A state that one of them
-/// reads and another one sets has to be copied at the end, lest each waits for the other.
+/// reads and another one sets has to be copied at the end, because otherwise they depend on each
+/// other.
 #[test]
-fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
+fn a_state_is_set_to_a_part_of_its_concatenation() -> Result<()> {
     let trace = Trace::inference();
     let state = trace.state("s", F32, [1], Init::Constant(3.0));
     let only = state.value().softmax(0);
@@ -32,10 +33,10 @@ fn a_state_is_set_to_a_part_of_what_is_joined_with_it() -> Result<()> {
     Ok(())
 }
 
-/// A part of a concatenation behind one whose length a run finds waits for that length: where it is
-/// written follows from it.
+/// A part of a concatenation behind one of data-dependent length depends on that length, because
+/// its offset is computed from it.
 #[test]
-fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
+fn a_part_behind_a_data_dependent_length_is_placed_behind_it() -> Result<()> {
     for kept in 0..=2 {
         let trace = Trace::inference();
         let x = trace.input("x", F32, [2]).cast(F16);
@@ -55,9 +56,9 @@ fn what_is_joined_behind_a_found_length_lies_behind_it() -> Result<()> {
     Ok(())
 }
 
-/// The same across rows: how far rows lie apart follows from the found length too.
+/// The same across rows, because the stride of rows is computed from the data-dependent length too.
 #[test]
-fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
+fn strides_of_rows_include_a_data_dependent_length() -> Result<()> {
     let trace = Trace::inference();
     let x = trace.input("x", F32, [2, 2]).cast(F16);
     let found = x.compress(1, trace.input("mask", F32, [2]).gt(0.0));
@@ -71,10 +72,9 @@ fn rows_beside_a_found_length_lie_as_far_apart_as_it_says() -> Result<()> {
     Ok(())
 }
 
-/// A sum over a batch of rows without elements, where slices of the batch are tried for the sake of
-/// a budget.
+/// A sum over a batch of rows without elements, where a budget makes the planner try micro-batches.
 #[test]
-fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
+fn an_empty_sum_over_a_batch_within_a_budget() -> Result<()> {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 2), 2));
     let sum = x.slice(1, 0..0).sum_over(0);
@@ -91,10 +91,10 @@ fn a_sum_over_a_batch_of_nothing_within_a_budget() -> Result<()> {
     Ok(())
 }
 
-/// What is folded over axes without elements has results all the same, and their registers have
-/// room for them: nothing beside them is written.
+/// Reductions over axes without elements have results too, and registers with room for them: no
+/// other memory is written.
 #[test]
-fn folds_of_nothing_write_their_results_alone() -> Result<()> {
+fn empty_reductions_write_only_their_results() -> Result<()> {
     for n in [1, 6, 100, 1000] {
         let trace = Trace::inference();
         let beside = trace.input("beside", F32, [n]);
@@ -129,10 +129,10 @@ fn folds_of_nothing_write_their_results_alone() -> Result<()> {
     Ok(())
 }
 
-/// A value of a found length that kernels on slices of the batch write, for the sake of a budget,
-/// lies where the run found room for it.
+/// A value of data-dependent length written in micro-batches under a budget is in the memory that
+/// the run allocated for it.
 #[test]
-fn slices_write_into_what_has_a_found_length() -> Result<()> {
+fn micro_batches_write_values_of_data_dependent_length() -> Result<()> {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("batch", 5), 1));
     let chosen = x.compress(1, trace.input("mask", Bool, [1]));

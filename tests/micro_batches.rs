@@ -1,5 +1,5 @@
-//! Where one kernel alone needs more than the budget, kernels run on slices of the batch: below
-//! what any order or repeating could keep to, with the same bits.
+//! Micro-batches: where one kernel alone needs more than the budget, kernels run on parts of the
+//! batch. This meets budgets that no order and no recomputation can, with the same bits.
 
 use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
 use slabwise::models::{Examples, Model, OptimizerKind, noise};
@@ -8,7 +8,7 @@ use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error};
 
-/// What training leaves behind.
+/// The results of training.
 struct Trained {
     losses: Vec<u32>,
     weights: Vec<(String, Vec<u32>)>,
@@ -112,7 +112,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
             plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0,
             "{plan}"
         );
-        // The planned peak is the measured one, and keeps to the budget.
+        // The planned peak equals the measured one and meets the budget.
         assert!(
             plan.slab_bytes() <= once / 2 && half.session.slab_bytes() <= once / 2,
             "{plan}"
@@ -120,7 +120,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
         half.assert_same(&all, &format!("{threads} threads"));
     }
-    // Without slices there is no such plan.
+    // Without micro-batches there is no such plan.
     let unsliced = cnn(
         Budget::Fraction(0.5),
         2,
@@ -142,7 +142,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         budget < floor && floor <= needed,
         "{budget} {floor} {needed}"
     );
-    // Nor one of any slices in next to nothing.
+    // No micro-batches fit into almost no memory.
     let Some(Error::Budget {
         budget,
         needed,
@@ -248,7 +248,7 @@ fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
     Ok(Trained::of(session, program, &feeds))
 }
 
-/// What was trained, unless its budget was refused with more bytes needed than it has.
+/// The trained network; `None` if its budget was refused with more bytes needed than it has.
 fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
     match trained {
         Ok(trained) => Some(trained),
@@ -260,10 +260,10 @@ fn unless_refused(trained: Result<Trained>) -> Option<Trained> {
     }
 }
 
-/// Masks are drawn by position in the batch, statistics of the batch are of all of it, and every
-/// sum is added up in one order.
+/// Masks are drawn by position in the batch, statistics are of the whole batch, and every sum has
+/// one order.
 #[test]
-fn random_networks_train_to_the_same_bits_in_slices() {
+fn random_networks_train_to_the_same_bits_in_micro_batches() {
     let (mut sliced, mut again) = (0, 0);
     for (seed, percent, check_memory) in [
         (0, 40, false),
@@ -282,7 +282,7 @@ fn random_networks_train_to_the_same_bits_in_slices() {
             continue;
         };
         let plan = within.program.plan();
-        // Guards behind buffers count towards what there is to halve, too.
+        // Guards behind buffers count towards the bytes to halve, too.
         assert!(
             check_memory || plan.slab_bytes() * 100 <= all.program.plan().slab_bytes() * percent,
             "{plan}"
@@ -318,7 +318,7 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
 
 /// Its largest workspaces are larger than all that its kernels touch.
 #[test]
-fn workspaces_are_as_large_as_there_is_room_for() {
+fn workspaces_grow_into_the_available_bytes() {
     let (all, roomy) = (
         CompileOptions::default(),
         CompileOptions {
@@ -332,7 +332,7 @@ fn workspaces_are_as_large_as_there_is_room_for() {
         let mut last = (0, 0);
         for percent in [50, 75, 90] {
             let within = perceptron(Budget::Fraction(percent as f64 / 100.0), threads, all);
-            // One thread has half the workspaces, so half of that is less than what the kernels
+            // One thread has half the workspaces, so that half of that is less than the kernels
             // touch.
             let within = match within {
                 Err(Error::Budget { budget, needed, .. }) if threads == 1 && percent == 50 => {
@@ -348,7 +348,7 @@ fn workspaces_are_as_large_as_there_is_room_for() {
             );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
             within.assert_same(&whole, &format!("{threads} threads within {percent} %"));
-            // More room is used.
+            // Additional memory is used.
             let workspaces = plan
                 .dag()
                 .tasks
@@ -370,11 +370,10 @@ fn workspaces_are_as_large_as_there_is_room_for() {
     }
 }
 
-/// Layers whose weights are small beside a batch of what goes through them: their gradients are
-/// summed up slice by slice, in batches that are a chain of multiply-adds and in those that are
-/// several.
+/// Layers with weights that are small beside a batch of their inputs: their gradients are
+/// accumulated over micro-batches, in batches of one k-block and of several.
 #[test]
-fn dense_layers_sum_their_gradients_slice_by_slice() {
+fn dense_layers_accumulate_gradients_over_micro_batches() {
     let train = |budget: Budget, threads: usize| {
         let params = Params::seeded(3);
         let at = params.root();
@@ -427,10 +426,10 @@ fn dense_layers_sum_their_gradients_slice_by_slice() {
     assert!(summed >= 2, "{summed} plans with sums of products");
 }
 
-/// The comparison mode takes slices' buffers from the pool, and inputs that stay on the device are
-/// read slice by slice.
+/// Dynamic mode takes the buffers of micro-batches from the pool, and resident inputs are read one
+/// micro-batch at a time.
 #[test]
-fn slices_run_from_the_pool_and_on_resident_inputs() {
+fn micro_batches_run_from_the_pool_and_on_resident_inputs() {
     let (images, labels) = Model::Cnn.batch(9, 3);
     let Examples::Images(images) = images else {
         panic!("images")

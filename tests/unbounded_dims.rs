@@ -1,5 +1,5 @@
-//! Dimensions without a bound: planned for the lengths that runs bring, with few plans, and with
-//! the reference's results.
+//! Unbounded dimensions: planned for the lengths of runs, with few plans, and with the reference's
+//! results.
 
 use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
@@ -27,8 +27,7 @@ fn session(options: CompileOptions) -> Session {
         .with_options(options)
 }
 
-/// Attention of a sequence to itself, so that the square of the length is among the sizes, and a
-/// mean over it.
+/// Self-attention, so that the square of the length is among the sizes, and a mean over the length.
 fn attention(trace: &Trace) -> [Tensor<'_>; 2] {
     let x = trace.input("x", F32, (Dim::free("len"), WIDTH));
     let seen = x.matmul(x.t()).softmax(1).matmul(x);
@@ -52,7 +51,7 @@ fn expected(trace: &Trace, outputs: &[Tensor<'_>], x: &Array2<f32>) -> Vec<Vec<f
 }
 
 #[test]
-fn every_length_gives_what_the_reference_gives() {
+fn every_length_agrees_with_the_reference() {
     for ranges in [Ranges::Exact, Ranges::Growth(25), Ranges::Growth(100)] {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
@@ -86,7 +85,7 @@ fn every_length_gives_what_the_reference_gives() {
 }
 
 #[test]
-fn a_length_seen_is_not_planned_again_and_plans_are_few() {
+fn known_lengths_are_not_planned_again_and_plans_are_few() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
     let program = session
@@ -116,7 +115,7 @@ fn a_length_seen_is_not_planned_again_and_plans_are_few() {
 }
 
 #[test]
-fn plans_beyond_the_most_go_the_longest_unused_first() {
+fn plans_beyond_the_limit_are_dropped_least_recently_used_first() {
     let mut session = session(options(Ranges::Exact, 3));
     let trace = Trace::inference();
     let program = session
@@ -131,14 +130,14 @@ fn plans_beyond_the_most_go_the_longest_unused_first() {
         [made(5), made(6), made(5), made(7), made(5), made(7)],
         [2, 3, 3, 4, 4, 4]
     );
-    // 6 is the longest unused: it went when 8 came.
+    // 6 is the least recently used length: its plan was dropped for that of 8.
     assert_eq!([made(8), made(5), made(7), made(6)], [5, 5, 5, 6]);
     let counts = program.plan_counts();
     assert_eq!((counts.kept, counts.dropped), (3, 3));
 }
 
 #[test]
-fn a_range_has_at_most_its_growth_to_spare() {
+fn a_range_exceeds_a_length_by_at_most_its_growth() {
     let slab = |ranges: Ranges, length: usize| {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
@@ -146,7 +145,7 @@ fn a_range_has_at_most_its_growth_to_spare() {
         let program = session
             .compile(&trace, [(x.exp() + 1.0).sum_over(0)])
             .expect("compiles");
-        // The plan of `compile` goes, so that the slab is the run's.
+        // The plan of `compile` is dropped, so that the slab is that of the run.
         session
             .run(&program, (&Array2::<f32>::zeros((length, 1024)),))
             .expect("runs");
@@ -165,7 +164,7 @@ fn a_range_has_at_most_its_growth_to_spare() {
 }
 
 #[test]
-fn several_free_dimensions_have_plans_for_their_pairs() {
+fn several_unbounded_dimensions_have_plans_for_their_combinations() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
     let a = trace.input("a", F32, (Dim::free("rows"), 3));
@@ -223,7 +222,9 @@ fn mistakes_name_the_input() {
     );
     let (name, message) = refused(1 << 20, 1 << 20);
     assert!(
-        name == "x" && message.contains("\"len\" is 1048576") && message.contains("free_dims.rs"),
+        name == "x"
+            && message.contains("\"len\" is 1048576")
+            && message.contains("unbounded_dims.rs"),
         "{name}: {message}"
     );
     let [sum] = session
@@ -271,7 +272,7 @@ fn nonsense_is_refused_by_name() {
 }
 
 #[test]
-fn a_model_with_a_free_batch_learns_as_with_a_bounded_one() {
+fn an_unbounded_batch_trains_as_a_bounded_one() {
     let train = |batch: Dim| {
         let params = Params::seeded(3);
         let layer = slabwise::nn::Linear::new(&params.root() / "layer", 4, 2);

@@ -1,6 +1,8 @@
-//! Sessions on a CUDA device, over a driver without one: the same losses as on the CPU, every byte
-//! accounted for, nothing allocated by a step, and errors that say what to do.
+//! Sessions on a CUDA device, on a driver without one: the same losses as on the CPU, every byte
+//! accounted for, nothing allocated by a step, and errors with a remedy.
 #![cfg(feature = "cuda")]
+
+mod reports;
 
 use ndarray::{ArrayD, arr1};
 use slabwise::memory::MemoryConfig;
@@ -14,7 +16,7 @@ use slabwise_cuda::fake::FakeDriver;
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
 
-/// A session that times no products: tests of that are in `cuda_tune`.
+/// A session that times no products; `cuda_tune` tests timing.
 fn session(device: Device, params: Params) -> Session {
     let untuned = CompileOptions {
         tuning: Tuning::Off,
@@ -26,7 +28,7 @@ fn session(device: Device, params: Params) -> Session {
         .with_options(untuned)
 }
 
-/// Losses of some steps of a model, and what its last run used.
+/// Losses of some steps of a model, statistics of its last run, and bytes of its slab.
 fn losses(
     device: Device,
     model: Model,
@@ -62,7 +64,7 @@ fn a_perceptron_trains_as_on_the_cpu() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    // Sizes change and come back: a graph is recorded for those that do.
+    // Sizes change and recur: a graph is recorded for those that recur.
     let batches = [8, 8, 3, 8, 3, 8, 5, 7];
     let (expected, ..) = losses(Device::Cpu, Model::Mlp, OptimizerKind::Adam, &batches);
     let recorded = driver.get("captures");
@@ -71,7 +73,7 @@ fn a_perceptron_trains_as_on_the_cpu() {
     assert_eq!(driver.get("captures") - recorded, 2);
     assert_eq!(
         run.peak_slab_bytes, slab,
-        "the planned peak is what kernels are given"
+        "kernels receive the planned peak"
     );
 }
 
@@ -109,7 +111,7 @@ fn mixed_precision_trains_as_on_the_cpu() {
         };
         let (expected, _) = train(Device::Cpu);
         let (got, functions) = train(Device::Cuda(0));
-        // What is rounded to bf16 may fall to the other side where sums differ in their last bit.
+        // Sums that differ in their last bit may round to different values of bf16.
         for (step, (a, b)) in got.iter().zip(&expected).enumerate() {
             assert!(
                 (a - b).abs() <= 1e-3 * b.abs(),
@@ -127,185 +129,8 @@ fn mixed_precision_trains_as_on_the_cpu() {
     }
 }
 
-/// Kernels take what the device's clock says, not what the host's does, and of that their share of
-/// the device's rates.
 #[test]
-fn profiles_are_by_the_clock_of_the_device() {
-    let Some(driver) = FakeDriver::install() else {
-        return;
-    };
-    driver.cost("", 3_000);
-    driver.cost("gemm_", 40_000);
-    let trace = Trace::inference();
-    let (a, b) = (
-        trace.input("a", F32, (32, 48)),
-        trace.input("b", F32, (48, 16)),
-    );
-    let (y, z) = (a.matmul(b), a.sum());
-    let mut session = session(Device::Cuda(0), Params::seeded(0));
-    let program = session.compile(&trace, [y, z]).expect("it compiles");
-    let (a, b) = (
-        ArrayD::<f32>::ones(vec![32, 48]),
-        ArrayD::<f32>::ones(vec![48, 16]),
-    );
-    let waits = driver.get("calls");
-    let profile = session.profile(&program, (&a, &b), 3).expect("it runs");
-    let calls = driver.get("calls") - waits;
-    let product = profile
-        .iter()
-        .find(|kernel| kernel.name.contains("matmul"))
-        .expect("a product");
-    let sum = profile
-        .iter()
-        .find(|kernel| kernel.name.contains("sum"))
-        .expect("a sum");
-    let is = |seconds: f64, nanoseconds: f64| (seconds * 1e9 - nanoseconds).abs() < 1.0;
-    assert!(is(product.seconds, 40_000.0), "{product:?}");
-    assert!(
-        is(sum.seconds, 3_000.0) || is(sum.seconds, 6_000.0),
-        "{sum:?}"
-    );
-    assert_eq!(
-        (product.flops, product.bytes),
-        (2 * 32 * 48 * 16, 4 * (32 * 48 + 48 * 16 + 32 * 16))
-    );
-    // The device has 4 multiprocessors of 128 lanes at 1 GHz, and 1024 bits of memory at 1 GHz,
-    // twice in a cycle.
-    let (computing, moving) = (
-        product.flops as f64 / (4.0 * 256e9),
-        product.bytes as f64 / 256e9,
-    );
-    assert!(
-        (product.least_seconds.expect("it is known") - computing.max(moving)).abs() < 1e-15,
-        "{product:?}"
-    );
-    let roofline = session.roofline().expect("the driver says its clocks");
-    assert!(
-        roofline
-            .source
-            .starts_with("by the device's attributes: 4 multiprocessors at 1.00 GHz, "),
-        "{roofline:?}"
-    );
-    assert!(
-        Session::new(Device::Cpu, Params::seeded(0))
-            .expect("a session")
-            .roofline()
-            .is_none()
-    );
-    // A recorded run has the same clock: steps follow each other and overlap nowhere.
-    let run = session.record(&program, (&a, &b)).expect("it runs");
-    let took: Vec<u64> = run.steps.iter().map(|step| step.ns).collect();
-    assert!(took.iter().any(|&ns| ns.abs_diff(40_000) <= 1), "{took:?}");
-    assert!(
-        run.steps
-            .windows(2)
-            .all(|pair| pair[0].start_ns + pair[0].ns <= pair[1].start_ns + 1),
-        "{:?}",
-        run.steps
-    );
-    // No step is waited for by itself.
-    assert!(calls < 200, "{calls} calls");
-}
-
-#[cfg(feature = "cli")]
-#[test]
-fn kernels_are_written_where_a_variable_says() {
-    let Some(_driver) = FakeDriver::install() else {
-        return;
-    };
-    let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
-    let folder = tempfile::tempdir().expect("a folder");
-    let plan = |dump: &std::path::Path| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command.args(
-            "plan mlp:inputs=64,hidden1=48,hidden2=32 --batch 4 --device cuda:0 --kernels"
-                .split(' '),
-        );
-        command
-            .env("SLABWISE_LIBCUDA", &driver)
-            .env("SLABWISE_EMULATED", &functions)
-            .env("SLABWISE_PREALLOCATE", "0");
-        command
-            .env("SLABWISE_AUTOTUNE", "0")
-            .env("SLABWISE_DUMP_CUDA", dump)
-            .output()
-            .expect("it starts")
-    };
-    let output = plan(folder.path());
-    assert!(
-        output.status.success(),
-        "{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    let own = folder.path().join("000-train");
-    let text = std::fs::read_to_string(own.join("steps.json")).expect("it was written");
-    let report: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    let steps = report["steps"].as_array().expect("steps");
-    let product = steps
-        .iter()
-        .find(|step| {
-            step["name"]
-                .as_str()
-                .is_some_and(|name| name.contains("matmul"))
-        })
-        .expect("a product");
-    let flops = product["flops"].as_u64().expect("a number");
-    assert!(
-        flops >= 2 * 4 * 64 * 48
-            && product["bytes"].as_u64().expect("a number") >= 4 * (4 * 64 + 64 * 48),
-        "{product}"
-    );
-    let mut launched = 0;
-    let together = report["together"].as_array().expect("groups");
-    for launch in steps
-        .iter()
-        .chain(together)
-        .flat_map(|step| step["launches"].as_array().expect("a list"))
-    {
-        let name = launch["function"].as_str().expect("a name");
-        let source = std::fs::read_to_string(own.join(format!("{name}.cu"))).expect("its source");
-        assert!(
-            source.starts_with("#include \"prelude.cuh\"") && source.contains(name),
-            "{name}"
-        );
-        assert!(
-            std::fs::read(own.join(format!("{name}.cubin")))
-                .expect("its code")
-                .starts_with(b"\x7fELF"),
-            "{name}"
-        );
-        assert!(
-            launch["registers"]
-                .as_u64()
-                .is_some_and(|n| (1..=255).contains(&n)),
-            "{launch}"
-        );
-        assert!(
-            ["grid", "block"]
-                .iter()
-                .all(|of| launch[of].as_array().is_some_and(|list| list.len() == 3)),
-            "{launch}"
-        );
-        assert!(
-            ["spill_bytes", "static_shared_bytes", "dynamic_shared_bytes"]
-                .iter()
-                .all(|of| launch[of].is_u64()),
-            "{launch}"
-        );
-        launched += 1;
-    }
-    assert!(launched >= steps.len() && own.join("prelude.cuh").exists());
-    // A file stands where the folder should be.
-    let output = plan(&own.join("steps.json"));
-    let told = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert!(
-        !output.status.success() && told.contains("steps.json"),
-        "{told}"
-    );
-}
-
-#[test]
-fn lengths_that_never_come_again_are_not_recorded() {
+fn lengths_that_never_recur_are_not_recorded() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -324,8 +149,8 @@ fn lengths_that_never_come_again_are_not_recorded() {
     };
     let counts = || (driver.get("captures"), driver.get("replays"));
     let (captures, replays) = counts();
-    // More lengths than are remembered, round and round: the first is known from then on, which is
-    // that of no rows.
+    // More lengths than are remembered, in turns: only the first, of no rows, is known from then
+    // on.
     (0..3).for_each(|_| (0..12).for_each(&mut run));
     assert_eq!(counts(), (captures + 1, replays + 3));
     (0..4).for_each(|_| run(40));
@@ -411,7 +236,7 @@ fn products_of_halves_train_as_on_the_cpu() {
     }
 }
 
-/// A layer `[4 → 3]`, trained; small enough to be made in every test.
+/// A training program of one layer `[4 → 3]`, small enough to be compiled in every test.
 fn classifier(session: &mut Session, params: &Params) -> (Program<1>, u32) {
     let layer = Linear::new(&params.root() / "head", 4, 3);
     let trace = Trace::training();
@@ -468,7 +293,7 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
     let mut last = 0.0;
     for step in 0..6 {
         let made = driver.get("allocations");
-        // Several steps are under way before anybody looks.
+        // Several steps are pending before a result is read.
         let [loss] = session.run(&train, (&images, &labels)).expect("a step");
         if step > 1 {
             assert_eq!(driver.get("allocations"), made, "step {step}");
@@ -481,7 +306,7 @@ fn every_byte_is_accounted_for_and_a_step_allocates_nothing() {
     drop(train);
     let planned = session.persistent_bytes().next_multiple_of(256)
         + session.slab_bytes().next_multiple_of(256);
-    // Beside what was planned: the sizes of a run and the record of faults.
+    // Beside the planned bytes: the sizes of a run and the record of faults.
     assert_eq!(driver.get("live_bytes") - before, planned as i64 + 2 * 256);
     drop(session);
     assert_eq!(driver.get("live_bytes"), before);
@@ -529,16 +354,16 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
         assert!(error.contains(part), "{part:?} is not in: {error}");
     }
     assert_eq!(values(&session), kept);
-    // From the device: whoever looks next is told, and what runs in between does nothing.
+    // From the device: the next read reports the error, and runs in between do nothing.
     let resident = session
         .upload("labels", &arr1(&wrong))
         .expect("there is room");
     let [loss] = session
         .run(&train, (&x, &resident))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     let error = loss
         .array::<f32>()
-        .expect_err("the look finds out")
+        .expect_err("the read reports the error")
         .to_string();
     assert!(
         error.contains("index 3 at position 5 is outside 0..3")
@@ -548,10 +373,10 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
     assert_eq!(values(&session), kept);
     session
         .run(&train, (&x, &resident))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     let [loss] = session
         .run(&train, (&x, &labels))
-        .expect("nobody knows yet");
+        .expect("the error is pending");
     assert!(loss.item().is_nan(), "a number cannot say why");
     let told = session
         .run(&train, (&x, &labels))
@@ -565,7 +390,7 @@ fn labels_out_of_range_fail_the_run_and_change_no_weight() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_the_bill() {
+fn allocations_that_do_not_fit_are_reported() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -589,7 +414,7 @@ fn what_does_not_fit_is_refused_with_the_bill() {
         );
     }
     drop(session);
-    // The driver refuses, where the limit does not.
+    // The driver refuses although the limit does not.
     driver.set("total", 64 << 20);
     driver.set("maps_pages", 0);
     driver.fail("cuMemAlloc_v2", 0, OUT_OF_MEMORY);
@@ -607,7 +432,7 @@ fn what_does_not_fit_is_refused_with_the_bill() {
 }
 
 #[test]
-fn a_lost_session_says_so_and_how_to_go_on() {
+fn a_lost_device_is_an_error_with_a_remedy() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -741,7 +566,7 @@ fn constants_copies_kept_outputs_and_finite_losses_work_as_on_the_cpu() {
 }
 
 #[test]
-fn devices_that_are_not_there_say_why() {
+fn errors_of_missing_devices_name_the_reason() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -756,50 +581,4 @@ fn devices_that_are_not_there_say_why() {
         .expect_err("there is none")
         .to_string();
     assert_eq!(error, "device cuda:0: there is no CUDA device");
-}
-
-#[cfg(feature = "cli")]
-#[test]
-fn the_command_line_runs_on_the_device_of_the_driver_that_a_variable_names() {
-    let Some(_driver) = FakeDriver::install() else {
-        return;
-    };
-    let (driver, functions) = slabwise_cuda::fake::build().expect("it was built before");
-    let said = |words: &str| {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_slabwise"));
-        command
-            .args(words.split(' '))
-            .env("SLABWISE_LIBCUDA", &driver)
-            .env("SLABWISE_EMULATED", &functions);
-        let output = command
-            .env("SLABWISE_PREALLOCATE", "0")
-            .output()
-            .expect("it starts");
-        let [text, errors] = [&output.stdout, &output.stderr]
-            .map(|bytes| String::from_utf8_lossy(bytes).into_owned());
-        assert!(output.status.success(), "{words}: {errors}");
-        text
-    };
-    let info = said("info");
-    for part in [
-        "cuda:0",
-        "no device (emulated), sm_90",
-        "libcuda-",
-        "named by a variable",
-    ] {
-        assert!(info.contains(part), "{part:?} is not in: {info}");
-    }
-    let bench: serde_json::Value = serde_json::from_str(&said(
-        "bench mlp --batch 4 --steps 2 --device cuda:0 --json",
-    ))
-    .expect("JSON");
-    assert_eq!(
-        (bench["device"].as_str(), &bench["peak_measured_bytes"]),
-        (Some("cuda:0"), &bench["slab_bytes"])
-    );
-    let kernels = said("plan mlp --batch 4 --device cuda:0 --kernels");
-    assert!(
-        kernels.contains(" registers, 0 bytes spilled, "),
-        "{kernels}"
-    );
 }
