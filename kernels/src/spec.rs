@@ -7,10 +7,13 @@
 //! code: an elementwise chain, softmax with its three passes over a row, a bias and an activation
 //! behind a convolution, a whole optimizer update behind a weight gradient.
 
-mod check;
+pub mod analysis;
+mod error;
+mod verify;
 
-pub use check::{SpecError, check_operand};
+pub use error::{PrologueError, SpecError};
 use smallvec::SmallVec;
+pub use verify::check_operand;
 
 use crate::dtype::{DType, Lane};
 use crate::scalar::{ScalarOp, Value};
@@ -33,6 +36,11 @@ pub struct Operand {
 
 /// Most arguments of a kernel that is launched without allocating; compilers keep to it.
 pub const MAX_ARGUMENTS: usize = 40;
+/// Most axes of a spec.
+pub const MAX_AXES: usize = 8;
+/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
+/// strides without allocating.
+pub const MAX_ACCESSES: usize = 48;
 
 /// A value of a program: the index of the instruction that makes it.
 pub type ValueId = u16;
@@ -357,32 +365,14 @@ pub enum Access {
     ReadWrite,
 }
 
-impl Inst {
-    /// The values an instruction computes from.
-    pub fn arguments(&self) -> SmallVec<[ValueId; 3]> {
-        match self {
-            Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => SmallVec::new(),
-            Inst::Uniform { index, .. } => SmallVec::from_slice(&[*index]),
-            Inst::Op(op, args) => SmallVec::from_slice(&args[..op.arity()]),
-            Inst::Cast(a, _) | Inst::Reduce(_, a) => SmallVec::from_slice(&[*a]),
-        }
-    }
-}
-
 impl Operand {
     /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a
     /// [`Size`].
     pub fn contiguous(dtype: DType, dims: &[Size]) -> Option<Operand> {
-        let mut strides: Dims = SmallVec::from_elem(Size::ONE, dims.len());
-        let mut stride = Size::ONE;
-        for (slot, &dim) in strides.iter_mut().zip(dims).rev() {
-            *slot = stride;
-            stride = stride.checked_mul(dim)?;
-        }
         Some(Operand {
             dtype,
             offset: Size::ZERO,
-            strides,
+            strides: analysis::contiguous_strides(dims)?,
         })
     }
 
@@ -530,12 +520,8 @@ impl Spec {
         let mut list = self.body.operands(&self.dims).into_vec();
         for (k, operand) in self.operands.iter().enumerate() {
             let k = k as u16;
-            let reads = self.code.iter().any(|i| {
-                matches!(i, Inst::Load(l) if *l == k)
-                    || matches!(i, Inst::Uniform { state, .. } if *state == k)
-            });
             let store = self.stores.iter().find(|s| s.operand == k);
-            let access = match (reads, store) {
+            let access = match (self.reads(k), store) {
                 (true, Some(_)) => Access::ReadWrite,
                 (false, Some(_)) => Access::Write,
                 _ => Access::Read,
@@ -563,68 +549,5 @@ impl Spec {
             list.push((operand, space, access));
         }
         list
-    }
-
-    /// Whether a value exists once per point of the kept axes, rather than at every point: a
-    /// reduction, or anything computed from reductions, constants and operands that do not vary
-    /// along the reduced axes.
-    pub fn is_folded(&self, value: ValueId) -> bool {
-        self.folded()[usize::from(value)]
-    }
-
-    /// [`Spec::is_folded`] of every value.
-    pub fn folded(&self) -> Vec<bool> {
-        let kept = self.dims.len() - self.reduced;
-        let flat = |strides: &Dims| strides[kept..].iter().all(|s| s.is(0));
-        let mut folded: Vec<bool> = Vec::with_capacity(self.code.len());
-        for inst in &self.code {
-            let of = |v: ValueId| folded[usize::from(v)];
-            folded.push(match inst {
-                Inst::Load(k) => flat(&self.operands[usize::from(*k)].strides),
-                Inst::Acc => false,
-                Inst::Const(_) => true,
-                Inst::Index(k) => flat(&self.indices[usize::from(*k)]),
-                Inst::Uniform { index, .. } => of(*index),
-                Inst::Op(op, args) => args[..op.arity()].iter().all(|&a| of(a)),
-                Inst::Cast(a, _) => of(*a),
-                Inst::Reduce(..) => true,
-            });
-        }
-        if self.reduced == 0 {
-            vec![false; self.code.len()]
-        } else {
-            folded
-        }
-    }
-
-    /// The lane of every value; `None` where an operation does not take its arguments' lanes.
-    pub fn lanes(&self) -> Option<Vec<Lane>> {
-        let mut lanes: Vec<Lane> = Vec::with_capacity(self.code.len());
-        for inst in &self.code {
-            let of = |v: ValueId| lanes.get(usize::from(v)).copied();
-            lanes.push(match inst {
-                Inst::Load(k) => self.operands.get(usize::from(*k))?.dtype.lane(),
-                Inst::Acc => match &self.body {
-                    Body::Gather(g) => g.source.dtype.lane(),
-                    Body::Pool2d(p) if p.kind == PoolKind::ArgMax => Lane::I32,
-                    Body::Pool2d(p) => p.x.dtype.lane(),
-                    _ => Lane::F32,
-                },
-                Inst::Const(v) => v.lane(),
-                Inst::Index(_) => Lane::I32,
-                Inst::Uniform { .. } => Lane::F32,
-                Inst::Op(op, args) => {
-                    let args: SmallVec<[Lane; 3]> = args[..op.arity()]
-                        .iter()
-                        .map(|&a| of(a))
-                        .collect::<Option<_>>()?;
-                    op.lane(&args)?
-                }
-                Inst::Cast(_, lane) => *lane,
-                Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _) => Lane::I32,
-                Inst::Reduce(_, a) => of(*a)?,
-            });
-        }
-        Some(lanes)
     }
 }

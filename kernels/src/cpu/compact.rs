@@ -23,7 +23,7 @@ pub(crate) struct Compact {
 impl Compact {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
         let Body::Compact(compact) = &spec.body else {
-            return Err(SpecError("not a compaction".into()));
+            return Err(SpecError::unsupported("not a compaction"));
         };
         check_rank(&compact.space, 0)?;
         Ok(Compact {

@@ -52,8 +52,8 @@ impl Conv2d {
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
         let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
-            return Err(SpecError(
-                "a prologue of a convolution whose channels are groups of their own".into(),
+            return Err(SpecError::unsupported(
+                "a prologue of a convolution whose channels are groups of their own",
             ));
         }
         // As much as stays in the cache until it is packed, at least what a tile has of a channel.
@@ -79,7 +79,7 @@ impl Conv2d {
         });
         let prologue = prologue.map(|prologue| Box::new(prologue.with_room(made(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a convolution that needs a tile of {} elements",
                 space.right.max(space.left)
             )));
@@ -153,13 +153,13 @@ struct Call<'a> {
 fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {
     match &spec.body {
         Body::Conv2d(body) => Ok(body),
-        _ => Err(SpecError("not a convolution".into())),
+        _ => Err(SpecError::unsupported("not a convolution")),
     }
 }
 
 /// What has to hold at the bound for the index arithmetic to stay inside the operands.
 fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError> {
-    let fail = |what: String| Err(SpecError(what));
+    let fail = |what: String| Err(SpecError::unsupported(what));
     if spec.dims.len() != 4 {
         return fail("a convolution has four axes".into());
     }

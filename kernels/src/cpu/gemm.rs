@@ -8,11 +8,11 @@ mod simd;
 
 use std::ops::Range;
 
-use super::tile::{Bound, MAX_AXES, TileCode};
+use super::tile::{Bound, TileCode};
 use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{Body, Operand, Spec, check_operand};
+use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
 use drive::{Blocking, Carry, Chains, MicroPanel, Product, Room, Space, drive_some};
 use micro::{Left, Micro, Right};
 use pack::Source;
@@ -120,11 +120,11 @@ impl Matmul {
         most: usize,
     ) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else {
-            return Err(SpecError("not a matrix product".into()));
+            return Err(SpecError::unsupported("not a matrix product"));
         };
         let rank = spec.dims.len();
         if !(2..=MAX_AXES).contains(&rank) {
-            return Err(SpecError(format!("a product of rank {rank}")));
+            return Err(SpecError::unsupported(format!("a product of rank {rank}")));
         }
         check_operand("the left operand", &body.a, rank, &[DType::F32])?;
         check_operand("the right operand", &body.b, rank, &[DType::F32])?;

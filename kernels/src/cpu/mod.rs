@@ -19,15 +19,14 @@ mod walk;
 pub use isa::Isa;
 pub use loops::sums_alike;
 pub use team::Team;
-pub use tile::{MAX_AXES, validate};
 
 use smallvec::SmallVec;
 
 use crate::memory::{Memory, Region};
 use crate::size::{Env, Symbol};
 use crate::slice::{Part, Slice, Slicing};
-pub use crate::spec::SpecError;
 use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
+pub use crate::spec::{MAX_AXES, SpecError};
 
 /// What kernels are prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,7 +144,10 @@ impl Kernel {
         workspace: u64,
     ) -> Result<Kernel, SpecError> {
         if config.isa > Isa::detect() {
-            return Err(SpecError(format!("this CPU has no {}", config.isa)));
+            return Err(SpecError::unsupported(format!(
+                "this CPU has no {}",
+                config.isa
+            )));
         }
         spec.check_anchor()?;
         let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);

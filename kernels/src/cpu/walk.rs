@@ -15,7 +15,7 @@ pub(super) fn check_rank(dims: &Dims, least: usize) -> Result<(), SpecError> {
     if (least..=MAX_RANK).contains(&dims.len()) {
         return Ok(());
     }
-    Err(SpecError(format!(
+    Err(SpecError::unsupported(format!(
         "a space of rank {}; {least} to {MAX_RANK} axes are possible",
         dims.len()
     )))

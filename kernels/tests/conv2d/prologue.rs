@@ -4,12 +4,12 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
-use slabwise_kernels::cpu::{Config, Isa, Kernel, SpecError, Team};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::memory::Memory;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::slice::Slicing;
-use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS, ReduceOp};
+use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS, PrologueError, ReduceOp, SpecError};
 
 use super::*;
 
@@ -588,10 +588,10 @@ fn what_is_no_prologue_is_refused() {
     let refused = |kind: ConvKind, change: &dyn Fn(&mut Spec)| -> String {
         let mut spec = normed(kind);
         change(conv(&mut spec).prologue.as_mut().expect("a prologue"));
-        let Err(SpecError(why)) = prepare(&spec) else {
+        let Err(error) = prepare(&spec) else {
             panic!("accepted: {spec:?}")
         };
-        why
+        error.to_string()
     };
     assert!(
         IMAGE_KINDS
@@ -601,7 +601,10 @@ fn what_is_no_prologue_is_refused() {
     let says = |what: &str, change: &dyn Fn(&mut Spec)| {
         for kind in IMAGE_KINDS {
             let why = refused(kind, change);
-            assert!(why.starts_with("a prologue") && why.contains(what), "{why}");
+            assert!(
+                why.starts_with("invalid kernel: a prologue") && why.contains(what),
+                "{why}"
+            );
         }
     };
     assert!(refused(ConvKind::InputGrad, &|_| ()).contains("input gradient"));
@@ -660,10 +663,9 @@ fn what_is_no_prologue_is_refused() {
         .extend(vec![operand(0, &[0; 4]); MAX_ARGUMENTS - count]);
     assert!(prepare(&full).is_ok());
     full.operands.push(operand(0, &[0; 4]));
-    let Err(SpecError(why)) = prepare(&full) else {
-        panic!("accepted")
-    };
-    assert!(why.contains("41 arguments"), "{why}");
+    let too_many = prepare(&full).err();
+    let expected = SpecError::Prologue(PrologueError::Arguments(41));
+    assert_eq!(too_many, Some(expected));
 }
 
 #[test]
@@ -683,9 +685,10 @@ fn channels_that_are_groups_of_their_own_have_no_prologue() {
         };
         assert!(Kernel::new(spec.clone(), &Env::default(), &config).is_ok());
         conv(&mut spec).prologue = conv(&mut normed(kind)).prologue.take();
-        let Err(SpecError(why)) = Kernel::new(spec, &Env::default(), &config) else {
+        let Err(error) = Kernel::new(spec, &Env::default(), &config) else {
             panic!("accepted")
         };
+        let why = error.to_string();
         assert!(why.contains("groups of their own"), "{why}");
     }
 }

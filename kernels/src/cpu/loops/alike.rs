@@ -5,9 +5,9 @@ use smallvec::SmallVec;
 use super::reduce::Folding;
 use super::{Loop, is_fixed};
 use crate::cpu::Config;
-use crate::cpu::tile::{Bound, MAX_AXES};
+use crate::cpu::tile::Bound;
 use crate::size::Env;
-use crate::spec::{Body, Spec};
+use crate::spec::{Body, MAX_AXES, Spec};
 
 /// Whether two loops over the same space fold every value along the reduced axes in the same order,
 /// cut into the same parts, in every run on every team: a reduction of a value that has the same

@@ -12,11 +12,11 @@ pub use alike::sums_alike;
 
 use smallvec::SmallVec;
 
-use super::tile::{Bound, MAX_AXES, TileCode};
+use super::tile::{Bound, TileCode};
 use super::{Config, CutOff, Launch, SpecError};
 use crate::size::Env;
 use crate::slice::Slicing;
-use crate::spec::{Inst, Spec};
+use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
 /// Points that a thread takes at a time: enough work to be worth handing out.

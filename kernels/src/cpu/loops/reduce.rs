@@ -85,7 +85,7 @@ impl Reduction {
             .iter()
             .any(|i| matches!(i, Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _)));
         if finds && points >= i32::MAX as usize {
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a position among {points} elements does not fit in an i32"
             )));
         }
@@ -112,7 +112,7 @@ impl Reduction {
         };
         if crossing > 0 {
             if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
-                return Err(SpecError(format!(
+                return Err(SpecError::unsupported(format!(
                     "rows of {points} elements cannot be kept"
                 )));
             }

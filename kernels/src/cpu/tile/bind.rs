@@ -3,11 +3,11 @@
 use smallvec::SmallVec;
 
 use super::exec::{Along, Machine};
-use super::{AXES, MAX_WALKS, TILE, TileCode};
+use super::{AXES, TILE, TileCode};
 use crate::cpu::{Launch, Team};
 use crate::size::Env;
 use crate::slice::Part;
-use crate::spec::{Dims, Spec};
+use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
 /// How one operand or index is walked in one launch.
 #[derive(Clone, Copy)]
@@ -28,7 +28,7 @@ pub(crate) struct Walk {
 pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
     /// One for each operand and index: never more than fit without the heap.
-    pub(super) walks: SmallVec<[Walk; MAX_WALKS]>,
+    pub(super) walks: SmallVec<[Walk; MAX_ACCESSES]>,
     /// Which operands are written in place of one that is read, by bit.
     pub(super) aliased: u64,
     axes: usize,
@@ -56,7 +56,7 @@ impl<'a> Bound<'a> {
 
     /// Resolved for the sizes and strides alone.
     pub fn sizes(code: &'a TileCode, spec: &Spec, env: &Env, order: &[usize]) -> Bound<'a> {
-        let args: SmallVec<[*mut u8; MAX_WALKS]> =
+        let args: SmallVec<[*mut u8; MAX_ACCESSES]> =
             SmallVec::from_elem(std::ptr::null_mut(), spec.operands.len());
         let mut bound = Bound::new(code);
         bound.resolve(
@@ -147,7 +147,7 @@ impl<'a> Bound<'a> {
                 .any(|store| usize::from(store.walk) == k)
         };
         let (folds, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
-        let moves: SmallVec<[isize; MAX_WALKS]> = operands
+        let moves: SmallVec<[isize; MAX_ACCESSES]> = operands
             .enumerate()
             .map(|(k, strides)| if folds && !folded(k) { -by(strides) } else { 0 })
             .chain(

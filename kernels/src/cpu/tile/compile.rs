@@ -8,20 +8,20 @@
 //! value that is the same along the last axis is *flat*: it is computed once for many rows of
 //! tiles, before these.
 
-mod flat;
+mod invariant;
 
 use smallvec::SmallVec;
 
-pub(super) use flat::Hoisted;
-use flat::flat;
+pub(super) use invariant::Hoisted;
+use invariant::invariant;
 
 use super::fold::FoldCode;
 use super::ops::OpCode;
-use super::{MAX_AXES, MAX_WALKS};
 use crate::cpu::{Config, Isa, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::scalar::ScalarOp;
-use crate::spec::{Body, Inst, ReduceOp, Spec, ValueId};
+use crate::spec::analysis::Levels;
+use crate::spec::{Inst, Spec, ValueId};
 
 /// Where a step leaves its value.
 #[derive(Clone, Copy, Debug)]
@@ -130,80 +130,15 @@ pub(super) struct Program {
     pub spare: usize,
 }
 
-/// Checks everything about `code` that does not depend on sizes. Returns the lane of every value.
-pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
-    let fail = |what: String| Err(SpecError(what));
-    let axes = spec.dims.len();
-    if axes > MAX_AXES || spec.operands.len() + spec.indices.len() > MAX_WALKS {
-        return fail(format!(
-            "at most {MAX_AXES} axes and {MAX_WALKS} operands and indices"
-        ));
-    }
-    if spec.reduced > axes || (spec.reduced > 0 && spec.body != Body::Loop) {
-        return fail(format!("{} reduced of {axes} axes", spec.reduced));
-    }
-    if spec.operands.iter().any(|o| o.strides.len() != axes)
-        || spec.indices.iter().any(|i| i.len() != axes)
-    {
-        return fail("an operand or index has not one stride per axis".into());
-    }
-    let operand = |k: u16| usize::from(k) < spec.operands.len();
-    for (i, inst) in spec.code.iter().enumerate() {
-        if inst.arguments().iter().any(|&a| usize::from(a) >= i) {
-            return fail(format!("value {i} uses a later value"));
-        }
-        let known = match inst {
-            Inst::Load(k) => operand(*k),
-            Inst::Uniform { state, .. } => {
-                operand(*state) && spec.operands[usize::from(*state)].dtype == DType::I32
-            }
-            Inst::Index(k) => usize::from(*k) < spec.indices.len(),
-            Inst::Acc => spec.body != Body::Loop,
-            Inst::Reduce(..) => spec.reduced > 0,
-            Inst::Const(_) | Inst::Op(..) | Inst::Cast(..) => true,
-        };
-        if !known {
-            return fail(format!("value {i}, {inst:?}, has nothing to work on"));
-        }
-    }
-    let Some(lanes) = spec.lanes() else {
-        return fail("an operation does not take its arguments' lanes".into());
-    };
-    for (i, inst) in spec.code.iter().enumerate() {
-        let right = match inst {
-            Inst::Uniform { index, .. } => lanes[usize::from(*index)] == Lane::I32,
-            Inst::Reduce(op, a) => {
-                matches!(op, ReduceOp::Any | ReduceOp::All)
-                    == (lanes[usize::from(*a)] == Lane::Bool)
-            }
-            _ => true,
-        };
-        if !right {
-            return fail(format!(
-                "value {i}, {inst:?}, does not take its argument's lane"
-            ));
-        }
-    }
-    for (i, store) in spec.stores.iter().enumerate() {
-        if usize::from(store.value) >= lanes.len() || !operand(store.operand) {
-            return fail(format!("store {i} names no value or no operand"));
-        }
-        if spec.stores[..i].iter().any(|s| s.operand == store.operand) {
-            return fail(format!("operand {} is stored to twice", store.operand));
-        }
-    }
-    Ok(lanes)
-}
-
-/// What is known of each value before registers are assigned.
+/// The properties of each value that register assignment depends on.
 struct Analysis {
     lanes: Vec<Lane>,
-    folded: Vec<bool>,
-    level: Vec<usize>,
-    needed: Vec<bool>,
-    flat: Vec<bool>,
+    levels: Levels,
+    /// Whether it is invariant along the last axis.
+    invariant: Vec<bool>,
     /// The last level at which a value is used.
     last_level: Vec<usize>,
+    /// The highest level of a live per-element value.
     top: usize,
     /// For an operation that is computed together with one of its arguments: which argument.
     pairs: Vec<Option<usize>>,
@@ -214,84 +149,58 @@ struct Analysis {
 impl Analysis {
     fn new(spec: &Spec, lanes: Vec<Lane>) -> Analysis {
         let n = spec.code.len();
-        let mut level = vec![0; n];
-        for (i, inst) in spec.code.iter().enumerate() {
-            let deepest = inst
-                .arguments()
-                .iter()
-                .map(|&a| level[usize::from(a)])
-                .max()
-                .unwrap_or(0);
-            level[i] = deepest + usize::from(matches!(inst, Inst::Reduce(..)));
-        }
-        let mut needed = vec![false; n];
-        for store in &spec.stores {
-            needed[usize::from(store.value)] = true;
-        }
-        for i in (0..n).rev() {
-            if needed[i] {
-                spec.code[i]
-                    .arguments()
-                    .iter()
-                    .for_each(|&a| needed[usize::from(a)] = true);
-            }
-        }
-        let folded = spec.folded();
+        let levels = Levels::new(spec);
         let top = (0..n)
-            .filter(|&i| needed[i] && !folded[i])
-            .map(|i| level[i])
+            .filter(|&i| levels.live[i] && !levels.per_row[i])
+            .map(|i| levels.level[i])
             .max()
             .unwrap_or(0);
-        let mut last_level = level.clone();
-        for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| needed[i]) {
-            let used_at = level[i] - usize::from(matches!(inst, Inst::Reduce(..)));
-            for a in inst.arguments() {
-                let last = &mut last_level[usize::from(a)];
-                *last = (*last).max(used_at);
-            }
-        }
-        for store in spec.stores.iter().filter(|s| !folded[usize::from(s.value)]) {
-            last_level[usize::from(store.value)] = top;
-        }
-        let (pairs, absorbed, flat) = (vec![None; n], vec![false; n], flat(spec));
         let mut analysis = Analysis {
             lanes,
-            folded,
-            level,
-            needed,
-            flat,
-            last_level,
+            last_level: levels.last_uses(spec, top),
+            levels,
+            invariant: invariant(spec),
             top,
-            pairs,
-            absorbed,
+            pairs: vec![None; n],
+            absorbed: vec![false; n],
         };
         analysis.pair_up(spec);
         analysis
+    }
+
+    fn level(&self, i: usize) -> usize {
+        self.levels.level[i]
+    }
+
+    fn is_live(&self, i: usize) -> bool {
+        self.levels.live[i]
+    }
+
+    fn is_per_row(&self, i: usize) -> bool {
+        self.levels.per_row[i]
     }
 
     /// Finds operations that can be computed together with an argument that nobody else uses.
     fn pair_up(&mut self, spec: &Spec) {
         let mut uses = vec![0; spec.code.len()];
         let used = (0..spec.code.len())
-            .filter(|&i| self.needed[i])
-            .flat_map(|i| spec.code[i].arguments());
+            .filter(|&i| self.is_live(i))
+            .flat_map(|i| spec.code[i].arguments().iter().copied());
         for v in used.chain(spec.stores.iter().map(|s| s.value)) {
             uses[usize::from(v)] += 1;
         }
-        for (i, inst) in spec
-            .code
-            .iter()
-            .enumerate()
-            .filter(|&(i, _)| self.needed[i] && self.lanes[i] == Lane::F32)
-        {
+        for (i, inst) in spec.code.iter().enumerate() {
             let Inst::Op(outer, args) = inst else {
                 continue;
             };
+            if !self.is_live(i) || self.lanes[i] != Lane::F32 {
+                continue;
+            }
             self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
                 let a = usize::from(args[k]);
-                let same = self.folded[a] == self.folded[i]
-                    && self.flat[a] == self.flat[i]
-                    && self.level[a] == self.level[i];
+                let same = self.is_per_row(a) == self.is_per_row(i)
+                    && self.invariant[a] == self.invariant[i]
+                    && self.level(a) == self.level(i);
                 uses[a] == 1
                     && same
                     && self.pairs[a].is_none()
@@ -305,17 +214,17 @@ impl Analysis {
 
     /// What step `i` computes from: of a pair, the arguments of both.
     fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
-        let mut args = spec.code[i].arguments();
+        let mut args = SmallVec::from_slice(spec.code[i].arguments());
         if let Some(k) = self.pairs[i] {
             let inner = args.remove(k);
-            args.insert_many(0, spec.code[usize::from(inner)].arguments());
+            args.insert_from_slice(0, spec.code[usize::from(inner)].arguments());
         }
         args
     }
 
-    /// Whether full value `i` is used after the pass that computes it.
-    fn crosses(&self, i: usize) -> bool {
-        self.needed[i] && !self.folded[i] && self.last_level[i] > self.level[i]
+    /// Whether per-element value `i` is used after the pass that computes it.
+    fn is_live_across(&self, i: usize) -> bool {
+        self.levels.is_live_across(i, &self.last_level)
     }
 }
 
@@ -336,7 +245,7 @@ struct Compiler<'a> {
 
 /// Compiles the code of a spec, for registers of so many lanes.
 pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<Program, SpecError> {
-    let a = Analysis::new(spec, validate(spec)?);
+    let a = Analysis::new(spec, spec.check_code()?);
     let n = spec.code.len();
     let mut compiler = Compiler {
         spec,
@@ -350,13 +259,8 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
     };
     let crossing = compiler.place_kept();
     let (folds, spare) = compiler.folds();
-    let depth = compiler
-        .needed()
-        .map(|i| compiler.a.level[i])
-        .max()
-        .unwrap_or(0)
-        + 1;
-    let levels = (0..depth).map(|l| compiler.level(l)).collect();
+    let depth = compiler.a.levels.depth();
+    let levels = (0..=depth).map(|l| compiler.level(l)).collect();
     let hoisted = compiler.hoisted();
     let constants = compiler.needed().filter_map(|i| {
         if let Inst::Const(v) = spec.code[i] {
@@ -382,7 +286,7 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
 
 impl Compiler<'_> {
     fn needed(&self) -> impl Iterator<Item = usize> {
-        (0..self.spec.code.len()).filter(|&i| self.a.needed[i] && !self.a.absorbed[i])
+        (0..self.spec.code.len()).filter(|&i| self.a.is_live(i) && !self.a.absorbed[i])
     }
 
     fn is_constant(&self, i: usize) -> bool {
@@ -390,7 +294,7 @@ impl Compiler<'_> {
     }
 
     fn is_reduce(&self, i: usize) -> bool {
-        matches!(self.spec.code[i], Inst::Reduce(..))
+        self.spec.code[i].is_reduce()
     }
 
     fn take(&mut self, registers: usize) -> usize {
@@ -405,18 +309,19 @@ impl Compiler<'_> {
     fn place_kept(&mut self) -> usize {
         let mut crossing = 0;
         for i in 0..self.spec.code.len() {
-            if !self.a.needed[i] || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i) {
+            if !self.a.is_live(i) || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i)
+            {
                 continue;
             }
-            if self.a.folded[i]
-                || (self.a.crosses(i)
+            if self.a.is_per_row(i)
+                || (self.a.is_live_across(i)
                     && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_)))
             {
                 self.places[i] = Some(Place {
                     at: self.take(1),
                     crossing: false,
                 });
-            } else if self.a.crosses(i) {
+            } else if self.a.is_live_across(i) {
                 self.places[i] = Some(Place {
                     at: crossing,
                     crossing: true,
@@ -431,7 +336,7 @@ impl Compiler<'_> {
     fn folds(&mut self) -> (Vec<Fold>, usize) {
         let mut folds = Vec::new();
         for i in 0..self.spec.code.len() {
-            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.needed[i]) else {
+            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.is_live(i)) else {
                 continue;
             };
             self.fold_of[i] = folds.len() as u16;
@@ -451,8 +356,8 @@ impl Compiler<'_> {
     fn level(&mut self, l: usize) -> Level {
         let in_pass = |i: &usize| match &self.spec.code[*i] {
             Inst::Const(_) => false,
-            Inst::Reduce(_, arg) => self.a.level[usize::from(*arg)] == l,
-            _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
+            Inst::Reduce(_, arg) => self.a.level(usize::from(*arg)) == l,
+            _ => !self.a.is_per_row(*i) && self.a.level(*i) <= l && l <= self.a.last_level[*i],
         };
         let pass: Vec<usize> = self.needed().filter(in_pass).collect();
         let mut level = Level {
@@ -465,8 +370,8 @@ impl Compiler<'_> {
             .map(|&i| self.fold_of[i])
             .collect();
         let folded = |i: &usize| {
-            self.a.folded[*i]
-                && self.a.level[*i] == l
+            self.a.is_per_row(*i)
+                && self.a.level(*i) == l
                 && !self.is_constant(*i)
                 && !self.is_reduce(*i)
         };
@@ -488,7 +393,7 @@ impl Compiler<'_> {
             steps.push(if self.is_reduce(i) {
                 Step::Fold(self.fold_of[i])
             } else if let Some(place) = self.places[i] {
-                let restored = place.crossing && self.a.level[i] < l;
+                let restored = place.crossing && self.a.level(i) < l;
                 if restored {
                     Step::Restore {
                         value: i as ValueId,
@@ -536,7 +441,7 @@ impl Compiler<'_> {
             return usize::MAX;
         }
         let uses = |&i: &usize| {
-            (self.is_reduce(i) || self.a.level[i] == l)
+            (self.is_reduce(i) || self.a.level(i) == l)
                 && self
                     .a
                     .arguments(self.spec, i)
@@ -555,7 +460,7 @@ impl Compiler<'_> {
         let apply = |code| {
             let args = self.a.arguments(self.spec, i);
             let arg = |k: usize| args.get(k).copied().unwrap_or(args[0]);
-            let direct = if self.a.folded[i] || place.crossing {
+            let direct = if self.a.is_per_row(i) || place.crossing {
                 None
             } else {
                 self.stores(false).find(|s| s.value == value && s.same_bits)
@@ -612,7 +517,7 @@ impl Compiler<'_> {
         self.spec
             .stores
             .iter()
-            .filter(move |s| self.a.folded[usize::from(s.value)] == folded)
+            .filter(move |s| self.a.is_per_row(usize::from(s.value)) == folded)
             .map(|s| {
                 let lane = self.a.lanes[usize::from(s.value)];
                 let dtype = self.spec.operands[usize::from(s.operand)].dtype;

@@ -248,7 +248,12 @@ impl<'a> Machine<'a> {
     /// The rows, at most [`MAX_ROWS`], must be part of the space at the cursors.
     pub(super) unsafe fn flat(&self, hoisted: &Hoisted, rows: Range<usize>) {
         // SAFETY: the caller's promise; registers have a lane for each row.
-        unsafe { self.steps(&hoisted.flat, &Tile::new(rows.len(), 1).at(rows.start, 0)) };
+        unsafe {
+            self.steps(
+                &hoisted.invariant,
+                &Tile::new(rows.len(), 1).at(rows.start, 0),
+            )
+        };
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: there is a view for each of these behind those of all values.
             unsafe {
@@ -277,7 +282,7 @@ impl<'a> Machine<'a> {
             );
         }
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&hoisted.full, tile) }
+        unsafe { self.steps(&hoisted.varying, tile) }
     }
 
     /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.

@@ -18,13 +18,12 @@ mod sweep;
 mod tests;
 
 pub(crate) use bind::Bound;
-pub use compile::validate;
 pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::Spec;
+use crate::spec::{MAX_AXES, Spec};
 use compile::Program;
 
 /// Most points of a tile, and most lanes of a register.
@@ -34,13 +33,8 @@ pub(crate) const TILE: usize = 1024;
 pub(crate) const VECTOR: usize = 16;
 /// Most rows of a tile, and of tiles that share what is the same along them.
 pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
-/// Most axes of a spec.
-pub const MAX_AXES: usize = 8;
 /// Axes of a launch: one more, so that a space without rows or columns can be given them.
 pub(crate) const AXES: usize = MAX_AXES + 1;
-/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
-/// strides without allocating.
-pub(crate) const MAX_WALKS: usize = 48;
 
 /// The compiled `code` of a spec.
 pub(crate) struct TileCode {
@@ -78,13 +72,8 @@ impl TileCode {
             .fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
         let walks = spec.operands.len() + spec.indices.len();
-        let reads = |k: usize| {
-            spec.code
-                .iter()
-                .any(|i| matches!(i, crate::spec::Inst::Load(l) | crate::spec::Inst::Uniform { state: l, .. } if usize::from(*l) == k))
-        };
         let read = (0..spec.operands.len())
-            .filter(|&k| reads(k))
+            .filter(|&k| spec.reads(k as u16))
             .fold(0, |bits, k| bits | 1 << k);
         let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
         let views = spec.code.len()
