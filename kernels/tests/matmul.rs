@@ -144,16 +144,16 @@ fn halves_are_refused() {
     let refused = |a, b| {
         Kernel::new(spec(a, b), &Env::default(), &config)
             .err()
-            .map(|e| e.0)
+            .map(|e| e.to_string())
     };
     assert_eq!(refused(DType::F32, DType::F32), None);
     assert_eq!(
         refused(DType::BF16, DType::F32).unwrap(),
-        "the left operand is bf16, which this kernel does not take"
+        "invalid kernel: the left operand is bf16, which this kernel does not take"
     );
     assert_eq!(
         refused(DType::F32, DType::F16).unwrap(),
-        "the right operand is f16, which this kernel does not take"
+        "invalid kernel: the right operand is f16, which this kernel does not take"
     );
 }
 

@@ -51,7 +51,7 @@ fn sums(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> usize {
 /// Room for every blocking of sizes up to these.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
     let (width, axes, taps) = (
-        micro.columns(),
+        micro.nr(),
         &sizes.axes,
         sizes.taps().next_multiple_of(LANES),
     );
@@ -111,7 +111,7 @@ pub(super) unsafe fn run(call: &Call) {
             channels,
             ACC / channels / phases(axes),
             TILE,
-            micro.columns(),
+            micro.nr(),
         )
     };
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
@@ -119,16 +119,19 @@ pub(super) unsafe fn run(call: &Call) {
         channels = channels.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     }
     let product = Columns::new(call, parts(channels));
-    let (blocks, strips) = (sizes.groups.div_ceil(channels), product.strips.count());
-    let stride = phases(axes) * columns(product.strips.most(), axes, micro);
+    let (blocks, column_blocks) = (
+        sizes.groups.div_ceil(channels),
+        product.column_blocks.count(),
+    );
+    let stride = phases(axes) * columns(product.column_blocks.most(), axes, micro);
     let task = |task: usize, slot: &Slot, _: &mut usize| {
-        let (block, strip) = (task / strips, task % strips);
+        let (block, column_block) = (task / column_blocks, task % column_blocks);
         let wanted = block * channels..((block + 1) * channels).min(product.call.sizes.groups);
         // SAFETY: blocks of the result are one task's each, and the slot's buffers have the sizes
         // of `space`.
         unsafe {
-            convolve(&product, wanted.clone(), strip, slot, stride);
-            product.finish(0, wanted, strip, slot.acc, stride, slot.scratch);
+            convolve(&product, wanted.clone(), column_block, slot, stride);
+            product.finish(0, wanted, column_block, slot.acc, stride, slot.scratch);
         }
     };
     let room = Room {
@@ -139,7 +142,7 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { room.tasks(blocks * strips, false, task) };
+    unsafe { room.tasks(blocks * column_blocks, false, task) };
 }
 
 /// The sums of some channels in a strip, a row of `stride` elements for each channel.
@@ -149,12 +152,12 @@ pub(super) unsafe fn run(call: &Call) {
 unsafe fn convolve(
     product: &Columns,
     channels: Range<usize>,
-    strip: usize,
+    column_block: usize,
     slot: &Slot,
     stride: usize,
 ) {
     let (sizes, micro) = (product.call.sizes, product.call.kernel.micro);
-    let (axes, part) = (&sizes.axes, product.strips.get(strip));
+    let (axes, part) = (&sizes.axes, product.column_blocks.get(column_block));
     let shape = Shape::new(axes, channels.len(), part.rows.len(), part.columns.len());
     let taps = sizes.taps().next_multiple_of(LANES);
     let (starts, weight_steps) = (slot.right.cast::<i32>(), slot.left.cast::<i32>());
@@ -208,7 +211,7 @@ unsafe fn convolve(
                     weights: weights.add(first),
                     result: slot
                         .acc
-                        .add(c * stride + phase * product.phase_columns(strip)),
+                        .add(c * stride + phase * product.phase_columns(column_block)),
                     result_image: part.rows.len() * part.columns.len(),
                 });
             }

@@ -405,7 +405,7 @@ pub(super) unsafe fn fill(
                 origin(1, part.columns.start) + column as isize,
                 shape.segment,
             );
-            let stretch = |rows: Range<usize>, filled: usize| pack::Lines {
+            let span = |rows: Range<usize>, filled: usize| pack::Lines {
                 from: first
                     .wrapping_offset(row_hits.element * row_stride + hits.element * column_stride),
                 to: to.wrapping_add(
@@ -422,9 +422,9 @@ pub(super) unsafe fn fill(
             // SAFETY: these are lines of the tile, and hits are rows and columns of the source.
             unsafe {
                 let end = row_hits.first + row_hits.count;
-                lines(&stretch(0..row_hits.first, 0));
-                lines(&stretch(row_hits.first..end, hits.count));
-                lines(&stretch(end..count, 0));
+                lines(&span(0..row_hits.first, 0));
+                lines(&span(row_hits.first..end, hits.count));
+                lines(&span(end..count, 0));
             }
         }
     }

@@ -13,8 +13,7 @@ use crate::cpu::gemm::drive::{
 };
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{
-    Limits, ROWS, SPLIT_COLUMNS, TILE, even, pack, partial_space, share_rows, split_blocks, splits,
-    wanted,
+    Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
 };
 use crate::cpu::tile::Bound;
 
@@ -30,24 +29,18 @@ fn channels(sizes: &Sizes, rows: usize) -> usize {
 
 /// The chains of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
-    Parts::from_first(
-        sizes.images,
-        &sizes.axes,
-        channels(sizes, ROWS),
-        POSITIONS,
-        1,
-    )
+    Parts::from_first(sizes.images, &sizes.axes, channels(sizes, MC), POSITIONS, 1)
 }
 
 /// Images, rows and columns of a chain's blocks.
 fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
     let [images, rows, columns] = parts.size();
-    let high = (limits.steps / columns).clamp(1, rows);
+    let high = (limits.kc / columns).clamp(1, rows);
     [
         if high < rows {
             1
         } else {
-            (limits.steps / (rows * columns)).clamp(1, images)
+            (limits.kc / (rows * columns)).clamp(1, images)
         },
         high,
         columns,
@@ -66,12 +59,12 @@ pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
 
 /// Room for every blocking of sizes up to these, with `room` elements for a prologue.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
-    let width = micro.columns();
+    let width = micro.nr();
     let product = sizes.source.saturating_mul(sizes.taps());
-    let columns = sizes.other.next_multiple_of(width).min(SPLIT_COLUMNS);
+    let columns = sizes.other.next_multiple_of(width).min(SPLIT_NC);
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
-    let (fewest, chains) = match sizes.fixed {
+    let (fewest, k_blocks) = match sizes.fixed {
         true => (
             split_blocks(sizes.groups, product, sizes.other),
             parts(sizes).count(),
@@ -80,10 +73,10 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
         // positions.
         false => (1, positions),
     };
-    let rows = product.min(if splits(fewest, chains) > 1 {
-        ROWS
+    let rows = product.min(if splits(fewest, k_blocks) > 1 {
+        MC
     } else {
-        limits.rows
+        limits.mc
     });
     let tile = |rows_of: usize, [images, rows, columns]: [usize; 3]| {
         Shape::new(&sizes.axes, channels(sizes, rows_of), rows, columns).elements(images)
@@ -94,19 +87,19 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             (tile(rows, block), block.iter().product())
         }
         false => (
-            TILE.max(tile(ROWS, [1; 3]))
-                .min(tile(ROWS, [sizes.images, height, length])),
+            TILE.max(tile(MC, [1; 3]))
+                .min(tile(MC, [sizes.images, height, length])),
             positions.min(POSITIONS),
         ),
     };
-    let acc = if splits(fewest, chains) > 1 {
+    let acc = if splits(fewest, k_blocks) > 1 {
         usize::MAX
     } else {
         limits.acc[0].max(rows * width)
     }
     .min(rows * columns);
     Space {
-        left: (ROWS.min(product).next_multiple_of(TABLE)
+        left: (MC.min(product).next_multiple_of(TABLE)
             + POSITIONS.min(positions).next_multiple_of(TABLE))
         .saturating_add(tile)
         .next_multiple_of(TABLE)
@@ -116,19 +109,19 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
         acc,
         // The transposed block, in front of the epilogue's own.
         scratch: (acc * 4).next_multiple_of(64),
-        chain: if limits.steps < POSITIONS && chains > 1 {
+        k_block: if limits.kc < POSITIONS && k_blocks > 1 {
             acc
         } else {
             0
         },
-        partial: partial_space(product, sizes.other, fewest, chains, micro),
+        partial: partial_space(product, sizes.other, fewest, k_blocks, micro),
     }
 }
 
 /// Most columns of a block of so many rows.
 fn most_columns(rows: usize, limits: &Limits, micro: &Micro) -> usize {
-    let width = micro.columns();
-    (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_COLUMNS)
+    let width = micro.nr();
+    (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_NC)
 }
 
 /// Parts of the contracted axis that are summed apart.
@@ -143,15 +136,15 @@ fn splits_of(sizes: &Sizes) -> usize {
 /// summed.
 fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
     let (rows, splits) = (sizes.source * sizes.taps(), splits_of(sizes));
-    let rows = even(rows, if splits > 1 { ROWS } else { limits.rows }, 1);
+    let mc = even(rows, if splits > 1 { MC } else { limits.mc }, 1);
     let most = if splits > 1 {
-        SPLIT_COLUMNS
+        SPLIT_NC
     } else {
-        most_columns(rows, limits, micro)
+        most_columns(mc, limits, micro)
     };
     Blocking {
-        rows,
-        columns: even(sizes.other, most, micro.columns()),
+        mc,
+        nc: even(sizes.other, most, micro.nr()),
         resident: false,
         splits,
     }
@@ -187,13 +180,11 @@ pub(super) unsafe fn run(call: &Call) {
         parts(sizes),
         blocking(sizes, kernel.micro, kernel.limits),
     );
-    let Blocking {
-        columns, splits, ..
-    } = blocking;
+    let Blocking { nc, splits, .. } = blocking;
     let threads = kernel.threads.min(launch.team.threads());
-    let others = sizes.groups * sizes.other.div_ceil(columns);
-    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
-        blocking.rows = share_rows(rows, blocking.rows, others, wanted(threads));
+    let others = sizes.groups * sizes.other.div_ceil(nc);
+    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.mc) < wanted(threads) {
+        blocking.mc = share_rows(rows, blocking.mc, others, wanted(threads));
     }
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
@@ -203,11 +194,11 @@ pub(super) unsafe fn run(call: &Call) {
         parts,
         block,
         blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
-        columns,
+        nc: blocking.nc,
         code: kernel.code.bind(spec, launch),
     };
     let carry = launch.part.map(|part| Carry {
-        chains: parts.before(part.examples.start * call.per_example())
+        k_blocks: parts.before(part.examples.start * call.per_example())
             ..parts.before(part.examples.end * call.per_example()),
         begun: false,
         open: false,
@@ -235,8 +226,8 @@ struct WeightGrad<'a> {
     /// along its rows.
     block: [usize; 3],
     blocks: [usize; 2],
-    /// Output channels of a strip.
-    columns: usize,
+    /// Output channels of a block of columns.
+    nc: usize,
     code: Bound<'a>,
 }
 
@@ -260,12 +251,12 @@ impl Product for WeightGrad<'_> {
         self.call.sizes.source * self.call.sizes.taps()
     }
 
-    fn strips(&self) -> usize {
-        self.call.sizes.other.div_ceil(self.columns)
+    fn column_blocks(&self) -> usize {
+        self.call.sizes.other.div_ceil(self.nc)
     }
 
-    fn strip(&self, strip: usize) -> Range<usize> {
-        strip * self.columns..((strip + 1) * self.columns).min(self.call.sizes.other)
+    fn columns(&self, column_block: usize) -> Range<usize> {
+        column_block * self.nc..((column_block + 1) * self.nc).min(self.call.sizes.other)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
@@ -273,13 +264,13 @@ impl Product for WeightGrad<'_> {
         first..first + self.part(block).len()
     }
 
-    fn chains(&self) -> usize {
+    fn k_blocks(&self) -> usize {
         self.parts.count()
     }
 
-    fn blocks(&self, chain: usize) -> Range<usize> {
+    fn blocks(&self, k_block: usize) -> Range<usize> {
         let blocks = self.blocks[0] * self.blocks[1];
-        chain * blocks..(chain + 1) * blocks
+        k_block * blocks..(k_block + 1) * blocks
     }
 
     /// The offset of every row, the offset of every position, then the tile.
@@ -309,7 +300,7 @@ impl Product for WeightGrad<'_> {
                     channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
                 *row_table.add(i) = offset as i32;
             }
-            let mut step = row_table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            let mut step = row_table.add(MC.min(self.rows()).next_multiple_of(TABLE));
             for image in 0..part.images.len() {
                 for row in 0..part.rows.len() {
                     for column in 0..part.columns.len() {
@@ -339,7 +330,7 @@ impl Product for WeightGrad<'_> {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();
-            let steps = table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            let steps = table.add(MC.min(self.rows()).next_multiple_of(TABLE));
             Left {
                 base: left.add(self.tables()),
                 rows: table.add(row),
@@ -348,7 +339,7 @@ impl Product for WeightGrad<'_> {
         }
     }
 
-    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
+    unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let [image, stride, row, step] = self.gradient.strides;
@@ -396,12 +387,12 @@ impl Product for WeightGrad<'_> {
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
     ) {
-        let (sizes, columns) = (self.call.sizes, self.strip(strip));
+        let (sizes, columns) = (self.call.sizes, self.columns(column_block));
         let (taps, width) = (sizes.taps(), sizes.axes[1].taps);
         let tap = rows.start % taps;
         let origin = [
@@ -415,18 +406,18 @@ impl Product for WeightGrad<'_> {
             stride: stride as isize,
             step: 1,
         };
-        let turned = scratch.cast::<f32>();
+        let transposed = scratch.cast::<f32>();
         // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room
         // for a block.
         unsafe {
-            (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), turned, rows.len());
+            (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), transposed, rows.len());
             let scratch = scratch.add(self.call.kernel.space.scratch - self.code_scratch());
             self.code.block(
                 &origin,
                 0,
                 columns.len(),
                 rows.len(),
-                turned.cast(),
+                transposed.cast(),
                 rows.len(),
                 scratch,
             );
@@ -453,7 +444,7 @@ impl WeightGrad<'_> {
 
     /// Elements of both tables.
     fn tables(&self) -> usize {
-        ROWS.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
+        MC.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
     }
 
     /// Bytes of scratch memory that are the epilogue's.

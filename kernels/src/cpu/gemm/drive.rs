@@ -40,14 +40,14 @@ pub(in super::super) trait Product: Sync {
     /// Rows of the result.
     fn rows(&self) -> usize;
     /// Strips of columns that the result is cut into.
-    fn strips(&self) -> usize;
+    fn column_blocks(&self) -> usize;
     /// The columns of a strip.
-    fn strip(&self, strip: usize) -> Range<usize>;
+    fn columns(&self, column_block: usize) -> Range<usize>;
     /// Chains of the contracted axis.
-    fn chains(&self) -> usize;
+    fn k_blocks(&self) -> usize;
     /// The blocks of a chain.
-    fn blocks(&self, chain: usize) -> Range<usize> {
-        chain..chain + 1
+    fn blocks(&self, k_block: usize) -> Range<usize> {
+        k_block..k_block + 1
     }
     /// The stretch of the contracted axis that makes a block; of a slice, counted from its start,
     /// what it has of it.
@@ -72,17 +72,17 @@ pub(in super::super) trait Product: Sync {
         left: *const f32,
     ) -> Left;
     /// Prepares what the micro-panels of a strip have in common.
-    unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32);
+    unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32);
     /// The columns from `column` on that take the same steps of a block.
-    unsafe fn stretch(
+    unsafe fn span(
         &self,
-        strip: usize,
+        column_block: usize,
         _column: usize,
         block: usize,
         _right: *const f32,
-    ) -> Stretch {
-        let end = self.strip(strip).end;
-        Stretch {
+    ) -> Span {
+        let end = self.columns(column_block).end;
+        Span {
             end,
             next: end,
             steps: 0..self.depth(block).len(),
@@ -96,7 +96,7 @@ pub(in super::super) trait Product: Sync {
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
@@ -111,14 +111,14 @@ pub(in super::super) struct MicroPanel {
     /// Its steps of the block.
     pub steps: Range<usize>,
     /// The strip they are part of.
-    pub strip: usize,
+    pub column_block: usize,
     pub width: usize,
     /// How many left panels will meet it.
     pub panels: usize,
 }
 
 /// Columns that take the same steps of a block.
-pub(in super::super) struct Stretch {
+pub(in super::super) struct Span {
     pub end: usize,
     /// Where the next ones start: there may be columns between them that mean nothing.
     pub next: usize,
@@ -127,49 +127,50 @@ pub(in super::super) struct Stretch {
 
 /// A contracted axis in chains, and these in blocks.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Chains {
+pub(in super::super) struct KBlocks {
     total: usize,
     /// Of a chain but the last, of a block of it but the last, and blocks of a chain.
-    chain: usize,
+    k_block: usize,
     block: usize,
     blocks: usize,
 }
 
-impl Chains {
+impl KBlocks {
     /// `total` in chains of `chain`, in blocks of at most `block`.
-    pub fn new(total: usize, chain: usize, block: usize) -> Chains {
-        let block = even(chain, block, 1);
-        Chains {
+    pub fn new(total: usize, k_block: usize, block: usize) -> KBlocks {
+        let block = even(k_block, block, 1);
+        KBlocks {
             total,
-            chain,
+            k_block,
             block,
-            blocks: chain.div_ceil(block),
+            blocks: k_block.div_ceil(block),
         }
     }
 
     /// The size of every chain but the last.
     pub fn size(&self) -> usize {
-        self.chain
+        self.k_block
     }
 
     pub fn count(&self) -> usize {
-        self.total.div_ceil(self.chain)
+        self.total.div_ceil(self.k_block)
     }
 
-    pub fn blocks(&self, chain: usize) -> Range<usize> {
-        chain * self.blocks..(chain + 1) * self.blocks
+    pub fn blocks(&self, k_block: usize) -> Range<usize> {
+        k_block * self.blocks..(k_block + 1) * self.blocks
     }
 
     /// What a block takes of the axis; of the last chain that may be nothing.
     pub fn range(&self, block: usize) -> Range<usize> {
         // Mostly a block is a chain.
-        let (chain, at) = if self.blocks == 1 {
+        let (k_block, at) = if self.blocks == 1 {
             (block, 0)
         } else {
             (block / self.blocks, block % self.blocks)
         };
-        let of =
-            |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
+        let of = |at: usize| {
+            (k_block * self.k_block + (at * self.block).min(self.k_block)).min(self.total)
+        };
         of(at)..of(at + 1)
     }
 }
@@ -178,9 +179,9 @@ impl Chains {
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Blocking {
     /// Rows of a block.
-    pub rows: usize,
-    /// Columns of the widest strip.
-    pub columns: usize,
+    pub mc: usize,
+    /// Columns of the widest block.
+    pub nc: usize,
     /// Whether the left operand is kept packed for all of the contracted axis.
     pub resident: bool,
     /// Parts of the contracted axis that are summed apart.
@@ -190,7 +191,7 @@ pub(in super::super) struct Blocking {
 /// A slice of the contracted axis, whose sums go on from those of the slices before.
 pub(in super::super) struct Carry {
     /// The chains that it has some or all of.
-    pub chains: Range<usize>,
+    pub k_blocks: Range<usize>,
     /// Whether an earlier slice has begun the first of them.
     pub begun: bool,
     /// Whether a later slice goes on with the last of them.
@@ -230,7 +231,7 @@ pub(in super::super) struct Space {
     /// Bytes.
     pub scratch: usize,
     /// Sums of a block over a chain, where they are not yet added to those of the chains before.
-    pub chain: usize,
+    pub k_block: usize,
     /// Sums of splits; one for all workers.
     pub partial: usize,
 }
@@ -244,7 +245,7 @@ impl Space {
             micro_panel: self.micro_panel.max(other.micro_panel),
             acc: self.acc.max(other.acc),
             scratch: self.scratch.max(other.scratch),
-            chain: self.chain.max(other.chain),
+            k_block: self.k_block.max(other.k_block),
             partial: self.partial.max(other.partial),
         }
     }
@@ -258,7 +259,7 @@ impl Space {
             self.right * 4,
             self.micro_panel * 4,
             self.acc * 4,
-            self.chain * 4,
+            self.k_block * 4,
             self.scratch,
             0,
         ]
@@ -302,7 +303,7 @@ pub(in super::super) struct Slot {
     pub right: *mut f32,
     pub micro_panel: *mut f32,
     pub acc: *mut f32,
-    pub chain: *mut f32,
+    pub k_block: *mut f32,
     pub scratch: *mut u8,
 }
 
@@ -313,13 +314,13 @@ impl Room<'_> {
         let at = self.space.offsets();
         // SAFETY: the workspace has room for `threads` parts of this size.
         let part = |k: usize| unsafe { self.workspace.add(slot * at[6] + at[k]) };
-        let [left, right, micro_panel, acc, chain] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
+        let [left, right, micro_panel, acc, k_block] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
         Slot {
             left,
             right,
             micro_panel,
             acc,
-            chain,
+            k_block,
             scratch: part(5),
         }
     }
@@ -388,29 +389,29 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
     room: &Room,
     carry: Option<Carry>,
 ) {
-    let (groups, rows, strips) = (product.groups(), product.rows(), product.strips());
-    if groups == 0 || rows == 0 || strips == 0 {
+    let (groups, rows, column_blocks) = (product.groups(), product.rows(), product.column_blocks());
+    if groups == 0 || rows == 0 || column_blocks == 0 {
         return;
     }
-    let row_blocks = rows.div_ceil(blocking.rows);
+    let row_blocks = rows.div_ceil(blocking.mc);
     let job = Job {
         product,
         micro,
         blocking,
         room,
         row_blocks,
-        strips,
+        column_blocks,
         carry,
     };
     let depth = product
-        .chains()
+        .k_blocks()
         .checked_sub(1)
         .map_or(0, |last| product.depth(product.blocks(last).end - 1).end);
     let work = groups
         .saturating_mul(rows)
-        .saturating_mul(product.strip(strips - 1).end)
+        .saturating_mul(product.columns(column_blocks - 1).end)
         .saturating_mul(depth);
-    let blocks = groups * row_blocks * strips;
+    let blocks = groups * row_blocks * column_blocks;
     // SAFETY: tasks write blocks of the result, or sums of splits, that are theirs alone.
     unsafe {
         room.tasks(
@@ -442,29 +443,29 @@ struct Job<'a, P> {
     blocking: &'a Blocking,
     room: &'a Room<'a>,
     row_blocks: usize,
-    strips: usize,
+    column_blocks: usize,
     carry: Option<Carry>,
 }
 
 impl<P: Product> Job<'_, P> {
     /// A block of the result, by number.
     fn cut(&self, number: usize) -> Cut {
-        let (row_block, strip) = (number / self.strips, number % self.strips);
+        let (row_block, column_block) = (number / self.column_blocks, number % self.column_blocks);
         let (group, row_block) = (row_block / self.row_blocks, row_block % self.row_blocks);
-        let first = row_block * self.blocking.rows;
-        let rows = first..(first + self.blocking.rows).min(self.product.rows());
+        let first = row_block * self.blocking.mc;
+        let rows = first..(first + self.blocking.mc).min(self.product.rows());
         Cut {
             group,
             row_block,
             rows,
-            strip,
-            columns: self.product.strip(strip),
+            column_block,
+            columns: self.product.columns(column_block),
         }
     }
 
     /// Elements between two rows of a block's sums.
     fn stride(&self) -> usize {
-        self.blocking.columns.next_multiple_of(self.micro.lanes)
+        self.blocking.nc.next_multiple_of(self.micro.lanes)
     }
 
     /// Where a split of a block keeps its sums, and the elements between two rows of them.
@@ -473,13 +474,14 @@ impl<P: Product> Job<'_, P> {
         if let Some(carry) = &self.carry {
             return self.kept(carry, cut, cut.group * splits + split);
         }
-        let number = (cut.group * self.row_blocks + cut.row_block) * self.strips + cut.strip;
+        let number =
+            (cut.group * self.row_blocks + cut.row_block) * self.column_blocks + cut.column_block;
         // SAFETY: the workspace has room for every split of every block.
         (
             unsafe {
                 self.room
                     .partial()
-                    .add((number * splits + split) * self.blocking.rows * stride)
+                    .add((number * splits + split) * self.blocking.mc * stride)
             },
             stride,
         )
@@ -487,14 +489,14 @@ impl<P: Product> Job<'_, P> {
 
     /// Where a block keeps its sums over a chain until they are added to the others: with the
     /// slice's if the chain goes through several.
-    fn chain(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
+    fn k_block_sums(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
         match self.carry.as_ref().filter(|_| through) {
             Some(carry) => self.kept(
                 carry,
                 cut,
                 self.product.groups() * self.blocking.splits + cut.group,
             ),
-            None => (slot.chain, self.stride()),
+            None => (slot.k_block, self.stride()),
         }
     }
 
@@ -503,7 +505,7 @@ impl<P: Product> Job<'_, P> {
         let (rows, columns) = (
             self.product.rows(),
             self.product
-                .strip(self.strips - 1)
+                .columns(self.column_blocks - 1)
                 .end
                 .next_multiple_of(self.micro.lanes),
         );
@@ -533,29 +535,29 @@ impl<P: Product> Job<'_, P> {
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
         *resident = key;
-        let chains = product.chains();
-        let span = chains * split / blocking.splits..chains * (split + 1) / blocking.splits;
+        let k_blocks = product.k_blocks();
+        let span = k_blocks * split / blocking.splits..k_blocks * (split + 1) / blocking.splits;
         let now = self.carry.as_ref().map_or(span.clone(), |carry| {
-            span.start.max(carry.chains.start)..span.end.min(carry.chains.end)
+            span.start.max(carry.k_blocks.start)..span.end.min(carry.k_blocks.end)
         });
         // SAFETY: buffers have the sizes of `Space`; see `drive`.
         unsafe {
             if span.is_empty() {
                 rows(total, &cut).for_each(|row| row.fill(0.0));
             }
-            for chain in now {
-                let (first, blocks) = (chain == span.start, product.blocks(chain));
+            for k_block in now {
+                let (first, blocks) = (k_block == span.start, product.blocks(k_block));
                 let begun = self
                     .carry
                     .as_ref()
-                    .is_some_and(|carry| carry.begun && chain == carry.chains.start);
+                    .is_some_and(|carry| carry.begun && k_block == carry.k_blocks.start);
                 let open = self
                     .carry
                     .as_ref()
-                    .is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
+                    .is_some_and(|carry| carry.open && k_block + 1 == carry.k_blocks.end);
                 let alone = !first && (begun || open || blocks.len() > 1);
                 let sums = if alone {
-                    self.chain(&cut, slot, begun || open)
+                    self.k_block_sums(&cut, slot, begun || open)
                 } else {
                     total
                 };
@@ -574,12 +576,12 @@ impl<P: Product> Job<'_, P> {
                         product.left(
                             cut.group,
                             cut.rows.clone(),
-                            panel_rows(cut.rows.len(), self.micro.rows),
+                            panel_rows(cut.rows.len(), self.micro.mr),
                             block,
                             left,
                         );
                     }
-                    product.right(cut.group, cut.strip, block, slot.right);
+                    product.right(cut.group, cut.column_block, block, slot.right);
                     self.sweep(&cut, block, left, slot, sums, before);
                     before = Before::Sums;
                 }
@@ -593,7 +595,7 @@ impl<P: Product> Job<'_, P> {
                 product.finish(
                     cut.group,
                     cut.rows,
-                    cut.strip,
+                    cut.column_block,
                     total.0,
                     total.1,
                     slot.scratch,
@@ -613,15 +615,15 @@ impl<P: Product> Job<'_, P> {
         before: Before,
     ) {
         let Job { product, micro, .. } = self;
-        let panel = panel_rows(cut.rows.len(), micro.rows);
+        let panel = panel_rows(cut.rows.len(), micro.mr);
         let panels = cut.rows.len().div_ceil(panel);
         let mut from = cut.columns.start;
         while from < cut.columns.end {
             // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
             // have room for whole vectors.
             unsafe {
-                let Stretch { end, next, steps } =
-                    product.stretch(cut.strip, from, block, slot.right);
+                let Span { end, next, steps } =
+                    product.span(cut.column_block, from, block, slot.right);
                 let width = micro.width(end - from);
                 let to = (from + width).min(end);
                 let (first, depth) = (steps.start, steps.len());
@@ -630,7 +632,7 @@ impl<P: Product> Job<'_, P> {
                     block,
                     columns: from..to,
                     steps,
-                    strip: cut.strip,
+                    column_block: cut.column_block,
                     width,
                     panels,
                 };
@@ -666,7 +668,7 @@ impl<P: Product> Job<'_, P> {
             self.product.finish(
                 cut.group,
                 cut.rows,
-                cut.strip,
+                cut.column_block,
                 slot.acc,
                 stride,
                 slot.scratch,
@@ -701,7 +703,7 @@ struct Cut {
     group: usize,
     row_block: usize,
     rows: Range<usize>,
-    strip: usize,
+    column_block: usize,
     columns: Range<usize>,
 }
 

@@ -88,7 +88,7 @@ type Kernel = unsafe fn(
 /// The micro-kernels and packing of one instruction set.
 pub(in super::super) struct Micro {
     /// Most rows of a block.
-    pub rows: usize,
+    pub mr: usize,
     /// Columns of one vector; a block has one or two vectors.
     pub lanes: usize,
     packed: &'static [[Kernel; 2]],
@@ -275,7 +275,7 @@ macro_rules! micro {
                 unsafe { planes::correlate::<$simd>(planes) }
             }
             Micro {
-                rows: [$($rows),+].len(),
+                mr: [$($rows),+].len(),
                 lanes: <$simd>::LANES,
                 packed: table!(run, Packed, Panel, $($rows)+),
                 indirect: table!(run, Indirect, Panel, $($rows)+),
@@ -309,7 +309,7 @@ impl Micro {
     }
 
     /// Columns of the widest block.
-    pub fn columns(&self) -> usize {
+    pub fn nr(&self) -> usize {
         2 * self.lanes
     }
 
@@ -318,7 +318,7 @@ impl Micro {
         if columns <= self.lanes {
             self.lanes
         } else {
-            self.columns()
+            self.nr()
         }
     }
 

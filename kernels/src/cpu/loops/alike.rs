@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::reduce::Folding;
+use super::reduce::ReductionOrder;
 use super::{Loop, is_fixed};
 use crate::cpu::Config;
 use crate::cpu::tile::Bound;
@@ -24,16 +24,20 @@ pub fn sums_alike(a: &Spec, b: &Spec, bound: &Env, config: &Config) -> Option<bo
     if !is_fixed(a) || !is_fixed(b) {
         return None;
     }
-    let folds = |spec| Some(Loop::new(spec, bound, config).ok()?.folds(spec, bound));
-    Some(folds(a)? == folds(b)?)
+    let reductions = |spec| Some(Loop::new(spec, bound, config).ok()?.reductions(spec, bound));
+    Some(reductions(a)? == reductions(b)?)
 }
 
 impl Loop {
     /// How values are folded, for a space that has these sizes in every run: the reduced axes of
     /// more than one point in the order in which they are walked, and what is made of them; nothing
     /// if there is nothing to fold.
-    fn folds(&self, spec: &Spec, bound: &Env) -> Option<(SmallVec<[usize; MAX_AXES]>, Folding)> {
-        let folding = self.reduction.as_ref()?.folding(&mut Bound::sizes(
+    fn reductions(
+        &self,
+        spec: &Spec,
+        bound: &Env,
+    ) -> Option<(SmallVec<[usize; MAX_AXES]>, ReductionOrder)> {
+        let folding = self.reduction.as_ref()?.reduction_order(&mut Bound::sizes(
             &self.code,
             spec,
             bound,

@@ -48,7 +48,7 @@ struct Cut {
     groups_across: usize,
     groups: usize,
     /// The axis that is folded, its points in a tile and its tiles.
-    folded_axis: usize,
+    reduced_axis: usize,
     tile_len: usize,
     tiles_across: usize,
     tiles: usize,
@@ -60,7 +60,7 @@ struct Cut {
 /// Whatever else there is to a
 /// [`Cut`] says only which results are computed together, and when.
 #[derive(PartialEq)]
-pub(super) struct Folding {
+pub(super) struct ReductionOrder {
     along: Along,
     /// Sizes of the reduced axes, as they are walked. (Whose neighbours were joined shows in them.)
     dims: SmallVec<[usize; AXES]>,
@@ -93,7 +93,7 @@ impl Reduction {
         let all = order[..kept]
             .iter()
             .fold(points, |p, &a| p.saturating_mul(size(a)));
-        let (passes, crossing) = (
+        let (passes, kept_values) = (
             code.levels().filter(|&full| full).count(),
             code.kept_values(),
         );
@@ -110,8 +110,8 @@ impl Reduction {
                 .saturating_mul(VECTOR)
                 .max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
         };
-        if crossing > 0 {
-            if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
+        if kept_values > 0 {
+            if kept_lanes.saturating_mul(kept_values) > isize::MAX as usize / 64 {
                 return Err(SpecError::unsupported(format!(
                     "rows of {points} elements cannot be kept"
                 )));
@@ -119,7 +119,7 @@ impl Reduction {
             code.keep(kept_lanes);
         }
         let split_words = if passes == 1 && all >= 2 * CHUNK {
-            code.fold_words()
+            code.reduction_words()
         } else {
             0
         };
@@ -127,7 +127,7 @@ impl Reduction {
             along,
             kept,
             kept_lanes,
-            keeps: crossing > 0,
+            keeps: kept_values > 0,
             split_words,
         })
     }
@@ -151,13 +151,13 @@ impl Reduction {
 
     /// How each value is folded in a space that has these sizes in every run; nothing if it has no
     /// points.
-    pub fn folding(&self, bound: &mut Bound) -> Option<Folding> {
+    pub fn reduction_order(&self, bound: &mut Bound) -> Option<ReductionOrder> {
         if bound.dims().contains(&0) {
             return None;
         }
         let cut = self.cut(bound);
         let parts = self.parts(&cut, bound);
-        Some(Folding {
+        Some(ReductionOrder {
             along: self.along,
             dims: bound.dims()[cut.reduced..].into(),
             tile_len: cut.tile_len,
@@ -173,7 +173,7 @@ impl Reduction {
         let plain = levels.next() == Some(true)
             && levels.all(|full| !full)
             && !self.keeps
-            && code.folds_alone();
+            && code.reduces_independently();
         if !plain || examples < 2 {
             return None;
         }
@@ -182,7 +182,7 @@ impl Reduction {
         let parts = self.parts(&cut, bound);
         Some(CutOff {
             unit,
-            sums: cut.groups * parts * code.fold_words() * cut.lanes(self.along),
+            sums: cut.groups * parts * code.reduction_words() * cut.lanes(self.along),
         })
     }
 
@@ -202,12 +202,12 @@ impl Reduction {
         let reduced = bound.collapse(0, self.kept);
         let axes = reduced + bound.collapse(reduced, bound.dims().len());
         let dims = bound.dims();
-        let (kept_axis, folded_axis) = (reduced - 1, axes - 1);
+        let (kept_axis, reduced_axis) = (reduced - 1, axes - 1);
         let (row, col) = match self.along {
-            Along::Columns => (kept_axis, folded_axis),
-            Along::Rows => (folded_axis, kept_axis),
+            Along::Columns => (kept_axis, reduced_axis),
+            Along::Rows => (reduced_axis, kept_axis),
         };
-        let outer: usize = dims[reduced..folded_axis].iter().product();
+        let outer: usize = dims[reduced..reduced_axis].iter().product();
         let (group_len, tile_len) = match self.along {
             Along::Columns => {
                 let wide = dims[col].clamp(1, TILE);
@@ -241,7 +241,7 @@ impl Reduction {
         // Of an axis without elements there are no groups, or no tiles; neither has no width.
         let (group_len, tile_len) = (group_len.max(1), tile_len.max(1));
         let groups_across = dims[kept_axis].div_ceil(group_len);
-        let tiles_across = dims[folded_axis].div_ceil(tile_len);
+        let tiles_across = dims[reduced_axis].div_ceil(tile_len);
         let groups = dims[..kept_axis].iter().product::<usize>() * groups_across;
         Cut {
             row,
@@ -250,7 +250,7 @@ impl Reduction {
             group_len,
             groups_across,
             groups,
-            folded_axis,
+            reduced_axis,
             tile_len,
             tiles_across,
             tiles: outer * tiles_across,
@@ -269,7 +269,7 @@ struct Carry {
     sums: *mut u32,
     parts: usize,
     /// Folds of a group.
-    folds: usize,
+    reductions: usize,
 }
 
 // SAFETY: workers use the sums of different parts or groups.
@@ -284,17 +284,17 @@ impl Carry {
             last: part.last,
             sums: part.sums.cast(),
             parts,
-            folds: code.fold_words(),
+            reductions: code.reduction_words(),
         }
     }
 }
 
 impl Cut {
     /// The same tiles of the reduced axes as another launch has, whose kept axes alone are longer.
-    fn fold_as(&mut self, other: &Cut, bound: &Bound) {
+    fn reduce_as(&mut self, other: &Cut, bound: &Bound) {
         self.tile_len = other.tile_len;
-        self.tiles_across = bound.dims()[self.folded_axis].div_ceil(self.tile_len);
-        self.tiles = bound.dims()[self.reduced..self.folded_axis]
+        self.tiles_across = bound.dims()[self.reduced_axis].div_ceil(self.tile_len);
+        self.tiles = bound.dims()[self.reduced..self.reduced_axis]
             .iter()
             .product::<usize>()
             * self.tiles_across;
@@ -311,10 +311,10 @@ impl Cut {
     /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where
     /// its length may change what a tile is.
     fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
-        if self.reduced < self.folded_axis {
+        if self.reduced < self.reduced_axis {
             return Some(1);
         }
-        let rows = bound.dims()[self.folded_axis] / examples;
+        let rows = bound.dims()[self.reduced_axis] / examples;
         (along == Along::Rows).then(|| self.tile_len / gcd(self.tile_len, rows.max(1)))
     }
 
@@ -324,8 +324,8 @@ impl Cut {
         match example {
             0 => 0,
             _ if example >= examples => self.tiles,
-            _ if self.reduced < self.folded_axis => self.tiles / examples * example,
-            _ => bound.dims()[self.folded_axis] / examples * example / self.tile_len,
+            _ if self.reduced < self.reduced_axis => self.tiles / examples * example,
+            _ => bound.dims()[self.reduced_axis] / examples * example / self.tile_len,
         }
     }
 }
@@ -342,10 +342,10 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
             .copied()
             .find(|&axis| spec.dims[axis].at(bound) != 1)
     };
-    let (Some(kept_axis), folded_axis) = (last(&order[..kept]), last(&order[kept..])) else {
+    let (Some(kept_axis), reduced_axis) = (last(&order[..kept]), last(&order[kept..])) else {
         return Along::Columns;
     };
-    let Some(folded_axis) = folded_axis else {
+    let Some(reduced_axis) = reduced_axis else {
         return Along::Rows;
     };
     let mut votes = 0;
@@ -356,7 +356,7 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     {
         let (k, f) = (
             operand.strides[kept_axis].at(bound).unsigned_abs(),
-            operand.strides[folded_axis].at(bound).unsigned_abs(),
+            operand.strides[reduced_axis].at(bound).unsigned_abs(),
         );
         // What lies flat along the other axis is little memory, and counts little.
         let weight = if k == 0 || f == 0 { 1 } else { 16 };
@@ -405,7 +405,7 @@ impl Loop {
             );
             let whole_cut = reduction.cut(&mut whole);
             parts = reduction.parts(&whole_cut, &whole);
-            cut.fold_as(&whole_cut, bound);
+            cut.reduce_as(&whole_cut, bound);
         }
         let carry = launch
             .part
@@ -454,7 +454,7 @@ impl Loop {
                 .wrapping_add((group * parts + part) * size * 4)
                 .cast::<u32>()
         };
-        let fold = |chunk: usize, worker: usize| {
+        let reduce_part = |chunk: usize, worker: usize| {
             let (group, part) = (chunk / parts, chunk % parts);
             // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their
             // results.
@@ -462,7 +462,7 @@ impl Loop {
                 let mut machine =
                     Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (at, tile) = run.start(&mut machine, group);
-                machine.folded(0, &tile);
+                machine.compute_per_row(0, &tile);
                 run.pass(
                     &mut machine,
                     0,
@@ -474,7 +474,7 @@ impl Loop {
                 machine.exchange(0, &tile, partial(group, part), WIDE, true);
             }
         };
-        launch.team.run(cut.groups * parts, &fold);
+        launch.team.run(cut.groups * parts, &reduce_part);
         let merge = |group: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory; groups are disjoint.
             unsafe {
@@ -494,13 +494,13 @@ impl Loop {
                     }
                     step *= 2;
                 }
-                machine.folded(0, &tile);
+                machine.compute_per_row(0, &tile);
                 machine.exchange(0, &tile, partial(group, 0), WIDE, false);
                 machine.publish(0, &tile);
                 for level in 1..self.code.levels().len() {
-                    machine.folded(level, &tile);
+                    machine.compute_per_row(level, &tile);
                 }
-                machine.store_folded(&tile);
+                machine.store_per_row(&tile);
             }
         };
         launch.team.run(cut.groups, &merge);
@@ -517,10 +517,10 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn tile(&self, kept: usize, folded: usize) -> Tile {
+    fn tile(&self, kept: usize, reduced: usize) -> Tile {
         match self.along {
-            Along::Columns => Tile::new(kept, folded),
-            Along::Rows => Tile::new(folded, kept),
+            Along::Columns => Tile::new(kept, reduced),
+            Along::Rows => Tile::new(reduced, kept),
         }
     }
 
@@ -551,13 +551,13 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             for (level, full) in self.code.levels().enumerate() {
-                machine.folded(level, &tile);
+                machine.compute_per_row(level, &tile);
                 if full {
                     self.pass(machine, level, at, &tile, (group, 0), 0..self.cut.tiles);
                     machine.publish(level, &tile);
                 }
             }
-            machine.store_folded(&tile);
+            machine.store_per_row(&tile);
         }
     }
 
@@ -606,9 +606,9 @@ impl Run<'_> {
 
     /// The accumulators of a part of a group between slices.
     fn sums(&self, carry: &Carry, group: usize, part: usize) -> *mut u32 {
-        carry
-            .sums
-            .wrapping_add((group * carry.parts + part) * carry.folds * self.cut.lanes(self.along))
+        carry.sums.wrapping_add(
+            (group * carry.parts + part) * carry.reductions * self.cut.lanes(self.along),
+        )
     }
 
     /// Folds what a slice has of a part of a group.
@@ -631,7 +631,7 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             let (at, tile) = self.start(machine, group);
-            machine.folded(0, &tile);
+            machine.compute_per_row(0, &tile);
             if first {
                 machine.clear(0, &tile);
             } else {
@@ -659,16 +659,16 @@ impl Run<'_> {
             for index in tiles {
                 let first = index % cut.tiles_across * cut.tile_len;
                 let outer = index / cut.tiles_across;
-                at[cut.folded_axis] = first;
+                at[cut.reduced_axis] = first;
                 let mut rest = outer;
-                for axis in (cut.reduced..cut.folded_axis).rev() {
+                for axis in (cut.reduced..cut.reduced_axis).rev() {
                     at[axis] = rest % dims[axis];
                     rest /= dims[axis];
                 }
                 if cut.tiles > 1 {
                     machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
                 }
-                let len = dims[cut.folded_axis];
+                let len = dims[cut.reduced_axis];
                 let kept_at = match self.along {
                     Along::Columns => {
                         (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len
@@ -678,9 +678,9 @@ impl Run<'_> {
                 let kept = cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]);
                 let tile = self
                     .tile(kept, cut.tile_len.min(len - first))
-                    .folding(outer * len + first, kept_at);
-                machine.full(level, &tile);
-                machine.store_full(level, &tile);
+                    .reducing(outer * len + first, kept_at);
+                machine.compute_per_element(level, &tile);
+                machine.store_per_element(level, &tile);
             }
         }
     }

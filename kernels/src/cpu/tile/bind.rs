@@ -109,7 +109,7 @@ impl<'a> Bound<'a> {
         // A folded value is stored once per point of the kept axes, whatever its operand says of
         // the others.
         let kept = spec.dims.len() - spec.reduced;
-        for store in &self.code.program.folded_stores {
+        for store in &self.code.program.per_row_stores {
             for (stride, _) in self.walks[usize::from(store.walk)]
                 .strides
                 .iter_mut()
@@ -139,21 +139,27 @@ impl<'a> Bound<'a> {
                 .map(|(s, n)| s.at(part.whole) as isize * n)
                 .sum::<isize>()
         };
-        let folded = |k: usize| {
+        let per_row = |k: usize| {
             self.code
                 .program
-                .folded_stores
+                .per_row_stores
                 .iter()
                 .any(|store| usize::from(store.walk) == k)
         };
-        let (folds, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
+        let (reductions, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
         let moves: SmallVec<[isize; MAX_ACCESSES]> = operands
             .enumerate()
-            .map(|(k, strides)| if folds && !folded(k) { -by(strides) } else { 0 })
+            .map(|(k, strides)| {
+                if reductions && !per_row(k) {
+                    -by(strides)
+                } else {
+                    0
+                }
+            })
             .chain(
                 spec.indices
                     .iter()
-                    .map(|strides| if folds { 0 } else { by(strides) }),
+                    .map(|strides| if reductions { 0 } else { by(strides) }),
             )
             .collect();
         self.walks

@@ -15,8 +15,8 @@ use smallvec::SmallVec;
 pub(super) use invariant::Hoisted;
 use invariant::invariant;
 
-use super::fold::FoldCode;
 use super::ops::OpCode;
+use super::reduce::ReduceCode;
 use crate::cpu::{Config, Isa, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::scalar::ScalarOp;
@@ -29,7 +29,7 @@ pub(super) struct Place {
     /// Lanes from the start of the register file.
     pub at: usize,
     /// The value is kept for all tiles of the row: this tile's part lies further on.
-    pub crossing: bool,
+    pub kept: bool,
 }
 
 /// One step of the program, run on one tile.
@@ -61,7 +61,7 @@ pub(super) enum Step {
     /// Makes a crossing value of an earlier pass visible again.
     Restore { value: ValueId, place: Place },
     /// Adds a tile to an accumulator.
-    Fold(u16),
+    Reduce(u16),
 }
 
 /// An operation on values.
@@ -78,8 +78,8 @@ pub(super) struct Apply {
 }
 
 /// A reduction.
-pub(super) struct Fold {
-    pub code: FoldCode,
+pub(super) struct ReduceStep {
+    pub code: ReduceCode,
     pub arg: ValueId,
     pub value: ValueId,
     /// Lanes from the start of the register file to the accumulators, a register for each word.
@@ -100,17 +100,17 @@ pub(super) struct StoreStep {
 #[derive(Default)]
 pub(super) struct Level {
     /// Computed once per group of kept points, before the pass.
-    pub folded: Vec<Step>,
+    pub per_row: Vec<Step>,
     /// Computed for each tile of the pass.
-    pub full: Vec<Step>,
+    pub per_element: Vec<Step>,
     /// The folds whose accumulators this pass fills.
-    pub folds: Vec<u16>,
+    pub reductions: Vec<u16>,
 }
 
 /// A compiled program.
 pub(super) struct Program {
     pub levels: Vec<Level>,
-    pub folds: Vec<Fold>,
+    pub reductions: Vec<ReduceStep>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
     /// The steps of the only level where columns go along the last axis, if that makes a
@@ -118,11 +118,11 @@ pub(super) struct Program {
     pub hoisted: Option<Hoisted>,
     /// The level in whose pass full values are stored.
     pub top: usize,
-    pub full_stores: Vec<StoreStep>,
-    pub folded_stores: Vec<StoreStep>,
+    pub per_element_stores: Vec<StoreStep>,
+    pub per_row_stores: Vec<StoreStep>,
     /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the
     /// registers.
-    pub crossing: usize,
+    pub kept: usize,
     /// Lanes of the register file before those buffers, and of a register.
     pub lanes: usize,
     pub register: usize,
@@ -235,7 +235,7 @@ struct Compiler<'a> {
     a: Analysis,
     places: Vec<Option<Place>>,
     /// Which fold a `Reduce` is.
-    fold_of: Vec<u16>,
+    reduction_of: Vec<u16>,
     /// Lanes of the register file handed out, and of a register.
     used: usize,
     register: usize,
@@ -252,13 +252,13 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
         config,
         a,
         places: vec![None; n],
-        fold_of: vec![0; n],
+        reduction_of: vec![0; n],
         used: 0,
         register,
         registers: Vec::new(),
     };
-    let crossing = compiler.place_kept();
-    let (folds, spare) = compiler.folds();
+    let kept = compiler.place_kept();
+    let (reductions, spare) = compiler.reductions();
     let depth = compiler.a.levels.depth();
     let levels = (0..=depth).map(|l| compiler.level(l)).collect();
     let hoisted = compiler.hoisted();
@@ -271,13 +271,13 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
     });
     Ok(Program {
         levels,
-        folds,
+        reductions,
         constants: constants.collect(),
         hoisted,
         top: compiler.a.top,
-        full_stores: compiler.stores(false).collect(),
-        folded_stores: compiler.stores(true).collect(),
-        crossing,
+        per_element_stores: compiler.stores(false).collect(),
+        per_row_stores: compiler.stores(true).collect(),
+        kept,
         lanes: compiler.used,
         register,
         spare,
@@ -307,7 +307,7 @@ impl Compiler<'_> {
     /// coordinates is not kept for a whole row but made again in each pass. Returns how many values
     /// are kept; their buffers follow the registers.
     fn place_kept(&mut self) -> usize {
-        let mut crossing = 0;
+        let mut kept = 0;
         for i in 0..self.spec.code.len() {
             if !self.a.is_live(i) || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i)
             {
@@ -319,37 +319,41 @@ impl Compiler<'_> {
             {
                 self.places[i] = Some(Place {
                     at: self.take(1),
-                    crossing: false,
+                    kept: false,
                 });
             } else if self.a.is_live_across(i) {
                 self.places[i] = Some(Place {
-                    at: crossing,
-                    crossing: true,
+                    at: kept,
+                    kept: true,
                 });
-                crossing += 1;
+                kept += 1;
             }
         }
-        crossing
+        kept
     }
 
     /// Every reduction with its accumulators, and the spare register.
-    fn folds(&mut self) -> (Vec<Fold>, usize) {
-        let mut folds = Vec::new();
+    fn reductions(&mut self) -> (Vec<ReduceStep>, usize) {
+        let mut reductions = Vec::new();
         for i in 0..self.spec.code.len() {
             let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.is_live(i)) else {
                 continue;
             };
-            self.fold_of[i] = folds.len() as u16;
-            let code = FoldCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
-            folds.push(Fold {
+            self.reduction_of[i] = reductions.len() as u16;
+            let code = ReduceCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
+            reductions.push(ReduceStep {
                 code,
                 arg: *arg,
                 value: i as ValueId,
                 accumulator: self.take(code.words),
             });
         }
-        let spare = if folds.is_empty() { 0 } else { self.take(1) };
-        (folds, spare)
+        let spare = if reductions.is_empty() {
+            0
+        } else {
+            self.take(1)
+        };
+        (reductions, spare)
     }
 
     /// The steps of one pass.
@@ -361,23 +365,23 @@ impl Compiler<'_> {
         };
         let pass: Vec<usize> = self.needed().filter(in_pass).collect();
         let mut level = Level {
-            full: self.pass(l, &pass),
+            per_element: self.pass(l, &pass),
             ..Level::default()
         };
-        level.folds = pass
+        level.reductions = pass
             .iter()
             .filter(|&&i| self.is_reduce(i))
-            .map(|&i| self.fold_of[i])
+            .map(|&i| self.reduction_of[i])
             .collect();
-        let folded = |i: &usize| {
+        let per_row = |i: &usize| {
             self.a.is_per_row(*i)
                 && self.a.level(*i) == l
                 && !self.is_constant(*i)
                 && !self.is_reduce(*i)
         };
-        level.folded = self
+        level.per_row = self
             .needed()
-            .filter(folded)
+            .filter(per_row)
             .filter_map(|i| Some(self.step(i, self.places[i]?)))
             .collect();
         level
@@ -391,9 +395,9 @@ impl Compiler<'_> {
         let mut live: Vec<(usize, usize)> = Vec::new();
         for (position, &i) in pass.iter().enumerate() {
             steps.push(if self.is_reduce(i) {
-                Step::Fold(self.fold_of[i])
+                Step::Reduce(self.reduction_of[i])
             } else if let Some(place) = self.places[i] {
-                let restored = place.crossing && self.a.level(i) < l;
+                let restored = place.kept && self.a.level(i) < l;
                 if restored {
                     Step::Restore {
                         value: i as ValueId,
@@ -409,13 +413,7 @@ impl Compiler<'_> {
                     at
                 });
                 live.push((at, self.last_use(i, l, pass)));
-                self.step(
-                    i,
-                    Place {
-                        at,
-                        crossing: false,
-                    },
-                )
+                self.step(i, Place { at, kept: false })
             });
             // A result never shares a register with an argument: registers fall free after the
             // step.
@@ -460,7 +458,7 @@ impl Compiler<'_> {
         let apply = |code| {
             let args = self.a.arguments(self.spec, i);
             let arg = |k: usize| args.get(k).copied().unwrap_or(args[0]);
-            let direct = if self.a.is_per_row(i) || place.crossing {
+            let direct = if self.a.is_per_row(i) || place.kept {
                 None
             } else {
                 self.stores(false).find(|s| s.value == value && s.same_bits)
@@ -513,11 +511,11 @@ impl Compiler<'_> {
     }
 
     /// The stores of folded values, or of full ones.
-    fn stores(&self, folded: bool) -> impl Iterator<Item = StoreStep> {
+    fn stores(&self, per_row: bool) -> impl Iterator<Item = StoreStep> {
         self.spec
             .stores
             .iter()
-            .filter(move |s| self.a.is_per_row(usize::from(s.value)) == folded)
+            .filter(move |s| self.a.is_per_row(usize::from(s.value)) == per_row)
             .map(|s| {
                 let lane = self.a.lanes[usize::from(s.value)];
                 let dtype = self.spec.operands[usize::from(s.operand)].dtype;

@@ -68,7 +68,7 @@ impl Tile {
     }
 
     /// The tile at a position of its reduction, with its part of kept values.
-    pub fn folding(self, position: usize, kept_at: usize) -> Tile {
+    pub fn reducing(self, position: usize, kept_at: usize) -> Tile {
         Tile {
             position,
             kept_at,
@@ -117,14 +117,14 @@ impl<'a> Machine<'a> {
                 views.add(usize::from(*value)).write(View {
                     ptr: bits,
                     rs: 0,
-                    flat: true,
+                    invariant: true,
                 })
             };
         }
         let acc = View {
             ptr: std::ptr::null(),
             rs: 0,
-            flat: false,
+            invariant: false,
         };
         Machine {
             bound,
@@ -179,7 +179,7 @@ impl<'a> Machine<'a> {
         self.acc = View {
             ptr: acc,
             rs: stride as isize,
-            flat: false,
+            invariant: false,
         };
         let span = |ptr: *const u8, rs: isize, cs: isize, bytes: usize| {
             let last = (rows as isize - 1) * rs + (cols as isize - 1) * cs;
@@ -187,7 +187,7 @@ impl<'a> Machine<'a> {
             start..start.wrapping_add_signed((last + 1) * bytes as isize)
         };
         let held = span(acc.cast(), self.acc.rs, 1, 4);
-        self.acc_aliased = self.bound.code.program.full_stores.iter().any(|s| {
+        self.acc_aliased = self.bound.code.program.per_element_stores.iter().any(|s| {
             let block = self.block(s.walk, &Tile::new(rows, cols));
             let written = span(block.ptr, block.rs, block.cs, block.dtype.bytes());
             written.start < held.end && held.start < written.end
@@ -225,7 +225,7 @@ impl<'a> Machine<'a> {
 
     fn place(&self, place: Place, tile: &Tile) -> *mut u32 {
         let program = &self.bound.code.program;
-        let at = if place.crossing {
+        let at = if place.kept {
             program.lanes + place.at * self.bound.code.kept_lanes + tile.kept_at
         } else {
             place.at
@@ -246,7 +246,7 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// The rows, at most [`MAX_ROWS`], must be part of the space at the cursors.
-    pub(super) unsafe fn flat(&self, hoisted: &Hoisted, rows: Range<usize>) {
+    pub(super) unsafe fn compute_invariant(&self, hoisted: &Hoisted, rows: Range<usize>) {
         // SAFETY: the caller's promise; registers have a lane for each row.
         unsafe {
             self.steps(
@@ -269,7 +269,7 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// As [`Machine::full`]; the tile's rows must be among those.
-    pub(super) unsafe fn beside_flat(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
+    pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: written by `flat`.
             let view = unsafe { *self.views.add(self.bound.code.values + k) };
@@ -289,18 +289,18 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// The tile must be part of the space at the cursors, and everything of lower levels computed.
-    pub unsafe fn folded(&self, level: usize, tile: &Tile) {
+    pub unsafe fn compute_per_row(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&self.bound.code.program.levels[level].folded, tile) }
+        unsafe { self.steps(&self.bound.code.program.levels[level].per_row, tile) }
     }
 
     /// Computes the full values of a level and adds them to its accumulators.
     ///
     /// # Safety
     /// As [`Machine::folded`].
-    pub unsafe fn full(&self, level: usize, tile: &Tile) {
+    pub unsafe fn compute_per_element(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&self.bound.code.program.levels[level].full, tile) }
+        unsafe { self.steps(&self.bound.code.program.levels[level].per_element, tile) }
     }
 
     /// # Safety
@@ -345,11 +345,11 @@ impl<'a> Machine<'a> {
                             View {
                                 ptr: self.place(*place, tile),
                                 rs: tile.pad as isize,
-                                flat: false,
+                                invariant: false,
                             },
                         );
                     }
-                    Step::Fold(k) => self.fold(*k, tile),
+                    Step::Reduce(k) => self.reduce(*k, tile),
                 }
             }
         }
@@ -367,7 +367,7 @@ impl<'a> Machine<'a> {
             return View {
                 ptr: cursor.at(tile).cast(),
                 rs: cursor.rs,
-                flat: cursor.cs == 0,
+                invariant: cursor.cs == 0,
             };
         }
         let mut block = self.block(walk, tile);
@@ -375,19 +375,19 @@ impl<'a> Machine<'a> {
         if block.rs == 0 {
             block.rows = 1;
         }
-        let (width, flat) = if block.cs == 0 {
+        let (width, invariant) = if block.cs == 0 {
             (1, true)
         } else {
             (tile.pad, false)
         };
-        block.cols = if flat { 1 } else { block.cols };
+        block.cols = if invariant { 1 } else { block.cols };
         let to = self.place(place, tile);
         // SAFETY: the block lies inside its argument, and a register holds a tile.
         unsafe { copy::load(&block, to, width) };
         View {
             ptr: to,
             rs: if block.rs == 0 { 0 } else { width as isize },
-            flat,
+            invariant,
         }
     }
 
@@ -416,7 +416,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            flat: false,
+            invariant: false,
         }
     }
 
@@ -425,9 +425,9 @@ impl<'a> Machine<'a> {
     unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
         let Cursor { rs, cs, .. } = self.cursor(walk);
         let first = self.cursor(walk).at(tile).addr() as isize;
-        let flat = cs == 0;
+        let invariant = cs == 0;
         let rows = if rs == 0 { 1 } else { tile.rows };
-        let width = if flat { 1 } else { tile.pad };
+        let width = if invariant { 1 } else { tile.pad };
         let to = self.place(place, tile);
         for r in 0..rows {
             // SAFETY: a register holds a tile.
@@ -440,7 +440,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: if rs == 0 { 0 } else { width as isize },
-            flat,
+            invariant,
         }
     }
 
@@ -462,8 +462,10 @@ impl<'a> Machine<'a> {
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
-        let which =
-            (usize::from(x.flat) | usize::from(y.flat) << 1 | usize::from(z.flat) << 2) & step.used;
+        let which = (usize::from(x.invariant)
+            | usize::from(y.invariant) << 1
+            | usize::from(z.invariant) << 2)
+            & step.used;
         let by_row = x.rs | y.rs | z.rs != 0;
         let place = self.place(step.place, tile);
         if which == step.used || !(by_row || tile.rows == 1) {
@@ -483,7 +485,7 @@ impl<'a> Machine<'a> {
             if out_rs == tile.pad
                 && [x, y, z]
                     .iter()
-                    .all(|v| v.rs == if v.flat { 0 } else { pad })
+                    .all(|v| v.rs == if v.invariant { 0 } else { pad })
             {
                 (rows, lanes) = (1, rows * tile.pad);
             }
@@ -503,7 +505,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: out,
             rs: if by_row { out_rs as isize } else { 0 },
-            flat: false,
+            invariant: false,
         }
     }
 
@@ -522,15 +524,11 @@ impl<'a> Machine<'a> {
     ) -> View {
         let place = self.place(step.place, tile);
         // A value that is kept for later passes is kept in full.
-        let out = if step.place.crossing {
-            self.spare()
-        } else {
-            place
-        };
+        let out = if step.place.kept { self.spare() } else { place };
         let which = args
             .iter()
             .enumerate()
-            .fold(0, |bits, (k, v)| bits | usize::from(v.flat) << k)
+            .fold(0, |bits, (k, v)| bits | usize::from(v.invariant) << k)
             & step.used;
         let by_row = args.iter().any(|v| v.rs != 0);
         let mut call = Call {
@@ -544,10 +542,10 @@ impl<'a> Machine<'a> {
         let mut view = View {
             ptr: out,
             rs: 0,
-            flat: which == step.used,
+            invariant: which == step.used,
         };
         let mut columns = [[0u32; MAX_ROWS]; 3];
-        if view.flat {
+        if view.invariant {
             // One value per row, computed side by side.
             let rows = if by_row { tile.rows } else { 1 };
             for (view, column) in call.args.iter_mut().zip(&mut columns) {
@@ -558,7 +556,7 @@ impl<'a> Machine<'a> {
                 *view = View {
                     ptr: column.as_ptr(),
                     rs: 0,
-                    flat: false,
+                    invariant: false,
                 };
             }
             call.lanes = rows.next_multiple_of(VECTOR);
@@ -566,8 +564,8 @@ impl<'a> Machine<'a> {
         }
         // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views
         // one row.
-        unsafe { step.code.0[if view.flat { 0 } else { which }](&call) };
-        if step.place.crossing {
+        unsafe { step.code.0[if view.invariant { 0 } else { which }](&call) };
+        if step.place.kept {
             // SAFETY: the buffer of a kept value holds the tile.
             return unsafe { self.spread(view, place, tile) };
         }
@@ -584,7 +582,7 @@ impl<'a> Machine<'a> {
             unsafe {
                 let from = view.ptr.offset(r as isize * view.rs);
                 let line = std::slice::from_raw_parts_mut(to.add(r * tile.pad), tile.pad);
-                if view.flat {
+                if view.invariant {
                     line.fill(*from);
                 } else {
                     line.copy_from_slice(std::slice::from_raw_parts(from, tile.pad));
@@ -594,7 +592,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            flat: false,
+            invariant: false,
         }
     }
 
@@ -617,10 +615,10 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// As [`Machine::folded`]; no other thread may touch the same points.
-    pub unsafe fn store_full(&self, level: usize, tile: &Tile) {
+    pub unsafe fn store_per_element(&self, level: usize, tile: &Tile) {
         if level == self.bound.code.program.top {
             // SAFETY: the caller's promise.
-            unsafe { self.store(&self.bound.code.program.full_stores, tile) }
+            unsafe { self.store(&self.bound.code.program.per_element_stores, tile) }
         }
     }
 
@@ -628,9 +626,9 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// As [`Machine::store_full`].
-    pub unsafe fn store_folded(&self, tile: &Tile) {
+    pub unsafe fn store_per_row(&self, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.store(&self.bound.code.program.folded_stores, tile) }
+        unsafe { self.store(&self.bound.code.program.per_row_stores, tile) }
     }
 
     /// # Safety

@@ -11,8 +11,8 @@ mod bind;
 mod compile;
 mod copy;
 mod exec;
-mod fold;
 mod ops;
+mod reduce;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -101,7 +101,7 @@ impl TileCode {
     pub fn keep(&mut self, lanes: usize) {
         self.kept_lanes = lanes.next_multiple_of(VECTOR);
         self.scratch =
-            self.lanes_at + (self.program.lanes + self.program.crossing * self.kept_lanes) * 4;
+            self.lanes_at + (self.program.lanes + self.program.kept * self.kept_lanes) * 4;
     }
 
     /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of
@@ -130,26 +130,27 @@ impl TileCode {
         self.program
             .levels
             .iter()
-            .map(|level| !level.full.is_empty())
+            .map(|level| !level.per_element.is_empty())
     }
 
     /// Values that are kept from one pass over a row to the next.
     pub fn kept_values(&self) -> usize {
-        self.program.crossing
+        self.program.kept
     }
 
     /// Whether all reductions fold values, without positions, and none needs the result of another.
-    pub fn folds_alone(&self) -> bool {
+    pub fn reduces_independently(&self) -> bool {
         let first = self
             .program
             .levels
             .first()
-            .map_or(0, |level| level.folds.len());
-        first == self.program.folds.len() && self.program.folds.iter().all(|f| f.code.words == 1)
+            .map_or(0, |level| level.reductions.len());
+        first == self.program.reductions.len()
+            && self.program.reductions.iter().all(|f| f.code.words == 1)
     }
 
     /// Words of the accumulators of all reductions, per point.
-    pub fn fold_words(&self) -> usize {
-        self.program.folds.iter().map(|f| f.code.words).sum()
+    pub fn reduction_words(&self) -> usize {
+        self.program.reductions.iter().map(|f| f.code.words).sum()
     }
 }

@@ -18,7 +18,7 @@ pub(crate) struct View {
     /// Elements from one row to the next; 0 when all rows are the same.
     pub rs: isize,
     /// All columns are the same: one value per row.
-    pub flat: bool,
+    pub invariant: bool,
 }
 
 /// The work of one operation on one tile: `rows` lines of `lanes` elements.
@@ -94,9 +94,9 @@ impl Visit for Loops {
 }
 
 /// An operation applied to every lane; bit k of `FLAT` says that argument k is flat.
-struct Sweep<O, const FLAT: u32>(PhantomData<O>);
+struct Sweep<O, const INVARIANT: u32>(PhantomData<O>);
 
-impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
+impl<O: Lanewise, const INVARIANT: u32> Routine for Sweep<O, INVARIANT> {
     type Args = Call;
 
     /// The views must be readable for `rows` lines, `out` writable, and `out` must overlap no view.
@@ -108,7 +108,7 @@ impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
                 let len = if k >= O::ARITY {
                     0
                 } else {
-                    [call.lanes, 1][(FLAT >> k & 1) as usize]
+                    [call.lanes, 1][(INVARIANT >> k & 1) as usize]
                 };
                 // SAFETY: the caller promises readable views; unused arguments point at nothing and
                 // have no length.
@@ -118,13 +118,13 @@ impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
             let out = unsafe {
                 std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
             };
-            sweep_line::<O, A, FLAT>(line(0), line(1), line(2), out);
+            sweep_line::<O, A, INVARIANT>(line(0), line(1), line(2), out);
         }
     }
 }
 
 #[inline(always)]
-fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(
+fn sweep_line<O: Lanewise, A: Arith, const INVARIANT: u32>(
     x: &[u32],
     y: &[u32],
     z: &[u32],
@@ -132,14 +132,14 @@ fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(
 ) {
     let lines = [x, y, z];
     let repeated: [O::In; 3] = std::array::from_fn(|k| {
-        O::In::of(if k < O::ARITY && FLAT >> k & 1 == 1 {
+        O::In::of(if k < O::ARITY && INVARIANT >> k & 1 == 1 {
             lines[k][0]
         } else {
             0
         })
     });
     let n = out.len();
-    let varies = |k: usize| k < O::ARITY && FLAT >> k & 1 == 0;
+    let varies = |k: usize| k < O::ARITY && INVARIANT >> k & 1 == 0;
     let lines: [&[u32]; 3] =
         std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
     for i in 0..n {

@@ -78,7 +78,7 @@ impl Compiler<'_> {
         for &i in &invariant {
             let place = Place {
                 at: self.used,
-                crossing: false,
+                kept: false,
             };
             self.used += MAX_ROWS.min(self.register);
             steps.push(self.step(i, place));

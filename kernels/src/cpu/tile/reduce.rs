@@ -18,7 +18,7 @@ use crate::scalar::{Lanewise, ScalarOp, Visit, Word};
 use crate::spec::ReduceOp;
 
 /// The work of one fold on one tile.
-pub(super) struct FoldCall {
+pub(super) struct ReduceCall {
     pub value: View,
     pub rows: usize,
     /// Columns that count. What is read is rounded up to whole vectors.
@@ -34,23 +34,23 @@ pub(super) struct FoldCall {
 
 /// The loops of one reduction.
 #[derive(Clone, Copy)]
-pub(super) struct FoldCode {
+pub(super) struct ReduceCode {
     /// Folds the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
-    pub columns: Entry<FoldCall>,
+    pub columns: Entry<ReduceCall>,
     /// Folds the rows of a tile: column `c` into `acc[c]`.
-    pub rows: Entry<FoldCall>,
+    pub rows: Entry<ReduceCall>,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
-    pub finish: Entry<FoldCall>,
+    pub finish: Entry<ReduceCall>,
     /// Folds `acc` (laid out as `out`) into `out`.
-    pub merge: Entry<FoldCall>,
+    pub merge: Entry<ReduceCall>,
     /// The accumulator of nothing.
     pub identity: u32,
     /// Words of an accumulator: a value, or a key and a position.
     pub words: usize,
 }
 
-impl FoldCode {
-    pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> FoldCode {
+impl ReduceCode {
+    pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> ReduceCode {
         let float = lane == Lane::F32;
         let bits = |f: f32, i: i32| if float { f.to_bits() } else { i as u32 };
         let (op, identity) = match op {
@@ -75,9 +75,9 @@ struct Loops {
 }
 
 impl Visit for Loops {
-    type Output = FoldCode;
-    fn visit<O: Lanewise>(self) -> FoldCode {
-        FoldCode {
+    type Output = ReduceCode;
+    fn visit<O: Lanewise>(self) -> ReduceCode {
+        ReduceCode {
             columns: entry::<Columns<O>>(self.isa),
             rows: entry::<Rows<O>>(self.isa),
             finish: entry::<Finish<O>>(self.isa),
@@ -118,7 +118,7 @@ unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
 /// # Safety
 /// The view must be readable there.
 #[inline(always)]
-unsafe fn line<'a>(call: &FoldCall, r: usize) -> &'a [Vector] {
+unsafe fn line<'a>(call: &ReduceCall, r: usize) -> &'a [Vector] {
     // SAFETY: the caller's promise; an array of words is aligned as a word.
     unsafe {
         std::slice::from_raw_parts(
@@ -134,11 +134,11 @@ struct Columns<O>(PhantomData<O>);
 const SIDE: usize = 4;
 
 impl<O: Lanewise> Routine for Columns<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// The value must be readable and not flat, the accumulators writable.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
         // The columns of the last, broken vector that count, as a mask.
         let mut counts = [0u32; VECTOR];
@@ -187,11 +187,11 @@ impl<O: Lanewise> Routine for Columns<O> {
 struct Rows<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Rows<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             let mut sum = [call.identity; VECTOR];
             for r in 0..call.rows {
@@ -210,11 +210,11 @@ impl<O: Lanewise> Routine for Rows<O> {
 struct Finish<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Finish<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// `acc` and `out` must be writable.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // Row r of the results lies at or before the accumulators of row r, so nothing unread
             // is overwritten. SAFETY: the caller's promise.
@@ -240,11 +240,11 @@ impl<O: Lanewise> Routine for Finish<O> {
 struct Merge<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Merge<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// `acc` and `out` must be writable for `cols` lanes and not overlap.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         // SAFETY: the caller's promise.
         let (into, from) = unsafe { (lanes(call.out, call.cols), lanes(call.acc, call.cols)) };
         for (x, &mut y) in into.iter_mut().zip(from) {
@@ -300,8 +300,8 @@ impl Rank for SmallestInt {
 /// The position of no element: after all others, so that any element wins against it.
 pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
-fn position_code<K: Rank>(isa: Isa) -> FoldCode {
-    FoldCode {
+fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
+    ReduceCode {
         columns: entry::<RankColumns<K>>(isa),
         rows: entry::<RankRows<K>>(isa),
         finish: entry::<RankFinish>(isa),
@@ -311,7 +311,7 @@ fn position_code<K: Rank>(isa: Isa) -> FoldCode {
     }
 }
 
-impl FoldCode {
+impl ReduceCode {
     /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold nothing.
     ///
     /// # Safety
@@ -340,11 +340,11 @@ fn improve(key: &mut u32, position: &mut u32, new_key: i32, new_position: u32) {
 struct RankColumns<K>(PhantomData<K>);
 
 impl<K: Rank> Routine for RankColumns<K> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
             let line = unsafe { line(call, r) };
@@ -376,11 +376,11 @@ impl<K: Rank> Routine for RankColumns<K> {
 struct RankRows<K>(PhantomData<K>);
 
 impl<K: Rank> Routine for RankRows<K> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             // SAFETY: the caller's promise.
             let (keys, positions) = unsafe {
@@ -408,11 +408,11 @@ impl<K: Rank> Routine for RankRows<K> {
 struct RankFinish;
 
 impl Routine for RankFinish {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Finish`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
             let (keys, positions): (Vector, Vector) = unsafe {
@@ -437,11 +437,11 @@ impl Routine for RankFinish {
 struct RankMerge;
 
 impl Routine for RankMerge {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Merge`], for two words.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for l in 0..call.cols {
             // SAFETY: the caller's promise.
             unsafe {
