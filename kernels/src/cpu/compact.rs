@@ -1,8 +1,8 @@
 //! The positions of true elements: counted chunk by chunk, then written chunk by chunk.
 //!
 //! Chunks are cut by the size of the mask alone, and where a chunk's positions go follows from the
-//! counts of those before it: the order of a plain loop, whatever the number of threads (compaction
-//! by prefix sums; Blelloch 1990).
+//! counts of those before it: the order is that of a sequential loop for any number of threads
+//! (compaction by prefix sums; Blelloch 1990).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -14,8 +14,8 @@ use crate::spec::{Body, Spec};
 /// Elements of a chunk.
 const CHUNK: usize = 1 << 12;
 
-/// See [`Body::Compact`]. Positions for which the result has no room are not written, and what has
-/// no position is 0: the run is memory-safe whatever length it was given.
+/// See [`Body::Compact`]. Positions beyond the end of the result are not written, and elements of
+/// the result beyond the positions are 0: the run is memory-safe for any length of the result.
 pub(crate) struct Compact {
     chunks_max: usize,
 }
@@ -36,7 +36,7 @@ impl Compact {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Compact(compact) = &spec.body else {
             unreachable!("checked by new")

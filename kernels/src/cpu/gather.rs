@@ -13,7 +13,7 @@ use crate::spec::{Body, Spec};
 const BLOCK: usize = 2048;
 
 /// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty
-/// axis: the run is memory-safe whatever the indices are, and [`CheckIndex`] is what reports them.
+/// axis: the run is memory-safe for all indices, and [`CheckIndex`] reports those outside.
 pub(crate) struct Gather {
     code: TileCode,
     threads: usize,
@@ -45,7 +45,7 @@ impl Gather {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Gather(gather) = &spec.body else {
             unreachable!("checked by new")
@@ -68,7 +68,7 @@ impl Gather {
                     // SAFETY: the worker's values hold a block, of which this row's begin at
                     // `done`.
                     let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
-                    // SAFETY: the row lies inside the space that the operands are walked over.
+                    // SAFETY: the row lies inside the space of the operands.
                     unsafe { lookup.row(at, row) };
                 });
             // SAFETY: the epilogue's bytes follow the values.
@@ -97,7 +97,7 @@ impl Lookup {
     /// The values of a row that begins at a point.
     ///
     /// # Safety
-    /// The row lies inside the space that the operands are walked over.
+    /// The row lies inside the space of the operands.
     unsafe fn row(&self, at: &[usize], row: &mut [u32]) {
         if self.axis_len <= 0 {
             row.fill(0);
@@ -142,7 +142,7 @@ impl Lookup {
 pub(crate) struct CheckIndex;
 
 impl CheckIndex {
-    /// Indices one worker looks at before it takes the next.
+    /// Indices that one worker checks at a time.
     const CHUNK: usize = 1 << 14;
 
     pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
@@ -155,7 +155,7 @@ impl CheckIndex {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) -> Result<(), Fault> {
         let Body::CheckIndex(check) = &spec.body else {
             unreachable!("checked by new")
@@ -169,7 +169,7 @@ impl CheckIndex {
         // SAFETY: called for points of the space that the operand is walked over.
         let load = |offset: isize| i64::from(unsafe { index.load(offset) } as i32);
         let points = space.points();
-        // The least position wins, whichever chunk is done first.
+        // The least position wins, for any order in which chunks finish.
         let first = AtomicU64::new(u64::MAX);
         launch.team.run(points.div_ceil(Self::CHUNK), &|chunk, _| {
             let from = chunk * Self::CHUNK;

@@ -152,7 +152,7 @@ impl Matmul {
                     limits,
                 )
             };
-            // See `run` for what a single column does.
+            // See `run` for the case of a single column.
             let space = match spec.dims[rank - 1].as_fixed() {
                 Some(1) => of(1, m),
                 Some(_) => of(m, n),
@@ -224,7 +224,7 @@ impl Matmul {
         );
         // A matrix times a vector: the vector's one column would fill a lane of each vector
         // register, so the product is computed transposed, which changes neither a sum nor, with
-        // one column, where the epilogue finds it.
+        // one column, its position in the block.
         let transposed = n == 1;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
@@ -290,8 +290,8 @@ impl Matmul {
     }
 }
 
-/// `total` cut evenly into parts of at most `most`: the size of every part but the last, a multiple
-/// of `multiple`.
+/// The size of each part but the last when `total` is cut evenly into parts of at most `most`; a
+/// multiple of `multiple`.
 pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
     total
         .div_ceil(total.div_ceil(most.max(1)).max(1))
@@ -299,9 +299,9 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
         .max(multiple)
 }
 
-/// How a product, or a slice of it, is cut. Only `splits` (and the chains of k) decide in which
-/// order an element is summed, and they follow from the sizes alone; the rest may look at the
-/// number of threads, and at the memory there is.
+/// The blocking of a product, or of a slice of it. Only `splits` (and the k-blocks) decide in which
+/// order an element is summed, and they follow from the sizes alone; the other fields may depend on
+/// the number of threads and on the memory.
 fn blocking(
     [m, n, k]: [usize; 3],
     groups: usize,
@@ -342,14 +342,14 @@ fn blocking(
     }
 }
 
-/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to
-/// others.
+/// The desired number of blocks of the result: enough that other threads can take some from threads
+/// that fall behind.
 pub(super) fn wanted(threads: usize) -> usize {
     3 * threads
 }
 
-/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks
-/// side by side.
+/// Fewer than `rows` rows in a block, if there are fewer blocks than threads; `others`: blocks side
+/// by side.
 pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
     if others * m.div_ceil(rows) < threads {
         rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
@@ -366,16 +366,16 @@ pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize 
         .max(1)
 }
 
-/// Into how many parts a contracted axis of so many blocks is split: more than one when the result
-/// alone has too few blocks to share.
+/// The number of parts into which a contracted axis of `k_blocks` k-blocks is split: more than one
+/// when the result alone has too few blocks to share.
 pub(super) fn splits(blocks: usize, k_blocks: usize) -> usize {
     (SPLIT_BLOCKS / blocks)
         .min(k_blocks / SPLIT_K_BLOCKS)
         .max(1)
 }
 
-/// Elements that the sums of splits may need with sizes up to these; `fewest`: what
-/// [`split_blocks`] may come down to.
+/// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
+/// [`split_blocks`].
 pub(super) fn partial_space(
     rows: usize,
     columns: usize,
@@ -393,7 +393,8 @@ pub(super) fn partial_space(
 }
 
 impl Limits {
-    /// The fastest whose part of a workspace is no larger than `most` bytes, or the smallest.
+    /// The fastest limits for which a worker's part of the workspace is at most `most` bytes, or
+    /// those with the smallest part.
     pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
         let all = LIMITS.iter().map(|limits| (limits, space(limits)));
         let fits = all.clone().find(|(_, space)| space.part() <= most);
@@ -401,13 +402,13 @@ impl Limits {
             .expect("there are limits")
     }
 
-    /// Whether a left operand of so many rows and steps stays packed.
+    /// Whether a left operand of `rows` rows and `steps` steps stays packed.
     pub fn resident(&self, rows: usize, steps: usize) -> bool {
         steps <= self.kc || rows.saturating_mul(steps) <= self.left
     }
 }
 
-/// Room for every blocking of sizes up to these; `k` of a slice and of the whole run.
+/// The buffers for every blocking of sizes up to these; `k` of a slice and of the whole run.
 fn space(
     m: usize,
     n: usize,
@@ -437,7 +438,7 @@ fn space(
     if splits(fewest, k_blocks) > 1 {
         let rows = m.min(MC);
         space = space.max(&block(rows, 0, rows * SPLIT_NC));
-        // Slices keep these sums between them.
+        // These sums pass from slice to slice.
         space.partial = if k < whole {
             0
         } else {
@@ -497,13 +498,13 @@ struct Strided<'a> {
     env: &'a Env,
     a: Matrix<'a>,
     b: Matrix<'a>,
-    /// Whether rows are the result's columns, of which there is one.
+    /// Whether the product is computed transposed, because the result has one column.
     transposed: bool,
     /// Products, rows, columns, contracted.
     sizes: [usize; 4],
     nc: usize,
     k_blocks: KBlocks,
-    /// The steps of the contracted axis that there are here.
+    /// The steps of the contracted axis in this slice.
     slice: Range<usize>,
     micro: &'static Micro,
     code: Bound<'a>,
@@ -627,7 +628,7 @@ impl Product for Strided<'_> {
             at.columns.start,
             self.env,
         );
-        // Read once and in whole vectors: packing would only be another pass.
+        // The operand is read once and in whole vectors, so packing would only be another pass.
         if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
             return Right::packed(from, step as usize);
         }

@@ -1,7 +1,8 @@
 //! Deterministic scatter-add.
 //!
-//! The result is cut into blocks and each block looks for what is added to it, in the order of the
-//! values: no atomics, and the sums do not depend on how the blocks are shared among threads.
+//! The result is cut into blocks, and each block searches the values for those added to it, in
+//! their order. Therefore no atomics are needed, and the sums do not depend on how the blocks are
+//! shared among threads.
 
 use std::ops::Range;
 
@@ -12,11 +13,11 @@ use crate::size::Env;
 use crate::spec::{Body, Spec};
 
 /// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
-/// large as the second-level cache holds with ease.
+/// large as fits comfortably into the second-level cache.
 const BLOCK: usize = 1 << 14;
 
 /// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere;
-/// [`super::gather::CheckIndex`] is what reports them.
+/// [`super::gather::CheckIndex`] reports them.
 pub(crate) struct ScatterAdd {
     code: TileCode,
     threads: usize,
@@ -48,7 +49,7 @@ impl ScatterAdd {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::ScatterAdd(scatter) = &spec.body else {
             unreachable!("checked by new")
@@ -98,7 +99,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Adds what belongs to the row-major `range` of the result.
+    /// Adds the values that belong to the row-major `range` of the result.
     ///
     /// # Safety
     /// The operands may be read over the values' space.

@@ -1,8 +1,8 @@
 //! The order of elements along the last axis.
 //!
-//! Each element becomes a number of 64 bits: above, its value as an integer of the same order;
-//! below, its position. So equal values keep their order, and one sort of integers serves every
-//! type and both directions.
+//! Each element becomes a number of 64 bits: its value as an integer of the same order in the upper
+//! half, its position in the lower. Therefore equal values keep their order, and one sort of
+//! integers serves every type and both directions.
 
 use super::walk::{Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
@@ -36,7 +36,7 @@ impl Sort {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Sort(sort) = &spec.body else {
             unreachable!("checked by new")

@@ -1,9 +1,9 @@
-//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which
-//! stays overlaps too much.
+//! Non-maximum suppression: of boxes in order of preference, a box is kept unless it overlaps too
+//! much with a better box that is kept.
 //!
-//! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves
-//! is then held against all later boxes at once. The result is that of one box after the other, for
-//! any number of threads.
+//! Boxes are processed in blocks. Within a block, each box is compared with those before it; the
+//! kept boxes of the block are then compared with all later boxes in parallel. The result is that
+//! of the sequential algorithm, for any number of threads.
 
 use super::walk::{Walk, aligned};
 use super::{Config, Launch, SpecError};
@@ -12,7 +12,7 @@ use crate::spec::{Body, Spec};
 
 /// Boxes of a block.
 const BLOCK: usize = 64;
-/// Later boxes that one worker holds against a block before it takes the next.
+/// Later boxes that one worker compares with a block at a time.
 const CHUNK: usize = 1 << 10;
 
 /// See [`Body::Suppress`].
@@ -35,7 +35,7 @@ impl Suppress {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Suppress(suppress) = &spec.body else {
             unreachable!("checked by new")

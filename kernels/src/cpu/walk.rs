@@ -1,5 +1,5 @@
-//! What the kernels that visit memory point by point share: sizes and strides at launch, per-worker
-//! scratch, and code compiled once per instruction set.
+//! Helpers of the kernels that access memory point by point: sizes and strides at launch,
+//! per-worker scratch, and code compiled once per instruction set.
 
 use super::tile::Bound;
 use super::{Isa, Launch, SpecError};
@@ -7,10 +7,10 @@ use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Dims, Operand};
 
-/// Most axes of a space these kernels walk: sizes and strides then live on the stack.
+/// Most axes of a space these kernels iterate over, so that sizes and strides live on the stack.
 pub(super) const MAX_RANK: usize = 8;
 
-/// Fails unless `dims` has a rank these kernels take.
+/// Fails unless `dims` has a rank that these kernels support.
 pub(super) fn check_rank(dims: &Dims, least: usize) -> Result<(), SpecError> {
     if (least..=MAX_RANK).contains(&dims.len()) {
         return Ok(());
@@ -91,7 +91,7 @@ impl Space {
 }
 
 /// A space cut into blocks of neighbouring points, none larger than a capacity: steps along one
-/// axis, with all that the axes after it hold. The cut depends on the sizes alone.
+/// axis, with all points of the axes after it. The cut depends on the sizes alone.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     pub space: Space,

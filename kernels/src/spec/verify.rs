@@ -160,7 +160,7 @@ impl Spec {
         }
     }
 
-    /// Fails unless a prologue computes its image point by point, and nothing else.
+    /// Fails unless a prologue computes its image point by point and has no other effect.
     fn check_prologue(&self, conv: &Conv2d, prologue: &Spec) -> Result<(), SpecError> {
         let invalid = |reason| Err(SpecError::Prologue(reason));
         if conv.kind == ConvKind::InputGrad {

@@ -4,8 +4,7 @@
 //! The input gradient of a convolution with strides is one product per phase of output positions
 //! (see [`Axis`]), each with the kernel elements that reach it. A block of the result holds the
 //! same super-positions of all phases, one phase after another; its micro-panels take only the
-//! steps of their phase, and the epilogue sees the block after the phases have been put back
-//! between one another.
+//! steps of their phase, and the phases are interleaved again before the epilogue.
 
 use std::ops::Range;
 
@@ -22,17 +21,17 @@ use crate::spec::ConvKind;
 /// Most vectors of a micro-panel, and most lanes of a vector.
 const VECTORS: usize = 2;
 const LANES: usize = 16;
-/// Columns that have to meet the weights before packing them pays.
+/// Columns that have to be multiplied with the weights before packing these pays.
 const PACKED_COLUMNS: usize = 512;
-/// Most left panels that read vectors from the tile rather than have them packed: vectors across
-/// two cache lines cost little then.
+/// Most left panels that read vectors directly from the tile instead of packed: vectors across two
+/// cache lines then cost little.
 const TILED_PANELS: usize = 3;
-/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the
-/// smaller blocks are.
+/// Least limits on rows and steps of a block, because the work before each block dominates in small
+/// blocks.
 const MIN_MC: usize = MC / 2;
 const MIN_KC: usize = KC / 4;
 
-/// Channels of the source in chains of the contracted axis and their blocks.
+/// Channels of the source in k-blocks of the contracted axis and their sub-blocks.
 fn k_blocks(sizes: &Sizes, limits: &Limits) -> KBlocks {
     KBlocks::new(
         sizes.source,
@@ -41,7 +40,7 @@ fn k_blocks(sizes: &Sizes, limits: &Limits) -> KBlocks {
     )
 }
 
-/// Most steps of a block.
+/// Most steps of a sub-block.
 fn steps(limits: &Limits) -> usize {
     limits.kc.max(MIN_KC)
 }
@@ -51,14 +50,14 @@ pub(super) fn phases(axes: &[Axis; 2]) -> usize {
     axes[0].phases * axes[1].phases
 }
 
-/// Whether each phase has steps of its own. (There may be a single phase that does: that of a
-/// single position.)
+/// Whether the steps of phases differ. (A single phase may have its own steps too: that of a single
+/// position.)
 pub(super) fn is_phased(axes: &[Axis; 2]) -> bool {
     axes.iter().any(Axis::is_phased)
 }
 
-/// Columns that a phase of so many positions takes in a block: whole vectors, if there may be
-/// others.
+/// Columns that a phase of `positions` positions takes in a block: whole vectors, if there may be
+/// other phases.
 pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
     if !is_phased(axes) {
         positions
@@ -74,7 +73,7 @@ pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> 
     Shape::of_channel(axes, rows, columns).min(limits.tile.max(least))
 }
 
-/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
+/// The buffers for every blocking of sizes up to these, with `room` elements for a prologue.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
     let (width, phases) = (micro.nr(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
@@ -111,7 +110,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
         .saturating_add(room),
         micro_panel: block * width,
         acc,
-        // The block with its phases between one another, in front of the epilogue's own.
+        // The block with its phases interleaved, in front of the epilogue's scratch memory.
         scratch: if is_phased(&sizes.axes) {
             acc.saturating_mul(4).next_multiple_of(64)
         } else {
@@ -204,7 +203,7 @@ pub(super) struct Columns<'a> {
     pub(super) image: Image<'a>,
     pub(super) column_blocks: Parts,
     k_blocks: KBlocks,
-    /// Whether weights are read where they are, which saves packing them.
+    /// Whether weights are read in place, which saves packing them.
     indirect: bool,
     code: Bound<'a>,
 }
@@ -262,7 +261,7 @@ impl<'a> Columns<'a> {
         reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
-    /// The source channels, counted inside the group, of a block of the contracted axis.
+    /// The source channels, counted inside the group, of a sub-block of the contracted axis.
     fn channels(&self, block: usize) -> Range<usize> {
         self.k_blocks.range(block)
     }
@@ -277,7 +276,7 @@ impl<'a> Columns<'a> {
         )
     }
 
-    /// Columns of a phase in a strip.
+    /// Columns of a phase in a block of columns.
     pub(super) fn phase_columns(&self, column_block: usize) -> usize {
         columns(
             self.column_blocks.get(column_block).len(),
@@ -464,7 +463,7 @@ impl Product for Columns<'_> {
             }
             return;
         }
-        // Axes of the contracted one that lie behind one another in memory are packed in one go.
+        // Parts of the contracted axis that are contiguous in memory are packed at once.
         let taps = self.call.sizes.taps();
         let flat = !is_phased(axes) && kernel_row == step * axes[1].taps as isize;
         let whole = flat && channel == step * taps as isize;
@@ -612,7 +611,7 @@ impl Product for Columns<'_> {
             let offset = (shape.position(axes, image, row, column) as i32)
                 .wrapping_sub((lane % micro.lanes) as i32);
             let lanes = (((1u64 << run) - 1) << (lane % micro.lanes)) as u32;
-            // Rows that lie behind one another need no new piece.
+            // Contiguous rows need no new piece.
             if count > opened && pieces[count - 1].offset == offset {
                 pieces[count - 1].lanes |= lanes;
             } else {
@@ -701,7 +700,7 @@ impl Product for Columns<'_> {
                     joined,
                 );
                 let length = high.len() * wide.len();
-                // A stretch of a row of super-positions is a stretch of each of its rows.
+                // A part of a row of super-positions is a part of each of its rows.
                 let whole = wide.len() == size(3);
                 let (runs, cols) = if whole {
                     (1, length)
@@ -726,7 +725,7 @@ impl Product for Columns<'_> {
 }
 
 impl Columns<'_> {
-    /// Where `right` keeps the offsets of steps, and its tile.
+    /// The addresses of the offsets of steps, and of the tile, that `right` writes.
     fn steps(&self, right: *const f32) -> *const i32 {
         right
             .cast::<i32>()

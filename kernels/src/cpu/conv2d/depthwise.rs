@@ -1,10 +1,10 @@
-//! Convolutions whose every channel is a group of its own, and their gradients: rows of a tile
-//! times single weights.
+//! Depthwise convolutions, in which every channel is a separate group, and their gradients: rows of
+//! a tile times single weights.
 //!
-//! A task takes some channels of a part of the output positions. The forward product and the input
-//! gradient hand its block of sums to the epilogue as [`columns`](super::columns) does, phases of
-//! an input gradient included. The weight gradient takes channels over all positions, with a vector
-//! of sums for each weight.
+//! A task computes some channels of a part of the output positions. The forward product and the
+//! input gradient pass its block of sums to the epilogue as [`columns`](super::columns) does,
+//! phases of an input gradient included. The weight gradient computes channels over all positions,
+//! with a vector of sums for each weight.
 
 use std::ops::Range;
 
@@ -19,7 +19,7 @@ use crate::cpu::gemm::{ACC, TILE, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
-/// Most channels of a block: rows that the epilogue takes at a time.
+/// Most channels of a block: rows that the epilogue processes at a time.
 const CHANNELS: usize = 64;
 /// Elements that tables are rounded up to, and the lanes of the widest vector.
 const LANES: usize = 16;
@@ -48,7 +48,7 @@ fn sums(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> usize {
     }
 }
 
-/// Room for every blocking of sizes up to these.
+/// The buffers for every blocking of sizes up to these.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
     let (width, axes, taps) = (
         micro.nr(),
@@ -145,7 +145,7 @@ pub(super) unsafe fn run(call: &Call) {
     unsafe { room.tasks(blocks * column_blocks, false, task) };
 }
 
-/// The sums of some channels in a strip, a row of `stride` elements for each channel.
+/// The sums of some channels in a block of columns, a row of `stride` elements for each channel.
 ///
 /// # Safety
 /// As for [`run`]; the slot is the caller's.
@@ -177,7 +177,7 @@ unsafe fn convolve(
             steps,
             Some(starts),
         );
-        // (Which kernel element a step is: its weight's offset may not fit in the table.)
+        // (The kernel element of a step, because its weight's offset may not fit in the table.)
         product.table(
             1,
             0,
@@ -219,7 +219,7 @@ unsafe fn convolve(
     }
 }
 
-/// Where slices of a weight gradient may end, and its sums: a vector for each weight.
+/// Where slices of a weight gradient may end, and its partial sums: a vector for each weight.
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
     CutOff {
         unit: 1,
@@ -249,7 +249,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     });
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
-    // Vectors of a row begin at the same places however it is cut.
+    // Vectors of a row begin at the same places for every partition.
     let parts = Parts::new(images, axes, size, TILE / size, TILE, micro.lanes);
     let [image, gradient] = [(&body.a, 0), (&body.b, 1)]
         .map(|(operand, at)| source(operand, launch.args[at], launch.env));
@@ -291,7 +291,7 @@ unsafe impl Sync for WeightGrad<'_> {}
 
 impl WeightGrad<'_> {
     /// # Safety
-    /// As for [`weight_grad`]; the slot is the caller's, and nobody else computes the block.
+    /// As for [`weight_grad`]; the slot is the caller's, and no other thread computes the block.
     unsafe fn block(&self, block: usize, slot: &Slot) {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
         let (axes, taps) = (&sizes.axes, sizes.taps());

@@ -1,6 +1,6 @@
 //! The weight gradient: for every kernel element, the image shifted by it times the output
 //! gradient, summed over all positions. Rows of the product are (input channel, kernel row, kernel
-//! column), walked in the tile by offsets; columns are output channels.
+//! column), read from the tile by offsets; columns are output channels.
 
 use std::ops::Range;
 
@@ -17,22 +17,22 @@ use crate::cpu::gemm::{
 };
 use crate::cpu::tile::Bound;
 
-/// Most positions in a block of the contracted axis.
+/// Most positions in a k-block.
 const POSITIONS: usize = 512;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
-/// Most channels of the image that a block of so many rows touches.
+/// Most channels of the image that a block of `rows` rows reads.
 fn channels(sizes: &Sizes, rows: usize) -> usize {
     (rows / sizes.taps() + 2).min(sizes.source)
 }
 
-/// The chains of the contracted axis.
+/// The k-blocks of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
     Parts::from_first(sizes.images, &sizes.axes, channels(sizes, MC), POSITIONS, 1)
 }
 
-/// Images, rows and columns of a chain's blocks.
+/// Images, rows and columns of a k-block's sub-blocks.
 fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
     let [images, rows, columns] = parts.size();
     let high = (limits.kc / columns).clamp(1, rows);
@@ -57,7 +57,7 @@ pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
     Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out).min(TILE.max(least))
 }
 
-/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
+/// The buffers for every blocking of sizes up to these, with `room` elements for a prologue.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
     let width = micro.nr();
     let product = sizes.source.saturating_mul(sizes.taps());
@@ -69,8 +69,8 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             split_blocks(sizes.groups, product, sizes.other),
             parts(sizes).count(),
         ),
-        // Smaller rows may cut the contracted axis into more chains, but never more than there are
-        // positions.
+        // Smaller rows may cut the contracted axis into more k-blocks, but never more than there
+        // are positions.
         false => (1, positions),
     };
     let rows = product.min(if splits(fewest, k_blocks) > 1 {
@@ -107,7 +107,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
         right: 0,
         micro_panel: steps * width,
         acc,
-        // The transposed block, in front of the epilogue's own.
+        // The transposed block, in front of the epilogue's scratch memory.
         scratch: (acc * 4).next_multiple_of(64),
         k_block: if limits.kc < POSITIONS && k_blocks > 1 {
             acc
@@ -118,13 +118,13 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
     }
 }
 
-/// Most columns of a block of so many rows.
+/// Most columns of a block of `rows` rows.
 fn most_columns(rows: usize, limits: &Limits, micro: &Micro) -> usize {
     let width = micro.nr();
     (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_NC)
 }
 
-/// Parts of the contracted axis that are summed apart.
+/// Parts of the contracted axis that are summed separately.
 fn splits_of(sizes: &Sizes) -> usize {
     splits(
         split_blocks(sizes.groups, sizes.source * sizes.taps(), sizes.other),
@@ -132,8 +132,8 @@ fn splits_of(sizes: &Sizes) -> usize {
     )
 }
 
-/// How the product is cut. Only the splits, and the chains, decide in which order an element is
-/// summed.
+/// The blocking of the product. Only the splits and the k-blocks decide in which order an element
+/// is summed.
 fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
     let (rows, splits) = (sizes.source * sizes.taps(), splits_of(sizes));
     let mc = even(rows, if splits > 1 { MC } else { limits.mc }, 1);
@@ -150,7 +150,7 @@ fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
     }
 }
 
-/// Where slices may end, and the sums between them. (More images make no fewer splits.)
+/// Where slices may end, and the partial sums between them. (More images make no fewer splits.)
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
     let sums = sums(
         sizes.groups,
@@ -220,10 +220,10 @@ struct WeightGrad<'a> {
     call: &'a Call<'a>,
     image: Image<'a>,
     gradient: Source,
-    /// Chains of the contracted axis (image, result row, result column).
+    /// k-blocks of the contracted axis (image, result row, result column).
     parts: Parts,
-    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and
-    /// along its rows.
+    /// Images, rows and columns of a sub-block, and the sub-blocks of a k-block along its images
+    /// and along its rows.
     block: [usize; 3],
     blocks: [usize; 2],
     /// Output channels of a block of columns.
@@ -345,7 +345,7 @@ impl Product for WeightGrad<'_> {
         let [image, stride, row, step] = self.gradient.strides;
         let part = self.part(at.block);
         let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
-        // Rows that lie behind one another are packed in one go.
+        // Contiguous rows are packed at once.
         let whole = row == step * part.columns.len() as isize;
         let (runs, length) = if whole {
             (1, part.rows.len() * part.columns.len())
@@ -426,7 +426,7 @@ impl Product for WeightGrad<'_> {
 }
 
 impl WeightGrad<'_> {
-    /// The positions of a block.
+    /// The positions of a sub-block.
     fn part(&self, block: usize) -> Part {
         let [images, rows] = self.blocks;
         let part = self.parts.get(block / (images * rows));
@@ -447,7 +447,7 @@ impl WeightGrad<'_> {
         MC.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
     }
 
-    /// Bytes of scratch memory that are the epilogue's.
+    /// Bytes of the epilogue's scratch memory.
     fn code_scratch(&self) -> usize {
         self.call.kernel.code.scratch_bytes()
     }

@@ -1,15 +1,15 @@
 //! The loops around the micro-kernels, shared by matrix products and convolutions.
 //!
-//! The result is cut into blocks of rows × *strips* of columns. A task computes one such block over
-//! the whole contracted axis in the worker's own part of the workspace and hands it to the
-//! product's epilogue, so the result itself is written once, by code that may do anything with it.
-//! The left operand of a block of rows is kept packed as long as a worker stays with these rows;
-//! the right operand is packed one micro-panel at a time, just before all left panels meet it. The
-//! contracted axis is cut into *chains*, stretches over which an element is summed from 0 before it
-//! is added to those before, and for small results of long sums into splits of several chains, by
-//! the shape alone: every element is summed in the same order whatever the number of threads. A
-//! chain is computed in one block or in several, whose sums go on from one another, which changes
-//! no bit: what there is memory for decides.
+//! The result is cut into blocks of MC rows × NC columns. A task computes one such block over the
+//! whole contracted axis in the worker's part of the workspace and passes it to the product's
+//! epilogue, so that the result is written once, by arbitrary code. The left operand of a block of
+//! rows is kept packed as long as a worker stays with these rows; the right operand is packed one
+//! micro-panel at a time, just before it is multiplied with all left panels. The contracted axis is
+//! cut into *k-blocks* of at most KC steps, over which an element is summed from 0 before it is
+//! added to the sum of those before, and for small results of long sums into splits of several
+//! k-blocks. Both depend on the shape alone, so that every element is summed in the same order for
+//! any number of threads. If memory is short, a k-block is computed in several *sub-blocks*; each
+//! continues the sums of the one before, which changes no bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,14 +24,13 @@ const ALIGN: usize = 64;
 /// Multiply-adds that are not worth a second thread: about two microseconds.
 const SERIAL_WORK: usize = 1 << 16;
 
-/// What distinguishes one kind of product from another: where operands come from and where results
-/// go.
+/// The operands and results of one kind of product.
 ///
 /// # Safety of the methods
-/// Buffers are as large as [`Space`] says; ranges lie inside the product; nothing else uses the
-/// buffers meanwhile.
+/// Buffers are as large as [`Space`] says; ranges lie inside the product; the buffers are not used
+/// otherwise meanwhile.
 pub(in super::super) trait Product: Sync {
-    /// Whether left panels are walked by tables instead of packed.
+    /// Whether left panels are addressed by tables instead of packed.
     fn indirect(&self) -> bool;
     /// Independent products.
     fn groups(&self) -> usize;
@@ -39,21 +38,21 @@ pub(in super::super) trait Product: Sync {
     fn left_group(&self, group: usize) -> usize;
     /// Rows of the result.
     fn rows(&self) -> usize;
-    /// Strips of columns that the result is cut into.
+    /// Blocks of columns that the result is cut into.
     fn column_blocks(&self) -> usize;
-    /// The columns of a strip.
+    /// The columns of a block.
     fn columns(&self, column_block: usize) -> Range<usize>;
-    /// Chains of the contracted axis.
+    /// k-blocks of the contracted axis.
     fn k_blocks(&self) -> usize;
-    /// The blocks of a chain.
+    /// The sub-blocks of a k-block.
     fn blocks(&self, k_block: usize) -> Range<usize> {
         k_block..k_block + 1
     }
-    /// The stretch of the contracted axis that makes a block; of a slice, counted from its start,
-    /// what it has of it.
+    /// The steps of the contracted axis in a sub-block; in a slice, the steps that belong to it,
+    /// counted from its start.
     fn depth(&self, block: usize) -> Range<usize>;
-    /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel`
-    /// rows.
+    /// Prepares `rows` of the left operand for a sub-block of the contracted axis, in panels of
+    /// `panel` rows.
     unsafe fn left(
         &self,
         group: usize,
@@ -62,7 +61,7 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         to: *mut f32,
     );
-    /// The panel that starts `row` rows into what [`Product::left`] prepared for `rows`.
+    /// The panel that starts `row` rows into those that [`Product::left`] prepared for `rows`.
     unsafe fn panel(
         &self,
         group: usize,
@@ -71,9 +70,9 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         left: *const f32,
     ) -> Left;
-    /// Prepares what the micro-panels of a strip have in common.
+    /// Prepares the data that the micro-panels of a block of columns share.
     unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32);
-    /// The columns from `column` on that take the same steps of a block.
+    /// The columns from `column` on that need the same steps of a sub-block.
     unsafe fn span(
         &self,
         column_block: usize,
@@ -88,10 +87,9 @@ pub(in super::super) trait Product: Sync {
             steps: 0..self.depth(block).len(),
         }
     }
-    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it
-    /// is.
+    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or used in place.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
-    /// Takes a finished block.
+    /// Consumes a finished block.
     unsafe fn finish(
         &self,
         group: usize,
@@ -103,40 +101,41 @@ pub(in super::super) trait Product: Sync {
     );
 }
 
-/// Which micro-panel of the right operand is wanted.
+/// The request for a micro-panel of the right operand.
 pub(in super::super) struct MicroPanel {
     pub group: usize,
     pub block: usize,
     pub columns: Range<usize>,
-    /// Its steps of the block.
+    /// Its steps of the sub-block.
     pub steps: Range<usize>,
-    /// The strip they are part of.
+    /// The block of columns they are part of.
     pub column_block: usize,
     pub width: usize,
-    /// How many left panels will meet it.
+    /// The number of left panels that it is multiplied with.
     pub panels: usize,
 }
 
-/// Columns that take the same steps of a block.
+/// Columns that need the same steps of a sub-block.
 pub(in super::super) struct Span {
     pub end: usize,
-    /// Where the next ones start: there may be columns between them that mean nothing.
+    /// The start of the next ones: columns between them are padding.
     pub next: usize,
     pub steps: Range<usize>,
 }
 
-/// A contracted axis in chains, and these in blocks.
+/// A contracted axis in k-blocks, and these in sub-blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct KBlocks {
     total: usize,
-    /// Of a chain but the last, of a block of it but the last, and blocks of a chain.
+    /// The size of a k-block but the last, of a sub-block but the last, and the sub-blocks of a
+    /// k-block.
     k_block: usize,
     block: usize,
     blocks: usize,
 }
 
 impl KBlocks {
-    /// `total` in chains of `chain`, in blocks of at most `block`.
+    /// `total` in k-blocks of `k_block`, in sub-blocks of at most `block`.
     pub fn new(total: usize, k_block: usize, block: usize) -> KBlocks {
         let block = even(k_block, block, 1);
         KBlocks {
@@ -147,7 +146,7 @@ impl KBlocks {
         }
     }
 
-    /// The size of every chain but the last.
+    /// The size of every k-block but the last.
     pub fn size(&self) -> usize {
         self.k_block
     }
@@ -160,9 +159,9 @@ impl KBlocks {
         k_block * self.blocks..(k_block + 1) * self.blocks
     }
 
-    /// What a block takes of the axis; of the last chain that may be nothing.
+    /// The steps of a sub-block; it may be empty in the last k-block.
     pub fn range(&self, block: usize) -> Range<usize> {
-        // Mostly a block is a chain.
+        // Usually a k-block has one sub-block.
         let (k_block, at) = if self.blocks == 1 {
             (block, 0)
         } else {
@@ -175,30 +174,30 @@ impl KBlocks {
     }
 }
 
-/// How the result is cut.
+/// The partition of the result into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Blocking {
     /// Rows of a block.
     pub mc: usize,
     /// Columns of the widest block.
     pub nc: usize,
-    /// Whether the left operand is kept packed for all of the contracted axis.
+    /// Whether the left operand is kept packed for the whole contracted axis.
     pub resident: bool,
-    /// Parts of the contracted axis that are summed apart.
+    /// Parts of the contracted axis that are summed separately.
     pub splits: usize,
 }
 
-/// A slice of the contracted axis, whose sums go on from those of the slices before.
+/// A slice of the contracted axis, which continues the partial sums of the slices before.
 pub(in super::super) struct Carry {
-    /// The chains that it has some or all of.
+    /// The k-blocks that it intersects.
     pub k_blocks: Range<usize>,
-    /// Whether an earlier slice has begun the first of them.
+    /// Whether an earlier slice has started the first of them.
     pub begun: bool,
-    /// Whether a later slice goes on with the last of them.
+    /// Whether a later slice continues the last of them.
     pub open: bool,
     /// The sums, [`sums`] elements.
     pub sums: *mut f32,
-    /// Whether this is the last slice: the product takes its results.
+    /// Whether this is the last slice, which finishes the results.
     pub last: bool,
 }
 
@@ -206,8 +205,8 @@ pub(in super::super) struct Carry {
 // that each computes.
 unsafe impl Sync for Carry {}
 
-/// Elements of the sums of a product of `groups` times `rows` by `columns` between slices; `parts`:
-/// its splits, and one more if slices may end inside of a chain that is not the first.
+/// Elements of the partial sums of a product of `groups` times `rows` by `columns` between slices;
+/// `parts`: its splits, and one more if slices may end inside a k-block that is not the first.
 pub(in super::super) fn sums(
     groups: usize,
     rows: usize,
@@ -230,14 +229,14 @@ pub(in super::super) struct Space {
     pub acc: usize,
     /// Bytes.
     pub scratch: usize,
-    /// Sums of a block over a chain, where they are not yet added to those of the chains before.
+    /// Sums of a block over a k-block that are not yet added to those of the k-blocks before.
     pub k_block: usize,
     /// Sums of splits; one for all workers.
     pub partial: usize,
 }
 
 impl Space {
-    /// Room for either.
+    /// The buffers that suffice for both.
     pub fn max(&self, other: &Space) -> Space {
         Space {
             left: self.left.max(other.left),
@@ -250,8 +249,8 @@ impl Space {
         }
     }
 
-    /// Byte offsets of left, right, micro-panel, block, chain and scratch in a worker's part, and
-    /// the part's size.
+    /// Byte offsets of left, right, micro-panel, block, k-block sums and scratch in a worker's
+    /// part, and the part's size.
     fn offsets(&self) -> [usize; 7] {
         let mut at = 0;
         [
@@ -309,7 +308,7 @@ pub(in super::super) struct Slot {
 
 impl Room<'_> {
     /// # Safety
-    /// `slot` is below `threads`, and nobody else uses it now.
+    /// `slot` is below `threads`, and no other thread uses it now.
     unsafe fn slot(&self, slot: usize) -> Slot {
         let at = self.space.offsets();
         // SAFETY: the workspace has room for `threads` parts of this size.
@@ -335,7 +334,7 @@ impl Room<'_> {
     /// (`serial`: on one.)
     ///
     /// # Safety
-    /// The workspace has the bytes of the space, and nobody else uses it.
+    /// The workspace has the bytes of the space, and no other thread uses it.
     pub unsafe fn tasks(
         &self,
         tasks: usize,
@@ -366,8 +365,8 @@ impl Room<'_> {
 /// Computes a product.
 ///
 /// # Safety
-/// The room's workspace has the bytes of its [`Space`], which covers what `blocking` makes of
-/// `product`; the product's operands may be read and its results written.
+/// The room's workspace has the bytes of its [`Space`], which suffices for `product` under
+/// `blocking`; the product's operands may be read and its results written.
 pub(in super::super) unsafe fn drive<P: Product>(
     product: &P,
     micro: &Micro,
@@ -468,7 +467,7 @@ impl<P: Product> Job<'_, P> {
         self.blocking.nc.next_multiple_of(self.micro.lanes)
     }
 
-    /// Where a split of a block keeps its sums, and the elements between two rows of them.
+    /// The sums of a split of a block, and the elements between two rows of them.
     fn part(&self, cut: &Cut, split: usize) -> (*mut f32, usize) {
         let (splits, stride) = (self.blocking.splits, self.stride());
         if let Some(carry) = &self.carry {
@@ -487,8 +486,8 @@ impl<P: Product> Job<'_, P> {
         )
     }
 
-    /// Where a block keeps its sums over a chain until they are added to the others: with the
-    /// slice's if the chain goes through several.
+    /// The sums of a block over a k-block until they are added to the others; they are among those
+    /// that pass between slices if the k-block spans several slices.
     fn k_block_sums(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
         match self.carry.as_ref().filter(|_| through) {
             Some(carry) => self.kept(
@@ -500,7 +499,7 @@ impl<P: Product> Job<'_, P> {
         }
     }
 
-    /// Where a block lies in the part `part` of what slices keep.
+    /// The address of a block in the part `part` of the sums between slices.
     fn kept(&self, carry: &Carry, cut: &Cut, part: usize) -> (*mut f32, usize) {
         let (rows, columns) = (
             self.product.rows(),
@@ -604,7 +603,7 @@ impl<P: Product> Job<'_, P> {
         }
     }
 
-    /// Adds one block of the contracted axis to the sums of a block of the result.
+    /// Adds one sub-block of the contracted axis to the sums of a block of the result.
     unsafe fn sweep(
         &self,
         cut: &Cut,

@@ -2,10 +2,10 @@
 //! block shape each.
 //!
 //! A micro-kernel multiplies `R` rows of the left operand with one or two vectors of columns of the
-//! right one over a stretch of the contracted axis, as in Goto and van de Geijn, "Anatomy of
+//! right one over a part of the contracted axis, as in Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication" (2008), and BLIS (Van Zee and van de Geijn, 2015). Every
-//! element of the result is one chain of fused multiply-adds in the order of the contracted axis,
-//! so how a product is cut into blocks of rows and columns never changes a bit of it.
+//! element of the result is one sequence of fused multiply-adds in the order of the contracted
+//! axis, so that the blocking into rows and columns never changes a bit of it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -44,7 +44,7 @@ impl Left {
 }
 
 /// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there
-/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that nobody has packed.
+/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that is not packed.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Right {
     pub at: *const f32,
@@ -63,19 +63,19 @@ impl Right {
     }
 }
 
-/// What becomes of what `acc` holds before a kernel runs.
+/// The role of the values in `acc` before a kernel runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Before {
-    /// It is overwritten: sums start from 0.
+    /// Unused: sums start from 0 and overwrite them.
     Nothing,
-    /// The sums, which start from 0, are added to it.
+    /// A term: sums start from 0 and are added to them.
     Term,
-    /// The sums start from it: they go on as if they had never been stored.
+    /// Partial sums: the kernel continues them as if they had never been stored.
     Sums,
 }
 
-/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, and what was there
-/// [`Before`].
+/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, combined with the
+/// previous values as [`Before`] says.
 type Kernel = unsafe fn(
     depth: usize,
     left: Left,
@@ -104,8 +104,8 @@ pub(in super::super) struct Micro {
 
 /// How a kernel finds the elements of its left panel.
 trait Walk: Copy {
-    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first
-    /// and spills the sums.
+    /// Whether the order of loads has to be kept, because otherwise the compiler loads all rows
+    /// first and spills the sums.
     const IN_ORDER: bool;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;

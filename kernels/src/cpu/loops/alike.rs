@@ -1,4 +1,4 @@
-//! Whether two loops fold alike, so that what both sum comes out the same.
+//! Whether two loops reduce in the same order, so that their reductions have the same bits.
 
 use smallvec::SmallVec;
 
@@ -9,12 +9,12 @@ use crate::cpu::tile::Bound;
 use crate::size::Env;
 use crate::spec::{Body, MAX_AXES, Spec};
 
-/// Whether two loops over the same space fold every value along the reduced axes in the same order,
-/// cut into the same parts, in every run on every team: a reduction of a value that has the same
-/// bits in both then has the same bits in both. (What is computed point by point has them whatever
-/// stands beside it.) `None` if that may depend on the sizes of a run, or one of them is no kernel.
+/// Whether two loops over the same space reduce every value along the reduced axes in the same
+/// order, split into the same parts, in every run on every team. If so, reductions of values with
+/// the same bits have the same bits. (Values computed point by point have the same bits in any
+/// case.) `None` if the answer may depend on the sizes of a run, or one of the specs has no kernel.
 ///
-/// How a loop is cut follows from all that it reads and writes, so one that stores less may be cut
+/// All reads and writes of a loop decide how it is split, so a loop with fewer stores may be split
 /// differently.
 pub fn sums_alike(a: &Spec, b: &Spec, bound: &Env, config: &Config) -> Option<bool> {
     let same_space = a.dims == b.dims && a.reduced == b.reduced;
@@ -29,9 +29,9 @@ pub fn sums_alike(a: &Spec, b: &Spec, bound: &Env, config: &Config) -> Option<bo
 }
 
 impl Loop {
-    /// How values are folded, for a space that has these sizes in every run: the reduced axes of
-    /// more than one point in the order in which they are walked, and what is made of them; nothing
-    /// if there is nothing to fold.
+    /// The order of reductions, for a space that has these sizes in every run: the reduced axes of
+    /// more than one point in the order of iteration, and how they are split; `None` without
+    /// reductions.
     fn reductions(
         &self,
         spec: &Spec,

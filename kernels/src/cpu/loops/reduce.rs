@@ -1,11 +1,11 @@
-//! Loops with reductions: rows that are folded, and possibly used again beside what was folded.
+//! Loops with reductions: rows that are reduced, and possibly read again together with the results.
 //!
 //! A *group* is a few points of the kept axes whose reductions are computed together, tile after
 //! tile over the reduced axes; the program may need several passes over them. Where memory runs
-//! along a reduced axis, rows are kept points and columns are folded (a softmax over the last
-//! axis); where it runs along a kept axis, columns are kept points and rows are folded (the
-//! gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the
-//! tiles of a group are shared by several chunks whose results are merged as a tree.
+//! along a reduced axis, rows are kept points and columns are reduced (a softmax over the last
+//! axis); where it runs along a kept axis, columns are kept points and rows are reduced (the
+//! gradient of a bias). If there are few groups, one pass suffices and the reduced axes are long,
+//! the tiles of a group are shared by several chunks whose results are merged as a tree.
 
 use std::ops::Range;
 
@@ -24,11 +24,11 @@ const WIDE: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
 const PARTS: usize = 64;
 const FEW_GROUPS: usize = 16;
-/// Lanes that each value kept between passes may take beyond need, so that several points go side
-/// by side.
+/// Lanes that each value kept between passes may take beyond need, so that several points are
+/// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
 
-/// What is decided about a reduction when it is prepared.
+/// The choices made about a reduction when it is prepared.
 pub(super) struct Reduction {
     along: Along,
     kept: usize,
@@ -38,7 +38,7 @@ pub(super) struct Reduction {
     split_words: usize,
 }
 
-/// How a launch is cut up.
+/// The partition of a launch into groups and tiles.
 struct Cut {
     row: usize,
     col: usize,
@@ -47,7 +47,7 @@ struct Cut {
     group_len: usize,
     groups_across: usize,
     groups: usize,
-    /// The axis that is folded, its points in a tile and its tiles.
+    /// The axis that is reduced, its points in a tile and its tiles.
     reduced_axis: usize,
     tile_len: usize,
     tiles_across: usize,
@@ -56,13 +56,13 @@ struct Cut {
     reduced: usize,
 }
 
-/// What decides how the points of the reduced axes, in their order, are folded into one result.
-/// Whatever else there is to a
-/// [`Cut`] says only which results are computed together, and when.
+/// The order in which the points of the reduced axes are combined into one result. The other fields
+/// of a [`Cut`] decide only which results are computed together, and when.
 #[derive(PartialEq)]
 pub(super) struct ReductionOrder {
     along: Along,
-    /// Sizes of the reduced axes, as they are walked. (Whose neighbours were joined shows in them.)
+    /// Sizes of the reduced axes, in the order of iteration. (They show which neighbours were
+    /// joined.)
     dims: SmallVec<[usize; AXES]>,
     tile_len: usize,
     parts: usize,
@@ -105,7 +105,7 @@ impl Reduction {
                     .saturating_mul(last.next_multiple_of(VECTOR))
                     .max(code.register())
             }
-            // A vector for every point of the space is room for all columns.
+            // A vector for every point of the space holds all columns.
             Along::Rows => points
                 .saturating_mul(VECTOR)
                 .max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
@@ -132,7 +132,7 @@ impl Reduction {
         })
     }
 
-    /// Bytes of the results of parts, whatever the sizes up to the bound.
+    /// Bytes of the results of parts, for all sizes up to the bound.
     pub fn partial_bytes(&self) -> usize {
         PARTS * self.split_words * WIDE * 4
     }
@@ -149,8 +149,8 @@ impl Reduction {
         }
     }
 
-    /// How each value is folded in a space that has these sizes in every run; nothing if it has no
-    /// points.
+    /// The order in which each value is reduced in a space that has these sizes in every run;
+    /// `None` if the space has no points.
     pub fn reduction_order(&self, bound: &mut Bound) -> Option<ReductionOrder> {
         if bound.dims().contains(&0) {
             return None;
@@ -166,8 +166,8 @@ impl Reduction {
     }
 
     /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the
-    /// bound; `None` if the sums cannot be taken up again: the batch is not what tiles go along
-    /// last, or there is more than sums to keep.
+    /// bound; `None` if the sums cannot be continued: tiles do not iterate over the batch
+    /// outermost, or other values than sums would have to be kept.
     pub fn cut_off(&self, examples: usize, bound: &mut Bound, code: &TileCode) -> Option<CutOff> {
         let mut levels = code.levels();
         let plain = levels.next() == Some(true)
@@ -238,7 +238,7 @@ impl Reduction {
                 )
             }
         };
-        // Of an axis without elements there are no groups, or no tiles; neither has no width.
+        // An axis without elements has no groups, or no tiles; their width is at least 1 even so.
         let (group_len, tile_len) = (group_len.max(1), tile_len.max(1));
         let groups_across = dims[kept_axis].div_ceil(group_len);
         let tiles_across = dims[reduced_axis].div_ceil(tile_len);
@@ -259,8 +259,8 @@ impl Reduction {
     }
 }
 
-/// Sums over a batch that go on from slice to slice: the accumulators of each part of each group,
-/// before they are finished.
+/// Partial sums over a batch that pass from slice to slice: the accumulators of each part of each
+/// group, before they are finished.
 struct Carry {
     /// Examples of the slice, and of the whole.
     examples: Range<usize>,
@@ -268,7 +268,7 @@ struct Carry {
     last: bool,
     sums: *mut u32,
     parts: usize,
-    /// Folds of a group.
+    /// Reductions of a group.
     reductions: usize,
 }
 
@@ -290,7 +290,8 @@ impl Carry {
 }
 
 impl Cut {
-    /// The same tiles of the reduced axes as another launch has, whose kept axes alone are longer.
+    /// Takes over the tiles of the reduced axes of another launch, which differs only by longer
+    /// kept axes.
     fn reduce_as(&mut self, other: &Cut, bound: &Bound) {
         self.tile_len = other.tile_len;
         self.tiles_across = bound.dims()[self.reduced_axis].div_ceil(self.tile_len);
@@ -300,7 +301,7 @@ impl Cut {
             * self.tiles_across;
     }
 
-    /// Lanes of a group's accumulators of one fold.
+    /// Lanes of a group's accumulators of one reduction.
     fn lanes(&self, along: Along) -> usize {
         match along {
             Along::Columns => self.group_len * VECTOR,
@@ -309,7 +310,7 @@ impl Cut {
     }
 
     /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where
-    /// its length may change what a tile is.
+    /// its length may change the tiles.
     fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
         if self.reduced < self.reduced_axis {
             return Some(1);
@@ -334,7 +335,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Which way most of the memory runs.
+/// The direction in which most of the memory is contiguous.
 fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     let last = |axes: &[usize]| {
         axes.iter()
@@ -358,7 +359,8 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
             operand.strides[kept_axis].at(bound).unsigned_abs(),
             operand.strides[reduced_axis].at(bound).unsigned_abs(),
         );
-        // What lies flat along the other axis is little memory, and counts little.
+        // An operand that is uniform along the other axis is little memory, and therefore counts
+        // little.
         let weight = if k == 0 || f == 0 { 1 } else { 16 };
         votes += match (k, f) {
             (_, 1) => -weight,
@@ -379,7 +381,8 @@ impl Loop {
     pub(super) unsafe fn reduce(&self, reduction: &Reduction, spec: &Spec, launch: &Launch) {
         let mut bound = Bound::new(&self.code);
         bound.resolve(spec, launch, &self.order);
-        // No kept points: nothing to store. No points to fold: each fold gives its identity.
+        // Without kept points nothing is stored. Without reduced points each reduction is its
+        // identity.
         if self.order[..reduction.kept]
             .iter()
             .any(|&axis| spec.dims[axis].usize_at(launch.env) == 0)
@@ -391,8 +394,8 @@ impl Loop {
         let bound = &bound;
         let points: usize = bound.dims().iter().product();
         if let Some(part) = launch.part.filter(|part| !part.slicing.folds) {
-            // Tiles and parts are those of the whole batch: a group of a slice is folded as it
-            // would be there.
+            // Tiles and parts are those of the whole batch, so that a group of a slice is reduced
+            // in the same order.
             let mut whole = Bound::new(&self.code);
             whole.resolve(
                 spec,
@@ -507,7 +510,7 @@ impl Loop {
     }
 }
 
-/// One launch, as its threads see it.
+/// The state of one launch that its threads share.
 struct Run<'a> {
     bound: &'a Bound<'a>,
     cut: &'a Cut,
@@ -524,7 +527,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts the machine on a group; returns the group's coordinates and its tile of kept points.
+    /// Moves the machine to a group; returns the group's coordinates and its tile of kept points.
     fn start(&self, machine: &mut Machine, group: usize) -> ([usize; AXES], Tile) {
         let (cut, dims) = (self.cut, self.bound.dims());
         let mut at = [0; AXES];
@@ -561,8 +564,8 @@ impl Run<'_> {
         }
     }
 
-    /// One pass over some tiles of the group at `at`, and the end of its folds; of a batch in
-    /// slices, all of which have been folded, only that. The machine is left on the group.
+    /// One pass over some tiles of the group at `at`, and the end of its reductions; only the
+    /// latter after the last slice of a batch. The machine is left at the group.
     ///
     /// # Safety
     /// As [`Run::group`].
@@ -595,7 +598,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts the machine back on the group at `at` after some of its tiles.
+    /// Moves the machine back to the group at `at` after some of its tiles.
     fn home(&self, machine: &mut Machine, mut at: [usize; AXES]) {
         let axes = self.bound.dims().len();
         if self.cut.tiles > 1 {
@@ -611,7 +614,7 @@ impl Run<'_> {
         )
     }
 
-    /// Folds what a slice has of a part of a group.
+    /// Adds the tiles that a slice has of a part of a group to its sums.
     ///
     /// # Safety
     /// As [`Run::group`], and for the part's sums.
@@ -642,7 +645,7 @@ impl Run<'_> {
         }
     }
 
-    /// Folds some tiles of the group at `at` into the accumulators of a level.
+    /// Reduces some tiles of the group at `at` into the accumulators of a level.
     ///
     /// # Safety
     /// As [`Run::group`].

@@ -10,11 +10,11 @@ use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, PoolKind, Spec};
 
-/// An element type a maximum can be taken of.
+/// An element type of maximum pooling.
 pub(super) trait Source: Copy {
-    /// What it widens to.
+    /// The type it widens to.
     type Lane: Copy;
-    /// What every element is at least.
+    /// A lower bound of all elements.
     const LOWEST: Self::Lane;
     fn widen(self) -> Self::Lane;
     /// Whether `value`, met later, takes the place of `best`: larger, or the first NaN.
@@ -139,7 +139,7 @@ impl Pool2d {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Pool2d(pool) = &spec.body else {
             unreachable!("checked by new")
@@ -466,7 +466,7 @@ unsafe fn max_span<T: Source>(
     }
 }
 
-/// Adds to each sum the element of a window, as [`max_span`] walks them.
+/// Adds to each sum the element of a window, in the order of [`max_span`].
 ///
 /// # Safety
 /// The elements may be read.

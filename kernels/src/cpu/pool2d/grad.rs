@@ -28,7 +28,7 @@ impl Pool2dGrad {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Pool2dGrad(pool) = &spec.body else {
             unreachable!("checked by new")
@@ -219,7 +219,7 @@ impl Backward {
     }
 }
 
-/// Adds what each window sends to places `stride` apart.
+/// Adds each window's gradient to places `stride` apart.
 #[inline(always)]
 fn add_at(
     acc: &mut [f32],

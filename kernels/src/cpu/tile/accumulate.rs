@@ -7,13 +7,13 @@ use super::reduce::{NOWHERE, ReduceCall, ReduceCode};
 
 impl Machine<'_> {
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     pub(super) unsafe fn reduce(&self, k: u16, tile: &Tile) {
         let program = &self.bound.code.program;
         let reduction = &program.reductions[usize::from(k)];
         let mut value = self.view(reduction.arg);
         if value.invariant {
-            // SAFETY: the spare tile holds a tile; nothing that is used again is kept there.
+            // SAFETY: the spare register holds a tile, and no value that is used again.
             value = unsafe { self.spread(value, self.spare(), tile) };
         }
         let call = ReduceCall {
@@ -32,7 +32,7 @@ impl Machine<'_> {
         }
     }
 
-    /// The accumulators of a fold, to be finished in place.
+    /// The accumulators of a reduction, to be finished in place.
     fn reduce_call(&self, k: u16) -> ReduceCall {
         let program = &self.bound.code.program;
         let reduction = &program.reductions[usize::from(k)];
@@ -63,7 +63,7 @@ impl Machine<'_> {
             .map(|&k| (k, &program.reductions[usize::from(k)].code))
     }
 
-    /// Lanes of a finished fold.
+    /// Lanes of a finished reduction.
     fn result_lanes(&self, tile: &Tile) -> usize {
         match self.along {
             Along::Columns => tile.rows,
@@ -74,7 +74,7 @@ impl Machine<'_> {
     /// Empties the accumulators of a level.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn clear(&self, level: usize, tile: &Tile) {
         let lanes = if self.along == Along::Columns {
             tile.rows * VECTOR
@@ -90,7 +90,7 @@ impl Machine<'_> {
     /// Combines each row's accumulators of a level into one value.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn finish(&self, level: usize, tile: &Tile) {
         for (k, code) in self
             .reductions(level)
@@ -106,10 +106,10 @@ impl Machine<'_> {
         }
     }
 
-    /// Makes the finished folds of a level visible as values.
+    /// Makes the finished reductions of a level visible as values.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn publish(&self, level: usize, tile: &Tile) {
         for (k, code) in self.reductions(level) {
             let ptr = self
@@ -121,7 +121,7 @@ impl Machine<'_> {
                 for position in
                     unsafe { std::slice::from_raw_parts_mut(ptr, self.result_lanes(tile)) }
                 {
-                    // The best of no elements is said to be the first.
+                    // The best position among no elements is 0 by definition.
                     *position = if *position == NOWHERE { 0 } else { *position };
                 }
             }
@@ -137,11 +137,11 @@ impl Machine<'_> {
         }
     }
 
-    /// Copies the finished folds of a level out to `to`, or back in: `stride` lanes for each word
-    /// of each fold.
+    /// Copies the finished reductions of a level out to `to`, or back in: `stride` lanes for each
+    /// word of each reduction.
     ///
     /// # Safety
-    /// As [`Machine::full`]; `partial` must hold that many lanes.
+    /// As [`Machine::compute_per_element`]; `partial` must hold that many lanes.
     pub unsafe fn exchange(
         &self,
         level: usize,
@@ -169,11 +169,11 @@ impl Machine<'_> {
     }
 
     /// Copies the accumulators of a level, not finished yet, out to `sums`, or back in: `stride`
-    /// lanes for each fold.
+    /// lanes for each reduction.
     ///
     /// # Safety
-    /// As [`Machine::full`]; `sums` must hold that many lanes, as many as the accumulators of a
-    /// tile at least.
+    /// As [`Machine::compute_per_element`]; `sums` must hold that many lanes, as many as the
+    /// accumulators of a tile at least.
     pub unsafe fn carry(
         &self,
         level: usize,
@@ -195,7 +195,7 @@ impl Machine<'_> {
         }
     }
 
-    /// Folds what [`Machine::exchange`] copied out to `from` into what it copied out to `into`.
+    /// Combines the results that [`Machine::exchange`] copied out to `from` with those in `into`.
     ///
     /// # Safety
     /// As [`Machine::exchange`]; the two do not overlap.

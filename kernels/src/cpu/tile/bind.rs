@@ -9,7 +9,7 @@ use crate::size::Env;
 use crate::slice::Part;
 use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
-/// How one operand or index is walked in one launch.
+/// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
 pub(crate) struct Walk {
     /// The first byte of the argument; null for an index.
@@ -20,20 +20,20 @@ pub(crate) struct Walk {
     pub offset: isize,
     /// Elements between neighbours along each axis.
     pub strides: [isize; AXES],
-    /// The same along the trailing axes that can be walked as one.
+    /// The same along the trailing axes that are iterated as one.
     pub inner: isize,
 }
 
 /// [`TileCode`] with the sizes and addresses of one launch.
 pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
-    /// One for each operand and index: never more than fit without the heap.
+    /// One for each operand and index: they always fit without the heap.
     pub(super) walks: SmallVec<[Walk; MAX_ACCESSES]>,
     /// Which operands are written in place of one that is read, by bit.
     pub(super) aliased: u64,
     axes: usize,
     dims: [usize; AXES],
-    /// The first of the trailing axes that every walk can take as one.
+    /// The first of the trailing axes that all accesses can iterate as one.
     inner_axis: usize,
 }
 
@@ -41,7 +41,7 @@ pub(crate) struct Bound<'a> {
 unsafe impl Sync for Bound<'_> {}
 
 impl<'a> Bound<'a> {
-    /// Nothing resolved yet.
+    /// A value in which nothing is resolved yet.
     #[inline(always)]
     pub fn new(code: &'a TileCode) -> Bound<'a> {
         Bound {
@@ -73,8 +73,8 @@ impl<'a> Bound<'a> {
         bound
     }
 
-    /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in
-    /// place: there is much of it.)
+    /// Resolves a launch over the axes of the spec in the given order. (In place, because a `Bound`
+    /// is too large to move around.)
     pub fn resolve(&mut self, spec: &Spec, launch: &Launch, order: &[usize]) {
         self.axes = order.len();
         for (dim, &axis) in self.dims.iter_mut().zip(order) {
@@ -106,8 +106,8 @@ impl<'a> Bound<'a> {
         if let Some(part) = launch.part {
             self.shift(spec, part);
         }
-        // A folded value is stored once per point of the kept axes, whatever its operand says of
-        // the others.
+        // A per-row value is stored once per point of the kept axes; its operand's other strides do
+        // not count.
         let kept = spec.dims.len() - spec.reduced;
         for store in &self.code.program.per_row_stores {
             for (stride, _) in self.walks[usize::from(store.walk)]
@@ -127,9 +127,10 @@ impl<'a> Bound<'a> {
         self.find_inner();
     }
 
-    /// A slice's operands hold its own examples. What sums over the batch counts examples through
-    /// the whole, so operands begin before their first byte; all else counts its own, so indices
-    /// begin with those before it.
+    /// Shifts accesses to a slice, whose operands hold only its examples. A sum over the batch
+    /// counts examples through the whole batch, so operands begin before their first byte; all
+    /// other kernels count the slice's examples, so indices begin at the number of examples before
+    /// it.
     fn shift(&mut self, spec: &Spec, part: &Part) {
         let first = part.first(spec.dims.len());
         let by = |strides: &Dims| {
@@ -173,13 +174,13 @@ impl<'a> Bound<'a> {
         &self.dims[..self.axes]
     }
 
-    /// How each operand and index is walked.
+    /// The strided access to each operand and index.
     pub fn walks(&self) -> &[Walk] {
         &self.walks
     }
 
-    /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and
-    /// drops those of one point; returns how many axes remain of them, at least one.
+    /// Joins neighbouring axes of `self.dims()[from..to]` that all accesses can iterate as one, and
+    /// drops those of one point; returns the number of remaining axes, at least one.
     pub fn collapse(&mut self, from: usize, to: usize) -> usize {
         let mut write = from;
         for read in from..to {
@@ -217,7 +218,7 @@ impl<'a> Bound<'a> {
         (write - from).max(1)
     }
 
-    /// Inserts an axis of one point. There must be room for it.
+    /// Inserts an axis of one point. There must be fewer than [`AXES`] axes.
     pub fn insert_axis(&mut self, at: usize) {
         debug_assert!(self.axes < AXES);
         self.dims.copy_within(at..self.axes, at + 1);
@@ -269,9 +270,9 @@ impl<'a> Bound<'a> {
     /// # Safety
     /// The block must lie inside the space, and no other thread may touch the same points. `acc`
     /// must be readable for the block, if the code has [`crate::spec::Inst::Acc`]. `scratch` must
-    /// point to [`TileCode::scratch_bytes`] bytes, 64-byte aligned, that nobody else uses during
-    /// the call.
-    #[allow(clippy::too_many_arguments)] // the shape of a block and where its values are: none of it is shared by calls
+    /// point to [`TileCode::scratch_bytes`] bytes, 64-byte aligned, that no other thread uses
+    /// during the call.
+    #[allow(clippy::too_many_arguments)] // the shape of a block and the addresses of its values differ between calls
     pub unsafe fn block(
         &self,
         origin: &[usize],
@@ -296,10 +297,10 @@ impl<'a> Bound<'a> {
     }
 
     /// Runs code without an anchor on such a block, and stores the last operand at `to`, row r from
-    /// `to + r · stride` elements, rather than where it is walked.
+    /// `to + r · stride` elements, rather than at its own address.
     ///
     /// # Safety
-    /// As [`Bound::block`]; `to` must have room for the block, and overlap nothing that is read.
+    /// As [`Bound::block`]; `to` must have room for the block, and overlap no memory that is read.
     pub unsafe fn make(
         &self,
         origin: &[usize],
@@ -337,7 +338,7 @@ impl<'a> Bound<'a> {
         let mut machine = unsafe { Machine::new(self, Along::Columns, scratch) };
         let mut at = [0; AXES];
         at[..origin.len()].copy_from_slice(origin);
-        // Columns go in runs along axes that every walk takes as one.
+        // Columns are processed in runs along axes that all accesses iterate as one.
         let first = self.inner_axis.max(row_axis + 1);
         let run_len: usize = self.dims[first..self.axes].iter().product();
         let start = (first..self.axes).fold(0, |p, axis| p * self.dims[axis] + at[axis]);

@@ -1,12 +1,9 @@
 //! From `code` to steps: levels, liveness, registers.
 //!
-//! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that
-//! needs no reduction has level 0, the result of a reduction over values of level n has level n +
-//! 1, and everything else has the highest level of its arguments: level n is computed in the n-th
-//! pass over the reduced axes, its folded values just before that pass. A full value used at a
-//! later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a
-//! value that is the same along the last axis is *flat*: it is computed once for many rows of
-//! tiles, before these.
+//! Level n of [`Levels`] is computed in the n-th pass over the reduced axes, its per-row values
+//! just before that pass. A per-element value that is live across passes is kept for the whole row.
+//! Without reductions, values that are invariant along the last axis are computed once for many
+//! rows of tiles, before these.
 
 mod invariant;
 
@@ -23,19 +20,19 @@ use crate::scalar::ScalarOp;
 use crate::spec::analysis::Levels;
 use crate::spec::{Inst, Spec, ValueId};
 
-/// Where a step leaves its value.
+/// The place where a step leaves its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Lanes from the start of the register file.
     pub at: usize,
-    /// The value is kept for all tiles of the row: this tile's part lies further on.
+    /// The value is kept for all tiles of the row: this tile's part lies at an offset.
     pub kept: bool,
 }
 
 /// One step of the program, run on one tile.
 pub(super) enum Step {
-    /// Makes an operand's values visible, in place if they lie there as lanes do, else copied;
-    /// `stored` if they are also stored as they are.
+    /// Makes an operand's values visible, in place if they are stored as lanes, else copied;
+    /// `stored` if they are also stored unchanged.
     Load {
         value: ValueId,
         walk: u16,
@@ -58,7 +55,7 @@ pub(super) enum Step {
     Apply(Apply),
     /// Random numbers: an operation that also needs the operand with seed and step, and its stream.
     Random(Apply, u16, u32),
-    /// Makes a crossing value of an earlier pass visible again.
+    /// Makes a kept value of an earlier pass visible again.
     Restore { value: ValueId, place: Place },
     /// Adds a tile to an accumulator.
     Reduce(u16),
@@ -73,7 +70,7 @@ pub(super) struct Apply {
     pub used: usize,
     pub code: OpCode,
     pub place: Place,
-    /// A walk that the result is to be stored to.
+    /// An operand that the result is stored to directly.
     pub direct: Option<u16>,
 }
 
@@ -92,18 +89,18 @@ pub(super) struct StoreStep {
     pub value: ValueId,
     pub walk: u16,
     pub lane: Lane,
-    /// The lane's bits are what is stored.
+    /// The lane's bits are stored unchanged.
     pub same_bits: bool,
 }
 
-/// What happens in one pass.
+/// The steps of one pass.
 #[derive(Default)]
 pub(super) struct Level {
     /// Computed once per group of kept points, before the pass.
     pub per_row: Vec<Step>,
     /// Computed for each tile of the pass.
     pub per_element: Vec<Step>,
-    /// The folds whose accumulators this pass fills.
+    /// The reductions whose accumulators this pass fills.
     pub reductions: Vec<u16>,
 }
 
@@ -113,10 +110,10 @@ pub(super) struct Program {
     pub reductions: Vec<ReduceStep>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
-    /// The steps of the only level where columns go along the last axis, if that makes a
-    /// difference.
+    /// The steps of the only level where columns go along the last axis, if some are invariant
+    /// along it.
     pub hoisted: Option<Hoisted>,
-    /// The level in whose pass full values are stored.
+    /// The level in whose pass per-element values are stored.
     pub top: usize,
     pub per_element_stores: Vec<StoreStep>,
     pub per_row_stores: Vec<StoreStep>,
@@ -126,7 +123,7 @@ pub(super) struct Program {
     /// Lanes of the register file before those buffers, and of a register.
     pub lanes: usize,
     pub register: usize,
-    /// A register where a value that repeats can be written out, if there are folds.
+    /// A register where a value that repeats can be written out, if there are reductions.
     pub spare: usize,
 }
 
@@ -180,7 +177,7 @@ impl Analysis {
         self.levels.per_row[i]
     }
 
-    /// Finds operations that can be computed together with an argument that nobody else uses.
+    /// Finds operations that can be computed together with an argument that has no other use.
     fn pair_up(&mut self, spec: &Spec) {
         let mut uses = vec![0; spec.code.len()];
         let used = (0..spec.code.len())
@@ -212,7 +209,7 @@ impl Analysis {
         }
     }
 
-    /// What step `i` computes from: of a pair, the arguments of both.
+    /// The arguments of step `i`; of a pair, the arguments of both operations.
     fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
         let mut args = SmallVec::from_slice(spec.code[i].arguments());
         if let Some(k) = self.pairs[i] {
@@ -228,13 +225,13 @@ impl Analysis {
     }
 }
 
-/// The values of a program as they are given places.
+/// The state of the assignment of places to values.
 struct Compiler<'a> {
     spec: &'a Spec,
     config: &'a Config,
     a: Analysis,
     places: Vec<Option<Place>>,
-    /// Which fold a `Reduce` is.
+    /// The number of each reduction.
     reduction_of: Vec<u16>,
     /// Lanes of the register file handed out, and of a register.
     used: usize,
@@ -243,7 +240,7 @@ struct Compiler<'a> {
     registers: Vec<usize>,
 }
 
-/// Compiles the code of a spec, for registers of so many lanes.
+/// Compiles the code of a spec, for registers of `register` lanes.
 pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<Program, SpecError> {
     let a = Analysis::new(spec, spec.check_code()?);
     let n = spec.code.len();
@@ -303,9 +300,9 @@ impl Compiler<'_> {
         at
     }
 
-    /// Gives folded and crossing values lanes of their own. What comes straight from memory or
-    /// coordinates is not kept for a whole row but made again in each pass. Returns how many values
-    /// are kept; their buffers follow the registers.
+    /// Assigns separate lanes to per-row values and to values live across passes. Of the latter,
+    /// loads and indices are not kept for a whole row but recomputed in each pass. Returns the
+    /// number of kept values; their buffers follow the registers.
     fn place_kept(&mut self) -> usize {
         let mut kept = 0;
         for i in 0..self.spec.code.len() {
@@ -390,7 +387,7 @@ impl Compiler<'_> {
     /// The steps of some values in one pass.
     fn pass(&mut self, l: usize, pass: &[usize]) -> Vec<Step> {
         let mut steps = Vec::with_capacity(pass.len());
-        // Values of earlier passes hold no registers: all are free.
+        // Values of earlier passes hold no registers, so all are free.
         let mut free = self.registers.clone();
         let mut live: Vec<(usize, usize)> = Vec::new();
         for (position, &i) in pass.iter().enumerate() {
@@ -510,7 +507,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// The stores of folded values, or of full ones.
+    /// The stores of per-row values, or of per-element ones.
     fn stores(&self, per_row: bool) -> impl Iterator<Item = StoreStep> {
         self.spec
             .stores
@@ -529,12 +526,12 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether one operation after another has loops of its own.
+/// Whether the pair of operations has fused loops.
 fn is_pair(inner: ScalarOp, outer: ScalarOp) -> bool {
     OpCode::pair(inner, outer, false, Isa::Portable).is_some()
 }
 
-/// Whether a lane's bits are what is stored.
+/// Whether a lane's bits are stored unchanged.
 fn holds_lanes(lane: Lane, dtype: DType) -> bool {
     matches!(
         (lane, dtype),

@@ -18,7 +18,7 @@ pub(super) struct Block {
     pub cs: isize,
 }
 
-/// An element as it lies in memory, and the lane it becomes.
+/// The stored type of an element, and its conversion to a lane.
 trait Stored: Copy {
     fn widen(self) -> u32;
 }
@@ -42,7 +42,7 @@ impl Stored for bf16 {
         self.to_f32().to_bits()
     }
 }
-/// A stored truth value: whatever the byte, the lane is 0 or 1.
+/// A stored truth value: the lane is 0 or 1 for every byte.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Truth(u8);
@@ -95,7 +95,7 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
                 }
             }
         } else if block.rs.unsigned_abs() < block.cs.unsigned_abs() {
-            // The memory runs down the columns: so does the inner loop.
+            // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = src.offset(c as isize * block.cs);
                 for r in 0..block.rows {
@@ -166,7 +166,7 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
     unsafe {
         if block.cs != 1 && !view.invariant && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
-            // The memory runs down the columns: so does the inner loop.
+            // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = dst.offset(c as isize * block.cs);
                 for r in 0..block.rows as isize {

@@ -10,10 +10,10 @@ use super::{MAX_ROWS, VECTOR};
 use crate::dtype::DType;
 use crate::spec::ValueId;
 
-/// Where a walk stands.
+/// The current position of a strided access.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
-    /// The first point; of an index, its value there.
+    /// The address of the first point; of an index, its value there.
     first: *mut u8,
     /// Elements from row to row and from column to column.
     rs: isize,
@@ -43,7 +43,7 @@ pub(crate) struct Tile {
     col: usize,
     /// Lanes from the start of the buffers of kept values to this tile's part.
     kept_at: usize,
-    /// Position of the first point among all that fold into the same value.
+    /// Position of the first point among all that are reduced to the same value.
     pub(super) position: usize,
 }
 
@@ -77,7 +77,7 @@ impl Tile {
     }
 }
 
-/// Which way a tile is folded.
+/// The direction in which a tile is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Along {
     /// Each row gives a value: columns are the reduced axis.
@@ -100,7 +100,7 @@ pub(crate) struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// # Safety
-    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that nobody else uses
+    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that no other thread uses
     /// while the machine lives.
     pub unsafe fn new(bound: &'a Bound<'a>, along: Along, scratch: *mut u8) -> Machine<'a> {
         let code = bound.code;
@@ -137,8 +137,8 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Puts the cursors on the point `at`, with rows and columns along the given axes; without a
-    /// column axis, columns go along the trailing axes that every walk takes as one.
+    /// Moves the cursors to the point `at`, with rows and columns along the given axes; without a
+    /// column axis, columns go along the trailing axes that all accesses iterate as one.
     pub fn seek(&mut self, at: &[usize], row_axis: Option<usize>, col_axis: Option<usize>) {
         for (k, walk) in self.bound.walks().iter().enumerate() {
             let offset = at
@@ -160,7 +160,7 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Has the last operand, f32, stored at other places than those of its walk.
+    /// Redirects the stores of the last operand, f32, to other addresses.
     pub fn store_last_to(&mut self, to: *mut f32, stride: usize) {
         let last = self.bound.code.dtypes.len() - 1;
         // SAFETY: there is a cursor for each walk, and operands are the first of them.
@@ -174,7 +174,7 @@ impl<'a> Machine<'a> {
         };
     }
 
-    /// Says where the anchor's values of the block at the cursors are.
+    /// Sets the address of the anchor's values of the block at the cursors.
     pub fn set_acc(&mut self, acc: *const u32, stride: usize, rows: usize, cols: usize) {
         self.acc = View {
             ptr: acc,
@@ -234,15 +234,15 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(at) }
     }
 
-    /// The program's steps with those of flat values apart, if columns go along the axis that these
-    /// are the same along.
+    /// The program's steps with those of invariant values apart, if columns go along the axis along
+    /// which these are invariant.
     pub(super) fn hoisted(&self) -> Option<&'a Hoisted> {
         let along =
             |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
         self.bound.code.program.hoisted.as_ref().filter(along)
     }
 
-    /// Computes flat values for some rows, and notes where they are.
+    /// Computes invariant values for some rows, and records their addresses.
     ///
     /// # Safety
     /// The rows, at most [`MAX_ROWS`], must be part of the space at the cursors.
@@ -264,11 +264,11 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Computes a tile with flat values whose first row is `row` rows behind the first that they
-    /// were computed for.
+    /// Computes the varying values of a tile that starts `row` rows after the first row of the
+    /// invariant values.
     ///
     /// # Safety
-    /// As [`Machine::full`]; the tile's rows must be among those.
+    /// As [`Machine::compute_per_element`]; the tile's rows must be among those.
     pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: written by `flat`.
@@ -285,26 +285,27 @@ impl<'a> Machine<'a> {
         unsafe { self.steps(&hoisted.varying, tile) }
     }
 
-    /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.
+    /// Computes the per-row values of a level. In `tile`, only the axis that is kept counts.
     ///
     /// # Safety
-    /// The tile must be part of the space at the cursors, and everything of lower levels computed.
+    /// The tile must be part of the space at the cursors, and all values of lower levels must have
+    /// been computed.
     pub unsafe fn compute_per_row(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { self.steps(&self.bound.code.program.levels[level].per_row, tile) }
     }
 
-    /// Computes the full values of a level and adds them to its accumulators.
+    /// Computes the per-element values of a level and adds them to its accumulators.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     pub unsafe fn compute_per_element(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { self.steps(&self.bound.code.program.levels[level].per_element, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
         for step in steps {
             // SAFETY: the caller's promise; steps come after those that make their arguments.
@@ -355,11 +356,11 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// With `copied`, even what could be read in place is copied: it is stored later, when its own
-    /// memory may have changed.
+    /// With `copied`, values that could be read in place are copied too, because they are stored
+    /// later, when their memory may have changed.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     unsafe fn load(&self, walk: u16, place: Place, copied: bool, tile: &Tile) -> View {
         let cursor = self.cursor(walk);
         let whole = tile.cols == tile.pad;
@@ -371,7 +372,7 @@ impl<'a> Machine<'a> {
             };
         }
         let mut block = self.block(walk, tile);
-        // What repeats is copied once.
+        // Repeated values are copied once.
         if block.rs == 0 {
             block.rows = 1;
         }
@@ -421,7 +422,7 @@ impl<'a> Machine<'a> {
     }
 
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
         let Cursor { rs, cs, .. } = self.cursor(walk);
         let first = self.cursor(walk).at(tile).addr() as isize;
@@ -458,7 +459,7 @@ impl<'a> Machine<'a> {
     /// the same, to one value per row if all columns are.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
@@ -480,7 +481,7 @@ impl<'a> Machine<'a> {
         }
         let (mut rows, mut lanes) = (tile.rows, tile.pad);
         if rows > 1 {
-            // Rows that lie one after another are one long row.
+            // Contiguous rows are one long row.
             let pad = tile.pad as isize;
             if out_rs == tile.pad
                 && [x, y, z]
@@ -501,7 +502,7 @@ impl<'a> Machine<'a> {
         // SAFETY: views hold whole vectors of every row; the result is a register, or memory that
         // overlaps no view.
         unsafe { step.code.0[which](&call) };
-        // (A folded value has one row here, and repeats where it is used.)
+        // (A per-row value has one row here, and repeats where it is used.)
         View {
             ptr: out,
             rs: if by_row { out_rs as isize } else { 0 },
@@ -512,7 +513,7 @@ impl<'a> Machine<'a> {
     /// [`Machine::apply`] where all rows or all columns are the same.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     #[cold]
     #[inline(never)]
     unsafe fn apply_repeated(
@@ -523,7 +524,7 @@ impl<'a> Machine<'a> {
         tile: &Tile,
     ) -> View {
         let place = self.place(step.place, tile);
-        // A value that is kept for later passes is kept in full.
+        // A value that is kept for later passes is written out per element.
         let out = if step.place.kept { self.spare() } else { place };
         let which = args
             .iter()
@@ -601,8 +602,8 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(self.bound.code.program.spare) }
     }
 
-    /// Where a value can be computed straight into the operand it is stored to: there are whole
-    /// vectors of lanes, and nothing that may still be read.
+    /// The cursor of a stored operand into which a value can be computed directly: it must hold
+    /// whole vectors of lanes, and no bytes that may still be read.
     fn direct(&self, walk: u16, tile: &Tile) -> Option<Cursor> {
         let cursor = self.cursor(walk);
         let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
@@ -610,11 +611,11 @@ impl<'a> Machine<'a> {
             .then_some(cursor)
     }
 
-    /// Stores the full values, if `level` is the one whose pass does: the last, so that all have
-    /// been computed and nothing that a store may overwrite is read again.
+    /// Stores the per-element values, if `level` is the last with such values, so that all have
+    /// been computed and no overwritten operand is read again.
     ///
     /// # Safety
-    /// As [`Machine::folded`]; no other thread may touch the same points.
+    /// As [`Machine::compute_per_row`]; no other thread may touch the same points.
     pub unsafe fn store_per_element(&self, level: usize, tile: &Tile) {
         if level == self.bound.code.program.top {
             // SAFETY: the caller's promise.
@@ -622,21 +623,21 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Stores the folded values. In `tile`, the folded axis has one point.
+    /// Stores the per-row values. In `tile`, the reduced axis has one point.
     ///
     /// # Safety
-    /// As [`Machine::store_full`].
+    /// As [`Machine::store_per_element`].
     pub unsafe fn store_per_row(&self, tile: &Tile) {
         // SAFETY: the caller's promise.
         unsafe { self.store(&self.bound.code.program.per_row_stores, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::store_full`].
+    /// As [`Machine::store_per_element`].
     unsafe fn store(&self, stores: &[StoreStep], tile: &Tile) {
         for store in stores {
             let view = self.view(store.value);
-            // Computed there, or copied onto itself.
+            // The value was computed in place, or would be copied onto itself.
             if store.same_bits && view.ptr == self.cursor(store.walk).at(tile).cast() {
                 continue;
             }

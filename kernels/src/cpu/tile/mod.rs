@@ -1,10 +1,10 @@
 //! The tile interpreter: runs the `code` of a spec, tile by tile.
 //!
 //! A tile is at most [`TILE`] points, as rows of columns. One step of the program runs over the
-//! whole tile before the next one begins, so that the cost of choosing what to do is shared by
-//! hundreds of points, while values stay in registers of one tile each that live in the first-level
-//! cache. Operands that lie in memory as lanes do are read where they are, and the last operation
-//! writes where its value is stored. A value never depends on where in a tile its point lies.
+//! whole tile before the next one begins, so that the cost of dispatch is shared by hundreds of
+//! points, while values stay in registers of one tile each that live in the first-level cache.
+//! Operands that are stored as lanes are read in place, and the last operation writes directly to
+//! the stored operand. A value never depends on the position of its point in a tile.
 
 mod accumulate;
 mod bind;
@@ -31,9 +31,9 @@ pub(crate) const TILE: usize = 1024;
 /// Lanes that operations work on together on every instruction set: rows in registers are padded to
 /// a multiple of it.
 pub(crate) const VECTOR: usize = 16;
-/// Most rows of a tile, and of tiles that share what is the same along them.
+/// Most rows of a tile, and of tiles that share invariant values.
 pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
-/// Axes of a launch: one more, so that a space without rows or columns can be given them.
+/// Axes of a launch: one more than of a spec, for spaces without rows or columns.
 pub(crate) const AXES: usize = MAX_AXES + 1;
 
 /// The compiled `code` of a spec.
@@ -125,7 +125,7 @@ impl TileCode {
         self.program.register
     }
 
-    /// How many levels the program has, and whether each has work for every tile.
+    /// For each level of the program whether it has work for every tile.
     pub fn levels(&self) -> impl ExactSizeIterator<Item = bool> {
         self.program
             .levels
@@ -138,7 +138,8 @@ impl TileCode {
         self.program.kept
     }
 
-    /// Whether all reductions fold values, without positions, and none needs the result of another.
+    /// Whether all reductions are of values, without positions, and none needs the result of
+    /// another.
     pub fn reduces_independently(&self) -> bool {
         let first = self
             .program

@@ -1,9 +1,9 @@
 //! Reductions over tiles.
 //!
-//! A tile is folded along its columns (each row gives one value) or along its rows (each column
+//! A tile is reduced along its columns (each row gives one value) or along its rows (each column
 //! gives one). Along the columns, a row has [`VECTOR`] accumulators, one for the columns of each
-//! residue, that are combined at the end as a tree. A tile's own values are folded first and its
-//! result is then folded into the accumulators, so that the rounding error of a long sum grows with
+//! residue, that are combined at the end as a tree. A tile's values are reduced first and the
+//! result is then added to the accumulators, so that the rounding error of a long sum grows with
 //! the number of tiles rather than of elements.
 
 use std::marker::PhantomData;
@@ -17,31 +17,31 @@ use crate::math::Arith;
 use crate::scalar::{Lanewise, ScalarOp, Visit, Word};
 use crate::spec::ReduceOp;
 
-/// The work of one fold on one tile.
+/// The work of one reduction on one tile.
 pub(super) struct ReduceCall {
     pub value: View,
     pub rows: usize,
-    /// Columns that count. What is read is rounded up to whole vectors.
+    /// Columns that count; reads are rounded up to whole vectors.
     pub cols: usize,
     pub acc: *mut u32,
-    /// Where the finished values go: `words` lines, `stride` lanes apart.
+    /// The destination of the finished values: `words` lines, `stride` lanes apart.
     pub out: *mut u32,
     pub stride: usize,
     pub identity: u32,
-    /// Position of the tile's first element among all that are folded into the same value.
+    /// Position of the tile's first element among all that are reduced to the same value.
     pub position: u32,
 }
 
 /// The loops of one reduction.
 #[derive(Clone, Copy)]
 pub(super) struct ReduceCode {
-    /// Folds the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
+    /// Reduces the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
     pub columns: Entry<ReduceCall>,
-    /// Folds the rows of a tile: column `c` into `acc[c]`.
+    /// Reduces the rows of a tile: column `c` into `acc[c]`.
     pub rows: Entry<ReduceCall>,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
     pub finish: Entry<ReduceCall>,
-    /// Folds `acc` (laid out as `out`) into `out`.
+    /// Combines `acc` (laid out as `out`) into `out`.
     pub merge: Entry<ReduceCall>,
     /// The accumulator of nothing.
     pub identity: u32,
@@ -95,7 +95,7 @@ fn join<O: Lanewise, A: Arith>(x: u32, y: u32) -> u32 {
 
 type Vector = [u32; VECTOR];
 
-/// Folds one vector into another, lane by lane.
+/// Combines one vector into another, lane by lane.
 #[inline(always)]
 fn join_all<O: Lanewise, A: Arith>(into: &mut Vector, from: &Vector) {
     for (x, &y) in into.iter_mut().zip(from) {
@@ -106,7 +106,7 @@ fn join_all<O: Lanewise, A: Arith>(into: &mut Vector, from: &Vector) {
 /// `n` accumulators that lie one after another.
 ///
 /// # Safety
-/// They must be writable and nothing else may reach them meanwhile.
+/// They must be writable and not be accessed otherwise meanwhile.
 #[inline(always)]
 unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
     // SAFETY: the caller's promise.
@@ -130,13 +130,13 @@ unsafe fn line<'a>(call: &ReduceCall, r: usize) -> &'a [Vector] {
 
 struct Columns<O>(PhantomData<O>);
 
-/// Vectors folded side by side, so that one addition need not wait for the one before.
+/// Vectors reduced side by side, so that one addition need not wait for the one before.
 const SIDE: usize = 4;
 
 impl<O: Lanewise> Routine for Columns<O> {
     type Args = ReduceCall;
 
-    /// The value must be readable and not flat, the accumulators writable.
+    /// The value must be readable and vary along columns, the accumulators writable.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &ReduceCall) {
         let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
@@ -253,7 +253,7 @@ impl<O: Lanewise> Routine for Merge<O> {
     }
 }
 
-/// How a value is ranked: as an integer, larger for what is sought.
+/// The ranking of values: integers, larger for better values.
 trait Rank: 'static {
     fn key(bits: u32) -> i32;
 }
@@ -297,7 +297,7 @@ impl Rank for SmallestInt {
     }
 }
 
-/// The position of no element: after all others, so that any element wins against it.
+/// The position of no element: after all others, so that every element wins against it.
 pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
 fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
@@ -312,7 +312,8 @@ fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
 }
 
 impl ReduceCode {
-    /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold nothing.
+    /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold the
+    /// identity.
     ///
     /// # Safety
     /// `acc` must be writable.

@@ -1,12 +1,12 @@
-//! Tiles one after another over a block that nothing is reduced in.
+//! The loop over the tiles of a block without reductions.
 
 use super::exec::{Machine, Tile};
 use super::{MAX_ROWS, TILE, VECTOR};
 
 impl Machine<'_> {
     /// Computes and stores `rows × cols` points at the cursors, in tiles of at most `wide` columns.
-    /// What is the same along the columns (a norm's mean and scale) is computed once for all tiles
-    /// of some rows.
+    /// Values that are invariant along the columns (a norm's mean and scale) are computed once for
+    /// all tiles of some rows.
     ///
     /// # Safety
     /// The points must be part of the space, and no other thread may touch them.

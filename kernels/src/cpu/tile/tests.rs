@@ -12,8 +12,7 @@ fn below(seed: u32, count: &mut u32, n: usize) -> usize {
     philox([*count, 0, 0, 0], [seed, 1])[0] as usize % n
 }
 
-/// relu(acc + x) + y over a space of up to four axes, x and y walked in any way, the result in any
-/// layout.
+/// relu(acc + x) + y over a space of up to four axes, with x, y and the result in any layout.
 #[test]
 fn blocks_match_points() {
     for seed in 0..400 {
