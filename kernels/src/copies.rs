@@ -56,9 +56,10 @@ impl Job {
             Source::Bytes(from) => unsafe {
                 std::ptr::copy_nonoverlapping(from, self.to, self.bytes)
             },
-            // SAFETY: required of the caller; arenas are initialised.
             Source::Fill(fill) => {
-                fill(unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) })
+                // SAFETY: required of the caller; arenas are initialised.
+                let to = unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) };
+                fill(to)
             }
         }
     }
@@ -214,7 +215,7 @@ impl Drop for Copies {
         drop(state);
         self.shared.work.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It catches what sources throw, so it ends only by returning.
+            // It catches panics of sources, so it ends only by returning.
             let _ = thread.join();
         }
     }
@@ -256,8 +257,8 @@ impl Memory {
             .start(job, Some(*from), *to)
     }
 
-    /// Starts to have a region written by `fill`. Until [`Memory::wait_for`] it may be neither
-    /// written nor read.
+    /// Starts to write a region with `fill`. Until [`Memory::wait_for`] it may be neither written
+    /// nor read.
     ///
     /// # Panics
     /// If the region is not inside a live arena or a copy in flight conflicts with it. A panic of

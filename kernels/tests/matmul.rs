@@ -9,7 +9,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Spec, Store};
 
-/// A product whose result is stored as it is.
+/// A product whose result is stored unchanged.
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     Spec {
         body: Body::Matmul(Matmul {
@@ -409,9 +409,9 @@ fn sizes_below_the_bound() {
 }
 
 /// Rows and columns in reverse, the operand beginning at its last element: no view makes that, and
-/// no kernel does it.
+/// no kernel supports it.
 #[test]
-#[should_panic(expected = "walked backwards")]
+#[should_panic(expected = "negative offset or stride")]
 fn negative_strides_are_refused() {
     let (m, k) = (3, 2);
     let spec = plain(

@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::walk::{Space, Walk, aligned, check_rank};
+use super::pointwise::{OperandView, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -41,12 +41,12 @@ impl Compact {
         let Body::Compact(compact) = &spec.body else {
             unreachable!("checked by new")
         };
-        let (space, room) = (
+        let (space, capacity) = (
             Space::new(&compact.space, launch.env),
             spec.dims[0].usize_at(launch.env),
         );
-        let mask = Walk::new(&compact.mask, launch.args[0], launch.env);
-        let positions = Walk::new(&compact.positions, launch.args[1], launch.env);
+        let mask = OperandView::new(&compact.mask, launch.args[0], launch.env);
+        let positions = OperandView::new(&compact.positions, launch.args[1], launch.env);
         let points = space.points();
         let chunks = points.div_ceil(CHUNK);
         let step = mask.strides[compact.space.len().saturating_sub(1)];
@@ -55,7 +55,7 @@ impl Compact {
             space.rows(from, CHUNK.min(points - from), |at, len, done| {
                 let first = mask.offset(at);
                 for k in 0..len {
-                    // SAFETY: a point of the space that the mask is walked over.
+                    // SAFETY: a point of the mask's space.
                     if unsafe { mask.load(first + k as isize * step) } != 0 {
                         visit(from + done + k);
                     }
@@ -90,12 +90,12 @@ impl Compact {
         launch.team.run(chunks, &|chunk, _| {
             let mut to = counts[chunk].load(Ordering::Relaxed) as usize;
             each(chunk, &mut |position| {
-                if to < room {
+                if to < capacity {
                     write(to, position as i32);
                 }
                 to += 1;
             });
         });
-        (total as usize..room).for_each(|at| write(at, 0));
+        (total as usize..capacity).for_each(|at| write(at, 0));
     }
 }

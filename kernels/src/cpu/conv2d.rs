@@ -57,27 +57,27 @@ impl Conv2d {
             ));
         }
         // As much as stays in the cache until it is packed, at least a tile's part of a channel.
-        let made = |limits: &Limits| match body.kind {
+        let elements = |limits: &Limits| match body.kind {
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
             }
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let (limits, space) = Limits::within(most, |limits| {
-            let room = prologue
+            let buffer = prologue
                 .as_ref()
-                .map_or(0, |prologue| prologue.room(made(limits)));
+                .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, room),
-                _ => columns::space(&sizes, micro, limits, room),
+                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
+                _ => columns::space(&sizes, micro, limits, buffer),
             };
             Space {
                 scratch: space.scratch + code.scratch_bytes(),
                 ..space
             }
         });
-        let prologue = prologue.map(|prologue| Box::new(prologue.with_room(made(limits))));
+        let prologue = prologue.map(|prologue| Box::new(prologue.with_buffer(elements(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
             return Err(SpecError::unsupported(format!(
                 "a convolution that needs a tile of {} elements",

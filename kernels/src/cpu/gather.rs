@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Fault, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -52,8 +52,8 @@ impl Gather {
         };
         let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
         let lookup = Lookup {
-            source: Walk::new(&gather.source, launch.args[0], launch.env),
-            index: Walk::new(&gather.index, launch.args[1], launch.env),
+            source: OperandView::new(&gather.source, launch.args[0], launch.env),
+            index: OperandView::new(&gather.index, launch.args[1], launch.env),
             axis_stride: gather.axis_stride.at(launch.env) as isize,
             axis_len: gather.axis_len.at(launch.env),
             last: spec.dims.len() - 1,
@@ -86,8 +86,8 @@ impl Gather {
 
 /// A gather at launch.
 struct Lookup {
-    source: Walk,
-    index: Walk,
+    source: OperandView,
+    index: OperandView,
     axis_stride: isize,
     axis_len: i64,
     last: usize,
@@ -164,9 +164,9 @@ impl CheckIndex {
             Space::new(&spec.dims, launch.env),
             check.limit.at(launch.env),
         );
-        let index = Walk::new(&check.index, launch.args[0], launch.env);
+        let index = OperandView::new(&check.index, launch.args[0], launch.env);
         let step = index.strides[spec.dims.len().saturating_sub(1)];
-        // SAFETY: called for points of the space that the operand is walked over.
+        // SAFETY: called for points of the operand's space.
         let load = |offset: isize| i64::from(unsafe { index.load(offset) } as i32);
         let points = space.points();
         // The least position wins, for any order in which chunks finish.

@@ -13,7 +13,7 @@ use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
-use drive::{Blocking, Carry, KBlocks, MicroPanel, Product, Room, Space, drive_some};
+use drive::{Blocking, Carry, KBlocks, MicroPanel, Product, Resources, Space, drive_some};
 use micro::{Left, Micro, Right};
 use pack::Source;
 
@@ -236,7 +236,7 @@ impl Matmul {
             (m, n) = (n, m);
             (a, b) = (b.transposed(), a.transposed());
         }
-        let room = Room {
+        let resources = Resources {
             workspace: launch.workspace,
             space: &self.space,
             threads: self.threads,
@@ -286,7 +286,7 @@ impl Matmul {
         };
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
-        unsafe { drive_some(&product, self.micro, &blocking, &room, carry) };
+        unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
     }
 }
 
@@ -608,8 +608,8 @@ impl Product for Strided<'_> {
         block: usize,
         left: *const f32,
     ) -> Left {
-        // SAFETY: `row` rows are packed before it.
         Left {
+            // SAFETY: `row` rows are packed before it.
             base: unsafe { left.add(row * self.depth(block).len()) },
             rows: std::ptr::null(),
             steps: std::ptr::null(),

@@ -7,6 +7,7 @@ mod gather;
 mod gemm;
 mod isa;
 mod loops;
+mod pointwise;
 mod pool2d;
 mod scatter;
 mod simd;
@@ -14,7 +15,6 @@ mod sort;
 mod suppress;
 mod team;
 mod tile;
-mod walk;
 
 pub use isa::Isa;
 pub use loops::sums_alike;
@@ -467,7 +467,10 @@ impl Kernel {
                 !args[i].overlaps(workspace),
                 "argument {i} overlaps the workspace"
             );
-            assert!(operand.is_forward(env), "argument {i} is walked backwards");
+            assert!(
+                operand.is_forward(env),
+                "argument {i} has a negative offset or stride"
+            );
             if *access == Access::Read {
                 continue;
             }

@@ -14,8 +14,8 @@ pub(crate) use grad::Pool2dGrad;
 
 use std::ops::Range;
 
+use super::pointwise::{Space, aligned, product};
 use super::tile::{Bound, TileCode};
-use super::walk::{Space, aligned, product};
 use super::{Config, Isa, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Spec, Window};

@@ -6,8 +6,8 @@
 
 use std::ops::Range;
 
+use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -57,8 +57,8 @@ impl ScatterAdd {
         let (env, axis) = (launch.env, scatter.axis);
         let blocks = Blocks::new(&spec.dims, self.capacity, env);
         let sums = Sums {
-            value: Walk::new(&scatter.value, launch.args[0], env),
-            index: Walk::new(&scatter.index, launch.args[1], env),
+            value: OperandView::new(&scatter.value, launch.args[0], env),
+            index: OperandView::new(&scatter.index, launch.args[1], env),
             axis,
             outer: Space::new(&spec.dims[..axis], env),
             inner: Space::new(&spec.dims[axis + 1..], env),
@@ -72,7 +72,7 @@ impl ScatterAdd {
             // SAFETY: the worker's values hold a block and are its own.
             let row = unsafe { std::slice::from_raw_parts_mut(acc, block.points) };
             row.fill(0.0);
-            // SAFETY: the operands are walked inside their spaces.
+            // SAFETY: the operands are accessed inside their spaces.
             unsafe { sums.add(block.from..block.from + block.points, row) };
             // SAFETY: the epilogue's bytes follow the values.
             unsafe {
@@ -89,8 +89,8 @@ impl ScatterAdd {
 
 /// A scatter at launch: result `outer × len × inner`, values `outer × values × inner`.
 struct Sums {
-    value: Walk,
-    index: Walk,
+    value: OperandView,
+    index: OperandView,
     axis: usize,
     outer: Space,
     inner: Space,

@@ -4,7 +4,7 @@
 //! half, its position in the lower. Therefore equal values keep their order, and one sort of
 //! integers serves every type and both directions.
 
-use super::walk::{Scratch, Space, Walk, aligned, check_rank};
+use super::pointwise::{OperandView, Scratch, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::dtype::Lane;
 use crate::size::Env;
@@ -43,8 +43,8 @@ impl Sort {
         };
         let (outer, last) = spec.dims.split_at(spec.dims.len() - 1);
         let (outer, len) = (Space::new(outer, launch.env), last[0].usize_at(launch.env));
-        let source = Walk::new(&sort.source, launch.args[0], launch.env);
-        let positions = Walk::new(&sort.positions, launch.args[1], launch.env);
+        let source = OperandView::new(&sort.source, launch.args[0], launch.env);
+        let positions = OperandView::new(&sort.positions, launch.args[1], launch.env);
         let axis = spec.dims.len() - 1;
         let scratch = Scratch::new(launch, self.worker_bytes());
         let flip = if sort.descending { u32::MAX } else { 0 };

@@ -149,7 +149,7 @@ impl Drop for Team {
         drop(self.shared.lock());
         self.shared.work_ready.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper catches what its chunks throw, so it ends only by returning.
+            // A helper catches panics of its chunks, so it ends only by returning.
             let _ = helper.join();
         }
     }

@@ -4,8 +4,8 @@ use super::{Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, PoolKind, Window};
 use crate::dtype::DType;
 use crate::size::Size;
 
-/// Why a spec cannot be prepared. A lowering never makes such a spec; the message is for its
-/// author.
+/// The reason why a spec cannot be prepared. A lowering never makes such a spec; the message is for
+/// its author.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SpecError {
     /// More axes than [`MAX_AXES`], or more operands and indices than [`MAX_ACCESSES`].
@@ -142,7 +142,7 @@ impl SpecError {
     }
 }
 
-/// Why the prologue of a convolution is invalid.
+/// The reason why the prologue of a convolution is invalid.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PrologueError {
     /// A prologue of [`ConvKind::InputGrad`](super::ConvKind::InputGrad).

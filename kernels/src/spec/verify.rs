@@ -1,5 +1,5 @@
 //! The verifier of specs: the rules that hold on every back end and for all sizes. Back ends refuse
-//! specs for further reasons of their own ([`SpecError::Unsupported`]).
+//! specs for further reasons ([`SpecError::Unsupported`]).
 
 use super::{
     Body, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d,

@@ -11,7 +11,9 @@ use std::ops::Range;
 use super::image::Image;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, KBlocks, MicroPanel, Product, Room, Space, Span, drive};
+use crate::cpu::gemm::drive::{
+    Blocking, KBlocks, MicroPanel, Product, Resources, Space, Span, drive,
+};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
 use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
@@ -73,8 +75,14 @@ pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> 
     Shape::of_channel(axes, rows, columns).min(limits.tile.max(least))
 }
 
-/// The buffers for every blocking of sizes up to these, with `room` elements for a prologue.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
+/// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
+/// prologue.
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
     let (width, phases) = (micro.nr(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
     let block = depth.min(steps(limits).max(sizes.taps()));
@@ -107,7 +115,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             .saturating_add((phases + 1).next_multiple_of(LANES))
             .saturating_add(tile))
         .next_multiple_of(LANES)
-        .saturating_add(room),
+        .saturating_add(prologue_buffer),
         micro_panel: block * width,
         acc,
         // The block with its phases interleaved, in front of the epilogue's scratch memory.
@@ -186,7 +194,7 @@ pub(super) unsafe fn run(call: &Call) {
     if met < PACKED_COLUMNS && product.offsets_fit(blocking.mc) {
         (product.indirect, blocking.resident) = (true, false);
     }
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -194,7 +202,7 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { drive(&product, micro, &blocking, &room) };
+    unsafe { drive(&product, micro, &blocking, &resources) };
 }
 
 pub(super) struct Columns<'a> {
@@ -525,8 +533,8 @@ impl Product for Columns<'_> {
                 steps,
             };
         }
-        // SAFETY: `row` rows are packed before it.
         Left {
+            // SAFETY: `row` rows are packed before it.
             base: unsafe { left.add(row * self.depth(block).len()) },
             rows: std::ptr::null(),
             steps: std::ptr::null(),

@@ -12,7 +12,7 @@ use super::columns::{Columns, columns, is_phased, phases};
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::CutOff;
-use crate::cpu::gemm::drive::{Product, Room, Slot, Space};
+use crate::cpu::gemm::drive::{Product, Resources, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
 use crate::cpu::gemm::{ACC, TILE, even, wanted};
@@ -134,7 +134,7 @@ pub(super) unsafe fn run(call: &Call) {
             product.finish(0, wanted, column_block, slot.acc, stride, slot.scratch);
         }
     };
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -142,7 +142,7 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { room.tasks(blocks * column_blocks, false, task) };
+    unsafe { resources.tasks(blocks * column_blocks, false, task) };
 }
 
 /// The sums of some channels in a block of columns, a row of `stride` elements for each channel.
@@ -261,7 +261,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
         size,
         code: kernel.code.bind(spec, launch),
     };
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -270,7 +270,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe {
-        room.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| {
+        resources.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| {
             product.block(block, slot)
         })
     };

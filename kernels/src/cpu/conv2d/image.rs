@@ -18,8 +18,8 @@ const LINE: usize = 16;
 pub(super) struct Prologue {
     code: TileCode,
     /// Elements of the buffer for the computed image, and of the image in it.
-    room: usize,
-    made: usize,
+    buffer: usize,
+    elements: usize,
 }
 
 impl Prologue {
@@ -36,24 +36,25 @@ impl Prologue {
             .transpose()?;
         Ok(code.map(|code| Prologue {
             code,
-            room: 0,
-            made: 0,
+            buffer: 0,
+            elements: 0,
         }))
     }
 
     /// Elements of a worker's buffer for computing `elements` elements of the image at a time, the
     /// interpreter's memory included.
-    pub fn room(&self, made: usize) -> usize {
-        made.next_multiple_of(LINE)
+    pub fn buffer(&self, elements: usize) -> usize {
+        elements
+            .next_multiple_of(LINE)
             .saturating_add(self.code.scratch_bytes().div_ceil(4))
             .next_multiple_of(LINE)
     }
 
     /// With a buffer of that size.
-    pub fn with_room(self, made: usize) -> Prologue {
+    pub fn with_buffer(self, elements: usize) -> Prologue {
         Prologue {
-            room: self.room(made),
-            made: made.next_multiple_of(LINE),
+            buffer: self.buffer(elements),
+            elements: elements.next_multiple_of(LINE),
             ..self
         }
     }
@@ -109,9 +110,9 @@ impl<'a> Image<'a> {
             axes[1].reads_of(&part.columns),
         ];
         let plane = rows.len() * columns.len();
-        let at_once = (prologue.made / plane.max(1)).max(1);
-        let room = end.wrapping_sub(prologue.room);
-        let scratch = room.wrapping_add(prologue.made).cast();
+        let at_once = (prologue.elements / plane.max(1)).max(1);
+        let buffer = end.wrapping_sub(prologue.buffer);
+        let scratch = buffer.wrapping_add(prologue.elements).cast();
         for (i, image) in part.images.clone().enumerate() {
             let one = Part {
                 images: image..image + 1,
@@ -135,7 +136,7 @@ impl<'a> Image<'a> {
                             &origin,
                             1,
                             [some.len(), length],
-                            room.add(run * length),
+                            buffer.add(run * length),
                             plane,
                             scratch,
                         )
@@ -143,15 +144,15 @@ impl<'a> Image<'a> {
                 }
                 let before = first * plane + rows.start * columns.len() + columns.start;
                 let strides = [0, plane as isize, columns.len() as isize, 1];
-                let made = Source {
-                    at: room.cast_const().wrapping_sub(before),
+                let computed = Source {
+                    at: buffer.cast_const().wrapping_sub(before),
                     strides,
                 };
                 // SAFETY: the elements of these channels that the part reads have just been
                 // computed.
                 unsafe {
                     fill(
-                        &made,
+                        &computed,
                         axes,
                         some,
                         &one,

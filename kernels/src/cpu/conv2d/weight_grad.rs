@@ -9,7 +9,7 @@ use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
 use crate::cpu::gemm::drive::{
-    Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums,
+    Blocking, Carry, MicroPanel, Product, Resources, Space, drive_some, sums,
 };
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{
@@ -57,8 +57,14 @@ pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
     Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out).min(TILE.max(least))
 }
 
-/// The buffers for every blocking of sizes up to these, with `room` elements for a prologue.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
+/// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
+/// prologue.
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
     let width = micro.nr();
     let product = sizes.source.saturating_mul(sizes.taps());
     let columns = sizes.other.next_multiple_of(width).min(SPLIT_NC);
@@ -103,7 +109,7 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             + POSITIONS.min(positions).next_multiple_of(TABLE))
         .saturating_add(tile)
         .next_multiple_of(TABLE)
-        .saturating_add(room),
+        .saturating_add(prologue_buffer),
         right: 0,
         micro_panel: steps * width,
         acc,
@@ -205,7 +211,7 @@ pub(super) unsafe fn run(call: &Call) {
         sums: part.sums.cast(),
         last: part.last,
     });
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -213,7 +219,7 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { drive_some(&product, kernel.micro, &blocking, &room, carry) };
+    unsafe { drive_some(&product, kernel.micro, &blocking, &resources, carry) };
 }
 
 struct WeightGrad<'a> {

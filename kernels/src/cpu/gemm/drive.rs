@@ -284,7 +284,7 @@ impl Space {
 }
 
 /// The memory and threads of one run.
-pub(in super::super) struct Room<'a> {
+pub(in super::super) struct Resources<'a> {
     pub workspace: *mut u8,
     pub space: &'a Space,
     /// Workers that the workspace has room for.
@@ -294,7 +294,7 @@ pub(in super::super) struct Room<'a> {
 
 // SAFETY: workers use disjoint parts of the workspace, told apart by the slot each task loop runs
 // in.
-unsafe impl Sync for Room<'_> {}
+unsafe impl Sync for Resources<'_> {}
 
 /// One worker's part of the workspace.
 pub(in super::super) struct Slot {
@@ -306,7 +306,7 @@ pub(in super::super) struct Slot {
     pub scratch: *mut u8,
 }
 
-impl Room<'_> {
+impl Resources<'_> {
     /// # Safety
     /// `slot` is below `threads`, and no other thread uses it now.
     unsafe fn slot(&self, slot: usize) -> Slot {
@@ -365,16 +365,16 @@ impl Room<'_> {
 /// Computes a product.
 ///
 /// # Safety
-/// The room's workspace has the bytes of its [`Space`], which suffices for `product` under
-/// `blocking`; the product's operands may be read and its results written.
+/// The workspace has the bytes of its [`Space`], which suffices for `product` under `blocking`; the
+/// product's operands may be read and its results written.
 pub(in super::super) unsafe fn drive<P: Product>(
     product: &P,
     micro: &Micro,
     blocking: &Blocking,
-    room: &Room,
+    resources: &Resources,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { drive_some(product, micro, blocking, room, None) }
+    unsafe { drive_some(product, micro, blocking, resources, None) }
 }
 
 /// Computes a product, or a slice of the contracted axis of it.
@@ -385,7 +385,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
     product: &P,
     micro: &Micro,
     blocking: &Blocking,
-    room: &Room,
+    resources: &Resources,
     carry: Option<Carry>,
 ) {
     let (groups, rows, column_blocks) = (product.groups(), product.rows(), product.column_blocks());
@@ -397,7 +397,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
         product,
         micro,
         blocking,
-        room,
+        resources,
         row_blocks,
         column_blocks,
         carry,
@@ -413,7 +413,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
     let blocks = groups * row_blocks * column_blocks;
     // SAFETY: tasks write blocks of the result, or sums of splits, that are theirs alone.
     unsafe {
-        room.tasks(
+        resources.tasks(
             blocks * blocking.splits,
             work < SERIAL_WORK,
             |task, slot, resident| {
@@ -430,7 +430,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
             .as_ref()
             .map_or(blocking.splits > 1, |carry| carry.last)
         {
-            room.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
+            resources.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
         }
     }
 }
@@ -440,7 +440,7 @@ struct Job<'a, P> {
     product: &'a P,
     micro: &'a Micro,
     blocking: &'a Blocking,
-    room: &'a Room<'a>,
+    resources: &'a Resources<'a>,
     row_blocks: usize,
     column_blocks: usize,
     carry: Option<Carry>,
@@ -478,7 +478,7 @@ impl<P: Product> Job<'_, P> {
         // SAFETY: the workspace has room for every split of every block.
         (
             unsafe {
-                self.room
+                self.resources
                     .partial()
                     .add((number * splits + split) * self.blocking.mc * stride)
             },

@@ -102,8 +102,8 @@ pub(in super::super) struct Micro {
     pub correlate: planes::Correlate,
 }
 
-/// How a kernel finds the elements of its left panel.
-trait Walk: Copy {
+/// The addressing of the elements of a left panel.
+trait LeftAccess: Copy {
     /// Whether the order of loads has to be kept, because otherwise the compiler loads all rows
     /// first and spills the sums.
     const IN_ORDER: bool;
@@ -118,7 +118,7 @@ struct Packed;
 #[derive(Clone, Copy)]
 struct Indirect;
 
-impl Walk for Packed {
+impl LeftAccess for Packed {
     const IN_ORDER: bool = false;
 
     #[inline(always)]
@@ -133,7 +133,7 @@ impl Walk for Packed {
     }
 }
 
-impl Walk for Indirect {
+impl LeftAccess for Indirect {
     const IN_ORDER: bool = true;
 
     #[inline(always)]
@@ -148,8 +148,8 @@ impl Walk for Indirect {
     }
 }
 
-/// How a kernel finds the vectors of its right panel.
-trait Find: Copy {
+/// The addressing of the vectors of a right panel.
+trait RightAccess: Copy {
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
 }
 
@@ -159,7 +159,7 @@ struct Panel;
 #[derive(Clone, Copy)]
 struct Tile;
 
-impl Find for Panel {
+impl RightAccess for Panel {
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the caller stays inside the panel.
@@ -167,7 +167,7 @@ impl Find for Panel {
     }
 }
 
-impl Find for Tile {
+impl RightAccess for Tile {
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the table covers every step, and names elements of the tile around `at`.
@@ -181,7 +181,7 @@ impl Find for Tile {
 }
 
 #[inline(always)]
-unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
+unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
     depth: usize,
     left: Left,
     right: Right,
@@ -233,8 +233,8 @@ unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
 
 /// The table of kernels by rows − 1 and vectors − 1.
 macro_rules! table {
-    ($function:ident, $walk:ty, $find:ty, $($rows:literal)+) => {
-        &[$([$function::<$walk, $find, $rows, 1>, $function::<$walk, $find, $rows, 2>]),+]
+    ($function:ident, $left:ty, $right:ty, $($rows:literal)+) => {
+        &[$([$function::<$left, $right, $rows, 1>, $function::<$left, $right, $rows, 2>]),+]
     };
 }
 
@@ -243,7 +243,7 @@ macro_rules! micro {
     ($name:ident, $simd:ty, [$($feature:literal)?], $($rows:literal)+) => {
         static $name: Micro = {
             $(#[target_feature(enable = $feature)])?
-            unsafe fn run<W: Walk, F: Find, const R: usize, const C: usize>(
+            unsafe fn run<W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
                 depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, before: Before,
             ) {
                 // SAFETY: this function's caller keeps the same promises, and its features are S's.

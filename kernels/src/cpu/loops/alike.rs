@@ -37,16 +37,16 @@ impl Loop {
         spec: &Spec,
         bound: &Env,
     ) -> Option<(SmallVec<[usize; MAX_AXES]>, ReductionOrder)> {
-        let folding = self.reduction.as_ref()?.reduction_order(&mut Bound::sizes(
+        let reduction_order = self.reduction.as_ref()?.reduction_order(&mut Bound::sizes(
             &self.code,
             spec,
             bound,
             &self.order,
         ))?;
-        let walked = self.order[spec.dims.len() - spec.reduced..].iter().copied();
+        let reduced = self.order[spec.dims.len() - spec.reduced..].iter().copied();
         Some((
-            walked.filter(|&axis| !spec.dims[axis].is(1)).collect(),
-            folding,
+            reduced.filter(|&axis| !spec.dims[axis].is(1)).collect(),
+            reduction_order,
         ))
     }
 }

@@ -33,7 +33,7 @@ impl Loop {
         // written in whole ones.
         let tall = dims[row] > 1
             && bound
-                .walks()
+                .accesses()
                 .iter()
                 .any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });

@@ -99,12 +99,12 @@ impl Loop {
 
 /// Whether a loop has the same sizes and strides in every run.
 fn is_fixed(spec: &Spec) -> bool {
-    let walks = spec
+    let strides = spec
         .operands
         .iter()
         .map(|operand| &operand.strides)
         .chain(&spec.indices);
-    walks
+    strides
         .flatten()
         .chain(&spec.dims)
         .all(|size| size.as_fixed().is_some())

@@ -212,26 +212,26 @@ impl Reduction {
             Along::Columns => {
                 let wide = dims[col].clamp(1, TILE);
                 let kept_per_row = (outer * dims[col].next_multiple_of(VECTOR)).max(1);
-                let room = if self.keeps {
+                let most = if self.keeps {
                     (self.kept_lanes / kept_per_row).max(1)
                 } else {
                     usize::MAX
                 };
                 (
                     (TILE / wide.next_multiple_of(VECTOR))
-                        .min(room)
+                        .min(most)
                         .min(dims[row]),
                     wide,
                 )
             }
             Along::Rows => {
                 let per_column = (outer * dims[row]).max(1);
-                let room = if self.keeps {
+                let most = if self.keeps {
                     self.kept_lanes / per_column / VECTOR * VECTOR
                 } else {
                     usize::MAX
                 };
-                let wide = dims[col].clamp(1, WIDE).min(room.max(VECTOR));
+                let wide = dims[col].clamp(1, WIDE).min(most.max(VECTOR));
                 (
                     wide,
                     (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1),

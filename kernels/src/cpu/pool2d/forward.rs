@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{Common, Geometry, Tile, Tiling, in_fours};
-use crate::cpu::walk::{Scratch, Vectorized, Walk, vectorized};
+use crate::cpu::pointwise::{OperandView, Scratch, Vectorized, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::Env;
@@ -151,11 +151,11 @@ impl Pool2d {
             ohw: [tiling.dims[2], tiling.dims[3]],
             window: pool.window,
         };
-        let x = Walk::new(&pool.x, launch.args[0], env);
+        let x = OperandView::new(&pool.x, launch.args[0], env);
         let arg = pool
             .arg
             .as_ref()
-            .map(|arg| Walk::new(arg, launch.args[1], env));
+            .map(|arg| OperandView::new(arg, launch.args[1], env));
         let job = Forward {
             kind: pool.kind,
             geometry,
@@ -199,8 +199,8 @@ impl Pool2d {
 struct Forward {
     kind: PoolKind,
     geometry: Geometry,
-    x: Walk,
-    arg: Option<Walk>,
+    x: OperandView,
+    arg: Option<OperandView>,
     tiling: Tiling,
 }
 

@@ -117,10 +117,10 @@ impl Machine<'_> {
                 .acc
                 .wrapping_add((code.words - 1) * self.bound.code.register());
             if code.words > 1 {
+                let lanes = self.result_lanes(tile);
                 // SAFETY: the accumulators hold a tile.
-                for position in
-                    unsafe { std::slice::from_raw_parts_mut(ptr, self.result_lanes(tile)) }
-                {
+                let positions = unsafe { std::slice::from_raw_parts_mut(ptr, lanes) };
+                for position in positions {
                     // The best position among no elements is 0 by definition.
                     *position = if *position == NOWHERE { 0 } else { *position };
                 }

@@ -11,7 +11,7 @@ use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
 /// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
-pub(crate) struct Walk {
+pub(crate) struct StridedAccess {
     /// The first byte of the argument; null for an index.
     pub base: *mut u8,
     /// Bytes of an element; 1 for an index, which counts up from null.
@@ -28,7 +28,7 @@ pub(crate) struct Walk {
 pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
     /// One for each operand and index: they always fit without the heap.
-    pub(super) walks: SmallVec<[Walk; MAX_ACCESSES]>,
+    pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
     /// Which operands are written in place of one that is read, by bit.
     pub(super) aliased: u64,
     axes: usize,
@@ -46,7 +46,7 @@ impl<'a> Bound<'a> {
     pub fn new(code: &'a TileCode) -> Bound<'a> {
         Bound {
             code,
-            walks: SmallVec::new(),
+            accesses: SmallVec::new(),
             aliased: 0,
             axes: 0,
             dims: [1; AXES],
@@ -91,17 +91,17 @@ impl<'a> Bound<'a> {
             .iter()
             .map(|strides| (std::ptr::null_mut(), 1, 0, strides));
         for (base, bytes, offset, strides) in operands.chain(indices) {
-            let mut walk = Walk {
+            let mut access = StridedAccess {
                 base,
                 bytes: bytes as isize,
                 offset: offset as isize,
                 strides: [0; AXES],
                 inner: 0,
             };
-            for (stride, &axis) in walk.strides.iter_mut().zip(order) {
+            for (stride, &axis) in access.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
             }
-            self.walks.push(walk);
+            self.accesses.push(access);
         }
         if let Some(part) = launch.part {
             self.shift(spec, part);
@@ -110,7 +110,7 @@ impl<'a> Bound<'a> {
         // not count.
         let kept = spec.dims.len() - spec.reduced;
         for store in &self.code.program.per_row_stores {
-            for (stride, _) in self.walks[usize::from(store.walk)]
+            for (stride, _) in self.accesses[usize::from(store.access)]
                 .strides
                 .iter_mut()
                 .zip(order)
@@ -145,7 +145,7 @@ impl<'a> Bound<'a> {
                 .program
                 .per_row_stores
                 .iter()
-                .any(|store| usize::from(store.walk) == k)
+                .any(|store| usize::from(store.access) == k)
         };
         let (reductions, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
         let moves: SmallVec<[isize; MAX_ACCESSES]> = operands
@@ -163,10 +163,10 @@ impl<'a> Bound<'a> {
                     .map(|strides| if reductions { 0 } else { by(strides) }),
             )
             .collect();
-        self.walks
+        self.accesses
             .iter_mut()
             .zip(moves)
-            .for_each(|(walk, by)| walk.offset += by);
+            .for_each(|(access, by)| access.offset += by);
     }
 
     /// Sizes of the axes.
@@ -175,8 +175,8 @@ impl<'a> Bound<'a> {
     }
 
     /// The strided access to each operand and index.
-    pub fn walks(&self) -> &[Walk] {
-        &self.walks
+    pub fn accesses(&self) -> &[StridedAccess] {
+        &self.accesses
     }
 
     /// Joins neighbouring axes of `self.dims()[from..to]` that all accesses can iterate as one, and
@@ -190,12 +190,12 @@ impl<'a> Bound<'a> {
             let dim = self.dims[read] as isize;
             let joins = write > from
                 && self
-                    .walks
+                    .accesses
                     .iter()
                     .all(|w| w.strides[write - 1] == w.strides[read] * dim);
             let into = if joins { write - 1 } else { write };
-            for walk in &mut self.walks {
-                walk.strides[into] = walk.strides[read];
+            for access in &mut self.accesses {
+                access.strides[into] = access.strides[read];
             }
             self.dims[into] = if joins {
                 self.dims[into] * self.dims[read]
@@ -207,8 +207,8 @@ impl<'a> Bound<'a> {
         let removed = to - write;
         if removed > 0 {
             self.dims.copy_within(to..self.axes, write);
-            for walk in &mut self.walks {
-                walk.strides.copy_within(to..self.axes, write);
+            for access in &mut self.accesses {
+                access.strides.copy_within(to..self.axes, write);
             }
             self.axes -= removed;
         }
@@ -223,9 +223,9 @@ impl<'a> Bound<'a> {
         debug_assert!(self.axes < AXES);
         self.dims.copy_within(at..self.axes, at + 1);
         self.dims[at] = 1;
-        for walk in &mut self.walks {
-            walk.strides.copy_within(at..self.axes, at + 1);
-            walk.strides[at] = 0;
+        for access in &mut self.accesses {
+            access.strides.copy_within(at..self.axes, at + 1);
+            access.strides[at] = 0;
         }
         self.axes += 1;
     }
@@ -233,8 +233,8 @@ impl<'a> Bound<'a> {
     /// Exchanges two axes.
     pub fn swap_axes(&mut self, a: usize, b: usize) {
         self.dims.swap(a, b);
-        for walk in &mut self.walks {
-            walk.strides.swap(a, b);
+        for access in &mut self.accesses {
+            access.strides.swap(a, b);
         }
     }
 
@@ -243,12 +243,16 @@ impl<'a> Bound<'a> {
         self.inner_axis = self.axes;
         for axis in (0..self.axes).rev() {
             if self.dims[axis] != 1 {
-                let joins = len == 1 || self.walks.iter().all(|w| w.strides[axis] == w.inner * len);
+                let joins = len == 1
+                    || self
+                        .accesses
+                        .iter()
+                        .all(|w| w.strides[axis] == w.inner * len);
                 if !joins {
                     return;
                 }
                 if len == 1 {
-                    self.walks
+                    self.accesses
                         .iter_mut()
                         .for_each(|w| w.inner = w.strides[axis]);
                 }

@@ -35,7 +35,7 @@ pub(super) enum Step {
     /// `stored` if they are also stored unchanged.
     Load {
         value: ValueId,
-        walk: u16,
+        access: u16,
         place: Place,
         stored: bool,
     },
@@ -48,7 +48,7 @@ pub(super) enum Step {
     /// A linear function of the coordinates.
     Index {
         value: ValueId,
-        walk: u16,
+        access: u16,
         place: Place,
     },
     /// An operation.
@@ -87,7 +87,7 @@ pub(super) struct ReduceStep {
 #[derive(Clone, Copy)]
 pub(super) struct StoreStep {
     pub value: ValueId,
-    pub walk: u16,
+    pub access: u16,
     pub lane: Lane,
     /// The lane's bits are stored unchanged.
     pub same_bits: bool,
@@ -467,13 +467,13 @@ impl Compiler<'_> {
                 used,
                 code,
                 place,
-                direct: direct.map(|s| s.walk),
+                direct: direct.map(|s| s.access),
             }
         };
         match &self.spec.code[i] {
             Inst::Load(k) => Step::Load {
                 value,
-                walk: *k,
+                access: *k,
                 place,
                 stored,
             },
@@ -484,7 +484,7 @@ impl Compiler<'_> {
             },
             Inst::Index(k) => Step::Index {
                 value,
-                walk: self.spec.operands.len() as u16 + k,
+                access: self.spec.operands.len() as u16 + k,
                 place,
             },
             Inst::Uniform { state, stream, .. } => {
@@ -518,7 +518,7 @@ impl Compiler<'_> {
                 let dtype = self.spec.operands[usize::from(s.operand)].dtype;
                 StoreStep {
                     value: s.value,
-                    walk: s.operand,
+                    access: s.operand,
                     lane,
                     same_bits: holds_lanes(lane, dtype),
                 }

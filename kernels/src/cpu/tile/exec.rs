@@ -140,21 +140,23 @@ impl<'a> Machine<'a> {
     /// Moves the cursors to the point `at`, with rows and columns along the given axes; without a
     /// column axis, columns go along the trailing axes that all accesses iterate as one.
     pub fn seek(&mut self, at: &[usize], row_axis: Option<usize>, col_axis: Option<usize>) {
-        for (k, walk) in self.bound.walks().iter().enumerate() {
+        for (k, access) in self.bound.accesses().iter().enumerate() {
             let offset = at
                 .iter()
-                .zip(&walk.strides)
-                .fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
-            let rs = row_axis.map_or(0, |axis| walk.strides[axis]);
-            let cs = col_axis.map_or(walk.inner, |axis| walk.strides[axis]);
-            let first = walk.base.wrapping_offset(offset * walk.bytes);
-            // SAFETY: there is a cursor for each walk.
+                .zip(&access.strides)
+                .fold(access.offset, |sum, (&i, &stride)| {
+                    sum + i as isize * stride
+                });
+            let rs = row_axis.map_or(0, |axis| access.strides[axis]);
+            let cs = col_axis.map_or(access.inner, |axis| access.strides[axis]);
+            let first = access.base.wrapping_offset(offset * access.bytes);
+            // SAFETY: there is a cursor for each access.
             unsafe {
                 self.cursors.add(k).write(Cursor {
                     first,
                     rs,
                     cs,
-                    bytes: walk.bytes,
+                    bytes: access.bytes,
                 })
             };
         }
@@ -163,7 +165,7 @@ impl<'a> Machine<'a> {
     /// Redirects the stores of the last operand, f32, to other addresses.
     pub fn store_last_to(&mut self, to: *mut f32, stride: usize) {
         let last = self.bound.code.dtypes.len() - 1;
-        // SAFETY: there is a cursor for each walk, and operands are the first of them.
+        // SAFETY: there is a cursor for each access, and operands are the first of them.
         unsafe {
             self.cursors.add(last).write(Cursor {
                 first: to.cast(),
@@ -188,7 +190,7 @@ impl<'a> Machine<'a> {
         };
         let held = span(acc.cast(), self.acc.rs, 1, 4);
         self.acc_aliased = self.bound.code.program.per_element_stores.iter().any(|s| {
-            let block = self.block(s.walk, &Tile::new(rows, cols));
+            let block = self.block(s.access, &Tile::new(rows, cols));
             let written = span(block.ptr, block.rs, block.cs, block.dtype.bytes());
             written.start < held.end && held.start < written.end
         });
@@ -204,15 +206,15 @@ impl<'a> Machine<'a> {
         unsafe { self.views.add(usize::from(value)).write(view) };
     }
 
-    fn cursor(&self, walk: u16) -> Cursor {
-        // SAFETY: there is a cursor for each walk, written by `seek`.
-        unsafe { *self.cursors.add(usize::from(walk)) }
+    fn cursor(&self, access: u16) -> Cursor {
+        // SAFETY: there is a cursor for each access, written by `seek`.
+        unsafe { *self.cursors.add(usize::from(access)) }
     }
 
     /// A tile of an operand.
-    fn block(&self, walk: u16, tile: &Tile) -> Block {
-        let cursor = self.cursor(walk);
-        let dtype = self.bound.code.dtypes[usize::from(walk)];
+    fn block(&self, access: u16, tile: &Tile) -> Block {
+        let cursor = self.cursor(access);
+        let dtype = self.bound.code.dtypes[usize::from(access)];
         Block {
             ptr: cursor.at(tile),
             dtype,
@@ -237,8 +239,12 @@ impl<'a> Machine<'a> {
     /// The program's steps with those of invariant values apart, if columns go along the axis along
     /// which these are invariant.
     pub(super) fn hoisted(&self) -> Option<&'a Hoisted> {
-        let along =
-            |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
+        let along = |hoisted: &&Hoisted| {
+            hoisted
+                .accesses
+                .iter()
+                .all(|&access| self.cursor(access).cs == 0)
+        };
         self.bound.code.program.hoisted.as_ref().filter(along)
     }
 
@@ -271,7 +277,7 @@ impl<'a> Machine<'a> {
     /// As [`Machine::compute_per_element`]; the tile's rows must be among those.
     pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
-            // SAFETY: written by `flat`.
+            // SAFETY: written by `compute_invariant`.
             let view = unsafe { *self.views.add(self.bound.code.values + k) };
             self.set_view(
                 value,
@@ -308,17 +314,17 @@ impl<'a> Machine<'a> {
     /// As [`Machine::compute_per_row`].
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
         for step in steps {
-            // SAFETY: the caller's promise; steps come after those that make their arguments.
+            // SAFETY: the caller's promise; steps come after those that compute their arguments.
             unsafe {
                 match step {
                     Step::Load {
                         value,
-                        walk,
+                        access,
                         place,
                         stored,
                     } => {
                         let keep = *stored && self.bound.aliased != 0;
-                        self.set_view(*value, self.load(*walk, *place, keep, tile));
+                        self.set_view(*value, self.load(*access, *place, keep, tile));
                     }
                     Step::Acc {
                         value,
@@ -328,9 +334,11 @@ impl<'a> Machine<'a> {
                         *value,
                         self.load_acc(*place, *stored && self.acc_aliased, tile),
                     ),
-                    Step::Index { value, walk, place } => {
-                        self.set_view(*value, self.index(*walk, *place, tile))
-                    }
+                    Step::Index {
+                        value,
+                        access,
+                        place,
+                    } => self.set_view(*value, self.index(*access, *place, tile)),
                     Step::Apply(apply) => {
                         self.set_view(apply.value, self.apply(apply, [0; 4], tile))
                     }
@@ -361,8 +369,8 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// As [`Machine::compute_per_row`].
-    unsafe fn load(&self, walk: u16, place: Place, copied: bool, tile: &Tile) -> View {
-        let cursor = self.cursor(walk);
+    unsafe fn load(&self, access: u16, place: Place, copied: bool, tile: &Tile) -> View {
+        let cursor = self.cursor(access);
         let whole = tile.cols == tile.pad;
         if cursor.bytes == 4 && !copied && (cursor.cs == 0 || (cursor.cs == 1 && whole)) {
             return View {
@@ -371,7 +379,7 @@ impl<'a> Machine<'a> {
                 invariant: cursor.cs == 0,
             };
         }
-        let mut block = self.block(walk, tile);
+        let mut block = self.block(access, tile);
         // Repeated values are copied once.
         if block.rs == 0 {
             block.rows = 1;
@@ -423,9 +431,9 @@ impl<'a> Machine<'a> {
 
     /// # Safety
     /// As [`Machine::compute_per_row`].
-    unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
-        let Cursor { rs, cs, .. } = self.cursor(walk);
-        let first = self.cursor(walk).at(tile).addr() as isize;
+    unsafe fn index(&self, access: u16, place: Place, tile: &Tile) -> View {
+        let Cursor { rs, cs, .. } = self.cursor(access);
+        let first = self.cursor(access).at(tile).addr() as isize;
         let invariant = cs == 0;
         let rows = if rs == 0 { 1 } else { tile.rows };
         let width = if invariant { 1 } else { tile.pad };
@@ -449,8 +457,8 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// The operand must be readable.
-    unsafe fn random_state(&self, walk: u16, stream: u32) -> [u32; 4] {
-        let state = self.block(walk, &Tile::new(1, 1)).ptr.cast::<u32>();
+    unsafe fn random_state(&self, access: u16, stream: u32) -> [u32; 4] {
+        let state = self.block(access, &Tile::new(1, 1)).ptr.cast::<u32>();
         // SAFETY: the caller's promise; `Spec::arguments` counts three elements.
         unsafe { [*state, *state.add(1), *state.add(2), stream] }
     }
@@ -474,8 +482,8 @@ impl<'a> Machine<'a> {
             return unsafe { self.apply_repeated(step, [x, y, z], context, tile) };
         }
         let (mut out, mut out_rs) = (place, tile.pad);
-        if let Some(walk) = step.direct
-            && let Some(operand) = self.direct(walk, tile)
+        if let Some(access) = step.direct
+            && let Some(operand) = self.direct(access, tile)
         {
             (out, out_rs) = (operand.at(tile).cast(), operand.rs as usize);
         }
@@ -604,9 +612,9 @@ impl<'a> Machine<'a> {
 
     /// The cursor of a stored operand into which a value can be computed directly: it must hold
     /// whole vectors of lanes, and no bytes that may still be read.
-    fn direct(&self, walk: u16, tile: &Tile) -> Option<Cursor> {
-        let cursor = self.cursor(walk);
-        let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
+    fn direct(&self, access: u16, tile: &Tile) -> Option<Cursor> {
+        let cursor = self.cursor(access);
+        let free = self.bound.aliased >> access & 1 == 0 && !self.acc_aliased;
         (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0))
             .then_some(cursor)
     }
@@ -638,10 +646,10 @@ impl<'a> Machine<'a> {
         for store in stores {
             let view = self.view(store.value);
             // The value was computed in place, or would be copied onto itself.
-            if store.same_bits && view.ptr == self.cursor(store.walk).at(tile).cast() {
+            if store.same_bits && view.ptr == self.cursor(store.access).at(tile).cast() {
                 continue;
             }
-            let block = self.block(store.walk, tile);
+            let block = self.block(store.access, tile);
             // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is
             // the same.
             unsafe { copy::store(view, store.lane, &block) };

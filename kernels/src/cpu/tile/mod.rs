@@ -71,11 +71,11 @@ impl TileCode {
             .iter()
             .fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
-        let walks = spec.operands.len() + spec.indices.len();
+        let accesses = spec.operands.len() + spec.indices.len();
         let read = (0..spec.operands.len())
             .filter(|&k| spec.reads(k as u16))
             .fold(0, |bits, k| bits | 1 << k);
-        let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
+        let views_at = (accesses * size_of::<exec::Cursor>()).next_multiple_of(64);
         let views = spec.code.len()
             + program
                 .hoisted
@@ -96,8 +96,7 @@ impl TileCode {
         })
     }
 
-    /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the
-    /// next.
+    /// Reserves `lanes` lanes of each value that is kept from one pass over a row to the next.
     pub fn keep(&mut self, lanes: usize) {
         self.kept_lanes = lanes.next_multiple_of(VECTOR);
         self.scratch =
@@ -119,8 +118,7 @@ impl TileCode {
         bound
     }
 
-    /// Lanes of a register: those of the largest tile there is, each of whose rows is padded to
-    /// whole vectors.
+    /// Lanes of a register: those of the largest tile, with rows padded to whole vectors.
     pub fn register(&self) -> usize {
         self.program.register
     }

@@ -103,7 +103,7 @@ fn blocks_match_points() {
                 .map(|(s, &p)| s.at(&env) as usize * p);
             o.offset.at(&env) as usize + steps.sum::<usize>()
         };
-        // The anchor's values lie apart, or where the result goes if its rows can hold them.
+        // The anchor's values are in a separate buffer, or in the result if its rows can hold them.
         let out = &spec.operands[2];
         let in_place =
             cols > 1 && (0..cols).all(|c| at(out, 0, c) == at(out, 0, 0) + c) && pick(2) == 0;

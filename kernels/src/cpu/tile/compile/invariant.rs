@@ -4,8 +4,7 @@ use super::{Compiler, Place, Step};
 use crate::cpu::tile::MAX_ROWS;
 use crate::spec::{Inst, Spec, ValueId};
 
-/// The steps of a program in which nothing is reduced, for blocks whose columns go along the last
-/// axis.
+/// The steps of a program without reductions, for blocks whose columns go along the last axis.
 pub(in super::super) struct Hoisted {
     /// The steps that compute the invariant values, a lane for each row.
     pub invariant: Vec<Step>,
@@ -14,7 +13,7 @@ pub(in super::super) struct Hoisted {
     /// Invariant values that tiles use.
     pub values: Vec<ValueId>,
     /// The operands and indices that invariant values are read from.
-    pub walks: Vec<u16>,
+    pub accesses: Vec<u16>,
 }
 
 /// For each value whether it is invariant along the last axis. Constants are, but take no step.
@@ -83,15 +82,15 @@ impl Compiler<'_> {
             self.used += MAX_ROWS.min(self.register);
             steps.push(self.step(i, place));
         }
-        let walk = |step: &Step| {
-            if let Step::Load { walk, .. } | Step::Index { walk, .. } = step {
-                Some(*walk)
+        let access = |step: &Step| {
+            if let Step::Load { access, .. } | Step::Index { access, .. } = step {
+                Some(*access)
             } else {
                 None
             }
         };
         Some(Hoisted {
-            walks: steps.iter().filter_map(walk).collect(),
+            accesses: steps.iter().filter_map(access).collect(),
             invariant: steps,
             varying: self.pass(0, &tiles),
             values,

@@ -192,25 +192,25 @@ pub(super) fn product(sizes: &[usize]) -> usize {
 
 /// An operand at launch.
 #[derive(Clone, Copy)]
-pub(super) struct Walk {
+pub(super) struct OperandView {
     base: *mut u8,
     pub dtype: DType,
     pub strides: [isize; MAX_RANK],
 }
 
-// SAFETY: a `Walk` is an address and strides; whoever reaches memory through it answers for the
-// access (see its methods).
-unsafe impl Sync for Walk {}
+// SAFETY: an `OperandView` is an address and strides; its methods make the caller responsible for
+// accesses.
+unsafe impl Sync for OperandView {}
 
-impl Walk {
+impl OperandView {
     /// The operand whose region starts at `address`.
-    pub fn new(operand: &Operand, address: *mut u8, env: &Env) -> Walk {
+    pub fn new(operand: &Operand, address: *mut u8, env: &Env) -> OperandView {
         let mut strides = [0; MAX_RANK];
         for (slot, stride) in strides.iter_mut().zip(&operand.strides) {
             *slot = stride.at(env) as isize;
         }
         let offset = operand.offset.at(env) as isize * operand.dtype.bytes() as isize;
-        Walk {
+        OperandView {
             base: address.wrapping_offset(offset),
             dtype: operand.dtype,
             strides,
