@@ -352,8 +352,9 @@ const TWO_OVER_PI: [u64; 5] = [
 fn quadrant(x: f32) -> (u32, f32) {
     let bits = x.to_bits();
     let exponent = (bits >> 23) & 0xFF;
-    // |x| = m · 2^(exponent − 150). Of the bits of 2/π, those above 2^(150 − exponent + 2) would only give multiples of 4;
-    // the 96 bits from there on, times m, give |x| · 2/π mod 4 in units of 2⁻⁶².
+    // |x| = m · 2^(exponent − 150). Of the bits of 2/π, those above 2^(150 − exponent + 2) would
+    // only give multiples of 4; the 96 bits from there on, times m, give |x| · 2/π mod 4 in units
+    // of 2⁻⁶².
     let m = u64::from((bits & 0x007F_FFFF) | 0x0080_0000);
     let start = u64::from(exponent.saturating_sub(88));
     let (word, shift) = (start >> 6, start & 63);
