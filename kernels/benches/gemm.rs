@@ -16,7 +16,7 @@ fn main() {
     Divan::from_args().main();
 }
 
-/// Times a kernel with a workspace of at most so many bytes, if that can be; a counted item is one
+/// Times a kernel with a workspace of at most `most` bytes, if possible; a counted item is one
 /// multiplication and one addition, so 1 Gitem/s is 2 GFLOP/s.
 fn time_within(
     room: u64,
@@ -179,10 +179,10 @@ fn convolution<const THREADS: usize>(bencher: Bencher, c: Convolution) {
     time(bencher, spec, sizes, Isa::detect(), THREADS, c.work());
 }
 
-/// Bytes of workspaces, from more than any kernel here takes to fewer.
+/// Bytes of workspaces, descending from more than any kernel here needs.
 const ROOMS: [u64; 6] = [1 << 30, 256 << 10, 128 << 10, 64 << 10, 32 << 10, 0];
 
-/// What smaller workspaces cost.
+/// The cost of smaller workspaces.
 #[divan::bench(args = ROOMS, consts = [0, 1, 2, 3, 4, 5])]
 fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
     let kinds = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
@@ -212,8 +212,8 @@ fn workspace<const WHICH: usize>(bencher: Bencher, room: u64) {
     }
 }
 
-/// A convolution with an image made in a prologue, a norm and an activation of what is in memory,
-/// and the elements of the arguments.
+/// A convolution whose prologue is a norm and an activation of the image in memory, and the
+/// elements of the arguments.
 fn with_prologue(c: &Convolution) -> (Spec, Vec<usize>) {
     let (mut spec, [a, b, to]) = c.spec();
     let Body::Conv2d(body) = &mut spec.body else {
@@ -223,8 +223,8 @@ fn with_prologue(c: &Convolution) -> (Spec, Vec<usize>) {
     (spec, vec![a, c.ci, c.ci, c.ci, c.ci, b, to])
 }
 
-/// A loop that does with the channels of an image what a norm over the batch and an activation do:
-/// of sums of it, its square, a weight and a bias.
+/// A loop with a batch norm and an activation of an image, from its sum, the sum of its square, a
+/// weight and a bias.
 fn norm(image: &[usize; 4]) -> Spec {
     let mut channel = contiguous(&[image[1]]);
     channel.strides = [0, 1, 0, 0].iter().map(|&s| Size::fixed(s)).collect();
@@ -266,7 +266,7 @@ fn norm(image: &[usize; 4]) -> Spec {
     }
 }
 
-/// The convolutions of a residual network whose images may be made in a prologue.
+/// The convolutions of a residual network whose images may be computed in a prologue.
 fn behind_norms() -> Vec<Convolution> {
     let shapes = [(16, 32), (32, 16), (64, 8)];
     let of = |(c, hw)| {
@@ -284,8 +284,8 @@ fn behind_norms() -> Vec<Convolution> {
     shapes.into_iter().flat_map(of).collect()
 }
 
-/// A convolution of an image in memory, and of one made in a prologue; and what it takes to make
-/// one in memory.
+/// A convolution of an image in memory, and of one computed in a prologue; and the kernel that
+/// computes it in memory.
 #[divan::bench(args = behind_norms(), consts = [0, 1, 2])]
 fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
     let (isa, work) = (Isa::detect(), c.work());
@@ -304,7 +304,7 @@ fn prologue<const WHICH: usize>(bencher: Bencher, c: Convolution) {
     time_within(u64::MAX, bencher, spec, &sizes, isa, 2, work);
 }
 
-/// What it costs to hand out a region of two empty chunks.
+/// The cost of a parallel region of two empty chunks.
 #[divan::bench(args = [1, 2])]
 fn region(bencher: Bencher, threads: usize) {
     let team = Team::new(threads);

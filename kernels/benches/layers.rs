@@ -1,9 +1,9 @@
 //! The products of whole training steps, layer by layer: `cargo bench -p slabwise-kernels --bench
 //! layers -- [MODEL [THREADS [ISA]]]`.
 //!
-//! For each distinct layer of a model and each of its three products: how often a step has it, the
-//! fastest of several runs, and multiplications and additions a second; at the end what the
-//! products of a step take together.
+//! For each distinct layer of a model and each of its three products: its number in a step, the
+//! fastest of several runs, and multiplications and additions per second; at the end the time of
+//! all products of a step.
 
 mod common;
 
@@ -15,7 +15,7 @@ use slabwise_kernels::memory::Memory;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, ConvKind, Matmul, Spec};
 
-/// How long one product is repeated, and how often at least.
+/// The time for which one product is repeated, and the least number of repetitions.
 const BUDGET: Duration = Duration::from_millis(60);
 const RUNS: usize = 5;
 
@@ -29,7 +29,7 @@ enum Kind {
     /// Images, input and output channels, rows and columns, kernel, stride, groups.
     Conv([usize; 7]),
     /// Products side by side, rows, columns, contracted; whether the right operand is shared and
-    /// gets a gradient of its own.
+    /// has a gradient.
     Matmul([usize; 4], bool),
 }
 

@@ -19,7 +19,7 @@ fn main() {
 
 const THREADS: [usize; 2] = [1, 2];
 
-/// Times a kernel over memory of its own.
+/// Times a kernel over freshly allocated memory.
 fn bench(b: Builder, bencher: Bencher, threads: usize) {
     let env = Env::default();
     let points: i64 = b.spec.dims.iter().map(|d| d.at(&env)).product();

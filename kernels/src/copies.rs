@@ -1,11 +1,11 @@
-//! Copies between regions while kernels run: one thread that does them in the order they were
-//! started.
+//! Copies between regions while kernels run: one thread performs them in the order in which they
+//! were started.
 //!
-//! A copy is in flight from [`Memory::start_copy`] until it was waited for, whether or not its
-//! bytes have long arrived: so it does not depend on chance what is refused. While it is, nobody
-//! reaches its destination, and nobody writes its source: [`Memory`] refuses, by panic, to give out
-//! such bytes, to kernels or otherwise, for only a caller's mistake asks for them. Memory that is
-//! dropped waits for the copy under way first.
+//! A copy is in flight from [`Memory::start_copy`] until it has been waited for, even if its bytes
+//! arrived earlier; therefore timing never decides whether an access is refused. While a copy is in
+//! flight, its destination may not be accessed and its source may not be written: [`Memory`] panics
+//! when a kernel or another caller requests such bytes, because only a caller's mistake does.
+//! Dropping the memory first waits for the copy under way.
 
 use std::any::Any;
 use std::collections::VecDeque;
@@ -15,21 +15,21 @@ use std::thread::{Builder, JoinHandle};
 
 use crate::memory::{Memory, Region};
 
-/// Names a copy that was started.
+/// The name of a copy that was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Ticket(u64);
 
-/// Writes bytes, once: the source of what no region holds.
+/// Writes bytes, once: the source of a copy whose bytes are in no region.
 pub type Fill = Box<dyn FnOnce(&mut [u8]) + Send>;
 
-/// A copy that nobody has waited for.
+/// A copy that has not been waited for.
 struct Flight {
     ticket: Ticket,
     from: Option<Region>,
     to: Region,
 }
 
-/// What the thread does: addresses instead of regions.
+/// A copy as the thread performs it: addresses instead of regions.
 struct Job {
     source: Source,
     to: *mut u8,
@@ -42,22 +42,24 @@ enum Source {
 }
 
 // SAFETY: the addresses point into arenas, which any thread may reach (`Arena` is `Send` and
-// `Sync`); who may do so when is settled by the flights of the memory that started the job.
+// `Sync`); the flights of the memory that started the job determine which thread may do so, and
+// when.
 unsafe impl Send for Job {}
 
 impl Job {
     /// # Safety
     /// The destination must be valid for writes and the source for reads, of as many bytes, the two
-    /// must not overlap, and no one else may write either or read the destination meanwhile.
+    /// must not overlap, and no other thread may write either or read the destination meanwhile.
     unsafe fn run(self) {
         match self.source {
-            // SAFETY: asked of the caller.
+            // SAFETY: required of the caller.
             Source::Bytes(from) => unsafe {
                 std::ptr::copy_nonoverlapping(from, self.to, self.bytes)
             },
-            // SAFETY: asked of the caller; arenas are initialised.
             Source::Fill(fill) => {
-                fill(unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) })
+                // SAFETY: required of the caller; arenas are initialised.
+                let to = unsafe { std::slice::from_raw_parts_mut(self.to, self.bytes) };
+                fill(to)
             }
         }
     }
@@ -69,7 +71,7 @@ struct State {
     /// How many are done, in the order they were started.
     done: u64,
     closing: bool,
-    /// What sources threw, and which.
+    /// The panics of sources, and the numbers of their copies.
     thrown: Vec<(u64, Box<dyn Any + Send>)>,
 }
 
@@ -81,13 +83,12 @@ struct Shared {
 }
 
 impl Shared {
-    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as
-    /// any.
+    /// Ignores poisoning: no holder of the mutex can leave half a change behind.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The thread's life.
+    /// The body of the thread.
     fn serve(&self) {
         let mut state = self.lock();
         while !state.closing {
@@ -109,7 +110,7 @@ impl Shared {
     /// # Safety
     /// As [`Job::run`].
     unsafe fn perform(&self, job: Job) {
-        // SAFETY: asked of the caller.
+        // SAFETY: required of the caller.
         let result = catch_unwind(AssertUnwindSafe(|| unsafe { job.run() }));
         let mut state = self.lock();
         let number = state.done;
@@ -126,7 +127,7 @@ pub(crate) struct Copies {
     flights: Vec<Flight>,
     started: u64,
     shared: Arc<Shared>,
-    /// None if the system gives none; then a copy is done when it is started.
+    /// `None` if the system refuses a thread; each copy is then performed when it is started.
     thread: Option<JoinHandle<()>>,
 }
 
@@ -214,7 +215,7 @@ impl Drop for Copies {
         drop(state);
         self.shared.work.notify_all();
         if let Some(thread) = self.thread.take() {
-            // It catches what sources throw, so it ends only by returning.
+            // It catches panics of sources, so it ends only by returning.
             let _ = thread.join();
         }
     }
@@ -234,7 +235,7 @@ impl Memory {
     ///
     /// # Panics
     /// If the lengths differ, the regions overlap, one is not inside a live arena, or a copy in
-    /// flight is in the way.
+    /// flight conflicts with it.
     pub fn start_copy(&mut self, from: &Region, to: &Region) -> Ticket {
         assert_eq!(
             from.bytes, to.bytes,
@@ -256,12 +257,12 @@ impl Memory {
             .start(job, Some(*from), *to)
     }
 
-    /// Starts to have a region written by `fill`. Until [`Memory::wait_for`] it may be neither
-    /// written nor read.
+    /// Starts to write a region with `fill`. Until [`Memory::wait_for`] it may be neither written
+    /// nor read.
     ///
     /// # Panics
-    /// If the region is not inside a live arena or a copy in flight is in the way. What `fill`
-    /// panics with goes on where it is waited for.
+    /// If the region is not inside a live arena or a copy in flight conflicts with it. A panic of
+    /// `fill` resumes in the call that waits for it.
     pub fn start_fill(&mut self, to: &Region, fill: Fill) -> Ticket {
         self.assert_writable(to);
         let job = Job {
@@ -277,7 +278,7 @@ impl Memory {
     /// Waits until a copy and all that were started before it are done.
     ///
     /// # Panics
-    /// With what the source of one of them panicked.
+    /// If the source of one of them panicked, with the same payload.
     pub fn wait_for(&mut self, ticket: Ticket) {
         if let Some(copies) = &mut self.copies {
             assert!(ticket.0 < copies.started, "{ticket:?} is of another memory");

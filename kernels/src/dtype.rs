@@ -5,7 +5,7 @@ use std::fmt;
 use crate::scalar::{ScalarOp, Value};
 
 /// How one element is stored. Arithmetic happens in [`Lane`]s, so a storage type such as `u8` needs
-/// no kernels of its own.
+/// no separate kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum DType {
     /// IEEE 754 single precision.
@@ -22,12 +22,12 @@ pub enum DType {
     Bool,
 }
 
-/// What a value is while it is being computed: 32 bits wide, whatever it is stored as.
+/// The type of a value while it is being computed: 32 bits wide, for every storage type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Lane {
     /// `f32`.
     F32,
-    /// `i32`; also what `u8` widens to.
+    /// `i32`; `u8` widens to it too.
     I32,
     /// 0 or 1 in an `i32`.
     Bool,
@@ -84,7 +84,7 @@ impl DType {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// The operation that rounds an `f32` to what this type can hold, if it holds less.
+    /// The operation that rounds an `f32` to a value of this type, if the type is narrower.
     pub const fn rounding(self) -> Option<ScalarOp> {
         match self {
             DType::F16 => Some(ScalarOp::RoundF16),

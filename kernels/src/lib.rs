@@ -1,9 +1,9 @@
 //! Kernels of slabwise: pointers, shapes, strides. No graphs.
 //!
 //! A [`spec::Spec`] describes one kernel: an anchor (`Body`) that produces a value per output
-//! element and a small program (`code`) that turns it, together with other operands, into what is
-//! stored. [`cpu`] runs specs on the CPU. This is the only crate of the workspace with `unsafe`;
-//! what it offers outside is safe.
+//! element and a small program (`code`) that computes the stored values from it and from other
+//! operands. [`cpu`] runs specs on the CPU. Of the workspace's crates only this one and the CUDA
+//! back end contain `unsafe`; its public interface is safe.
 
 pub mod copies;
 pub mod cpu;

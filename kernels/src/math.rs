@@ -67,7 +67,7 @@ const ROUND: f32 = 12_582_912.0; // 1.5 · 2²³
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
-/// What the exponential functions share: `eˣ = 2ⁿ · (1 + p)`.
+/// The reduced argument that the exponential functions share: `eˣ = 2ⁿ · (1 + p)`.
 struct Reduced {
     /// n in the low bits.
     n_bits: u32,
@@ -227,8 +227,8 @@ pub(crate) fn tanh<A: Arith>(x: f32) -> f32 {
     )
 }
 
-/// The exponent k and what remains of ln: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f < √2`, for positive
-/// normal floats.
+/// The exponent k and the argument f of the remaining logarithm: `x = 2ᵏ (1 + f)` with `√½ ≤ 1 + f
+/// < √2`, for positive normal floats.
 #[inline(always)]
 fn split(x: f32) -> (i32, f32) {
     const SQRT_HALF: i32 = 0x3F35_04F3;
@@ -268,7 +268,7 @@ pub(crate) fn ln<A: Arith>(x: f32) -> f32 {
     positive_only(x, ln_parts::<A>(k as f32, f, 0.0))
 }
 
-/// The logarithm of x, given what it is for positive finite x.
+/// The logarithm of every x, given its value for positive finite x.
 #[inline(always)]
 fn positive_only(x: f32, ln: f32) -> f32 {
     let below = if x == 0.0 {
@@ -285,8 +285,8 @@ fn positive_only(x: f32, ln: f32) -> f32 {
 pub(crate) fn log1p<A: Arith>(x: f32) -> f32 {
     let u = 1.0 + x;
     let (k, f) = split(u);
-    // What rounding took from u, and the reciprocal of 1 + f to a few percent: the correction is at
-    // most half an ULP of u.
+    // The part of u that rounding lost, and the reciprocal of 1 + f to a few percent: the
+    // correction is at most half an ULP of u.
     let lost = if x < 1.0 {
         x - (u - 1.0)
     } else {
@@ -346,13 +346,15 @@ const TWO_OVER_PI: [u64; 5] = [
     0xFE51_63AB_DEBB_C561,
 ];
 
-/// |x| as a multiple of π/2, modulo 4, and what remains, between −π/4 and π/4; exact to single precision for every x.
+/// |x| as a multiple of π/2, modulo 4, and the remainder, between −π/4 and π/4; exact to single
+/// precision for every x.
 #[inline(always)]
 fn quadrant(x: f32) -> (u32, f32) {
     let bits = x.to_bits();
     let exponent = (bits >> 23) & 0xFF;
-    // |x| = m · 2^(exponent − 150). Of the bits of 2/π, those above 2^(150 − exponent + 2) would only give multiples of 4;
-    // the 96 bits from there on, times m, give |x| · 2/π mod 4 in units of 2⁻⁶².
+    // |x| = m · 2^(exponent − 150). Of the bits of 2/π, those above 2^(150 − exponent + 2) would
+    // only give multiples of 4; the 96 bits from there on, times m, give |x| · 2/π mod 4 in units
+    // of 2⁻⁶².
     let m = u64::from((bits & 0x007F_FFFF) | 0x0080_0000);
     let start = u64::from(exponent.saturating_sub(88));
     let (word, shift) = (start >> 6, start & 63);

@@ -13,8 +13,8 @@ use crate::copies::Copies;
 /// Alignment of every arena, in bytes: a page, so that no two arenas share one.
 pub const ARENA_ALIGN: u64 = 4096;
 
-/// Bytes of a huge page. Arenas of several of them begin at one: kernels walk tensors plane by
-/// plane, which with small pages are more of these than a CPU has translations at hand for.
+/// Bytes of a huge page. Arenas of several of them begin at one: kernels traverse tensors plane by
+/// plane, and with small pages these span more pages than the CPU's TLB has entries.
 const HUGE_PAGE: usize = 2 << 20;
 
 /// Bytes inside one arena of a [`Memory`].
@@ -57,11 +57,11 @@ impl Region {
     }
 }
 
-/// The host could not give the memory asked for.
+/// The host could not provide the requested memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the host has no {bytes} bytes of memory to give")]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// The requested bytes.
     pub bytes: u64,
 }
 
@@ -96,7 +96,7 @@ impl Element for u8 {
 }
 
 struct Arena {
-    /// What the allocator returned, and for which layout; not used for an arena of no bytes.
+    /// The allocator's result, and its layout; not used for an arena of no bytes.
     base: NonNull<u8>,
     layout: Layout,
     /// The first byte, aligned to [`ARENA_ALIGN`].
@@ -119,8 +119,7 @@ impl Drop for Arena {
     }
 }
 
-/// Asks for huge pages where memory is touched first. A system that has none goes on with small
-/// ones.
+/// Advises the system to use huge pages. A system without them uses small ones.
 fn advise_huge_pages(start: NonNull<u8>, size: usize) {
     #[cfg(target_os = "linux")]
     // SAFETY: these bytes are an allocation of the caller's, and the advice changes none of them.
@@ -134,7 +133,7 @@ fn advise_huge_pages(start: NonNull<u8>, size: usize) {
 /// Aligned host allocations, reached by [`Region`].
 #[derive(Default)]
 pub struct Memory {
-    /// Dropped before the arenas, so that none goes while a copy is under way.
+    /// Dropped before the arenas, so that none is freed while a copy is under way.
     pub(crate) copies: Option<Copies>,
     arenas: Vec<Option<Arena>>,
 }
@@ -148,9 +147,9 @@ impl Memory {
     /// Adds an arena of zeros and returns all of it as a region. Nothing is touched: the host maps
     /// pages on first use.
     ///
-    /// The allocator is asked for more bytes at a small alignment, rather than for these at a large
-    /// one: only so does the system hand out pages of zeros unseen, where it would clear every byte
-    /// of an allocation of large alignment.
+    /// Requests more bytes at a small alignment rather than these at a large one, because the
+    /// system then maps pages of zeros without touching them; it would clear every byte of an
+    /// allocation of large alignment.
     pub fn reserve(&mut self, bytes: u64) -> Result<Region, OutOfMemory> {
         const SMALL_ALIGN: usize = 16;
         let size = usize::try_from(bytes).map_err(|_| OutOfMemory { bytes })?;
@@ -308,8 +307,8 @@ impl Memory {
     /// Copies one region to another of the same length.
     ///
     /// # Panics
-    /// If the lengths differ, a region is not inside a live arena, or a copy in flight is in the
-    /// way.
+    /// If the lengths differ, a region is not inside a live arena, or a copy in flight conflicts
+    /// with it.
     pub fn copy(&mut self, from: &Region, to: &Region) {
         assert_eq!(
             from.bytes, to.bytes,

@@ -1,9 +1,9 @@
 //! Counter-based random numbers: Philox4x32-10.
 //!
 //! A counter-based generator is a function from (key, counter) to bits, so that any element of any
-//! stream can be computed on its own: by any thread, in any order, again when a value is recomputed
-//! instead of stored. The function is Philox4x32 with ten rounds of Salmon, Moraes, Dror and Shaw,
-//! *Parallel random numbers: as easy as 1, 2, 3* (SC 2011).
+//! stream can be computed independently: by any thread, in any order, and again when a value is
+//! recomputed instead of stored. The function is Philox4x32 with ten rounds of Salmon, Moraes, Dror
+//! and Shaw, *Parallel random numbers: as easy as 1, 2, 3* (SC 2011).
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const WEYL: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -15,10 +15,10 @@ pub fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     philox_lanes([first], rest, key).map(|[word]| word as u32)
 }
 
-/// [`philox`] of counters that differ in their first word alone: for each word of the results, that
-/// of every counter, in the low half of its lane. (Vectors multiply in lanes as wide as the
-/// products; words that stay in them need not be moved from one width to the other and back in each
-/// round.)
+/// [`philox`] of counters that differ only in their first word: for each word of the results, the
+/// words of all counters, each in the low half of its lane. (Vectors multiply in lanes as wide as
+/// the products; words that stay in them need not be moved from one width to the other and back in
+/// each round.)
 #[inline(always)]
 pub(crate) fn philox_lanes<const N: usize>(
     first: [u32; N],
@@ -49,8 +49,8 @@ pub fn unit(bits: u32) -> f32 {
     (bits >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// Element `index` of a stream of uniform numbers in [0, 1): what [`crate::spec::Inst::Uniform`]
-/// computes.
+/// Element `index` of a stream of uniform numbers in [0, 1), as [`crate::spec::Inst::Uniform`]
+/// computes it.
 ///
 /// Four neighbouring elements share one block: the counter is `[index / 4, stream, step, 0]`, the
 /// key is the seed (low word first), and the element is word `index mod 4`.

@@ -1,10 +1,10 @@
 //! THE table of elementwise operations: one row per operation.
 //!
-//! A row says what the project knows about an operation: its documentation, its name, the lanes it
-//! accepts, what it computes (in Rust, and as an expression of CUDA C++ over `{argument}`s), and
-//! its derivative with respect to each argument as a scalar expression (`none`: the derivative is
-//! zero almost everywhere). Adding a row adds the tensor operation's kernels, its gradient and its
-//! gradient test.
+//! A row is the only definition of an operation: its documentation, its name, the lanes it accepts,
+//! its value (in Rust, and as an expression of CUDA C++ over `{argument}`s), and its derivative
+//! with respect to each argument as a scalar expression (`none`: the derivative is zero almost
+//! everywhere). Adding a row adds the tensor operation's kernels, its gradient and its gradient
+//! test.
 
 use std::marker::PhantomData;
 
@@ -126,7 +126,7 @@ where
     }
 }
 
-/// Hands the code of `outer` after `inner` on floats to the visitor, where there is such code: for
+/// Calls the visitor with the code of `outer` after `inner` on floats, where such code exists: for
 /// sums, differences and products of sums, differences and products, and for `relu` of those.
 /// `swapped` if the inner result is the second argument.
 pub(crate) fn visit_pair<V: Visit>(
@@ -173,18 +173,18 @@ pub(crate) fn visit_cast<V: Visit>(from: Lane, to: Lane, visitor: V) -> V::Outpu
     }
 }
 
-/// Which lanes an operation takes and gives.
+/// The lanes of an operation's arguments and result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// `f32 → f32`.
     Float,
-    /// All `f32` or all `i32`, giving the same.
+    /// All `f32` or all `i32`, with a result of the same lane.
     Num,
-    /// Two of one lane, giving a truth value.
+    /// Two of one lane, with a truth value as result.
     Compare,
     /// Truth values only.
     Logic,
-    /// A truth value and two of one lane, giving that lane.
+    /// A truth value and two of one lane, with a result of that lane.
     Select,
 }
 
@@ -237,12 +237,12 @@ impl Word for bool {
     }
 }
 
-/// One operation on one lane type as code that a loop can be built around: what a row of the table
-/// compiles to.
+/// One operation on one lane type as code that a loop can be built around; a row of the table
+/// compiles to such types.
 pub(crate) trait Lanewise: 'static {
-    /// What the arguments are.
+    /// The lane type of the arguments.
     type In: Word;
-    /// What the result is.
+    /// The lane type of the result.
     type Out: Word;
     /// How many arguments count; the others are ignored.
     const ARITY: usize;
@@ -250,9 +250,9 @@ pub(crate) trait Lanewise: 'static {
     fn apply<A: Arith>(args: [Self::In; 3]) -> Self::Out;
 }
 
-/// Someone who wants the type of an operation's code; see [`ScalarOp::visit`].
+/// A consumer of the type of an operation's code; see [`ScalarOp::visit`].
 pub(crate) trait Visit {
-    /// What comes of it.
+    /// The result of the visit.
     type Output;
     /// Called with the code.
     fn visit<O: Lanewise>(self) -> Self::Output;
@@ -278,14 +278,13 @@ macro_rules! scalar_ops {
                 self.arguments().len()
             }
 
-            /// Which lanes it takes.
+            /// The lanes of its arguments.
             pub const fn class(self) -> Class {
                 match self { $(ScalarOp::$name => Class::$class),+ }
             }
 
-            /// Hands the code for arguments of `lane` (of the last argument's lane, for `select`)
-            /// to `visitor`. The caller has asked [`ScalarOp::lane`] whether the operation takes
-            /// them.
+            /// Calls `visitor` with the code for arguments of `lane` (of the last argument's lane,
+            /// for `select`). The operation must accept them; see [`ScalarOp::lane`].
             pub(crate) fn visit<V: Visit>(self, lane: Lane, visitor: V) -> V::Output {
                 match self { $(ScalarOp::$name => scalar_ops!(@visit $name lane visitor $($lane)+)),+ }
             }
@@ -340,8 +339,8 @@ macro_rules! scalar_ops {
     (@type $lane:ident) => { $lane };
     (@out Compare $lane:ident) => { bool };
     (@out $class:ident $lane:ident) => { scalar_ops!(@type $lane) };
-    // Truth values are held as 0 and 1, so integer code serves them where a row has none of its
-    // own.
+    // Truth values are held as 0 and 1, so integer code serves them where a row has no code for
+    // them.
     (@visit $name:ident $of:ident $v:ident f32 i32) => {
         match $of { Lane::F32 => $v.visit::<code::$name<f32>>(), Lane::I32 | Lane::Bool => $v.visit::<code::$name<i32>>() }
     };
@@ -411,11 +410,9 @@ scalar_ops! {
     Ceil "ceil" Float(x) { f32: x.ceil(), "ceilf({x})"; } grad none;
     /// The nearest integer, halves to even
     Round "round" Float(x) { f32: x.round_ties_even(), "rintf({x})"; } grad none;
-    /// The nearest number that an IEEE half can hold, halves to even; its derivative is that of
-    /// what it rounds
+    /// The nearest number that an IEEE half can hold, halves to even; its derivative is 1
     RoundF16 "round_f16" Float(x) { f32: half::f16::from_f32(x).to_f32(), "widen(narrow_f16({x}))"; } grad [1.0];
-    /// The nearest number that a bfloat16 can hold, halves to even; its derivative is that of what
-    /// it rounds
+    /// The nearest number that a bfloat16 can hold, halves to even; its derivative is 1
     RoundBf16 "round_bf16" Float(x) { f32: half::bf16::from_f32(x).to_f32(), "widen(narrow_bf16({x}))"; } grad [1.0];
     /// x < y
     Lt "lt" Compare(x, y) { f32: x < y, "{x} < {y}"; i32: x < y, "{x} < {y}"; } grad none;

@@ -1,26 +1,27 @@
-//! Kernels on slices of a batch.
+//! Kernels on micro-batches: slices of a batch.
 //!
 //! A kernel whose operands have an example's elements together can run on a few examples at a time
-//! (strip-mining: Allen and Kennedy, *Optimizing Compilers*, §9), so that what one kernel makes and
-//! the next one reads needs a slice's bytes only. Nothing but the number of examples changes for
-//! one whose results are each an example's own. One that sums over the batch keeps its *sums* from
-//! slice to slice and finishes them in the last one. Either way a slice does exactly the additions,
-//! in their order, that the whole batch would have done: the results have the same bits.
+//! (strip-mining: Allen and Kennedy, *Optimizing Compilers*, §9), so that a tensor between two such
+//! kernels needs only a slice's bytes. For a kernel whose results each belong to one example, only
+//! the number of examples changes. A kernel that sums over the batch keeps its partial sums
+//! (*sums*) from slice to slice and finishes them in the last one. In both cases a slice performs
+//! exactly the additions of the whole batch, in the same order, and therefore the results have the
+//! same bits.
 
 use smallvec::SmallVec;
 
 use crate::size::{Env, Size, Symbol};
 use crate::spec::{Body, ConvKind, Spec};
 
-/// How a kernel runs on slices: what a batch is to it.
+/// How a kernel runs on slices: the batch axis of its arguments and iteration space.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Slicing {
     /// The number of examples.
     pub batch: Symbol,
-    /// For each argument in the order of [`Spec::arguments`], how many elements one example is
-    /// after another; `None` if all slices see the same.
+    /// For each argument in the order of [`Spec::arguments`], the elements between two examples;
+    /// `None` if all slices read the same elements.
     pub steps: Vec<Option<Size>>,
-    /// Whether it sums over the batch, so that sums go from slice to slice.
+    /// Whether it sums over the batch, so that partial sums pass from slice to slice.
     pub folds: bool,
     /// The axis of [`Spec::dims`] that examples lie along, if one of them does, and its points for
     /// each example.
@@ -51,7 +52,7 @@ impl Slice {
 impl Slicing {
     /// How a spec runs on slices along `batch`, or `None` if it cannot: examples must lie along one
     /// axis of each operand that differs between them, and along none that is indexed, scattered
-    /// to, or folded with positions.
+    /// to, or reduced to positions.
     pub fn of(spec: &Spec, batch: Symbol) -> Option<Slicing> {
         let varies = |size: &Size| size.symbols().any(|s| s == batch);
         let per_example = |size: &Size| size.checked_div_size(Size::symbol(batch));
@@ -119,7 +120,7 @@ impl Slicing {
     }
 }
 
-/// What a launch of a slice knows of the whole.
+/// The slice that a launch runs, and the sizes of the whole run.
 pub(crate) struct Part<'a> {
     /// The sizes of the whole run.
     pub whole: &'a Env,
@@ -132,8 +133,8 @@ pub(crate) struct Part<'a> {
 }
 
 impl Part<'_> {
-    /// For each axis of the spec but the one that examples lie along 0, for that the points before
-    /// this slice.
+    /// For each axis of the spec 0, but for the one along which examples lie the points before this
+    /// slice.
     pub fn first(&self, axes: usize) -> SmallVec<[isize; 8]> {
         let mut first = SmallVec::from_elem(0, axes);
         if let Some((axis, points)) = self.slicing.axis {

@@ -1,16 +1,19 @@
-//! What a kernel is: data only, the same for every back end.
+//! The kernel contract: the description of one kernel as plain data, the same for every back end.
 //!
 //! A kernel computes over an iteration space `dims`. Its [`Body`] is the *anchor*: a plain loop, or
-//! an operation such as a matrix product that yields one value per point ([`Inst::Acc`]). Around
-//! the anchor stands a straight-line program, `code`: loads of further operands, scalar operations,
-//! reductions, and the values to store. Fusion means that more of the graph ends up in one kernel's
-//! code: an elementwise chain, softmax with its three passes over a row, a bias and an activation
-//! behind a convolution, a whole optimizer update behind a weight gradient.
+//! an operation such as a matrix product that yields one value per point ([`Inst::Acc`]). The
+//! anchor is surrounded by a straight-line program, `code`: loads of further operands, scalar
+//! operations, reductions, and the values to store. Fusion moves more of the graph into one
+//! kernel's code: an elementwise chain, softmax with its three passes over a row, a bias and an
+//! activation behind a convolution, a whole optimizer update behind a weight gradient.
 
-mod check;
+pub mod analysis;
+mod error;
+mod verify;
 
-pub use check::{SpecError, check_operand};
+pub use error::{PrologueError, SpecError};
 use smallvec::SmallVec;
+pub use verify::check_operand;
 
 use crate::dtype::{DType, Lane};
 use crate::scalar::{ScalarOp, Value};
@@ -19,25 +22,30 @@ use crate::size::{Env, Size};
 /// Sizes or strides, one per axis.
 pub type Dims = SmallVec<[Size; 6]>;
 
-/// How a kernel walks one buffer: element `offset + Σ coordinateᵢ · stridesᵢ`. A stride of 0
-/// repeats (broadcasts).
+/// The strided access of a kernel to one buffer: element `offset + Σ coordinateᵢ · stridesᵢ`. A
+/// stride of 0 repeats (broadcasts).
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Operand {
     /// The stored type.
     pub dtype: DType,
     /// Elements before the first one read or written.
     pub offset: Size,
-    /// Elements between neighbours along each axis of the space the operand is walked over.
+    /// Elements between neighbours along each axis of the operand's space.
     pub strides: Dims,
 }
 
 /// Most arguments of a kernel that is launched without allocating; compilers keep to it.
 pub const MAX_ARGUMENTS: usize = 40;
+/// Most axes of a spec.
+pub const MAX_AXES: usize = 8;
+/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
+/// strides without allocating.
+pub const MAX_ACCESSES: usize = 48;
 
-/// A value of a program: the index of the instruction that makes it.
+/// A value of a program: the index of the instruction that computes it.
 pub type ValueId = u16;
 
-/// How values fold along the reduced axes.
+/// The operation that combines values along the reduced axes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// Σ
@@ -64,8 +72,8 @@ pub enum ReduceOp {
 pub enum Inst {
     /// `operands[k]` at this point, widened to its lane.
     Load(u16),
-    /// What the anchor computed for this point (f32; `Body::Pool2d` with an i32/u8 result and
-    /// `Body::Gather` give the lane of their source).
+    /// The anchor's value at this point (f32; `Body::Pool2d` with an i32/u8 result and
+    /// `Body::Gather` have the lane of their source).
     Acc,
     /// The same number everywhere.
     Const(Value),
@@ -85,8 +93,8 @@ pub enum Inst {
     Op(ScalarOp, [ValueId; 3]),
     /// Conversion between lanes (see [`Value::cast`]).
     Cast(ValueId, Lane),
-    /// Fold along the reduced axes. The result has one value per point of the kept axes and may be
-    /// used beside values of every point, where it repeats.
+    /// A reduction along the reduced axes. The result has one value per point of the kept axes and
+    /// may be used beside values of every point, where it repeats.
     Reduce(ReduceOp, ValueId),
 }
 
@@ -95,7 +103,7 @@ pub enum Inst {
 pub struct Store {
     /// The value.
     pub value: ValueId,
-    /// Where it goes.
+    /// The operand it is stored to.
     pub operand: u16,
 }
 
@@ -107,16 +115,16 @@ pub struct Spec {
     /// The iteration space of `code`, row-major; for anchors other than `Loop` the anchor's own
     /// result space.
     pub dims: Dims,
-    /// How many trailing axes [`Inst::Reduce`] folds (only with `Body::Loop`; 0 when nothing
-    /// reduces).
+    /// The number of trailing axes that [`Inst::Reduce`] reduces (only with `Body::Loop`; 0 without
+    /// reductions).
     pub reduced: usize,
-    /// What `code` loads and stores, each with one stride per axis of `dims`.
+    /// The operands that `code` loads and stores, each with one stride per axis of `dims`.
     pub operands: Vec<Operand>,
     /// Integer functions of the coordinates, for [`Inst::Index`].
     pub indices: Vec<Dims>,
     /// The program.
     pub code: Vec<Inst>,
-    /// What is stored where.
+    /// The stored values and the operands they are stored to.
     pub stores: Vec<Store>,
 }
 
@@ -146,8 +154,8 @@ pub enum Body {
     Compact(Compact),
     /// The order of the elements along the last axis of `dims`.
     Sort(Sort),
-    /// Which boxes stay after non-maximum suppression; `dims` is one axis, of boxes in order of
-    /// preference.
+    /// Whether each box is kept by non-maximum suppression; `dims` is one axis, of boxes in order
+    /// of preference.
     Suppress(Suppress),
 }
 
@@ -174,7 +182,7 @@ pub enum ConvKind {
     WeightGrad,
 }
 
-/// A two-dimensional cross-correlation (what deep learning calls convolution).
+/// A two-dimensional cross-correlation (a convolution in the terms of deep learning).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Conv2d {
     /// Which product.
@@ -193,7 +201,8 @@ pub struct Conv2d {
     pub k: [usize; 2],
     /// Stride, rows and columns.
     pub stride: [usize; 2],
-    /// Zero padding before the first row and column (what is after the last follows from `ohw`).
+    /// Zero padding before the first row and column (the padding after the last follows from
+    /// `ohw`).
     pub pad: [usize; 2],
     /// Distance between kernel elements.
     pub dilation: [usize; 2],
@@ -203,14 +212,14 @@ pub struct Conv2d {
     pub a: Operand,
     /// See [`ConvKind`].
     pub b: Operand,
-    /// What makes `a` point by point as it is taken, if `a` is nowhere in memory: a loop over its
-    /// space, without reductions, whose one store is its last operand. The operands before that one
-    /// are arguments in the place of `a`.
+    /// The code that computes `a` point by point as it is packed, if `a` is not in memory: a loop
+    /// over its space, without reductions, whose one store is its last operand. The operands before
+    /// that one are arguments in the place of `a`.
     pub prologue: Option<Box<Spec>>,
 }
 
 impl Conv2d {
-    /// How many arguments come before `b`.
+    /// The number of arguments before `b`.
     pub fn sources(&self) -> usize {
         self.prologue
             .as_ref()
@@ -218,7 +227,7 @@ impl Conv2d {
     }
 }
 
-/// What a pooling window gives.
+/// The value of a pooling window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum PoolKind {
     /// The largest element; NaN if any is.
@@ -247,7 +256,7 @@ pub struct Window {
 /// See [`Body::Pool2d`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct Pool2d {
-    /// What a window gives.
+    /// The value of a window.
     pub kind: PoolKind,
     /// The geometry.
     pub window: Window,
@@ -318,7 +327,7 @@ pub struct Compact {
     pub space: Dims,
     /// The mask, strides over `space` (truth values or u8).
     pub mask: Operand,
-    /// Where the positions go, strides over `dims`, i32.
+    /// The result: the positions, strides over `dims`, i32.
     pub positions: Operand,
 }
 
@@ -330,19 +339,19 @@ pub struct Sort {
     pub descending: bool,
     /// The elements, strides over `dims` (f32, i32 or u8).
     pub source: Operand,
-    /// Where the position of the element goes that is next in order, strides over `dims`, i32.
+    /// The result: the positions of the elements in their order, strides over `dims`, i32.
     pub positions: Operand,
 }
 
-/// See [`Body::Suppress`]: a box goes if its intersection with a better one that stays is more than
-/// `threshold` of their union. Writes its result itself: there is no `code`.
+/// See [`Body::Suppress`]: a box is dropped if its intersection with a better one that is kept is
+/// more than `threshold` of their union. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Suppress {
-    /// The largest share that boxes may have in common.
+    /// The largest intersection over union of two kept boxes.
     pub threshold: f32,
     /// Two corners of each box (x₀, y₀, x₁, y₁), strides over (box, 4), f32.
     pub boxes: Operand,
-    /// Whether a box stays, strides over `dims`, truth values.
+    /// The result: whether a box is kept, strides over `dims`, truth values.
     pub keep: Operand,
 }
 
@@ -357,38 +366,19 @@ pub enum Access {
     ReadWrite,
 }
 
-impl Inst {
-    /// The values an instruction computes from.
-    pub fn arguments(&self) -> SmallVec<[ValueId; 3]> {
-        match self {
-            Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => SmallVec::new(),
-            Inst::Uniform { index, .. } => SmallVec::from_slice(&[*index]),
-            Inst::Op(op, args) => SmallVec::from_slice(&args[..op.arity()]),
-            Inst::Cast(a, _) | Inst::Reduce(_, a) => SmallVec::from_slice(&[*a]),
-        }
-    }
-}
-
 impl Operand {
     /// A contiguous row-major operand over `dims`; `None` if a stride overflows or has no form as a
     /// [`Size`].
     pub fn contiguous(dtype: DType, dims: &[Size]) -> Option<Operand> {
-        let mut strides: Dims = SmallVec::from_elem(Size::ONE, dims.len());
-        let mut stride = Size::ONE;
-        for (slot, &dim) in strides.iter_mut().zip(dims).rev() {
-            *slot = stride;
-            stride = stride.checked_mul(dim)?;
-        }
         Some(Operand {
             dtype,
             offset: Size::ZERO,
-            strides,
+            strides: analysis::contiguous_strides(dims)?,
         })
     }
 
-    /// One more than the highest element touched over `dims`, or 0 when `dims` is empty of points;
-    /// `u64::MAX` when an element before the buffer's first is touched, which no buffer has room
-    /// for.
+    /// One more than the highest element touched over `dims`, or 0 when `dims` has no points;
+    /// `u64::MAX` when an element before the buffer's first is touched, which no buffer holds.
     pub fn extent(&self, dims: &[Size], env: &Env) -> u64 {
         let (mut first, mut last) = (self.offset.at(env), self.offset.at(env));
         for (dim, stride) in dims.iter().zip(&self.strides) {
@@ -407,9 +397,9 @@ impl Operand {
 }
 
 impl Operand {
-    /// Whether no element is reached from two points of `dims`, as writing demands: ordered by
-    /// stride, each axis steps over all that the axes before it reach. (Layouts that interleave
-    /// without meeting are refused too; nothing makes them.)
+    /// Whether no element is reached from two points of `dims`, as writing requires: ordered by
+    /// stride, each axis steps over all elements that the axes before it reach. (Layouts that
+    /// interleave without overlapping are refused too; no lowering makes them.)
     pub fn is_injective(&self, dims: &[Size], env: &Env) -> bool {
         if dims.iter().any(|d| d.at(env) <= 0) {
             return true;
@@ -429,14 +419,14 @@ impl Operand {
         })
     }
 
-    /// Whether the walk only goes forwards from its first element.
+    /// Whether the offset and all strides are nonnegative, so that memory is accessed forwards.
     pub fn is_forward(&self, env: &Env) -> bool {
         self.offset.at(env) >= 0 && self.strides.iter().all(|s| s.at(env) >= 0)
     }
 }
 
 impl Body {
-    /// The anchor's operands with the space each is walked over, in argument order.
+    /// The anchor's operands, each with its space, in argument order.
     pub fn operands(&self, dims: &Dims) -> SmallVec<[(Operand, Dims, Access); 3]> {
         let mut list = SmallVec::new();
         let of = |sizes: &[Size]| Dims::from_slice(sizes);
@@ -524,18 +514,14 @@ impl Body {
 }
 
 impl Spec {
-    /// Every argument of the kernel in order: the anchor's operands, then `operands`, with the
-    /// space each is walked over.
+    /// Every argument of the kernel in order: the anchor's operands, then `operands`, each with its
+    /// space.
     pub fn arguments(&self) -> Vec<(Operand, Dims, Access)> {
         let mut list = self.body.operands(&self.dims).into_vec();
         for (k, operand) in self.operands.iter().enumerate() {
             let k = k as u16;
-            let reads = self.code.iter().any(|i| {
-                matches!(i, Inst::Load(l) if *l == k)
-                    || matches!(i, Inst::Uniform { state, .. } if *state == k)
-            });
             let store = self.stores.iter().find(|s| s.operand == k);
-            let access = match (reads, store) {
+            let access = match (self.reads(k), store) {
                 (true, Some(_)) => Access::ReadWrite,
                 (false, Some(_)) => Access::Write,
                 _ => Access::Read,
@@ -543,15 +529,15 @@ impl Spec {
             let mut operand = operand.clone();
             let mut space = self.dims.clone();
             let kept = self.dims.len() - self.reduced;
-            // A folded value is stored, and an operand that is flat along the reduced axes is read,
-            // once per point of the kept axes, even when the reduced axes have no points.
+            // A per-row value is stored, and an operand that is uniform along the reduced axes is
+            // read, once per point of the kept axes, even when the reduced axes have no points.
             if store.is_some_and(|s| self.is_folded(s.value))
                 || operand.strides[kept..].iter().all(|s| s.is(0))
             {
                 space.truncate(kept);
                 operand.strides.truncate(kept);
             }
-            // Seed and step: three elements wherever the operand points.
+            // Seed and step: three elements at each point of the operand.
             if self
                 .code
                 .iter()
@@ -563,68 +549,5 @@ impl Spec {
             list.push((operand, space, access));
         }
         list
-    }
-
-    /// Whether a value exists once per point of the kept axes, rather than at every point: a
-    /// reduction, or anything computed from reductions, constants and operands that do not vary
-    /// along the reduced axes.
-    pub fn is_folded(&self, value: ValueId) -> bool {
-        self.folded()[usize::from(value)]
-    }
-
-    /// [`Spec::is_folded`] of every value.
-    pub fn folded(&self) -> Vec<bool> {
-        let kept = self.dims.len() - self.reduced;
-        let flat = |strides: &Dims| strides[kept..].iter().all(|s| s.is(0));
-        let mut folded: Vec<bool> = Vec::with_capacity(self.code.len());
-        for inst in &self.code {
-            let of = |v: ValueId| folded[usize::from(v)];
-            folded.push(match inst {
-                Inst::Load(k) => flat(&self.operands[usize::from(*k)].strides),
-                Inst::Acc => false,
-                Inst::Const(_) => true,
-                Inst::Index(k) => flat(&self.indices[usize::from(*k)]),
-                Inst::Uniform { index, .. } => of(*index),
-                Inst::Op(op, args) => args[..op.arity()].iter().all(|&a| of(a)),
-                Inst::Cast(a, _) => of(*a),
-                Inst::Reduce(..) => true,
-            });
-        }
-        if self.reduced == 0 {
-            vec![false; self.code.len()]
-        } else {
-            folded
-        }
-    }
-
-    /// The lane of every value; `None` where an operation does not take its arguments' lanes.
-    pub fn lanes(&self) -> Option<Vec<Lane>> {
-        let mut lanes: Vec<Lane> = Vec::with_capacity(self.code.len());
-        for inst in &self.code {
-            let of = |v: ValueId| lanes.get(usize::from(v)).copied();
-            lanes.push(match inst {
-                Inst::Load(k) => self.operands.get(usize::from(*k))?.dtype.lane(),
-                Inst::Acc => match &self.body {
-                    Body::Gather(g) => g.source.dtype.lane(),
-                    Body::Pool2d(p) if p.kind == PoolKind::ArgMax => Lane::I32,
-                    Body::Pool2d(p) => p.x.dtype.lane(),
-                    _ => Lane::F32,
-                },
-                Inst::Const(v) => v.lane(),
-                Inst::Index(_) => Lane::I32,
-                Inst::Uniform { .. } => Lane::F32,
-                Inst::Op(op, args) => {
-                    let args: SmallVec<[Lane; 3]> = args[..op.arity()]
-                        .iter()
-                        .map(|&a| of(a))
-                        .collect::<Option<_>>()?;
-                    op.lane(&args)?
-                }
-                Inst::Cast(_, lane) => *lane,
-                Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _) => Lane::I32,
-                Inst::Reduce(_, a) => of(*a)?,
-            });
-        }
-        Some(lanes)
     }
 }

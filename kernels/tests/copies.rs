@@ -1,6 +1,6 @@
-//! Copies in flight: what arrives is what was there, and nobody comes in between.
+//! Copies in flight: the right bytes arrive, and conflicting accesses are refused.
 
-#[allow(dead_code)] // of what tests share, this one needs chance alone
+#[allow(dead_code)] // this test needs only the random numbers of the module
 mod common;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -26,7 +26,7 @@ fn arena(memory: &mut Memory, bytes: u64) -> Region {
 }
 
 #[test]
-fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
+fn conflicts_with_a_copy_in_flight_are_refused_until_it_was_waited_for() {
     let mut memory = Memory::new();
     let (slab, host) = (arena(&mut memory, 256), arena(&mut memory, 256));
     memory
@@ -37,7 +37,7 @@ fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     let (from, to) = (slab.part(64, 64), host.part(0, 64));
     let ticket = memory.start_copy(&from, &to);
     assert_eq!(memory.in_flight(), 1);
-    // The source may be read, and what lies beside either be written.
+    // The source may be read, and bytes beside either region written.
     assert_eq!(memory.bytes(&from)[3], 67);
     memory.bytes_mut(&slab.part(0, 64)).fill(1);
     memory.bytes_mut(&host.part(64, 64)).fill(1);
@@ -65,9 +65,9 @@ fn what_a_copy_in_flight_needs_is_refused_until_it_was_waited_for() {
     memory.bytes_mut(&from).fill(0);
 }
 
-/// Any sequence of copies, fills, writes and waits leaves what it would if all were done at once.
+/// Any sequence of copies, fills, writes and waits has the result of the sequential one.
 #[test]
-fn random_copies_come_to_what_they_would_one_by_one() {
+fn random_copies_equal_sequential_ones() {
     const BYTES: usize = 64;
     let (mut started, mut turned_away) = (0, 0);
     for seed in 1..=60 {

@@ -9,7 +9,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Dims, Inst, Matmul, Operand, Spec, Store};
 
-/// A product whose result is stored as it is.
+/// A product whose result is stored unchanged.
 fn plain(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     Spec {
         body: Body::Matmul(Matmul {
@@ -144,16 +144,16 @@ fn halves_are_refused() {
     let refused = |a, b| {
         Kernel::new(spec(a, b), &Env::default(), &config)
             .err()
-            .map(|e| e.0)
+            .map(|e| e.to_string())
     };
     assert_eq!(refused(DType::F32, DType::F32), None);
     assert_eq!(
         refused(DType::BF16, DType::F32).unwrap(),
-        "the left operand is bf16, which this kernel does not take"
+        "invalid kernel: the left operand is bf16, which this kernel does not take"
     );
     assert_eq!(
         refused(DType::F32, DType::F16).unwrap(),
-        "the right operand is f16, which this kernel does not take"
+        "invalid kernel: the right operand is f16, which this kernel does not take"
     );
 }
 
@@ -409,9 +409,9 @@ fn sizes_below_the_bound() {
 }
 
 /// Rows and columns in reverse, the operand beginning at its last element: no view makes that, and
-/// no kernel does it.
+/// no kernel supports it.
 #[test]
-#[should_panic(expected = "walked backwards")]
+#[should_panic(expected = "negative offset or stride")]
 fn negative_strides_are_refused() {
     let (m, k) = (3, 2);
     let spec = plain(

@@ -1,5 +1,5 @@
-//! Kernels on slices of a batch: the same bits as on the whole, however it is cut, on every
-//! instruction set and any team.
+//! Kernels on slices of a batch: the same bits as on the whole batch, for every partition,
+//! instruction set and team.
 
 #[allow(dead_code)]
 mod common;
@@ -18,7 +18,7 @@ use slabwise_kernels::spec::{
 
 const BATCH: Symbol = Symbol(0);
 
-/// Bytes of a guard zone, and what it holds at first.
+/// Bytes of a guard zone, and its initial contents.
 const GUARD: u64 = 1024;
 const POISON: i32 = 0x7fde_adbe;
 
@@ -40,14 +40,14 @@ fn dims(per_example: usize, rest: &[usize]) -> slabwise_kernels::spec::Dims {
         .collect()
 }
 
-fn walked(strides: &[i64]) -> Operand {
+fn strided(strides: &[i64]) -> Operand {
     common::operand(0, strides)
 }
 
 /// Row-major with the batch outermost.
 fn rows(rest: &[usize]) -> Operand {
     let with_batch: Vec<usize> = std::iter::once(1).chain(rest.iter().copied()).collect();
-    walked(&contiguous(&with_batch))
+    strided(&contiguous(&with_batch))
 }
 
 /// A kernel, the examples of its bound, and an example's elements of every argument (or all
@@ -64,9 +64,9 @@ impl Case {
         env
     }
 
-    /// Runs `n` examples in slices of a size with a workspace of at most so many bytes if that can
-    /// be, or whole, and returns all arguments afterwards. The workspace and the sums lie between
-    /// guard zones.
+    /// Runs `n` examples, in slices of a size or whole, with a workspace limited to a number of
+    /// bytes if possible, and returns all arguments afterwards. The workspace and the sums lie
+    /// between guard zones.
     fn run(
         &self,
         args: &[Vec<f32>],
@@ -145,7 +145,7 @@ impl Case {
                 (u64::from(from.min(n)) * step) as usize
                     ..(u64::from(slice.to.min(n)) * step) as usize
             };
-            // What differs between examples lies in arenas of just a slice.
+            // Arguments that differ between examples lie in arenas of just a slice.
             let mut regions: Vec<Region> = Vec::new();
             for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
                 regions.push(match step {
@@ -179,8 +179,8 @@ impl Case {
     }
 }
 
-/// Every way of running a case gives the same bits; at least one result differs from what was there
-/// before.
+/// Every way of running a case gives the same bits; at least one result differs from its initial
+/// contents.
 fn check(case: &Case, random: &mut Random) {
     let lengths = |n: u32| {
         let mut env = case.bound();
@@ -227,7 +227,7 @@ fn check(case: &Case, random: &mut Random) {
     }
 }
 
-/// A kernel that stores what the anchor gives for each point, plus another operand.
+/// A kernel that stores the anchor's value for each point, plus another operand.
 fn anchored(body: Body, dims: slabwise_kernels::spec::Dims, plus: Operand, out: Operand) -> Spec {
     let code = vec![Inst::Load(0), Inst::Acc, Inst::Op(ScalarOp::Add, [0, 1, 0])];
     Spec {
@@ -265,7 +265,7 @@ fn conv(random: &mut Random, kind: ConvKind, large: bool) -> Case {
         [co, ci / groups, k[0], k[1]],
     );
     let size = |n: usize| Size::fixed(n as i64);
-    let fixed_weight = walked(&contiguous(&weight));
+    let fixed_weight = strided(&contiguous(&weight));
     let [a, b] = match kind {
         ConvKind::Forward => [rows(&image), fixed_weight.clone()],
         ConvKind::InputGrad => [rows(&result), fixed_weight.clone()],
@@ -342,8 +342,8 @@ fn convolutions_and_poolings_are_those_of_their_images() {
     check(&Case { spec, bound: 7 }, &mut random);
 }
 
-/// Products with few rows split the contracted axis: how often depends on all rows, not on a
-/// slice's.
+/// Products with few rows split the contracted axis: the number of splits depends on all rows, not
+/// on a slice's.
 #[test]
 fn products_split_as_the_whole_batch_does() {
     let mut random = Random(13);
@@ -355,7 +355,7 @@ fn products_split_as_the_whole_batch_does() {
             let body = Body::Matmul(Matmul {
                 k: Size::fixed(k as i64),
                 a: rows(&[k]),
-                b: walked(&[n as i64, 1]),
+                b: strided(&[n as i64, 1]),
             });
             let spec = anchored(body, dims(per_example, &[n]), rows(&[n]), rows(&[n]));
             check(
@@ -390,7 +390,7 @@ fn sums_of_products_go_on_where_the_last_slice_ended() {
         // Rows of groups, or a group's alone; either may be stored with its columns last or first.
         let operand = |width: usize, contracted_first: bool| {
             let strides = [width as i64, (groups * width) as i64, 1];
-            walked(&if contracted_first {
+            strided(&if contracted_first {
                 strides
             } else {
                 [strides[0], strides[2], strides[1]]
@@ -401,7 +401,7 @@ fn sums_of_products_go_on_where_the_last_slice_ended() {
             a: operand(m, false),
             b: operand(n, true),
         });
-        let weight = walked(&contiguous(&[groups, m, n]));
+        let weight = strided(&contiguous(&[groups, m, n]));
         let spec = anchored(
             body,
             fixed(&[groups, m, n]).collect(),
@@ -413,13 +413,13 @@ fn sums_of_products_go_on_where_the_last_slice_ended() {
     // A result whose size varies has sums that do, too.
     let body = Body::Matmul(Matmul {
         k: batch(1),
-        a: walked(&[1, 4]),
-        b: walked(&[3, 1]),
+        a: strided(&[1, 4]),
+        b: strided(&[3, 1]),
     });
     let space = [Size::symbol(Symbol(1)), Size::fixed(3)]
         .into_iter()
         .collect();
-    let spec = anchored(body, space, walked(&[3, 1]), walked(&[3, 1]));
+    let spec = anchored(body, space, strided(&[3, 1]), strided(&[3, 1]));
     let config = Config {
         threads: 1,
         isa: Isa::Portable,
@@ -444,7 +444,13 @@ fn summed(space: slabwise_kernels::spec::Dims, x: &[i64], sums: &[i64], reduced:
         Inst::Op(ScalarOp::Mul, [3, 5, 0]),
         Inst::Op(ScalarOp::Add, [6, 4, 0]),
     ];
-    let operands = vec![walked(x), walked(x), walked(sums), walked(sums), walked(x)];
+    let operands = vec![
+        strided(x),
+        strided(x),
+        strided(sums),
+        strided(sums),
+        strided(x),
+    ];
     let stores = vec![
         Store {
             value: 7,
@@ -525,7 +531,7 @@ fn positions_are_counted_through_the_whole_batch() {
         ];
         let state = Operand {
             dtype: DType::I32,
-            ..walked(&[0, 0])
+            ..strided(&[0, 0])
         };
         let spec = Spec {
             body: Body::Loop,
@@ -544,7 +550,7 @@ fn positions_are_counted_through_the_whole_batch() {
 }
 
 #[test]
-fn what_mixes_examples_has_no_slices() {
+fn kernels_that_mix_examples_have_no_slices() {
     let none = |spec: &Spec| assert_eq!(Slicing::of(spec, BATCH), None, "{spec:#?}");
     let index = Operand {
         dtype: DType::I32,
@@ -558,16 +564,16 @@ fn what_mixes_examples_has_no_slices() {
     none(&plain(Body::CheckIndex(check_index)));
     // An element of any example, by index.
     none(&plain(Body::Gather(Gather {
-        source: walked(&[0]),
+        source: strided(&[0]),
         index,
         axis_stride: Size::ONE,
         axis_len: batch(1),
     })));
     // Every example with every other.
-    let (pairs, both) = ([batch(1), batch(1)].into_iter().collect(), walked(&[1, 0]));
+    let (pairs, both) = ([batch(1), batch(1)].into_iter().collect(), strided(&[1, 0]));
     none(&Spec {
         dims: pairs,
-        ..anchored(Body::Loop, dims(1, &[]), both.clone(), walked(&[0, 1]))
+        ..anchored(Body::Loop, dims(1, &[]), both.clone(), strided(&[0, 1]))
     });
     // Examples apart from one another by as many elements as there are examples.
     let far = Operand {
@@ -575,7 +581,7 @@ fn what_mixes_examples_has_no_slices() {
         ..rows(&[1])
     };
     none(&anchored(Body::Loop, dims(1, &[4]), rows(&[4]), far));
-    // A sum whose tiles go through examples and elements alike.
+    // A sum whose tiles span both examples and elements.
     let spec = summed(
         [batch(1), Size::fixed(50)].into_iter().collect(),
         &[50, 1],
@@ -592,7 +598,7 @@ fn what_mixes_examples_has_no_slices() {
             .expect("a valid spec")
             .is_none()
     );
-    // And what is the same for all examples is not part of one.
+    // Arguments shared by all examples have no stride per example.
     let slicing =
         Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
     assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use slabwise_kernels::cpu::Team;
 
-/// Runs a region and checks that each chunk runs once, under a worker index that nobody else has at
-/// that time.
+/// Runs a region and checks that each chunk runs once, under a worker index that no other chunk has
+/// at that time.
 fn region(team: &Team, chunks: usize) {
     let runs: Vec<AtomicUsize> = (0..chunks).map(|_| AtomicUsize::new(0)).collect();
     let taken: Vec<AtomicBool> = (0..team.threads())
@@ -135,7 +135,7 @@ fn teams_within_teams() {
     let ran = AtomicUsize::new(0);
     outer.run(6, &|_, _| {
         inner.run(4, &|_, _| {
-            // Neither waits for the other, whatever the order in which they are called.
+            // Neither waits for the other, in any order of the calls.
             outer.run(2, &|_, _| {
                 ran.fetch_add(1, Ordering::Relaxed);
             })
@@ -156,7 +156,7 @@ fn several_callers_at_once() {
     });
 }
 
-/// Chunks may use what the caller's stack holds, and it is not touched after `run` returns.
+/// Chunks may use the caller's stack, which is not accessed after `run` returns.
 #[test]
 fn borrows_end_with_the_call() {
     let team = Team::new(4);

@@ -13,7 +13,7 @@ pub fn contiguous(sizes: &[usize]) -> Operand {
     Operand::contiguous(DType::F32, &dims(sizes)).expect("small sizes")
 }
 
-/// A kernel that stores what its anchor computes.
+/// A kernel that stores its anchor's values.
 pub fn plain(body: Body, result: &[usize]) -> Spec {
     let store = vec![Store {
         value: 0,
@@ -30,7 +30,7 @@ pub fn plain(body: Body, result: &[usize]) -> Spec {
     }
 }
 
-/// Regions of so many `f32` each, filled with numbers between −½ and ½.
+/// Regions of `sizes` elements of `f32`, filled with numbers between −½ and ½.
 pub fn filled(memory: &mut Memory, sizes: &[usize]) -> Vec<Region> {
     let args: Vec<Region> = sizes
         .iter()

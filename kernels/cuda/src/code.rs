@@ -6,10 +6,10 @@
 
 use std::fmt::Write as _;
 
-use slabwise_kernels::cpu::{SpecError, validate};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::spec::{Inst, ReduceOp, Spec, Store, ValueId};
+use slabwise_kernels::spec::analysis::live_values;
+use slabwise_kernels::spec::{Inst, ReduceOp, Spec, SpecError, Store, ValueId};
 
 /// How elements of a type lie in memory, as seen from CUDA. In each text `{}` stands for the value.
 #[derive(Clone, Copy, Debug)]
@@ -157,23 +157,10 @@ pub struct Code<'a> {
 impl<'a> Code<'a> {
     /// Checks the program.
     pub fn new(spec: &'a Spec) -> Result<Code<'a>, SpecError> {
-        let lanes = validate(spec)?;
-        let mut needed = vec![false; spec.code.len()];
-        for store in &spec.stores {
-            needed[usize::from(store.value)] = true;
-        }
-        for i in (0..spec.code.len()).rev() {
-            if needed[i] {
-                spec.code[i]
-                    .arguments()
-                    .iter()
-                    .for_each(|&a| needed[usize::from(a)] = true);
-            }
-        }
         Ok(Code {
             spec,
-            lanes,
-            needed,
+            lanes: spec.check_code()?,
+            needed: live_values(&spec.code, &spec.stores),
             folded: spec.folded(),
         })
     }

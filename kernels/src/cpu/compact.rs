@@ -1,12 +1,12 @@
 //! The positions of true elements: counted chunk by chunk, then written chunk by chunk.
 //!
 //! Chunks are cut by the size of the mask alone, and where a chunk's positions go follows from the
-//! counts of those before it: the order of a plain loop, whatever the number of threads (compaction
-//! by prefix sums; Blelloch 1990).
+//! counts of those before it: the order is that of a sequential loop for any number of threads
+//! (compaction by prefix sums; Blelloch 1990).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::walk::{Space, Walk, aligned, check_rank};
+use super::pointwise::{OperandView, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -14,8 +14,8 @@ use crate::spec::{Body, Spec};
 /// Elements of a chunk.
 const CHUNK: usize = 1 << 12;
 
-/// See [`Body::Compact`]. Positions for which the result has no room are not written, and what has
-/// no position is 0: the run is memory-safe whatever length it was given.
+/// See [`Body::Compact`]. Positions beyond the end of the result are not written, and elements of
+/// the result beyond the positions are 0: the run is memory-safe for any length of the result.
 pub(crate) struct Compact {
     chunks_max: usize,
 }
@@ -23,7 +23,7 @@ pub(crate) struct Compact {
 impl Compact {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
         let Body::Compact(compact) = &spec.body else {
-            return Err(SpecError("not a compaction".into()));
+            return Err(SpecError::unsupported("not a compaction"));
         };
         check_rank(&compact.space, 0)?;
         Ok(Compact {
@@ -36,17 +36,17 @@ impl Compact {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Compact(compact) = &spec.body else {
             unreachable!("checked by new")
         };
-        let (space, room) = (
+        let (space, capacity) = (
             Space::new(&compact.space, launch.env),
             spec.dims[0].usize_at(launch.env),
         );
-        let mask = Walk::new(&compact.mask, launch.args[0], launch.env);
-        let positions = Walk::new(&compact.positions, launch.args[1], launch.env);
+        let mask = OperandView::new(&compact.mask, launch.args[0], launch.env);
+        let positions = OperandView::new(&compact.positions, launch.args[1], launch.env);
         let points = space.points();
         let chunks = points.div_ceil(CHUNK);
         let step = mask.strides[compact.space.len().saturating_sub(1)];
@@ -55,7 +55,7 @@ impl Compact {
             space.rows(from, CHUNK.min(points - from), |at, len, done| {
                 let first = mask.offset(at);
                 for k in 0..len {
-                    // SAFETY: a point of the space that the mask is walked over.
+                    // SAFETY: a point of the mask's space.
                     if unsafe { mask.load(first + k as isize * step) } != 0 {
                         visit(from + done + k);
                     }
@@ -90,12 +90,12 @@ impl Compact {
         launch.team.run(chunks, &|chunk, _| {
             let mut to = counts[chunk].load(Ordering::Relaxed) as usize;
             each(chunk, &mut |position| {
-                if to < room {
+                if to < capacity {
                     write(to, position as i32);
                 }
                 to += 1;
             });
         });
-        (total as usize..room).for_each(|at| write(at, 0));
+        (total as usize..capacity).for_each(|at| write(at, 0));
     }
 }

@@ -5,11 +5,11 @@
 //! shifted by each element of the kernel. A block of the product needs a small part of it: that
 //! part is copied, with its zero padding, into a [`tile`] in the workspace, where the element for
 //! any output position and kernel element is found by adding one offset each. The forward product
-//! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient walks
-//! the tile in place ([`weight_grad`]). Where every channel is a group of its own no product is
-//! left, and loops over the tile's rows take its place ([`depthwise`]). The idea of lowering inside
-//! the packing is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the addressing by offsets
-//! that of the indirect convolution (Dukhan, 2019).
+//! and the input gradient pack micro-panels from the tile ([`columns`]); the weight gradient reads
+//! the tile in place ([`weight_grad`]). Where every channel is a separate group there is no
+//! product, but loops over the tile's rows ([`depthwise`]). The idea of lowering inside the packing
+//! is that of cuDNN's implicit GEMM (Chetlur et al., 2014), the addressing by offsets that of the
+//! indirect convolution (Dukhan, 2019).
 
 mod columns;
 mod depthwise;
@@ -35,7 +35,7 @@ pub(crate) struct Conv2d {
     threads: usize,
     limits: &'static Limits,
     space: Space,
-    /// Whether every channel is a group of its own.
+    /// Whether every channel is a separate group.
     depthwise: bool,
     prologue: Option<Box<Prologue>>,
 }
@@ -52,34 +52,34 @@ impl Conv2d {
         let depthwise = sizes.fixed && sizes.groups > 1 && sizes.source == 1 && sizes.other == 1;
         let prologue = Prologue::new(body, bound, config)?;
         if depthwise && prologue.is_some() {
-            return Err(SpecError(
-                "a prologue of a convolution whose channels are groups of their own".into(),
+            return Err(SpecError::unsupported(
+                "a prologue of a convolution whose channels are groups of their own",
             ));
         }
-        // As much as stays in the cache until it is packed, at least what a tile has of a channel.
-        let made = |limits: &Limits| match body.kind {
+        // As much as stays in the cache until it is packed, at least a tile's part of a channel.
+        let elements = |limits: &Limits| match body.kind {
             ConvKind::WeightGrad => {
                 weight_grad::most_of_channel(&sizes, limits).max(limits.tile / 2)
             }
             _ => columns::most_of_channel(&sizes, micro, limits).max(limits.tile / 2),
         };
         let (limits, space) = Limits::within(most, |limits| {
-            let room = prologue
+            let buffer = prologue
                 .as_ref()
-                .map_or(0, |prologue| prologue.room(made(limits)));
+                .map_or(0, |prologue| prologue.buffer(elements(limits)));
             let space = match body.kind {
                 _ if depthwise => depthwise::space(&sizes, micro, body.kind),
-                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, room),
-                _ => columns::space(&sizes, micro, limits, room),
+                ConvKind::WeightGrad => weight_grad::space(&sizes, micro, limits, buffer),
+                _ => columns::space(&sizes, micro, limits, buffer),
             };
             Space {
                 scratch: space.scratch + code.scratch_bytes(),
                 ..space
             }
         });
-        let prologue = prologue.map(|prologue| Box::new(prologue.with_room(made(limits))));
+        let prologue = prologue.map(|prologue| Box::new(prologue.with_buffer(elements(limits))));
         if space.right.max(space.left) > i32::MAX as usize {
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a convolution that needs a tile of {} elements",
                 space.right.max(space.left)
             )));
@@ -95,8 +95,8 @@ impl Conv2d {
         })
     }
 
-    /// Where slices of a weight gradient may end, and its sums; `None` if more than the number of
-    /// images varies.
+    /// Where slices of a weight gradient may end, and its partial sums; `None` if more than the
+    /// number of images varies.
     pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
         let sizes = Sizes::new(body(spec).ok()?, bound);
         sizes.fixed.then(|| {
@@ -153,13 +153,13 @@ struct Call<'a> {
 fn body(spec: &Spec) -> Result<&spec::Conv2d, SpecError> {
     match &spec.body {
         Body::Conv2d(body) => Ok(body),
-        _ => Err(SpecError("not a convolution".into())),
+        _ => Err(SpecError::unsupported("not a convolution")),
     }
 }
 
-/// What has to hold at the bound for the index arithmetic to stay inside the operands.
+/// Checks the sizes at the bound, so that the index arithmetic stays inside the operands.
 fn check(spec: &Spec, body: &spec::Conv2d, bound: &Env) -> Result<(), SpecError> {
-    let fail = |what: String| Err(SpecError(what));
+    let fail = |what: String| Err(SpecError::unsupported(what));
     if spec.dims.len() != 4 {
         return fail("a convolution has four axes".into());
     }
@@ -227,7 +227,7 @@ struct Sizes {
     /// Channels of the shifted operand and of the other side, per group.
     source: usize,
     other: usize,
-    /// Rows and columns, as the product sees them.
+    /// Rows and columns of the product's view of the image.
     axes: [Axis; 2],
     /// Whether only the number of images may vary.
     fixed: bool,
@@ -287,7 +287,8 @@ impl Call<'_> {
     }
 }
 
-/// The same of an argument that holds one slice of a batch, images counted through the whole.
+/// As [`source`], of an argument that holds one slice of a batch, with images counted through the
+/// whole batch.
 fn part_source(call: &Call, operand: &Operand, argument: usize) -> Source {
     let source = source(operand, call.launch.args[argument], call.launch.env);
     let before = call

@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Fault, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
@@ -13,7 +13,7 @@ use crate::spec::{Body, Spec};
 const BLOCK: usize = 2048;
 
 /// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty
-/// axis: the run is memory-safe whatever the indices are, and [`CheckIndex`] is what reports them.
+/// axis: the run is memory-safe for all indices, and [`CheckIndex`] reports those outside.
 pub(crate) struct Gather {
     code: TileCode,
     threads: usize,
@@ -45,15 +45,15 @@ impl Gather {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Gather(gather) = &spec.body else {
             unreachable!("checked by new")
         };
         let blocks = Blocks::new(&spec.dims, self.capacity, launch.env);
         let lookup = Lookup {
-            source: Walk::new(&gather.source, launch.args[0], launch.env),
-            index: Walk::new(&gather.index, launch.args[1], launch.env),
+            source: OperandView::new(&gather.source, launch.args[0], launch.env),
+            index: OperandView::new(&gather.index, launch.args[1], launch.env),
             axis_stride: gather.axis_stride.at(launch.env) as isize,
             axis_len: gather.axis_len.at(launch.env),
             last: spec.dims.len() - 1,
@@ -68,7 +68,7 @@ impl Gather {
                     // SAFETY: the worker's values hold a block, of which this row's begin at
                     // `done`.
                     let row = unsafe { std::slice::from_raw_parts_mut(values.add(done), len) };
-                    // SAFETY: the row lies inside the space that the operands are walked over.
+                    // SAFETY: the row lies inside the space of the operands.
                     unsafe { lookup.row(at, row) };
                 });
             // SAFETY: the epilogue's bytes follow the values.
@@ -86,8 +86,8 @@ impl Gather {
 
 /// A gather at launch.
 struct Lookup {
-    source: Walk,
-    index: Walk,
+    source: OperandView,
+    index: OperandView,
     axis_stride: isize,
     axis_len: i64,
     last: usize,
@@ -97,7 +97,7 @@ impl Lookup {
     /// The values of a row that begins at a point.
     ///
     /// # Safety
-    /// The row lies inside the space that the operands are walked over.
+    /// The row lies inside the space of the operands.
     unsafe fn row(&self, at: &[usize], row: &mut [u32]) {
         if self.axis_len <= 0 {
             row.fill(0);
@@ -142,7 +142,7 @@ impl Lookup {
 pub(crate) struct CheckIndex;
 
 impl CheckIndex {
-    /// Indices one worker looks at before it takes the next.
+    /// Indices that one worker checks at a time.
     const CHUNK: usize = 1 << 14;
 
     pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
@@ -155,7 +155,7 @@ impl CheckIndex {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) -> Result<(), Fault> {
         let Body::CheckIndex(check) = &spec.body else {
             unreachable!("checked by new")
@@ -164,12 +164,12 @@ impl CheckIndex {
             Space::new(&spec.dims, launch.env),
             check.limit.at(launch.env),
         );
-        let index = Walk::new(&check.index, launch.args[0], launch.env);
+        let index = OperandView::new(&check.index, launch.args[0], launch.env);
         let step = index.strides[spec.dims.len().saturating_sub(1)];
-        // SAFETY: called for points of the space that the operand is walked over.
+        // SAFETY: called for points of the operand's space.
         let load = |offset: isize| i64::from(unsafe { index.load(offset) } as i32);
         let points = space.points();
-        // The least position wins, whichever chunk is done first.
+        // The least position wins, for any order in which chunks finish.
         let first = AtomicU64::new(u64::MAX);
         launch.team.run(points.div_ceil(Self::CHUNK), &|chunk, _| {
             let from = chunk * Self::CHUNK;

@@ -8,20 +8,23 @@ mod simd;
 
 use std::ops::Range;
 
-use super::tile::{Bound, MAX_AXES, TileCode};
+use super::tile::{Bound, TileCode};
 use super::{Config, CutOff, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::{Body, Operand, Spec, check_operand};
-use drive::{Blocking, Carry, Chains, MicroPanel, Product, Room, Space, drive_some};
+use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
+use drive::{Blocking, Carry, KBlocks, MicroPanel, Product, Resources, Space, drive_some};
 use micro::{Left, Micro, Right};
 use pack::Source;
 
-/// Steps of the contracted axis in a chain, most of them: a right micro-panel of so many steps
-/// stays in L2 beside the left panels.
-pub(super) const DEPTH: usize = 512;
+// Names as in BLIS: a packed left panel of MC rows by KC steps, a block of NC columns, and
+// micro-kernels that compute MR rows by NR columns.
+
+/// Most steps of the contracted axis in a k-block: a right micro-panel of so many steps stays in L2
+/// beside the left panels.
+pub(super) const KC: usize = 512;
 /// Most rows of a block of the result; a multiple of every micro-kernel's rows.
-pub(super) const ROWS: usize = 168;
+pub(super) const MC: usize = 168;
 /// Elements of a tile of an image above which a smaller part of it is taken, if there is one.
 pub(super) const TILE: usize = 32 << 10;
 /// Most elements of a packed left operand, kept for the whole contracted axis.
@@ -29,66 +32,67 @@ pub(super) const LEFT: usize = 96 << 10;
 /// Most elements of a block of the result while the left operand stays packed: the epilogue finds
 /// them in L2.
 pub(super) const ACC: usize = 32 << 10;
-/// The same when the left operand is packed anew for every strip, which wants wide strips.
+/// Most elements of a block when the left operand is packed anew for every block of columns, which
+/// favours a large NC.
 pub(super) const ACC_WIDE: usize = 64 << 10;
 
-/// How large what a worker packs and sums up may be: nothing here changes a bit of a result.
+/// Upper bounds on the packed panels and sums of a worker. No bit of a result depends on them.
 #[derive(Debug)]
 pub(super) struct Limits {
     /// Rows of a block.
-    pub rows: usize,
+    pub mc: usize,
     /// Elements of a left operand that stays packed.
     pub left: usize,
     /// Elements of a block, and of one for which the left operand is packed anew.
     pub acc: [usize; 2],
-    /// Steps of a block of the contracted axis.
-    pub steps: usize,
+    /// Steps of a sub-block of the contracted axis.
+    pub kc: usize,
     /// Elements of a tile of an image.
     pub tile: usize,
-    /// About how many times as long kernels take as with the first: products, convolutions, and
-    /// their weights' gradients.
+    /// Estimated run time relative to the first limits: products, convolutions, and their weights'
+    /// gradients.
     pub slower: [f64; 3],
 }
 
-/// From the fastest to the smallest, for whoever has no memory for that.
+/// From the fastest to the smallest.
 static LIMITS: [Limits; 5] = [
     Limits {
-        rows: ROWS,
+        mc: MC,
         left: LEFT,
         acc: [ACC, ACC_WIDE],
-        steps: DEPTH,
+        kc: KC,
         tile: TILE,
         slower: [1.0; 3],
     },
     Limits {
-        rows: ROWS / 2,
+        mc: MC / 2,
         left: LEFT / 3,
         acc: [ACC / 4; 2],
-        steps: DEPTH / 2,
+        kc: KC / 2,
         tile: TILE / 2,
         slower: [1.05, 1.1, 1.02],
     },
     Limits {
-        rows: ROWS / 3,
+        mc: MC / 3,
         left: LEFT / 12,
         acc: [ACC / 8; 2],
-        steps: DEPTH / 4,
+        kc: KC / 4,
         tile: TILE / 4,
         slower: [1.15, 1.2, 1.1],
     },
     Limits {
-        rows: ROWS / 6,
+        mc: MC / 6,
         left: LEFT / 48,
         acc: [ACC / 16; 2],
-        steps: DEPTH / 8,
+        kc: KC / 8,
         tile: TILE / 8,
         slower: [1.3, 1.3, 1.5],
     },
     Limits {
-        rows: ROWS / 12,
+        mc: MC / 12,
         left: LEFT / 192,
         acc: [ACC / 64; 2],
-        steps: DEPTH / 16,
+        kc: KC / 16,
         tile: TILE / 16,
         slower: [1.6, 1.4, 2.6],
     },
@@ -96,10 +100,10 @@ static LIMITS: [Limits; 5] = [
 
 /// Blocks of the result below which a long contracted axis is split.
 const SPLIT_BLOCKS: usize = 8;
-/// Fewest blocks of the contracted axis in a split.
-const SPLIT_DEPTH: usize = 4;
-/// Columns of a strip when the contracted axis is split.
-pub(super) const SPLIT_COLUMNS: usize = 128;
+/// Fewest k-blocks in a split.
+const SPLIT_K_BLOCKS: usize = 4;
+/// NC when the contracted axis is split.
+pub(super) const SPLIT_NC: usize = 128;
 
 /// [`Body::Matmul`], prepared.
 pub(crate) struct Matmul {
@@ -120,11 +124,11 @@ impl Matmul {
         most: usize,
     ) -> Result<Self, SpecError> {
         let Body::Matmul(body) = &spec.body else {
-            return Err(SpecError("not a matrix product".into()));
+            return Err(SpecError::unsupported("not a matrix product"));
         };
         let rank = spec.dims.len();
         if !(2..=MAX_AXES).contains(&rank) {
-            return Err(SpecError(format!("a product of rank {rank}")));
+            return Err(SpecError::unsupported(format!("a product of rank {rank}")));
         }
         check_operand("the left operand", &body.a, rank, &[DType::F32])?;
         check_operand("the right operand", &body.b, rank, &[DType::F32])?;
@@ -148,7 +152,7 @@ impl Matmul {
                     limits,
                 )
             };
-            // See `run` for what a single column does.
+            // See `run` for the case of a single column.
             let space = match spec.dims[rank - 1].as_fixed() {
                 Some(1) => of(1, m),
                 Some(_) => of(m, n),
@@ -186,8 +190,8 @@ impl Matmul {
         let groups = groups.iter().fold(1usize, |p, &d| p.saturating_mul(d));
         let (m, n) = if *n == 1 { (1, *m) } else { (*m, *n) };
         // A longer contracted axis makes no fewer splits.
-        let chains = body.k.usize_at(bound).div_ceil(DEPTH);
-        let parts = splits(split_blocks(groups, m, n), chains) + usize::from(chains > 1);
+        let k_blocks = body.k.usize_at(bound).div_ceil(KC);
+        let parts = splits(split_blocks(groups, m, n), k_blocks) + usize::from(k_blocks > 1);
         Some(CutOff {
             unit: 1,
             sums: drive::sums(groups, m, n, parts, self.micro),
@@ -220,25 +224,25 @@ impl Matmul {
         );
         // A matrix times a vector: the vector's one column would fill a lane of each vector
         // register, so the product is computed transposed, which changes neither a sum nor, with
-        // one column, where the epilogue finds it.
-        let turned = n == 1;
+        // one column, its position in the block.
+        let transposed = n == 1;
         // Splits are those of the whole batch, of which this may be a slice.
         let whole = |size: &Size| size.usize_at(launch.whole());
         let blocks = match [whole(&sizes[0]), whole(&sizes[1])] {
             [m, 1] => split_blocks(batch.iter().map(whole).product(), 1, m),
             [m, n] => split_blocks(batch.iter().map(whole).product(), m, n),
         };
-        if turned {
+        if transposed {
             (m, n) = (n, m);
-            (a, b) = (b.turned(), a.turned());
+            (a, b) = (b.transposed(), a.transposed());
         }
-        let room = Room {
+        let resources = Resources {
             workspace: launch.workspace,
             space: &self.space,
             threads: self.threads,
             team: launch.team,
         };
-        let chains = Chains::new(k, even(k, DEPTH, 1), self.limits.steps);
+        let k_blocks = KBlocks::new(k, even(k, KC, 1), self.limits.kc);
         let folded = launch.part.filter(|part| part.slicing.folds);
         let slice = folded.map_or(0..k, |part| {
             let steps = body
@@ -248,17 +252,17 @@ impl Matmul {
             part.examples.start * steps..part.examples.end * steps
         });
         let carry = folded.map(|part| Carry {
-            chains: if slice.is_empty() {
+            k_blocks: if slice.is_empty() {
                 0..0
             } else {
-                slice.start / chains.size()..slice.end.div_ceil(chains.size())
+                slice.start / k_blocks.size()..slice.end.div_ceil(k_blocks.size())
             },
-            begun: !slice.start.is_multiple_of(chains.size()),
-            open: slice.end < k && !slice.end.is_multiple_of(chains.size()),
+            begun: !slice.start.is_multiple_of(k_blocks.size()),
+            open: slice.end < k && !slice.end.is_multiple_of(k_blocks.size()),
             sums: part.sums.cast(),
             last: part.last,
         });
-        let splits = splits(blocks, chains.count());
+        let splits = splits(blocks, k_blocks.count());
         let blocking = blocking(
             [m, n, slice.len()],
             groups,
@@ -272,22 +276,22 @@ impl Matmul {
             env,
             a,
             b,
-            turned,
+            transposed,
             sizes: [groups, m, n, k],
-            strip: blocking.columns,
-            chains,
+            nc: blocking.nc,
+            k_blocks,
             slice,
             micro: self.micro,
             code: self.code.bind(spec, launch),
         };
         // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
         // contract of `run`.
-        unsafe { drive_some(&product, self.micro, &blocking, &room, carry) };
+        unsafe { drive_some(&product, self.micro, &blocking, &resources, carry) };
     }
 }
 
-/// `total` cut evenly into parts of at most `most`: the size of every part but the last, a multiple
-/// of `multiple`.
+/// The size of each part but the last when `total` is cut evenly into parts of at most `most`; a
+/// multiple of `multiple`.
 pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
     total
         .div_ceil(total.div_ceil(most.max(1)).max(1))
@@ -295,9 +299,9 @@ pub(super) fn even(total: usize, most: usize, multiple: usize) -> usize {
         .max(multiple)
 }
 
-/// How a product, or a slice of it, is cut. Only `splits` (and the chains of k) decide in which
-/// order an element is summed, and they follow from the sizes alone; the rest may look at the
-/// number of threads, and at the memory there is.
+/// The blocking of a product, or of a slice of it. Only `splits` (and the k-blocks) decide in which
+/// order an element is summed, and they follow from the sizes alone; the other fields may depend on
+/// the number of threads and on the memory.
 fn blocking(
     [m, n, k]: [usize; 3],
     groups: usize,
@@ -306,46 +310,46 @@ fn blocking(
     micro: &Micro,
     limits: &Limits,
 ) -> Blocking {
-    let width = micro.columns();
+    let width = micro.nr();
     if splits > 1 {
         return Blocking {
-            rows: even(m, ROWS, 1),
-            columns: SPLIT_COLUMNS.min(n.next_multiple_of(width)),
+            mc: even(m, MC, 1),
+            nc: SPLIT_NC.min(n.next_multiple_of(width)),
             resident: false,
             splits,
         };
     }
-    let mut rows = even(m, limits.rows, 1);
-    let resident = limits.resident(rows, k);
+    let mut mc = even(m, limits.mc, 1);
+    let resident = limits.resident(mc, k);
     let acc = limits.acc[usize::from(!resident)];
-    let mut columns = even(n, (acc / rows / width * width).max(width), width);
-    // Enough blocks for every thread to have several, by narrower strips first, as they need no
-    // more packing of the left operand, then by fewer rows.
-    let blocks = groups * m.div_ceil(rows);
-    if threads > 1 && blocks * n.div_ceil(columns) < wanted(threads) {
-        columns = columns.min(even(
+    let mut nc = even(n, (acc / mc / width * width).max(width), width);
+    // Enough blocks for every thread to have several: first by a smaller NC, which needs no more
+    // packing of the left operand, then by a smaller MC.
+    let blocks = groups * m.div_ceil(mc);
+    if threads > 1 && blocks * n.div_ceil(nc) < wanted(threads) {
+        nc = nc.min(even(
             n,
             n.div_ceil(wanted(threads).div_ceil(blocks.max(1))),
             width,
         ));
-        rows = share_rows(m, rows, groups * n.div_ceil(columns), threads);
+        mc = share_rows(m, mc, groups * n.div_ceil(nc), threads);
     }
     Blocking {
-        rows,
-        columns,
+        mc,
+        nc,
         resident,
         splits,
     }
 }
 
-/// Blocks of the result to have, if it can be: enough for threads that fall behind to leave some to
-/// others.
+/// The desired number of blocks of the result: enough that other threads can take some from threads
+/// that fall behind.
 pub(super) fn wanted(threads: usize) -> usize {
     3 * threads
 }
 
-/// Fewer than `rows` rows in a block, if there are not blocks for every thread; `others`: blocks
-/// side by side.
+/// Fewer than `rows` rows in a block, if there are fewer blocks than threads; `others`: blocks side
+/// by side.
 pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -> usize {
     if others * m.div_ceil(rows) < threads {
         rows.min(even(m, m.div_ceil(threads.div_ceil(others.max(1))), 1))
@@ -357,39 +361,40 @@ pub(super) fn share_rows(m: usize, rows: usize, others: usize, threads: usize) -
 /// Blocks of a result whose contracted axis is split.
 pub(super) fn split_blocks(groups: usize, rows: usize, columns: usize) -> usize {
     groups
-        .saturating_mul(rows.div_ceil(ROWS))
-        .saturating_mul(columns.div_ceil(SPLIT_COLUMNS))
+        .saturating_mul(rows.div_ceil(MC))
+        .saturating_mul(columns.div_ceil(SPLIT_NC))
         .max(1)
 }
 
-/// Into how many parts a contracted axis of so many blocks is split: more than one when the result
-/// alone has too few blocks to share.
-pub(super) fn splits(blocks: usize, depth_blocks: usize) -> usize {
+/// The number of parts into which a contracted axis of `k_blocks` k-blocks is split: more than one
+/// when the result alone has too few blocks to share.
+pub(super) fn splits(blocks: usize, k_blocks: usize) -> usize {
     (SPLIT_BLOCKS / blocks)
-        .min(depth_blocks / SPLIT_DEPTH)
+        .min(k_blocks / SPLIT_K_BLOCKS)
         .max(1)
 }
 
-/// Elements that the sums of splits may need with sizes up to these; `fewest`: what
-/// [`split_blocks`] may come down to.
+/// Elements that the sums of splits may need with sizes up to these; `fewest`: the least value of
+/// [`split_blocks`].
 pub(super) fn partial_space(
     rows: usize,
     columns: usize,
     fewest: usize,
-    depth_blocks: usize,
+    k_blocks: usize,
     micro: &Micro,
 ) -> usize {
     // There are at most `SPLIT_BLOCKS` splits of blocks, all blocks together.
-    let columns = SPLIT_COLUMNS.min(columns.next_multiple_of(micro.columns()));
-    if splits(fewest, depth_blocks) > 1 {
-        SPLIT_BLOCKS * ROWS.min(rows) * columns
+    let columns = SPLIT_NC.min(columns.next_multiple_of(micro.nr()));
+    if splits(fewest, k_blocks) > 1 {
+        SPLIT_BLOCKS * MC.min(rows) * columns
     } else {
         0
     }
 }
 
 impl Limits {
-    /// The fastest whose part of a workspace is no larger than `most` bytes, or the smallest.
+    /// The fastest limits for which a worker's part of the workspace is at most `most` bytes, or
+    /// those with the smallest part.
     pub fn within(most: usize, space: impl Fn(&Limits) -> Space) -> (&'static Limits, Space) {
         let all = LIMITS.iter().map(|limits| (limits, space(limits)));
         let fits = all.clone().find(|(_, space)| space.part() <= most);
@@ -397,13 +402,13 @@ impl Limits {
             .expect("there are limits")
     }
 
-    /// Whether a left operand of so many rows and steps stays packed.
+    /// Whether a left operand of `rows` rows and `steps` steps stays packed.
     pub fn resident(&self, rows: usize, steps: usize) -> bool {
-        steps <= self.steps || rows.saturating_mul(steps) <= self.left
+        steps <= self.kc || rows.saturating_mul(steps) <= self.left
     }
 }
 
-/// Room for every blocking of sizes up to these; `k` of a slice and of the whole run.
+/// The buffers for every blocking of sizes up to these; `k` of a slice and of the whole run.
 fn space(
     m: usize,
     n: usize,
@@ -412,8 +417,8 @@ fn space(
     micro: &Micro,
     limits: &Limits,
 ) -> Space {
-    let width = micro.columns();
-    let (columns, steps) = (n.saturating_add(width), k.min(limits.steps));
+    let width = micro.nr();
+    let (columns, steps) = (n.saturating_add(width), k.min(limits.kc));
     let block = |rows: usize, left: usize, acc: usize| Space {
         left: rows
             .saturating_mul(k)
@@ -424,24 +429,24 @@ fn space(
             .min(acc.max(rows.saturating_mul(width))),
         ..Space::default()
     };
-    let (rows, chains) = (m.min(limits.rows), whole.div_ceil(DEPTH));
+    let (rows, k_blocks) = (m.min(limits.mc), whole.div_ceil(KC));
     let mut space = block(
         rows,
         limits.left,
         limits.acc[usize::from(!limits.resident(rows, k))],
     );
-    if splits(fewest, chains) > 1 {
-        let rows = m.min(ROWS);
-        space = space.max(&block(rows, 0, rows * SPLIT_COLUMNS));
-        // Slices keep these sums between them.
+    if splits(fewest, k_blocks) > 1 {
+        let rows = m.min(MC);
+        space = space.max(&block(rows, 0, rows * SPLIT_NC));
+        // These sums pass from slice to slice.
         space.partial = if k < whole {
             0
         } else {
-            partial_space(m, n, fewest, chains, micro)
+            partial_space(m, n, fewest, k_blocks, micro)
         };
     }
-    if chains > 1 && limits.steps < DEPTH {
-        space.chain = space.acc;
+    if k_blocks > 1 && limits.kc < KC {
+        space.k_block = space.acc;
     }
     space
 }
@@ -467,7 +472,7 @@ impl<'a> Matrix<'a> {
         }
     }
 
-    fn turned(self) -> Self {
+    fn transposed(self) -> Self {
         let [rows, columns] = self.strides;
         Matrix {
             strides: [columns, rows],
@@ -493,13 +498,13 @@ struct Strided<'a> {
     env: &'a Env,
     a: Matrix<'a>,
     b: Matrix<'a>,
-    /// Whether rows are the result's columns, of which there is one.
-    turned: bool,
+    /// Whether the product is computed transposed, because the result has one column.
+    transposed: bool,
     /// Products, rows, columns, contracted.
     sizes: [usize; 4],
-    strip: usize,
-    chains: Chains,
-    /// The steps of the contracted axis that there are here.
+    nc: usize,
+    k_blocks: KBlocks,
+    /// The steps of the contracted axis in this slice.
     slice: Range<usize>,
     micro: &'static Micro,
     code: Bound<'a>,
@@ -541,24 +546,24 @@ impl Product for Strided<'_> {
         self.sizes[1]
     }
 
-    fn strips(&self) -> usize {
-        self.sizes[2].div_ceil(self.strip)
+    fn column_blocks(&self) -> usize {
+        self.sizes[2].div_ceil(self.nc)
     }
 
-    fn strip(&self, strip: usize) -> Range<usize> {
-        strip * self.strip..((strip + 1) * self.strip).min(self.sizes[2])
+    fn columns(&self, column_block: usize) -> Range<usize> {
+        column_block * self.nc..((column_block + 1) * self.nc).min(self.sizes[2])
     }
 
-    fn chains(&self) -> usize {
-        self.chains.count()
+    fn k_blocks(&self) -> usize {
+        self.k_blocks.count()
     }
 
-    fn blocks(&self, chain: usize) -> Range<usize> {
-        self.chains.blocks(chain)
+    fn blocks(&self, k_block: usize) -> Range<usize> {
+        self.k_blocks.blocks(k_block)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
-        let (Range { start, end }, steps) = (self.slice.clone(), self.chains.range(block));
+        let (Range { start, end }, steps) = (self.slice.clone(), self.k_blocks.range(block));
         steps.start.clamp(start, end) - start..steps.end.clamp(start, end) - start
     }
 
@@ -603,15 +608,15 @@ impl Product for Strided<'_> {
         block: usize,
         left: *const f32,
     ) -> Left {
-        // SAFETY: `row` rows are packed before it.
         Left {
+            // SAFETY: `row` rows are packed before it.
             base: unsafe { left.add(row * self.depth(block).len()) },
             rows: std::ptr::null(),
             steps: std::ptr::null(),
         }
     }
 
-    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
+    unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let depth = self.depth(at.block);
@@ -623,7 +628,7 @@ impl Product for Strided<'_> {
             at.columns.start,
             self.env,
         );
-        // Read once and in whole vectors: packing would only be another pass.
+        // The operand is read once and in whole vectors, so packing would only be another pass.
         if stride == 1 && step >= 0 && at.panels == 1 && at.columns.len() == at.width {
             return Right::packed(from, step as usize);
         }
@@ -649,13 +654,13 @@ impl Product for Strided<'_> {
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
     ) {
-        let (rank, columns) = (self.spec.dims.len(), self.strip(strip));
-        let (rows, columns, stride) = if self.turned {
+        let (rank, columns) = (self.spec.dims.len(), self.columns(column_block));
+        let (rows, columns, stride) = if self.transposed {
             (columns, rows, 1)
         } else {
             (rows, columns, stride)

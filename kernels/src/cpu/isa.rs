@@ -2,11 +2,11 @@
 
 use std::fmt;
 
-/// A level of SIMD instructions. Every kernel exists at each level; a test can ask for one, a user
-/// gets the best.
+/// A level of SIMD instructions. Every kernel exists at each level; tests can request one, users
+/// get the best.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Isa {
-    /// What the target always has (SSE2 on x86-64, NEON on aarch64).
+    /// The baseline of the target (SSE2 on x86-64, NEON on aarch64).
     Portable,
     /// AVX2 with FMA.
     Avx2,

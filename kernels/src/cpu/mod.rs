@@ -7,6 +7,7 @@ mod gather;
 mod gemm;
 mod isa;
 mod loops;
+mod pointwise;
 mod pool2d;
 mod scatter;
 mod simd;
@@ -14,22 +15,20 @@ mod sort;
 mod suppress;
 mod team;
 mod tile;
-mod walk;
 
 pub use isa::Isa;
 pub use loops::sums_alike;
 pub use team::Team;
-pub use tile::{MAX_AXES, validate};
 
 use smallvec::SmallVec;
 
 use crate::memory::{Memory, Region};
 use crate::size::{Env, Symbol};
 use crate::slice::{Part, Slice, Slicing};
-pub use crate::spec::SpecError;
 use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
+pub use crate::spec::{MAX_AXES, SpecError};
 
-/// What kernels are prepared for.
+/// The machine that kernels are prepared for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
     /// Threads of the team that will run them; workspaces are sized for it.
@@ -53,7 +52,7 @@ pub enum Fault {
     },
 }
 
-/// What the kernels of one launch see: addresses instead of regions.
+/// The arguments of one launch: addresses instead of regions.
 ///
 /// `args[i]` points at the first byte of argument `i`'s region; everything reachable through it by
 /// `spec` under `env` is inside memory that this launch may use, and overlaps nothing it writes
@@ -61,11 +60,10 @@ pub enum Fault {
 pub(crate) struct Launch<'a> {
     pub args: &'a [*mut u8],
     pub workspace: *mut u8,
-    /// The sizes of the launch; of a kernel that sums over a batch in slices, those of the whole
-    /// run.
+    /// The sizes of the launch; of the whole run for a kernel that sums over a batch in slices.
     pub env: &'a Env,
     pub team: &'a Team,
-    /// What there is to know of the whole, if this is a slice of it.
+    /// The slice and the whole run, if this launch is a slice.
     pub part: Option<&'a Part<'a>>,
 }
 
@@ -76,7 +74,7 @@ impl Launch<'_> {
     }
 }
 
-// SAFETY: the addresses are plain numbers until a kernel reaches through them, and each kernel says
+// SAFETY: the addresses are plain numbers until a kernel dereferences them, and each kernel states
 // why its threads may.
 unsafe impl Sync for Launch<'_> {}
 
@@ -96,10 +94,10 @@ struct Slices {
     cut: CutOff,
 }
 
-/// Where the sums of a kernel can be taken up again.
+/// Where slices may end, and the partial sums that pass between them.
 #[derive(Clone, Copy)]
 pub(crate) struct CutOff {
-    /// Examples that a slice but the last is a multiple of.
+    /// The length of every slice but the last is a multiple of this many examples.
     pub unit: usize,
     /// Elements (of four bytes) of the sums.
     pub sums: usize,
@@ -126,8 +124,9 @@ impl Kernel {
         Kernel::within(spec, bound, config, u64::MAX)
     }
 
-    /// The same with a workspace of no more than `workspace` bytes, or of as few as can be: what is
-    /// packed and summed up at a time is smaller then, which takes longer and changes no bit.
+    /// As [`Kernel::new`], with a workspace of at most `workspace` bytes, or the smallest one if
+    /// that is larger. A smaller workspace holds smaller packed panels and sums, which takes longer
+    /// and changes no bit.
     pub fn within(
         spec: Spec,
         bound: &Env,
@@ -145,7 +144,10 @@ impl Kernel {
         workspace: u64,
     ) -> Result<Kernel, SpecError> {
         if config.isa > Isa::detect() {
-            return Err(SpecError(format!("this CPU has no {}", config.isa)));
+            return Err(SpecError::unsupported(format!(
+                "this CPU has no {}",
+                config.isa
+            )));
         }
         spec.check_anchor()?;
         let each = usize::try_from(workspace / config.threads.max(1) as u64).unwrap_or(usize::MAX);
@@ -182,7 +184,7 @@ impl Kernel {
     }
 
     /// Prepares a spec to run on slices of at most `most` examples along `batch` with
-    /// [`Kernel::run_slice`]; `None` if it cannot. The workspace is as of [`Kernel::within`].
+    /// [`Kernel::run_slice`]; `None` if it cannot. The workspace is as in [`Kernel::within`].
     pub fn sliced(
         spec: Spec,
         batch: Symbol,
@@ -194,8 +196,9 @@ impl Kernel {
         let Some(slicing) = Slicing::of(&spec, batch) else {
             return Ok(None);
         };
-        // What decides how sums are split is the whole, which is what all loops and the sums over
-        // the batch but a product's are prepared for. Others need the workspace of a slice.
+        // The sizes of the whole run decide how sums are split, so loops and sums over the batch,
+        // other than products, are prepared for them. All other kernels need only the workspace of
+        // a slice.
         let mut own = *bound;
         if matches!(spec.body, Body::Matmul(_))
             || !slicing.folds && !matches!(spec.body, Body::Loop)
@@ -222,14 +225,14 @@ impl Kernel {
         self.slices.as_ref().map(|s| &s.slicing)
     }
 
-    /// Every slice but the last must be a multiple of so many examples.
+    /// The number of examples of every slice but the last must be a multiple of this.
     pub fn slice_unit(&self) -> u32 {
         self.slices
             .as_ref()
             .map_or(1, |s| u32::try_from(s.cut.unit).unwrap_or(u32::MAX))
     }
 
-    /// Bytes of the sums that go from slice to slice; 64-byte aligned.
+    /// Bytes of the partial sums that pass from slice to slice; 64-byte aligned.
     pub fn sums(&self) -> u64 {
         self.slices.as_ref().map_or(0, |s| s.cut.sums as u64 * 4)
     }
@@ -244,7 +247,7 @@ impl Kernel {
         self.threads
     }
 
-    /// Bytes of scratch memory a run needs, whatever the sizes up to the bound; 64-byte aligned.
+    /// Bytes of scratch memory that a run needs, for all sizes up to the bound; 64-byte aligned.
     pub fn workspace(&self) -> u64 {
         match &self.body {
             Prepared::Loop(k) => k.workspace(),
@@ -261,7 +264,7 @@ impl Kernel {
         }
     }
 
-    /// About how many times as long it takes as with the workspace that it is fastest with.
+    /// The estimated run time relative to that with the largest workspace.
     pub fn slower(&self) -> f64 {
         match &self.body {
             Prepared::Matmul(k) => k.slower(),
@@ -274,10 +277,10 @@ impl Kernel {
     /// [`Spec::arguments`].
     ///
     /// # Panics
-    /// If `env` is above the bound, the team larger than what the kernel was prepared for, or a
-    /// region is too small for what the kernel reaches under `env`, is not aligned to its elements
+    /// If `env` is above the bound, the team is larger than the one the kernel was prepared for, or
+    /// a region is too small for the kernel's accesses under `env`, is not aligned to its elements
     /// (64 bytes for the workspace), is not inside a live arena, is written twice in one place, or
-    /// overlaps a region that is written, other than as the same region with the same walk
+    /// overlaps a region that is written, other than as the same region with the same strides
     /// (in-place elementwise work), or if a copy in flight writes a region or reads one that is
     /// written: a plan that passed its checker never does this, so it is a bug of the caller, and
     /// memory safety does not depend on the caller.
@@ -299,15 +302,14 @@ impl Kernel {
         self.launch(memory, args, workspace, env, team, None)
     }
 
-    /// Runs a slice of a run of the sizes `whole`: the regions hold the slice's examples, and those
-    /// of arguments that all slices see alike the same as ever. Slices go one after the other, and
-    /// the last one says so. A kernel with [`Kernel::sums`] takes their region as its last
-    /// argument; what it stores besides is written by the last slice only, unless it differs
-    /// between examples.
+    /// Runs a slice of a run of the sizes `whole`. Regions hold the slice's examples; regions of
+    /// arguments without a batch axis are those of the whole run. Slices run one after the other,
+    /// and the last one is marked. A kernel with [`Kernel::sums`] takes their region as its last
+    /// argument; its results without a batch axis are written by the last slice only.
     ///
     /// # Panics
-    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice is cut off at
-    /// the wrong place.
+    /// As [`Kernel::run`], or if the kernel was not prepared for slices or a slice ends at the
+    /// wrong place.
     pub fn run_slice(
         &self,
         memory: &mut Memory,
@@ -390,7 +392,7 @@ impl Kernel {
         memory.assert_writable(workspace);
         let addresses: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
             args.iter().map(|r| memory.address(r)).collect();
-        // Where there is none, an address that may be that of a slice of no elements.
+        // Without a workspace, an address that is valid for a slice of no elements.
         let workspace = if workspace.bytes == 0 {
             std::ptr::without_provenance_mut(64)
         } else {
@@ -405,8 +407,8 @@ impl Kernel {
         };
         // SAFETY: `check` proved that every access lies inside its region and that written regions
         // overlap nothing else (of a slice: every access of the slice's examples, and to the sums);
-        // `memory` is borrowed exclusively for the whole run, and no copy in flight is in the way
-        // of any region.
+        // `memory` is borrowed exclusively for the whole run, and no copy in flight conflicts with
+        // any region.
         unsafe {
             match &self.body {
                 Prepared::Loop(k) => k.run(&self.spec, &launch),
@@ -465,7 +467,10 @@ impl Kernel {
                 !args[i].overlaps(workspace),
                 "argument {i} overlaps the workspace"
             );
-            assert!(operand.is_forward(env), "argument {i} is walked backwards");
+            assert!(
+                operand.is_forward(env),
+                "argument {i} has a negative offset or stride"
+            );
             if *access == Access::Read {
                 continue;
             }
@@ -475,8 +480,9 @@ impl Kernel {
             );
             for (j, (other, _, _)) in self.arguments.iter().enumerate().filter(|&(j, _)| j != i) {
                 if args[i].overlaps(&args[j]) {
-                    // Walked alike from one address they meet only at the point that is read before
-                    // it is written, however far either region goes on behind what is reached.
+                    // With equal strides from one address, accesses meet only at the same point,
+                    // which is read before it is written; the regions' unreached ends do not
+                    // matter.
                     let start = |region: &Region| (region.arena, region.offset);
                     let same = start(&args[i]) == start(&args[j])
                         && operand == other

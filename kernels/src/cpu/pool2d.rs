@@ -1,10 +1,10 @@
 //! Pooling and its gradient.
 //!
-//! Both walk their result in tiles of whole rows. A row is computed window element by window
-//! element, so that the inner loop runs along the row whatever the geometry; windows of 2×2 with
-//! stride 2, the common case, have loops of their own. The gradient gathers: each input element
-//! adds up what the windows over it send, in row-major order of the windows, so that no two threads
-//! meet and the sums do not depend on how the work was shared.
+//! Both compute their result in tiles of whole rows. A row is computed window element by window
+//! element, so that the inner loop runs along the row for every geometry; windows of 2×2 with
+//! stride 2, the common case, have specialized loops. The gradient gathers: each input element adds
+//! up the gradients of the windows over it, in row-major order of the windows, so that no two
+//! threads write one element and the sums do not depend on how the work is shared.
 
 mod forward;
 mod grad;
@@ -14,8 +14,8 @@ pub(crate) use grad::Pool2dGrad;
 
 use std::ops::Range;
 
+use super::pointwise::{Space, aligned, product};
 use super::tile::{Bound, TileCode};
-use super::walk::{Space, aligned, product};
 use super::{Config, Isa, SpecError};
 use crate::size::{Env, Size};
 use crate::spec::{Spec, Window};
@@ -24,7 +24,7 @@ use crate::spec::{Spec, Window};
 /// first-level cache.
 const TILE: usize = 2048;
 
-/// What both kernels prepare.
+/// The prepared state that both kernels share.
 struct Common {
     code: TileCode,
     isa: Isa,
@@ -204,7 +204,7 @@ impl Geometry {
             }
     }
 
-    /// What a mean over window (i, j) divides by; 1 for a window with nothing in it.
+    /// The divisor of a mean over window (i, j); 1 for an empty window.
     #[inline(always)]
     fn divisor(&self, count_pad: bool, rows: usize, j: usize) -> f32 {
         let count = if count_pad {

@@ -1,22 +1,23 @@
 //! Deterministic scatter-add.
 //!
-//! The result is cut into blocks and each block looks for what is added to it, in the order of the
-//! values: no atomics, and the sums do not depend on how the blocks are shared among threads.
+//! The result is cut into blocks, and each block searches the values for those added to it, in
+//! their order. Therefore no atomics are needed, and the sums do not depend on how the blocks are
+//! shared among threads.
 
 use std::ops::Range;
 
+use super::pointwise::{Blocks, OperandView, Scratch, Space, aligned, check_rank};
 use super::tile::TileCode;
-use super::walk::{Blocks, Scratch, Space, Walk, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
 /// Most points of a block. Every block reads all indices that may lead to it, so blocks are as
-/// large as the second-level cache holds with ease.
+/// large as fits comfortably into the second-level cache.
 const BLOCK: usize = 1 << 14;
 
 /// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere;
-/// [`super::gather::CheckIndex`] is what reports them.
+/// [`super::gather::CheckIndex`] reports them.
 pub(crate) struct ScatterAdd {
     code: TileCode,
     threads: usize,
@@ -48,7 +49,7 @@ impl ScatterAdd {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::ScatterAdd(scatter) = &spec.body else {
             unreachable!("checked by new")
@@ -56,8 +57,8 @@ impl ScatterAdd {
         let (env, axis) = (launch.env, scatter.axis);
         let blocks = Blocks::new(&spec.dims, self.capacity, env);
         let sums = Sums {
-            value: Walk::new(&scatter.value, launch.args[0], env),
-            index: Walk::new(&scatter.index, launch.args[1], env),
+            value: OperandView::new(&scatter.value, launch.args[0], env),
+            index: OperandView::new(&scatter.index, launch.args[1], env),
             axis,
             outer: Space::new(&spec.dims[..axis], env),
             inner: Space::new(&spec.dims[axis + 1..], env),
@@ -71,7 +72,7 @@ impl ScatterAdd {
             // SAFETY: the worker's values hold a block and are its own.
             let row = unsafe { std::slice::from_raw_parts_mut(acc, block.points) };
             row.fill(0.0);
-            // SAFETY: the operands are walked inside their spaces.
+            // SAFETY: the operands are accessed inside their spaces.
             unsafe { sums.add(block.from..block.from + block.points, row) };
             // SAFETY: the epilogue's bytes follow the values.
             unsafe {
@@ -88,8 +89,8 @@ impl ScatterAdd {
 
 /// A scatter at launch: result `outer × len × inner`, values `outer × values × inner`.
 struct Sums {
-    value: Walk,
-    index: Walk,
+    value: OperandView,
+    index: OperandView,
     axis: usize,
     outer: Space,
     inner: Space,
@@ -98,7 +99,7 @@ struct Sums {
 }
 
 impl Sums {
-    /// Adds what belongs to the row-major `range` of the result.
+    /// Adds the values that belong to the row-major `range` of the result.
     ///
     /// # Safety
     /// The operands may be read over the values' space.

@@ -5,7 +5,7 @@ use crate::math::{Arith, Plain};
 
 /// Code that is worth compiling for wide vectors: `run` is inlined into one function per [`Isa`].
 pub(crate) trait Routine: 'static {
-    /// What it works on.
+    /// Its arguments.
     type Args;
 
     /// The code, to be marked `#[inline(always)]`: only then does it take on the caller's

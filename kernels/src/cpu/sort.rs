@@ -1,10 +1,10 @@
 //! The order of elements along the last axis.
 //!
-//! Each element becomes a number of 64 bits: above, its value as an integer of the same order;
-//! below, its position. So equal values keep their order, and one sort of integers serves every
-//! type and both directions.
+//! Each element becomes a number of 64 bits: its value as an integer of the same order in the upper
+//! half, its position in the lower. Therefore equal values keep their order, and one sort of
+//! integers serves every type and both directions.
 
-use super::walk::{Scratch, Space, Walk, aligned, check_rank};
+use super::pointwise::{OperandView, Scratch, Space, aligned, check_rank};
 use super::{Config, Launch, SpecError};
 use crate::dtype::Lane;
 use crate::size::Env;
@@ -36,15 +36,15 @@ impl Sort {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Sort(sort) = &spec.body else {
             unreachable!("checked by new")
         };
         let (outer, last) = spec.dims.split_at(spec.dims.len() - 1);
         let (outer, len) = (Space::new(outer, launch.env), last[0].usize_at(launch.env));
-        let source = Walk::new(&sort.source, launch.args[0], launch.env);
-        let positions = Walk::new(&sort.positions, launch.args[1], launch.env);
+        let source = OperandView::new(&sort.source, launch.args[0], launch.env);
+        let positions = OperandView::new(&sort.positions, launch.args[1], launch.env);
         let axis = spec.dims.len() - 1;
         let scratch = Scratch::new(launch, self.worker_bytes());
         let flip = if sort.descending { u32::MAX } else { 0 };

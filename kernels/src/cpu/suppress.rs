@@ -1,18 +1,18 @@
-//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which
-//! stays overlaps too much.
+//! Non-maximum suppression: of boxes in order of preference, a box is kept unless it overlaps too
+//! much with a better box that is kept.
 //!
-//! Boxes are taken in blocks. Within a block each waits for those before it; what the block leaves
-//! is then held against all later boxes at once. The result is that of one box after the other, for
-//! any number of threads.
+//! Boxes are processed in blocks. Within a block, each box is compared with those before it; the
+//! kept boxes of the block are then compared with all later boxes in parallel. The result is that
+//! of the sequential algorithm, for any number of threads.
 
-use super::walk::{Walk, aligned};
+use super::pointwise::{OperandView, aligned};
 use super::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{Body, Spec};
 
 /// Boxes of a block.
 const BLOCK: usize = 64;
-/// Later boxes that one worker holds against a block before it takes the next.
+/// Later boxes that one worker compares with a block at a time.
 const CHUNK: usize = 1 << 10;
 
 /// See [`Body::Suppress`].
@@ -35,23 +35,22 @@ impl Suppress {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Suppress(suppress) = &spec.body else {
             unreachable!("checked by new")
         };
         let count = spec.dims[0].usize_at(launch.env);
-        let boxes = Walk::new(&suppress.boxes, launch.args[0], launch.env);
-        let keep = Walk::new(&suppress.keep, launch.args[1], launch.env);
+        let boxes = OperandView::new(&suppress.boxes, launch.args[0], launch.env);
+        let keep = OperandView::new(&suppress.keep, launch.args[1], launch.env);
         // SAFETY: the workspace holds the most boxes there can be, and belongs to this launch.
         let rects =
             unsafe { std::slice::from_raw_parts_mut(launch.workspace.cast::<Rect>(), count) };
         for (i, rect) in rects.iter_mut().enumerate() {
-            // SAFETY: four numbers of one box.
             let side = |k: isize| {
-                f32::from_bits(unsafe {
-                    boxes.load(i as isize * boxes.strides[0] + k * boxes.strides[1])
-                })
+                let at = i as isize * boxes.strides[0] + k * boxes.strides[1];
+                // SAFETY: four numbers of one box.
+                f32::from_bits(unsafe { boxes.load(at) })
             };
             let [x0, y0, x1, y1] = [side(0), side(1), side(2), side(3)];
             *rect = [x0, y0, x1, y1, (x1 - x0) * (y1 - y0)];

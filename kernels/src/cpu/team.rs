@@ -5,10 +5,10 @@
 //! must cost about a microsecond; idle threads spin for a few tens of microseconds, which covers
 //! the time between two kernels of a step, and then sleep.
 //!
-//! One atomic word holds the number of the current region and how many of its chunks nobody has
-//! taken yet. Taking a chunk is a compare-and-swap on both at once, so a thread that looks at a
-//! region late can never take a chunk of a later one by mistake, and the caller never waits for
-//! threads that have not woken up: it runs what they do not take.
+//! One atomic word holds the number of the current region and the number of its chunks that are not
+//! taken yet. Taking a chunk is a compare-and-swap on both at once, so that a thread that reads the
+//! word late can never take a chunk of a later region by mistake. The caller never waits for
+//! threads that have not woken up, because it runs the chunks that they do not take.
 
 use std::any::Any;
 use std::cell::Cell;
@@ -19,9 +19,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// How long an idle thread looks for the next region before it sleeps.
+/// How long an idle thread polls for the next region before it sleeps.
 const SPIN: Duration = Duration::from_micros(40);
-/// Looks at shared memory between two looks at the clock.
+/// Polls of shared memory between two readings of the clock.
 const SPIN_STEPS: usize = 32;
 /// Bits of the state word that count chunks; the rest number the regions.
 const CHUNK_BITS: u32 = 24;
@@ -35,7 +35,7 @@ thread_local! {
     static CURRENT: Cell<(*const Shared, usize)> = const { Cell::new((std::ptr::null(), 0)) };
 }
 
-/// Threads that run the chunks of one parallel region together with the thread that asks for it.
+/// A fork-join pool: threads that run the chunks of a parallel region together with its caller.
 pub struct Team {
     shared: Arc<Shared>,
     helpers: Vec<JoinHandle<()>>,
@@ -50,13 +50,13 @@ struct Job<'a> {
 }
 
 struct Shared {
-    /// Region number, and how many of its chunks are not taken yet.
+    /// Region number, and the number of its chunks that are not taken yet.
     state: AtomicU64,
-    /// The region's job; valid for whoever holds one of its chunks.
+    /// The region's job; valid for a thread that holds one of its chunks.
     job: AtomicPtr<Job<'static>>,
     /// Chunks of the region that have not finished.
     unfinished: AtomicUsize,
-    /// Set while a caller has the team.
+    /// Set while a caller uses the team.
     busy: AtomicBool,
     /// Set when the team is dropped.
     closing: AtomicBool,
@@ -64,7 +64,8 @@ struct Shared {
     sleeping: AtomicUsize,
     /// Set while the caller sleeps, or is about to.
     caller_sleeps: AtomicBool,
-    /// What the first chunk to panic threw. The mutex also orders going to sleep and waking up.
+    /// The payload of the first panic of a chunk. The mutex also orders going to sleep and waking
+    /// up.
     thrown: Mutex<Option<Box<dyn Any + Send>>>,
     work_ready: Condvar,
     work_done: Condvar,
@@ -106,8 +107,8 @@ impl Team {
     /// `worker` is below
     /// [`Team::threads`], and no two chunks of a region that run at the same time have the same.
     ///
-    /// A call from inside a chunk runs on its own thread alone, under that thread's index; so does,
-    /// as worker 0, a call made while another thread's is under way.
+    /// A call from inside a chunk runs on its own thread alone, under that thread's index. A call
+    /// made while another thread's is under way runs on its own thread alone too, as worker 0.
     ///
     /// # Panics
     /// If a chunk panics. The panic reaches the caller after the other chunks have ended; a call
@@ -148,20 +149,19 @@ impl Drop for Team {
         drop(self.shared.lock());
         self.shared.work_ready.notify_all();
         for helper in self.helpers.drain(..) {
-            // A helper catches what its chunks throw, so it ends only by returning.
+            // A helper catches panics of its chunks, so it ends only by returning.
             let _ = helper.join();
         }
     }
 }
 
 impl Shared {
-    /// Nothing that holds the mutex can leave half a change behind, so a poisoned one is as good as
-    /// any.
+    /// Ignores poisoning: no holder of the mutex can leave half a change behind.
     fn lock(&self) -> MutexGuard<'_, Option<Box<dyn Any + Send>>> {
         self.thrown.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs one region as the caller and returns what its chunks threw.
+    /// Runs one region as the caller and returns the panic of a chunk, if any.
     fn region(&self, job: &Job<'_>) -> Option<Box<dyn Any + Send>> {
         self.unfinished.store(job.chunks, Ordering::Relaxed);
         self.job
@@ -227,7 +227,7 @@ impl Shared {
         CURRENT.set(outer);
     }
 
-    /// The life of a helper.
+    /// The body of a helper.
     fn help(&self, worker: usize) {
         let wanted = |order| self.state.load(order) & CHUNK_MASK != 0 || self.closing.load(order);
         while !self.closing.load(Ordering::Acquire) {
@@ -249,7 +249,7 @@ impl Shared {
     }
 }
 
-/// Looks until `done` says so, or for [`SPIN`]; whether it did.
+/// Polls until `done` is true, or for [`SPIN`]; returns whether it is true.
 fn spin_until(done: impl Fn() -> bool) -> bool {
     if done() {
         return true;

@@ -35,7 +35,7 @@ fn positions_are_those_of_a_plain_loop() {
         let expected: Vec<u32> = (0..mask.len() as u32)
             .filter(|&i| mask[i as usize] != 0)
             .collect();
-        // A result may be given too little room, or too much.
+        // A result may be too short, or too long.
         let (room, contiguous) = (
             (expected.len() + random.pick(0..3)).saturating_sub(1),
             random.chance(2),
@@ -175,7 +175,7 @@ fn boxes_stay_as_one_after_the_other_would() {
 }
 
 #[test]
-fn what_is_no_selection_is_refused() {
+fn invalid_selections_are_refused() {
     let kernel = |body: Body, dims: &[usize]| {
         let axes: Vec<Axis> = dims.iter().map(|&n| fixed(n)).collect();
         let (bound, config) = (

@@ -49,7 +49,7 @@ impl Random {
     }
 }
 
-/// A dimension: its size as kernels see it, and its value in the run.
+/// A dimension: its size in the spec, and its value in the run.
 #[derive(Clone, Copy)]
 pub struct Axis {
     pub size: Size,

@@ -86,15 +86,15 @@ fn gather_matches_plain_loops() {
                 .map(|(c, s)| c * s.usize_at(&env))
                 .sum::<usize>()
         };
-        // Elements the gather may reach, in order of address: what the harness fills. Values name
-        // their address.
+        // Elements that the gather may reach, in order of address, as the harness fills them.
+        // Values name their address.
         let mut reached: Vec<usize> = coordinates(&axes)
             .flat_map(|at| (0..len).map(move |k| (at.clone(), k)))
             .map(|(at, k)| element(&at, k))
             .collect();
         reached.sort_unstable();
         reached.dedup();
-        // As it lies in the source; halves hold the first 256 integers.
+        // The stored value; halves hold the first 256 integers.
         let value = |element: usize| match dtype {
             DType::F32 => (element as f32).to_bits(),
             DType::F16 => f16::from_f32((element % 251) as f32).to_bits().into(),
@@ -196,7 +196,7 @@ fn scatter_adds_in_row_major_order() {
         let mut axes = space(&mut random);
         let mut axis = random.pick(0..axes.len());
         if random.chance(20) {
-            // What one index moves is more than a block holds.
+            // One index moves more elements than a block holds.
             (axes, axis) = (vec![fixed(random.pick(1..4)), fixed(20_000)], 0);
         }
         let len = if random.chance(8) && axes.len() != 2 {

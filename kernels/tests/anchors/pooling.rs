@@ -373,7 +373,7 @@ fn specs_that_cannot_run_are_refused() {
             },
         )
         .err()
-        .map(|e| e.0)
+        .map(|e| e.to_string())
     };
     let f32 = DType::F32;
     assert_eq!(
@@ -386,7 +386,7 @@ fn specs_that_cannot_run_are_refused() {
     };
     assert_eq!(
         prepare(spec(PoolKind::Max, large, f32, Some(DType::U8))).unwrap(),
-        "positions in a window of 16×17 do not fit in u8"
+        "invalid kernel: positions in a window of 16×17 do not fit in u8"
     );
     assert_eq!(
         prepare(spec(

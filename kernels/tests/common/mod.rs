@@ -1,5 +1,5 @@
-//! Runs kernels on the public interface, in memory laid out to catch them: guard zones around every
-//! argument and the workspace, and a workspace full of NaN.
+//! Runs kernels on the public interface, in memory laid out to catch stray accesses: guard zones
+//! around every argument and the workspace, and a workspace full of NaN.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::DType;
@@ -9,7 +9,7 @@ use slabwise_kernels::spec::{Operand, Spec};
 
 /// Bytes of a guard zone, a multiple of every alignment.
 const GUARD: u64 = 256;
-/// What guard zones and the workspace hold: a NaN.
+/// The contents of guard zones and of the workspace: a NaN.
 const POISON: u32 = 0x7fde_adbe;
 
 /// A small pseudo-random generator (xorshift64*, Vigna 2016).
@@ -75,7 +75,7 @@ pub fn run(
     run_within(u64::MAX, spec, bound, env, isa, team, args)
 }
 
-/// The same with a workspace of no more bytes than `most`, if that can be.
+/// As [`run`], with a workspace of at most `most` bytes, if possible.
 fn run_within(
     most: u64,
     spec: &Spec,

@@ -261,7 +261,7 @@ fn random_geometry_and_strides() {
 fn shapes_that_cross_blocks() {
     let (mut random, teams) = (Random(29), teams());
     let shapes = [
-        // Several blocks of channels and rows, images smaller and larger than a strip.
+        // Several blocks of channels and rows, images smaller and larger than a block of columns.
         Shape::simple(3, 50, 70, 7, 3, 1),
         Shape::simple(1, 3, 20, 40, 5, 2),
         Shape {
@@ -270,9 +270,9 @@ fn shapes_that_cross_blocks() {
             ..Shape::simple(1, 2, 3, 0, 0, 1)
         },
         Shape::simple(9, 1, 32, 28, 5, 2),
-        // A point-wise product with more channels than a block has steps.
+        // A point-wise product with more channels than a k-block has steps.
         Shape::simple(2, 800, 9, 5, 1, 0),
-        // A kernel with more elements than a block has steps.
+        // A kernel with more elements than a k-block has steps.
         Shape {
             k: [21, 25],
             ..Shape::simple(1, 2, 2, 26, 0, 0)
@@ -349,7 +349,7 @@ fn shapes_that_cross_blocks() {
         // Few rows and whole vectors: right panels in a tile.
         Shape::simple(3, 16, 32, 32, 3, 1),
         Shape::simple(2, 5, 16, 16, 3, 1),
-        // Many weights and few positions: left panels where they lie.
+        // Many weights and few positions: left panels in place.
         Shape::simple(3, 200, 180, 2, 3, 1),
         // More padding than image.
         Shape::simple(2, 2, 3, 1, 3, 4),

@@ -1,15 +1,15 @@
 //! Convolutions that make their image in a prologue, against the same work by two kernels: one that
-//! makes the image in memory, and one that takes it from there. Every bit is the same.
+//! computes the image in memory, and one that reads it. Every bit is the same.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use half::{bf16, f16};
-use slabwise_kernels::cpu::{Config, Isa, Kernel, SpecError, Team};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::memory::Memory;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::slice::Slicing;
-use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS, ReduceOp};
+use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS, PrologueError, ReduceOp, SpecError};
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn packed(bytes: Vec<u8>) -> Vec<f32> {
     bytes.chunks(4).map(word).collect()
 }
 
-/// So many elements of a type.
+/// `count` elements of a type.
 fn elements(random: &mut Random, dtype: DType, count: usize) -> Vec<f32> {
     let floats = random.floats(count);
     match dtype {
@@ -54,7 +54,7 @@ fn elements(random: &mut Random, dtype: DType, count: usize) -> Vec<f32> {
     }
 }
 
-/// What a program is made of while it is written.
+/// The state of a prologue under construction.
 struct Writer<'a> {
     random: &'a mut Random,
     space: [usize; 4],
@@ -176,7 +176,7 @@ fn prologue(random: &mut Random, space: [usize; 4], dims: Dims, made: Operand) -
         code: vec![],
     };
     let value = match form {
-        // What is stored as it is, whatever it is.
+        // An operand of any type that is stored unchanged.
         0 => w.wide(DType::F32),
         1 => w.wide(DType::BF16),
         2 => w.narrow(&[1]),
@@ -235,8 +235,8 @@ fn conv(spec: &mut Spec) -> &mut Conv2d {
     conv
 }
 
-/// Runs a convolution with a prologue and, in its place, two kernels; the results are those of the
-/// same bits. `rest` are the arguments behind the image.
+/// Runs a convolution with a prologue and, in its place, two kernels; the results have the same
+/// bits. `rest` are the arguments behind the image.
 fn compare(
     plain: &Spec,
     prologue: &Prologue,
@@ -324,7 +324,7 @@ fn random_geometry_and_prologues() {
 fn images_that_cross_blocks() {
     let (mut random, teams) = (Random(43), teams());
     let shapes = [
-        // Planes larger than what is made at a time, and rows.
+        // Planes and rows larger than the prologue's buffer.
         Shape::simple(1, 3, 2, 70, 3, 1),
         Shape {
             hw: [9, 5000],
@@ -373,8 +373,8 @@ fn images_that_cross_blocks() {
     }
 }
 
-/// What a prologue makes of nothing is nowhere in the padding: an image of ones gives each position
-/// the weights that meet it.
+/// Padding is zero even if the prologue's value of zeros is not: an image of ones gives each
+/// position the sum of the weights inside the image.
 #[test]
 fn padding_stays_zero() {
     let shape = Shape::simple(2, 3, 4, 6, 3, 2);
@@ -579,7 +579,7 @@ fn normed(kind: ConvKind) -> Spec {
 }
 
 #[test]
-fn what_is_no_prologue_is_refused() {
+fn invalid_prologues_are_refused() {
     let config = Config {
         threads: 1,
         isa: Isa::detect(),
@@ -588,10 +588,10 @@ fn what_is_no_prologue_is_refused() {
     let refused = |kind: ConvKind, change: &dyn Fn(&mut Spec)| -> String {
         let mut spec = normed(kind);
         change(conv(&mut spec).prologue.as_mut().expect("a prologue"));
-        let Err(SpecError(why)) = prepare(&spec) else {
+        let Err(error) = prepare(&spec) else {
             panic!("accepted: {spec:?}")
         };
-        why
+        error.to_string()
     };
     assert!(
         IMAGE_KINDS
@@ -601,7 +601,10 @@ fn what_is_no_prologue_is_refused() {
     let says = |what: &str, change: &dyn Fn(&mut Spec)| {
         for kind in IMAGE_KINDS {
             let why = refused(kind, change);
-            assert!(why.starts_with("a prologue") && why.contains(what), "{why}");
+            assert!(
+                why.starts_with("invalid kernel: a prologue") && why.contains(what),
+                "{why}"
+            );
         }
     };
     assert!(refused(ConvKind::InputGrad, &|_| ()).contains("input gradient"));
@@ -639,7 +642,7 @@ fn what_is_no_prologue_is_refused() {
     ] {
         says("an anchor of its own", &|p| p.body = anchored.body.clone());
     }
-    // What is wrong with any loop.
+    // Errors of any loop.
     let fails = |change: &dyn Fn(&mut Spec)| {
         IMAGE_KINDS
             .iter()
@@ -660,10 +663,9 @@ fn what_is_no_prologue_is_refused() {
         .extend(vec![operand(0, &[0; 4]); MAX_ARGUMENTS - count]);
     assert!(prepare(&full).is_ok());
     full.operands.push(operand(0, &[0; 4]));
-    let Err(SpecError(why)) = prepare(&full) else {
-        panic!("accepted")
-    };
-    assert!(why.contains("41 arguments"), "{why}");
+    let too_many = prepare(&full).err();
+    let expected = SpecError::Prologue(PrologueError::Arguments(41));
+    assert_eq!(too_many, Some(expected));
 }
 
 #[test]
@@ -683,14 +685,15 @@ fn channels_that_are_groups_of_their_own_have_no_prologue() {
         };
         assert!(Kernel::new(spec.clone(), &Env::default(), &config).is_ok());
         conv(&mut spec).prologue = conv(&mut normed(kind)).prologue.take();
-        let Err(SpecError(why)) = Kernel::new(spec, &Env::default(), &config) else {
+        let Err(error) = Kernel::new(spec, &Env::default(), &config) else {
             panic!("accepted")
         };
+        let why = error.to_string();
         assert!(why.contains("groups of their own"), "{why}");
     }
 }
 
-/// A slice would have to be told which images are its own.
+/// A prologue would have to know the images of the slice.
 #[test]
 fn nothing_with_a_prologue_runs_in_slices() {
     let (batch, config) = (
@@ -723,10 +726,10 @@ fn nothing_with_a_prologue_runs_in_slices() {
     }
 }
 
-/// A result may lie over nothing that is read, even as it lies there: a block is written while
+/// A result may not overlap a source, even with equal strides, because a block is written while
 /// others are still read.
 #[test]
-fn what_is_written_overlaps_no_source() {
+fn results_overlap_no_source() {
     let mut memory = Memory::new();
     let team = Team::new(1);
     for kind in IMAGE_KINDS {

@@ -1,5 +1,5 @@
 //! Rounding: composite kernels and long sums against double precision, within bounds that follow
-//! from what is computed.
+//! from the formulas.
 
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;

@@ -1,5 +1,5 @@
-//! Loops that store only some of what others do: wherever they are said to sum alike, what both
-//! store has the same bits.
+//! Loops with only some of the stores of others: wherever [`sums_alike`] is true, the stores of
+//! both have the same bits.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team, sums_alike};
 use slabwise_kernels::dtype::DType;
@@ -10,7 +10,7 @@ use slabwise_kernels::spec::{ReduceOp, Spec, ValueId};
 use crate::builder::Builder;
 use crate::support::{Bytes, Choices};
 
-/// What a value is made of.
+/// The definition of a value.
 enum Source {
     /// A tensor with these strides.
     Load(Vec<i64>),
@@ -18,12 +18,12 @@ enum Source {
     Fold(ReduceOp, usize),
 }
 
-/// Of what kernels with all or some of its stores are made.
+/// A program from which kernels with all or some of its stores are built.
 struct Recipe {
     dims: Vec<i64>,
     reduced: usize,
     values: Vec<Source>,
-    /// A value, and the strides of where it goes.
+    /// A value, and the strides of the operand it is stored to.
     stores: Vec<(usize, Vec<i64>)>,
 }
 
@@ -35,7 +35,7 @@ fn shuffled(c: &mut Choices, axes: usize) -> Vec<usize> {
 }
 
 /// Strides of a tensor that repeats along some axes, the others in the order that most tensors have
-/// or in one of its own, now and then with a gap.
+/// or in another one, now and then with a gap.
 fn strides(c: &mut Choices, dims: &[i64], usual: &[usize], repeats: &[bool]) -> Vec<i64> {
     let order = if c.once_in(3) {
         shuffled(c, dims.len())
@@ -52,8 +52,8 @@ fn strides(c: &mut Choices, dims: &[i64], usual: &[usize], repeats: &[bool]) -> 
 }
 
 impl Recipe {
-    /// A few tensors, sums of what is computed from them (once in a while from another sum), and
-    /// what is stored of it.
+    /// A few tensors, sums of values computed from them (once in a while from another sum), and
+    /// stores of some values.
     fn random(c: &mut Choices) -> Recipe {
         let (dims, reduced) = loop {
             let (kept, reduced) = (1 + c.below(3), 1 + c.below(3));
@@ -84,7 +84,7 @@ impl Recipe {
             }
         };
         let (axes, kept) = (dims.len(), dims.len() - reduced);
-        // Row-major, with the kept axes innermost, or anyhow.
+        // Row-major, with the kept axes innermost, or in any order.
         let usual = match c.below(3) {
             0 => (0..axes).collect(),
             1 => (kept..axes).chain(0..kept).collect(),
@@ -152,8 +152,8 @@ impl Recipe {
         varies
     }
 
-    /// The kernel with these of its stores, what they need, and nothing else; with each operand
-    /// what it is: a value that is loaded, or a store.
+    /// The kernel with these stores and the values they need; and for each operand the value that
+    /// is loaded from it, or the store.
     fn kernel(&self, stores: &[usize]) -> (Spec, Vec<Result<usize, usize>>) {
         let mut needed = vec![false; self.values.len()];
         stores.iter().for_each(|&s| needed[self.stores[s].0] = true);
@@ -187,7 +187,7 @@ impl Recipe {
         (b.spec, operands)
     }
 
-    /// What each of these stores writes, from the same tensors every time.
+    /// The results of these stores, from the same tensors every time.
     fn run(&self, stores: &[usize], isa: Isa, team: &Team) -> Vec<Vec<u32>> {
         let (spec, operands) = self.kernel(stores);
         let mut bytes = Bytes::new();
@@ -218,7 +218,7 @@ impl Recipe {
     }
 
     /// Whether the kernel with all stores, run by one team, and that with some of them, run by
-    /// another, write the same there.
+    /// another, write the same bits to those.
     fn same_bits(&self, some: &[usize], isa: Isa, [one, other]: [&Team; 2]) -> bool {
         let all: Vec<usize> = (0..self.stores.len()).collect();
         let (whole, part) = (self.run(&all, isa, one), self.run(some, isa, other));
@@ -237,7 +237,7 @@ fn alike(a: &Spec, b: &Spec) -> Option<bool> {
 }
 
 #[test]
-fn what_is_said_to_sum_alike_has_the_same_bits() {
+fn loops_that_sum_alike_have_the_same_bits() {
     let teams = [1, 3].map(Team::new);
     let (mut same, mut other, mut differ) = (0, 0, 0);
     for seed in 0..400 {
@@ -267,8 +267,8 @@ fn what_is_said_to_sum_alike_has_the_same_bits() {
         }
         (same, other) = (same + usize::from(is_alike), other + usize::from(!is_alike));
     }
-    // Otherwise nothing is shown by it: neither are all said to differ, nor do those that are said
-    // to have the same bits all the same.
+    // Otherwise the test shows nothing: some pairs must be alike, and some of the others must
+    // differ in bits.
     assert!(
         same >= 60 && other >= 60 && 2 * differ >= other,
         "{same} alike, {other} not, {differ} with other bits"
@@ -292,14 +292,15 @@ fn first_of_two(
     }
 }
 
-/// What decides, one thing at a time.
+/// The decisive properties, one at a time.
 #[test]
-fn what_is_left_out_decides_or_does_not() {
+fn some_dropped_stores_change_the_order_of_sums() {
     use Source::{Fold, Load, Op};
     let load = |strides: &[i64]| Load(strides.to_vec());
     let mul = |x, y| Op(ScalarOp::Mul, x, y);
     let sum = |x| Fold(ReduceOp::Sum, x);
-    // A gradient that is the same all over an image; beside its sums an activation is made.
+    // A gradient that is uniform over an image; an activation is computed in the same kernel as its
+    // sums.
     let image = [64, 1024, 8, 1];
     let values = vec![
         load(&image),
@@ -314,10 +315,10 @@ fn what_is_left_out_decides_or_does_not() {
         values,
         [(3, &[1, 0, 0, 0]), (4, &image)],
     );
-    // One of the tensors decided in which order they are walked (the other has gaps, or it would be
-    // one long row); where other sums go, how many sums are made side by side; another tensor, how
-    // long rows are; and a sum of a sum, how many passes there are, for what is summed in parts
-    // takes one.
+    // One of the tensors decides the order of iteration (the other has gaps, or it would be one
+    // long row); the layout of other sums decides how many sums are computed side by side; another
+    // tensor decides the length of rows; and a sum of a sum decides the number of passes, because
+    // sums in parts take one pass.
     let values = vec![load(&[4200, 65, 1]), load(&[4200, 1, 65]), sum(0), sum(1)];
     let order = first_of_two(&[20, 64, 64], 2, values, [(2, &[1, 0, 0]), (3, &[1, 0, 0])]);
     let values = vec![load(&[64, 1, 256]), sum(0), mul(1, 1)];

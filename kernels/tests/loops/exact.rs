@@ -1,5 +1,5 @@
 //! Random programs over numbers for which every operation is exact, so that results must agree to
-//! the last bit whatever the order of summation.
+//! the last bit for any order of summation.
 
 use half::{bf16, f16};
 use slabwise_kernels::dtype::{DType, Lane};
@@ -54,7 +54,7 @@ const FLOAT_OPS: &[ScalarOp] = &[
 
 impl Draft {
     /// An operand over the axes: some repeated, the others in some order with gaps.
-    fn operand(&self, c: &mut Choices, dtype: DType, walked: &[bool]) -> Operand {
+    fn operand(&self, c: &mut Choices, dtype: DType, varying: &[bool]) -> Operand {
         let axes = self.planned.len();
         let mut order: Vec<usize> = (0..axes).collect();
         if c.once_in(3) {
@@ -65,7 +65,7 @@ impl Draft {
         let gaps = c.once_in(3);
         let mut strides: Dims = (0..axes).map(|_| Size::ZERO).collect();
         let mut stride = 1;
-        for &axis in order.iter().rev().filter(|&&a| walked[a]) {
+        for &axis in order.iter().rev().filter(|&&a| varying[a]) {
             strides[axis] = Size::fixed(stride as i64);
             stride *= self.planned[axis].max(1) + if gaps && c.once_in(2) { 3 } else { 0 };
         }
@@ -100,7 +100,7 @@ impl Draft {
         let axes = self.planned.len();
         let all = c.once_in(2);
         let flat_end = axes - if c.once_in(4) { self.spec.reduced } else { 0 };
-        let walked: Vec<bool> = (0..axes)
+        let varying: Vec<bool> = (0..axes)
             .map(|a| a < flat_end && (all || !c.once_in(3)))
             .collect();
         let dtype = *c.pick(&[
@@ -113,7 +113,7 @@ impl Draft {
             DType::U8,
             DType::Bool,
         ]);
-        let operand = self.operand(c, dtype, &walked);
+        let operand = self.operand(c, dtype, &varying);
         let n = self.extent(&operand) / dtype.bytes();
         let contents: Vec<u8> = (0..n)
             .flat_map(|_| match dtype {
@@ -134,7 +134,7 @@ impl Draft {
         self.push(Inst::Load((self.spec.operands.len() - 1) as u16), 8.0);
     }
 
-    /// One more value, if what is drawn is exact.
+    /// One more value, if the drawn operation is exact.
     fn step(&mut self, c: &mut Choices) {
         let any = |c: &mut Choices, d: &Draft| c.below(d.spec.code.len()) as ValueId;
         let bound = |d: &Draft, v: ValueId| d.bounds[usize::from(v)];
@@ -202,8 +202,8 @@ impl Draft {
             Lane::I32 => &[DType::I32, DType::U8, DType::F32],
             Lane::Bool => &[DType::Bool, DType::U8, DType::I32],
         };
-        let walked: Vec<bool> = (0..axes).map(|a| !folded || a < kept).collect();
-        // In place of an operand that is read and walks the same points.
+        let varying: Vec<bool> = (0..axes).map(|a| !folded || a < kept).collect();
+        // In place of an operand that is read with the same strides.
         let taken = |k: usize, d: &Draft| {
             d.spec
                 .stores
@@ -220,7 +220,7 @@ impl Draft {
             let o = &d.spec.operands[*k];
             !is_state(*k, d)
                 && dtypes.contains(&o.dtype)
-                && o.strides.iter().zip(&walked).all(|(s, &w)| s.is(0) != w)
+                && o.strides.iter().zip(&varying).all(|(s, &w)| s.is(0) != w)
                 && !taken(*k, d)
         };
         let twins: Vec<usize> = (0..self.spec.operands.len())
@@ -240,7 +240,7 @@ impl Draft {
             self.spec.operands.push(self.spec.operands[k].clone());
         } else {
             let dtype = *c.pick(dtypes);
-            let operand = self.operand(c, dtype, &walked);
+            let operand = self.operand(c, dtype, &varying);
             self.bytes.push(&vec![0x5A; self.extent(&operand)]);
             self.spec.operands.push(operand);
         }

@@ -1,4 +1,4 @@
-//! Single cases that random programs hardly meet.
+//! Single cases that random programs rarely contain.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel};
 use slabwise_kernels::dtype::{DType, Lane};
@@ -15,8 +15,8 @@ fn le(x: &[i32]) -> Vec<u8> {
     x.iter().flat_map(|x| x.to_le_bytes()).collect()
 }
 
-/// Folds `[rows, cols]` along columns or, transposed, along rows.
-fn fold(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Vec<Bytes> {
+/// Reduces `[rows, cols]` along columns or, transposed, along rows.
+fn reduce(op: ReduceOp, x: &[f32], rows: i64, cols: i64, transposed: bool) -> Vec<Bytes> {
     let mut b = Builder::new(&[rows, cols], 1);
     let v = b.load(if transposed { &[1, 7] } else { &[7, 1] });
     let y = b.reduce(op, v);
@@ -78,19 +78,19 @@ fn nan_propagates_and_is_found_first() {
                 flat[if transposed { c * 7 + r } else { r * 7 + c }] = v;
             }
         }
-        for run in fold(ReduceOp::Max, &flat, 5, 7, transposed) {
+        for run in reduce(ReduceOp::Max, &flat, 5, 7, transposed) {
             let y = run.f32s(1);
             assert!(y[0].is_nan());
             assert_eq!(y[1..], [3.0, 0.0, -inf, inf]);
         }
-        for run in fold(ReduceOp::Min, &flat, 5, 7, transposed) {
+        for run in reduce(ReduceOp::Min, &flat, 5, 7, transposed) {
             assert!(run.f32s(1)[0].is_nan());
             assert_eq!(run.f32s(1)[1..], [-1.0, 0.0, -inf, -inf]);
         }
-        for run in fold(ReduceOp::ArgMax, &flat, 5, 7, transposed) {
+        for run in reduce(ReduceOp::ArgMax, &flat, 5, 7, transposed) {
             assert_eq!(run.i32s(1), [2, 0, 0, 0, 0]);
         }
-        for run in fold(ReduceOp::ArgMin, &flat, 5, 7, transposed) {
+        for run in reduce(ReduceOp::ArgMin, &flat, 5, 7, transposed) {
             assert_eq!(run.i32s(1), [2, 2, 0, 0, 1]);
         }
     }
@@ -105,11 +105,11 @@ fn nothing_folds_to_the_identity() {
         (ReduceOp::Max, -inf),
         (ReduceOp::Min, inf),
     ] {
-        for run in fold(op, &[], 3, 0, false) {
+        for run in reduce(op, &[], 3, 0, false) {
             assert_eq!(run.f32s(1), [identity; 3]);
         }
     }
-    for run in fold(ReduceOp::ArgMax, &[], 3, 0, false) {
+    for run in reduce(ReduceOp::ArgMax, &[], 3, 0, false) {
         assert_eq!(run.i32s(1), [0; 3]);
     }
     for (op, identity) in [(ReduceOp::Any, 0u8), (ReduceOp::All, 1)] {
@@ -409,7 +409,7 @@ fn valid() -> Builder {
     b
 }
 
-/// What no lowering makes is an error, not a wrong result.
+/// Specs that no lowering makes are errors, not wrong results.
 #[test]
 fn broken_specs_are_refused() {
     let refused = |name: &str, break_it: &dyn Fn(&mut Spec)| {
@@ -470,8 +470,8 @@ fn broken_specs_are_refused() {
     });
 }
 
-/// Memory safety does not depend on the caller: what would write one place twice, walk backwards or
-/// lie unaligned panics.
+/// Memory safety does not depend on the caller: arguments that would be written twice in one place,
+/// have negative strides or are unaligned panic.
 #[test]
 fn unsafe_arguments_panic() {
     let run = |change: &dyn Fn(&mut Spec), shift: usize| {
@@ -503,8 +503,8 @@ fn unsafe_arguments_panic() {
     assert!(run(&|_| (), 2));
 }
 
-/// What is written may lie where something is read if both begin at one byte and are walked alike,
-/// however far either region goes on; nothing else may.
+/// A written argument may overlap a read one only if both begin at one byte and have the same
+/// strides; the lengths of the regions do not matter.
 #[test]
 fn parts_are_computed_in_place_where_they_begin_together() {
     let run = |read: (usize, usize), written: (usize, usize), change: &dyn Fn(&mut Spec)| {
@@ -553,7 +553,7 @@ fn parts_are_computed_in_place_where_they_begin_together() {
             "{read:?}, {written:?}"
         );
     }
-    // Beginning elsewhere, longer than its own region, or walked otherwise.
+    // Another first byte, longer than its region, or other strides.
     for (read, written) in [
         ((0, 256), (32, 96)),
         ((32, 96), (0, 256)),

@@ -1,4 +1,4 @@
-//! Loop kernels against a reference that evaluates every point on its own.
+//! Loop kernels against a reference that evaluates every point separately.
 
 mod accuracy;
 mod alike;

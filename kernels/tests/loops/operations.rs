@@ -52,9 +52,9 @@ fn distance(a: f32, b: f32) -> u64 {
 
 /// Every operation on floats, as a kernel, against its definition on single values: equal without
 /// fused multiply-adds, within both sides' error bounds with them; and the same for the same
-/// arguments wherever in a tile they lie.
+/// arguments at any position in a tile.
 #[test]
-fn kernels_compute_what_the_table_says() {
+fn kernels_agree_with_the_table() {
     let x = samples();
     let n = x.len();
     for &op in ScalarOp::ALL {
@@ -135,7 +135,7 @@ fn derivatives_match_differences() {
             );
             continue;
         }
-        // It is there to have none, or this one.
+        // Its derivative is defined as this, not by the function.
         if op == ScalarOp::Detach {
             assert!(derivatives.iter().all(Option::is_none));
             continue;

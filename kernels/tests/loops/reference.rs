@@ -68,8 +68,8 @@ pub fn points(dims: &[usize]) -> Vec<Vec<usize>> {
         .collect()
 }
 
-/// Folds values one after another. Exact for the numbers that tests feed it.
-fn fold(op: ReduceOp, values: &[Value], lane: Lane) -> Value {
+/// Reduces values one after another. Exact for the numbers of the tests.
+fn reduce(op: ReduceOp, values: &[Value], lane: Lane) -> Value {
     let both =
         |op: ScalarOp, identity: Value| values.iter().fold(identity, |a, &b| op.eval(&[a, b]));
     let number = |f: f32, i: i32| {
@@ -108,7 +108,7 @@ fn fold(op: ReduceOp, values: &[Value], lane: Lane) -> Value {
     }
 }
 
-/// What the bytes are after the kernel ran.
+/// The bytes after the kernel ran.
 pub fn run(spec: &Spec, env: &Env, bytes: &Bytes) -> Vec<u8> {
     let dims: Vec<usize> = spec.dims.iter().map(|d| d.usize_at(env)).collect();
     let kept = dims.len() - spec.reduced;
@@ -120,8 +120,8 @@ pub fn run(spec: &Spec, env: &Env, bytes: &Bytes) -> Vec<u8> {
             .into_iter()
             .map(|p| [outer.clone(), p].concat())
             .collect();
-        // A folded value is the same at every point, also when there is none: it is evaluated at
-        // the first coordinates.
+        // A per-row value is the same at every reduced point, and exists even without points: it is
+        // evaluated at the first coordinates.
         let origin = vec![[outer.clone(), vec![0; spec.reduced]].concat()];
         let mut values: Vec<Vec<Value>> = Vec::new();
         for (v, inst) in spec.code.iter().enumerate() {
@@ -183,7 +183,7 @@ pub fn run(spec: &Spec, env: &Env, bytes: &Bytes) -> Vec<u8> {
                 Inst::Cast(a, lane) => at(&values, *a, i).cast(*lane),
                 Inst::Reduce(op, a) => {
                     let all: Vec<Value> = (0..inner.len()).map(|i| at(&values, *a, i)).collect();
-                    fold(*op, &all, lanes[usize::from(*a)])
+                    reduce(*op, &all, lanes[usize::from(*a)])
                 }
                 Inst::Acc => panic!("a loop has no anchor"),
             };

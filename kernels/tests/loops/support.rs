@@ -1,4 +1,4 @@
-//! What all tests of loops share: memory around a kernel, and a source of choices.
+//! The harness of all tests of loops: memory around a kernel, and a source of random choices.
 
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::memory::{Memory, Region};

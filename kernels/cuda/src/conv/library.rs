@@ -7,10 +7,9 @@
 
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Operand, Spec};
+use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Operand, Spec, SpecError};
 
 use crate::cudnn::{self, Addresses, Algorithm, Images, Weight};
 use crate::gemm::emit;

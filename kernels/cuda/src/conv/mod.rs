@@ -10,9 +10,8 @@
 
 pub(crate) mod library;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec};
+use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec, SpecError};
 
 use crate::gemm::problem::{Axis, Count, Matrix, Problem, Reach, Window, product};
 use crate::gemm::tiles::Kernel;
@@ -30,8 +29,8 @@ pub fn problems(
     bounds: &Env,
 ) -> Result<(Vec<Problem>, Option<Vec<Kernel>>), SpecError> {
     if body.prologue.is_some() {
-        return Err(SpecError(
-            "a convolution with a prologue, which CUDA has no kernel for".into(),
+        return Err(SpecError::unsupported(
+            "a convolution with a prologue, which CUDA has no kernel for",
         ));
     }
     let conv = Conv::new(spec, body, bounds)?;
@@ -147,7 +146,7 @@ fn greatest_common_divisor(a: i64, b: i64) -> i64 {
 
 impl<'a> Conv<'a> {
     fn new(spec: &Spec, body: &'a Conv2d, bounds: &Env) -> Result<Conv<'a>, SpecError> {
-        let fail = |what: String| Err(SpecError(what));
+        let fail = |what: String| Err(SpecError::unsupported(what));
         if spec.dims.len() != 4 || body.a.strides.len() != 4 || body.b.strides.len() != 4 {
             return fail("a convolution has four axes".into());
         }
@@ -177,7 +176,7 @@ impl<'a> Conv<'a> {
         let groups = body.groups as i64;
         let of = |name: &str, channels: Size| {
             let what = || {
-                SpecError(format!(
+                SpecError::unsupported(format!(
                     "{} {name} channels in {groups} groups",
                     channels.at(bounds)
                 ))

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::plan::Plan;
 use super::problem::{Axis, Count, Matrix, Problem, Reach, View, Walk};
@@ -374,7 +373,7 @@ pub fn launchables(
         }
     };
     if blocks(bounds) > i64::from(i32::MAX) {
-        return Err(SpecError(format!(
+        return Err(SpecError::unsupported(format!(
             "a product of {:?} in {} blocks",
             problem.sizes(bounds),
             blocks(bounds)
@@ -594,7 +593,7 @@ pub fn check_sizes(problem: &Problem, bounds: &Env) -> Result<(), SpecError> {
     let most = i64::from(i32::MAX) - (1 << 16);
     let sizes = problem.sizes(bounds);
     if sizes.iter().any(|&n| n > most) {
-        return Err(SpecError(format!(
+        return Err(SpecError::unsupported(format!(
             "a product of rows, columns, contracted elements and products {sizes:?}: at most {most} each"
         )));
     }

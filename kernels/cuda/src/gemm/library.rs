@@ -9,11 +9,10 @@
 
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Body, Inst, Operand, Spec, ValueId};
+use slabwise_kernels::spec::{Body, Inst, Operand, Spec, SpecError, ValueId};
 
 use super::emit;
 use super::problem::{Axis, Count, Matrix, Problem, merged};

@@ -15,9 +15,8 @@ pub(crate) mod plan;
 pub(crate) mod problem;
 pub(crate) mod tiles;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 use crate::conv;
 use crate::lower::{Dispatch, Function, Lowered, Target};
@@ -93,7 +92,7 @@ pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
 }
 
 fn none_fits() -> SpecError {
-    SpecError("no kernel fits in the shared memory of the device".into())
+    SpecError::unsupported("no kernel fits in the shared memory of the device")
 }
 
 /// Kernel and parts, as text.
@@ -124,13 +123,13 @@ fn ranked(
         Body::Matmul(body) => (vec![Problem::matmul(spec, body)?.oriented(spec)], None),
         Body::Conv2d(body) => conv::problems(spec, body, bounds)?,
         _ => {
-            return Err(SpecError(
-                "neither a matrix product nor a convolution".into(),
+            return Err(SpecError::unsupported(
+                "neither a matrix product nor a convolution",
             ));
         }
     };
     if target.sm < 80 {
-        return Err(SpecError(format!(
+        return Err(SpecError::unsupported(format!(
             "products need a device of compute capability 8.0, not {}.{}",
             target.sm / 10,
             target.sm % 10
@@ -141,7 +140,7 @@ fn ranked(
             .iter()
             .fold(1i64, |a, &b| a.saturating_mul(b))
     }) else {
-        return Err(SpecError("a product of nothing".into()));
+        return Err(SpecError::unsupported("a product of nothing"));
     };
     for problem in &problems {
         emit::check_sizes(problem, bounds)?;

@@ -2,10 +2,9 @@
 //! and along the contracted side, and how both operands are walked. Matrix products and
 //! convolutions become the same thing here.
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Matmul, Operand, Spec};
+use slabwise_kernels::spec::{Matmul, Operand, Spec, SpecError};
 
 /// How many indices an axis has: `(size + add) / div`, rounded down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -148,7 +147,7 @@ pub struct Problem {
 /// `a · b`, which no lowering makes so large that it overflows.
 pub fn product(a: Size, b: Size) -> Result<Size, SpecError> {
     a.checked_mul(b)
-        .ok_or_else(|| SpecError(format!("a stride of {a:?} · {b:?} elements")))
+        .ok_or_else(|| SpecError::unsupported(format!("a stride of {a:?} · {b:?} elements")))
 }
 
 /// Indices of all axes together.
@@ -165,7 +164,7 @@ impl Problem {
         let rank = spec.dims.len();
         if rank < 2 || body.a.strides.len() != rank || body.b.strides.len() != rank {
             let (a, b) = (body.a.strides.len(), body.b.strides.len());
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a product of rank {rank} with {a} and {b} strides"
             )));
         }

@@ -1,8 +1,8 @@
 //! The kernels a product may be computed by: the shapes of their tiles, and what these cost in
 //! threads and shared memory.
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::SpecError;
 
 /// How operands are stored, as seen by products.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -22,7 +22,7 @@ impl Elem {
             DType::F32 => Ok(Elem::F32),
             DType::F16 => Ok(Elem::F16),
             DType::BF16 => Ok(Elem::Bf16),
-            other => Err(SpecError(format!("a product of {other}"))),
+            other => Err(SpecError::unsupported(format!("a product of {other}"))),
         }
     }
 

@@ -5,9 +5,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Compact, Spec};
+use slabwise_kernels::spec::{Compact, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::blocks;

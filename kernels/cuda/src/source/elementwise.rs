@@ -4,9 +4,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::Spec;
+use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::many::Shared;
 use super::params::{Number, Params};

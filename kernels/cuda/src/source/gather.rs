@@ -3,9 +3,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{CheckIndex, Gather, Spec};
+use slabwise_kernels::spec::{CheckIndex, Gather, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::{Anchor, blocks, ordered, pointwise};

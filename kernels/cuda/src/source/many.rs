@@ -1,9 +1,8 @@
 //! Several small specs in one launch: the updates of an optimizer, which are one program over
 //! parameters of different sizes.
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 use super::params::Params;
 use super::{elementwise, rows};

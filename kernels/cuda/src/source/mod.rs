@@ -15,9 +15,8 @@ mod transpose;
 
 pub use many::{Together, lower_many, shared_name};
 pub use rows::sums_alike;
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 use crate::gemm;
 use crate::lower::{Lowered, Target};

@@ -3,10 +3,9 @@
 
 use std::fmt::Write as _;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::dtype::Lane;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Operand, Pool2d, Pool2dGrad, PoolKind, Spec, Window};
+use slabwise_kernels::spec::{Operand, Pool2d, Pool2dGrad, PoolKind, Spec, SpecError, Window};
 
 use super::elementwise::{Anchor, ordered, pointwise};
 use super::gather::coordinate;

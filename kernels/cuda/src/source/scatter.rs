@@ -11,9 +11,8 @@
 use std::fmt::Write as _;
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{ScatterAdd, Spec};
+use slabwise_kernels::spec::{ScatterAdd, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::{Anchor, all_points, launch, ordered, pointwise, width};

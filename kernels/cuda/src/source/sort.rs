@@ -7,9 +7,8 @@
 
 use std::fmt::Write as _;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Sort, Spec};
+use slabwise_kernels::spec::{Sort, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::blocks;

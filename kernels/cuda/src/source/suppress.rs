@@ -8,10 +8,9 @@
 
 use std::fmt::Write as _;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Spec, Suppress};
+use slabwise_kernels::spec::{Spec, SpecError, Suppress};
 
 use super::THREADS;
 use super::params::Params;

@@ -19,9 +19,8 @@ mod trial;
 
 use std::sync::Arc;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Spec};
+use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 pub use picks::Picks;
 

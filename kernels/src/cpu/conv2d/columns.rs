@@ -4,46 +4,47 @@
 //! The input gradient of a convolution with strides is one product per phase of output positions
 //! (see [`Axis`]), each with the kernel elements that reach it. A block of the result holds the
 //! same super-positions of all phases, one phase after another; its micro-panels take only the
-//! steps of their phase, and the epilogue sees the block after the phases have been put back
-//! between one another.
+//! steps of their phase, and the phases are interleaved again before the epilogue.
 
 use std::ops::Range;
 
 use super::image::Image;
 use super::tile::{Axis, Parts, Shape, Source};
 use super::{Call, Sizes, source};
-use crate::cpu::gemm::drive::{Blocking, Chains, MicroPanel, Product, Room, Space, Stretch, drive};
+use crate::cpu::gemm::drive::{
+    Blocking, KBlocks, MicroPanel, Product, Resources, Space, Span, drive,
+};
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::pack::{self, Piece};
-use crate::cpu::gemm::{DEPTH, Limits, ROWS, even, share_rows, wanted};
+use crate::cpu::gemm::{KC, Limits, MC, even, share_rows, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
 /// Most vectors of a micro-panel, and most lanes of a vector.
 const VECTORS: usize = 2;
 const LANES: usize = 16;
-/// Columns that have to meet the weights before packing them pays.
+/// Columns that have to be multiplied with the weights before packing these pays.
 const PACKED_COLUMNS: usize = 512;
-/// Most left panels that read vectors from the tile rather than have them packed: vectors across
-/// two cache lines cost little then.
+/// Most left panels that read vectors directly from the tile instead of packed: vectors across two
+/// cache lines then cost little.
 const TILED_PANELS: usize = 3;
-/// Fewest rows and steps that a block is limited to: what comes before each takes the longer, the
-/// smaller blocks are.
-const FEWEST_ROWS: usize = ROWS / 2;
-const FEWEST_STEPS: usize = DEPTH / 4;
+/// Least limits on rows and steps of a block, because the work before each block dominates in small
+/// blocks.
+const MIN_MC: usize = MC / 2;
+const MIN_KC: usize = KC / 4;
 
-/// Channels of the source in chains of the contracted axis and their blocks.
-fn chains(sizes: &Sizes, limits: &Limits) -> Chains {
-    Chains::new(
+/// Channels of the source in k-blocks of the contracted axis and their sub-blocks.
+fn k_blocks(sizes: &Sizes, limits: &Limits) -> KBlocks {
+    KBlocks::new(
         sizes.source,
-        even(sizes.source, DEPTH / sizes.taps(), 1),
+        even(sizes.source, KC / sizes.taps(), 1),
         steps(limits) / sizes.taps(),
     )
 }
 
-/// Most steps of a block.
+/// Most steps of a sub-block.
 fn steps(limits: &Limits) -> usize {
-    limits.steps.max(FEWEST_STEPS)
+    limits.kc.max(MIN_KC)
 }
 
 /// Phases of output positions.
@@ -51,14 +52,14 @@ pub(super) fn phases(axes: &[Axis; 2]) -> usize {
     axes[0].phases * axes[1].phases
 }
 
-/// Whether each phase has steps of its own. (There may be a single phase that does: that of a
-/// single position.)
+/// Whether the steps of phases differ. (A single phase may have its own steps too: that of a single
+/// position.)
 pub(super) fn is_phased(axes: &[Axis; 2]) -> bool {
     axes.iter().any(Axis::is_phased)
 }
 
-/// Columns that a phase of so many positions takes in a block: whole vectors, if there may be
-/// others.
+/// Columns that a phase of `positions` positions takes in a block: whole vectors, if there may be
+/// other phases.
 pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usize {
     if !is_phased(axes) {
         positions
@@ -70,16 +71,22 @@ pub(super) fn columns(positions: usize, axes: &[Axis; 2], micro: &Micro) -> usiz
 /// Most elements of a channel of a tile.
 pub(super) fn most_of_channel(sizes: &Sizes, micro: &Micro, limits: &Limits) -> usize {
     let (axes, [rows, columns]) = (&sizes.axes, [sizes.axes[0].out, sizes.axes[1].out]);
-    let least = Shape::of_channel(axes, 1, micro.columns().min(columns));
+    let least = Shape::of_channel(axes, 1, micro.nr().min(columns));
     Shape::of_channel(axes, rows, columns).min(limits.tile.max(least))
 }
 
-/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
-    let (width, phases) = (micro.columns(), phases(&sizes.axes));
+/// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
+/// prologue.
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
+    let (width, phases) = (micro.nr(), phases(&sizes.axes));
     let depth = sizes.source.saturating_mul(sizes.taps());
     let block = depth.min(steps(limits).max(sizes.taps()));
-    let rows = sizes.other.min(limits.rows.max(FEWEST_ROWS));
+    let rows = sizes.other.min(limits.mc.max(MIN_MC));
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
     let channels = (steps(limits) / sizes.taps()).max(1).min(sizes.source);
@@ -108,16 +115,16 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             .saturating_add((phases + 1).next_multiple_of(LANES))
             .saturating_add(tile))
         .next_multiple_of(LANES)
-        .saturating_add(room),
+        .saturating_add(prologue_buffer),
         micro_panel: block * width,
         acc,
-        // The block with its phases between one another, in front of the epilogue's own.
+        // The block with its phases interleaved, in front of the epilogue's scratch memory.
         scratch: if is_phased(&sizes.axes) {
             acc.saturating_mul(4).next_multiple_of(64)
         } else {
             0
         },
-        chain: if depth > DEPTH && steps(limits) < DEPTH {
+        k_block: if depth > KC && steps(limits) < KC {
             acc
         } else {
             0
@@ -138,31 +145,31 @@ pub(super) unsafe fn run(call: &Call) {
     let (micro, limits) = (kernel.micro, kernel.limits);
     let (rows, depth) = (sizes.other, sizes.source * sizes.taps());
     let threads = kernel.threads.min(launch.team.threads());
-    let (width, phases) = (micro.columns(), phases(&sizes.axes));
+    let (width, phases) = (micro.nr(), phases(&sizes.axes));
     let mut blocking = Blocking {
-        rows: even(rows, limits.rows.max(FEWEST_ROWS), 1),
-        columns: 0,
+        mc: even(rows, limits.mc.max(MIN_MC), 1),
+        nc: 0,
         resident: true,
         splits: 1,
     };
-    blocking.resident = limits.resident(blocking.rows, depth);
+    blocking.resident = limits.resident(blocking.mc, depth);
     let acc = limits.acc[usize::from(!blocking.resident)];
-    let most = (acc / blocking.rows / phases / width * width).max(width);
+    let most = (acc / blocking.mc / phases / width * width).max(width);
     let parts = |most| {
         Parts::new(
             sizes.images,
             &sizes.axes,
-            chains(sizes, limits).range(0).len(),
+            k_blocks(sizes, limits).range(0).len(),
             most,
             limits.tile,
             width,
         )
     };
-    let mut strips = parts(most);
-    let others = sizes.groups * rows.div_ceil(blocking.rows);
+    let mut column_blocks = parts(most);
+    let others = sizes.groups * rows.div_ceil(blocking.mc);
     let positions = sizes.images * sizes.axes[0].out * sizes.axes[1].out;
-    if threads > 1 && others * strips.count() < wanted(threads) {
-        strips = parts(
+    if threads > 1 && others * column_blocks.count() < wanted(threads) {
+        column_blocks = parts(
             even(
                 positions,
                 positions.div_ceil(wanted(threads).div_ceil(others.max(1))),
@@ -170,19 +177,24 @@ pub(super) unsafe fn run(call: &Call) {
             )
             .min(most),
         );
-        blocking.rows = share_rows(rows, blocking.rows, sizes.groups * strips.count(), threads);
+        blocking.mc = share_rows(
+            rows,
+            blocking.mc,
+            sizes.groups * column_blocks.count(),
+            threads,
+        );
     }
-    blocking.columns = phases * columns(strips.most(), &sizes.axes, micro);
-    let mut product = Columns::new(call, strips);
+    blocking.nc = phases * columns(column_blocks.most(), &sizes.axes, micro);
+    let mut product = Columns::new(call, column_blocks);
     let met = if blocking.resident {
         positions
     } else {
-        strips.most()
+        column_blocks.most()
     };
-    if met < PACKED_COLUMNS && product.offsets_fit(blocking.rows) {
+    if met < PACKED_COLUMNS && product.offsets_fit(blocking.mc) {
         (product.indirect, blocking.resident) = (true, false);
     }
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -190,16 +202,16 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { drive(&product, micro, &blocking, &room) };
+    unsafe { drive(&product, micro, &blocking, &resources) };
 }
 
 pub(super) struct Columns<'a> {
     pub(super) call: &'a Call<'a>,
     weight: Source,
     pub(super) image: Image<'a>,
-    pub(super) strips: Parts,
-    chains: Chains,
-    /// Whether weights are read where they are, which saves packing them.
+    pub(super) column_blocks: Parts,
+    k_blocks: KBlocks,
+    /// Whether weights are read in place, which saves packing them.
     indirect: bool,
     code: Bound<'a>,
 }
@@ -208,7 +220,7 @@ pub(super) struct Columns<'a> {
 unsafe impl Sync for Columns<'_> {}
 
 impl<'a> Columns<'a> {
-    pub fn new(call: &'a Call<'a>, strips: Parts) -> Self {
+    pub fn new(call: &'a Call<'a>, column_blocks: Parts) -> Self {
         let Call {
             spec,
             body,
@@ -220,8 +232,8 @@ impl<'a> Columns<'a> {
             call,
             weight: source(&body.b, launch.args[body.sources()], launch.env),
             image: Image::new(call, source(&body.a, launch.args[0], launch.env)),
-            strips,
-            chains: chains(call.sizes, kernel.limits),
+            column_blocks,
+            k_blocks: k_blocks(call.sizes, kernel.limits),
             indirect: false,
             code: kernel.code.bind(spec, launch),
         }
@@ -257,13 +269,13 @@ impl<'a> Columns<'a> {
         reach.is_some_and(|reach| reach <= i32::MAX as usize)
     }
 
-    /// The source channels, counted inside the group, of a block of the contracted axis.
+    /// The source channels, counted inside the group, of a sub-block of the contracted axis.
     fn channels(&self, block: usize) -> Range<usize> {
-        self.chains.range(block)
+        self.k_blocks.range(block)
     }
 
-    fn shape(&self, block: usize, strip: usize) -> Shape {
-        let part = self.strips.get(strip);
+    fn shape(&self, block: usize, column_block: usize) -> Shape {
+        let part = self.column_blocks.get(column_block);
         Shape::new(
             self.axes(),
             self.channels(block).len(),
@@ -272,10 +284,10 @@ impl<'a> Columns<'a> {
         )
     }
 
-    /// Columns of a phase in a strip.
-    pub(super) fn phase_columns(&self, strip: usize) -> usize {
+    /// Columns of a phase in a block of columns.
+    pub(super) fn phase_columns(&self, column_block: usize) -> usize {
         columns(
-            self.strips.get(strip).len(),
+            self.column_blocks.get(column_block).len(),
             self.axes(),
             self.call.kernel.micro,
         )
@@ -335,17 +347,17 @@ impl<'a> Columns<'a> {
     unsafe fn join(
         &self,
         image: usize,
-        strip: usize,
+        column_block: usize,
         acc: *const f32,
         stride: usize,
         size: [usize; 3],
         to: *mut f32,
     ) {
         let (part, step) = (
-            self.strips.get(strip),
+            self.column_blocks.get(column_block),
             [self.axes()[0].phases, self.axes()[1].phases],
         );
-        let phase_columns = self.phase_columns(strip);
+        let phase_columns = self.phase_columns(column_block);
         let [channels, rows, columns] = size;
         for channel in 0..channels {
             for row in 0..rows {
@@ -398,18 +410,23 @@ impl Product for Columns<'_> {
         self.call.sizes.other
     }
 
-    fn strips(&self) -> usize {
-        self.strips.count()
+    fn column_blocks(&self) -> usize {
+        self.column_blocks.count()
     }
 
-    fn strip(&self, strip: usize) -> Range<usize> {
+    fn columns(&self, column_block: usize) -> Range<usize> {
         if !is_phased(self.axes()) {
-            return self.strips.range(strip);
+            return self.column_blocks.range(column_block);
         }
         let phases = phases(self.axes());
-        let first =
-            strip * phases * columns(self.strips.most(), self.axes(), self.call.kernel.micro);
-        first..first + phases * self.phase_columns(strip)
+        let first = column_block
+            * phases
+            * columns(
+                self.column_blocks.most(),
+                self.axes(),
+                self.call.kernel.micro,
+            );
+        first..first + phases * self.phase_columns(column_block)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
@@ -417,12 +434,12 @@ impl Product for Columns<'_> {
         channels.start * taps..channels.end * taps
     }
 
-    fn chains(&self) -> usize {
-        self.chains.count()
+    fn k_blocks(&self) -> usize {
+        self.k_blocks.count()
     }
 
-    fn blocks(&self, chain: usize) -> Range<usize> {
-        self.chains.blocks(chain)
+    fn blocks(&self, k_block: usize) -> Range<usize> {
+        self.k_blocks.blocks(k_block)
     }
 
     unsafe fn left(
@@ -454,7 +471,7 @@ impl Product for Columns<'_> {
             }
             return;
         }
-        // Axes of the contracted one that lie behind one another in memory are packed in one go.
+        // Parts of the contracted axis that are contiguous in memory are packed at once.
         let taps = self.call.sizes.taps();
         let flat = !is_phased(axes) && kernel_row == step * axes[1].taps as isize;
         let whole = flat && channel == step * taps as isize;
@@ -516,8 +533,8 @@ impl Product for Columns<'_> {
                 steps,
             };
         }
-        // SAFETY: `row` rows are packed before it.
         Left {
+            // SAFETY: `row` rows are packed before it.
             base: unsafe { left.add(row * self.depth(block).len()) },
             rows: std::ptr::null(),
             steps: std::ptr::null(),
@@ -525,12 +542,12 @@ impl Product for Columns<'_> {
     }
 
     /// The first step of every phase, the offset of every step, then the tile.
-    unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32) {
+    unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32) {
         let sizes = self.call.sizes;
         let (channels, shape, part) = (
             self.channels(block),
-            self.shape(block, strip),
-            self.strips.get(strip),
+            self.shape(block, column_block),
+            self.column_blocks.get(column_block),
         );
         let (starts, steps) = (to.cast::<i32>(), self.steps(to));
         let tap_offset = |[row, column]: [usize; 2]| shape.tap(&sizes.axes, row, column) as isize;
@@ -552,28 +569,28 @@ impl Product for Columns<'_> {
         }
     }
 
-    unsafe fn stretch(
+    unsafe fn span(
         &self,
-        strip: usize,
+        column_block: usize,
         column: usize,
         block: usize,
         right: *const f32,
-    ) -> Stretch {
-        let columns = self.strip(strip);
+    ) -> Span {
+        let columns = self.columns(column_block);
         if !is_phased(self.axes()) {
-            return Stretch {
+            return Span {
                 end: columns.end,
                 next: columns.end,
                 steps: 0..self.depth(block).len(),
             };
         }
-        let (size, starts) = (self.phase_columns(strip), right.cast::<i32>());
+        let (size, starts) = (self.phase_columns(column_block), right.cast::<i32>());
         let phase = (column - columns.start) / size;
         // SAFETY: `right` wrote them.
         let steps = unsafe { *starts.add(phase) as usize..*starts.add(phase + 1) as usize };
         let first = columns.start + phase * size;
-        Stretch {
-            end: first + self.strips.get(strip).len(),
+        Span {
+            end: first + self.column_blocks.get(column_block).len(),
             next: first + size,
             steps,
         }
@@ -581,8 +598,12 @@ impl Product for Columns<'_> {
 
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right {
         let (axes, micro) = (self.axes(), self.call.kernel.micro);
-        let (shape, part) = (self.shape(at.block, at.strip), self.strips.get(at.strip));
-        let first = (at.columns.start - self.strip(at.strip).start) % self.phase_columns(at.strip);
+        let (shape, part) = (
+            self.shape(at.block, at.column_block),
+            self.column_blocks.get(at.column_block),
+        );
+        let first = (at.columns.start - self.columns(at.column_block).start)
+            % self.phase_columns(at.column_block);
         let (mut pieces, mut vectors) = ([Piece::default(); VECTORS * LANES], [0u16; VECTORS + 1]);
         let (rows, columns) = (part.rows.len(), part.columns.len());
         let (mut image, mut row, mut column) = (
@@ -598,7 +619,7 @@ impl Product for Columns<'_> {
             let offset = (shape.position(axes, image, row, column) as i32)
                 .wrapping_sub((lane % micro.lanes) as i32);
             let lanes = (((1u64 << run) - 1) << (lane % micro.lanes)) as u32;
-            // Rows that lie behind one another need no new piece.
+            // Contiguous rows need no new piece.
             if count > opened && pieces[count - 1].offset == offset {
                 pieces[count - 1].lanes |= lanes;
             } else {
@@ -644,12 +665,12 @@ impl Product for Columns<'_> {
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
     ) {
-        let (part, spec) = (self.strips.get(strip), self.call.spec);
+        let (part, spec) = (self.column_blocks.get(column_block), self.call.spec);
         let first = group * self.call.sizes.other + rows.start;
         let positions = part.rows.len() * part.columns.len();
         let size = |axis: usize| spec.dims[axis].usize_at(self.call.launch.env);
@@ -680,14 +701,14 @@ impl Product for Columns<'_> {
                     .add(self.call.kernel.space.scratch - self.call.kernel.code.scratch_bytes());
                 self.join(
                     i,
-                    strip,
+                    column_block,
                     acc,
                     stride,
                     [rows.len(), high.len(), wide.len()],
                     joined,
                 );
                 let length = high.len() * wide.len();
-                // A stretch of a row of super-positions is a stretch of each of its rows.
+                // A part of a row of super-positions is a part of each of its rows.
                 let whole = wide.len() == size(3);
                 let (runs, cols) = if whole {
                     (1, length)
@@ -712,7 +733,7 @@ impl Product for Columns<'_> {
 }
 
 impl Columns<'_> {
-    /// Where `right` keeps the offsets of steps, and its tile.
+    /// The addresses of the offsets of steps, and of the tile, that `right` writes.
     fn steps(&self, right: *const f32) -> *const i32 {
         right
             .cast::<i32>()

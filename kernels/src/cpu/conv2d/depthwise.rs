@@ -1,10 +1,10 @@
-//! Convolutions whose every channel is a group of its own, and their gradients: rows of a tile
-//! times single weights.
+//! Depthwise convolutions, in which every channel is a separate group, and their gradients: rows of
+//! a tile times single weights.
 //!
-//! A task takes some channels of a part of the output positions. The forward product and the input
-//! gradient hand its block of sums to the epilogue as [`columns`](super::columns) does, phases of
-//! an input gradient included. The weight gradient takes channels over all positions, with a vector
-//! of sums for each weight.
+//! A task computes some channels of a part of the output positions. The forward product and the
+//! input gradient pass its block of sums to the epilogue as [`columns`](super::columns) does,
+//! phases of an input gradient included. The weight gradient computes channels over all positions,
+//! with a vector of sums for each weight.
 
 use std::ops::Range;
 
@@ -12,14 +12,14 @@ use super::columns::{Columns, columns, is_phased, phases};
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
 use crate::cpu::CutOff;
-use crate::cpu::gemm::drive::{Product, Room, Slot, Space};
+use crate::cpu::gemm::drive::{Product, Resources, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
 use crate::cpu::gemm::{ACC, TILE, even, wanted};
 use crate::cpu::tile::Bound;
 use crate::spec::ConvKind;
 
-/// Most channels of a block: rows that the epilogue takes at a time.
+/// Most channels of a block: rows that the epilogue processes at a time.
 const CHANNELS: usize = 64;
 /// Elements that tables are rounded up to, and the lanes of the widest vector.
 const LANES: usize = 16;
@@ -48,10 +48,10 @@ fn sums(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> usize {
     }
 }
 
-/// Room for every blocking of sizes up to these.
+/// The buffers for every blocking of sizes up to these.
 pub(super) fn space(sizes: &Sizes, micro: &Micro, kind: ConvKind) -> Space {
     let (width, axes, taps) = (
-        micro.columns(),
+        micro.nr(),
         &sizes.axes,
         sizes.taps().next_multiple_of(LANES),
     );
@@ -111,7 +111,7 @@ pub(super) unsafe fn run(call: &Call) {
             channels,
             ACC / channels / phases(axes),
             TILE,
-            micro.columns(),
+            micro.nr(),
         )
     };
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
@@ -119,19 +119,22 @@ pub(super) unsafe fn run(call: &Call) {
         channels = channels.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
     }
     let product = Columns::new(call, parts(channels));
-    let (blocks, strips) = (sizes.groups.div_ceil(channels), product.strips.count());
-    let stride = phases(axes) * columns(product.strips.most(), axes, micro);
+    let (blocks, column_blocks) = (
+        sizes.groups.div_ceil(channels),
+        product.column_blocks.count(),
+    );
+    let stride = phases(axes) * columns(product.column_blocks.most(), axes, micro);
     let task = |task: usize, slot: &Slot, _: &mut usize| {
-        let (block, strip) = (task / strips, task % strips);
+        let (block, column_block) = (task / column_blocks, task % column_blocks);
         let wanted = block * channels..((block + 1) * channels).min(product.call.sizes.groups);
         // SAFETY: blocks of the result are one task's each, and the slot's buffers have the sizes
         // of `space`.
         unsafe {
-            convolve(&product, wanted.clone(), strip, slot, stride);
-            product.finish(0, wanted, strip, slot.acc, stride, slot.scratch);
+            convolve(&product, wanted.clone(), column_block, slot, stride);
+            product.finish(0, wanted, column_block, slot.acc, stride, slot.scratch);
         }
     };
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -139,22 +142,22 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { room.tasks(blocks * strips, false, task) };
+    unsafe { resources.tasks(blocks * column_blocks, false, task) };
 }
 
-/// The sums of some channels in a strip, a row of `stride` elements for each channel.
+/// The sums of some channels in a block of columns, a row of `stride` elements for each channel.
 ///
 /// # Safety
 /// As for [`run`]; the slot is the caller's.
 unsafe fn convolve(
     product: &Columns,
     channels: Range<usize>,
-    strip: usize,
+    column_block: usize,
     slot: &Slot,
     stride: usize,
 ) {
     let (sizes, micro) = (product.call.sizes, product.call.kernel.micro);
-    let (axes, part) = (&sizes.axes, product.strips.get(strip));
+    let (axes, part) = (&sizes.axes, product.column_blocks.get(column_block));
     let shape = Shape::new(axes, channels.len(), part.rows.len(), part.columns.len());
     let taps = sizes.taps().next_multiple_of(LANES);
     let (starts, weight_steps) = (slot.right.cast::<i32>(), slot.left.cast::<i32>());
@@ -174,7 +177,7 @@ unsafe fn convolve(
             steps,
             Some(starts),
         );
-        // (Which kernel element a step is: its weight's offset may not fit in the table.)
+        // (The kernel element of a step, because its weight's offset may not fit in the table.)
         product.table(
             1,
             0,
@@ -208,7 +211,7 @@ unsafe fn convolve(
                     weights: weights.add(first),
                     result: slot
                         .acc
-                        .add(c * stride + phase * product.phase_columns(strip)),
+                        .add(c * stride + phase * product.phase_columns(column_block)),
                     result_image: part.rows.len() * part.columns.len(),
                 });
             }
@@ -216,7 +219,7 @@ unsafe fn convolve(
     }
 }
 
-/// Where slices of a weight gradient may end, and its sums: a vector for each weight.
+/// Where slices of a weight gradient may end, and its partial sums: a vector for each weight.
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
     CutOff {
         unit: 1,
@@ -246,7 +249,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     });
     let wanted = wanted(kernel.threads.min(launch.team.threads()));
     let size = most.min(even(sizes.groups, sizes.groups.div_ceil(wanted), 1));
-    // Vectors of a row begin at the same places however it is cut.
+    // Vectors of a row begin at the same places for every partition.
     let parts = Parts::new(images, axes, size, TILE / size, TILE, micro.lanes);
     let [image, gradient] = [(&body.a, 0), (&body.b, 1)]
         .map(|(operand, at)| source(operand, launch.args[at], launch.env));
@@ -258,7 +261,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
         size,
         code: kernel.code.bind(spec, launch),
     };
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -267,7 +270,7 @@ pub(super) unsafe fn weight_grad(call: &Call) {
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
     unsafe {
-        room.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| {
+        resources.tasks(sizes.groups.div_ceil(size), false, |block, slot, _| {
             product.block(block, slot)
         })
     };
@@ -288,7 +291,7 @@ unsafe impl Sync for WeightGrad<'_> {}
 
 impl WeightGrad<'_> {
     /// # Safety
-    /// As for [`weight_grad`]; the slot is the caller's, and nobody else computes the block.
+    /// As for [`weight_grad`]; the slot is the caller's, and no other thread computes the block.
     unsafe fn block(&self, block: usize, slot: &Slot) {
         let (sizes, micro) = (self.call.sizes, self.call.kernel.micro);
         let (axes, taps) = (&sizes.axes, sizes.taps());

@@ -1,4 +1,4 @@
-//! Where tiles are filled from: an image in memory, or one that a prologue makes as it is packed.
+//! The source of tiles: an image in memory, or one that a prologue computes while it is packed.
 
 use std::ops::Range;
 
@@ -11,15 +11,15 @@ use crate::cpu::{Config, Launch, SpecError};
 use crate::size::Env;
 use crate::spec::{self, MAX_ARGUMENTS, Spec};
 
-/// Elements of a line of the cache, which the interpreter's memory begins with.
+/// Elements of a cache line, to which the interpreter's memory is aligned.
 const LINE: usize = 16;
 
 /// A convolution's prologue, prepared.
 pub(super) struct Prologue {
     code: TileCode,
-    /// Elements of the room to make the image in, and of the image in it.
-    room: usize,
-    made: usize,
+    /// Elements of the buffer for the computed image, and of the image in it.
+    buffer: usize,
+    elements: usize,
 }
 
 impl Prologue {
@@ -36,24 +36,25 @@ impl Prologue {
             .transpose()?;
         Ok(code.map(|code| Prologue {
             code,
-            room: 0,
-            made: 0,
+            buffer: 0,
+            elements: 0,
         }))
     }
 
-    /// Elements of a worker's memory to make so many elements of the image in at a time, the
+    /// Elements of a worker's buffer for computing `elements` elements of the image at a time, the
     /// interpreter's memory included.
-    pub fn room(&self, made: usize) -> usize {
-        made.next_multiple_of(LINE)
+    pub fn buffer(&self, elements: usize) -> usize {
+        elements
+            .next_multiple_of(LINE)
             .saturating_add(self.code.scratch_bytes().div_ceil(4))
             .next_multiple_of(LINE)
     }
 
-    /// With that room.
-    pub fn with_room(self, made: usize) -> Prologue {
+    /// With a buffer of that size.
+    pub fn with_buffer(self, elements: usize) -> Prologue {
         Prologue {
-            room: self.room(made),
-            made: made.next_multiple_of(LINE),
+            buffer: self.buffer(elements),
+            elements: elements.next_multiple_of(LINE),
             ..self
         }
     }
@@ -67,8 +68,7 @@ pub(super) struct Image<'a> {
 }
 
 impl<'a> Image<'a> {
-    /// The image of a call; `source` is what its first argument is, which counts where there is no
-    /// prologue.
+    /// The image of a call; `source` is its first argument, and is used if there is no prologue.
     pub fn new(call: &'a Call<'a>, source: Source) -> Self {
         let Call {
             body,
@@ -87,11 +87,11 @@ impl<'a> Image<'a> {
         }
     }
 
-    /// [`fill`] from this image. `end`: of the buffer that the tile lies in, whose last elements
-    /// are the room of a prologue, from a line of the cache on.
+    /// [`fill`] from this image. `end`: of the buffer that holds the tile and, in its last
+    /// elements, from a cache line on, the buffer of a prologue.
     ///
     /// # Safety
-    /// As [`fill`]; of an image that is made, the arguments that it is made of may be read.
+    /// As [`fill`]; of an image that a prologue computes, the prologue's arguments may be read.
     pub unsafe fn fill(
         &self,
         channels: Range<usize>,
@@ -110,9 +110,9 @@ impl<'a> Image<'a> {
             axes[1].reads_of(&part.columns),
         ];
         let plane = rows.len() * columns.len();
-        let at_once = (prologue.made / plane.max(1)).max(1);
-        let room = end.wrapping_sub(prologue.room);
-        let scratch = room.wrapping_add(prologue.made).cast();
+        let at_once = (prologue.elements / plane.max(1)).max(1);
+        let buffer = end.wrapping_sub(prologue.buffer);
+        let scratch = buffer.wrapping_add(prologue.elements).cast();
         for (i, image) in part.images.clone().enumerate() {
             let one = Part {
                 images: image..image + 1,
@@ -120,7 +120,7 @@ impl<'a> Image<'a> {
             };
             for first in channels.clone().step_by(at_once) {
                 let some = first..(first + at_once).min(channels.end);
-                // Rows that are made whole lie behind one another.
+                // Rows that are computed whole are contiguous.
                 let whole = columns.len() == axes[1].source;
                 let (runs, length) = if whole {
                     (1, plane)
@@ -129,14 +129,14 @@ impl<'a> Image<'a> {
                 };
                 for run in (0..runs).filter(|_| plane > 0) {
                     let origin = [image, first, rows.start + run, columns.start];
-                    // SAFETY: these points lie inside the image, and the room takes those of one
+                    // SAFETY: these points lie inside the image, and the buffer holds those of one
                     // channel at least.
                     unsafe {
                         code.make(
                             &origin,
                             1,
                             [some.len(), length],
-                            room.add(run * length),
+                            buffer.add(run * length),
                             plane,
                             scratch,
                         )
@@ -144,14 +144,15 @@ impl<'a> Image<'a> {
                 }
                 let before = first * plane + rows.start * columns.len() + columns.start;
                 let strides = [0, plane as isize, columns.len() as isize, 1];
-                let made = Source {
-                    at: room.cast_const().wrapping_sub(before),
+                let computed = Source {
+                    at: buffer.cast_const().wrapping_sub(before),
                     strides,
                 };
-                // SAFETY: what of these channels the part reads has just been made.
+                // SAFETY: the elements of these channels that the part reads have just been
+                // computed.
                 unsafe {
                     fill(
-                        &made,
+                        &computed,
                         axes,
                         some,
                         &one,
@@ -166,7 +167,7 @@ impl<'a> Image<'a> {
 }
 
 /// The prologue's code with the sizes and addresses of a run: its operands are the first arguments,
-/// and what it makes has no address.
+/// and its result has no address.
 fn bind<'a>(code: &'a TileCode, spec: &Spec, launch: &Launch, sources: usize) -> Bound<'a> {
     let mut args: SmallVec<[*mut u8; MAX_ARGUMENTS]> =
         SmallVec::from_slice(&launch.args[..sources]);

@@ -80,7 +80,7 @@ impl Axis {
         }
     }
 
-    /// The axis of a source that is read as it is.
+    /// The axis of a source that is read without shifts.
     pub fn plain(size: usize) -> Axis {
         Axis::forward(size, size, [1, 1, 1, 0])
     }
@@ -163,7 +163,7 @@ struct Hits {
     count: usize,
 }
 
-/// Some output positions: whole images, whole rows of one image, or a stretch of one row.
+/// Some output positions: whole images, whole rows of one image, or a part of one row.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
     pub images: Range<usize>,
@@ -188,8 +188,8 @@ pub(super) struct Parts {
 
 impl Parts {
     /// Parts of at most `most` positions whose tiles of `channels` channels have no more than
-    /// `tile` elements, if that is possible. `multiple`: what a stretch of a row should be a
-    /// multiple of.
+    /// `tile` elements, if that is possible. The length of a part of a row is a multiple of
+    /// `multiple`, if possible.
     pub fn new(
         images: usize,
         axes: &[Axis; 2],
@@ -209,8 +209,8 @@ impl Parts {
         )
     }
 
-    /// The same with small tiles, but parts of several images are as large as may be, rather than
-    /// all alike: where one ends depends on no images behind it.
+    /// As [`Parts::new`] with small tiles, but parts of several images are as large as possible
+    /// rather than of equal size, so that the end of a part does not depend on later images.
     pub fn from_first(
         images: usize,
         axes: &[Axis; 2],
@@ -332,8 +332,9 @@ impl Parts {
     }
 }
 
-/// Where things are in a tile: `image · image + channel · channel + row · row + column`, columns
-/// first by their remainder by `step`, so that neighbouring output positions read neighbours.
+/// The layout of a tile: an element is at `image · image + channel · channel + row · row + column`,
+/// columns first by their remainder by `step`, so that neighbouring output positions read
+/// neighbours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Shape {
     pub image: usize,
@@ -405,7 +406,7 @@ pub(super) unsafe fn fill(
                 origin(1, part.columns.start) + column as isize,
                 shape.segment,
             );
-            let stretch = |rows: Range<usize>, filled: usize| pack::Lines {
+            let span = |rows: Range<usize>, filled: usize| pack::Lines {
                 from: first
                     .wrapping_offset(row_hits.element * row_stride + hits.element * column_stride),
                 to: to.wrapping_add(
@@ -422,9 +423,9 @@ pub(super) unsafe fn fill(
             // SAFETY: these are lines of the tile, and hits are rows and columns of the source.
             unsafe {
                 let end = row_hits.first + row_hits.count;
-                lines(&stretch(0..row_hits.first, 0));
-                lines(&stretch(row_hits.first..end, hits.count));
-                lines(&stretch(end..count, 0));
+                lines(&span(0..row_hits.first, 0));
+                lines(&span(row_hits.first..end, hits.count));
+                lines(&span(end..count, 0));
             }
         }
     }

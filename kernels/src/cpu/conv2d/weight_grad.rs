@@ -1,6 +1,6 @@
 //! The weight gradient: for every kernel element, the image shifted by it times the output
 //! gradient, summed over all positions. Rows of the product are (input channel, kernel row, kernel
-//! column), walked in the tile by offsets; columns are output channels.
+//! column), read from the tile by offsets; columns are output channels.
 
 use std::ops::Range;
 
@@ -9,45 +9,38 @@ use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
 use crate::cpu::CutOff;
 use crate::cpu::gemm::drive::{
-    Blocking, Carry, MicroPanel, Product, Room, Space, drive_some, sums,
+    Blocking, Carry, MicroPanel, Product, Resources, Space, drive_some, sums,
 };
 use crate::cpu::gemm::micro::{Left, Micro, Right};
 use crate::cpu::gemm::{
-    Limits, ROWS, SPLIT_COLUMNS, TILE, even, pack, partial_space, share_rows, split_blocks, splits,
-    wanted,
+    Limits, MC, SPLIT_NC, TILE, even, pack, partial_space, share_rows, split_blocks, splits, wanted,
 };
 use crate::cpu::tile::Bound;
 
-/// Most positions in a block of the contracted axis.
+/// Most positions in a k-block.
 const POSITIONS: usize = 512;
 /// Elements that tables are rounded up to.
 const TABLE: usize = 16;
 
-/// Most channels of the image that a block of so many rows touches.
+/// Most channels of the image that a block of `rows` rows reads.
 fn channels(sizes: &Sizes, rows: usize) -> usize {
     (rows / sizes.taps() + 2).min(sizes.source)
 }
 
-/// The chains of the contracted axis.
+/// The k-blocks of the contracted axis.
 fn parts(sizes: &Sizes) -> Parts {
-    Parts::from_first(
-        sizes.images,
-        &sizes.axes,
-        channels(sizes, ROWS),
-        POSITIONS,
-        1,
-    )
+    Parts::from_first(sizes.images, &sizes.axes, channels(sizes, MC), POSITIONS, 1)
 }
 
-/// Images, rows and columns of a chain's blocks.
+/// Images, rows and columns of a k-block's sub-blocks.
 fn block(parts: &Parts, limits: &Limits) -> [usize; 3] {
     let [images, rows, columns] = parts.size();
-    let high = (limits.steps / columns).clamp(1, rows);
+    let high = (limits.kc / columns).clamp(1, rows);
     [
         if high < rows {
             1
         } else {
-            (limits.steps / (rows * columns)).clamp(1, images)
+            (limits.kc / (rows * columns)).clamp(1, images)
         },
         high,
         columns,
@@ -64,26 +57,32 @@ pub(super) fn most_of_channel(sizes: &Sizes, limits: &Limits) -> usize {
     Shape::of_channel(&sizes.axes, sizes.axes[0].out, sizes.axes[1].out).min(TILE.max(least))
 }
 
-/// Room for every blocking of sizes up to these, with `room` elements for a prologue.
-pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) -> Space {
-    let width = micro.columns();
+/// The buffers for every blocking of sizes up to these, with `prologue_buffer` elements for a
+/// prologue.
+pub(super) fn space(
+    sizes: &Sizes,
+    micro: &Micro,
+    limits: &Limits,
+    prologue_buffer: usize,
+) -> Space {
+    let width = micro.nr();
     let product = sizes.source.saturating_mul(sizes.taps());
-    let columns = sizes.other.next_multiple_of(width).min(SPLIT_COLUMNS);
+    let columns = sizes.other.next_multiple_of(width).min(SPLIT_NC);
     let [height, length] = [sizes.axes[0].out, sizes.axes[1].out];
     let positions = sizes.images.saturating_mul(height).saturating_mul(length);
-    let (fewest, chains) = match sizes.fixed {
+    let (fewest, k_blocks) = match sizes.fixed {
         true => (
             split_blocks(sizes.groups, product, sizes.other),
             parts(sizes).count(),
         ),
-        // Smaller rows may cut the contracted axis into more chains, but never more than there are
-        // positions.
+        // Smaller rows may cut the contracted axis into more k-blocks, but never more than there
+        // are positions.
         false => (1, positions),
     };
-    let rows = product.min(if splits(fewest, chains) > 1 {
-        ROWS
+    let rows = product.min(if splits(fewest, k_blocks) > 1 {
+        MC
     } else {
-        limits.rows
+        limits.mc
     });
     let tile = |rows_of: usize, [images, rows, columns]: [usize; 3]| {
         Shape::new(&sizes.axes, channels(sizes, rows_of), rows, columns).elements(images)
@@ -94,44 +93,44 @@ pub(super) fn space(sizes: &Sizes, micro: &Micro, limits: &Limits, room: usize) 
             (tile(rows, block), block.iter().product())
         }
         false => (
-            TILE.max(tile(ROWS, [1; 3]))
-                .min(tile(ROWS, [sizes.images, height, length])),
+            TILE.max(tile(MC, [1; 3]))
+                .min(tile(MC, [sizes.images, height, length])),
             positions.min(POSITIONS),
         ),
     };
-    let acc = if splits(fewest, chains) > 1 {
+    let acc = if splits(fewest, k_blocks) > 1 {
         usize::MAX
     } else {
         limits.acc[0].max(rows * width)
     }
     .min(rows * columns);
     Space {
-        left: (ROWS.min(product).next_multiple_of(TABLE)
+        left: (MC.min(product).next_multiple_of(TABLE)
             + POSITIONS.min(positions).next_multiple_of(TABLE))
         .saturating_add(tile)
         .next_multiple_of(TABLE)
-        .saturating_add(room),
+        .saturating_add(prologue_buffer),
         right: 0,
         micro_panel: steps * width,
         acc,
-        // The transposed block, in front of the epilogue's own.
+        // The transposed block, in front of the epilogue's scratch memory.
         scratch: (acc * 4).next_multiple_of(64),
-        chain: if limits.steps < POSITIONS && chains > 1 {
+        k_block: if limits.kc < POSITIONS && k_blocks > 1 {
             acc
         } else {
             0
         },
-        partial: partial_space(product, sizes.other, fewest, chains, micro),
+        partial: partial_space(product, sizes.other, fewest, k_blocks, micro),
     }
 }
 
-/// Most columns of a block of so many rows.
+/// Most columns of a block of `rows` rows.
 fn most_columns(rows: usize, limits: &Limits, micro: &Micro) -> usize {
-    let width = micro.columns();
-    (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_COLUMNS)
+    let width = micro.nr();
+    (limits.acc[0] / rows.max(1) / width * width).clamp(width, SPLIT_NC)
 }
 
-/// Parts of the contracted axis that are summed apart.
+/// Parts of the contracted axis that are summed separately.
 fn splits_of(sizes: &Sizes) -> usize {
     splits(
         split_blocks(sizes.groups, sizes.source * sizes.taps(), sizes.other),
@@ -139,25 +138,25 @@ fn splits_of(sizes: &Sizes) -> usize {
     )
 }
 
-/// How the product is cut. Only the splits, and the chains, decide in which order an element is
-/// summed.
+/// The blocking of the product. Only the splits and the k-blocks decide in which order an element
+/// is summed.
 fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
     let (rows, splits) = (sizes.source * sizes.taps(), splits_of(sizes));
-    let rows = even(rows, if splits > 1 { ROWS } else { limits.rows }, 1);
+    let mc = even(rows, if splits > 1 { MC } else { limits.mc }, 1);
     let most = if splits > 1 {
-        SPLIT_COLUMNS
+        SPLIT_NC
     } else {
-        most_columns(rows, limits, micro)
+        most_columns(mc, limits, micro)
     };
     Blocking {
-        rows,
-        columns: even(sizes.other, most, micro.columns()),
+        mc,
+        nc: even(sizes.other, most, micro.nr()),
         resident: false,
         splits,
     }
 }
 
-/// Where slices may end, and the sums between them. (More images make no fewer splits.)
+/// Where slices may end, and the partial sums between them. (More images make no fewer splits.)
 pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
     let sums = sums(
         sizes.groups,
@@ -187,13 +186,11 @@ pub(super) unsafe fn run(call: &Call) {
         parts(sizes),
         blocking(sizes, kernel.micro, kernel.limits),
     );
-    let Blocking {
-        columns, splits, ..
-    } = blocking;
+    let Blocking { nc, splits, .. } = blocking;
     let threads = kernel.threads.min(launch.team.threads());
-    let others = sizes.groups * sizes.other.div_ceil(columns);
-    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.rows) < wanted(threads) {
-        blocking.rows = share_rows(rows, blocking.rows, others, wanted(threads));
+    let others = sizes.groups * sizes.other.div_ceil(nc);
+    if splits == 1 && threads > 1 && others * rows.div_ceil(blocking.mc) < wanted(threads) {
+        blocking.mc = share_rows(rows, blocking.mc, others, wanted(threads));
     }
     let block = block(&parts, kernel.limits);
     let product = WeightGrad {
@@ -203,18 +200,18 @@ pub(super) unsafe fn run(call: &Call) {
         parts,
         block,
         blocks: [0, 1].map(|i| parts.size()[i].div_ceil(block[i])),
-        columns,
+        nc: blocking.nc,
         code: kernel.code.bind(spec, launch),
     };
     let carry = launch.part.map(|part| Carry {
-        chains: parts.before(part.examples.start * call.per_example())
+        k_blocks: parts.before(part.examples.start * call.per_example())
             ..parts.before(part.examples.end * call.per_example()),
         begun: false,
         open: false,
         sums: part.sums.cast(),
         last: part.last,
     });
-    let room = Room {
+    let resources = Resources {
         workspace: launch.workspace,
         space: &kernel.space,
         threads: kernel.threads,
@@ -222,21 +219,21 @@ pub(super) unsafe fn run(call: &Call) {
     };
     // SAFETY: `space` covers every blocking of sizes up to the bound; operands are valid by the
     // contract of `run`.
-    unsafe { drive_some(&product, kernel.micro, &blocking, &room, carry) };
+    unsafe { drive_some(&product, kernel.micro, &blocking, &resources, carry) };
 }
 
 struct WeightGrad<'a> {
     call: &'a Call<'a>,
     image: Image<'a>,
     gradient: Source,
-    /// Chains of the contracted axis (image, result row, result column).
+    /// k-blocks of the contracted axis (image, result row, result column).
     parts: Parts,
-    /// Images, rows and columns of a block of a chain, and the blocks of one along its images and
-    /// along its rows.
+    /// Images, rows and columns of a sub-block, and the sub-blocks of a k-block along its images
+    /// and along its rows.
     block: [usize; 3],
     blocks: [usize; 2],
-    /// Output channels of a strip.
-    columns: usize,
+    /// Output channels of a block of columns.
+    nc: usize,
     code: Bound<'a>,
 }
 
@@ -260,12 +257,12 @@ impl Product for WeightGrad<'_> {
         self.call.sizes.source * self.call.sizes.taps()
     }
 
-    fn strips(&self) -> usize {
-        self.call.sizes.other.div_ceil(self.columns)
+    fn column_blocks(&self) -> usize {
+        self.call.sizes.other.div_ceil(self.nc)
     }
 
-    fn strip(&self, strip: usize) -> Range<usize> {
-        strip * self.columns..((strip + 1) * self.columns).min(self.call.sizes.other)
+    fn columns(&self, column_block: usize) -> Range<usize> {
+        column_block * self.nc..((column_block + 1) * self.nc).min(self.call.sizes.other)
     }
 
     fn depth(&self, block: usize) -> Range<usize> {
@@ -273,13 +270,13 @@ impl Product for WeightGrad<'_> {
         first..first + self.part(block).len()
     }
 
-    fn chains(&self) -> usize {
+    fn k_blocks(&self) -> usize {
         self.parts.count()
     }
 
-    fn blocks(&self, chain: usize) -> Range<usize> {
+    fn blocks(&self, k_block: usize) -> Range<usize> {
         let blocks = self.blocks[0] * self.blocks[1];
-        chain * blocks..(chain + 1) * blocks
+        k_block * blocks..(k_block + 1) * blocks
     }
 
     /// The offset of every row, the offset of every position, then the tile.
@@ -309,7 +306,7 @@ impl Product for WeightGrad<'_> {
                     channel * shape.channel + shape.tap(&sizes.axes, tap / columns, tap % columns);
                 *row_table.add(i) = offset as i32;
             }
-            let mut step = row_table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            let mut step = row_table.add(MC.min(self.rows()).next_multiple_of(TABLE));
             for image in 0..part.images.len() {
                 for row in 0..part.rows.len() {
                     for column in 0..part.columns.len() {
@@ -339,7 +336,7 @@ impl Product for WeightGrad<'_> {
         // SAFETY: as laid out by `left`.
         unsafe {
             let table = left.cast::<i32>();
-            let steps = table.add(ROWS.min(self.rows()).next_multiple_of(TABLE));
+            let steps = table.add(MC.min(self.rows()).next_multiple_of(TABLE));
             Left {
                 base: left.add(self.tables()),
                 rows: table.add(row),
@@ -348,13 +345,13 @@ impl Product for WeightGrad<'_> {
         }
     }
 
-    unsafe fn right(&self, _group: usize, _strip: usize, _block: usize, _to: *mut f32) {}
+    unsafe fn right(&self, _group: usize, _column_block: usize, _block: usize, _to: *mut f32) {}
 
     unsafe fn micro_panel(&self, at: MicroPanel, _right: *const f32, to: *mut f32) -> Right {
         let [image, stride, row, step] = self.gradient.strides;
         let part = self.part(at.block);
         let channel = (at.group * self.call.sizes.other + at.columns.start) as isize;
-        // Rows that lie behind one another are packed in one go.
+        // Contiguous rows are packed at once.
         let whole = row == step * part.columns.len() as isize;
         let (runs, length) = if whole {
             (1, part.rows.len() * part.columns.len())
@@ -396,12 +393,12 @@ impl Product for WeightGrad<'_> {
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
     ) {
-        let (sizes, columns) = (self.call.sizes, self.strip(strip));
+        let (sizes, columns) = (self.call.sizes, self.columns(column_block));
         let (taps, width) = (sizes.taps(), sizes.axes[1].taps);
         let tap = rows.start % taps;
         let origin = [
@@ -415,18 +412,18 @@ impl Product for WeightGrad<'_> {
             stride: stride as isize,
             step: 1,
         };
-        let turned = scratch.cast::<f32>();
+        let transposed = scratch.cast::<f32>();
         // SAFETY: the block is this worker's, and so is the scratch memory, which begins with room
         // for a block.
         unsafe {
-            (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), turned, rows.len());
+            (self.call.kernel.micro.pack)(from, rows.len(), columns.len(), transposed, rows.len());
             let scratch = scratch.add(self.call.kernel.space.scratch - self.code_scratch());
             self.code.block(
                 &origin,
                 0,
                 columns.len(),
                 rows.len(),
-                turned.cast(),
+                transposed.cast(),
                 rows.len(),
                 scratch,
             );
@@ -435,7 +432,7 @@ impl Product for WeightGrad<'_> {
 }
 
 impl WeightGrad<'_> {
-    /// The positions of a block.
+    /// The positions of a sub-block.
     fn part(&self, block: usize) -> Part {
         let [images, rows] = self.blocks;
         let part = self.parts.get(block / (images * rows));
@@ -453,10 +450,10 @@ impl WeightGrad<'_> {
 
     /// Elements of both tables.
     fn tables(&self) -> usize {
-        ROWS.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
+        MC.min(self.rows()).next_multiple_of(TABLE) + self.parts.most().next_multiple_of(TABLE)
     }
 
-    /// Bytes of scratch memory that are the epilogue's.
+    /// Bytes of the epilogue's scratch memory.
     fn code_scratch(&self) -> usize {
         self.call.kernel.code.scratch_bytes()
     }

@@ -1,15 +1,15 @@
 //! The loops around the micro-kernels, shared by matrix products and convolutions.
 //!
-//! The result is cut into blocks of rows × *strips* of columns. A task computes one such block over
-//! the whole contracted axis in the worker's own part of the workspace and hands it to the
-//! product's epilogue, so the result itself is written once, by code that may do anything with it.
-//! The left operand of a block of rows is kept packed as long as a worker stays with these rows;
-//! the right operand is packed one micro-panel at a time, just before all left panels meet it. The
-//! contracted axis is cut into *chains*, stretches over which an element is summed from 0 before it
-//! is added to those before, and for small results of long sums into splits of several chains, by
-//! the shape alone: every element is summed in the same order whatever the number of threads. A
-//! chain is computed in one block or in several, whose sums go on from one another, which changes
-//! no bit: what there is memory for decides.
+//! The result is cut into blocks of MC rows × NC columns. A task computes one such block over the
+//! whole contracted axis in the worker's part of the workspace and passes it to the product's
+//! epilogue, so that the result is written once, by arbitrary code. The left operand of a block of
+//! rows is kept packed as long as a worker stays with these rows; the right operand is packed one
+//! micro-panel at a time, just before it is multiplied with all left panels. The contracted axis is
+//! cut into *k-blocks* of at most KC steps, over which an element is summed from 0 before it is
+//! added to the sum of those before, and for small results of long sums into splits of several
+//! k-blocks. Both depend on the shape alone, so that every element is summed in the same order for
+//! any number of threads. If memory is short, a k-block is computed in several *sub-blocks*; each
+//! continues the sums of the one before, which changes no bit.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,14 +24,13 @@ const ALIGN: usize = 64;
 /// Multiply-adds that are not worth a second thread: about two microseconds.
 const SERIAL_WORK: usize = 1 << 16;
 
-/// What distinguishes one kind of product from another: where operands come from and where results
-/// go.
+/// The operands and results of one kind of product.
 ///
 /// # Safety of the methods
-/// Buffers are as large as [`Space`] says; ranges lie inside the product; nothing else uses the
-/// buffers meanwhile.
+/// Buffers are as large as [`Space`] says; ranges lie inside the product; the buffers are not used
+/// otherwise meanwhile.
 pub(in super::super) trait Product: Sync {
-    /// Whether left panels are walked by tables instead of packed.
+    /// Whether left panels are addressed by tables instead of packed.
     fn indirect(&self) -> bool;
     /// Independent products.
     fn groups(&self) -> usize;
@@ -39,21 +38,21 @@ pub(in super::super) trait Product: Sync {
     fn left_group(&self, group: usize) -> usize;
     /// Rows of the result.
     fn rows(&self) -> usize;
-    /// Strips of columns that the result is cut into.
-    fn strips(&self) -> usize;
-    /// The columns of a strip.
-    fn strip(&self, strip: usize) -> Range<usize>;
-    /// Chains of the contracted axis.
-    fn chains(&self) -> usize;
-    /// The blocks of a chain.
-    fn blocks(&self, chain: usize) -> Range<usize> {
-        chain..chain + 1
+    /// Blocks of columns that the result is cut into.
+    fn column_blocks(&self) -> usize;
+    /// The columns of a block.
+    fn columns(&self, column_block: usize) -> Range<usize>;
+    /// k-blocks of the contracted axis.
+    fn k_blocks(&self) -> usize;
+    /// The sub-blocks of a k-block.
+    fn blocks(&self, k_block: usize) -> Range<usize> {
+        k_block..k_block + 1
     }
-    /// The stretch of the contracted axis that makes a block; of a slice, counted from its start,
-    /// what it has of it.
+    /// The steps of the contracted axis in a sub-block; in a slice, the steps that belong to it,
+    /// counted from its start.
     fn depth(&self, block: usize) -> Range<usize>;
-    /// Prepares `rows` of the left operand for a block of the contracted axis, in panels of `panel`
-    /// rows.
+    /// Prepares `rows` of the left operand for a sub-block of the contracted axis, in panels of
+    /// `panel` rows.
     unsafe fn left(
         &self,
         group: usize,
@@ -62,7 +61,7 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         to: *mut f32,
     );
-    /// The panel that starts `row` rows into what [`Product::left`] prepared for `rows`.
+    /// The panel that starts `row` rows into those that [`Product::left`] prepared for `rows`.
     unsafe fn panel(
         &self,
         group: usize,
@@ -71,133 +70,134 @@ pub(in super::super) trait Product: Sync {
         block: usize,
         left: *const f32,
     ) -> Left;
-    /// Prepares what the micro-panels of a strip have in common.
-    unsafe fn right(&self, group: usize, strip: usize, block: usize, to: *mut f32);
-    /// The columns from `column` on that take the same steps of a block.
-    unsafe fn stretch(
+    /// Prepares the data that the micro-panels of a block of columns share.
+    unsafe fn right(&self, group: usize, column_block: usize, block: usize, to: *mut f32);
+    /// The columns from `column` on that need the same steps of a sub-block.
+    unsafe fn span(
         &self,
-        strip: usize,
+        column_block: usize,
         _column: usize,
         block: usize,
         _right: *const f32,
-    ) -> Stretch {
-        let end = self.strip(strip).end;
-        Stretch {
+    ) -> Span {
+        let end = self.columns(column_block).end;
+        Span {
             end,
             next: end,
             steps: 0..self.depth(block).len(),
         }
     }
-    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or found where it
-    /// is.
+    /// One micro-panel, `width` wide with zeros after `columns`, packed into `to` or used in place.
     unsafe fn micro_panel(&self, at: MicroPanel, right: *const f32, to: *mut f32) -> Right;
-    /// Takes a finished block.
+    /// Consumes a finished block.
     unsafe fn finish(
         &self,
         group: usize,
         rows: Range<usize>,
-        strip: usize,
+        column_block: usize,
         acc: *mut f32,
         stride: usize,
         scratch: *mut u8,
     );
 }
 
-/// Which micro-panel of the right operand is wanted.
+/// The request for a micro-panel of the right operand.
 pub(in super::super) struct MicroPanel {
     pub group: usize,
     pub block: usize,
     pub columns: Range<usize>,
-    /// Its steps of the block.
+    /// Its steps of the sub-block.
     pub steps: Range<usize>,
-    /// The strip they are part of.
-    pub strip: usize,
+    /// The block of columns they are part of.
+    pub column_block: usize,
     pub width: usize,
-    /// How many left panels will meet it.
+    /// The number of left panels that it is multiplied with.
     pub panels: usize,
 }
 
-/// Columns that take the same steps of a block.
-pub(in super::super) struct Stretch {
+/// Columns that need the same steps of a sub-block.
+pub(in super::super) struct Span {
     pub end: usize,
-    /// Where the next ones start: there may be columns between them that mean nothing.
+    /// The start of the next ones: columns between them are padding.
     pub next: usize,
     pub steps: Range<usize>,
 }
 
-/// A contracted axis in chains, and these in blocks.
+/// A contracted axis in k-blocks, and these in sub-blocks.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Chains {
+pub(in super::super) struct KBlocks {
     total: usize,
-    /// Of a chain but the last, of a block of it but the last, and blocks of a chain.
-    chain: usize,
+    /// The size of a k-block but the last, of a sub-block but the last, and the sub-blocks of a
+    /// k-block.
+    k_block: usize,
     block: usize,
     blocks: usize,
 }
 
-impl Chains {
-    /// `total` in chains of `chain`, in blocks of at most `block`.
-    pub fn new(total: usize, chain: usize, block: usize) -> Chains {
-        let block = even(chain, block, 1);
-        Chains {
+impl KBlocks {
+    /// `total` in k-blocks of `k_block`, in sub-blocks of at most `block`.
+    pub fn new(total: usize, k_block: usize, block: usize) -> KBlocks {
+        let block = even(k_block, block, 1);
+        KBlocks {
             total,
-            chain,
+            k_block,
             block,
-            blocks: chain.div_ceil(block),
+            blocks: k_block.div_ceil(block),
         }
     }
 
-    /// The size of every chain but the last.
+    /// The size of every k-block but the last.
     pub fn size(&self) -> usize {
-        self.chain
+        self.k_block
     }
 
     pub fn count(&self) -> usize {
-        self.total.div_ceil(self.chain)
+        self.total.div_ceil(self.k_block)
     }
 
-    pub fn blocks(&self, chain: usize) -> Range<usize> {
-        chain * self.blocks..(chain + 1) * self.blocks
+    pub fn blocks(&self, k_block: usize) -> Range<usize> {
+        k_block * self.blocks..(k_block + 1) * self.blocks
     }
 
-    /// What a block takes of the axis; of the last chain that may be nothing.
+    /// The steps of a sub-block; it may be empty in the last k-block.
     pub fn range(&self, block: usize) -> Range<usize> {
-        // Mostly a block is a chain.
-        let (chain, at) = if self.blocks == 1 {
+        // Usually a k-block has one sub-block.
+        let (k_block, at) = if self.blocks == 1 {
             (block, 0)
         } else {
             (block / self.blocks, block % self.blocks)
         };
-        let of =
-            |at: usize| (chain * self.chain + (at * self.block).min(self.chain)).min(self.total);
+        let of = |at: usize| {
+            (k_block * self.k_block + (at * self.block).min(self.k_block)).min(self.total)
+        };
         of(at)..of(at + 1)
     }
 }
 
-/// How the result is cut.
+/// The partition of the result into blocks.
 #[derive(Clone, Copy, Debug)]
 pub(in super::super) struct Blocking {
     /// Rows of a block.
-    pub rows: usize,
-    /// Columns of the widest strip.
-    pub columns: usize,
-    /// Whether the left operand is kept packed for all of the contracted axis.
+    pub mc: usize,
+    /// Columns of the widest block.
+    pub nc: usize,
+    /// Whether the left operand is kept packed for the whole contracted axis.
     pub resident: bool,
-    /// Parts of the contracted axis that are summed apart.
+    /// Parts of the contracted axis that are summed separately.
     pub splits: usize,
 }
 
-/// A slice of the contracted axis, whose sums go on from those of the slices before.
+/// A slice of the contracted axis, which continues the partial sums of the slices before.
 pub(in super::super) struct Carry {
-    /// The chains that it has some or all of.
-    pub chains: Range<usize>,
-    /// Whether an earlier slice has begun the first of them.
+    /// The k-blocks that it intersects.
+    pub k_blocks: Range<usize>,
+    /// Whether an earlier slice has started the first of them.
     pub begun: bool,
-    /// Whether a later slice goes on with the last of them.
+    /// Whether a later slice continues the last of them.
     pub open: bool,
     /// The sums, [`sums`] elements.
     pub sums: *mut f32,
-    /// Whether this is the last slice: the product takes its results.
+    /// Whether this is the last slice, which finishes the results.
     pub last: bool,
 }
 
@@ -205,8 +205,8 @@ pub(in super::super) struct Carry {
 // that each computes.
 unsafe impl Sync for Carry {}
 
-/// Elements of the sums of a product of `groups` times `rows` by `columns` between slices; `parts`:
-/// its splits, and one more if slices may end inside of a chain that is not the first.
+/// Elements of the partial sums of a product of `groups` times `rows` by `columns` between slices;
+/// `parts`: its splits, and one more if slices may end inside a k-block that is not the first.
 pub(in super::super) fn sums(
     groups: usize,
     rows: usize,
@@ -229,14 +229,14 @@ pub(in super::super) struct Space {
     pub acc: usize,
     /// Bytes.
     pub scratch: usize,
-    /// Sums of a block over a chain, where they are not yet added to those of the chains before.
-    pub chain: usize,
+    /// Sums of a block over a k-block that are not yet added to those of the k-blocks before.
+    pub k_block: usize,
     /// Sums of splits; one for all workers.
     pub partial: usize,
 }
 
 impl Space {
-    /// Room for either.
+    /// The buffers that suffice for both.
     pub fn max(&self, other: &Space) -> Space {
         Space {
             left: self.left.max(other.left),
@@ -244,13 +244,13 @@ impl Space {
             micro_panel: self.micro_panel.max(other.micro_panel),
             acc: self.acc.max(other.acc),
             scratch: self.scratch.max(other.scratch),
-            chain: self.chain.max(other.chain),
+            k_block: self.k_block.max(other.k_block),
             partial: self.partial.max(other.partial),
         }
     }
 
-    /// Byte offsets of left, right, micro-panel, block, chain and scratch in a worker's part, and
-    /// the part's size.
+    /// Byte offsets of left, right, micro-panel, block, k-block sums and scratch in a worker's
+    /// part, and the part's size.
     fn offsets(&self) -> [usize; 7] {
         let mut at = 0;
         [
@@ -258,7 +258,7 @@ impl Space {
             self.right * 4,
             self.micro_panel * 4,
             self.acc * 4,
-            self.chain * 4,
+            self.k_block * 4,
             self.scratch,
             0,
         ]
@@ -284,7 +284,7 @@ impl Space {
 }
 
 /// The memory and threads of one run.
-pub(in super::super) struct Room<'a> {
+pub(in super::super) struct Resources<'a> {
     pub workspace: *mut u8,
     pub space: &'a Space,
     /// Workers that the workspace has room for.
@@ -294,7 +294,7 @@ pub(in super::super) struct Room<'a> {
 
 // SAFETY: workers use disjoint parts of the workspace, told apart by the slot each task loop runs
 // in.
-unsafe impl Sync for Room<'_> {}
+unsafe impl Sync for Resources<'_> {}
 
 /// One worker's part of the workspace.
 pub(in super::super) struct Slot {
@@ -302,24 +302,24 @@ pub(in super::super) struct Slot {
     pub right: *mut f32,
     pub micro_panel: *mut f32,
     pub acc: *mut f32,
-    pub chain: *mut f32,
+    pub k_block: *mut f32,
     pub scratch: *mut u8,
 }
 
-impl Room<'_> {
+impl Resources<'_> {
     /// # Safety
-    /// `slot` is below `threads`, and nobody else uses it now.
+    /// `slot` is below `threads`, and no other thread uses it now.
     unsafe fn slot(&self, slot: usize) -> Slot {
         let at = self.space.offsets();
         // SAFETY: the workspace has room for `threads` parts of this size.
         let part = |k: usize| unsafe { self.workspace.add(slot * at[6] + at[k]) };
-        let [left, right, micro_panel, acc, chain] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
+        let [left, right, micro_panel, acc, k_block] = [0, 1, 2, 3, 4].map(|k| part(k).cast());
         Slot {
             left,
             right,
             micro_panel,
             acc,
-            chain,
+            k_block,
             scratch: part(5),
         }
     }
@@ -334,7 +334,7 @@ impl Room<'_> {
     /// (`serial`: on one.)
     ///
     /// # Safety
-    /// The workspace has the bytes of the space, and nobody else uses it.
+    /// The workspace has the bytes of the space, and no other thread uses it.
     pub unsafe fn tasks(
         &self,
         tasks: usize,
@@ -365,16 +365,16 @@ impl Room<'_> {
 /// Computes a product.
 ///
 /// # Safety
-/// The room's workspace has the bytes of its [`Space`], which covers what `blocking` makes of
-/// `product`; the product's operands may be read and its results written.
+/// The workspace has the bytes of its [`Space`], which suffices for `product` under `blocking`; the
+/// product's operands may be read and its results written.
 pub(in super::super) unsafe fn drive<P: Product>(
     product: &P,
     micro: &Micro,
     blocking: &Blocking,
-    room: &Room,
+    resources: &Resources,
 ) {
     // SAFETY: the caller's promise.
-    unsafe { drive_some(product, micro, blocking, room, None) }
+    unsafe { drive_some(product, micro, blocking, resources, None) }
 }
 
 /// Computes a product, or a slice of the contracted axis of it.
@@ -385,35 +385,35 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
     product: &P,
     micro: &Micro,
     blocking: &Blocking,
-    room: &Room,
+    resources: &Resources,
     carry: Option<Carry>,
 ) {
-    let (groups, rows, strips) = (product.groups(), product.rows(), product.strips());
-    if groups == 0 || rows == 0 || strips == 0 {
+    let (groups, rows, column_blocks) = (product.groups(), product.rows(), product.column_blocks());
+    if groups == 0 || rows == 0 || column_blocks == 0 {
         return;
     }
-    let row_blocks = rows.div_ceil(blocking.rows);
+    let row_blocks = rows.div_ceil(blocking.mc);
     let job = Job {
         product,
         micro,
         blocking,
-        room,
+        resources,
         row_blocks,
-        strips,
+        column_blocks,
         carry,
     };
     let depth = product
-        .chains()
+        .k_blocks()
         .checked_sub(1)
         .map_or(0, |last| product.depth(product.blocks(last).end - 1).end);
     let work = groups
         .saturating_mul(rows)
-        .saturating_mul(product.strip(strips - 1).end)
+        .saturating_mul(product.columns(column_blocks - 1).end)
         .saturating_mul(depth);
-    let blocks = groups * row_blocks * strips;
+    let blocks = groups * row_blocks * column_blocks;
     // SAFETY: tasks write blocks of the result, or sums of splits, that are theirs alone.
     unsafe {
-        room.tasks(
+        resources.tasks(
             blocks * blocking.splits,
             work < SERIAL_WORK,
             |task, slot, resident| {
@@ -430,7 +430,7 @@ pub(in super::super) unsafe fn drive_some<P: Product>(
             .as_ref()
             .map_or(blocking.splits > 1, |carry| carry.last)
         {
-            room.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
+            resources.tasks(blocks, false, |number, slot, _| job.combine(number, slot));
         }
     }
 }
@@ -440,70 +440,71 @@ struct Job<'a, P> {
     product: &'a P,
     micro: &'a Micro,
     blocking: &'a Blocking,
-    room: &'a Room<'a>,
+    resources: &'a Resources<'a>,
     row_blocks: usize,
-    strips: usize,
+    column_blocks: usize,
     carry: Option<Carry>,
 }
 
 impl<P: Product> Job<'_, P> {
     /// A block of the result, by number.
     fn cut(&self, number: usize) -> Cut {
-        let (row_block, strip) = (number / self.strips, number % self.strips);
+        let (row_block, column_block) = (number / self.column_blocks, number % self.column_blocks);
         let (group, row_block) = (row_block / self.row_blocks, row_block % self.row_blocks);
-        let first = row_block * self.blocking.rows;
-        let rows = first..(first + self.blocking.rows).min(self.product.rows());
+        let first = row_block * self.blocking.mc;
+        let rows = first..(first + self.blocking.mc).min(self.product.rows());
         Cut {
             group,
             row_block,
             rows,
-            strip,
-            columns: self.product.strip(strip),
+            column_block,
+            columns: self.product.columns(column_block),
         }
     }
 
     /// Elements between two rows of a block's sums.
     fn stride(&self) -> usize {
-        self.blocking.columns.next_multiple_of(self.micro.lanes)
+        self.blocking.nc.next_multiple_of(self.micro.lanes)
     }
 
-    /// Where a split of a block keeps its sums, and the elements between two rows of them.
+    /// The sums of a split of a block, and the elements between two rows of them.
     fn part(&self, cut: &Cut, split: usize) -> (*mut f32, usize) {
         let (splits, stride) = (self.blocking.splits, self.stride());
         if let Some(carry) = &self.carry {
             return self.kept(carry, cut, cut.group * splits + split);
         }
-        let number = (cut.group * self.row_blocks + cut.row_block) * self.strips + cut.strip;
+        let number =
+            (cut.group * self.row_blocks + cut.row_block) * self.column_blocks + cut.column_block;
         // SAFETY: the workspace has room for every split of every block.
         (
             unsafe {
-                self.room
+                self.resources
                     .partial()
-                    .add((number * splits + split) * self.blocking.rows * stride)
+                    .add((number * splits + split) * self.blocking.mc * stride)
             },
             stride,
         )
     }
 
-    /// Where a block keeps its sums over a chain until they are added to the others: with the
-    /// slice's if the chain goes through several.
-    fn chain(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
+    /// The sums of a block over a k-block until they are added to the others; they are among those
+    /// that pass between slices if the k-block spans several slices.
+    fn k_block_sums(&self, cut: &Cut, slot: &Slot, through: bool) -> (*mut f32, usize) {
         match self.carry.as_ref().filter(|_| through) {
             Some(carry) => self.kept(
                 carry,
                 cut,
                 self.product.groups() * self.blocking.splits + cut.group,
             ),
-            None => (slot.chain, self.stride()),
+            None => (slot.k_block, self.stride()),
         }
     }
 
-    /// Where a block lies in the part `part` of what slices keep.
+    /// The address of a block in the part `part` of the sums between slices.
     fn kept(&self, carry: &Carry, cut: &Cut, part: usize) -> (*mut f32, usize) {
         let (rows, columns) = (
             self.product.rows(),
             self.product
-                .strip(self.strips - 1)
+                .columns(self.column_blocks - 1)
                 .end
                 .next_multiple_of(self.micro.lanes),
         );
@@ -533,29 +534,29 @@ impl<P: Product> Job<'_, P> {
         let key = product.left_group(cut.group) * self.row_blocks + cut.row_block;
         let pack = !blocking.resident || *resident != key;
         *resident = key;
-        let chains = product.chains();
-        let span = chains * split / blocking.splits..chains * (split + 1) / blocking.splits;
+        let k_blocks = product.k_blocks();
+        let span = k_blocks * split / blocking.splits..k_blocks * (split + 1) / blocking.splits;
         let now = self.carry.as_ref().map_or(span.clone(), |carry| {
-            span.start.max(carry.chains.start)..span.end.min(carry.chains.end)
+            span.start.max(carry.k_blocks.start)..span.end.min(carry.k_blocks.end)
         });
         // SAFETY: buffers have the sizes of `Space`; see `drive`.
         unsafe {
             if span.is_empty() {
                 rows(total, &cut).for_each(|row| row.fill(0.0));
             }
-            for chain in now {
-                let (first, blocks) = (chain == span.start, product.blocks(chain));
+            for k_block in now {
+                let (first, blocks) = (k_block == span.start, product.blocks(k_block));
                 let begun = self
                     .carry
                     .as_ref()
-                    .is_some_and(|carry| carry.begun && chain == carry.chains.start);
+                    .is_some_and(|carry| carry.begun && k_block == carry.k_blocks.start);
                 let open = self
                     .carry
                     .as_ref()
-                    .is_some_and(|carry| carry.open && chain + 1 == carry.chains.end);
+                    .is_some_and(|carry| carry.open && k_block + 1 == carry.k_blocks.end);
                 let alone = !first && (begun || open || blocks.len() > 1);
                 let sums = if alone {
-                    self.chain(&cut, slot, begun || open)
+                    self.k_block_sums(&cut, slot, begun || open)
                 } else {
                     total
                 };
@@ -574,12 +575,12 @@ impl<P: Product> Job<'_, P> {
                         product.left(
                             cut.group,
                             cut.rows.clone(),
-                            panel_rows(cut.rows.len(), self.micro.rows),
+                            panel_rows(cut.rows.len(), self.micro.mr),
                             block,
                             left,
                         );
                     }
-                    product.right(cut.group, cut.strip, block, slot.right);
+                    product.right(cut.group, cut.column_block, block, slot.right);
                     self.sweep(&cut, block, left, slot, sums, before);
                     before = Before::Sums;
                 }
@@ -593,7 +594,7 @@ impl<P: Product> Job<'_, P> {
                 product.finish(
                     cut.group,
                     cut.rows,
-                    cut.strip,
+                    cut.column_block,
                     total.0,
                     total.1,
                     slot.scratch,
@@ -602,7 +603,7 @@ impl<P: Product> Job<'_, P> {
         }
     }
 
-    /// Adds one block of the contracted axis to the sums of a block of the result.
+    /// Adds one sub-block of the contracted axis to the sums of a block of the result.
     unsafe fn sweep(
         &self,
         cut: &Cut,
@@ -613,15 +614,15 @@ impl<P: Product> Job<'_, P> {
         before: Before,
     ) {
         let Job { product, micro, .. } = self;
-        let panel = panel_rows(cut.rows.len(), micro.rows);
+        let panel = panel_rows(cut.rows.len(), micro.mr);
         let panels = cut.rows.len().div_ceil(panel);
         let mut from = cut.columns.start;
         while from < cut.columns.end {
             // SAFETY: as for `block`; a micro-panel is at most `depth · width` elements, and blocks
             // have room for whole vectors.
             unsafe {
-                let Stretch { end, next, steps } =
-                    product.stretch(cut.strip, from, block, slot.right);
+                let Span { end, next, steps } =
+                    product.span(cut.column_block, from, block, slot.right);
                 let width = micro.width(end - from);
                 let to = (from + width).min(end);
                 let (first, depth) = (steps.start, steps.len());
@@ -630,7 +631,7 @@ impl<P: Product> Job<'_, P> {
                     block,
                     columns: from..to,
                     steps,
-                    strip: cut.strip,
+                    column_block: cut.column_block,
                     width,
                     panels,
                 };
@@ -666,7 +667,7 @@ impl<P: Product> Job<'_, P> {
             self.product.finish(
                 cut.group,
                 cut.rows,
-                cut.strip,
+                cut.column_block,
                 slot.acc,
                 stride,
                 slot.scratch,
@@ -701,7 +702,7 @@ struct Cut {
     group: usize,
     row_block: usize,
     rows: Range<usize>,
-    strip: usize,
+    column_block: usize,
     columns: Range<usize>,
 }
 

@@ -2,10 +2,10 @@
 //! block shape each.
 //!
 //! A micro-kernel multiplies `R` rows of the left operand with one or two vectors of columns of the
-//! right one over a stretch of the contracted axis, as in Goto and van de Geijn, "Anatomy of
+//! right one over a part of the contracted axis, as in Goto and van de Geijn, "Anatomy of
 //! High-Performance Matrix Multiplication" (2008), and BLIS (Van Zee and van de Geijn, 2015). Every
-//! element of the result is one chain of fused multiply-adds in the order of the contracted axis,
-//! so how a product is cut into blocks of rows and columns never changes a bit of it.
+//! element of the result is one sequence of fused multiply-adds in the order of the contracted
+//! axis, so that the blocking into rows and columns never changes a bit of it.
 
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -44,7 +44,7 @@ impl Left {
 }
 
 /// A micro-panel of the right operand: vector c of step k at `at + k·stride + c·lanes` or, if there
-/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that nobody has packed.
+/// are `steps`, at `at + steps[k] + c·stride`, inside a tile that is not packed.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Right {
     pub at: *const f32,
@@ -63,19 +63,19 @@ impl Right {
     }
 }
 
-/// What becomes of what `acc` holds before a kernel runs.
+/// The role of the values in `acc` before a kernel runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in super::super) enum Before {
-    /// It is overwritten: sums start from 0.
+    /// Unused: sums start from 0 and overwrite them.
     Nothing,
-    /// The sums, which start from 0, are added to it.
+    /// A term: sums start from 0 and are added to them.
     Term,
-    /// The sums start from it: they go on as if they had never been stored.
+    /// Partial sums: the kernel continues them as if they had never been stored.
     Sums,
 }
 
-/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, and what was there
-/// [`Before`].
+/// `acc[i·acc_stride + j] = Σₖ left(i, k) · right(k, j)`, for k below `depth`, combined with the
+/// previous values as [`Before`] says.
 type Kernel = unsafe fn(
     depth: usize,
     left: Left,
@@ -88,7 +88,7 @@ type Kernel = unsafe fn(
 /// The micro-kernels and packing of one instruction set.
 pub(in super::super) struct Micro {
     /// Most rows of a block.
-    pub rows: usize,
+    pub mr: usize,
     /// Columns of one vector; a block has one or two vectors.
     pub lanes: usize,
     packed: &'static [[Kernel; 2]],
@@ -102,10 +102,10 @@ pub(in super::super) struct Micro {
     pub correlate: planes::Correlate,
 }
 
-/// How a kernel finds the elements of its left panel.
-trait Walk: Copy {
-    /// Whether the order of loads has to be kept: left to itself the compiler loads all rows first
-    /// and spills the sums.
+/// The addressing of the elements of a left panel.
+trait LeftAccess: Copy {
+    /// Whether the order of loads has to be kept, because otherwise the compiler loads all rows
+    /// first and spills the sums.
     const IN_ORDER: bool;
     /// The address of a step, to which the rows are relative.
     unsafe fn step<const R: usize>(left: &Left, step: usize) -> *const f32;
@@ -118,7 +118,7 @@ struct Packed;
 #[derive(Clone, Copy)]
 struct Indirect;
 
-impl Walk for Packed {
+impl LeftAccess for Packed {
     const IN_ORDER: bool = false;
 
     #[inline(always)]
@@ -133,7 +133,7 @@ impl Walk for Packed {
     }
 }
 
-impl Walk for Indirect {
+impl LeftAccess for Indirect {
     const IN_ORDER: bool = true;
 
     #[inline(always)]
@@ -148,8 +148,8 @@ impl Walk for Indirect {
     }
 }
 
-/// How a kernel finds the vectors of its right panel.
-trait Find: Copy {
+/// The addressing of the vectors of a right panel.
+trait RightAccess: Copy {
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32;
 }
 
@@ -159,7 +159,7 @@ struct Panel;
 #[derive(Clone, Copy)]
 struct Tile;
 
-impl Find for Panel {
+impl RightAccess for Panel {
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the caller stays inside the panel.
@@ -167,7 +167,7 @@ impl Find for Panel {
     }
 }
 
-impl Find for Tile {
+impl RightAccess for Tile {
     #[inline(always)]
     unsafe fn vector<S: Simd>(right: &Right, step: usize, c: usize) -> *const f32 {
         // SAFETY: the table covers every step, and names elements of the tile around `at`.
@@ -181,7 +181,7 @@ impl Find for Tile {
 }
 
 #[inline(always)]
-unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
+unsafe fn kernel<S: Simd, W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
     depth: usize,
     left: Left,
     right: Right,
@@ -233,8 +233,8 @@ unsafe fn kernel<S: Simd, W: Walk, F: Find, const R: usize, const C: usize>(
 
 /// The table of kernels by rows − 1 and vectors − 1.
 macro_rules! table {
-    ($function:ident, $walk:ty, $find:ty, $($rows:literal)+) => {
-        &[$([$function::<$walk, $find, $rows, 1>, $function::<$walk, $find, $rows, 2>]),+]
+    ($function:ident, $left:ty, $right:ty, $($rows:literal)+) => {
+        &[$([$function::<$left, $right, $rows, 1>, $function::<$left, $right, $rows, 2>]),+]
     };
 }
 
@@ -243,7 +243,7 @@ macro_rules! micro {
     ($name:ident, $simd:ty, [$($feature:literal)?], $($rows:literal)+) => {
         static $name: Micro = {
             $(#[target_feature(enable = $feature)])?
-            unsafe fn run<W: Walk, F: Find, const R: usize, const C: usize>(
+            unsafe fn run<W: LeftAccess, F: RightAccess, const R: usize, const C: usize>(
                 depth: usize, left: Left, right: Right, acc: *mut f32, acc_stride: usize, before: Before,
             ) {
                 // SAFETY: this function's caller keeps the same promises, and its features are S's.
@@ -275,7 +275,7 @@ macro_rules! micro {
                 unsafe { planes::correlate::<$simd>(planes) }
             }
             Micro {
-                rows: [$($rows),+].len(),
+                mr: [$($rows),+].len(),
                 lanes: <$simd>::LANES,
                 packed: table!(run, Packed, Panel, $($rows)+),
                 indirect: table!(run, Indirect, Panel, $($rows)+),
@@ -309,7 +309,7 @@ impl Micro {
     }
 
     /// Columns of the widest block.
-    pub fn columns(&self) -> usize {
+    pub fn nr(&self) -> usize {
         2 * self.lanes
     }
 
@@ -318,7 +318,7 @@ impl Micro {
         if columns <= self.lanes {
             self.lanes
         } else {
-            self.columns()
+            self.nr()
         }
     }
 

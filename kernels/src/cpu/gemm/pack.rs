@@ -1,4 +1,4 @@
-//! Operands rearranged into the panels that micro-kernels walk in order.
+//! Packing: operands rearranged into the panels that micro-kernels read in order.
 
 use super::simd::Simd;
 
@@ -15,15 +15,15 @@ pub(in super::super) struct Source {
 pub(in super::super) type Pack =
     unsafe fn(from: Source, count: usize, depth: usize, to: *mut f32, width: usize);
 
-/// Some lanes of a vector, read from one stretch of memory: lane l from `offset + l`.
+/// Some lanes of a vector, read from contiguous memory: lane l from `offset + l`.
 #[derive(Clone, Copy, Default)]
 pub(in super::super) struct Piece {
     pub offset: i32,
     pub lanes: u32,
 }
 
-/// For every step k, one vector per entry but the last of `vectors`, put side by side: vector v is
-/// joined from the pieces `vectors[v]..vectors[v + 1]`, each read at `base + steps[k]`; lanes of no
+/// For every step k, one vector per entry but the last of `vectors`, side by side: vector v
+/// consists of the pieces `vectors[v]..vectors[v + 1]`, each read at `base + steps[k]`; lanes of no
 /// piece are zeros.
 pub(in super::super) type Gather =
     unsafe fn(base: *const f32, steps: &[i32], pieces: &[Piece], vectors: &[u16], to: *mut f32);

@@ -1,12 +1,11 @@
-//! Convolutions of single planes: what is left of a convolution whose every channel is a group of
-//! its own.
+//! Convolutions of single planes: depthwise convolutions, in which every channel is a group.
 //!
-//! There is no sum over channels here, hence no operand to reuse but the few weights of a kernel: a
-//! loop over vectors of a row, with several rows under way at a time.
+//! There is no sum over channels, and therefore no operand to reuse but the few weights of a
+//! kernel: a loop over vectors of a row, with several rows in flight at a time.
 
 use super::simd::Simd;
 
-/// Rows under way at a time.
+/// Rows in flight at a time.
 const ROWS: usize = 4;
 /// Kernel elements whose sums are kept in registers.
 const TAPS: usize = 9;

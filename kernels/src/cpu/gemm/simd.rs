@@ -1,7 +1,7 @@
 //! The few vector operations that the product kernels are written in, once per instruction set.
 //!
-//! The functions are always inlined into callers that enable the instruction set, which is what
-//! makes them single instructions there.
+//! The functions are always inlined into callers that enable the instruction set, so that they
+//! become single instructions there.
 
 /// Vectors of one instruction set.
 pub(super) trait Simd: Copy {
@@ -36,7 +36,7 @@ pub(super) trait Simd: Copy {
     unsafe fn copy(from: *const f32, to: *mut f32, count: usize);
 }
 
-/// Whatever the target always has: arrays that the compiler turns into its vectors.
+/// The baseline of the target: arrays that the compiler turns into vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Portable;
 

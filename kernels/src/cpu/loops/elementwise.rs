@@ -1,4 +1,4 @@
-//! Loops that reduce nothing.
+//! Loops without reductions.
 
 use super::{CHUNK, Loop};
 use crate::cpu::Launch;
@@ -33,12 +33,12 @@ impl Loop {
         // written in whole ones.
         let tall = dims[row] > 1
             && bound
-                .walks()
+                .accesses()
                 .iter()
                 .any(|w| transposes(w.strides[col], w.strides[row]));
         let wide = dims[col].min(if tall { VECTOR } else { TILE });
-        // Strips of rows that share what is the same along them; a long row is several. Tall tiles
-        // need all rows that there may be.
+        // Blocks of rows that share values which are invariant along them; a long row is several
+        // blocks. Tall tiles need the largest possible number of rows.
         let high = if tall {
             MAX_ROWS
         } else {
@@ -63,7 +63,7 @@ impl Loop {
                     rest /= dims[axis];
                 }
                 machine.seek(&at[..axes], Some(row), Some(col));
-                // SAFETY: the strip lies inside the space and belongs to this chunk alone.
+                // SAFETY: the block of rows lies inside the space and belongs to this chunk alone.
                 unsafe {
                     machine.sweep(
                         high.min(dims[row] - at[row]),

@@ -12,11 +12,11 @@ pub use alike::sums_alike;
 
 use smallvec::SmallVec;
 
-use super::tile::{Bound, MAX_AXES, TileCode};
+use super::tile::{Bound, TileCode};
 use super::{Config, CutOff, Launch, SpecError};
 use crate::size::Env;
 use crate::slice::Slicing;
-use crate::spec::{Inst, Spec};
+use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
 /// Points that a thread takes at a time: enough work to be worth handing out.
@@ -25,7 +25,7 @@ const CHUNK: usize = 1 << 15;
 /// A prepared [`crate::spec::Body::Loop`].
 pub(crate) struct Loop {
     code: TileCode,
-    /// The spec's axes, kept before reduced, in the order in which they are walked.
+    /// The spec's axes, kept before reduced, in the order of iteration.
     order: SmallVec<[usize; MAX_AXES]>,
     threads: usize,
     reduction: Option<Reduction>,
@@ -57,7 +57,7 @@ impl Loop {
         })
     }
 
-    /// Where slices of a sum over the batch may end, and the sums between them.
+    /// Where slices of a sum over the batch may end, and the partial sums between them.
     pub fn cut_off(&self, spec: &Spec, bound: &Env, slicing: &Slicing) -> Option<CutOff> {
         let (reduction, (axis, _)) = (self.reduction.as_ref()?, slicing.axis?);
         // Tiles go through the batch outermost.
@@ -78,7 +78,7 @@ impl Loop {
     }
 
     /// # Safety
-    /// The launch must hold what [`Launch`] says, for this spec.
+    /// The launch must be as [`Launch`] says, for this spec.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -99,20 +99,20 @@ impl Loop {
 
 /// Whether a loop has the same sizes and strides in every run.
 fn is_fixed(spec: &Spec) -> bool {
-    let walks = spec
+    let strides = spec
         .operands
         .iter()
         .map(|operand| &operand.strides)
         .chain(&spec.indices);
-    walks
+    strides
         .flatten()
         .chain(&spec.dims)
         .all(|size| size.as_fixed().is_some())
 }
 
-/// The order in which axes are walked: each group so that memory is walked forwards. What is
-/// computed does not depend on the order, except where the position of an element does: such
-/// reductions keep theirs.
+/// The order in which axes are iterated: within the kept and within the reduced axes, by descending
+/// stride of the stored operand or, in reductions, of the largest operand read. Results do not
+/// depend on the order, except for reductions to positions, which keep the original order.
 fn order(spec: &Spec, bound: &Env) -> SmallVec<[usize; MAX_AXES]> {
     let axes = spec.dims.len();
     let kept = axes - spec.reduced;
@@ -144,7 +144,8 @@ fn order(spec: &Spec, bound: &Env) -> SmallVec<[usize; MAX_AXES]> {
     let stride = |axis: &usize| {
         std::cmp::Reverse(spec.operands[guide].strides[*axis].at(bound).unsigned_abs())
     };
-    // An axis along which the guide repeats says nothing and stays outermost of its equals.
+    // An axis along which the guide repeats has no stride to compare and stays outermost of its
+    // equals.
     let key = |axis: &usize| {
         if spec.operands[guide].strides[*axis].is(0) {
             std::cmp::Reverse(u64::MAX)

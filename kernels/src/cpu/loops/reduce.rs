@@ -1,11 +1,11 @@
-//! Loops with reductions: rows that are folded, and possibly used again beside what was folded.
+//! Loops with reductions: rows that are reduced, and possibly read again together with the results.
 //!
 //! A *group* is a few points of the kept axes whose reductions are computed together, tile after
 //! tile over the reduced axes; the program may need several passes over them. Where memory runs
-//! along a reduced axis, rows are kept points and columns are folded (a softmax over the last
-//! axis); where it runs along a kept axis, columns are kept points and rows are folded (the
-//! gradient of a bias). If there are few groups, one pass suffices and there is much to fold, the
-//! tiles of a group are shared by several chunks whose results are merged as a tree.
+//! along a reduced axis, rows are kept points and columns are reduced (a softmax over the last
+//! axis); where it runs along a kept axis, columns are kept points and rows are reduced (the
+//! gradient of a bias). If there are few groups, one pass suffices and the reduced axes are long,
+//! the tiles of a group are shared by several chunks whose results are merged as a tree.
 
 use std::ops::Range;
 
@@ -24,11 +24,11 @@ const WIDE: usize = 256;
 /// Most parts that all groups together are split into, and the fewest groups that are not split.
 const PARTS: usize = 64;
 const FEW_GROUPS: usize = 16;
-/// Lanes that each value kept between passes may take beyond need, so that several points go side
-/// by side.
+/// Lanes that each value kept between passes may take beyond need, so that several points are
+/// processed side by side.
 const KEPT_LANES: usize = 1 << 14;
 
-/// What is decided about a reduction when it is prepared.
+/// The choices made about a reduction when it is prepared.
 pub(super) struct Reduction {
     along: Along,
     kept: usize,
@@ -38,7 +38,7 @@ pub(super) struct Reduction {
     split_words: usize,
 }
 
-/// How a launch is cut up.
+/// The partition of a launch into groups and tiles.
 struct Cut {
     row: usize,
     col: usize,
@@ -47,8 +47,8 @@ struct Cut {
     group_len: usize,
     groups_across: usize,
     groups: usize,
-    /// The axis that is folded, its points in a tile and its tiles.
-    folded_axis: usize,
+    /// The axis that is reduced, its points in a tile and its tiles.
+    reduced_axis: usize,
     tile_len: usize,
     tiles_across: usize,
     tiles: usize,
@@ -56,13 +56,13 @@ struct Cut {
     reduced: usize,
 }
 
-/// What decides how the points of the reduced axes, in their order, are folded into one result.
-/// Whatever else there is to a
-/// [`Cut`] says only which results are computed together, and when.
+/// The order in which the points of the reduced axes are combined into one result. The other fields
+/// of a [`Cut`] decide only which results are computed together, and when.
 #[derive(PartialEq)]
-pub(super) struct Folding {
+pub(super) struct ReductionOrder {
     along: Along,
-    /// Sizes of the reduced axes, as they are walked. (Whose neighbours were joined shows in them.)
+    /// Sizes of the reduced axes, in the order of iteration. (They show which neighbours were
+    /// joined.)
     dims: SmallVec<[usize; AXES]>,
     tile_len: usize,
     parts: usize,
@@ -85,7 +85,7 @@ impl Reduction {
             .iter()
             .any(|i| matches!(i, Inst::Reduce(ReduceOp::ArgMax | ReduceOp::ArgMin, _)));
         if finds && points >= i32::MAX as usize {
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a position among {points} elements does not fit in an i32"
             )));
         }
@@ -93,7 +93,7 @@ impl Reduction {
         let all = order[..kept]
             .iter()
             .fold(points, |p, &a| p.saturating_mul(size(a)));
-        let (passes, crossing) = (
+        let (passes, kept_values) = (
             code.levels().filter(|&full| full).count(),
             code.kept_values(),
         );
@@ -105,21 +105,21 @@ impl Reduction {
                     .saturating_mul(last.next_multiple_of(VECTOR))
                     .max(code.register())
             }
-            // A vector for every point of the space is room for all columns.
+            // A vector for every point of the space holds all columns.
             Along::Rows => points
                 .saturating_mul(VECTOR)
                 .max(all.saturating_mul(VECTOR).min(KEPT_LANES)),
         };
-        if crossing > 0 {
-            if kept_lanes.saturating_mul(crossing) > isize::MAX as usize / 64 {
-                return Err(SpecError(format!(
+        if kept_values > 0 {
+            if kept_lanes.saturating_mul(kept_values) > isize::MAX as usize / 64 {
+                return Err(SpecError::unsupported(format!(
                     "rows of {points} elements cannot be kept"
                 )));
             }
             code.keep(kept_lanes);
         }
         let split_words = if passes == 1 && all >= 2 * CHUNK {
-            code.fold_words()
+            code.reduction_words()
         } else {
             0
         };
@@ -127,12 +127,12 @@ impl Reduction {
             along,
             kept,
             kept_lanes,
-            keeps: crossing > 0,
+            keeps: kept_values > 0,
             split_words,
         })
     }
 
-    /// Bytes of the results of parts, whatever the sizes up to the bound.
+    /// Bytes of the results of parts, for all sizes up to the bound.
     pub fn partial_bytes(&self) -> usize {
         PARTS * self.split_words * WIDE * 4
     }
@@ -149,15 +149,15 @@ impl Reduction {
         }
     }
 
-    /// How each value is folded in a space that has these sizes in every run; nothing if it has no
-    /// points.
-    pub fn folding(&self, bound: &mut Bound) -> Option<Folding> {
+    /// The order in which each value is reduced in a space that has these sizes in every run;
+    /// `None` if the space has no points.
+    pub fn reduction_order(&self, bound: &mut Bound) -> Option<ReductionOrder> {
         if bound.dims().contains(&0) {
             return None;
         }
         let cut = self.cut(bound);
         let parts = self.parts(&cut, bound);
-        Some(Folding {
+        Some(ReductionOrder {
             along: self.along,
             dims: bound.dims()[cut.reduced..].into(),
             tile_len: cut.tile_len,
@@ -166,14 +166,14 @@ impl Reduction {
     }
 
     /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the
-    /// bound; `None` if the sums cannot be taken up again: the batch is not what tiles go along
-    /// last, or there is more than sums to keep.
+    /// bound; `None` if the sums cannot be continued: tiles do not iterate over the batch
+    /// outermost, or other values than sums would have to be kept.
     pub fn cut_off(&self, examples: usize, bound: &mut Bound, code: &TileCode) -> Option<CutOff> {
         let mut levels = code.levels();
         let plain = levels.next() == Some(true)
             && levels.all(|full| !full)
             && !self.keeps
-            && code.folds_alone();
+            && code.reduces_independently();
         if !plain || examples < 2 {
             return None;
         }
@@ -182,7 +182,7 @@ impl Reduction {
         let parts = self.parts(&cut, bound);
         Some(CutOff {
             unit,
-            sums: cut.groups * parts * code.fold_words() * cut.lanes(self.along),
+            sums: cut.groups * parts * code.reduction_words() * cut.lanes(self.along),
         })
     }
 
@@ -202,46 +202,46 @@ impl Reduction {
         let reduced = bound.collapse(0, self.kept);
         let axes = reduced + bound.collapse(reduced, bound.dims().len());
         let dims = bound.dims();
-        let (kept_axis, folded_axis) = (reduced - 1, axes - 1);
+        let (kept_axis, reduced_axis) = (reduced - 1, axes - 1);
         let (row, col) = match self.along {
-            Along::Columns => (kept_axis, folded_axis),
-            Along::Rows => (folded_axis, kept_axis),
+            Along::Columns => (kept_axis, reduced_axis),
+            Along::Rows => (reduced_axis, kept_axis),
         };
-        let outer: usize = dims[reduced..folded_axis].iter().product();
+        let outer: usize = dims[reduced..reduced_axis].iter().product();
         let (group_len, tile_len) = match self.along {
             Along::Columns => {
                 let wide = dims[col].clamp(1, TILE);
                 let kept_per_row = (outer * dims[col].next_multiple_of(VECTOR)).max(1);
-                let room = if self.keeps {
+                let most = if self.keeps {
                     (self.kept_lanes / kept_per_row).max(1)
                 } else {
                     usize::MAX
                 };
                 (
                     (TILE / wide.next_multiple_of(VECTOR))
-                        .min(room)
+                        .min(most)
                         .min(dims[row]),
                     wide,
                 )
             }
             Along::Rows => {
                 let per_column = (outer * dims[row]).max(1);
-                let room = if self.keeps {
+                let most = if self.keeps {
                     self.kept_lanes / per_column / VECTOR * VECTOR
                 } else {
                     usize::MAX
                 };
-                let wide = dims[col].clamp(1, WIDE).min(room.max(VECTOR));
+                let wide = dims[col].clamp(1, WIDE).min(most.max(VECTOR));
                 (
                     wide,
                     (TILE / wide.next_multiple_of(VECTOR)).min(dims[row]).max(1),
                 )
             }
         };
-        // Of an axis without elements there are no groups, or no tiles; neither has no width.
+        // An axis without elements has no groups, or no tiles; their width is at least 1 even so.
         let (group_len, tile_len) = (group_len.max(1), tile_len.max(1));
         let groups_across = dims[kept_axis].div_ceil(group_len);
-        let tiles_across = dims[folded_axis].div_ceil(tile_len);
+        let tiles_across = dims[reduced_axis].div_ceil(tile_len);
         let groups = dims[..kept_axis].iter().product::<usize>() * groups_across;
         Cut {
             row,
@@ -250,7 +250,7 @@ impl Reduction {
             group_len,
             groups_across,
             groups,
-            folded_axis,
+            reduced_axis,
             tile_len,
             tiles_across,
             tiles: outer * tiles_across,
@@ -259,8 +259,8 @@ impl Reduction {
     }
 }
 
-/// Sums over a batch that go on from slice to slice: the accumulators of each part of each group,
-/// before they are finished.
+/// Partial sums over a batch that pass from slice to slice: the accumulators of each part of each
+/// group, before they are finished.
 struct Carry {
     /// Examples of the slice, and of the whole.
     examples: Range<usize>,
@@ -268,8 +268,8 @@ struct Carry {
     last: bool,
     sums: *mut u32,
     parts: usize,
-    /// Folds of a group.
-    folds: usize,
+    /// Reductions of a group.
+    reductions: usize,
 }
 
 // SAFETY: workers use the sums of different parts or groups.
@@ -284,23 +284,24 @@ impl Carry {
             last: part.last,
             sums: part.sums.cast(),
             parts,
-            folds: code.fold_words(),
+            reductions: code.reduction_words(),
         }
     }
 }
 
 impl Cut {
-    /// The same tiles of the reduced axes as another launch has, whose kept axes alone are longer.
-    fn fold_as(&mut self, other: &Cut, bound: &Bound) {
+    /// Takes over the tiles of the reduced axes of another launch, which differs only by longer
+    /// kept axes.
+    fn reduce_as(&mut self, other: &Cut, bound: &Bound) {
         self.tile_len = other.tile_len;
-        self.tiles_across = bound.dims()[self.folded_axis].div_ceil(self.tile_len);
-        self.tiles = bound.dims()[self.reduced..self.folded_axis]
+        self.tiles_across = bound.dims()[self.reduced_axis].div_ceil(self.tile_len);
+        self.tiles = bound.dims()[self.reduced..self.reduced_axis]
             .iter()
             .product::<usize>()
             * self.tiles_across;
     }
 
-    /// Lanes of a group's accumulators of one fold.
+    /// Lanes of a group's accumulators of one reduction.
     fn lanes(&self, along: Along) -> usize {
         match along {
             Along::Columns => self.group_len * VECTOR,
@@ -309,12 +310,12 @@ impl Cut {
     }
 
     /// Examples whose tiles are whole, if the batch is the first of the reduced axes; `None` where
-    /// its length may change what a tile is.
+    /// its length may change the tiles.
     fn unit(&self, along: Along, bound: &Bound, examples: usize) -> Option<usize> {
-        if self.reduced < self.folded_axis {
+        if self.reduced < self.reduced_axis {
             return Some(1);
         }
-        let rows = bound.dims()[self.folded_axis] / examples;
+        let rows = bound.dims()[self.reduced_axis] / examples;
         (along == Along::Rows).then(|| self.tile_len / gcd(self.tile_len, rows.max(1)))
     }
 
@@ -324,8 +325,8 @@ impl Cut {
         match example {
             0 => 0,
             _ if example >= examples => self.tiles,
-            _ if self.reduced < self.folded_axis => self.tiles / examples * example,
-            _ => bound.dims()[self.folded_axis] / examples * example / self.tile_len,
+            _ if self.reduced < self.reduced_axis => self.tiles / examples * example,
+            _ => bound.dims()[self.reduced_axis] / examples * example / self.tile_len,
         }
     }
 }
@@ -334,7 +335,7 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// Which way most of the memory runs.
+/// The direction in which most of the memory is contiguous.
 fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     let last = |axes: &[usize]| {
         axes.iter()
@@ -342,10 +343,10 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
             .copied()
             .find(|&axis| spec.dims[axis].at(bound) != 1)
     };
-    let (Some(kept_axis), folded_axis) = (last(&order[..kept]), last(&order[kept..])) else {
+    let (Some(kept_axis), reduced_axis) = (last(&order[..kept]), last(&order[kept..])) else {
         return Along::Columns;
     };
-    let Some(folded_axis) = folded_axis else {
+    let Some(reduced_axis) = reduced_axis else {
         return Along::Rows;
     };
     let mut votes = 0;
@@ -356,9 +357,10 @@ fn along(spec: &Spec, bound: &Env, order: &[usize], kept: usize) -> Along {
     {
         let (k, f) = (
             operand.strides[kept_axis].at(bound).unsigned_abs(),
-            operand.strides[folded_axis].at(bound).unsigned_abs(),
+            operand.strides[reduced_axis].at(bound).unsigned_abs(),
         );
-        // What lies flat along the other axis is little memory, and counts little.
+        // An operand that is uniform along the other axis is little memory, and therefore counts
+        // little.
         let weight = if k == 0 || f == 0 { 1 } else { 16 };
         votes += match (k, f) {
             (_, 1) => -weight,
@@ -379,7 +381,8 @@ impl Loop {
     pub(super) unsafe fn reduce(&self, reduction: &Reduction, spec: &Spec, launch: &Launch) {
         let mut bound = Bound::new(&self.code);
         bound.resolve(spec, launch, &self.order);
-        // No kept points: nothing to store. No points to fold: each fold gives its identity.
+        // Without kept points nothing is stored. Without reduced points each reduction is its
+        // identity.
         if self.order[..reduction.kept]
             .iter()
             .any(|&axis| spec.dims[axis].usize_at(launch.env) == 0)
@@ -391,8 +394,8 @@ impl Loop {
         let bound = &bound;
         let points: usize = bound.dims().iter().product();
         if let Some(part) = launch.part.filter(|part| !part.slicing.folds) {
-            // Tiles and parts are those of the whole batch: a group of a slice is folded as it
-            // would be there.
+            // Tiles and parts are those of the whole batch, so that a group of a slice is reduced
+            // in the same order.
             let mut whole = Bound::new(&self.code);
             whole.resolve(
                 spec,
@@ -405,7 +408,7 @@ impl Loop {
             );
             let whole_cut = reduction.cut(&mut whole);
             parts = reduction.parts(&whole_cut, &whole);
-            cut.fold_as(&whole_cut, bound);
+            cut.reduce_as(&whole_cut, bound);
         }
         let carry = launch
             .part
@@ -454,7 +457,7 @@ impl Loop {
                 .wrapping_add((group * parts + part) * size * 4)
                 .cast::<u32>()
         };
-        let fold = |chunk: usize, worker: usize| {
+        let reduce_part = |chunk: usize, worker: usize| {
             let (group, part) = (chunk / parts, chunk % parts);
             // SAFETY: the worker's own scratch memory; parts are disjoint, and so are their
             // results.
@@ -462,7 +465,7 @@ impl Loop {
                 let mut machine =
                     Machine::new(bound, reduction.along, self.scratch(launch, worker));
                 let (at, tile) = run.start(&mut machine, group);
-                machine.folded(0, &tile);
+                machine.compute_per_row(0, &tile);
                 run.pass(
                     &mut machine,
                     0,
@@ -474,7 +477,7 @@ impl Loop {
                 machine.exchange(0, &tile, partial(group, part), WIDE, true);
             }
         };
-        launch.team.run(cut.groups * parts, &fold);
+        launch.team.run(cut.groups * parts, &reduce_part);
         let merge = |group: usize, worker: usize| {
             // SAFETY: the worker's own scratch memory; groups are disjoint.
             unsafe {
@@ -494,20 +497,20 @@ impl Loop {
                     }
                     step *= 2;
                 }
-                machine.folded(0, &tile);
+                machine.compute_per_row(0, &tile);
                 machine.exchange(0, &tile, partial(group, 0), WIDE, false);
                 machine.publish(0, &tile);
                 for level in 1..self.code.levels().len() {
-                    machine.folded(level, &tile);
+                    machine.compute_per_row(level, &tile);
                 }
-                machine.store_folded(&tile);
+                machine.store_per_row(&tile);
             }
         };
         launch.team.run(cut.groups, &merge);
     }
 }
 
-/// One launch, as its threads see it.
+/// The state of one launch that its threads share.
 struct Run<'a> {
     bound: &'a Bound<'a>,
     cut: &'a Cut,
@@ -517,14 +520,14 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    fn tile(&self, kept: usize, folded: usize) -> Tile {
+    fn tile(&self, kept: usize, reduced: usize) -> Tile {
         match self.along {
-            Along::Columns => Tile::new(kept, folded),
-            Along::Rows => Tile::new(folded, kept),
+            Along::Columns => Tile::new(kept, reduced),
+            Along::Rows => Tile::new(reduced, kept),
         }
     }
 
-    /// Puts the machine on a group; returns the group's coordinates and its tile of kept points.
+    /// Moves the machine to a group; returns the group's coordinates and its tile of kept points.
     fn start(&self, machine: &mut Machine, group: usize) -> ([usize; AXES], Tile) {
         let (cut, dims) = (self.cut, self.bound.dims());
         let mut at = [0; AXES];
@@ -551,18 +554,18 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             for (level, full) in self.code.levels().enumerate() {
-                machine.folded(level, &tile);
+                machine.compute_per_row(level, &tile);
                 if full {
                     self.pass(machine, level, at, &tile, (group, 0), 0..self.cut.tiles);
                     machine.publish(level, &tile);
                 }
             }
-            machine.store_folded(&tile);
+            machine.store_per_row(&tile);
         }
     }
 
-    /// One pass over some tiles of the group at `at`, and the end of its folds; of a batch in
-    /// slices, all of which have been folded, only that. The machine is left on the group.
+    /// One pass over some tiles of the group at `at`, and the end of its reductions; only the
+    /// latter after the last slice of a batch. The machine is left at the group.
     ///
     /// # Safety
     /// As [`Run::group`].
@@ -595,7 +598,7 @@ impl Run<'_> {
         }
     }
 
-    /// Puts the machine back on the group at `at` after some of its tiles.
+    /// Moves the machine back to the group at `at` after some of its tiles.
     fn home(&self, machine: &mut Machine, mut at: [usize; AXES]) {
         let axes = self.bound.dims().len();
         if self.cut.tiles > 1 {
@@ -606,12 +609,12 @@ impl Run<'_> {
 
     /// The accumulators of a part of a group between slices.
     fn sums(&self, carry: &Carry, group: usize, part: usize) -> *mut u32 {
-        carry
-            .sums
-            .wrapping_add((group * carry.parts + part) * carry.folds * self.cut.lanes(self.along))
+        carry.sums.wrapping_add(
+            (group * carry.parts + part) * carry.reductions * self.cut.lanes(self.along),
+        )
     }
 
-    /// Folds what a slice has of a part of a group.
+    /// Adds the tiles that a slice has of a part of a group to its sums.
     ///
     /// # Safety
     /// As [`Run::group`], and for the part's sums.
@@ -631,7 +634,7 @@ impl Run<'_> {
         // SAFETY: the caller's promise.
         unsafe {
             let (at, tile) = self.start(machine, group);
-            machine.folded(0, &tile);
+            machine.compute_per_row(0, &tile);
             if first {
                 machine.clear(0, &tile);
             } else {
@@ -642,7 +645,7 @@ impl Run<'_> {
         }
     }
 
-    /// Folds some tiles of the group at `at` into the accumulators of a level.
+    /// Reduces some tiles of the group at `at` into the accumulators of a level.
     ///
     /// # Safety
     /// As [`Run::group`].
@@ -659,16 +662,16 @@ impl Run<'_> {
             for index in tiles {
                 let first = index % cut.tiles_across * cut.tile_len;
                 let outer = index / cut.tiles_across;
-                at[cut.folded_axis] = first;
+                at[cut.reduced_axis] = first;
                 let mut rest = outer;
-                for axis in (cut.reduced..cut.folded_axis).rev() {
+                for axis in (cut.reduced..cut.reduced_axis).rev() {
                     at[axis] = rest % dims[axis];
                     rest /= dims[axis];
                 }
                 if cut.tiles > 1 {
                     machine.seek(&at[..dims.len()], Some(cut.row), Some(cut.col));
                 }
-                let len = dims[cut.folded_axis];
+                let len = dims[cut.reduced_axis];
                 let kept_at = match self.along {
                     Along::Columns => {
                         (outer * len.next_multiple_of(VECTOR) + first) * cut.group_len
@@ -678,9 +681,9 @@ impl Run<'_> {
                 let kept = cut.group_len.min(dims[cut.kept_axis] - at[cut.kept_axis]);
                 let tile = self
                     .tile(kept, cut.tile_len.min(len - first))
-                    .folding(outer * len + first, kept_at);
-                machine.full(level, &tile);
-                machine.store_full(level, &tile);
+                    .reducing(outer * len + first, kept_at);
+                machine.compute_per_element(level, &tile);
+                machine.store_per_element(level, &tile);
             }
         }
     }

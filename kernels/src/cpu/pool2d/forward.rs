@@ -4,17 +4,17 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::{Common, Geometry, Tile, Tiling, in_fours};
-use crate::cpu::walk::{Scratch, Vectorized, Walk, vectorized};
+use crate::cpu::pointwise::{OperandView, Scratch, Vectorized, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::Env;
 use crate::spec::{Body, PoolKind, Spec};
 
-/// An element type a maximum can be taken of.
+/// An element type of maximum pooling.
 pub(super) trait Source: Copy {
-    /// What it widens to.
+    /// The type it widens to.
     type Lane: Copy;
-    /// What every element is at least.
+    /// A lower bound of all elements.
     const LOWEST: Self::Lane;
     fn widen(self) -> Self::Lane;
     /// Whether `value`, met later, takes the place of `best`: larger, or the first NaN.
@@ -139,7 +139,7 @@ impl Pool2d {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Pool2d(pool) = &spec.body else {
             unreachable!("checked by new")
@@ -151,11 +151,11 @@ impl Pool2d {
             ohw: [tiling.dims[2], tiling.dims[3]],
             window: pool.window,
         };
-        let x = Walk::new(&pool.x, launch.args[0], env);
+        let x = OperandView::new(&pool.x, launch.args[0], env);
         let arg = pool
             .arg
             .as_ref()
-            .map(|arg| Walk::new(arg, launch.args[1], env));
+            .map(|arg| OperandView::new(arg, launch.args[1], env));
         let job = Forward {
             kind: pool.kind,
             geometry,
@@ -199,8 +199,8 @@ impl Pool2d {
 struct Forward {
     kind: PoolKind,
     geometry: Geometry,
-    x: Walk,
-    arg: Option<Walk>,
+    x: OperandView,
+    arg: Option<OperandView>,
     tiling: Tiling,
 }
 
@@ -466,7 +466,7 @@ unsafe fn max_span<T: Source>(
     }
 }
 
-/// Adds to each sum the element of a window, as [`max_span`] walks them.
+/// Adds to each sum the element of a window, in the order of [`max_span`].
 ///
 /// # Safety
 /// The elements may be read.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::forward::Source;
 use super::{Common, Geometry, Tile, Tiling, in_fours};
-use crate::cpu::walk::{Scratch, Vectorized, Walk, vectorized};
+use crate::cpu::pointwise::{OperandView, Scratch, Vectorized, vectorized};
 use crate::cpu::{Config, Isa, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::Env;
@@ -28,7 +28,7 @@ impl Pool2dGrad {
     }
 
     /// # Safety
-    /// What [`Launch`] promises about its addresses.
+    /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
         let Body::Pool2dGrad(pool) = &spec.body else {
             unreachable!("checked by new")
@@ -40,11 +40,11 @@ impl Pool2dGrad {
             ohw: pool.ohw.map(|s| s.usize_at(env)),
             window: pool.window,
         };
-        let dy = Walk::new(&pool.dy, launch.args[0], env);
+        let dy = OperandView::new(&pool.dy, launch.args[0], env);
         let arg = pool
             .arg
             .as_ref()
-            .map(|arg| Walk::new(arg, launch.args[1], env));
+            .map(|arg| OperandView::new(arg, launch.args[1], env));
         let job = Backward {
             kind: pool.kind,
             geometry,
@@ -79,8 +79,8 @@ impl Pool2dGrad {
 struct Backward {
     kind: PoolKind,
     geometry: Geometry,
-    dy: Walk,
-    arg: Option<Walk>,
+    dy: OperandView,
+    arg: Option<OperandView>,
     tiling: Tiling,
 }
 
@@ -201,8 +201,8 @@ impl Backward {
                         gradient(j) / g.divisor(false, rows, j)
                     }),
                     (_, Some((arg, step))) => {
-                        // SAFETY: as above, for its position.
                         let stored = |j: usize| {
+                            // SAFETY: as above, for its position.
                             unsafe { arg.wrapping_offset(j as isize * step).read() }.widen()
                         };
                         add_at(acc, to, stride[1], windows, |j| {
@@ -219,7 +219,7 @@ impl Backward {
     }
 }
 
-/// Adds what each window sends to places `stride` apart.
+/// Adds each window's gradient to places `stride` apart.
 #[inline(always)]
 fn add_at(
     acc: &mut [f32],

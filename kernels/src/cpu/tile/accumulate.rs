@@ -2,69 +2,69 @@
 
 use super::VECTOR;
 use super::exec::{Along, Machine, Tile};
-use super::fold::{FoldCall, FoldCode, NOWHERE};
 use super::ops::View;
+use super::reduce::{NOWHERE, ReduceCall, ReduceCode};
 
 impl Machine<'_> {
     /// # Safety
-    /// As [`Machine::folded`].
-    pub(super) unsafe fn fold(&self, k: u16, tile: &Tile) {
+    /// As [`Machine::compute_per_row`].
+    pub(super) unsafe fn reduce(&self, k: u16, tile: &Tile) {
         let program = &self.bound.code.program;
-        let fold = &program.folds[usize::from(k)];
-        let mut value = self.view(fold.arg);
-        if value.flat {
-            // SAFETY: the spare tile holds a tile; nothing that is used again is kept there.
+        let reduction = &program.reductions[usize::from(k)];
+        let mut value = self.view(reduction.arg);
+        if value.invariant {
+            // SAFETY: the spare register holds a tile, and no value that is used again.
             value = unsafe { self.spread(value, self.spare(), tile) };
         }
-        let call = FoldCall {
+        let call = ReduceCall {
             value,
             rows: tile.rows,
             cols: tile.cols,
             position: tile.position as u32,
-            ..self.fold_call(k)
+            ..self.reduce_call(k)
         };
         // SAFETY: the view holds whole vectors of every row, and the accumulators a tile.
         unsafe {
             match self.along {
-                Along::Columns => (fold.code.columns)(&call),
-                Along::Rows => (fold.code.rows)(&call),
+                Along::Columns => (reduction.code.columns)(&call),
+                Along::Rows => (reduction.code.rows)(&call),
             }
         }
     }
 
-    /// The accumulators of a fold, to be finished in place.
-    fn fold_call(&self, k: u16) -> FoldCall {
+    /// The accumulators of a reduction, to be finished in place.
+    fn reduce_call(&self, k: u16) -> ReduceCall {
         let program = &self.bound.code.program;
-        let fold = &program.folds[usize::from(k)];
+        let reduction = &program.reductions[usize::from(k)];
         // SAFETY: the accumulators lie inside the scratch memory.
-        let acc = unsafe { self.lanes.add(fold.accumulator) };
+        let acc = unsafe { self.lanes.add(reduction.accumulator) };
         let value = View {
             ptr: std::ptr::dangling(),
             rs: 0,
-            flat: true,
+            invariant: true,
         };
-        FoldCall {
+        ReduceCall {
             value,
             rows: 0,
             cols: 0,
             acc,
             out: acc,
             stride: program.register,
-            identity: fold.code.identity,
+            identity: reduction.code.identity,
             position: 0,
         }
     }
 
-    fn folds(&self, level: usize) -> impl Iterator<Item = (u16, &FoldCode)> {
+    fn reductions(&self, level: usize) -> impl Iterator<Item = (u16, &ReduceCode)> {
         let program = &self.bound.code.program;
         program.levels[level]
-            .folds
+            .reductions
             .iter()
-            .map(|&k| (k, &program.folds[usize::from(k)].code))
+            .map(|&k| (k, &program.reductions[usize::from(k)].code))
     }
 
-    /// Lanes of a finished fold.
-    fn folded_lanes(&self, tile: &Tile) -> usize {
+    /// Lanes of a finished reduction.
+    fn result_lanes(&self, tile: &Tile) -> usize {
         match self.along {
             Along::Columns => tile.rows,
             Along::Rows => tile.pad,
@@ -74,71 +74,74 @@ impl Machine<'_> {
     /// Empties the accumulators of a level.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn clear(&self, level: usize, tile: &Tile) {
         let lanes = if self.along == Along::Columns {
             tile.rows * VECTOR
         } else {
             tile.pad
         };
-        for (k, code) in self.folds(level) {
+        for (k, code) in self.reductions(level) {
             // SAFETY: the accumulators hold a tile.
-            unsafe { code.clear(self.fold_call(k).acc, lanes, self.bound.code.register()) };
+            unsafe { code.clear(self.reduce_call(k).acc, lanes, self.bound.code.register()) };
         }
     }
 
     /// Combines each row's accumulators of a level into one value.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn finish(&self, level: usize, tile: &Tile) {
-        for (k, code) in self.folds(level).filter(|_| self.along == Along::Columns) {
+        for (k, code) in self
+            .reductions(level)
+            .filter(|_| self.along == Along::Columns)
+        {
             // SAFETY: the accumulators hold a tile.
             unsafe {
-                (code.finish)(&FoldCall {
+                (code.finish)(&ReduceCall {
                     rows: tile.rows,
-                    ..self.fold_call(k)
+                    ..self.reduce_call(k)
                 })
             };
         }
     }
 
-    /// Makes the finished folds of a level visible as values.
+    /// Makes the finished reductions of a level visible as values.
     ///
     /// # Safety
-    /// As [`Machine::full`].
+    /// As [`Machine::compute_per_element`].
     pub unsafe fn publish(&self, level: usize, tile: &Tile) {
-        for (k, code) in self.folds(level) {
+        for (k, code) in self.reductions(level) {
             let ptr = self
-                .fold_call(k)
+                .reduce_call(k)
                 .acc
                 .wrapping_add((code.words - 1) * self.bound.code.register());
             if code.words > 1 {
+                let lanes = self.result_lanes(tile);
                 // SAFETY: the accumulators hold a tile.
-                for position in
-                    unsafe { std::slice::from_raw_parts_mut(ptr, self.folded_lanes(tile)) }
-                {
-                    // The best of no elements is said to be the first.
+                let positions = unsafe { std::slice::from_raw_parts_mut(ptr, lanes) };
+                for position in positions {
+                    // The best position among no elements is 0 by definition.
                     *position = if *position == NOWHERE { 0 } else { *position };
                 }
             }
-            let flat = self.along == Along::Columns;
+            let invariant = self.along == Along::Columns;
             self.set_view(
-                self.bound.code.program.folds[usize::from(k)].value,
+                self.bound.code.program.reductions[usize::from(k)].value,
                 View {
                     ptr,
-                    rs: isize::from(flat),
-                    flat,
+                    rs: isize::from(invariant),
+                    invariant,
                 },
             );
         }
     }
 
-    /// Copies the finished folds of a level out to `to`, or back in: `stride` lanes for each word
-    /// of each fold.
+    /// Copies the finished reductions of a level out to `to`, or back in: `stride` lanes for each
+    /// word of each reduction.
     ///
     /// # Safety
-    /// As [`Machine::full`]; `partial` must hold that many lanes.
+    /// As [`Machine::compute_per_element`]; `partial` must hold that many lanes.
     pub unsafe fn exchange(
         &self,
         level: usize,
@@ -148,14 +151,17 @@ impl Machine<'_> {
         out: bool,
     ) {
         let mut at = partial;
-        for (k, code) in self.folds(level) {
+        for (k, code) in self.reductions(level) {
             for word in 0..code.words {
                 // SAFETY: the accumulators hold a tile for each word; the caller's promise for the
                 // other side.
                 unsafe {
-                    let acc = self.fold_call(k).acc.add(word * self.bound.code.register());
+                    let acc = self
+                        .reduce_call(k)
+                        .acc
+                        .add(word * self.bound.code.register());
                     let (from, to) = if out { (acc, at) } else { (at, acc) };
-                    std::ptr::copy_nonoverlapping(from, to, self.folded_lanes(tile));
+                    std::ptr::copy_nonoverlapping(from, to, self.result_lanes(tile));
                     at = at.add(stride);
                 }
             }
@@ -163,11 +169,11 @@ impl Machine<'_> {
     }
 
     /// Copies the accumulators of a level, not finished yet, out to `sums`, or back in: `stride`
-    /// lanes for each fold.
+    /// lanes for each reduction.
     ///
     /// # Safety
-    /// As [`Machine::full`]; `sums` must hold that many lanes, as many as the accumulators of a
-    /// tile at least.
+    /// As [`Machine::compute_per_element`]; `sums` must hold that many lanes, as many as the
+    /// accumulators of a tile at least.
     pub unsafe fn carry(
         &self,
         level: usize,
@@ -181,15 +187,15 @@ impl Machine<'_> {
         } else {
             tile.pad
         };
-        for (at, (k, _)) in self.folds(level).enumerate() {
-            let (acc, sums) = (self.fold_call(k).acc, sums.wrapping_add(at * stride));
+        for (at, (k, _)) in self.reductions(level).enumerate() {
+            let (acc, sums) = (self.reduce_call(k).acc, sums.wrapping_add(at * stride));
             let (from, to) = if out { (acc, sums) } else { (sums, acc) };
             // SAFETY: the accumulators hold a tile; the caller's promise for the other side.
             unsafe { std::ptr::copy_nonoverlapping(from, to, lanes) };
         }
     }
 
-    /// Folds what [`Machine::exchange`] copied out to `from` into what it copied out to `into`.
+    /// Combines the results that [`Machine::exchange`] copied out to `from` with those in `into`.
     ///
     /// # Safety
     /// As [`Machine::exchange`]; the two do not overlap.
@@ -202,15 +208,15 @@ impl Machine<'_> {
         stride: usize,
     ) {
         let mut at = 0;
-        for (k, code) in self.folds(level) {
+        for (k, code) in self.reductions(level) {
             // SAFETY: the caller's promise.
             unsafe {
-                let call = FoldCall {
+                let call = ReduceCall {
                     acc: from.add(at),
                     out: into.add(at),
-                    cols: self.folded_lanes(tile),
+                    cols: self.result_lanes(tile),
                     stride,
-                    ..self.fold_call(k)
+                    ..self.reduce_call(k)
                 };
                 (code.merge)(&call);
             }

@@ -3,15 +3,15 @@
 use smallvec::SmallVec;
 
 use super::exec::{Along, Machine};
-use super::{AXES, MAX_WALKS, TILE, TileCode};
+use super::{AXES, TILE, TileCode};
 use crate::cpu::{Launch, Team};
 use crate::size::Env;
 use crate::slice::Part;
-use crate::spec::{Dims, Spec};
+use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
-/// How one operand or index is walked in one launch.
+/// The strided access to one operand or index in one launch.
 #[derive(Clone, Copy)]
-pub(crate) struct Walk {
+pub(crate) struct StridedAccess {
     /// The first byte of the argument; null for an index.
     pub base: *mut u8,
     /// Bytes of an element; 1 for an index, which counts up from null.
@@ -20,20 +20,20 @@ pub(crate) struct Walk {
     pub offset: isize,
     /// Elements between neighbours along each axis.
     pub strides: [isize; AXES],
-    /// The same along the trailing axes that can be walked as one.
+    /// The same along the trailing axes that are iterated as one.
     pub inner: isize,
 }
 
 /// [`TileCode`] with the sizes and addresses of one launch.
 pub(crate) struct Bound<'a> {
     pub(super) code: &'a TileCode,
-    /// One for each operand and index: never more than fit without the heap.
-    pub(super) walks: SmallVec<[Walk; MAX_WALKS]>,
+    /// One for each operand and index: they always fit without the heap.
+    pub(super) accesses: SmallVec<[StridedAccess; MAX_ACCESSES]>,
     /// Which operands are written in place of one that is read, by bit.
     pub(super) aliased: u64,
     axes: usize,
     dims: [usize; AXES],
-    /// The first of the trailing axes that every walk can take as one.
+    /// The first of the trailing axes that all accesses can iterate as one.
     inner_axis: usize,
 }
 
@@ -41,12 +41,12 @@ pub(crate) struct Bound<'a> {
 unsafe impl Sync for Bound<'_> {}
 
 impl<'a> Bound<'a> {
-    /// Nothing resolved yet.
+    /// A value in which nothing is resolved yet.
     #[inline(always)]
     pub fn new(code: &'a TileCode) -> Bound<'a> {
         Bound {
             code,
-            walks: SmallVec::new(),
+            accesses: SmallVec::new(),
             aliased: 0,
             axes: 0,
             dims: [1; AXES],
@@ -56,7 +56,7 @@ impl<'a> Bound<'a> {
 
     /// Resolved for the sizes and strides alone.
     pub fn sizes(code: &'a TileCode, spec: &Spec, env: &Env, order: &[usize]) -> Bound<'a> {
-        let args: SmallVec<[*mut u8; MAX_WALKS]> =
+        let args: SmallVec<[*mut u8; MAX_ACCESSES]> =
             SmallVec::from_elem(std::ptr::null_mut(), spec.operands.len());
         let mut bound = Bound::new(code);
         bound.resolve(
@@ -73,8 +73,8 @@ impl<'a> Bound<'a> {
         bound
     }
 
-    /// Resolves a launch over the axes of the spec in the given order. (A method on what stays in
-    /// place: there is much of it.)
+    /// Resolves a launch over the axes of the spec in the given order. (In place, because a `Bound`
+    /// is too large to move around.)
     pub fn resolve(&mut self, spec: &Spec, launch: &Launch, order: &[usize]) {
         self.axes = order.len();
         for (dim, &axis) in self.dims.iter_mut().zip(order) {
@@ -91,26 +91,26 @@ impl<'a> Bound<'a> {
             .iter()
             .map(|strides| (std::ptr::null_mut(), 1, 0, strides));
         for (base, bytes, offset, strides) in operands.chain(indices) {
-            let mut walk = Walk {
+            let mut access = StridedAccess {
                 base,
                 bytes: bytes as isize,
                 offset: offset as isize,
                 strides: [0; AXES],
                 inner: 0,
             };
-            for (stride, &axis) in walk.strides.iter_mut().zip(order) {
+            for (stride, &axis) in access.strides.iter_mut().zip(order) {
                 *stride = strides[axis].at(launch.env) as isize;
             }
-            self.walks.push(walk);
+            self.accesses.push(access);
         }
         if let Some(part) = launch.part {
             self.shift(spec, part);
         }
-        // A folded value is stored once per point of the kept axes, whatever its operand says of
-        // the others.
+        // A per-row value is stored once per point of the kept axes; its operand's other strides do
+        // not count.
         let kept = spec.dims.len() - spec.reduced;
-        for store in &self.code.program.folded_stores {
-            for (stride, _) in self.walks[usize::from(store.walk)]
+        for store in &self.code.program.per_row_stores {
+            for (stride, _) in self.accesses[usize::from(store.access)]
                 .strides
                 .iter_mut()
                 .zip(order)
@@ -127,9 +127,10 @@ impl<'a> Bound<'a> {
         self.find_inner();
     }
 
-    /// A slice's operands hold its own examples. What sums over the batch counts examples through
-    /// the whole, so operands begin before their first byte; all else counts its own, so indices
-    /// begin with those before it.
+    /// Shifts accesses to a slice, whose operands hold only its examples. A sum over the batch
+    /// counts examples through the whole batch, so operands begin before their first byte; all
+    /// other kernels count the slice's examples, so indices begin at the number of examples before
+    /// it.
     fn shift(&mut self, spec: &Spec, part: &Part) {
         let first = part.first(spec.dims.len());
         let by = |strides: &Dims| {
@@ -139,27 +140,33 @@ impl<'a> Bound<'a> {
                 .map(|(s, n)| s.at(part.whole) as isize * n)
                 .sum::<isize>()
         };
-        let folded = |k: usize| {
+        let per_row = |k: usize| {
             self.code
                 .program
-                .folded_stores
+                .per_row_stores
                 .iter()
-                .any(|store| usize::from(store.walk) == k)
+                .any(|store| usize::from(store.access) == k)
         };
-        let (folds, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
-        let moves: SmallVec<[isize; MAX_WALKS]> = operands
+        let (reductions, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
+        let moves: SmallVec<[isize; MAX_ACCESSES]> = operands
             .enumerate()
-            .map(|(k, strides)| if folds && !folded(k) { -by(strides) } else { 0 })
+            .map(|(k, strides)| {
+                if reductions && !per_row(k) {
+                    -by(strides)
+                } else {
+                    0
+                }
+            })
             .chain(
                 spec.indices
                     .iter()
-                    .map(|strides| if folds { 0 } else { by(strides) }),
+                    .map(|strides| if reductions { 0 } else { by(strides) }),
             )
             .collect();
-        self.walks
+        self.accesses
             .iter_mut()
             .zip(moves)
-            .for_each(|(walk, by)| walk.offset += by);
+            .for_each(|(access, by)| access.offset += by);
     }
 
     /// Sizes of the axes.
@@ -167,13 +174,13 @@ impl<'a> Bound<'a> {
         &self.dims[..self.axes]
     }
 
-    /// How each operand and index is walked.
-    pub fn walks(&self) -> &[Walk] {
-        &self.walks
+    /// The strided access to each operand and index.
+    pub fn accesses(&self) -> &[StridedAccess] {
+        &self.accesses
     }
 
-    /// Joins neighbouring axes of `self.dims()[from..to]` that every walk can take as one, and
-    /// drops those of one point; returns how many axes remain of them, at least one.
+    /// Joins neighbouring axes of `self.dims()[from..to]` that all accesses can iterate as one, and
+    /// drops those of one point; returns the number of remaining axes, at least one.
     pub fn collapse(&mut self, from: usize, to: usize) -> usize {
         let mut write = from;
         for read in from..to {
@@ -183,12 +190,12 @@ impl<'a> Bound<'a> {
             let dim = self.dims[read] as isize;
             let joins = write > from
                 && self
-                    .walks
+                    .accesses
                     .iter()
                     .all(|w| w.strides[write - 1] == w.strides[read] * dim);
             let into = if joins { write - 1 } else { write };
-            for walk in &mut self.walks {
-                walk.strides[into] = walk.strides[read];
+            for access in &mut self.accesses {
+                access.strides[into] = access.strides[read];
             }
             self.dims[into] = if joins {
                 self.dims[into] * self.dims[read]
@@ -200,8 +207,8 @@ impl<'a> Bound<'a> {
         let removed = to - write;
         if removed > 0 {
             self.dims.copy_within(to..self.axes, write);
-            for walk in &mut self.walks {
-                walk.strides.copy_within(to..self.axes, write);
+            for access in &mut self.accesses {
+                access.strides.copy_within(to..self.axes, write);
             }
             self.axes -= removed;
         }
@@ -211,14 +218,14 @@ impl<'a> Bound<'a> {
         (write - from).max(1)
     }
 
-    /// Inserts an axis of one point. There must be room for it.
+    /// Inserts an axis of one point. There must be fewer than [`AXES`] axes.
     pub fn insert_axis(&mut self, at: usize) {
         debug_assert!(self.axes < AXES);
         self.dims.copy_within(at..self.axes, at + 1);
         self.dims[at] = 1;
-        for walk in &mut self.walks {
-            walk.strides.copy_within(at..self.axes, at + 1);
-            walk.strides[at] = 0;
+        for access in &mut self.accesses {
+            access.strides.copy_within(at..self.axes, at + 1);
+            access.strides[at] = 0;
         }
         self.axes += 1;
     }
@@ -226,8 +233,8 @@ impl<'a> Bound<'a> {
     /// Exchanges two axes.
     pub fn swap_axes(&mut self, a: usize, b: usize) {
         self.dims.swap(a, b);
-        for walk in &mut self.walks {
-            walk.strides.swap(a, b);
+        for access in &mut self.accesses {
+            access.strides.swap(a, b);
         }
     }
 
@@ -236,12 +243,16 @@ impl<'a> Bound<'a> {
         self.inner_axis = self.axes;
         for axis in (0..self.axes).rev() {
             if self.dims[axis] != 1 {
-                let joins = len == 1 || self.walks.iter().all(|w| w.strides[axis] == w.inner * len);
+                let joins = len == 1
+                    || self
+                        .accesses
+                        .iter()
+                        .all(|w| w.strides[axis] == w.inner * len);
                 if !joins {
                     return;
                 }
                 if len == 1 {
-                    self.walks
+                    self.accesses
                         .iter_mut()
                         .for_each(|w| w.inner = w.strides[axis]);
                 }
@@ -263,9 +274,9 @@ impl<'a> Bound<'a> {
     /// # Safety
     /// The block must lie inside the space, and no other thread may touch the same points. `acc`
     /// must be readable for the block, if the code has [`crate::spec::Inst::Acc`]. `scratch` must
-    /// point to [`TileCode::scratch_bytes`] bytes, 64-byte aligned, that nobody else uses during
-    /// the call.
-    #[allow(clippy::too_many_arguments)] // the shape of a block and where its values are: none of it is shared by calls
+    /// point to [`TileCode::scratch_bytes`] bytes, 64-byte aligned, that no other thread uses
+    /// during the call.
+    #[allow(clippy::too_many_arguments)] // the shape of a block and the addresses of its values differ between calls
     pub unsafe fn block(
         &self,
         origin: &[usize],
@@ -290,10 +301,10 @@ impl<'a> Bound<'a> {
     }
 
     /// Runs code without an anchor on such a block, and stores the last operand at `to`, row r from
-    /// `to + r · stride` elements, rather than where it is walked.
+    /// `to + r · stride` elements, rather than at its own address.
     ///
     /// # Safety
-    /// As [`Bound::block`]; `to` must have room for the block, and overlap nothing that is read.
+    /// As [`Bound::block`]; `to` must have room for the block, and overlap no memory that is read.
     pub unsafe fn make(
         &self,
         origin: &[usize],
@@ -331,7 +342,7 @@ impl<'a> Bound<'a> {
         let mut machine = unsafe { Machine::new(self, Along::Columns, scratch) };
         let mut at = [0; AXES];
         at[..origin.len()].copy_from_slice(origin);
-        // Columns go in runs along axes that every walk takes as one.
+        // Columns are processed in runs along axes that all accesses iterate as one.
         let first = self.inner_axis.max(row_axis + 1);
         let run_len: usize = self.dims[first..self.axes].iter().product();
         let start = (first..self.axes).fold(0, |p, axis| p * self.dims[axis] + at[axis]);

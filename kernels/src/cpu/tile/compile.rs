@@ -1,44 +1,41 @@
 //! From `code` to steps: levels, liveness, registers.
 //!
-//! A value is *folded* if it exists once per point of the kept axes, else *full*. A full value that
-//! needs no reduction has level 0, the result of a reduction over values of level n has level n +
-//! 1, and everything else has the highest level of its arguments: level n is computed in the n-th
-//! pass over the reduced axes, its folded values just before that pass. A full value used at a
-//! later level than its own *crosses*: it is kept for the whole row. Where nothing is reduced, a
-//! value that is the same along the last axis is *flat*: it is computed once for many rows of
-//! tiles, before these.
+//! Level n of [`Levels`] is computed in the n-th pass over the reduced axes, its per-row values
+//! just before that pass. A per-element value that is live across passes is kept for the whole row.
+//! Without reductions, values that are invariant along the last axis are computed once for many
+//! rows of tiles, before these.
 
-mod flat;
+mod invariant;
 
 use smallvec::SmallVec;
 
-pub(super) use flat::Hoisted;
-use flat::flat;
+pub(super) use invariant::Hoisted;
+use invariant::invariant;
 
-use super::fold::FoldCode;
 use super::ops::OpCode;
-use super::{MAX_AXES, MAX_WALKS};
+use super::reduce::ReduceCode;
 use crate::cpu::{Config, Isa, SpecError};
 use crate::dtype::{DType, Lane};
 use crate::scalar::ScalarOp;
-use crate::spec::{Body, Inst, ReduceOp, Spec, ValueId};
+use crate::spec::analysis::Levels;
+use crate::spec::{Inst, Spec, ValueId};
 
-/// Where a step leaves its value.
+/// The place where a step leaves its value.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// Lanes from the start of the register file.
     pub at: usize,
-    /// The value is kept for all tiles of the row: this tile's part lies further on.
-    pub crossing: bool,
+    /// The value is kept for all tiles of the row: this tile's part lies at an offset.
+    pub kept: bool,
 }
 
 /// One step of the program, run on one tile.
 pub(super) enum Step {
-    /// Makes an operand's values visible, in place if they lie there as lanes do, else copied;
-    /// `stored` if they are also stored as they are.
+    /// Makes an operand's values visible, in place if they are stored as lanes, else copied;
+    /// `stored` if they are also stored unchanged.
     Load {
         value: ValueId,
-        walk: u16,
+        access: u16,
         place: Place,
         stored: bool,
     },
@@ -51,17 +48,17 @@ pub(super) enum Step {
     /// A linear function of the coordinates.
     Index {
         value: ValueId,
-        walk: u16,
+        access: u16,
         place: Place,
     },
     /// An operation.
     Apply(Apply),
     /// Random numbers: an operation that also needs the operand with seed and step, and its stream.
     Random(Apply, u16, u32),
-    /// Makes a crossing value of an earlier pass visible again.
+    /// Makes a kept value of an earlier pass visible again.
     Restore { value: ValueId, place: Place },
     /// Adds a tile to an accumulator.
-    Fold(u16),
+    Reduce(u16),
 }
 
 /// An operation on values.
@@ -73,13 +70,13 @@ pub(super) struct Apply {
     pub used: usize,
     pub code: OpCode,
     pub place: Place,
-    /// A walk that the result is to be stored to.
+    /// An operand that the result is stored to directly.
     pub direct: Option<u16>,
 }
 
 /// A reduction.
-pub(super) struct Fold {
-    pub code: FoldCode,
+pub(super) struct ReduceStep {
+    pub code: ReduceCode,
     pub arg: ValueId,
     pub value: ValueId,
     /// Lanes from the start of the register file to the accumulators, a register for each word.
@@ -90,120 +87,55 @@ pub(super) struct Fold {
 #[derive(Clone, Copy)]
 pub(super) struct StoreStep {
     pub value: ValueId,
-    pub walk: u16,
+    pub access: u16,
     pub lane: Lane,
-    /// The lane's bits are what is stored.
+    /// The lane's bits are stored unchanged.
     pub same_bits: bool,
 }
 
-/// What happens in one pass.
+/// The steps of one pass.
 #[derive(Default)]
 pub(super) struct Level {
     /// Computed once per group of kept points, before the pass.
-    pub folded: Vec<Step>,
+    pub per_row: Vec<Step>,
     /// Computed for each tile of the pass.
-    pub full: Vec<Step>,
-    /// The folds whose accumulators this pass fills.
-    pub folds: Vec<u16>,
+    pub per_element: Vec<Step>,
+    /// The reductions whose accumulators this pass fills.
+    pub reductions: Vec<u16>,
 }
 
 /// A compiled program.
 pub(super) struct Program {
     pub levels: Vec<Level>,
-    pub folds: Vec<Fold>,
+    pub reductions: Vec<ReduceStep>,
     /// Values that never change, and their bits.
     pub constants: Vec<(ValueId, u32)>,
-    /// The steps of the only level where columns go along the last axis, if that makes a
-    /// difference.
+    /// The steps of the only level where columns go along the last axis, if some are invariant
+    /// along it.
     pub hoisted: Option<Hoisted>,
-    /// The level in whose pass full values are stored.
+    /// The level in whose pass per-element values are stored.
     pub top: usize,
-    pub full_stores: Vec<StoreStep>,
-    pub folded_stores: Vec<StoreStep>,
+    pub per_element_stores: Vec<StoreStep>,
+    pub per_row_stores: Vec<StoreStep>,
     /// Values kept for a whole row; their buffers, of the caller's choice of length, follow the
     /// registers.
-    pub crossing: usize,
+    pub kept: usize,
     /// Lanes of the register file before those buffers, and of a register.
     pub lanes: usize,
     pub register: usize,
-    /// A register where a value that repeats can be written out, if there are folds.
+    /// A register where a value that repeats can be written out, if there are reductions.
     pub spare: usize,
 }
 
-/// Checks everything about `code` that does not depend on sizes. Returns the lane of every value.
-pub fn validate(spec: &Spec) -> Result<Vec<Lane>, SpecError> {
-    let fail = |what: String| Err(SpecError(what));
-    let axes = spec.dims.len();
-    if axes > MAX_AXES || spec.operands.len() + spec.indices.len() > MAX_WALKS {
-        return fail(format!(
-            "at most {MAX_AXES} axes and {MAX_WALKS} operands and indices"
-        ));
-    }
-    if spec.reduced > axes || (spec.reduced > 0 && spec.body != Body::Loop) {
-        return fail(format!("{} reduced of {axes} axes", spec.reduced));
-    }
-    if spec.operands.iter().any(|o| o.strides.len() != axes)
-        || spec.indices.iter().any(|i| i.len() != axes)
-    {
-        return fail("an operand or index has not one stride per axis".into());
-    }
-    let operand = |k: u16| usize::from(k) < spec.operands.len();
-    for (i, inst) in spec.code.iter().enumerate() {
-        if inst.arguments().iter().any(|&a| usize::from(a) >= i) {
-            return fail(format!("value {i} uses a later value"));
-        }
-        let known = match inst {
-            Inst::Load(k) => operand(*k),
-            Inst::Uniform { state, .. } => {
-                operand(*state) && spec.operands[usize::from(*state)].dtype == DType::I32
-            }
-            Inst::Index(k) => usize::from(*k) < spec.indices.len(),
-            Inst::Acc => spec.body != Body::Loop,
-            Inst::Reduce(..) => spec.reduced > 0,
-            Inst::Const(_) | Inst::Op(..) | Inst::Cast(..) => true,
-        };
-        if !known {
-            return fail(format!("value {i}, {inst:?}, has nothing to work on"));
-        }
-    }
-    let Some(lanes) = spec.lanes() else {
-        return fail("an operation does not take its arguments' lanes".into());
-    };
-    for (i, inst) in spec.code.iter().enumerate() {
-        let right = match inst {
-            Inst::Uniform { index, .. } => lanes[usize::from(*index)] == Lane::I32,
-            Inst::Reduce(op, a) => {
-                matches!(op, ReduceOp::Any | ReduceOp::All)
-                    == (lanes[usize::from(*a)] == Lane::Bool)
-            }
-            _ => true,
-        };
-        if !right {
-            return fail(format!(
-                "value {i}, {inst:?}, does not take its argument's lane"
-            ));
-        }
-    }
-    for (i, store) in spec.stores.iter().enumerate() {
-        if usize::from(store.value) >= lanes.len() || !operand(store.operand) {
-            return fail(format!("store {i} names no value or no operand"));
-        }
-        if spec.stores[..i].iter().any(|s| s.operand == store.operand) {
-            return fail(format!("operand {} is stored to twice", store.operand));
-        }
-    }
-    Ok(lanes)
-}
-
-/// What is known of each value before registers are assigned.
+/// The properties of each value that register assignment depends on.
 struct Analysis {
     lanes: Vec<Lane>,
-    folded: Vec<bool>,
-    level: Vec<usize>,
-    needed: Vec<bool>,
-    flat: Vec<bool>,
+    levels: Levels,
+    /// Whether it is invariant along the last axis.
+    invariant: Vec<bool>,
     /// The last level at which a value is used.
     last_level: Vec<usize>,
+    /// The highest level of a live per-element value.
     top: usize,
     /// For an operation that is computed together with one of its arguments: which argument.
     pairs: Vec<Option<usize>>,
@@ -214,84 +146,58 @@ struct Analysis {
 impl Analysis {
     fn new(spec: &Spec, lanes: Vec<Lane>) -> Analysis {
         let n = spec.code.len();
-        let mut level = vec![0; n];
-        for (i, inst) in spec.code.iter().enumerate() {
-            let deepest = inst
-                .arguments()
-                .iter()
-                .map(|&a| level[usize::from(a)])
-                .max()
-                .unwrap_or(0);
-            level[i] = deepest + usize::from(matches!(inst, Inst::Reduce(..)));
-        }
-        let mut needed = vec![false; n];
-        for store in &spec.stores {
-            needed[usize::from(store.value)] = true;
-        }
-        for i in (0..n).rev() {
-            if needed[i] {
-                spec.code[i]
-                    .arguments()
-                    .iter()
-                    .for_each(|&a| needed[usize::from(a)] = true);
-            }
-        }
-        let folded = spec.folded();
+        let levels = Levels::new(spec);
         let top = (0..n)
-            .filter(|&i| needed[i] && !folded[i])
-            .map(|i| level[i])
+            .filter(|&i| levels.live[i] && !levels.per_row[i])
+            .map(|i| levels.level[i])
             .max()
             .unwrap_or(0);
-        let mut last_level = level.clone();
-        for (i, inst) in spec.code.iter().enumerate().filter(|&(i, _)| needed[i]) {
-            let used_at = level[i] - usize::from(matches!(inst, Inst::Reduce(..)));
-            for a in inst.arguments() {
-                let last = &mut last_level[usize::from(a)];
-                *last = (*last).max(used_at);
-            }
-        }
-        for store in spec.stores.iter().filter(|s| !folded[usize::from(s.value)]) {
-            last_level[usize::from(store.value)] = top;
-        }
-        let (pairs, absorbed, flat) = (vec![None; n], vec![false; n], flat(spec));
         let mut analysis = Analysis {
             lanes,
-            folded,
-            level,
-            needed,
-            flat,
-            last_level,
+            last_level: levels.last_uses(spec, top),
+            levels,
+            invariant: invariant(spec),
             top,
-            pairs,
-            absorbed,
+            pairs: vec![None; n],
+            absorbed: vec![false; n],
         };
         analysis.pair_up(spec);
         analysis
     }
 
-    /// Finds operations that can be computed together with an argument that nobody else uses.
+    fn level(&self, i: usize) -> usize {
+        self.levels.level[i]
+    }
+
+    fn is_live(&self, i: usize) -> bool {
+        self.levels.live[i]
+    }
+
+    fn is_per_row(&self, i: usize) -> bool {
+        self.levels.per_row[i]
+    }
+
+    /// Finds operations that can be computed together with an argument that has no other use.
     fn pair_up(&mut self, spec: &Spec) {
         let mut uses = vec![0; spec.code.len()];
         let used = (0..spec.code.len())
-            .filter(|&i| self.needed[i])
-            .flat_map(|i| spec.code[i].arguments());
+            .filter(|&i| self.is_live(i))
+            .flat_map(|i| spec.code[i].arguments().iter().copied());
         for v in used.chain(spec.stores.iter().map(|s| s.value)) {
             uses[usize::from(v)] += 1;
         }
-        for (i, inst) in spec
-            .code
-            .iter()
-            .enumerate()
-            .filter(|&(i, _)| self.needed[i] && self.lanes[i] == Lane::F32)
-        {
+        for (i, inst) in spec.code.iter().enumerate() {
             let Inst::Op(outer, args) = inst else {
                 continue;
             };
+            if !self.is_live(i) || self.lanes[i] != Lane::F32 {
+                continue;
+            }
             self.pairs[i] = (0..outer.arity().min(2)).find(|&k| {
                 let a = usize::from(args[k]);
-                let same = self.folded[a] == self.folded[i]
-                    && self.flat[a] == self.flat[i]
-                    && self.level[a] == self.level[i];
+                let same = self.is_per_row(a) == self.is_per_row(i)
+                    && self.invariant[a] == self.invariant[i]
+                    && self.level(a) == self.level(i);
                 uses[a] == 1
                     && same
                     && self.pairs[a].is_none()
@@ -303,30 +209,30 @@ impl Analysis {
         }
     }
 
-    /// What step `i` computes from: of a pair, the arguments of both.
+    /// The arguments of step `i`; of a pair, the arguments of both operations.
     fn arguments(&self, spec: &Spec, i: usize) -> SmallVec<[ValueId; 3]> {
-        let mut args = spec.code[i].arguments();
+        let mut args = SmallVec::from_slice(spec.code[i].arguments());
         if let Some(k) = self.pairs[i] {
             let inner = args.remove(k);
-            args.insert_many(0, spec.code[usize::from(inner)].arguments());
+            args.insert_from_slice(0, spec.code[usize::from(inner)].arguments());
         }
         args
     }
 
-    /// Whether full value `i` is used after the pass that computes it.
-    fn crosses(&self, i: usize) -> bool {
-        self.needed[i] && !self.folded[i] && self.last_level[i] > self.level[i]
+    /// Whether per-element value `i` is used after the pass that computes it.
+    fn is_live_across(&self, i: usize) -> bool {
+        self.levels.is_live_across(i, &self.last_level)
     }
 }
 
-/// The values of a program as they are given places.
+/// The state of the assignment of places to values.
 struct Compiler<'a> {
     spec: &'a Spec,
     config: &'a Config,
     a: Analysis,
     places: Vec<Option<Place>>,
-    /// Which fold a `Reduce` is.
-    fold_of: Vec<u16>,
+    /// The number of each reduction.
+    reduction_of: Vec<u16>,
     /// Lanes of the register file handed out, and of a register.
     used: usize,
     register: usize,
@@ -334,29 +240,24 @@ struct Compiler<'a> {
     registers: Vec<usize>,
 }
 
-/// Compiles the code of a spec, for registers of so many lanes.
+/// Compiles the code of a spec, for registers of `register` lanes.
 pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<Program, SpecError> {
-    let a = Analysis::new(spec, validate(spec)?);
+    let a = Analysis::new(spec, spec.check_code()?);
     let n = spec.code.len();
     let mut compiler = Compiler {
         spec,
         config,
         a,
         places: vec![None; n],
-        fold_of: vec![0; n],
+        reduction_of: vec![0; n],
         used: 0,
         register,
         registers: Vec::new(),
     };
-    let crossing = compiler.place_kept();
-    let (folds, spare) = compiler.folds();
-    let depth = compiler
-        .needed()
-        .map(|i| compiler.a.level[i])
-        .max()
-        .unwrap_or(0)
-        + 1;
-    let levels = (0..depth).map(|l| compiler.level(l)).collect();
+    let kept = compiler.place_kept();
+    let (reductions, spare) = compiler.reductions();
+    let depth = compiler.a.levels.depth();
+    let levels = (0..=depth).map(|l| compiler.level(l)).collect();
     let hoisted = compiler.hoisted();
     let constants = compiler.needed().filter_map(|i| {
         if let Inst::Const(v) = spec.code[i] {
@@ -367,13 +268,13 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
     });
     Ok(Program {
         levels,
-        folds,
+        reductions,
         constants: constants.collect(),
         hoisted,
         top: compiler.a.top,
-        full_stores: compiler.stores(false).collect(),
-        folded_stores: compiler.stores(true).collect(),
-        crossing,
+        per_element_stores: compiler.stores(false).collect(),
+        per_row_stores: compiler.stores(true).collect(),
+        kept,
         lanes: compiler.used,
         register,
         spare,
@@ -382,7 +283,7 @@ pub(super) fn compile(spec: &Spec, config: &Config, register: usize) -> Result<P
 
 impl Compiler<'_> {
     fn needed(&self) -> impl Iterator<Item = usize> {
-        (0..self.spec.code.len()).filter(|&i| self.a.needed[i] && !self.a.absorbed[i])
+        (0..self.spec.code.len()).filter(|&i| self.a.is_live(i) && !self.a.absorbed[i])
     }
 
     fn is_constant(&self, i: usize) -> bool {
@@ -390,7 +291,7 @@ impl Compiler<'_> {
     }
 
     fn is_reduce(&self, i: usize) -> bool {
-        matches!(self.spec.code[i], Inst::Reduce(..))
+        self.spec.code[i].is_reduce()
     }
 
     fn take(&mut self, registers: usize) -> usize {
@@ -399,80 +300,85 @@ impl Compiler<'_> {
         at
     }
 
-    /// Gives folded and crossing values lanes of their own. What comes straight from memory or
-    /// coordinates is not kept for a whole row but made again in each pass. Returns how many values
-    /// are kept; their buffers follow the registers.
+    /// Assigns separate lanes to per-row values and to values live across passes. Of the latter,
+    /// loads and indices are not kept for a whole row but recomputed in each pass. Returns the
+    /// number of kept values; their buffers follow the registers.
     fn place_kept(&mut self) -> usize {
-        let mut crossing = 0;
+        let mut kept = 0;
         for i in 0..self.spec.code.len() {
-            if !self.a.needed[i] || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i) {
+            if !self.a.is_live(i) || self.a.absorbed[i] || self.is_constant(i) || self.is_reduce(i)
+            {
                 continue;
             }
-            if self.a.folded[i]
-                || (self.a.crosses(i)
+            if self.a.is_per_row(i)
+                || (self.a.is_live_across(i)
                     && matches!(self.spec.code[i], Inst::Load(_) | Inst::Index(_)))
             {
                 self.places[i] = Some(Place {
                     at: self.take(1),
-                    crossing: false,
+                    kept: false,
                 });
-            } else if self.a.crosses(i) {
+            } else if self.a.is_live_across(i) {
                 self.places[i] = Some(Place {
-                    at: crossing,
-                    crossing: true,
+                    at: kept,
+                    kept: true,
                 });
-                crossing += 1;
+                kept += 1;
             }
         }
-        crossing
+        kept
     }
 
     /// Every reduction with its accumulators, and the spare register.
-    fn folds(&mut self) -> (Vec<Fold>, usize) {
-        let mut folds = Vec::new();
+    fn reductions(&mut self) -> (Vec<ReduceStep>, usize) {
+        let mut reductions = Vec::new();
         for i in 0..self.spec.code.len() {
-            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.needed[i]) else {
+            let (Inst::Reduce(op, arg), true) = (&self.spec.code[i], self.a.is_live(i)) else {
                 continue;
             };
-            self.fold_of[i] = folds.len() as u16;
-            let code = FoldCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
-            folds.push(Fold {
+            self.reduction_of[i] = reductions.len() as u16;
+            let code = ReduceCode::new(*op, self.a.lanes[usize::from(*arg)], self.config.isa);
+            reductions.push(ReduceStep {
                 code,
                 arg: *arg,
                 value: i as ValueId,
                 accumulator: self.take(code.words),
             });
         }
-        let spare = if folds.is_empty() { 0 } else { self.take(1) };
-        (folds, spare)
+        let spare = if reductions.is_empty() {
+            0
+        } else {
+            self.take(1)
+        };
+        (reductions, spare)
     }
 
     /// The steps of one pass.
     fn level(&mut self, l: usize) -> Level {
         let in_pass = |i: &usize| match &self.spec.code[*i] {
             Inst::Const(_) => false,
-            Inst::Reduce(_, arg) => self.a.level[usize::from(*arg)] == l,
-            _ => !self.a.folded[*i] && self.a.level[*i] <= l && l <= self.a.last_level[*i],
+            Inst::Reduce(_, arg) => self.a.level(usize::from(*arg)) == l,
+            _ => !self.a.is_per_row(*i) && self.a.level(*i) <= l && l <= self.a.last_level[*i],
         };
         let pass: Vec<usize> = self.needed().filter(in_pass).collect();
         let mut level = Level {
-            full: self.pass(l, &pass),
+            per_element: self.pass(l, &pass),
             ..Level::default()
         };
-        level.folds = pass
+        level.reductions = pass
             .iter()
             .filter(|&&i| self.is_reduce(i))
-            .map(|&i| self.fold_of[i])
+            .map(|&i| self.reduction_of[i])
             .collect();
-        let folded = |i: &usize| {
-            self.a.folded[*i]
-                && self.a.level[*i] == l
+        let per_row = |i: &usize| {
+            self.a.is_per_row(*i)
+                && self.a.level(*i) == l
                 && !self.is_constant(*i)
                 && !self.is_reduce(*i)
         };
-        level.folded = self
+        level.per_row = self
             .needed()
-            .filter(folded)
+            .filter(per_row)
             .filter_map(|i| Some(self.step(i, self.places[i]?)))
             .collect();
         level
@@ -481,14 +387,14 @@ impl Compiler<'_> {
     /// The steps of some values in one pass.
     fn pass(&mut self, l: usize, pass: &[usize]) -> Vec<Step> {
         let mut steps = Vec::with_capacity(pass.len());
-        // Values of earlier passes hold no registers: all are free.
+        // Values of earlier passes hold no registers, so all are free.
         let mut free = self.registers.clone();
         let mut live: Vec<(usize, usize)> = Vec::new();
         for (position, &i) in pass.iter().enumerate() {
             steps.push(if self.is_reduce(i) {
-                Step::Fold(self.fold_of[i])
+                Step::Reduce(self.reduction_of[i])
             } else if let Some(place) = self.places[i] {
-                let restored = place.crossing && self.a.level[i] < l;
+                let restored = place.kept && self.a.level(i) < l;
                 if restored {
                     Step::Restore {
                         value: i as ValueId,
@@ -504,13 +410,7 @@ impl Compiler<'_> {
                     at
                 });
                 live.push((at, self.last_use(i, l, pass)));
-                self.step(
-                    i,
-                    Place {
-                        at,
-                        crossing: false,
-                    },
-                )
+                self.step(i, Place { at, kept: false })
             });
             // A result never shares a register with an argument: registers fall free after the
             // step.
@@ -536,7 +436,7 @@ impl Compiler<'_> {
             return usize::MAX;
         }
         let uses = |&i: &usize| {
-            (self.is_reduce(i) || self.a.level[i] == l)
+            (self.is_reduce(i) || self.a.level(i) == l)
                 && self
                     .a
                     .arguments(self.spec, i)
@@ -555,7 +455,7 @@ impl Compiler<'_> {
         let apply = |code| {
             let args = self.a.arguments(self.spec, i);
             let arg = |k: usize| args.get(k).copied().unwrap_or(args[0]);
-            let direct = if self.a.folded[i] || place.crossing {
+            let direct = if self.a.is_per_row(i) || place.kept {
                 None
             } else {
                 self.stores(false).find(|s| s.value == value && s.same_bits)
@@ -567,13 +467,13 @@ impl Compiler<'_> {
                 used,
                 code,
                 place,
-                direct: direct.map(|s| s.walk),
+                direct: direct.map(|s| s.access),
             }
         };
         match &self.spec.code[i] {
             Inst::Load(k) => Step::Load {
                 value,
-                walk: *k,
+                access: *k,
                 place,
                 stored,
             },
@@ -584,7 +484,7 @@ impl Compiler<'_> {
             },
             Inst::Index(k) => Step::Index {
                 value,
-                walk: self.spec.operands.len() as u16 + k,
+                access: self.spec.operands.len() as u16 + k,
                 place,
             },
             Inst::Uniform { state, stream, .. } => {
@@ -607,18 +507,18 @@ impl Compiler<'_> {
         }
     }
 
-    /// The stores of folded values, or of full ones.
-    fn stores(&self, folded: bool) -> impl Iterator<Item = StoreStep> {
+    /// The stores of per-row values, or of per-element ones.
+    fn stores(&self, per_row: bool) -> impl Iterator<Item = StoreStep> {
         self.spec
             .stores
             .iter()
-            .filter(move |s| self.a.folded[usize::from(s.value)] == folded)
+            .filter(move |s| self.a.is_per_row(usize::from(s.value)) == per_row)
             .map(|s| {
                 let lane = self.a.lanes[usize::from(s.value)];
                 let dtype = self.spec.operands[usize::from(s.operand)].dtype;
                 StoreStep {
                     value: s.value,
-                    walk: s.operand,
+                    access: s.operand,
                     lane,
                     same_bits: holds_lanes(lane, dtype),
                 }
@@ -626,12 +526,12 @@ impl Compiler<'_> {
     }
 }
 
-/// Whether one operation after another has loops of its own.
+/// Whether the pair of operations has fused loops.
 fn is_pair(inner: ScalarOp, outer: ScalarOp) -> bool {
     OpCode::pair(inner, outer, false, Isa::Portable).is_some()
 }
 
-/// Whether a lane's bits are what is stored.
+/// Whether a lane's bits are stored unchanged.
 fn holds_lanes(lane: Lane, dtype: DType) -> bool {
     matches!(
         (lane, dtype),

@@ -18,7 +18,7 @@ pub(super) struct Block {
     pub cs: isize,
 }
 
-/// An element as it lies in memory, and the lane it becomes.
+/// The stored type of an element, and its conversion to a lane.
 trait Stored: Copy {
     fn widen(self) -> u32;
 }
@@ -42,7 +42,7 @@ impl Stored for bf16 {
         self.to_f32().to_bits()
     }
 }
-/// A stored truth value: whatever the byte, the lane is 0 or 1.
+/// A stored truth value: the lane is 0 or 1 for every byte.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 struct Truth(u8);
@@ -95,7 +95,7 @@ unsafe fn gather<T: Stored>(block: &Block, dst: *mut u32, dst_rs: usize) {
                 }
             }
         } else if block.rs.unsigned_abs() < block.cs.unsigned_abs() {
-            // The memory runs down the columns: so does the inner loop.
+            // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = src.offset(c as isize * block.cs);
                 for r in 0..block.rows {
@@ -122,7 +122,7 @@ pub(super) unsafe fn store(view: View, lane: Lane, block: &Block) {
     unsafe {
         match (lane, block.dtype) {
             (Lane::F32, DType::F32) | (Lane::I32, DType::I32) | (Lane::Bool, DType::I32)
-                if block.cs == 1 && !view.flat =>
+                if block.cs == 1 && !view.invariant =>
             {
                 let to = block.ptr.cast::<u32>();
                 for r in 0..block.rows as isize {
@@ -165,8 +165,8 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
     let dst = block.ptr.cast::<T>();
     // SAFETY: the caller's promise; every element lies at a coordinate inside the block.
     unsafe {
-        if block.cs != 1 && !view.flat && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
-            // The memory runs down the columns: so does the inner loop.
+        if block.cs != 1 && !view.invariant && block.rs.unsigned_abs() < block.cs.unsigned_abs() {
+            // The memory is contiguous along columns, so the inner loop runs along them.
             for c in 0..block.cols {
                 let line = dst.offset(c as isize * block.cs);
                 for r in 0..block.rows as isize {
@@ -178,7 +178,7 @@ unsafe fn scatter<T: Copy>(view: View, block: &Block, narrow: impl Fn(u32) -> T 
         for r in 0..block.rows {
             let line = dst.offset(r as isize * block.rs);
             let src = view.ptr.offset(r as isize * view.rs);
-            if view.flat {
+            if view.invariant {
                 let x = narrow(*src);
                 for c in 0..block.cols {
                     *line.offset(c as isize * block.cs) = x;

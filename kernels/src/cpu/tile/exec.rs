@@ -10,10 +10,10 @@ use super::{MAX_ROWS, VECTOR};
 use crate::dtype::DType;
 use crate::spec::ValueId;
 
-/// Where a walk stands.
+/// The current position of a strided access.
 #[derive(Clone, Copy)]
 pub(super) struct Cursor {
-    /// The first point; of an index, its value there.
+    /// The address of the first point; of an index, its value there.
     first: *mut u8,
     /// Elements from row to row and from column to column.
     rs: isize,
@@ -43,7 +43,7 @@ pub(crate) struct Tile {
     col: usize,
     /// Lanes from the start of the buffers of kept values to this tile's part.
     kept_at: usize,
-    /// Position of the first point among all that fold into the same value.
+    /// Position of the first point among all that are reduced to the same value.
     pub(super) position: usize,
 }
 
@@ -68,7 +68,7 @@ impl Tile {
     }
 
     /// The tile at a position of its reduction, with its part of kept values.
-    pub fn folding(self, position: usize, kept_at: usize) -> Tile {
+    pub fn reducing(self, position: usize, kept_at: usize) -> Tile {
         Tile {
             position,
             kept_at,
@@ -77,7 +77,7 @@ impl Tile {
     }
 }
 
-/// Which way a tile is folded.
+/// The direction in which a tile is reduced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Along {
     /// Each row gives a value: columns are the reduced axis.
@@ -100,7 +100,7 @@ pub(crate) struct Machine<'a> {
 
 impl<'a> Machine<'a> {
     /// # Safety
-    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that nobody else uses
+    /// `scratch` must point to `scratch_bytes()` bytes, 64-byte aligned, that no other thread uses
     /// while the machine lives.
     pub unsafe fn new(bound: &'a Bound<'a>, along: Along, scratch: *mut u8) -> Machine<'a> {
         let code = bound.code;
@@ -117,14 +117,14 @@ impl<'a> Machine<'a> {
                 views.add(usize::from(*value)).write(View {
                     ptr: bits,
                     rs: 0,
-                    flat: true,
+                    invariant: true,
                 })
             };
         }
         let acc = View {
             ptr: std::ptr::null(),
             rs: 0,
-            flat: false,
+            invariant: false,
         };
         Machine {
             bound,
@@ -137,33 +137,35 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Puts the cursors on the point `at`, with rows and columns along the given axes; without a
-    /// column axis, columns go along the trailing axes that every walk takes as one.
+    /// Moves the cursors to the point `at`, with rows and columns along the given axes; without a
+    /// column axis, columns go along the trailing axes that all accesses iterate as one.
     pub fn seek(&mut self, at: &[usize], row_axis: Option<usize>, col_axis: Option<usize>) {
-        for (k, walk) in self.bound.walks().iter().enumerate() {
+        for (k, access) in self.bound.accesses().iter().enumerate() {
             let offset = at
                 .iter()
-                .zip(&walk.strides)
-                .fold(walk.offset, |sum, (&i, &stride)| sum + i as isize * stride);
-            let rs = row_axis.map_or(0, |axis| walk.strides[axis]);
-            let cs = col_axis.map_or(walk.inner, |axis| walk.strides[axis]);
-            let first = walk.base.wrapping_offset(offset * walk.bytes);
-            // SAFETY: there is a cursor for each walk.
+                .zip(&access.strides)
+                .fold(access.offset, |sum, (&i, &stride)| {
+                    sum + i as isize * stride
+                });
+            let rs = row_axis.map_or(0, |axis| access.strides[axis]);
+            let cs = col_axis.map_or(access.inner, |axis| access.strides[axis]);
+            let first = access.base.wrapping_offset(offset * access.bytes);
+            // SAFETY: there is a cursor for each access.
             unsafe {
                 self.cursors.add(k).write(Cursor {
                     first,
                     rs,
                     cs,
-                    bytes: walk.bytes,
+                    bytes: access.bytes,
                 })
             };
         }
     }
 
-    /// Has the last operand, f32, stored at other places than those of its walk.
+    /// Redirects the stores of the last operand, f32, to other addresses.
     pub fn store_last_to(&mut self, to: *mut f32, stride: usize) {
         let last = self.bound.code.dtypes.len() - 1;
-        // SAFETY: there is a cursor for each walk, and operands are the first of them.
+        // SAFETY: there is a cursor for each access, and operands are the first of them.
         unsafe {
             self.cursors.add(last).write(Cursor {
                 first: to.cast(),
@@ -174,12 +176,12 @@ impl<'a> Machine<'a> {
         };
     }
 
-    /// Says where the anchor's values of the block at the cursors are.
+    /// Sets the address of the anchor's values of the block at the cursors.
     pub fn set_acc(&mut self, acc: *const u32, stride: usize, rows: usize, cols: usize) {
         self.acc = View {
             ptr: acc,
             rs: stride as isize,
-            flat: false,
+            invariant: false,
         };
         let span = |ptr: *const u8, rs: isize, cs: isize, bytes: usize| {
             let last = (rows as isize - 1) * rs + (cols as isize - 1) * cs;
@@ -187,8 +189,8 @@ impl<'a> Machine<'a> {
             start..start.wrapping_add_signed((last + 1) * bytes as isize)
         };
         let held = span(acc.cast(), self.acc.rs, 1, 4);
-        self.acc_aliased = self.bound.code.program.full_stores.iter().any(|s| {
-            let block = self.block(s.walk, &Tile::new(rows, cols));
+        self.acc_aliased = self.bound.code.program.per_element_stores.iter().any(|s| {
+            let block = self.block(s.access, &Tile::new(rows, cols));
             let written = span(block.ptr, block.rs, block.cs, block.dtype.bytes());
             written.start < held.end && held.start < written.end
         });
@@ -204,15 +206,15 @@ impl<'a> Machine<'a> {
         unsafe { self.views.add(usize::from(value)).write(view) };
     }
 
-    fn cursor(&self, walk: u16) -> Cursor {
-        // SAFETY: there is a cursor for each walk, written by `seek`.
-        unsafe { *self.cursors.add(usize::from(walk)) }
+    fn cursor(&self, access: u16) -> Cursor {
+        // SAFETY: there is a cursor for each access, written by `seek`.
+        unsafe { *self.cursors.add(usize::from(access)) }
     }
 
     /// A tile of an operand.
-    fn block(&self, walk: u16, tile: &Tile) -> Block {
-        let cursor = self.cursor(walk);
-        let dtype = self.bound.code.dtypes[usize::from(walk)];
+    fn block(&self, access: u16, tile: &Tile) -> Block {
+        let cursor = self.cursor(access);
+        let dtype = self.bound.code.dtypes[usize::from(access)];
         Block {
             ptr: cursor.at(tile),
             dtype,
@@ -225,7 +227,7 @@ impl<'a> Machine<'a> {
 
     fn place(&self, place: Place, tile: &Tile) -> *mut u32 {
         let program = &self.bound.code.program;
-        let at = if place.crossing {
+        let at = if place.kept {
             program.lanes + place.at * self.bound.code.kept_lanes + tile.kept_at
         } else {
             place.at
@@ -234,21 +236,30 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(at) }
     }
 
-    /// The program's steps with those of flat values apart, if columns go along the axis that these
-    /// are the same along.
+    /// The program's steps with those of invariant values apart, if columns go along the axis along
+    /// which these are invariant.
     pub(super) fn hoisted(&self) -> Option<&'a Hoisted> {
-        let along =
-            |hoisted: &&Hoisted| hoisted.walks.iter().all(|&walk| self.cursor(walk).cs == 0);
+        let along = |hoisted: &&Hoisted| {
+            hoisted
+                .accesses
+                .iter()
+                .all(|&access| self.cursor(access).cs == 0)
+        };
         self.bound.code.program.hoisted.as_ref().filter(along)
     }
 
-    /// Computes flat values for some rows, and notes where they are.
+    /// Computes invariant values for some rows, and records their addresses.
     ///
     /// # Safety
     /// The rows, at most [`MAX_ROWS`], must be part of the space at the cursors.
-    pub(super) unsafe fn flat(&self, hoisted: &Hoisted, rows: Range<usize>) {
+    pub(super) unsafe fn compute_invariant(&self, hoisted: &Hoisted, rows: Range<usize>) {
         // SAFETY: the caller's promise; registers have a lane for each row.
-        unsafe { self.steps(&hoisted.flat, &Tile::new(rows.len(), 1).at(rows.start, 0)) };
+        unsafe {
+            self.steps(
+                &hoisted.invariant,
+                &Tile::new(rows.len(), 1).at(rows.start, 0),
+            )
+        };
         for (k, &value) in hoisted.values.iter().enumerate() {
             // SAFETY: there is a view for each of these behind those of all values.
             unsafe {
@@ -259,14 +270,14 @@ impl<'a> Machine<'a> {
         }
     }
 
-    /// Computes a tile with flat values whose first row is `row` rows behind the first that they
-    /// were computed for.
+    /// Computes the varying values of a tile that starts `row` rows after the first row of the
+    /// invariant values.
     ///
     /// # Safety
-    /// As [`Machine::full`]; the tile's rows must be among those.
-    pub(super) unsafe fn beside_flat(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
+    /// As [`Machine::compute_per_element`]; the tile's rows must be among those.
+    pub(super) unsafe fn compute_varying(&self, hoisted: &Hoisted, row: usize, tile: &Tile) {
         for (k, &value) in hoisted.values.iter().enumerate() {
-            // SAFETY: written by `flat`.
+            // SAFETY: written by `compute_invariant`.
             let view = unsafe { *self.views.add(self.bound.code.values + k) };
             self.set_view(
                 value,
@@ -277,42 +288,43 @@ impl<'a> Machine<'a> {
             );
         }
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&hoisted.full, tile) }
+        unsafe { self.steps(&hoisted.varying, tile) }
     }
 
-    /// Computes the folded values of a level. In `tile`, only the axis that is kept counts.
+    /// Computes the per-row values of a level. In `tile`, only the axis that is kept counts.
     ///
     /// # Safety
-    /// The tile must be part of the space at the cursors, and everything of lower levels computed.
-    pub unsafe fn folded(&self, level: usize, tile: &Tile) {
+    /// The tile must be part of the space at the cursors, and all values of lower levels must have
+    /// been computed.
+    pub unsafe fn compute_per_row(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&self.bound.code.program.levels[level].folded, tile) }
+        unsafe { self.steps(&self.bound.code.program.levels[level].per_row, tile) }
     }
 
-    /// Computes the full values of a level and adds them to its accumulators.
+    /// Computes the per-element values of a level and adds them to its accumulators.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
-    pub unsafe fn full(&self, level: usize, tile: &Tile) {
+    /// As [`Machine::compute_per_row`].
+    pub unsafe fn compute_per_element(&self, level: usize, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.steps(&self.bound.code.program.levels[level].full, tile) }
+        unsafe { self.steps(&self.bound.code.program.levels[level].per_element, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     unsafe fn steps(&self, steps: &[Step], tile: &Tile) {
         for step in steps {
-            // SAFETY: the caller's promise; steps come after those that make their arguments.
+            // SAFETY: the caller's promise; steps come after those that compute their arguments.
             unsafe {
                 match step {
                     Step::Load {
                         value,
-                        walk,
+                        access,
                         place,
                         stored,
                     } => {
                         let keep = *stored && self.bound.aliased != 0;
-                        self.set_view(*value, self.load(*walk, *place, keep, tile));
+                        self.set_view(*value, self.load(*access, *place, keep, tile));
                     }
                     Step::Acc {
                         value,
@@ -322,9 +334,11 @@ impl<'a> Machine<'a> {
                         *value,
                         self.load_acc(*place, *stored && self.acc_aliased, tile),
                     ),
-                    Step::Index { value, walk, place } => {
-                        self.set_view(*value, self.index(*walk, *place, tile))
-                    }
+                    Step::Index {
+                        value,
+                        access,
+                        place,
+                    } => self.set_view(*value, self.index(*access, *place, tile)),
                     Step::Apply(apply) => {
                         self.set_view(apply.value, self.apply(apply, [0; 4], tile))
                     }
@@ -340,49 +354,49 @@ impl<'a> Machine<'a> {
                             View {
                                 ptr: self.place(*place, tile),
                                 rs: tile.pad as isize,
-                                flat: false,
+                                invariant: false,
                             },
                         );
                     }
-                    Step::Fold(k) => self.fold(*k, tile),
+                    Step::Reduce(k) => self.reduce(*k, tile),
                 }
             }
         }
     }
 
-    /// With `copied`, even what could be read in place is copied: it is stored later, when its own
-    /// memory may have changed.
+    /// With `copied`, values that could be read in place are copied too, because they are stored
+    /// later, when their memory may have changed.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
-    unsafe fn load(&self, walk: u16, place: Place, copied: bool, tile: &Tile) -> View {
-        let cursor = self.cursor(walk);
+    /// As [`Machine::compute_per_row`].
+    unsafe fn load(&self, access: u16, place: Place, copied: bool, tile: &Tile) -> View {
+        let cursor = self.cursor(access);
         let whole = tile.cols == tile.pad;
         if cursor.bytes == 4 && !copied && (cursor.cs == 0 || (cursor.cs == 1 && whole)) {
             return View {
                 ptr: cursor.at(tile).cast(),
                 rs: cursor.rs,
-                flat: cursor.cs == 0,
+                invariant: cursor.cs == 0,
             };
         }
-        let mut block = self.block(walk, tile);
-        // What repeats is copied once.
+        let mut block = self.block(access, tile);
+        // Repeated values are copied once.
         if block.rs == 0 {
             block.rows = 1;
         }
-        let (width, flat) = if block.cs == 0 {
+        let (width, invariant) = if block.cs == 0 {
             (1, true)
         } else {
             (tile.pad, false)
         };
-        block.cols = if flat { 1 } else { block.cols };
+        block.cols = if invariant { 1 } else { block.cols };
         let to = self.place(place, tile);
         // SAFETY: the block lies inside its argument, and a register holds a tile.
         unsafe { copy::load(&block, to, width) };
         View {
             ptr: to,
             rs: if block.rs == 0 { 0 } else { width as isize },
-            flat,
+            invariant,
         }
     }
 
@@ -411,18 +425,18 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            flat: false,
+            invariant: false,
         }
     }
 
     /// # Safety
-    /// As [`Machine::folded`].
-    unsafe fn index(&self, walk: u16, place: Place, tile: &Tile) -> View {
-        let Cursor { rs, cs, .. } = self.cursor(walk);
-        let first = self.cursor(walk).at(tile).addr() as isize;
-        let flat = cs == 0;
+    /// As [`Machine::compute_per_row`].
+    unsafe fn index(&self, access: u16, place: Place, tile: &Tile) -> View {
+        let Cursor { rs, cs, .. } = self.cursor(access);
+        let first = self.cursor(access).at(tile).addr() as isize;
+        let invariant = cs == 0;
         let rows = if rs == 0 { 1 } else { tile.rows };
-        let width = if flat { 1 } else { tile.pad };
+        let width = if invariant { 1 } else { tile.pad };
         let to = self.place(place, tile);
         for r in 0..rows {
             // SAFETY: a register holds a tile.
@@ -435,7 +449,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: if rs == 0 { 0 } else { width as isize },
-            flat,
+            invariant,
         }
     }
 
@@ -443,8 +457,8 @@ impl<'a> Machine<'a> {
     ///
     /// # Safety
     /// The operand must be readable.
-    unsafe fn random_state(&self, walk: u16, stream: u32) -> [u32; 4] {
-        let state = self.block(walk, &Tile::new(1, 1)).ptr.cast::<u32>();
+    unsafe fn random_state(&self, access: u16, stream: u32) -> [u32; 4] {
+        let state = self.block(access, &Tile::new(1, 1)).ptr.cast::<u32>();
         // SAFETY: the caller's promise; `Spec::arguments` counts three elements.
         unsafe { [*state, *state.add(1), *state.add(2), stream] }
     }
@@ -453,12 +467,14 @@ impl<'a> Machine<'a> {
     /// the same, to one value per row if all columns are.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     #[inline(always)]
     unsafe fn apply(&self, step: &Apply, context: [u32; 4], tile: &Tile) -> View {
         let [x, y, z] = step.args.map(|arg| self.view(arg));
-        let which =
-            (usize::from(x.flat) | usize::from(y.flat) << 1 | usize::from(z.flat) << 2) & step.used;
+        let which = (usize::from(x.invariant)
+            | usize::from(y.invariant) << 1
+            | usize::from(z.invariant) << 2)
+            & step.used;
         let by_row = x.rs | y.rs | z.rs != 0;
         let place = self.place(step.place, tile);
         if which == step.used || !(by_row || tile.rows == 1) {
@@ -466,19 +482,19 @@ impl<'a> Machine<'a> {
             return unsafe { self.apply_repeated(step, [x, y, z], context, tile) };
         }
         let (mut out, mut out_rs) = (place, tile.pad);
-        if let Some(walk) = step.direct
-            && let Some(operand) = self.direct(walk, tile)
+        if let Some(access) = step.direct
+            && let Some(operand) = self.direct(access, tile)
         {
             (out, out_rs) = (operand.at(tile).cast(), operand.rs as usize);
         }
         let (mut rows, mut lanes) = (tile.rows, tile.pad);
         if rows > 1 {
-            // Rows that lie one after another are one long row.
+            // Contiguous rows are one long row.
             let pad = tile.pad as isize;
             if out_rs == tile.pad
                 && [x, y, z]
                     .iter()
-                    .all(|v| v.rs == if v.flat { 0 } else { pad })
+                    .all(|v| v.rs == if v.invariant { 0 } else { pad })
             {
                 (rows, lanes) = (1, rows * tile.pad);
             }
@@ -494,18 +510,18 @@ impl<'a> Machine<'a> {
         // SAFETY: views hold whole vectors of every row; the result is a register, or memory that
         // overlaps no view.
         unsafe { step.code.0[which](&call) };
-        // (A folded value has one row here, and repeats where it is used.)
+        // (A per-row value has one row here, and repeats where it is used.)
         View {
             ptr: out,
             rs: if by_row { out_rs as isize } else { 0 },
-            flat: false,
+            invariant: false,
         }
     }
 
     /// [`Machine::apply`] where all rows or all columns are the same.
     ///
     /// # Safety
-    /// As [`Machine::folded`].
+    /// As [`Machine::compute_per_row`].
     #[cold]
     #[inline(never)]
     unsafe fn apply_repeated(
@@ -516,16 +532,12 @@ impl<'a> Machine<'a> {
         tile: &Tile,
     ) -> View {
         let place = self.place(step.place, tile);
-        // A value that is kept for later passes is kept in full.
-        let out = if step.place.crossing {
-            self.spare()
-        } else {
-            place
-        };
+        // A value that is kept for later passes is written out per element.
+        let out = if step.place.kept { self.spare() } else { place };
         let which = args
             .iter()
             .enumerate()
-            .fold(0, |bits, (k, v)| bits | usize::from(v.flat) << k)
+            .fold(0, |bits, (k, v)| bits | usize::from(v.invariant) << k)
             & step.used;
         let by_row = args.iter().any(|v| v.rs != 0);
         let mut call = Call {
@@ -539,10 +551,10 @@ impl<'a> Machine<'a> {
         let mut view = View {
             ptr: out,
             rs: 0,
-            flat: which == step.used,
+            invariant: which == step.used,
         };
         let mut columns = [[0u32; MAX_ROWS]; 3];
-        if view.flat {
+        if view.invariant {
             // One value per row, computed side by side.
             let rows = if by_row { tile.rows } else { 1 };
             for (view, column) in call.args.iter_mut().zip(&mut columns) {
@@ -553,7 +565,7 @@ impl<'a> Machine<'a> {
                 *view = View {
                     ptr: column.as_ptr(),
                     rs: 0,
-                    flat: false,
+                    invariant: false,
                 };
             }
             call.lanes = rows.next_multiple_of(VECTOR);
@@ -561,8 +573,8 @@ impl<'a> Machine<'a> {
         }
         // SAFETY: the columns and registers hold as many lanes as a tile may have rows, the views
         // one row.
-        unsafe { step.code.0[if view.flat { 0 } else { which }](&call) };
-        if step.place.crossing {
+        unsafe { step.code.0[if view.invariant { 0 } else { which }](&call) };
+        if step.place.kept {
             // SAFETY: the buffer of a kept value holds the tile.
             return unsafe { self.spread(view, place, tile) };
         }
@@ -579,7 +591,7 @@ impl<'a> Machine<'a> {
             unsafe {
                 let from = view.ptr.offset(r as isize * view.rs);
                 let line = std::slice::from_raw_parts_mut(to.add(r * tile.pad), tile.pad);
-                if view.flat {
+                if view.invariant {
                     line.fill(*from);
                 } else {
                     line.copy_from_slice(std::slice::from_raw_parts(from, tile.pad));
@@ -589,7 +601,7 @@ impl<'a> Machine<'a> {
         View {
             ptr: to,
             rs: tile.pad as isize,
-            flat: false,
+            invariant: false,
         }
     }
 
@@ -598,46 +610,46 @@ impl<'a> Machine<'a> {
         unsafe { self.lanes.add(self.bound.code.program.spare) }
     }
 
-    /// Where a value can be computed straight into the operand it is stored to: there are whole
-    /// vectors of lanes, and nothing that may still be read.
-    fn direct(&self, walk: u16, tile: &Tile) -> Option<Cursor> {
-        let cursor = self.cursor(walk);
-        let free = self.bound.aliased >> walk & 1 == 0 && !self.acc_aliased;
+    /// The cursor of a stored operand into which a value can be computed directly: it must hold
+    /// whole vectors of lanes, and no bytes that may still be read.
+    fn direct(&self, access: u16, tile: &Tile) -> Option<Cursor> {
+        let cursor = self.cursor(access);
+        let free = self.bound.aliased >> access & 1 == 0 && !self.acc_aliased;
         (free && cursor.cs == 1 && tile.cols == tile.pad && (tile.rows == 1 || cursor.rs > 0))
             .then_some(cursor)
     }
 
-    /// Stores the full values, if `level` is the one whose pass does: the last, so that all have
-    /// been computed and nothing that a store may overwrite is read again.
+    /// Stores the per-element values, if `level` is the last with such values, so that all have
+    /// been computed and no overwritten operand is read again.
     ///
     /// # Safety
-    /// As [`Machine::folded`]; no other thread may touch the same points.
-    pub unsafe fn store_full(&self, level: usize, tile: &Tile) {
+    /// As [`Machine::compute_per_row`]; no other thread may touch the same points.
+    pub unsafe fn store_per_element(&self, level: usize, tile: &Tile) {
         if level == self.bound.code.program.top {
             // SAFETY: the caller's promise.
-            unsafe { self.store(&self.bound.code.program.full_stores, tile) }
+            unsafe { self.store(&self.bound.code.program.per_element_stores, tile) }
         }
     }
 
-    /// Stores the folded values. In `tile`, the folded axis has one point.
+    /// Stores the per-row values. In `tile`, the reduced axis has one point.
     ///
     /// # Safety
-    /// As [`Machine::store_full`].
-    pub unsafe fn store_folded(&self, tile: &Tile) {
+    /// As [`Machine::store_per_element`].
+    pub unsafe fn store_per_row(&self, tile: &Tile) {
         // SAFETY: the caller's promise.
-        unsafe { self.store(&self.bound.code.program.folded_stores, tile) }
+        unsafe { self.store(&self.bound.code.program.per_row_stores, tile) }
     }
 
     /// # Safety
-    /// As [`Machine::store_full`].
+    /// As [`Machine::store_per_element`].
     unsafe fn store(&self, stores: &[StoreStep], tile: &Tile) {
         for store in stores {
             let view = self.view(store.value);
-            // Computed there, or copied onto itself.
-            if store.same_bits && view.ptr == self.cursor(store.walk).at(tile).cast() {
+            // The value was computed in place, or would be copied onto itself.
+            if store.same_bits && view.ptr == self.cursor(store.access).at(tile).cast() {
                 continue;
             }
-            let block = self.block(store.walk, tile);
+            let block = self.block(store.access, tile);
             // SAFETY: the block lies inside its argument; a view in place overlaps it only if it is
             // the same.
             unsafe { copy::store(view, store.lane, &block) };

@@ -1,30 +1,29 @@
 //! The tile interpreter: runs the `code` of a spec, tile by tile.
 //!
 //! A tile is at most [`TILE`] points, as rows of columns. One step of the program runs over the
-//! whole tile before the next one begins, so that the cost of choosing what to do is shared by
-//! hundreds of points, while values stay in registers of one tile each that live in the first-level
-//! cache. Operands that lie in memory as lanes do are read where they are, and the last operation
-//! writes where its value is stored. A value never depends on where in a tile its point lies.
+//! whole tile before the next one begins, so that the cost of dispatch is shared by hundreds of
+//! points, while values stay in registers of one tile each that live in the first-level cache.
+//! Operands that are stored as lanes are read in place, and the last operation writes directly to
+//! the stored operand. A value never depends on the position of its point in a tile.
 
 mod accumulate;
 mod bind;
 mod compile;
 mod copy;
 mod exec;
-mod fold;
 mod ops;
+mod reduce;
 mod sweep;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use bind::Bound;
-pub use compile::validate;
 pub(crate) use exec::{Along, Machine, Tile};
 
 use super::{Config, Launch, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
-use crate::spec::Spec;
+use crate::spec::{MAX_AXES, Spec};
 use compile::Program;
 
 /// Most points of a tile, and most lanes of a register.
@@ -32,15 +31,10 @@ pub(crate) const TILE: usize = 1024;
 /// Lanes that operations work on together on every instruction set: rows in registers are padded to
 /// a multiple of it.
 pub(crate) const VECTOR: usize = 16;
-/// Most rows of a tile, and of tiles that share what is the same along them.
+/// Most rows of a tile, and of tiles that share invariant values.
 pub(crate) const MAX_ROWS: usize = TILE / VECTOR;
-/// Most axes of a spec.
-pub const MAX_AXES: usize = 8;
-/// Axes of a launch: one more, so that a space without rows or columns can be given them.
+/// Axes of a launch: one more than of a spec, for spaces without rows or columns.
 pub(crate) const AXES: usize = MAX_AXES + 1;
-/// Most operands and indices of a spec's code. With [`MAX_AXES`], this lets a launch resolve all
-/// strides without allocating.
-pub(crate) const MAX_WALKS: usize = 48;
 
 /// The compiled `code` of a spec.
 pub(crate) struct TileCode {
@@ -77,16 +71,11 @@ impl TileCode {
             .iter()
             .fold(1usize, |points, dim| points.saturating_mul(largest(dim)));
         let program = compile::compile(spec, config, points.clamp(1, MAX_ROWS) * VECTOR)?;
-        let walks = spec.operands.len() + spec.indices.len();
-        let reads = |k: usize| {
-            spec.code
-                .iter()
-                .any(|i| matches!(i, crate::spec::Inst::Load(l) | crate::spec::Inst::Uniform { state: l, .. } if usize::from(*l) == k))
-        };
+        let accesses = spec.operands.len() + spec.indices.len();
         let read = (0..spec.operands.len())
-            .filter(|&k| reads(k))
+            .filter(|&k| spec.reads(k as u16))
             .fold(0, |bits, k| bits | 1 << k);
-        let views_at = (walks * size_of::<exec::Cursor>()).next_multiple_of(64);
+        let views_at = (accesses * size_of::<exec::Cursor>()).next_multiple_of(64);
         let views = spec.code.len()
             + program
                 .hoisted
@@ -107,12 +96,11 @@ impl TileCode {
         })
     }
 
-    /// Makes room for `lanes` lanes of each value that is kept from one pass over a row to the
-    /// next.
+    /// Reserves `lanes` lanes of each value that is kept from one pass over a row to the next.
     pub fn keep(&mut self, lanes: usize) {
         self.kept_lanes = lanes.next_multiple_of(VECTOR);
         self.scratch =
-            self.lanes_at + (self.program.lanes + self.program.crossing * self.kept_lanes) * 4;
+            self.lanes_at + (self.program.lanes + self.program.kept * self.kept_lanes) * 4;
     }
 
     /// Bytes of scratch memory that each concurrent caller of [`Bound::block`] needs, a multiple of
@@ -130,37 +118,38 @@ impl TileCode {
         bound
     }
 
-    /// Lanes of a register: those of the largest tile there is, each of whose rows is padded to
-    /// whole vectors.
+    /// Lanes of a register: those of the largest tile, with rows padded to whole vectors.
     pub fn register(&self) -> usize {
         self.program.register
     }
 
-    /// How many levels the program has, and whether each has work for every tile.
+    /// For each level of the program whether it has work for every tile.
     pub fn levels(&self) -> impl ExactSizeIterator<Item = bool> {
         self.program
             .levels
             .iter()
-            .map(|level| !level.full.is_empty())
+            .map(|level| !level.per_element.is_empty())
     }
 
     /// Values that are kept from one pass over a row to the next.
     pub fn kept_values(&self) -> usize {
-        self.program.crossing
+        self.program.kept
     }
 
-    /// Whether all reductions fold values, without positions, and none needs the result of another.
-    pub fn folds_alone(&self) -> bool {
+    /// Whether all reductions are of values, without positions, and none needs the result of
+    /// another.
+    pub fn reduces_independently(&self) -> bool {
         let first = self
             .program
             .levels
             .first()
-            .map_or(0, |level| level.folds.len());
-        first == self.program.folds.len() && self.program.folds.iter().all(|f| f.code.words == 1)
+            .map_or(0, |level| level.reductions.len());
+        first == self.program.reductions.len()
+            && self.program.reductions.iter().all(|f| f.code.words == 1)
     }
 
     /// Words of the accumulators of all reductions, per point.
-    pub fn fold_words(&self) -> usize {
-        self.program.folds.iter().map(|f| f.code.words).sum()
+    pub fn reduction_words(&self) -> usize {
+        self.program.reductions.iter().map(|f| f.code.words).sum()
     }
 }

@@ -10,7 +10,7 @@ use crate::math::Arith;
 use crate::random;
 use crate::scalar::{Lanewise, ScalarOp, Visit, Word, visit_cast, visit_pair};
 
-/// Where the values of a tile are: a register, an operand's own memory, or a constant.
+/// The location of the values of a tile: a register, an operand's memory, or a constant.
 #[derive(Clone, Copy)]
 pub(crate) struct View {
     /// The value of the first row and column.
@@ -18,7 +18,7 @@ pub(crate) struct View {
     /// Elements from one row to the next; 0 when all rows are the same.
     pub rs: isize,
     /// All columns are the same: one value per row.
-    pub flat: bool,
+    pub invariant: bool,
 }
 
 /// The work of one operation on one tile: `rows` lines of `lanes` elements.
@@ -28,11 +28,12 @@ pub(crate) struct Call {
     pub args: [View; 3],
     pub out: *mut u32,
     pub out_rs: usize,
-    /// What a random operation needs beside its argument: seed (two words), step, stream.
+    /// The further inputs of a random operation: seed (two words), step, stream.
     pub context: [u32; 4],
 }
 
-/// An operation's loops, by which arguments are flat (bit k for argument k).
+/// An operation's loops, indexed by which arguments are invariant along columns (bit k for argument
+/// k).
 #[derive(Clone, Copy)]
 pub(crate) struct OpCode(pub [Entry<Call>; 8]);
 
@@ -47,7 +48,7 @@ impl OpCode {
         visit_cast(from, to, Loops(isa))
     }
 
-    /// The loops of one scalar operation after another, if the pair has loops of its own.
+    /// The loops of one scalar operation after another, if the pair has fused loops.
     pub fn pair(inner: ScalarOp, outer: ScalarOp, swapped: bool, isa: Isa) -> Option<OpCode> {
         visit_pair(inner, outer, swapped, Loops(isa))
     }
@@ -65,8 +66,8 @@ impl Visit for Loops {
     fn visit<O: Lanewise>(self) -> OpCode {
         let isa = self.0;
         let all = entry::<Sweep<O, 0>>(isa);
-        // Where every argument is flat, the tile calls the loop without flat arguments on one value
-        // per row.
+        // Where every argument is invariant, the tile calls the loop without invariant arguments on
+        // one value per row.
         OpCode(match O::ARITY {
             1 => [all; 8],
             2 => [
@@ -93,10 +94,10 @@ impl Visit for Loops {
     }
 }
 
-/// An operation applied to every lane; bit k of `FLAT` says that argument k is flat.
-struct Sweep<O, const FLAT: u32>(PhantomData<O>);
+/// An operation applied to every lane; bit k of `INVARIANT` says that argument k is invariant.
+struct Sweep<O, const INVARIANT: u32>(PhantomData<O>);
 
-impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
+impl<O: Lanewise, const INVARIANT: u32> Routine for Sweep<O, INVARIANT> {
     type Args = Call;
 
     /// The views must be readable for `rows` lines, `out` writable, and `out` must overlap no view.
@@ -108,23 +109,22 @@ impl<O: Lanewise, const FLAT: u32> Routine for Sweep<O, FLAT> {
                 let len = if k >= O::ARITY {
                     0
                 } else {
-                    [call.lanes, 1][(FLAT >> k & 1) as usize]
+                    [call.lanes, 1][(INVARIANT >> k & 1) as usize]
                 };
-                // SAFETY: the caller promises readable views; unused arguments point at nothing and
-                // have no length.
+                // SAFETY: the caller promises readable views; unused arguments have no length.
                 unsafe { std::slice::from_raw_parts(view.ptr.offset(r as isize * view.rs), len) }
             };
             // SAFETY: the caller promises that `out` is writable and overlaps no view.
             let out = unsafe {
                 std::slice::from_raw_parts_mut(call.out.add(r * call.out_rs), call.lanes)
             };
-            sweep_line::<O, A, FLAT>(line(0), line(1), line(2), out);
+            sweep_line::<O, A, INVARIANT>(line(0), line(1), line(2), out);
         }
     }
 }
 
 #[inline(always)]
-fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(
+fn sweep_line<O: Lanewise, A: Arith, const INVARIANT: u32>(
     x: &[u32],
     y: &[u32],
     z: &[u32],
@@ -132,14 +132,14 @@ fn sweep_line<O: Lanewise, A: Arith, const FLAT: u32>(
 ) {
     let lines = [x, y, z];
     let repeated: [O::In; 3] = std::array::from_fn(|k| {
-        O::In::of(if k < O::ARITY && FLAT >> k & 1 == 1 {
+        O::In::of(if k < O::ARITY && INVARIANT >> k & 1 == 1 {
             lines[k][0]
         } else {
             0
         })
     });
     let n = out.len();
-    let varies = |k: usize| k < O::ARITY && FLAT >> k & 1 == 0;
+    let varies = |k: usize| k < O::ARITY && INVARIANT >> k & 1 == 0;
     let lines: [&[u32]; 3] =
         std::array::from_fn(|k| if varies(k) { &lines[k][..n] } else { lines[k] });
     for i in 0..n {
@@ -160,7 +160,7 @@ struct Uniform;
 impl Routine for Uniform {
     type Args = Call;
 
-    /// As [`Sweep`]; the argument is not flat.
+    /// As [`Sweep`]; the argument varies along columns.
     #[inline(always)]
     unsafe fn run<A: Arith>(call: &Call) {
         let [low, high, step, stream] = call.context;

@@ -1,12 +1,12 @@
-//! Tiles one after another over a block that nothing is reduced in.
+//! The loop over the tiles of a block without reductions.
 
 use super::exec::{Machine, Tile};
 use super::{MAX_ROWS, TILE, VECTOR};
 
 impl Machine<'_> {
     /// Computes and stores `rows × cols` points at the cursors, in tiles of at most `wide` columns.
-    /// What is the same along the columns (a norm's mean and scale) is computed once for all tiles
-    /// of some rows.
+    /// Values that are invariant along the columns (a norm's mean and scale) are computed once for
+    /// all tiles of some rows.
     ///
     /// # Safety
     /// The points must be part of the space, and no other thread may touch them.
@@ -25,7 +25,7 @@ impl Machine<'_> {
             let end = (first + strip).min(rows);
             if let Some(hoisted) = hoisted {
                 // SAFETY: the caller's promise.
-                unsafe { self.flat(hoisted, first..end) };
+                unsafe { self.compute_invariant(hoisted, first..end) };
             }
             for row in (first..end).step_by(high) {
                 for col in (0..cols).step_by(wide) {
@@ -33,10 +33,10 @@ impl Machine<'_> {
                     // SAFETY: the caller's promise.
                     unsafe {
                         match hoisted {
-                            Some(hoisted) => self.beside_flat(hoisted, row - first, &tile),
-                            None => self.full(0, &tile),
+                            Some(hoisted) => self.compute_varying(hoisted, row - first, &tile),
+                            None => self.compute_per_element(0, &tile),
                         }
-                        self.store_full(0, &tile);
+                        self.store_per_element(0, &tile);
                     }
                 }
             }

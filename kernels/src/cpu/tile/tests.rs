@@ -12,8 +12,7 @@ fn below(seed: u32, count: &mut u32, n: usize) -> usize {
     philox([*count, 0, 0, 0], [seed, 1])[0] as usize % n
 }
 
-/// relu(acc + x) + y over a space of up to four axes, x and y walked in any way, the result in any
-/// layout.
+/// relu(acc + x) + y over a space of up to four axes, with x, y and the result in any layout.
 #[test]
 fn blocks_match_points() {
     for seed in 0..400 {
@@ -104,7 +103,7 @@ fn blocks_match_points() {
                 .map(|(s, &p)| s.at(&env) as usize * p);
             o.offset.at(&env) as usize + steps.sum::<usize>()
         };
-        // The anchor's values lie apart, or where the result goes if its rows can hold them.
+        // The anchor's values are in a separate buffer, or in the result if its rows can hold them.
         let out = &spec.operands[2];
         let in_place =
             cols > 1 && (0..cols).all(|c| at(out, 0, c) == at(out, 0, 0) + c) && pick(2) == 0;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Inst, ValueId};
 
-use super::levels::{Levels, is_reduce};
+use super::levels::Levels;
 use super::{Keep, Mapping};
 use crate::code::{Code, Fold, Site, lane_type};
 use crate::lower::{Function, Word};
@@ -54,7 +54,7 @@ impl Part {
             bytes = (bytes + count as u64 * 8).next_multiple_of(256);
             at
         };
-        let needed = |i: usize| emitter.code.needed[i] && is_reduce(&emitter.code.spec.code[i]);
+        let needed = |i: usize| emitter.code.needed[i] && emitter.code.spec.code[i].is_reduce();
         let places = (0..emitter.code.spec.code.len())
             .map(|i| needed(i).then(|| (take(rows * parts), take(rows))))
             .collect();
@@ -369,7 +369,7 @@ impl Emitter<'_> {
         let wanted = |i: &usize| {
             self.code.folded[*i]
                 && (from..=to).contains(&self.levels.level[*i])
-                && !is_reduce(&self.code.spec.code[*i])
+                && !self.code.spec.code[*i].is_reduce()
         };
         self.code
             .needed()

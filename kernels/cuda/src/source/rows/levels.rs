@@ -1,11 +1,7 @@
-//! Which value is computed in which pass over the reduced axes.
-//!
-//! A value is *folded* if it exists once per point of the kept axes, else *full*. What needs no
-//! reduction has level 0, a reduction of a value of level n has level n + 1, and everything else
-//! the highest level of its arguments. Pass n computes full values of level n and reduces them. A
-//! full value used in a later pass than its own *crosses*.
+//! The passes over the reduced axes: the level at which each value is computed, and the values that
+//! are kept from one pass to the next. See [`analysis::Levels`].
 
-use slabwise_kernels::spec::Inst;
+use slabwise_kernels::spec::{Inst, analysis};
 
 use crate::code::{Code, Fold};
 
@@ -17,50 +13,28 @@ pub struct Levels {
     pub top: Option<usize>,
     /// The highest level of a needed value.
     pub depth: usize,
-    /// Full values that cross.
+    /// Per-element values that are kept from the pass that computes them to later ones.
     pub crossing: Vec<bool>,
 }
 
 impl Levels {
     pub fn new(code: &Code) -> Levels {
-        let n = code.spec.code.len();
-        let mut level = vec![0; n];
-        for (i, inst) in code.spec.code.iter().enumerate() {
-            let deepest = inst
-                .arguments()
-                .iter()
-                .map(|&a| level[usize::from(a)])
-                .max()
-                .unwrap_or(0);
-            level[i] = deepest + usize::from(is_reduce(inst));
-        }
-        let full_stores = || {
-            code.spec
-                .stores
-                .iter()
-                .map(|s| usize::from(s.value))
-                .filter(|&v| !code.folded[v])
-        };
-        let top = full_stores().map(|v| level[v]).max();
-        let mut last_use = level.clone();
-        for i in code.needed() {
-            let used_at = level[i] - usize::from(is_reduce(&code.spec.code[i]));
-            for a in code.spec.code[i].arguments() {
-                let last = &mut last_use[usize::from(a)];
-                *last = (*last).max(used_at);
-            }
-        }
-        full_stores().for_each(|v| last_use[v] = last_use[v].max(top.unwrap_or(0)));
-        let made_again = |i: usize| matches!(code.spec.code[i], Inst::Index(_) | Inst::Const(_));
-        let crossing = (0..n)
-            .map(|i| code.needed[i] && !code.folded[i] && !made_again(i) && last_use[i] > level[i])
+        let levels = analysis::Levels::new(code.spec);
+        let stored = code.spec.stores.iter().map(|s| usize::from(s.value));
+        let top = stored
+            .filter(|&v| !code.folded[v])
+            .map(|v| levels.level[v])
+            .max();
+        let last_uses = levels.last_uses(code.spec, top.unwrap_or(0));
+        let recomputed = |i: usize| matches!(code.spec.code[i], Inst::Index(_) | Inst::Const(_));
+        let crossing = (0..code.spec.code.len())
+            .map(|i| !recomputed(i) && levels.is_live_across(i, &last_uses))
             .collect();
-        let depth = code.needed().map(|i| level[i]).max().unwrap_or(0);
         Levels {
-            level,
             top,
-            depth,
+            depth: levels.depth(),
             crossing,
+            level: levels.level,
         }
     }
 
@@ -106,8 +80,8 @@ impl Levels {
             let kept_now = keeps && self.crossing[i] && self.level[i] == l;
             wanted[i] = (wanted[i] || kept_now) && !code.folded[i] && !self.is_kept(i, l, keeps);
             if wanted[i] {
-                code.spec.code[i]
-                    .arguments()
+                let arguments = code.spec.code[i].arguments();
+                arguments
                     .iter()
                     .for_each(|&a| wanted[usize::from(a)] = true);
             }
@@ -119,9 +93,4 @@ impl Levels {
     pub fn is_kept(&self, i: usize, l: usize, keeps: bool) -> bool {
         keeps && self.crossing[i] && self.level[i] < l
     }
-}
-
-/// Whether an instruction reduces.
-pub fn is_reduce(inst: &Inst) -> bool {
-    matches!(inst, Inst::Reduce(..))
 }

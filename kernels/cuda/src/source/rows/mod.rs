@@ -15,9 +15,8 @@
 mod emit;
 mod levels;
 
-use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Body, Inst, Spec};
+use slabwise_kernels::spec::{Body, Inst, Spec, SpecError};
 
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
@@ -94,7 +93,7 @@ impl<'a> Plan<'a> {
         let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if Fold::new(*op, code.lane(*a)).finds()));
         let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
         if finds && reduced_points >= i64::from(i32::MAX) {
-            return Err(SpecError(format!(
+            return Err(SpecError::unsupported(format!(
                 "a position among {reduced_points} elements does not fit in an i32"
             )));
         }

@@ -1,9 +1,9 @@
 //! Reductions over tiles.
 //!
-//! A tile is folded along its columns (each row gives one value) or along its rows (each column
+//! A tile is reduced along its columns (each row gives one value) or along its rows (each column
 //! gives one). Along the columns, a row has [`VECTOR`] accumulators, one for the columns of each
-//! residue, that are combined at the end as a tree. A tile's own values are folded first and its
-//! result is then folded into the accumulators, so that the rounding error of a long sum grows with
+//! residue, that are combined at the end as a tree. A tile's values are reduced first and the
+//! result is then added to the accumulators, so that the rounding error of a long sum grows with
 //! the number of tiles rather than of elements.
 
 use std::marker::PhantomData;
@@ -17,40 +17,40 @@ use crate::math::Arith;
 use crate::scalar::{Lanewise, ScalarOp, Visit, Word};
 use crate::spec::ReduceOp;
 
-/// The work of one fold on one tile.
-pub(super) struct FoldCall {
+/// The work of one reduction on one tile.
+pub(super) struct ReduceCall {
     pub value: View,
     pub rows: usize,
-    /// Columns that count. What is read is rounded up to whole vectors.
+    /// Columns that count; reads are rounded up to whole vectors.
     pub cols: usize,
     pub acc: *mut u32,
-    /// Where the finished values go: `words` lines, `stride` lanes apart.
+    /// The destination of the finished values: `words` lines, `stride` lanes apart.
     pub out: *mut u32,
     pub stride: usize,
     pub identity: u32,
-    /// Position of the tile's first element among all that are folded into the same value.
+    /// Position of the tile's first element among all that are reduced to the same value.
     pub position: u32,
 }
 
 /// The loops of one reduction.
 #[derive(Clone, Copy)]
-pub(super) struct FoldCode {
-    /// Folds the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
-    pub columns: Entry<FoldCall>,
-    /// Folds the rows of a tile: column `c` into `acc[c]`.
-    pub rows: Entry<FoldCall>,
+pub(super) struct ReduceCode {
+    /// Reduces the columns of a tile: row `r` into `acc[r · VECTOR ..][.. VECTOR]`.
+    pub columns: Entry<ReduceCall>,
+    /// Reduces the rows of a tile: column `c` into `acc[c]`.
+    pub rows: Entry<ReduceCall>,
     /// Combines the accumulators of each row: `out[r]`, where `out` may be `acc` itself.
-    pub finish: Entry<FoldCall>,
-    /// Folds `acc` (laid out as `out`) into `out`.
-    pub merge: Entry<FoldCall>,
+    pub finish: Entry<ReduceCall>,
+    /// Combines `acc` (laid out as `out`) into `out`.
+    pub merge: Entry<ReduceCall>,
     /// The accumulator of nothing.
     pub identity: u32,
     /// Words of an accumulator: a value, or a key and a position.
     pub words: usize,
 }
 
-impl FoldCode {
-    pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> FoldCode {
+impl ReduceCode {
+    pub fn new(op: ReduceOp, lane: Lane, isa: Isa) -> ReduceCode {
         let float = lane == Lane::F32;
         let bits = |f: f32, i: i32| if float { f.to_bits() } else { i as u32 };
         let (op, identity) = match op {
@@ -75,9 +75,9 @@ struct Loops {
 }
 
 impl Visit for Loops {
-    type Output = FoldCode;
-    fn visit<O: Lanewise>(self) -> FoldCode {
-        FoldCode {
+    type Output = ReduceCode;
+    fn visit<O: Lanewise>(self) -> ReduceCode {
+        ReduceCode {
             columns: entry::<Columns<O>>(self.isa),
             rows: entry::<Rows<O>>(self.isa),
             finish: entry::<Finish<O>>(self.isa),
@@ -95,7 +95,7 @@ fn join<O: Lanewise, A: Arith>(x: u32, y: u32) -> u32 {
 
 type Vector = [u32; VECTOR];
 
-/// Folds one vector into another, lane by lane.
+/// Combines one vector into another, lane by lane.
 #[inline(always)]
 fn join_all<O: Lanewise, A: Arith>(into: &mut Vector, from: &Vector) {
     for (x, &y) in into.iter_mut().zip(from) {
@@ -106,7 +106,7 @@ fn join_all<O: Lanewise, A: Arith>(into: &mut Vector, from: &Vector) {
 /// `n` accumulators that lie one after another.
 ///
 /// # Safety
-/// They must be writable and nothing else may reach them meanwhile.
+/// They must be writable and not be accessed otherwise meanwhile.
 #[inline(always)]
 unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
     // SAFETY: the caller's promise.
@@ -118,7 +118,7 @@ unsafe fn lanes<'a>(start: *mut u32, n: usize) -> &'a mut [u32] {
 /// # Safety
 /// The view must be readable there.
 #[inline(always)]
-unsafe fn line<'a>(call: &FoldCall, r: usize) -> &'a [Vector] {
+unsafe fn line<'a>(call: &ReduceCall, r: usize) -> &'a [Vector] {
     // SAFETY: the caller's promise; an array of words is aligned as a word.
     unsafe {
         std::slice::from_raw_parts(
@@ -130,15 +130,15 @@ unsafe fn line<'a>(call: &FoldCall, r: usize) -> &'a [Vector] {
 
 struct Columns<O>(PhantomData<O>);
 
-/// Vectors folded side by side, so that one addition need not wait for the one before.
+/// Vectors reduced side by side, so that one addition need not wait for the one before.
 const SIDE: usize = 4;
 
 impl<O: Lanewise> Routine for Columns<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
-    /// The value must be readable and not flat, the accumulators writable.
+    /// The value must be readable and vary along columns, the accumulators writable.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         let (whole, rest) = (call.cols / VECTOR, call.cols % VECTOR);
         // The columns of the last, broken vector that count, as a mask.
         let mut counts = [0u32; VECTOR];
@@ -187,11 +187,11 @@ impl<O: Lanewise> Routine for Columns<O> {
 struct Rows<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Rows<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             let mut sum = [call.identity; VECTOR];
             for r in 0..call.rows {
@@ -210,11 +210,11 @@ impl<O: Lanewise> Routine for Rows<O> {
 struct Finish<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Finish<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// `acc` and `out` must be writable.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // Row r of the results lies at or before the accumulators of row r, so nothing unread
             // is overwritten. SAFETY: the caller's promise.
@@ -240,11 +240,11 @@ impl<O: Lanewise> Routine for Finish<O> {
 struct Merge<O>(PhantomData<O>);
 
 impl<O: Lanewise> Routine for Merge<O> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// `acc` and `out` must be writable for `cols` lanes and not overlap.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         // SAFETY: the caller's promise.
         let (into, from) = unsafe { (lanes(call.out, call.cols), lanes(call.acc, call.cols)) };
         for (x, &mut y) in into.iter_mut().zip(from) {
@@ -253,7 +253,7 @@ impl<O: Lanewise> Routine for Merge<O> {
     }
 }
 
-/// How a value is ranked: as an integer, larger for what is sought.
+/// The ranking of values: integers, larger for better values.
 trait Rank: 'static {
     fn key(bits: u32) -> i32;
 }
@@ -297,11 +297,11 @@ impl Rank for SmallestInt {
     }
 }
 
-/// The position of no element: after all others, so that any element wins against it.
+/// The position of no element: after all others, so that every element wins against it.
 pub(super) const NOWHERE: u32 = i32::MAX as u32;
 
-fn position_code<K: Rank>(isa: Isa) -> FoldCode {
-    FoldCode {
+fn position_code<K: Rank>(isa: Isa) -> ReduceCode {
+    ReduceCode {
         columns: entry::<RankColumns<K>>(isa),
         rows: entry::<RankRows<K>>(isa),
         finish: entry::<RankFinish>(isa),
@@ -311,8 +311,9 @@ fn position_code<K: Rank>(isa: Isa) -> FoldCode {
     }
 }
 
-impl FoldCode {
-    /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold nothing.
+impl ReduceCode {
+    /// Makes the accumulators in `lanes` lanes of each word, `stride` lanes apart, hold the
+    /// identity.
     ///
     /// # Safety
     /// `acc` must be writable.
@@ -340,11 +341,11 @@ fn improve(key: &mut u32, position: &mut u32, new_key: i32, new_position: u32) {
 struct RankColumns<K>(PhantomData<K>);
 
 impl<K: Rank> Routine for RankColumns<K> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
             let line = unsafe { line(call, r) };
@@ -376,11 +377,11 @@ impl<K: Rank> Routine for RankColumns<K> {
 struct RankRows<K>(PhantomData<K>);
 
 impl<K: Rank> Routine for RankRows<K> {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Columns`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for v in 0..call.cols.div_ceil(VECTOR) {
             // SAFETY: the caller's promise.
             let (keys, positions) = unsafe {
@@ -408,11 +409,11 @@ impl<K: Rank> Routine for RankRows<K> {
 struct RankFinish;
 
 impl Routine for RankFinish {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Finish`].
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for r in 0..call.rows {
             // SAFETY: the caller's promise.
             let (keys, positions): (Vector, Vector) = unsafe {
@@ -437,11 +438,11 @@ impl Routine for RankFinish {
 struct RankMerge;
 
 impl Routine for RankMerge {
-    type Args = FoldCall;
+    type Args = ReduceCall;
 
     /// As [`Merge`], for two words.
     #[inline(always)]
-    unsafe fn run<A: Arith>(call: &FoldCall) {
+    unsafe fn run<A: Arith>(call: &ReduceCall) {
         for l in 0..call.cols {
             // SAFETY: the caller's promise.
             unsafe {

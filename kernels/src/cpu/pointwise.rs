@@ -1,5 +1,5 @@
-//! What the kernels that visit memory point by point share: sizes and strides at launch, per-worker
-//! scratch, and code compiled once per instruction set.
+//! Helpers of the kernels that access memory point by point: sizes and strides at launch,
+//! per-worker scratch, and code compiled once per instruction set.
 
 use super::tile::Bound;
 use super::{Isa, Launch, SpecError};
@@ -7,15 +7,15 @@ use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Dims, Operand};
 
-/// Most axes of a space these kernels walk: sizes and strides then live on the stack.
+/// Most axes of a space these kernels iterate over, so that sizes and strides live on the stack.
 pub(super) const MAX_RANK: usize = 8;
 
-/// Fails unless `dims` has a rank these kernels take.
+/// Fails unless `dims` has a rank that these kernels support.
 pub(super) fn check_rank(dims: &Dims, least: usize) -> Result<(), SpecError> {
     if (least..=MAX_RANK).contains(&dims.len()) {
         return Ok(());
     }
-    Err(SpecError(format!(
+    Err(SpecError::unsupported(format!(
         "a space of rank {}; {least} to {MAX_RANK} axes are possible",
         dims.len()
     )))
@@ -91,7 +91,7 @@ impl Space {
 }
 
 /// A space cut into blocks of neighbouring points, none larger than a capacity: steps along one
-/// axis, with all that the axes after it hold. The cut depends on the sizes alone.
+/// axis, with all points of the axes after it. The cut depends on the sizes alone.
 #[derive(Clone, Copy)]
 pub(super) struct Blocks {
     pub space: Space,
@@ -192,25 +192,25 @@ pub(super) fn product(sizes: &[usize]) -> usize {
 
 /// An operand at launch.
 #[derive(Clone, Copy)]
-pub(super) struct Walk {
+pub(super) struct OperandView {
     base: *mut u8,
     pub dtype: DType,
     pub strides: [isize; MAX_RANK],
 }
 
-// SAFETY: a `Walk` is an address and strides; whoever reaches memory through it answers for the
-// access (see its methods).
-unsafe impl Sync for Walk {}
+// SAFETY: an `OperandView` is an address and strides; its methods make the caller responsible for
+// accesses.
+unsafe impl Sync for OperandView {}
 
-impl Walk {
+impl OperandView {
     /// The operand whose region starts at `address`.
-    pub fn new(operand: &Operand, address: *mut u8, env: &Env) -> Walk {
+    pub fn new(operand: &Operand, address: *mut u8, env: &Env) -> OperandView {
         let mut strides = [0; MAX_RANK];
         for (slot, stride) in strides.iter_mut().zip(&operand.strides) {
             *slot = stride.at(env) as isize;
         }
         let offset = operand.offset.at(env) as isize * operand.dtype.bytes() as isize;
-        Walk {
+        OperandView {
             base: address.wrapping_offset(offset),
             dtype: operand.dtype,
             strides,

@@ -1,53 +1,54 @@
-//! Values that are the same along the columns of tiles, computed once for the tiles of many rows.
+//! Values that are invariant along the columns of tiles, computed once for the tiles of many rows.
 
 use super::{Compiler, Place, Step};
 use crate::cpu::tile::MAX_ROWS;
 use crate::spec::{Inst, Spec, ValueId};
 
-/// The steps of a program in which nothing is reduced, for blocks whose columns go along the last
-/// axis.
+/// The steps of a program without reductions, for blocks whose columns go along the last axis.
 pub(in super::super) struct Hoisted {
-    /// What makes the flat values, a lane for each row.
-    pub flat: Vec<Step>,
-    /// The rest, run on tiles.
-    pub full: Vec<Step>,
-    /// Flat values that tiles use.
+    /// The steps that compute the invariant values, a lane for each row.
+    pub invariant: Vec<Step>,
+    /// The other steps, run on tiles.
+    pub varying: Vec<Step>,
+    /// Invariant values that tiles use.
     pub values: Vec<ValueId>,
-    /// What flat values are read from.
-    pub walks: Vec<u16>,
+    /// The operands and indices that invariant values are read from.
+    pub accesses: Vec<u16>,
 }
 
-/// Which values are flat: the same along the last axis. Constants are, but take no step.
-pub(super) fn flat(spec: &Spec) -> Vec<bool> {
+/// For each value whether it is invariant along the last axis. Constants are, but take no step.
+pub(super) fn invariant(spec: &Spec) -> Vec<bool> {
     let axis = (0..spec.dims.len())
         .rev()
         .find(|&axis| !spec.dims[axis].is(1))
         .filter(|_| spec.reduced == 0);
-    let mut flat: Vec<bool> = Vec::with_capacity(spec.code.len());
+    let mut invariant: Vec<bool> = Vec::with_capacity(spec.code.len());
     for inst in &spec.code {
-        let is_flat = match inst {
+        let is_invariant = match inst {
             Inst::Load(k) => {
                 axis.is_some_and(|axis| spec.operands[usize::from(*k)].strides[axis].is(0))
             }
             Inst::Index(k) => axis.is_some_and(|axis| spec.indices[usize::from(*k)][axis].is(0)),
             Inst::Const(_) => axis.is_some(),
-            Inst::Op(..) | Inst::Cast(..) => inst.arguments().iter().all(|&a| flat[usize::from(a)]),
+            Inst::Op(..) | Inst::Cast(..) => {
+                inst.arguments().iter().all(|&a| invariant[usize::from(a)])
+            }
             Inst::Acc | Inst::Uniform { .. } | Inst::Reduce(..) => false,
         };
-        flat.push(is_flat);
+        invariant.push(is_invariant);
     }
-    flat
+    invariant
 }
 
 impl Compiler<'_> {
-    /// The flat values hoisted out of the tiles, if there are operations among them. They have
-    /// registers of their own, of a lane for each row.
+    /// The invariant values hoisted out of the tiles, if there are operations among them. They have
+    /// separate registers, of a lane for each row.
     pub(super) fn hoisted(&mut self) -> Option<Hoisted> {
-        let (flat, tiles): (Vec<usize>, Vec<usize>) = self
+        let (invariant, tiles): (Vec<usize>, Vec<usize>) = self
             .needed()
             .filter(|&i| !self.is_constant(i))
-            .partition(|&i| self.a.flat[i]);
-        if !flat
+            .partition(|&i| self.a.invariant[i]);
+        if !invariant
             .iter()
             .any(|&i| matches!(self.spec.code[i], Inst::Op(..) | Inst::Cast(..)))
         {
@@ -67,31 +68,31 @@ impl Compiler<'_> {
                     .any(|&a| usize::from(a) == value)
             })
         };
-        let values = flat
+        let values = invariant
             .iter()
             .filter(|&&i| stored(i) || used(i))
             .map(|&i| i as ValueId)
             .collect();
-        let mut steps = Vec::with_capacity(flat.len());
-        for &i in &flat {
+        let mut steps = Vec::with_capacity(invariant.len());
+        for &i in &invariant {
             let place = Place {
                 at: self.used,
-                crossing: false,
+                kept: false,
             };
             self.used += MAX_ROWS.min(self.register);
             steps.push(self.step(i, place));
         }
-        let walk = |step: &Step| {
-            if let Step::Load { walk, .. } | Step::Index { walk, .. } = step {
-                Some(*walk)
+        let access = |step: &Step| {
+            if let Step::Load { access, .. } | Step::Index { access, .. } = step {
+                Some(*access)
             } else {
                 None
             }
         };
         Some(Hoisted {
-            walks: steps.iter().filter_map(walk).collect(),
-            flat: steps,
-            full: self.pass(0, &tiles),
+            accesses: steps.iter().filter_map(access).collect(),
+            invariant: steps,
+            varying: self.pass(0, &tiles),
             values,
         })
     }

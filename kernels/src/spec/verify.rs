@@ -1,0 +1,281 @@
+//! The verifier of specs: the rules that hold on every back end and for all sizes. Back ends refuse
+//! specs for further reasons ([`SpecError::Unsupported`]).
+
+use super::{
+    Body, Conv2d, ConvKind, Dims, Inst, MAX_ACCESSES, MAX_ARGUMENTS, MAX_AXES, Operand, Pool2d,
+    Pool2dGrad, PoolKind, PrologueError, ReduceOp, ScatterAdd, Spec, SpecError, Window,
+};
+use crate::dtype::{DType, Lane};
+
+/// Types an index may have.
+const INDEX_TYPES: [DType; 2] = [DType::U8, DType::I32];
+
+/// The largest side, stride or padding of a pooling window, so that coordinates cannot overflow.
+const WINDOW_MAX: usize = 1 << 24;
+
+/// Fails unless an operand has one stride per axis and one of these types.
+///
+/// # Errors
+/// Calls the operand `name`.
+pub fn check_operand(
+    name: &'static str,
+    operand: &Operand,
+    rank: usize,
+    types: &[DType],
+) -> Result<(), SpecError> {
+    if operand.strides.len() != rank {
+        return Err(SpecError::OperandRank {
+            operand: name,
+            strides: operand.strides.len(),
+            axes: rank,
+        });
+    }
+    if !types.contains(&operand.dtype) {
+        return Err(SpecError::OperandType {
+            operand: name,
+            dtype: operand.dtype,
+        });
+    }
+    Ok(())
+}
+
+impl Spec {
+    /// Checks the rules on `code`, its operands and its stores; returns the lane of every value.
+    ///
+    /// # Errors
+    /// The first rule that the code breaks.
+    pub fn check_code(&self) -> Result<Vec<Lane>, SpecError> {
+        let axes = self.dims.len();
+        if axes > MAX_AXES || self.operands.len() + self.indices.len() > MAX_ACCESSES {
+            return Err(SpecError::TooLarge);
+        }
+        if self.reduced > axes || (self.reduced > 0 && self.body != Body::Loop) {
+            let reduced = self.reduced;
+            return Err(SpecError::Reduced { reduced, axes });
+        }
+        if self.operands.iter().any(|o| o.strides.len() != axes)
+            || self.indices.iter().any(|i| i.len() != axes)
+        {
+            return Err(SpecError::Strides);
+        }
+        let operand = |k: u16| self.operands.get(usize::from(k));
+        for (value, inst) in self.code.iter().enumerate() {
+            if inst.arguments().iter().any(|&a| usize::from(a) >= value) {
+                return Err(SpecError::LaterValue { value });
+            }
+            let exists = match inst {
+                Inst::Load(k) => operand(*k).is_some(),
+                Inst::Uniform { state, .. } => {
+                    operand(*state).is_some_and(|state| state.dtype == DType::I32)
+                }
+                Inst::Index(k) => usize::from(*k) < self.indices.len(),
+                Inst::Acc => self.body != Body::Loop,
+                Inst::Reduce(..) => self.reduced > 0,
+                Inst::Const(_) | Inst::Op(..) | Inst::Cast(..) => true,
+            };
+            if !exists {
+                let inst = inst.clone();
+                return Err(SpecError::Dangling { value, inst });
+            }
+        }
+        let lanes = self.lanes().ok_or(SpecError::Lanes)?;
+        for (value, inst) in self.code.iter().enumerate() {
+            let fits = match inst {
+                Inst::Uniform { index, .. } => lanes[usize::from(*index)] == Lane::I32,
+                Inst::Reduce(op, a) => {
+                    matches!(op, ReduceOp::Any | ReduceOp::All)
+                        == (lanes[usize::from(*a)] == Lane::Bool)
+                }
+                _ => true,
+            };
+            if !fits {
+                let inst = inst.clone();
+                return Err(SpecError::ArgumentLane { value, inst });
+            }
+        }
+        for (i, store) in self.stores.iter().enumerate() {
+            if usize::from(store.value) >= lanes.len() || operand(store.operand).is_none() {
+                return Err(SpecError::DanglingStore { store: i });
+            }
+            if self.stores[..i].iter().any(|s| s.operand == store.operand) {
+                let operand = store.operand;
+                return Err(SpecError::StoredTwice { operand });
+            }
+        }
+        Ok(lanes)
+    }
+
+    /// Fails unless the anchor's operands have the axes and types that every back end supports.
+    /// Loops have no anchor; the types of a product's operands depend on the back end.
+    ///
+    /// # Errors
+    /// The first rule that the anchor breaks.
+    pub fn check_anchor(&self) -> Result<(), SpecError> {
+        let rank = self.dims.len();
+        let one_axis = |results: &'static str| match rank {
+            1 => Ok(()),
+            axes => Err(SpecError::OneAxis { results, axes }),
+        };
+        match &self.body {
+            Body::Loop | Body::Matmul(_) => Ok(()),
+            Body::Conv2d(conv) => conv
+                .prologue
+                .as_deref()
+                .map_or(Ok(()), |prologue| self.check_prologue(conv, prologue)),
+            Body::Pool2d(pool) => check_pool(pool, rank),
+            Body::Pool2dGrad(pool) => check_pool_grad(pool, rank),
+            Body::Gather(gather) => {
+                check_operand("the source", &gather.source, rank, &DType::ALL)?;
+                check_operand("the index", &gather.index, rank, &INDEX_TYPES)
+            }
+            Body::ScatterAdd(scatter) => self.check_scatter(scatter),
+            Body::CheckIndex(check) => check_operand("the index", &check.index, rank, &INDEX_TYPES),
+            Body::Compact(compact) => {
+                one_axis("positions")?;
+                check_operand(
+                    "the mask",
+                    &compact.mask,
+                    compact.space.len(),
+                    &[DType::Bool, DType::U8],
+                )?;
+                check_operand("the positions", &compact.positions, 1, &[DType::I32])
+            }
+            Body::Sort(sort) => {
+                if rank == 0 {
+                    return Err(SpecError::SortedScalar);
+                }
+                check_operand(
+                    "the source",
+                    &sort.source,
+                    rank,
+                    &[DType::F32, DType::F16, DType::BF16, DType::I32, DType::U8],
+                )?;
+                check_operand("the positions", &sort.positions, rank, &[DType::I32])
+            }
+            Body::Suppress(suppress) => {
+                one_axis("boxes")?;
+                check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
+                check_operand("what stays", &suppress.keep, 1, &[DType::Bool])
+            }
+        }
+    }
+
+    /// Fails unless a prologue computes its image point by point and has no other effect.
+    fn check_prologue(&self, conv: &Conv2d, prologue: &Spec) -> Result<(), SpecError> {
+        let invalid = |reason| Err(SpecError::Prologue(reason));
+        if conv.kind == ConvKind::InputGrad {
+            return invalid(PrologueError::NoImage);
+        }
+        if prologue.body != Body::Loop {
+            return invalid(PrologueError::Anchor);
+        }
+        let image = Dims::from_slice(&[conv.n, conv.ci, conv.hw[0], conv.hw[1]]);
+        if prologue.dims != image {
+            let (dims, image) = (prologue.dims.to_vec(), image.to_vec());
+            return invalid(PrologueError::Space { dims, image });
+        }
+        if prologue.reduced > 0 {
+            return invalid(PrologueError::Reduces(prologue.reduced));
+        }
+        let operands = prologue.operands.len();
+        let ([store], Some((stored, sources))) =
+            (&prologue.stores[..], prologue.operands.split_last())
+        else {
+            let stores = prologue.stores.len();
+            return invalid(PrologueError::Stores { stores, operands });
+        };
+        if usize::from(store.operand) != sources.len() {
+            let operand = store.operand;
+            return invalid(PrologueError::NotLast { operand, operands });
+        }
+        check_operand(
+            "the image that a prologue makes",
+            stored,
+            image.len(),
+            &[DType::F32],
+        )?;
+        if prologue.reads(store.operand) {
+            return invalid(PrologueError::ReadsImage);
+        }
+        // The convolution has one more operand: its weight or gradient.
+        let count = sources.len() + 1 + self.operands.len();
+        if count > MAX_ARGUMENTS {
+            return invalid(PrologueError::Arguments(count));
+        }
+        Ok(())
+    }
+
+    fn check_scatter(&self, scatter: &ScatterAdd) -> Result<(), SpecError> {
+        let (rank, dims, space, axis) = (self.dims.len(), &self.dims, &scatter.space, scatter.axis);
+        check_operand("the value", &scatter.value, rank, &[DType::F32])?;
+        check_operand("the index", &scatter.index, rank, &INDEX_TYPES)?;
+        let axes_match = space.len() == rank
+            && axis < rank
+            && (0..rank).all(|a| a == axis || dims[a] == space[a]);
+        if axes_match {
+            Ok(())
+        } else {
+            Err(SpecError::Scatter {
+                space: space.to_vec(),
+                axis,
+                dims: dims.to_vec(),
+            })
+        }
+    }
+}
+
+fn check_pool(pool: &Pool2d, rank: usize) -> Result<(), SpecError> {
+    check_window(&pool.window, rank)?;
+    let averages = matches!(pool.kind, PoolKind::Avg { .. });
+    let types = if averages {
+        &[DType::F32][..]
+    } else {
+        &[DType::F32, DType::I32, DType::U8, DType::Bool]
+    };
+    check_operand("the image", &pool.x, 4, types)?;
+    match (&pool.arg, pool.kind) {
+        (None, _) => Ok(()),
+        (Some(arg), PoolKind::Max) => check_positions(arg, &pool.window),
+        (Some(_), kind) => Err(SpecError::PoolPositions(kind)),
+    }
+}
+
+fn check_pool_grad(pool: &Pool2dGrad, rank: usize) -> Result<(), SpecError> {
+    check_window(&pool.window, rank)?;
+    check_operand("the gradient", &pool.dy, 4, &[DType::F32])?;
+    match (pool.kind, &pool.arg) {
+        (PoolKind::Max, Some(arg)) => check_positions(arg, &pool.window),
+        (PoolKind::Avg { .. }, None) => Ok(()),
+        (kind, arg) => Err(SpecError::PoolGradPositions {
+            kind,
+            positions: arg.is_some(),
+        }),
+    }
+}
+
+fn check_window(window: &Window, rank: usize) -> Result<(), SpecError> {
+    if rank != 4 {
+        return Err(SpecError::PoolRank { axes: rank });
+    }
+    let nonzero = window.k.iter().chain(&window.stride).all(|&n| n > 0);
+    let small = window
+        .k
+        .iter()
+        .chain(&window.stride)
+        .chain(&window.pad)
+        .all(|&n| n <= WINDOW_MAX);
+    if nonzero && small {
+        Ok(())
+    } else {
+        Err(SpecError::Window(*window))
+    }
+}
+
+/// Fails unless stored positions can name every element of a window.
+fn check_positions(arg: &Operand, window: &Window) -> Result<(), SpecError> {
+    check_operand("the positions", arg, 4, &[DType::U8, DType::I32])?;
+    if arg.dtype == DType::U8 && window.k[0].saturating_mul(window.k[1]) > 256 {
+        return Err(SpecError::WindowPositions { k: window.k });
+    }
+    Ok(())
+}
