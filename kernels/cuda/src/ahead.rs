@@ -1,9 +1,10 @@
-//! Batches that travel to the device while runs before theirs are at work: a ring of slots, each
-//! with pinned memory of the host to be written to and memory of the device to arrive in.
+//! Prefetch of batches: the inputs of later runs are copied to the device while earlier runs
+//! execute. The prefetch queue is a ring of slots, each with pinned host memory to write to and
+//! device memory to receive the copy.
 //!
-//! Which slot holds which batch is the caller's to say. Here is what orders the copies: a slot of
-//! the host is written once the copy out of it is done, a slot of the device once the run that took
-//! its batch has, and a run takes a batch that has arrived.
+//! The caller decides which slot holds which batch. This module orders the copies: a host slot is
+//! written once the copy out of it is done, a device slot once the run that consumed its batch is
+//! done, and a run consumes only a batch that has arrived.
 
 use slabwise_kernels::memory::Region;
 
@@ -12,7 +13,7 @@ use crate::driver::{DriverError, Event, Pinned};
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Slots for batches ahead.
+/// A prefetch queue: slots for the batches of later runs.
 #[derive(Debug)]
 pub(crate) struct Ring {
     host: Pinned,
@@ -20,7 +21,7 @@ pub(crate) struct Ring {
     slots: Vec<Slot>,
 }
 
-/// What is known of a slot.
+/// The state of a slot.
 #[derive(Debug)]
 struct Slot {
     arrived: Event,
@@ -28,15 +29,15 @@ struct Slot {
 }
 
 impl Device {
-    /// Makes as many slots of equal size as a region of the device is to be cut into, and pins as
-    /// many bytes of the host. The ring's number.
+    /// Splits a region of the device into `slots` slots of equal size, and pins as many bytes of
+    /// the host. Returns the number of the ring.
     ///
     /// # Errors
-    /// If the host has not so much memory to pin, or the driver no events.
+    /// If the host cannot pin so much memory, or the driver has no events to give.
     pub fn open_ring(&mut self, device: Region, slots: usize) -> Result<usize> {
         self.ready()?;
         let ring = Ring::new(device, slots).and_then(|ring| {
-            // What was asked for before, zeros among it, comes before the first batches.
+            // Work submitted before, such as zeroing the region, precedes the first batches.
             ring.slots
                 .iter()
                 .try_for_each(|slot| slot.taken.record(&self.stream))
@@ -47,9 +48,9 @@ impl Device {
         Ok(self.rings.len() - 1)
     }
 
-    /// Lets `write` write a slot of the host, and sends it to the device's; nothing is sent if it
-    /// fails, and its error is what is inside. Waits while the slot's batch before this one is on
-    /// its way.
+    /// Lets `write` fill a slot of the host, and copies it to the device's slot. Nothing is copied
+    /// if `write` fails; the inner result is its error. Blocks while the previous batch of the slot
+    /// is being copied.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -89,8 +90,8 @@ impl Device {
         let bytes = device.bytes / slots.len() as u64;
         let to = device.part(slot as u64 * bytes, bytes);
         self.transfers.wait(taken)?;
-        // SAFETY: the slot is memory of the device, as `address` checked, and that of the host as
-        // long; it is written again only after this event.
+        // SAFETY: the slot is memory of the device, as `address` checked, and that of the host is
+        // as long; it is written again only after this event.
         unsafe {
             self.transfers.upload(
                 self.address(&to),
@@ -101,8 +102,8 @@ impl Device {
         arrived.record(&self.transfers)
     }
 
-    /// Moves parts of the batch in a slot to where runs read them, once it has arrived: from so
-    /// many bytes into the slot, to there.
+    /// Copies parts of the batch in a slot to where runs read them, once it has arrived: each from
+    /// an offset in bytes into the slot, to a region.
     ///
     /// # Errors
     /// If the driver refuses.

@@ -1,13 +1,13 @@
-//! Functions compiled one by one, several at once: each once in a process, and kept on disk by
-//! itself.
+//! Compiles functions separately and in parallel: each once per process, with its own entry in the
+//! disk cache.
 //!
-//! A function's code depends on its own text and the prelude alone. So programs that share a
-//! function share its code, whatever else is in them, and a model of which one kernel changed
-//! compiles that one.
+//! A function's code depends only on its own text and the prelude. Therefore programs that share a
+//! function share its code, whatever else they contain, and if one kernel of a model changes, only
+//! that kernel is compiled again.
 //!
-//! Threads of one process are enough. NVRTC 13.0 holds a lock while it parses, which is 15 ms of a
-//! function with `--minimal` (23 ms without it, 3 ms of them for those parts of the prelude that
-//! only products need); what follows, 30 to 300 ms, runs side by side.
+//! Threads of one process suffice. NVRTC 13.0 holds a lock while it parses, which takes 15 ms per
+//! function with `--minimal` (23 ms without it, 3 ms of them for the parts of the prelude that only
+//! products need); the phases after that, 30 to 300 ms, run in parallel.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,27 +18,27 @@ use std::time::Instant;
 use crate::cache::{self, Cache};
 use crate::nvrtc::{self, Cubin, Error, Program};
 
-/// Bytes of code that a process keeps in memory; beyond them it starts anew, and reads from the
-/// disk what it needs again.
+/// The limit of code that a process keeps in memory, bytes. When it is exceeded, the map is
+/// cleared, and code is read from the disk when it is needed again.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of stack of a thread that compiles: as many as a process's first thread usually has.
+/// Stack size of a compiler thread, bytes: the usual size of a process's first thread.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Compiles functions, and knows the code of those that it has compiled.
+/// Compiles functions, and caches the code in memory.
 #[derive(Debug, Default)]
 pub struct Compiler {
     known: Mutex<Known>,
-    /// The most threads; 0 for as many as the machine runs at once.
+    /// The maximum number of threads; 0 for as many as the machine runs at once.
     threads: AtomicUsize,
     compiled: AtomicUsize,
     read: AtomicUsize,
 }
 
-/// A function's code, once one of the threads that want it has made it.
+/// The code of a function, set by the first thread that requests it.
 type Slot = OnceLock<Result<Arc<Cubin>, Error>>;
 
-/// Code in memory.
+/// The code in memory.
 #[derive(Debug, Default)]
 struct Known {
     slots: HashMap<String, Arc<Slot>>,
@@ -46,33 +46,34 @@ struct Known {
 }
 
 impl Compiler {
-    /// The process's.
+    /// The compiler of the process.
     pub fn of_process() -> &'static Compiler {
         static PROCESS: OnceLock<Compiler> = OnceLock::new();
         PROCESS.get_or_init(Compiler::default)
     }
 
-    /// Bounds how many threads compile at once; without a bound there are as many as the machine
+    /// Limits the number of threads that compile at once; the default is as many as the machine
     /// runs at once.
     pub fn set_threads(&self, threads: usize) {
         self.threads.store(threads, Ordering::Relaxed);
     }
 
-    /// How many functions NVRTC has compiled.
+    /// The number of functions that NVRTC has compiled.
     pub fn compiled(&self) -> usize {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// How many were read from a cache.
+    /// The number of functions that were read from a cache.
     pub fn read(&self) -> usize {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// The code of each program: from memory, or from the cache, or else compiled and kept there.
-    /// Those that take long are best first.
+    /// The code of each program: from memory, else from the cache, else compiled and cached.
+    /// Programs that take long should come first.
     ///
     /// # Errors
-    /// Of the first program that cannot be compiled. Those after it may not have been looked at.
+    /// That of the first program that cannot be compiled. Later programs may not have been
+    /// compiled.
     pub fn compile(
         &self,
         cache: Option<&Cache>,
@@ -89,8 +90,8 @@ impl Compiler {
             AtomicBool::new(false),
             AtomicUsize::new(0),
         );
-        // Programs are taken in their order: when one fails, those before it have been taken and
-        // are finished.
+        // Programs are started in order, so that when one fails, those before it have been started
+        // and are finished.
         let work = || {
             while !failed.load(Ordering::Relaxed) {
                 let at = next.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +111,7 @@ impl Compiler {
         };
         thread::scope(|scope| {
             for _ in 1..most.min(programs.len()) {
-                // Where the system starts no more threads, there are fewer.
+                // If the system starts no more threads, fewer are used.
                 if thread::Builder::new()
                     .stack_size(STACK_BYTES)
                     .spawn_scoped(scope, work)
@@ -133,8 +134,8 @@ impl Compiler {
         made.into_iter().map_while(Slot::into_inner).collect()
     }
 
-    /// The code of one program; counts what was compiled. A thread that wants what another is
-    /// making waits for it.
+    /// The code of one program; counts compilations. If another thread is compiling it, this one
+    /// waits for that thread.
     fn code(
         &self,
         cache: Option<&Cache>,
@@ -149,7 +150,7 @@ impl Compiler {
             let mut known = self.known();
             match &made {
                 Ok(cubin) => known.bytes += cubin.image.len(),
-                // It may work another time.
+                // The failure may be temporary.
                 Err(_) => drop(known.slots.remove(&key)),
             }
             if known.bytes > BYTES_MAX {

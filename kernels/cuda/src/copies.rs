@@ -1,9 +1,10 @@
-//! Copies between the device and pinned memory of the host while kernels run: one stream to the
-//! host, one from it.
+//! Copies between the device and pinned host memory while kernels run: one stream for each
+//! direction.
 //!
-//! A copy starts at a moment of the device's own stream and not before: its stream waits for an
-//! event recorded there. It is waited for at another: the own stream waits for an event recorded
-//! behind the copy. Between the two nothing orders them. While a run is recorded, the same calls
+//! A copy starts at a point of the device's main stream and not earlier, because its stream waits
+//! for an event recorded there. It ends at another point: the main stream waits for an event
+//! recorded after the copy. Between the two they are unordered. While a run is being captured, the
+//! same calls become branches of the graph, and their events become its edges.
 //! become branches of the graph, and their events edges of it.
 
 use slabwise_kernels::memory::Region;
@@ -13,12 +14,12 @@ use crate::driver::{DriverError, Event, Stream};
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// The ways to the host and back.
+/// The copy streams in both directions.
 #[derive(Debug)]
 pub(crate) struct Ways {
     to_host: Stream,
     from_host: Stream,
-    /// The moment a copy may begin. Who waits for it does so for the moment recorded last, so one
+    /// The point at which a copy may begin. A wait refers to the most recent record, so one event
     /// is enough.
     begin: Event,
     /// The end of each copy.
@@ -57,7 +58,7 @@ impl Ways {
 }
 
 impl Device {
-    /// Makes ready for so many copies in flight at once, so that starting them makes nothing.
+    /// Prepares for so many copies in flight at once, so that starting them allocates nothing.
     ///
     /// # Errors
     /// If the driver has no streams or events to give.
@@ -88,14 +89,14 @@ impl Device {
         })
     }
 
-    /// Starts to copy one region to another of the same length, one of the two of the
-    /// [host](Device::reserve_host), once the work is done that was asked for before. Until
-    /// [`Device::finish_copy`] neither may be written, and the destination may not be read.
+    /// Starts to copy one region to another of the same length, one of them in [host
+    /// memory](Device::reserve_host), once the work submitted before is done. Until
+    /// [`Device::finish_copy`] neither region may be written, and the destination must not be read.
     ///
     /// # Errors
     /// If there is no copy of this number, see [`Device::prepare_copies`], or the driver refuses.
     ///
-    /// # Panics
+    /// If the lengths differ, or not exactly one of the regions is in host memory.
     /// If the lengths differ, or not just one of the regions is the host's.
     pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
         self.ready()?;
@@ -122,9 +123,9 @@ impl Device {
             .and_then(|()| way.wait(&ways.begin))
             .and_then(|()| match (bytes, outward) {
                 (0, _) => Ok(()),
-                // SAFETY: both regions are live memory, the one of the device and the other of the
-                // host, as their addresses were checked; who wants to use them first waits for the
-                // copy.
+                // SAFETY: both regions are live memory, one of the device and the other of the
+                // host, as their addresses were checked; work that uses them before the copy is
+                // done must wait for it.
                 (_, true) => unsafe {
                     way.download(self.host_address(to) as *mut u8, self.address(from), bytes)
                 },
@@ -140,7 +141,7 @@ impl Device {
         self.noting(started.and_then(|()| ended.record(way)))
     }
 
-    /// Lets the work that is asked for from here on wait for a copy.
+    /// Makes the work submitted from here on wait for a copy.
     ///
     /// # Errors
     /// If there is no copy of this number, or the driver refuses.
@@ -150,8 +151,8 @@ impl Device {
         self.noting(waited)
     }
 
-    /// Waits until nothing is on its way between device and host, whether somebody waits for it or
-    /// not.
+    /// Waits until no copy between device and host is in flight, including those without a
+    /// [`Device::finish_copy`].
     ///
     /// # Errors
     /// If a copy failed.

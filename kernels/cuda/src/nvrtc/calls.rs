@@ -1,7 +1,7 @@
-//! The compiler's calls, bound to the file that was found.
+//! The NVRTC functions, bound to the library file that was found.
 //!
-//! Bindings that load a library by its name would take the loader's, whatever file was named, and
-//! end the process where it lacks a call.
+//! Bindings that load a library by its name would get the loader's, whichever file was named, and
+//! abort the process where it lacks a function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
@@ -9,22 +9,22 @@ use std::sync::OnceLock;
 use super::Error;
 use crate::libraries::{Found, Library, Missing};
 
-/// What a call answers; 0 is success.
+/// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
 
 /// The source was refused.
 pub(super) const REFUSED: Status = 6;
 
-/// A program of the compiler.
+/// A program object of the compiler.
 pub(super) type Raw = *mut c_void;
 
-/// Says how many bytes something of a program has.
+/// Writes the size of a property of a program, bytes.
 pub(super) type Count = unsafe extern "C" fn(Raw, *mut usize) -> Status;
 
-/// Writes them.
+/// Writes the property itself.
 pub(super) type Write = unsafe extern "C" fn(Raw, *mut c_char) -> Status;
 
-/// The calls that are made. They may be made at any time, from any thread.
+/// The functions in use. They may be called at any time, from any thread.
 pub(super) struct Calls {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
@@ -49,7 +49,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The process's compiler, found and bound at the first need of it.
+    /// The compiler of the process, found and bound at the first use.
     pub fn bound() -> Result<&'static Calls, Error> {
         static BOUND: OnceLock<Result<Calls, Error>> = OnceLock::new();
         let bind = || {
