@@ -1,9 +1,9 @@
 //! The CUDA back end: turns a [`Spec`](slabwise_kernels::spec::Spec) into source, compiles it,
 //! launches it.
 //!
-//! It is a crate of its own inside `kernels` because a program that runs on the CPU alone should
-//! build without it, and because the CPU's kernels, which take long to compile, should not be
-//! compiled anew whenever a template of this one changes.
+//! It is a separate crate inside `kernels` because a program that runs only on the CPU should build
+//! without it, and because the CPU's kernels, which take long to compile, should not be recompiled
+//! whenever a template of this crate changes.
 
 mod ahead;
 mod arenas;

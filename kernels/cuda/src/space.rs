@@ -1,55 +1,54 @@
-//! A device's memory: one reservation for the process, from which arenas are cut.
+//! The memory of a device: one reservation per process, from which arenas are sub-allocated.
 //!
-//! Where the driver can map memory behind addresses page by page, the reservation is a range of
-//! addresses as long as the limit, and memory is put behind it when an arena needs it, or all at
-//! once if the reservation is made ahead (*preallocated*, the default on a device, which others may
-//! use too: it is better to know at once). Where it cannot, the reservation is one allocation made
-//! ahead, or each arena an allocation of its own.
+//! Where the driver can map memory page by page, the reservation is a range of addresses as long as
+//! the limit. Memory is mapped to it when an arena needs it, or all at once if the reservation is
+//! *preallocated*, which is the default on a device because other processes may use it too, and a
+//! shortage is better known at the start. Where the driver cannot map pages, the reservation is one
+//! preallocated block, or each arena is a separate allocation.
 //!
-//! Where memory is mapped as it is needed, there can be ranges beside the reservation whose pages
-//! are mapped one by one ([`Pages`]). Their bytes count as the reservation's do, towards the same
-//! limit.
+//! Where memory is mapped on demand, there can be ranges beside the reservation whose pages are
+//! mapped individually ([`Pages`]). Their bytes count towards the same limit.
 
 use std::collections::BTreeMap;
 
 use crate::driver::{AddressRange, Context, DriverError, Physical, page_bytes};
 use crate::pages::Pages;
 
-/// What arenas start at a multiple of, bytes.
+/// The alignment of arenas, bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
 
-/// About how many pages all that may be used is mapped in at most: each is some calls of the
-/// driver.
+/// The approximate maximum number of pages that cover the limit, because each page takes several
+/// driver calls.
 const PAGES_MOST: u64 = 4096;
 
-/// How much of a device's memory may be used, and when it is taken.
+/// The limits of a device's memory, and when it is reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// The part of the device's memory that may be used, above 0 and at most 1.
+    /// The fraction of the device's memory that may be used, above 0 and at most 1.
     pub fraction: f64,
-    /// The most bytes that may be used, whatever the fraction says.
+    /// An additional limit, bytes.
     pub bytes_max: Option<u64>,
-    /// Whether all of it is taken at the first use.
+    /// Whether all of it is reserved at the first use.
     pub preallocate: bool,
 }
 
-/// What of a device's memory is used, bytes.
+/// The use of a device's memory, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What may be used.
+    /// The limit.
     pub limit: u64,
-    /// What the driver has given.
+    /// Bytes allocated from the driver.
     pub reserved: u64,
-    /// What arenas hold.
+    /// Bytes in arenas.
     pub used: u64,
 }
 
-/// The reservation.
+/// The memory reservation of a device.
 #[derive(Debug)]
 pub(crate) struct Space {
     limit: u64,
     used: u64,
-    /// Bytes behind pages of ranges beside this.
+    /// Mapped bytes of ranges beside the reservation.
     paged: u64,
     backing: Backing,
     free: Extents,
@@ -60,7 +59,7 @@ pub(crate) struct Space {
 enum Backing {
     /// One allocation.
     Whole { base: u64 },
-    /// A range of addresses with memory behind some of its pages.
+    /// A range of addresses, some of whose pages are mapped.
     Mapped {
         range: AddressRange,
         page: u64,
@@ -71,12 +70,12 @@ enum Backing {
     Each,
 }
 
-/// Memory behind neighbouring pages.
+/// Memory mapped to neighbouring pages.
 #[derive(Debug)]
 struct Piece {
     bytes: u64,
     memory: Physical,
-    /// How many arenas reach into it.
+    /// The number of arenas that overlap it.
     arenas: usize,
 }
 
@@ -88,7 +87,7 @@ impl Space {
         total: u64,
         maps_pages: bool,
     ) -> Result<Space, DriverError> {
-        // A whole number of bytes below 2^53 for every device there is.
+        // A whole number of bytes below 2^53 for every existing device.
         let limit = (limits.fraction * total as f64).floor() as u64;
         let limit =
             limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
@@ -107,7 +106,7 @@ impl Space {
             let mut pieces = BTreeMap::new();
             let mut ahead = limits.preallocate;
             if ahead {
-                // Others may hold what the limit allows; then memory is taken as it is needed.
+                // Other processes may hold memory within the limit; then it is mapped on demand.
                 match range.map_new(context, 0, range.bytes) {
                     Ok(memory) => drop(pieces.insert(
                         0,
@@ -155,7 +154,7 @@ impl Space {
         }
     }
 
-    /// Whether all that may be used has been taken from the driver.
+    /// Whether all memory up to the limit has been allocated from the driver.
     pub fn is_ahead(&self) -> bool {
         matches!(
             self.backing,
@@ -163,7 +162,7 @@ impl Space {
         )
     }
 
-    /// Bytes that may still be taken from the driver, where that is done page by page.
+    /// Bytes that can still be mapped, where memory is mapped page by page.
     fn room(&self) -> u64 {
         let Backing::Mapped { page, .. } = &self.backing else {
             return 0;
@@ -173,8 +172,8 @@ impl Space {
             .saturating_sub(self.usage().reserved)
     }
 
-    /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not
-    /// mapped or was taken ahead.
+    /// A separate range, whose pages are mapped on demand; `None` where memory is not mapped or was
+    /// preallocated.
     pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
         match &self.backing {
             Backing::Mapped {
@@ -203,7 +202,7 @@ impl Space {
         Ok(())
     }
 
-    /// Counts bytes that a range maps no more.
+    /// Counts bytes that a range has unmapped.
     pub fn take_back(&mut self, bytes: u64) {
         (self.used, self.paged) = (
             self.used.saturating_sub(bytes),
@@ -211,7 +210,7 @@ impl Space {
         );
     }
 
-    /// The address of so many bytes; none for 0.
+    /// The address of a new arena of so many bytes; 0 for 0 bytes.
     pub fn take(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
         let refused = DriverError::OutOfMemory { bytes };
         let padded = bytes
@@ -256,7 +255,7 @@ impl Space {
         Ok(base)
     }
 
-    /// Takes an arena back; work that uses it must be done.
+    /// Frees an arena; work that uses it must be done.
     pub fn give(&mut self, context: &Context, base: u64) {
         let Some(bytes) = self.arenas.remove(&base) else {
             return;
@@ -295,7 +294,7 @@ impl Space {
         }
     }
 
-    /// Gives everything back to the driver.
+    /// Returns all memory to the driver.
     pub fn close(&mut self, context: &Context) {
         match std::mem::replace(&mut self.backing, Backing::Each) {
             Backing::Each => self.arenas.keys().for_each(|&base| context.free(base)),
@@ -312,8 +311,8 @@ impl Space {
     }
 }
 
-/// Puts memory behind those pages of a stretch that have none, `room` bytes at most, and counts it
-/// at all that it touches.
+/// Maps memory to the unmapped pages of a region, at most `room` bytes, and counts the region as a
+/// user of all pieces that it overlaps.
 fn back(
     context: &Context,
     (range, page): (&AddressRange, u64),
@@ -357,7 +356,7 @@ fn back(
                     fresh.push(at);
                 }
                 Err(e) => {
-                    // What was mapped for this stretch goes back.
+                    // Unmaps the new pieces again.
                     for at in fresh {
                         if let Some(piece) = pieces.remove(&at) {
                             range.unmap(context, at, piece.bytes);
@@ -379,12 +378,12 @@ fn back(
     Ok(())
 }
 
-/// Free stretches of addresses, neighbours joined.
+/// Free address ranges, with neighbours merged.
 #[derive(Debug, Default)]
 struct Extents(BTreeMap<u64, u64>);
 
 impl Extents {
-    /// The start of the smallest stretch that suffices; the rest of it stays free.
+    /// The start of the smallest sufficient range (best fit); the rest of it stays free.
     fn take(&mut self, bytes: u64) -> Option<u64> {
         let (&base, &length) = self
             .0
@@ -429,7 +428,7 @@ mod tests {
             free.give(parts[at], 1024);
         }
         assert_eq!(free.0, BTreeMap::from([(1 << 20, 4096)]));
-        // The smallest stretch that suffices is taken.
+        // The smallest sufficient range is taken.
         assert_eq!(free.take(4096), Some(1 << 20));
         free.give(0, 512);
         free.give(8192, 256);

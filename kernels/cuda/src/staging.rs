@@ -1,10 +1,10 @@
-//! Inputs on their way to the device: written to pinned memory of the host, from where the device
-//! copies them by itself.
+//! Staging of inputs: they are written to pinned memory of the host, from which the device copies
+//! them asynchronously.
 //!
-//! There are two sets of that memory in turn, so that what a run is fed with is written while the
-//! run before it is at work. Large inputs travel then, too: on a stream of their own to a place
-//! beside the memory that runs use, the *landing*, from which they are moved when their run has its
-//! turn.
+//! The pinned memory is double-buffered, so that the inputs of a run are written while the run
+//! before it executes. Large inputs are also copied meanwhile: on a separate stream, to a *staging
+//! buffer* on the device beside the memory that runs use, from which they are moved when their run
+//! starts.
 
 use slabwise_kernels::memory::Region;
 
@@ -14,11 +14,11 @@ use crate::space::ARENA_ALIGN;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for
-/// another stream does.
+/// Smaller inputs, in bytes, are copied when their run starts: that takes less time than waiting
+/// for another stream.
 const LANDING_LEAST: u64 = 1 << 20;
 
-/// The bytes that an input of so many takes of the landing, if there is room: none if it is small.
+/// The size of an input in the device's staging buffer, bytes: 0 for a small one.
 pub fn landing_bytes(input: u64) -> u64 {
     if input < LANDING_LEAST {
         0
@@ -27,7 +27,7 @@ pub fn landing_bytes(input: u64) -> u64 {
     }
 }
 
-/// Inputs of a run on their way to the device.
+/// The staging of a run's inputs.
 #[derive(Debug)]
 pub(crate) struct Staging {
     sets: [Set; 2],
@@ -43,13 +43,13 @@ struct Set {
     copied: Event,
 }
 
-/// Where large inputs of the next run wait on the device until its turn has come.
+/// The device's staging buffer, where large inputs of the next run wait until it starts.
 #[derive(Debug)]
 struct Landing {
     base: u64,
     bytes: u64,
     used: u64,
-    /// What has been sent there for the run that is being staged: to where, from where, how much.
+    /// The copies to it for the run that is being staged: destination, source, bytes.
     sent: Vec<(u64, u64, usize)>,
     arrived: Event,
     taken: Event,
@@ -79,18 +79,18 @@ impl Staging {
         })
     }
 
-    /// The address of the landing.
+    /// The address of the staging buffer.
     pub fn landing_base(&self) -> u64 {
         self.landing.base
     }
 }
 
 impl Device {
-    /// Makes room in the host's memory for this many bytes of inputs of a run, so that staging them
-    /// allocates nothing.
+    /// Pins this many bytes of host memory for the inputs of a run, so that staging them allocates
+    /// nothing.
     ///
     /// # Errors
-    /// If the host has not so much memory to pin.
+    /// If the host cannot pin so much memory.
     pub fn prepare_staging(&mut self, bytes: usize) -> Result<()> {
         self.ready()?;
         for at in 0..self.staging.sets.len() {
@@ -104,9 +104,9 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the landing this large: for the sum of [`landing_bytes`] of a run's inputs. Without
-    /// room there, inputs are copied when their run has its turn. `false` if the device has not so
-    /// much memory; then there is no landing.
+    /// Sets the size of the staging buffer: the sum of [`landing_bytes`] of a run's inputs. Inputs
+    /// that do not fit are copied when their run starts. `false` if the device has too little
+    /// memory; then there is no staging buffer.
     ///
     /// # Errors
     /// If the driver refuses for another reason.
@@ -129,24 +129,24 @@ impl Device {
         Ok(true)
     }
 
-    /// Bytes of the landing.
+    /// The size of the staging buffer, bytes.
     pub fn landing(&self) -> u64 {
         self.staging.landing.bytes
     }
 
-    /// Bytes of the landing that the run used that was staged last.
+    /// The bytes of the staging buffer that the run staged last used.
     pub fn landed(&self) -> u64 {
         self.staging.landing.used
     }
 
-    /// Waits until no input is on its way.
+    /// Waits until no input copy is in flight.
     fn settle_inputs(&self) -> Result<()> {
         self.synchronize()?;
         self.noting(self.transfers.synchronize())
     }
 
-    /// Begins to stage a run's inputs. There are two sets of them: what is staged for a run is
-    /// written by the host while the run before it is still at work.
+    /// Begins to stage a run's inputs. There are two sets of pinned memory: the host writes the
+    /// inputs of a run while the run before it still executes.
     pub fn begin_staging(&mut self) -> Result<()> {
         self.ready()?;
         let Staging {
@@ -166,7 +166,8 @@ impl Device {
         self.noting(waited)
     }
 
-    /// Lets `write` write a region's bytes to memory that the device copies them from by itself.
+    /// Lets `write` fill pinned memory with a region's bytes, which the device copies
+    /// asynchronously.
     pub fn stage(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         let bytes = region.bytes as usize;
         if bytes == 0 {
@@ -181,7 +182,7 @@ impl Device {
         let set = &mut sets[*turn];
         let from = set.used.next_multiple_of(16);
         if from + bytes > set.memory.len() {
-            // More than was prepared for.
+            // Larger than the prepared memory.
             let mut own = vec![0; bytes];
             write(&mut own);
             return self.write(region, &own);
@@ -197,19 +198,19 @@ impl Device {
         } else {
             (&*self.stream, address)
         };
-        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the
-        // device; this part of the staging memory is written again only after its event.
+        // SAFETY: both the region, as `address` checked, and the staging buffer are memory of the
+        // device; this part of the pinned memory is written again only after its event.
         let copied = unsafe { stream.upload(to, set.memory.as_ptr().add(from), bytes) };
         self.noting(copied)
     }
 
-    /// Ends what [`Device::begin_staging`] began.
+    /// Ends the staging begun by [`Device::begin_staging`].
     pub fn end_staging(&mut self) -> Result<()> {
         let done = self.arrive();
         self.noting(done)
     }
 
-    /// Lets the run's stream take what was sent ahead.
+    /// Moves inputs from the staging buffer to their regions, on the run's stream.
     fn arrive(&self) -> Result<()> {
         let Staging {
             sets,
@@ -229,11 +230,11 @@ impl Device {
         arrived.record(&self.transfers)?;
         self.stream.wait(arrived)?;
         for &(to, from, bytes) in sent {
-            // SAFETY: both are memory of the device, as `stage` made sure of, and share none of it.
+            // SAFETY: both are memory of the device, as `stage` ensured, and do not overlap.
             unsafe { self.stream.copy(to, from, bytes)? };
         }
         taken.record(&self.stream)?;
-        // Reached after all copies from this staging memory, on whichever stream they were.
+        // Reached after all copies from this pinned memory, on both streams.
         copied.record(&self.stream)
     }
 }

@@ -9,7 +9,7 @@ use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Cubin, Error, Program};
 
-/// Whether there is a compiler; says so if not.
+/// Whether there is a compiler; prints a line if not.
 fn compiler() -> bool {
     match nvrtc::version() {
         Ok(_) => true,
@@ -97,8 +97,8 @@ fn each(names: &[&str]) -> Vec<Program> {
     Program::each(PRELUDE, &functions, 90)
 }
 
-/// What a process that has compiled nothing yet makes of these functions, how many of them NVRTC
-/// compiled, and how many were read.
+/// The code of these functions in a process that has compiled nothing yet, the number of functions
+/// that NVRTC compiled, and the number that were read.
 fn anew(cache: &Cache, names: &[&str]) -> (Vec<Arc<Cubin>>, usize, usize) {
     let compiler = Compiler::default();
     let code = compiler
@@ -231,7 +231,7 @@ fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
                 .contains("the generated kernel first_broken for sm_90"),
             "{error}"
         );
-        // What was refused is not what others see of the functions that are fine.
+        // The refusal does not affect the other functions.
         compiler
             .compile(None, &each(&["a", "b", "c"]))
             .expect("the source is fine");

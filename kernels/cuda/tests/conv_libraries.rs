@@ -22,7 +22,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Spec};
 
-/// Row-major strides of axes that lie in memory in this order.
+/// Row-major strides of axes in this order in memory.
 fn lying(order: [usize; 4], space: [usize; 4]) -> [usize; 4] {
     let (mut strides, mut stride) = ([0; 4], 1);
     for &axis in order.iter().rev() {
@@ -32,7 +32,7 @@ fn lying(order: [usize; 4], space: [usize; 4]) -> [usize; 4] {
     strides
 }
 
-/// A convolution of images and results by channels last; its weight lies as ever.
+/// A convolution of channels-last images and results; its weight is row-major.
 fn channels_last(shape: &Shape, kind: ConvKind) -> Spec {
     let weight = if kind == ConvKind::WeightGrad { 2 } else { 1 };
     let spaces = shape.spaces(kind);
@@ -51,7 +51,7 @@ fn channels_last(shape: &Shape, kind: ConvKind) -> Spec {
     shape.spec(kind, [operand(0), operand(1), operand(2)])
 }
 
-/// With a number for each channel of the result added, and relu behind it.
+/// The convolution with a bias per channel of the result and relu.
 fn with_bias_and_relu(spec: Spec) -> Spec {
     let code = vec![
         Inst::Load(1),
@@ -68,7 +68,7 @@ fn a_kernel_of_one_element_is_a_product_for_each_image() {
     let single = Shape { n: 1, ..shape };
     let mut specs: Vec<(&str, Spec, bool)> = Vec::new();
     for kind in KINDS {
-        // Products of images that lie apart are added by a kernel of ours.
+        // The partial products of separate images are added by a kernel of slabwise.
         specs.push((
             "by channels",
             shape.contiguous(kind),
@@ -96,7 +96,7 @@ fn a_kernel_of_one_element_is_a_product_for_each_image() {
     let Body::Conv2d(body) = &mut apart.body else {
         unreachable!()
     };
-    // Every other image, behind others.
+    // Every other image, with an offset.
     body.a = typed(DType::F32, 8, &[300, 25, 5, 1]);
     specs.push(("images with others between", apart, true));
     let mut cases = on_small_integers(specs, 11);
@@ -139,7 +139,7 @@ fn convolutions_of_halves_are_summed_in_single_precision() {
     }
 }
 
-/// What a convolution of halves gives on the CPU with its numbers in single precision.
+/// The CPU's result of a convolution of halves with its numbers in single precision.
 fn of_wide(case: &Case) -> Vec<f64> {
     let mut wide = case.clone();
     let Body::Conv2d(body) = &mut wide.spec.body else {
@@ -174,8 +174,8 @@ fn a_kernel_of_one_element_with_steps_borders_or_groups_is_no_product() {
         Shape { groups: 2, ..one },
         Shape { cut: [1, 0], ..one },
     ] {
-        // Products of groups and images are so many steps apart from one another; but weights are
-        // not, which all images share.
+        // Products of groups and images have a constant distance, but not products of weights,
+        // which all images share.
         for kind in KINDS
             .into_iter()
             .filter(|kind| shape.groups == 1 || *kind != ConvKind::WeightGrad)
@@ -222,7 +222,7 @@ fn of_batches(
             env(n),
             &mut choices,
         );
-        // As many as at the bound: regions are planned for it.
+        // As many bytes as at the bound, because regions are planned for it.
         case.args = Case::bounded("", spec.clone(), env(4), env(4), &mut choices).args;
         case.target = target();
         case
@@ -279,7 +279,7 @@ const EXECUTION_FAILED: i32 = 5000;
 const TENSOR_CORES: i32 = 1;
 const PLAIN: i32 = 3;
 
-/// An algorithm of cuDNN's that adds products of f32 as they are.
+/// An algorithm of cuDNN that adds products of f32 without rounding them.
 fn dnn(number: i32, workspace: u64) -> Choice {
     Choice::Cudnn(cudnn::Algorithm {
         number,
@@ -381,7 +381,7 @@ fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
     for kind in KINDS {
         let [_, b, out] = shape.spaces(kind);
         let weight = |space| typed(DType::F32, 0, &lying([0, 2, 3, 1], space));
-        // Rows of 8 elements of which 6 are theirs, and more between images.
+        // Rows of 8 elements of which 6 are used, with gaps between images.
         let images = |offset| typed(DType::F32, offset, &[400, 64, 8, 1]);
         let operands = match kind {
             ConvKind::WeightGrad => [images(4), images(0), weight(out)],
@@ -435,7 +435,7 @@ fn cudnn_stores_halves_of_halves_and_nothing_else() {
             case.spec
         );
     }
-    // Sums that are to stay in f32, or to be computed with before they are rounded.
+    // Sums that stay in f32, or are used in f32 before they are rounded.
     let mut choices = Choices::new(34);
     let mut wide = of(DType::F16, ScalarOp::RoundF16, ConvKind::Forward);
     wide.operands[0].dtype = DType::F32;
@@ -524,8 +524,8 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
         );
     }
     check(&cases, &[dnn(1, 1 << 20)], 1e-5);
-    // An algorithm that the batch of a run refuses gives way to another; where there is none, the
-    // run does not begin.
+    // If an algorithm refuses the batch of a run, another one is used; if there is none, the run
+    // does not begin.
     let forward = &cases[1..2];
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);
     check(forward, &[dnn(1, 1 << 20)], 1e-5);
@@ -540,7 +540,7 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
         refused.contains("no way to convolve 3 images within 0 bytes"),
         "{refused}"
     );
-    // There is one that needs no workspace.
+    // One algorithm needs no workspace.
     assert_eq!(device.foresee([&lowered].into_iter(), &env), Ok(()));
 }
 
@@ -672,8 +672,8 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
     for (kind, (name, elements)) in KINDS.into_iter().zip(results) {
         let spec = timed().contiguous(kind);
         driver.cost("", 1_000_000);
-        // Those that are not deterministic, that transform, or that need more memory than there may
-        // be, whatever they take.
+        // Algorithms that are not deterministic, that use transforms, or that need more memory than
+        // allowed are not used, however fast they are.
         [0, 2, 3, 4, 5, 6]
             .iter()
             .for_each(|n| driver.cost(&format!("{name}_{n}"), 1));
@@ -716,7 +716,7 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
             "it is switched off"
         );
     }
-    // Kernels with one convolution are computed alike, whatever follows on it.
+    // Kernels with one convolution are computed alike, whatever their epilogues.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_0", 10_000);
     driver.cost("gemm_parts", 10_000);
@@ -771,18 +771,18 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
             "{call}: what may work another time is tried then"
         );
     }
-    // The one that fails when it is asked for is left out, another stays.
+    // The algorithm that fails at its call is left out, another stays.
     let folder = tempfile::tempdir().expect("a folder");
     driver.cost("cudnn_forward_0", 20_000);
     driver.fail("cudnnConvolutionForward", 0, EXECUTION_FAILED);
     assert_eq!(pick(&folder), dnn(0, 0));
-    // A pick that was kept is taken over, and run once and recorded once before it is trusted.
+    // A stored choice is reused, after one plain and one captured run.
     let ran = driver.get("products");
     assert_eq!(
         (pick(&folder), driver.get("products") - ran),
         (dnn(0, 0), 2)
     );
-    // What the library no longer does is timed anew.
+    // A choice that the library no longer supports is timed again.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_1", 10_000);
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);

@@ -1,5 +1,5 @@
-//! Copies beside the work of a device, over a driver that makes them as late or as early as events
-//! allow; and memory behind pages that comes, goes and moves.
+//! Copies that overlap a device's work, over a driver that makes them as late or as early as events
+//! allow; and pages that are mapped, unmapped and remapped.
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
@@ -45,8 +45,8 @@ fn bytes(device: &Device, region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// `x + 1` goes to the host while its place is written by others, and comes back to another place.
-/// Recorded or not, in both ways of the driver, every run comes to the same.
+/// `x + 1` is copied to the host while other kernels write its region, and is copied back to
+/// another region. Captured or not, in both modes of the driver, every run has the same result.
 #[test]
 fn copies_wait_for_what_they_copy_and_are_waited_for() {
     let Some(driver) = FakeDriver::install() else {
@@ -79,7 +79,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
             },
             run(&arguments[1]),
             Work::Finish(0),
-            // It has left: its place is another's.
+            // It has been copied out: other data uses its region.
             Work::Launch(Launch {
                 step: 0,
                 kernel: &kernel,
@@ -94,7 +94,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
             run(&arguments[1]),
             Work::Finish(1),
             run(&arguments[2]),
-            // What came back is written over, before the next run's comes.
+            // Overwrites the copied data before the next run copies again.
             run(&arguments[3]),
         ];
         device.fill(&x, 10).expect("it is filled");
@@ -133,8 +133,8 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
                 "turn {turn}"
             );
             if turn % 2 == 1 {
-                // Two runs are under way by now. Each adds 2 to x, and one to what was x at its
-                // begin, twice.
+                // Two runs have been executed. Each adds 2 to x, and twice one to the initial value
+                // of x.
                 let begin = 10 + 2 * turn;
                 let seen = [x, made, back, sum].map(|region| bytes(&device, &region)[63]);
                 assert_eq!(
@@ -192,8 +192,7 @@ fn what_is_no_copy_is_refused() {
     );
 }
 
-/// A run that fails half-way leaves a copy that nobody waits for; what comes next is right once it
-/// was settled.
+/// A run that fails half-way leaves a copy without a wait; later work is correct after settling.
 #[test]
 fn a_copy_that_is_refused_leaves_nothing_under_way() {
     let Some(driver) = FakeDriver::install() else {
@@ -224,7 +223,8 @@ fn a_copy_that_is_refused_leaves_nothing_under_way() {
     }
 }
 
-/// Batches go round a ring of slots while the device reads those before: each run sees its own.
+/// Batches are prefetched through a ring of slots while the device reads earlier ones: each run
+/// sees its own.
 #[test]
 fn batches_ahead_arrive_in_their_turn() {
     let Some(driver) = FakeDriver::install() else {
@@ -251,11 +251,11 @@ fn batches_ahead_arrive_in_their_turn() {
             device
                 .take_ahead(ring, batch % slots, [(64, input)].into_iter())
                 .expect("it is there");
-            // What stands for the run.
+            // Takes the place of the run.
             device
                 .copy(&input, &seen.part(64 * batch as u64, 64))
                 .expect("it is copied");
-            // The last ones are waited for by nobody but the runs that take them.
+            // Only the runs that consume the last batches wait for them.
             if batch + slots < 16 {
                 send(&mut device, batch + slots).expect("a batch");
             }
@@ -315,7 +315,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
             .fill(&pages(page, 1), page as u8)
             .expect("it is memory");
     }
-    // The second and the last are put together behind the rest.
+    // The second and the last page are remapped together after the rest.
     let copied = driver.get("copied_bytes");
     device
         .remap(&[pages(1, 1), pages(3, 1)], &pages(8, 2))
@@ -333,7 +333,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
         bytes(&device, &pages(2, 1)).iter().all(|b| *b == 2),
         "others stay"
     );
-    // Work that is under way is waited for.
+    // Work in flight is waited for.
     device.fill(&pages(8, 2), 9).expect("it is memory");
     device.unmap(&pages(8, 2));
     device

@@ -190,7 +190,7 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
         } else {
             assert_eq!(driver.get("allocations"), allocations, "turn {turn}");
         }
-        // Several runs are under way before anybody waits.
+        // Several runs are in flight before the host waits.
         if turn % 3 == 2 {
             assert_eq!(floats(&device, &y), vec![turn as f32 + 10.0; 64]);
         }
@@ -198,8 +198,8 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
     assert_eq!((driver.get("captures"), device.fault()), (1, None));
 }
 
-/// A kernel that copies 64 floats through shared memory that it declares, beside so many bytes that
-/// its launches give.
+/// A kernel that copies 64 floats through its static shared memory; its launches add so many bytes
+/// of dynamic shared memory.
 fn through_shared(bytes: u32) -> Lowered {
     let text = "extern \"C\" __global__ void __launch_bounds__(64) NAME(const __grid_constant__ Words<2> p) {\n    \
                 __shared__ float own[1024];\n    SHARED_BYTES(float, given);\n    \
@@ -331,8 +331,8 @@ fn recording_allows_what_libraries_do_meanwhile() {
         }]
         .into_iter()
         .map(|launch| {
-            // It pins memory, which the driver refuses in the stricter modes, and what is recorded
-            // is lost.
+            // It pins memory, which the driver refuses in the stricter modes, and which then
+            // invalidates the capture.
             let opened = Device::open(0, limits(false)).map(|_| ());
             assert_eq!(opened.is_ok(), strict == 0, "{opened:?}");
             Work::Launch(launch)
@@ -424,7 +424,7 @@ fn programs_share_the_code_of_their_functions() {
         let program = device.load(steps).expect("the kernels are fine");
         (program, made() - before)
     };
-    // Compiled or, if a run before this one left them there, read.
+    // Compiled, or read if an earlier run of the test left them there.
     let made_first = loaded(&[&kernels[0], &kernels[1], &kernels[0]]);
     assert_eq!(made_first.1, 2, "two functions");
     assert!(program_uses(&made_first.0, &kernels[..2]));
@@ -512,7 +512,7 @@ fn a_device_that_is_lost_says_so_from_then_on() {
     );
     assert_eq!(device.fill(&x, 0), Err(error.clone()));
     assert_eq!(device.reserve(1).map(|_| ()), Err(error));
-    // An error of the memory that the device has shut in.
+    // A contained memory error.
     let device = Device::open(0, limits(false)).expect("it is there");
     driver.fail("cuStreamSynchronize", 0, CONTAINED);
     let error = device.synchronize().expect_err("it was told to fail");
@@ -550,8 +550,8 @@ fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    // As late as the driver may do things, each run still sees its own inputs, with and without
-    // room to send them ahead.
+    // Even if the driver does everything as late as allowed, each run sees its own inputs, with and
+    // without a staging buffer.
     for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
         driver.set("total", total);
         driver.set("maps_pages", 0);
@@ -582,7 +582,7 @@ fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
                 .stage(&x, &mut |bytes| bytes.fill(turn + 1))
                 .expect("it is staged");
             device.end_staging().expect("it ends");
-            // What stands for the run: it looks at the last bytes of its input.
+            // Takes the place of the run: it reads the last bytes of its input.
             device
                 .copy(&x.part(bytes - 8, 8), &y.part(0, 8))
                 .expect("it is copied");

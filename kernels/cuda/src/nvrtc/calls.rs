@@ -71,7 +71,7 @@ impl Calls {
             .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
         macro_rules! call {
             ($name:literal) => {
-                // SAFETY: the call is of this type since its first version.
+                // SAFETY: the call has had this type since its first version.
                 *unsafe { library.get($name) }.map_err(|e| format!(": {file} lacks a call: {e}"))?
             };
         }
@@ -100,7 +100,7 @@ impl Calls {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the call takes any number, and answers with a text of its own that stays.
+        // SAFETY: the call accepts any number, and returns a static text.
         let text = unsafe { (self.error_string)(status) };
         // SAFETY: as above.
         let known = (!text.is_null()).then(|| {
@@ -124,7 +124,7 @@ impl Calls {
         Ok((major as u32, minor as u32))
     }
 
-    /// The compute capabilities that it makes code for.
+    /// The compute capabilities that it generates code for.
     pub fn architectures(&self) -> Result<Vec<u32>, Error> {
         let mut count = 0;
         // SAFETY: the count is valid for writing.
@@ -132,7 +132,7 @@ impl Calls {
             (self.architecture_count)(&mut count)
         })?;
         let mut found: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: there is room for as many as the compiler said.
+        // SAFETY: there is space for as many as the compiler said.
         self.check("nvrtcGetSupportedArchs", unsafe {
             (self.architectures)(found.as_mut_ptr())
         })?;

@@ -1,5 +1,5 @@
-//! Loops over all points of a space, each on its own: without an anchor, or with one whose value a
-//! thread finds by itself. Neighbours are moved in vectors of 16 bytes where memory allows.
+//! Loops over all points of a space, independently: without an anchor, or with one that each thread
+//! evaluates itself. Neighbours are moved in vectors of 16 bytes where the layout allows.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -15,20 +15,20 @@ use super::{THREADS, transpose};
 use crate::code::Code;
 use crate::lower::{Dispatch, Function, Lowered, Target};
 
-/// Blocks for each multiprocessor: what is left is done in further turns of the loops.
+/// Blocks per multiprocessor: remaining points are processed in further iterations of the loops.
 const BLOCKS_EACH: u32 = 16;
 
-/// Blocks of `threads` that `items` fill, no more than are useful.
+/// The number of blocks of `threads` for `items`, no more than are useful.
 pub fn blocks(items: i64, threads: u32, target: &Target) -> u32 {
     let most = u64::from(target.multiprocessors.max(1)) * u64::from(BLOCKS_EACH);
     (items.max(0) as u64).div_ceil(u64::from(threads)).min(most) as u32
 }
 
-/// An anchor that computes its value at a point.
+/// An anchor whose value is computed point by point.
 pub trait Anchor {
-    /// Declares what its statements name.
+    /// Declares the names that its statements use.
     fn declare(&self, params: &mut Params) -> String;
-    /// Statements that declare `acc`, the value at a point; and what else they do there.
+    /// Statements that declare `acc`, the value at a point, including any side effects there.
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String;
     /// Statements that declare `accs.v[0..width]`, the values of neighbours along the last axis.
     fn vector(
@@ -40,8 +40,8 @@ pub trait Anchor {
     ) -> String {
         String::new()
     }
-    /// The walks of what is moved in vectors, with the bytes of their elements; `None` where a
-    /// point is on its own.
+    /// The accesses of vectors that it moves, with the bytes of their elements; `None` where points
+    /// are processed singly.
     fn moved(&self, _space: &Space) -> Option<Vec<(usize, usize)>> {
         None
     }
@@ -84,7 +84,7 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     ))
 }
 
-/// A loop as a function that several specs may share; `None` if it goes through tiles.
+/// A loop as a function that several specs may share; `None` if it is tiled.
 pub fn lower_shared(
     spec: &Spec,
     bounds: &Env,
@@ -146,7 +146,7 @@ pub fn pointwise(
     })
 }
 
-/// The launch of such a kernel.
+/// The launch of a pointwise kernel.
 pub fn launch(
     function: usize,
     count: i64,
@@ -165,9 +165,9 @@ pub fn launch(
     }
 }
 
-/// Blocks for so many points.
+/// The number of blocks for so many points.
 fn grid(count: i64, width: i64, target: &Target) -> u32 {
-    // A remainder is left to the first threads.
+    // The first threads process the remainder.
     let items = if width > 1 {
         (count / width).max(i64::from(count > 0))
     } else {
@@ -176,7 +176,7 @@ fn grid(count: i64, width: i64, target: &Target) -> u32 {
     blocks(items, THREADS, target)
 }
 
-/// How many neighbours along the last axis a thread takes.
+/// The number of neighbours along the last axis that a thread processes.
 pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
     let last = space.dims.len() - 1;
     if code
@@ -194,7 +194,7 @@ pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
     vector_width(space, &used, last, last == 0)
 }
 
-/// The kernel itself.
+/// The kernel.
 pub fn all_points(
     kind: &str,
     code: &Code,
@@ -268,7 +268,8 @@ pub fn all_points(
         );
     }
     body += "}\n";
-    // Even where this length leaves no remainder: another one, which shares the function, may.
+    // Even where this length leaves no remainder, because another length that shares the function
+    // may.
     if last == 0 {
         let _ = writeln!(
             body,

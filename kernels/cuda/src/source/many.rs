@@ -1,5 +1,5 @@
-//! Several small specs in one launch: the updates of an optimizer, which are one program over
-//! parameters of different sizes.
+//! Horizontal fusion: several small specs in one launch, such as the updates of an optimizer, which
+//! are one program over parameters of different sizes.
 
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
@@ -9,35 +9,35 @@ use super::params::Params;
 use super::{elementwise, rows};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Specs that are run together.
+/// Specs that are launched together.
 #[derive(Debug)]
 pub struct Together {
-    /// Which of the specs.
+    /// The numbers of the specs.
     pub members: Vec<usize>,
     /// Their launches; `Word::Argument` counts the arguments of all members, one after the other.
     pub lowered: Lowered,
 }
 
-/// A loop whose function others may share, with the words of this one.
+/// A loop whose function several specs may share, with the parameter words of this spec.
 pub(super) struct Shared {
     pub function: Function,
     pub params: Params,
-    /// Threads of a block, and bytes of its dynamic shared memory: the same for all that share the
+    /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
     /// function.
     pub threads: u32,
     pub shared_bytes: u32,
-    /// Blocks of a run.
+    /// The number of blocks of a run.
     pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,
 }
 
-/// A spec among others of one function.
+/// A member of a group of specs with one function.
 struct Member {
     shared: Shared,
-    /// Arguments of the members before it.
+    /// The number of arguments of earlier members.
     first: u16,
 }
 
-/// `None` for what is no loop that one kernel does.
+/// The shareable form of a spec; `None` unless it is a loop that is one kernel.
 fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
     match &spec.body {
         Body::Loop if spec.stores.is_empty() => Ok(None),
@@ -47,8 +47,8 @@ fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, 
     }
 }
 
-/// The name of the function that a spec would share with others: specs of one name can be run by
-/// one launch. `None` for those that are always alone.
+/// The name of the function that a spec would share with others: specs with equal names can be
+/// fused into one launch. `None` for a spec that cannot be fused.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -60,8 +60,8 @@ pub fn shared_name(
     Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
 }
 
-/// Source for specs that may run in any order, or at once: loops that come to the same function are
-/// run by one launch, as many as its parameter has room for. Specs of other kinds stay alone.
+/// Source for specs that may run in any order or concurrently: loops with the same function share a
+/// launch, as many as its parameter holds. Specs of other kinds are launched separately.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -109,7 +109,7 @@ pub fn lower_many(
     Ok(all)
 }
 
-/// One launch for these members: the second coordinate of a block says whose it is.
+/// One launch for these members: the second coordinate of a block is the number of its member.
 fn dispatch(members: &[Member], env: &Env) -> Dispatch {
     let first = &members[0].shared;
     let mut words = Vec::new();
@@ -122,7 +122,7 @@ fn dispatch(members: &[Member], env: &Env) -> Dispatch {
             }
         }
     }
-    // Places without a member are not launched.
+    // Unused places at the end have no blocks.
     words.resize(
         words.len() / members.len() * first.params.together(),
         Word::Number(0),

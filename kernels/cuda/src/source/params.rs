@@ -1,4 +1,4 @@
-//! The words of a kernel's parameter, as they are named while its source is written.
+//! The words of a kernel's parameter, and their names in the source.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -19,23 +19,22 @@ enum Slot {
     Number(Number),
 }
 
-/// The words, in the order in which they were first asked for. Sizes that are known become part of
-/// the source instead.
+/// The words, in the order of their first use. Known sizes become part of the source instead.
 #[derive(Clone)]
 pub struct Params {
-    /// Whether offsets of elements take 64 bits.
+    /// Whether element offsets need 64 bits.
     wide: bool,
     slots: Vec<Slot>,
     guarded: bool,
-    /// How many specs share a launch, each with words of its own; `None` for a spec alone.
+    /// The number of specs in a launch, each with its own words; `None` for a single spec.
     together: Option<usize>,
 }
 
-/// Most words of a parameter: 4 KiB.
+/// The maximum number of words of a parameter: 4 KiB.
 const WORDS_MAX: usize = 512;
 
 impl Params {
-    /// No words yet, for a spec whose arguments have their size at `bounds`.
+    /// An empty parameter for a spec whose arguments have their size at `bounds`.
     pub fn new(spec: &Spec, bounds: &Env, target: &Target) -> Params {
         // Loops step past the end by at most the threads of a grid.
         let most = u64::from(u32::MAX / 4);
@@ -65,8 +64,8 @@ impl Params {
         }
     }
 
-    /// The same for a function that several specs share: the second coordinate of a block says
-    /// whose it is.
+    /// The parameter of a function that several specs share: the second coordinate of a block is
+    /// the number of its spec.
     pub fn shared(self) -> Params {
         Params {
             together: Some(0),
@@ -74,12 +73,12 @@ impl Params {
         }
     }
 
-    /// How many specs a launch of the function has room for.
+    /// The maximum number of specs in a launch of the function.
     pub fn together(&self) -> usize {
         self.together.unwrap_or(1)
     }
 
-    /// How a word is named in the source.
+    /// The expression of a word in the source.
     fn named(&mut self, slot: Slot) -> String {
         let at = self.slot(slot);
         if self.together.is_some() {
@@ -102,19 +101,19 @@ impl Params {
         })
     }
 
-    /// Where a word stands.
+    /// The position of a word.
     pub fn word(&mut self, word: Word) -> usize {
         self.slot(Slot::Word(word))
     }
 
-    /// Lays numbers side by side, and tells where the first one stands.
+    /// Appends consecutive numbers, and returns the position of the first one.
     pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
         let at = self.slots.len();
         self.slots.extend(numbers.into_iter().map(Slot::Number));
         at
     }
 
-    /// An address, as a number of 64 bits.
+    /// An address, as a 64-bit number.
     pub fn address(&mut self, word: Word) -> String {
         self.named(Slot::Word(word))
     }
@@ -137,8 +136,8 @@ impl Params {
         }
     }
 
-    /// A size that is divided by: always its number where it is known, since dividing by a number
-    /// is much faster.
+    /// A size used as a divisor: always its number where it is known, because division by a
+    /// constant is much faster.
     pub fn divisor(&mut self, size: Size) -> String {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
@@ -151,8 +150,8 @@ impl Params {
         format!("idx({})", self.named(Slot::Size(size)))
     }
 
-    /// A number of the launch, whether or not it is known now: for what would else make a function
-    /// of every size.
+    /// A number of the launch, even if it is known now: for numbers that would otherwise create a
+    /// function per size.
     pub fn number(&mut self, number: &Number) -> String {
         format!("idx({})", self.named(Slot::Number(number.clone())))
     }
@@ -189,7 +188,7 @@ impl Params {
         Params::split(linear, &sizes, name)
     }
 
-    /// The same for sizes that are expressions; the first is not looked at.
+    /// As [`Params::coordinates`], for sizes that are expressions; the first one is not used.
     pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
         let mut text = String::new();
         let mut rest = linear.to_string();
@@ -218,8 +217,8 @@ impl Params {
         self.slots.iter().map(word).collect()
     }
 
-    /// The function of these parameters with this body, for blocks of `threads` (and, after a
-    /// comma, how many of them a multiprocessor should hold).
+    /// The function with these parameters and this body, for blocks of `threads` (and, after a
+    /// comma, the number of blocks that a multiprocessor should hold).
     pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
         let guard = match self.guarded {
             true => format!(
@@ -233,7 +232,7 @@ impl Params {
         } else {
             ("int", "unsigned")
         };
-        // A parameter without words is none.
+        // A parameter must have at least one word.
         let each = self.slots.len().max(1);
         let (count, own) = match self.together {
             None => (each, String::new()),

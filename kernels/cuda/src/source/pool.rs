@@ -1,5 +1,5 @@
-//! Pooling and its gradient. The gradient gathers: each input element adds up what the windows over
-//! it send, in row-major order of the windows, so that no two threads meet.
+//! Pooling and its gradient. The gradient gathers: each input element adds the contributions of the
+//! windows over it, in row-major order of the windows, so that no two threads write to one element.
 
 use std::fmt::Write as _;
 
@@ -25,13 +25,13 @@ fn planes(operand: &Operand) -> [Size; 4] {
     ]
 }
 
-/// The walks that both directions have in common: over planes of what is read, and the place in the
-/// result's plane.
+/// The accesses common to both directions: the planes of the operand that is read, and the position
+/// in the result's plane.
 struct Walks {
     plane: usize,
     row: usize,
     column: usize,
-    /// Over the positions: where they are stored, or their planes.
+    /// The positions: where they are stored, or their planes.
     positions: Option<usize>,
 }
 
@@ -198,8 +198,8 @@ impl Anchor for Backward<'_> {
         let pool = self.pool;
         let Window { k, stride, pad } = pool.window;
         let mut text = self.walks.declare(space, params, coordinates);
-        // The windows over this place, by rows and columns: from the first whose end reaches it to
-        // the last that begins before.
+        // The windows over this position, by rows and columns: from the first whose end reaches it
+        // to the last that begins before it.
         for (axis, at, from, to) in [(0, "row", "i0", "i1"), (1, "column", "j0", "j1")] {
             let count = params.size(pool.ohw[axis]);
             let (reach, pad, stride) = (

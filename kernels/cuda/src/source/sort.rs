@@ -1,9 +1,10 @@
-//! The order of elements along the last axis.
+//! The sort order (argsort) of elements along the last axis.
 //!
-//! As on the CPU an element becomes a number of 64 bits, above its value as an integer of the same
-//! order, below its position: no two are equal, so whatever sorts them is stable. Rows of one chunk
-//! are sorted in shared memory, several of them by a block if they are short. The chunks of longer
-//! rows are merged, two by two, between two halves of the workspace.
+//! As on the CPU, an element becomes a 64-bit number: an order-preserving integer image of its
+//! value in the upper half, its position in the lower half. No two keys are equal, so every sort of
+//! them is stable. Rows of one chunk are sorted in shared memory, several per block if they are
+//! short. The chunks of longer rows are merged pairwise, alternating between two halves of the
+//! workspace.
 
 use std::fmt::Write as _;
 
@@ -18,28 +19,28 @@ use super::space::{Space, points};
 use crate::code::Storage;
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Most keys that a block sorts at once: two for each thread of the largest block.
+/// Most keys that a block sorts: two for each thread of the largest block.
 const CHUNK: i64 = 2048;
 /// Keys that a thread merges.
 const ITEMS: i64 = 8;
 
 struct Rows<'a> {
     sort: &'a Sort,
-    /// The axes but the last, with walks over the source and the positions.
+    /// The axes except the last, with accesses to the source and the positions.
     outer: Space,
     len: Size,
 }
 
-/// Where a pass leaves its keys.
+/// The destination of a pass.
 #[derive(Clone, Copy, PartialEq)]
 enum To {
     Workspace(Word),
-    /// As positions: the last pass.
+    /// The result, as positions: the last pass.
     Positions,
 }
 
 impl Rows<'_> {
-    /// Declares `rows`, `len` and what the pass writes to.
+    /// Declares `rows`, `len` and the pointers to the destination of the pass.
     fn declare(&self, params: &mut Params, to: To) -> String {
         let rows: Vec<String> = self.outer.dims.iter().map(|&d| params.size(d)).collect();
         let rows = if rows.is_empty() {
@@ -64,7 +65,7 @@ impl Rows<'_> {
         text
     }
 
-    /// Writes key `key` as that of place `at` of row `row`, whose coordinates are declared.
+    /// Stores key `key` at position `at` of row `row`, whose coordinates are declared.
     fn leave(
         &self,
         params: &mut Params,
@@ -90,7 +91,7 @@ impl Rows<'_> {
         }
     }
 
-    /// Sorts chunks of rows, `each` of them side by side, of `count` keys at most.
+    /// Sorts chunks of rows, `each` of them concurrently, of `count` keys at most.
     fn chunks(&self, params: &mut Params, count: i64, each: i64, to: To) -> Function {
         let (storage, team) = (Storage::of(self.sort.source.dtype), count / 2);
         let mut body = params.pointer("source", &format!("const {}", storage.ty), 0)
@@ -155,12 +156,12 @@ impl Rows<'_> {
             body,
             "const int at = m + half * {team};\nconst idx k = first + at;\nif (k < len) {leave}}}\n}}"
         );
-        // The next part must not overwrite what is still read.
+        // The next part must not overwrite data that is still being read.
         body += "__syncthreads();\n}\n";
         params.function("sort_chunks", team * each, &body)
     }
 
-    /// Merges neighbouring runs two by two; the length of a run is a word of the launch.
+    /// Merges neighbouring runs pairwise; the length of a run is a word of the launch.
     fn merge(&self, params: &mut Params, from: Word, to: To) -> Function {
         let mut body = self.declare(params, to);
         let _ = writeln!(
@@ -200,7 +201,7 @@ impl Rows<'_> {
     }
 }
 
-/// Stands for the length of the runs that a pass merges.
+/// A placeholder for the length of the runs that a pass merges.
 const RUN: Word = Word::Number(-1);
 
 pub fn lower(
@@ -278,7 +279,7 @@ pub fn lower(
                 };
                 words[run_at] = Word::Number(run);
                 if turn == 1 {
-                    // Each pass reads what the one before it wrote.
+                    // Each pass reads the output of the previous one.
                     let other = |word: Word| {
                         halves
                             .iter()

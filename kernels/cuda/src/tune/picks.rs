@@ -1,4 +1,4 @@
-//! What was picked, for the rest of the process and on disk.
+//! The kernel choices of the tuner, in memory and on disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,8 +8,8 @@ use crate::cache::Cache;
 use crate::cublaslt::Algorithm;
 use crate::cudnn;
 
-/// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates,
-/// the device, and the versions of driver, compiler and library.
+/// Kernel choices by a hash of everything that they depend on: the specs, their bounds, the
+/// candidates, the device, and the versions of driver, compiler and library.
 #[derive(Debug, Default)]
 pub struct Picks {
     known: Mutex<HashMap<String, Choice>>,
@@ -17,7 +17,7 @@ pub struct Picks {
 }
 
 impl Picks {
-    /// The process's, kept in the user's cache, where there is one that may be used.
+    /// The choices of the process, stored in the user's cache if it is usable.
     pub fn of_process() -> Arc<Picks> {
         let made = || {
             Arc::new(Picks {
@@ -28,13 +28,14 @@ impl Picks {
         PROCESS.get_or_init(made).clone()
     }
 
-    /// The process's, on no disk, forgotten: so that a test starts from nothing.
+    /// Clears the choices of the process and detaches them from the disk, so that a test starts
+    /// empty.
     #[cfg(feature = "emulator")]
     pub(crate) fn forget_all() {
         PROCESS.get_or_init(Arc::default).map().clear();
     }
 
-    /// Picks that are kept in this folder.
+    /// Choices stored in this folder.
     pub fn at(cache: Cache) -> Arc<Picks> {
         Arc::new(Picks {
             known: Mutex::default(),
@@ -46,17 +47,17 @@ impl Picks {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the process has picked.
+    /// The process's choice.
     pub(super) fn known(&self, key: &str) -> Option<Choice> {
         self.map().get(key).cloned()
     }
 
-    /// Notes a pick for the rest of the process.
+    /// Records a choice for the rest of the process.
     pub(super) fn know(&self, key: &str, choice: &Choice) {
         self.map().insert(key.into(), choice.clone());
     }
 
-    /// What another process picked.
+    /// The choice of another process.
     pub(super) fn kept(&self, key: &str) -> Option<Choice> {
         let rest = self.cache.as_ref()?.pick(key)?;
         let choice = decode(&rest);
@@ -66,7 +67,7 @@ impl Picks {
         choice
     }
 
-    /// Keeps a pick on disk.
+    /// Stores a choice on disk.
     pub(super) fn keep(&self, key: &str, choice: &Choice) {
         if let Some(cache) = &self.cache {
             cache.keep_pick(key, encode(choice).as_bytes());
@@ -74,7 +75,7 @@ impl Picks {
     }
 }
 
-/// The picks of a process.
+/// The choices of the process.
 static PROCESS: OnceLock<Arc<Picks>> = OnceLock::new();
 
 /// A choice as a line of text.
@@ -94,7 +95,7 @@ fn encode(choice: &Choice) -> String {
     }
 }
 
-/// The choice that a line says.
+/// Parses the choice in a line.
 fn decode(line: &[u8]) -> Option<Choice> {
     let line = str::from_utf8(line).ok()?;
     if let Some(name) = line.strip_prefix("own ") {
