@@ -11,8 +11,7 @@ struct SlabwiseLaunch {
     unsigned block[3];
     /* Bytes of dynamic shared memory. */
     unsigned shared_bytes;
-    /* The order in which blocks and threads take turns: 0 forward, 1 reverse, 2 shuffled by `seed`.
-     * */
+    /* The order of turns of blocks and threads: 0 forward, 1 reverse, 2 shuffled by `seed`. */
     unsigned order;
     unsigned long long seed;
 };

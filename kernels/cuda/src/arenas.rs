@@ -64,6 +64,7 @@ impl Device {
 
     /// A zeroed arena of pinned host memory, returned as one region. It is used only for copies
     /// from and to the device, see [`Device::start_copy`].
+    ///
     /// # Errors
     /// If the host cannot pin so much memory.
     pub fn reserve_host(&mut self, bytes: u64) -> Result<Region> {

@@ -5,7 +5,6 @@
 //! for an event recorded there. It ends at another point: the main stream waits for an event
 //! recorded after the copy. Between the two they are unordered. While a run is being captured, the
 //! same calls become branches of the graph, and their events become its edges.
-//! become branches of the graph, and their events edges of it.
 
 use slabwise_kernels::memory::Region;
 
@@ -96,8 +95,8 @@ impl Device {
     /// # Errors
     /// If there is no copy of this number, see [`Device::prepare_copies`], or the driver refuses.
     ///
+    /// # Panics
     /// If the lengths differ, or not exactly one of the regions is in host memory.
-    /// If the lengths differ, or not just one of the regions is the host's.
     pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
         self.ready()?;
         assert_eq!(

@@ -379,7 +379,8 @@ impl Stream {
 
     /// Copies from host memory.
     ///
-    /// # Safety `to` is memory of the device; `from` is memory of the host that is not modified
+    /// # Safety
+    /// `to` is memory of the device; `from` is memory of the host that is not modified
     /// until the copy is done.
     pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
@@ -390,7 +391,8 @@ impl Stream {
 
     /// Copies to host memory.
     ///
-    /// # Safety `from` is memory of the device; `to` is memory of the host that is not accessed
+    /// # Safety
+    /// `from` is memory of the device; `to` is memory of the host that is not accessed
     /// until the copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.

@@ -112,7 +112,8 @@ impl Pages {
     /// which are unmapped; work that uses it must be done. On an error all memory is mapped as
     /// before.
     ///
-    /// # Panics If a page of the regions is not mapped.
+    /// # Panics
+    /// If a page of the regions is not mapped.
     pub fn remap(&mut self, context: &Context, from: &[(u64, u64)], to: u64) -> Result<()> {
         let sources: Vec<u64> = from
             .iter()

@@ -324,7 +324,8 @@ impl Device {
     /// Called for a run that is not captured, so that a refusal stops it before any operation is
     /// submitted.
     ///
-    /// # Errors If a library refuses a product.
+    /// # Errors
+    /// If a library refuses a product.
     pub fn foresee<'a>(
         &self,
         mut kernels: impl Iterator<Item = &'a Lowered>,

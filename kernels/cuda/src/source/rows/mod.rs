@@ -188,7 +188,8 @@ pub fn lower_shared(
 /// Whether two loops over the same space compute their common reductions in the same order for all
 /// sizes of a run, so that the results have the same bits.
 ///
-/// # Errors If one of them cannot be lowered.
+/// # Errors
+/// If one of them cannot be lowered.
 pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
     if a.body != Body::Loop || b.body != Body::Loop || a.dims != b.dims || a.reduced != b.reduced {
         return Ok(false);
