@@ -5,7 +5,7 @@ use slabwise_kernels::memory::Region;
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Pinned, Properties};
 use crate::pages::Pages;
-use crate::space::Space;
+use crate::reservation::Reservation;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
@@ -28,11 +28,13 @@ pub(crate) enum Arena {
 impl Arena {
     /// Frees the memory, once no work uses it.
     pub fn close(self, shared: &Shared) {
-        let mut space = shared.space();
-        match (self, &mut *space) {
-            (Arena::Device { base, .. }, Some(space)) => space.give(&shared.context, base),
-            (Arena::Pages(pages), Some(space)) => {
-                space.take_back(pages.mapped());
+        let mut reservation = shared.reservation();
+        match (self, &mut *reservation) {
+            (Arena::Device { base, .. }, Some(reservation)) => {
+                reservation.free(&shared.context, base)
+            }
+            (Arena::Pages(pages), Some(reservation)) => {
+                reservation.uncharge(pages.mapped());
                 pages.close(&shared.context);
             }
             // The driver's own memory is freed when it is dropped.
@@ -56,7 +58,7 @@ impl Device {
     /// If the device has too little memory, or its limit does not allow so much.
     pub fn reserve(&mut self, bytes: u64) -> Result<Region> {
         self.ready()?;
-        let base = self.take(bytes)?;
+        let base = self.allocate(bytes)?;
         let region = self.add(Arena::Device { base, bytes });
         self.fill(&region, 0)?;
         Ok(region)
@@ -96,28 +98,31 @@ impl Device {
     }
 
     /// Calls `work` with the reservation, which is made at the first use of the device.
-    fn in_space<T>(&self, work: impl FnOnce(&Shared, &mut Space) -> Result<T>) -> Result<T> {
+    fn with_reservation<T>(
+        &self,
+        work: impl FnOnce(&Shared, &mut Reservation) -> Result<T>,
+    ) -> Result<T> {
         let Properties {
             total_bytes,
             maps_pages,
             ..
         } = self.shared.properties;
-        let mut space = self.shared.space();
-        let space = match &mut *space {
-            Some(space) => space,
-            none => none.insert(Space::new(
+        let mut reservation = self.shared.reservation();
+        let reservation = match &mut *reservation {
+            Some(reservation) => reservation,
+            none => none.insert(Reservation::new(
                 &self.shared.context,
                 &self.limits,
                 total_bytes,
                 maps_pages,
             )?),
         };
-        self.noting(work(&self.shared, space))
+        self.noting(work(&self.shared, reservation))
     }
 
     /// The address of so many bytes of the reservation.
-    pub(crate) fn take(&self, bytes: u64) -> Result<u64> {
-        self.in_space(|shared, space| space.take(&shared.context, bytes))
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.with_reservation(|shared, reservation| reservation.allocate(&shared.context, bytes))
     }
 
     /// Frees an arena, after all work. Its regions must not be used again.
@@ -137,7 +142,8 @@ impl Device {
     /// If the reservation cannot be made.
     pub fn has_ranges(&self) -> Result<bool> {
         self.ready()?;
-        Ok(self.shared.properties.maps_pages && self.in_space(|_, space| Ok(!space.is_ahead()))?)
+        Ok(self.shared.properties.maps_pages
+            && self.with_reservation(|_, reservation| Ok(!reservation.is_preallocated()))?)
     }
 
     /// An arena of addresses without memory; [`Device::map`] maps memory to whole pages of it.
@@ -148,7 +154,8 @@ impl Device {
     /// If the driver has too few addresses.
     pub fn range(&mut self, bytes: u64) -> Result<Option<(u32, u64)>> {
         self.ready()?;
-        let pages = self.in_space(|shared, space| space.pages(&shared.context, bytes))?;
+        let pages =
+            self.with_reservation(|shared, reservation| reservation.pages(&shared.context, bytes))?;
         Ok(pages.map(|pages| {
             let page = pages.page();
             (self.add(Arena::Pages(pages)).arena, page)
@@ -178,13 +185,13 @@ impl Device {
     /// If the region is not whole pages of a range.
     pub fn map(&mut self, pages: &Region) -> Result<()> {
         self.ready()?;
-        self.in_space(|_, space| space.lend(pages.bytes))?;
+        self.with_reservation(|_, reservation| reservation.charge(pages.bytes))?;
         let mapped = self.in_pages(pages.arena, |shared, range| {
             range.map(&shared.context, pages.offset, pages.bytes)
         });
         if mapped.is_err() {
-            self.in_space(|_, space| {
-                space.take_back(pages.bytes);
+            self.with_reservation(|_, reservation| {
+                reservation.uncharge(pages.bytes);
                 Ok(())
             })?;
         }
@@ -204,8 +211,8 @@ impl Device {
             Ok(before - range.mapped())
         });
         let _ = unmapped.and_then(|bytes| {
-            self.in_space(|_, space| {
-                space.take_back(bytes);
+            self.with_reservation(|_, reservation| {
+                reservation.uncharge(bytes);
                 Ok(())
             })
         });

@@ -52,7 +52,7 @@ pub enum Error {
     },
     /// Other users could put code there.
     #[error(
-        "the folder of compiled kernels {} {why}: what is in it would be run, so it is not used; chmod 700 it, or name another in SLABWISE_CACHE_DIR",
+        "the folder of compiled kernels {} {why}: its contents would be executed, so it is not used; chmod 700 it, or name another in SLABWISE_CACHE_DIR",
         folder.display()
     )]
     NotPrivate {
@@ -110,7 +110,7 @@ impl Cache {
         let file = self.cubin_file(key);
         let read = entry::read(&file, key, self.entry_bytes_max());
         let cubin = read.unwrap_or_else(|why| {
-            log::warn!("{} is compiled anew: {why}", file.display());
+            log::warn!("{} is compiled again: {why}", file.display());
             None
         })?;
         // The time of the last use decides which entries are evicted.
@@ -122,7 +122,7 @@ impl Cache {
     }
 
     /// Stores code under a key, if possible. [`Cache::trim`] is called after all new entries.
-    pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) {
+    pub(crate) fn store_cubin(&self, key: &str, cubin: &Cubin) {
         let (file, bytes, bytes_max) = (
             self.cubin_file(key),
             entry::encode(cubin, key),
@@ -130,12 +130,12 @@ impl Cache {
         );
         if bytes.len() as u64 > bytes_max {
             log::warn!(
-                "{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}",
+                "{} is not stored: it would have {} bytes, and an entry has at most {bytes_max}",
                 file.display(),
                 bytes.len()
             );
-        } else if let Err(e) = self.keep(&file, &bytes) {
-            log::warn!("{} cannot be kept: {e}", file.display());
+        } else if let Err(e) = self.store(&file, &bytes) {
+            log::warn!("{} cannot be stored: {e}", file.display());
         }
     }
 
@@ -158,17 +158,17 @@ impl Cache {
             Ok(rest.map(<[u8]>::to_vec))
         });
         read.unwrap_or_else(|why| {
-            log::warn!("{} is chosen anew: {why}", file.display());
+            log::warn!("the kernel choice in {} is not used: {why}", file.display());
             None
         })
     }
 
     /// Stores a kernel choice under a key, if possible.
-    pub(crate) fn keep_pick(&self, key: &str, rest: &[u8]) {
+    pub(crate) fn store_pick(&self, key: &str, rest: &[u8]) {
         let file = self.pick_file(key);
-        match self.keep(&file, &entry::seal_as(PICK, rest, key)) {
+        match self.store(&file, &entry::seal_as(PICK, rest, key)) {
             Ok(()) => self.trim(),
-            Err(e) => log::warn!("{} cannot be kept: {e}", file.display()),
+            Err(e) => log::warn!("{} cannot be stored: {e}", file.display()),
         }
     }
 
@@ -177,7 +177,7 @@ impl Cache {
     }
 
     /// Writes an entry to a temporary file and renames it, so that no process reads half of one.
-    fn keep(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    fn store(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = unused(&self.folder);
         let written = fs::OpenOptions::new()
             .write(true)
@@ -350,7 +350,7 @@ mod tests {
                 Some(kept) => assert_eq!(kept, cubin),
                 None => {
                     self.made += 1;
-                    self.cache.keep_cubin(Kept::KEY, &cubin);
+                    self.cache.store_cubin(Kept::KEY, &cubin);
                 }
             }
             self.made
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_cut_huge_or_foreign_is_made_anew() {
+    fn damaged_cut_huge_or_foreign_entries_are_rebuilt() {
         let mut kept = Kept::new();
         assert_eq!((kept.get(100), kept.get(100)), (1, 1));
         let whole = fs::read(&kept.file).expect("an entry");
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_made_each_time() {
+    fn entries_that_cannot_be_stored_are_rebuilt_each_time() {
         let mut kept = Kept::new();
         assert_eq!((kept.get(2000), kept.get(2000)), (1, 2));
         assert!(!kept.file.exists(), "larger than an entry may be");
@@ -464,7 +464,7 @@ mod tests {
             .with_bytes_max(250);
         let file = |name: &str| cache.folder().join(format!("{name}.cubin"));
         for (name, age) in [("old", 30), ("older", 60), ("new", 0)] {
-            cache.keep(&file(name), &[0; 100]).expect("it is written");
+            cache.store(&file(name), &[0; 100]).expect("it is written");
             let past = SystemTime::now() - std::time::Duration::from_secs(age);
             if file(name).exists() {
                 fs::File::options()

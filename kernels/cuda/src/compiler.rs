@@ -28,7 +28,7 @@ const STACK_BYTES: usize = 8 << 20;
 /// Compiles functions, and caches the code in memory.
 #[derive(Debug, Default)]
 pub struct Compiler {
-    known: Mutex<Known>,
+    code_in_memory: Mutex<CodeInMemory>,
     /// The maximum number of threads; 0 for as many as the machine runs at once.
     threads: AtomicUsize,
     compiled: AtomicUsize,
@@ -36,12 +36,12 @@ pub struct Compiler {
 }
 
 /// The code of a function, set by the first thread that requests it.
-type Slot = OnceLock<Result<Arc<Cubin>, Error>>;
+type CodeCell = OnceLock<Result<Arc<Cubin>, Error>>;
 
 /// The code in memory.
 #[derive(Debug, Default)]
-struct Known {
-    slots: HashMap<String, Arc<Slot>>,
+struct CodeInMemory {
+    cells: HashMap<String, Arc<CodeCell>>,
     bytes: usize,
 }
 
@@ -83,7 +83,7 @@ impl Compiler {
             return Ok(Vec::new());
         }
         let version = nvrtc::version()?;
-        let made: Vec<Slot> = programs.iter().map(|_| Slot::new()).collect();
+        let made: Vec<CodeCell> = programs.iter().map(|_| CodeCell::new()).collect();
         let started = Instant::now();
         let (next, failed, compiled) = (
             AtomicUsize::new(0),
@@ -131,7 +131,7 @@ impl Compiler {
             );
             cache.into_iter().for_each(Cache::trim);
         }
-        made.into_iter().map_while(Slot::into_inner).collect()
+        made.into_iter().map_while(CodeCell::into_inner).collect()
     }
 
     /// The code of one program; counts compilations. If another thread is compiling it, this one
@@ -144,18 +144,23 @@ impl Compiler {
         compiled: &AtomicUsize,
     ) -> Result<Arc<Cubin>, Error> {
         let key = cache::key(program, version, &nvrtc::options(version));
-        let slot = self.known().slots.entry(key.clone()).or_default().clone();
-        let made = slot.get_or_init(|| {
+        let cell = self
+            .code_in_memory()
+            .cells
+            .entry(key.clone())
+            .or_default()
+            .clone();
+        let made = cell.get_or_init(|| {
             let made = self.make(cache, program, &key, compiled).map(Arc::new);
-            let mut known = self.known();
+            let mut code_in_memory = self.code_in_memory();
             match &made {
-                Ok(cubin) => known.bytes += cubin.image.len(),
+                Ok(cubin) => code_in_memory.bytes += cubin.image.len(),
                 // The failure may be temporary.
-                Err(_) => drop(known.slots.remove(&key)),
+                Err(_) => drop(code_in_memory.cells.remove(&key)),
             }
-            if known.bytes > BYTES_MAX {
-                known.slots.retain(|_, slot| slot.get().is_none());
-                known.bytes = 0;
+            if code_in_memory.bytes > BYTES_MAX {
+                code_in_memory.cells.retain(|_, cell| cell.get().is_none());
+                code_in_memory.bytes = 0;
             }
             made
         });
@@ -178,12 +183,14 @@ impl Compiler {
             count.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(cache) = cache {
-            cache.keep_cubin(key, &cubin);
+            cache.store_cubin(key, &cubin);
         }
         Ok(cubin)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn code_in_memory(&self) -> MutexGuard<'_, CodeInMemory> {
+        self.code_in_memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, DriverError>;
 
 /// The copy streams in both directions.
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct CopyStreams {
     to_host: Stream,
     from_host: Stream,
     /// The point at which a copy may begin. A wait refers to the most recent record, so one event
@@ -25,9 +25,9 @@ pub(crate) struct Ways {
     ended: Vec<Event>,
 }
 
-impl Ways {
-    fn new() -> Result<Ways> {
-        Ok(Ways {
+impl CopyStreams {
+    fn new() -> Result<CopyStreams> {
+        Ok(CopyStreams {
             to_host: Stream::new()?,
             from_host: Stream::new()?,
             begin: Event::new()?,
@@ -66,26 +66,28 @@ impl Device {
         if most == 0 {
             return Ok(());
         }
-        let grown = self.grow_ways(most);
+        let grown = self.grow_copy_streams(most);
         self.noting(grown)
     }
 
-    fn grow_ways(&mut self, most: usize) -> Result<()> {
-        let ways = match &mut self.ways {
-            Some(ways) => ways,
-            none => none.insert(Ways::new()?),
+    fn grow_copy_streams(&mut self, most: usize) -> Result<()> {
+        let copy_streams = match &mut self.copy_streams {
+            Some(copy_streams) => copy_streams,
+            none => none.insert(CopyStreams::new()?),
         };
-        while ways.ended.len() < most {
-            ways.ended.push(Event::new()?);
+        while copy_streams.ended.len() < most {
+            copy_streams.ended.push(Event::new()?);
         }
         Ok(())
     }
 
-    fn ways(&self) -> Result<&Ways> {
-        self.ways.as_ref().ok_or_else(|| DriverError::Failed {
-            call: "a copy",
-            code: "no copies were prepared for".into(),
-        })
+    fn copy_streams(&self) -> Result<&CopyStreams> {
+        self.copy_streams
+            .as_ref()
+            .ok_or_else(|| DriverError::Failed {
+                call: "a copy",
+                code: "no copies were prepared for".into(),
+            })
     }
 
     /// Starts to copy one region to another of the same length, one of them in [host
@@ -106,38 +108,38 @@ impl Device {
         let (outward, inward) = (self.is_host(to), self.is_host(from));
         assert!(
             outward != inward,
-            "{from:?} is copied to {to:?}, and not just one of them is the host's"
+            "{from:?} is copied to {to:?}, and not exactly one of them is in host memory"
         );
-        let ways = self.ways()?;
-        let ended = ways.ended(copy)?;
-        let way = if outward {
-            &ways.to_host
+        let copy_streams = self.copy_streams()?;
+        let ended = copy_streams.ended(copy)?;
+        let stream = if outward {
+            &copy_streams.to_host
         } else {
-            &ways.from_host
+            &copy_streams.from_host
         };
         let bytes = from.bytes as usize;
-        let started = ways
+        let started = copy_streams
             .begin
             .record(&self.stream)
-            .and_then(|()| way.wait(&ways.begin))
+            .and_then(|()| stream.wait(&copy_streams.begin))
             .and_then(|()| match (bytes, outward) {
                 (0, _) => Ok(()),
                 // SAFETY: both regions are live memory, one of the device and the other of the
                 // host, as their addresses were checked; work that uses them before the copy is
                 // done must wait for it.
                 (_, true) => unsafe {
-                    way.download(self.host_address(to) as *mut u8, self.address(from), bytes)
+                    stream.download(self.host_address(to) as *mut u8, self.address(from), bytes)
                 },
                 // SAFETY: as above.
                 (_, false) => unsafe {
-                    way.upload(
+                    stream.upload(
                         self.address(to),
                         self.host_address(from) as *const u8,
                         bytes,
                     )
                 },
             });
-        self.noting(started.and_then(|()| ended.record(way)))
+        self.noting(started.and_then(|()| ended.record(stream)))
     }
 
     /// Makes the work submitted from here on wait for a copy.
@@ -146,7 +148,7 @@ impl Device {
     /// If there is no copy of this number, or the driver refuses.
     pub fn finish_copy(&self, copy: usize) -> Result<()> {
         self.ready()?;
-        let waited = self.stream.wait(self.ways()?.ended(copy)?);
+        let waited = self.stream.wait(self.copy_streams()?.ended(copy)?);
         self.noting(waited)
     }
 
@@ -156,7 +158,10 @@ impl Device {
     /// # Errors
     /// If a copy failed.
     pub fn settle_copies(&self) -> Result<()> {
-        let settled = self.ways.as_ref().map_or(Ok(()), Ways::synchronize);
-        self.noting(settled)
+        let done = self
+            .copy_streams
+            .as_ref()
+            .map_or(Ok(()), CopyStreams::synchronize);
+        self.noting(done)
     }
 }

@@ -37,7 +37,7 @@ pub fn version() -> Result<usize> {
     Library::CublasLt.open().map_err(Clone::clone)?;
     // SAFETY: initialisers of the library may run at any time.
     if !unsafe { sys::is_culib_present() } {
-        let why = ": it was found, but the loader does not know it by its name".into();
+        let why = ": it was found, but the loader does not find it by its name".into();
         return Err(Missing {
             library: Library::CublasLt,
             why,
@@ -82,7 +82,7 @@ pub(crate) struct Product {
     /// The layout of the result and of C.
     pub d: Layout,
     /// Whether A and B are stored transposed.
-    pub turned: [bool; 2],
+    pub transposed: [bool; 2],
     pub alpha: f32,
     /// Whether there is a C.
     pub adds: bool,
@@ -225,17 +225,17 @@ impl Product {
                 sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes)
             })
         };
-        for (attribute, turned) in [
+        for (attribute, transposed) in [
             A::CUBLASLT_MATMUL_DESC_TRANSA,
             A::CUBLASLT_MATMUL_DESC_TRANSB,
         ]
         .into_iter()
-        .zip(self.turned)
+        .zip(self.transposed)
         {
             // CUBLAS_OP_N and CUBLAS_OP_T.
             set(
                 attribute,
-                from_ref(&i32::from(turned)).cast(),
+                from_ref(&i32::from(transposed)).cast(),
                 size_of::<i32>(),
             )?;
         }
@@ -346,7 +346,7 @@ impl Handle {
         let mut returned = 0;
         let Described { product, a, b, d } = &described;
         // SAFETY: all objects live, and there is space for as many results as are requested.
-        let asked = unsafe {
+        let status = unsafe {
             let (wanted, results) = (count as i32, found.as_mut_ptr());
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
@@ -361,10 +361,10 @@ impl Handle {
                 &mut returned,
             )
         };
-        if asked == Status::CUBLAS_STATUS_NOT_SUPPORTED {
+        if status == Status::CUBLAS_STATUS_NOT_SUPPORTED {
             return Ok(Vec::new());
         }
-        check("cublasLtMatmulAlgoGetHeuristic", asked)?;
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let fits = |r: &sys::cublasLtMatmulHeuristicResult_t| {
             r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max
@@ -423,7 +423,7 @@ impl Handle {
         let raw = algorithm.raw();
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
-        let asked = unsafe {
+        let status = unsafe {
             sys::cublasLtMatmul(
                 self.0,
                 product.raw,
@@ -443,7 +443,7 @@ impl Handle {
                 stream.raw().cast(),
             )
         };
-        check("cublasLtMatmul", asked)
+        check("cublasLtMatmul", status)
     }
 }
 
@@ -468,7 +468,7 @@ impl Algorithm {
         let raw = self.raw();
         // SAFETY: the library is open, the requested settings are of this type, and the pointers
         // are valid for writing.
-        let asked = unsafe {
+        let status = unsafe {
             sys::cublasLtMatmulAlgoConfigGetAttribute(
                 &raw,
                 attribute,
@@ -477,7 +477,7 @@ impl Algorithm {
                 &mut written,
             )
         };
-        (asked == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
+        (status == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
     }
 
     fn raw(&self) -> sys::cublasLtMatmulAlgo_t {

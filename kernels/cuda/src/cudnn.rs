@@ -296,7 +296,7 @@ impl Handle {
         } = &described;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: all objects live, and there is space for as many results as are requested.
-        let asked = unsafe {
+        let status = unsafe {
             heuristics(
                 raw.raw,
                 a.raw,
@@ -309,10 +309,10 @@ impl Handle {
             )
         };
         drop(raw);
-        if asked / 1000 * 1000 == NOT_SUPPORTED {
+        if status / 1000 * 1000 == NOT_SUPPORTED {
             return Ok(Vec::new());
         }
-        self.calls.check(call, asked)?;
+        self.calls.check(call, status)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let mut algorithms: Vec<Algorithm> = Vec::new();
         for one in found {
@@ -363,7 +363,7 @@ impl Handle {
         let mut bytes = 0;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: all objects live, and the pointer is valid for writing.
-        let asked = unsafe {
+        let status = unsafe {
             workspace(
                 raw.raw,
                 a.raw,
@@ -374,7 +374,7 @@ impl Handle {
                 &mut bytes,
             )
         };
-        self.calls.check(call, asked)?;
+        self.calls.check(call, status)?;
         Ok(Algorithm {
             workspace: bytes as u64,
             ..*algorithm
@@ -415,7 +415,7 @@ impl Handle {
         })?;
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
-        let asked = unsafe {
+        let status = unsafe {
             run(
                 raw.raw,
                 from_ref(&alpha).cast(),
@@ -432,6 +432,6 @@ impl Handle {
                 at.to as *mut c_void,
             )
         };
-        self.calls.check(call, asked)
+        self.calls.check(call, status)
     }
 }

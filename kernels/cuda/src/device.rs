@@ -5,15 +5,15 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use slabwise_kernels::memory::Region;
 
-use crate::ahead::Ring;
 use crate::arenas::Arena;
-use crate::copies::Ways;
+use crate::copies::CopyStreams;
 use crate::cublaslt;
 use crate::cudnn;
-use crate::driver::{self, Context, DriverError, Marks, Pinned, Properties, Stream};
+use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream, Timestamps};
 use crate::libraries::LibraryError;
 use crate::nvrtc::{self, Architecture};
-use crate::space::{Limits, Space, Usage};
+use crate::prefetch::Ring;
+use crate::reservation::{Limits, Reservation, Usage};
 use crate::staging::Staging;
 
 type Result<T, E = DriverError> = std::result::Result<T, E>;
@@ -24,7 +24,7 @@ type Result<T, E = DriverError> = std::result::Result<T, E>;
 pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
-    space: Mutex<Option<Space>>,
+    reservation: Mutex<Option<Reservation>>,
     /// cuBLASLt, once products were timed or a program was loaded that contains one of its
     /// products.
     cublaslt: OnceLock<Result<cublaslt::Handle, LibraryError>>,
@@ -52,7 +52,7 @@ impl Shared {
         let shared = Arc::new(Shared {
             ordinal,
             properties,
-            space: Mutex::new(None),
+            reservation: Mutex::new(None),
             cublaslt,
             cudnn,
             context,
@@ -77,8 +77,10 @@ impl Shared {
             .map_err(Clone::clone)
     }
 
-    pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn reservation(&self) -> MutexGuard<'_, Option<Reservation>> {
+        self.reservation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -86,8 +88,8 @@ impl Drop for Shared {
     fn drop(&mut self) {
         // Libraries are dropped next, and require their context to be current.
         let _ = self.context.bind();
-        if let Some(mut space) = self.space().take() {
-            space.close(&self.context);
+        if let Some(mut reservation) = self.reservation().take() {
+            reservation.close(&self.context);
         }
     }
 }
@@ -120,10 +122,10 @@ pub struct Device {
     pub(crate) staging: Staging,
     pub(crate) rings: Vec<Ring>,
     /// Set once copies to the host are prepared.
-    pub(crate) ways: Option<Ways>,
+    pub(crate) copy_streams: Option<CopyStreams>,
     pub(crate) arenas: Vec<Option<Arena>>,
     /// For profiles.
-    pub(crate) marks: Marks,
+    pub(crate) marks: Timestamps,
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
@@ -174,9 +176,9 @@ impl Device {
             transfers: Stream::new()?,
             staging: Staging::new()?,
             rings: Vec::new(),
-            ways: None,
+            copy_streams: None,
             arenas: Vec::new(),
-            marks: Marks::default(),
+            marks: Timestamps::default(),
             fault: 0,
             seen,
             lost: OnceLock::new(),
@@ -203,9 +205,9 @@ impl Device {
     /// This process's use of the device's memory.
     pub fn usage(&self) -> Usage {
         self.shared
-            .space()
+            .reservation()
             .as_ref()
-            .map(Space::usage)
+            .map(Reservation::usage)
             .unwrap_or_default()
     }
 
@@ -322,7 +324,7 @@ impl Device {
     pub(crate) fn fault_record(&mut self) -> Result<u64> {
         if self.fault == 0 {
             self.ready()?;
-            let base = self.take(FAULT_BYTES as u64)?;
+            let base = self.allocate(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
             self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) })?;
             self.fault = base;
@@ -378,14 +380,18 @@ impl Drop for Device {
             .bind()
             .and_then(|()| self.transfers.synchronize())
             .and_then(|()| self.stream.synchronize());
-        let _ = waited.and_then(|()| self.ways.as_ref().map_or(Ok(()), Ways::synchronize));
+        let _ = waited.and_then(|()| {
+            self.copy_streams
+                .as_ref()
+                .map_or(Ok(()), CopyStreams::synchronize)
+        });
         self.arenas
             .drain(..)
             .flatten()
             .for_each(|arena| arena.close(&self.shared));
-        if let Some(space) = &mut *self.shared.space() {
-            space.give(&self.shared.context, self.fault);
-            space.give(&self.shared.context, self.staging.landing_base());
+        if let Some(reservation) = &mut *self.shared.reservation() {
+            reservation.free(&self.shared.context, self.fault);
+            reservation.free(&self.shared.context, self.staging.buffer_base());
         }
     }
 }

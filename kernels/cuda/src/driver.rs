@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
-pub(crate) use clock::{Clock, Marks};
+pub(crate) use clock::{Clock, Timestamps};
 pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
@@ -459,7 +459,7 @@ impl Stream {
 
     /// Waits until all work is done. Waits first for a capture by another thread, which
     /// synchronization would invalidate.
-    pub fn settle(&self) -> Result<()> {
+    pub fn quiesce(&self) -> Result<()> {
         let _alone = self
             .recording
             .lock()

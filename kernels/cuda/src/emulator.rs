@@ -471,7 +471,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_need_the_runtime_at_once_all_get_it() {
+    fn concurrent_threads_share_the_compiled_runtime() {
         if !available() {
             return;
         }

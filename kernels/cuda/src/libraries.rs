@@ -28,7 +28,7 @@ pub enum Library {
 
 /// Where a library was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Location {
     /// The path that the library's variable names.
     Variable,
     /// On the loader's path.
@@ -41,11 +41,11 @@ pub enum Place {
 
 /// A library that is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct LoadedLibrary {
     /// The file, or the name that the loader knew.
     pub file: PathBuf,
     /// Where it was found.
-    pub place: Place,
+    pub location: Location,
 }
 
 /// A library that was not found.
@@ -157,7 +157,7 @@ impl Library {
     ///
     /// # Errors
     /// If it is not found, or the file that the variable names cannot be opened.
-    pub fn open(self) -> Result<&'static Found, &'static Missing> {
+    pub fn open(self) -> Result<&'static LoadedLibrary, &'static Missing> {
         OPENED[self as usize]
             .get_or_init(|| find(self, &Surroundings::of_this_process()))
             .as_ref()
@@ -166,7 +166,7 @@ impl Library {
     /// Uses this file as the library, as if its variable named it; for tests, which cannot set
     /// variables. Has no effect if the library has been located before.
     #[cfg(feature = "emulator")]
-    pub(crate) fn open_as(self, file: &Path) -> Result<&'static Found, &'static Missing> {
+    pub(crate) fn open_as(self, file: &Path) -> Result<&'static LoadedLibrary, &'static Missing> {
         let named = |name: &str| (name == self.variable()).then(|| file.as_os_str().to_owned());
         OPENED[self as usize]
             .get_or_init(|| {
@@ -183,20 +183,20 @@ impl Library {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for LoadedLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.place {
-            Place::Variable => "named by a variable",
-            Place::Loader => "on the loader's path",
-            Place::Toolkit => "installed",
-            Place::Wheel => "in a Python wheel",
+        let location = match self.location {
+            Location::Variable => "named by a variable",
+            Location::Loader => "on the loader's path",
+            Location::Toolkit => "installed",
+            Location::Wheel => "in a Python wheel",
         };
-        write!(f, "{} ({place})", self.file.display())
+        write!(f, "{} ({location})", self.file.display())
     }
 }
 
 /// The libraries that were found.
-static OPENED: [OnceLock<Result<Found, Missing>>; Library::ALL.len()] =
+static OPENED: [OnceLock<Result<LoadedLibrary, Missing>>; Library::ALL.len()] =
     [const { OnceLock::new() }; Library::ALL.len()];
 
 /// The environment of the search, besides the file system.
@@ -286,12 +286,14 @@ fn name_starts(path: &Path, with: &str) -> bool {
 /// other locations have failed.
 fn python_packages() -> Vec<PathBuf> {
     const ASK: &str = "import site, sysconfig; print('\\n'.join({*sysconfig.get_paths().values(), site.getusersitepackages()}))";
-    let asked = Command::new("python3")
+    let output = Command::new("python3")
         .args(["-I", "-c", ASK])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output();
-    let Ok(answer) = asked else { return Vec::new() };
+    let Ok(answer) = output else {
+        return Vec::new();
+    };
     let mut folders: Vec<PathBuf> = String::from_utf8_lossy(&answer.stdout)
         .lines()
         .map(PathBuf::from)
@@ -301,7 +303,7 @@ fn python_packages() -> Vec<PathBuf> {
 }
 
 /// Locates a library, opens it, and keeps it open.
-fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
+fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Missing> {
     let missing = |why: String| Missing { library, why };
     if let Some(named) = (around.variable)(library.variable()).filter(|n| !n.is_empty()) {
         let named = PathBuf::from(named);
@@ -318,9 +320,9 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
             ))
         })?;
         return match open(library, &file) {
-            Ok(()) => Ok(Found {
+            Ok(()) => Ok(LoadedLibrary {
                 file,
-                place: Place::Variable,
+                location: Location::Variable,
             }),
             Err(e) => Err(missing(format!(
                 ": {} is {}, which cannot be opened: {e}",
@@ -331,9 +333,9 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
     }
     for &name in library.files() {
         if open_file(Path::new(name)).is_ok() {
-            return Ok(Found {
+            return Ok(LoadedLibrary {
                 file: name.into(),
-                place: Place::Loader,
+                location: Location::Loader,
             });
         }
     }
@@ -341,17 +343,19 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
     let toolkits = around
         .toolkits()
         .into_iter()
-        .map(|folder| (folder, Place::Toolkit));
-    for (folder, place) in toolkits.chain(around.wheels().map(|folder| (folder, Place::Wheel))) {
+        .map(|folder| (folder, Location::Toolkit));
+    for (folder, location) in
+        toolkits.chain(around.wheels().map(|folder| (folder, Location::Wheel)))
+    {
         // No wheel brings the driver.
-        if library == Library::Driver && place == Place::Wheel {
+        if library == Library::Driver && location == Location::Wheel {
             break;
         }
         let Some(file) = in_folder(library, &folder) else {
             continue;
         };
         match open(library, &file) {
-            Ok(()) => return Ok(Found { file, place }),
+            Ok(()) => return Ok(LoadedLibrary { file, location }),
             Err(e) => why = format!(": {} cannot be opened: {e}", file.display()),
         }
     }
@@ -411,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_variable_names_is_taken_or_refused_and_nothing_else_tried() {
+    fn a_variable_overrides_all_other_locations() {
         let folder = tempfile::tempdir().expect("a folder");
         let empty = folder.path().join("empty");
         std::fs::create_dir(&empty).expect("a folder");
@@ -424,9 +428,9 @@ mod tests {
         ] {
             let variable =
                 |name: &str| (name == "SLABWISE_LIBNVRTC").then(|| named.clone().into_os_string());
-            let unasked = || panic!("Python was asked");
+            let never_run = || panic!("Python was asked");
             let missing =
-                find(Library::Nvrtc, &around(&variable, &unasked)).expect_err("it is no library");
+                find(Library::Nvrtc, &around(&variable, &never_run)).expect_err("it is no library");
             assert!(
                 missing.why.contains(says) && missing.why.contains("SLABWISE_LIBNVRTC"),
                 "{missing}"
@@ -441,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn wheels_are_looked_for_in_the_environment_then_where_python_says() {
+    fn wheels_are_searched_in_the_environment_then_in_python_packages() {
         let folder = tempfile::tempdir().expect("a folder");
         let [environment, other] = ["environment", "other"].map(|n| folder.path().join(n));
         let first = environment.join("lib/python3.12/site-packages/nvidia/cu13/lib");

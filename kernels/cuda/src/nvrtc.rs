@@ -412,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_notes_of_the_assembler_are_read() {
+    fn the_assembler_log_is_parsed() {
         let log = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90'
@@ -441,7 +441,7 @@ ptxas info    : Used 8 registers, used 0 barriers
     }
 
     #[test]
-    fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_ptx() {
+    fn an_unknown_device_gets_code_of_its_generation_or_ptx() {
         let known = vec![75, 80, 86, 89, 90, 100, 103, 120, 121];
         let of = [80, 89, 90, 104, 121, 129].map(|sm| nearest(sm, &known));
         assert_eq!(
@@ -476,7 +476,7 @@ ptxas info    : Used 8 registers, used 0 barriers
     }
 
     #[test]
-    fn a_function_is_in_a_program_once() {
+    fn a_program_contains_each_function_once() {
         let function = |name: &str| Function {
             name: name.into(),
             source: format!("void {name}() {{}}"),

@@ -183,7 +183,7 @@ impl Drop for Program {
             .shared
             .context
             .bind()
-            .and_then(|()| self.stream.settle());
+            .and_then(|()| self.stream.quiesce());
     }
 }
 
@@ -262,7 +262,7 @@ impl Device {
             Ok(cache) => Some(cache),
             Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
             Err(e) => {
-                log::warn!("{e}; kernels are compiled anew in each process");
+                log::warn!("{e}; every process compiles its kernels again");
                 None
             }
         };
@@ -281,7 +281,7 @@ impl Device {
         let library = self.shared.cublaslt()?;
         let at = product.addresses(env, argument, workspace);
         match product.call(env, library)? {
-            gemm::Call::Nothing => Ok(()),
+            gemm::Call::Empty => Ok(()),
             // SAFETY: the result is dense where the contracted side may be empty, and lies in its
             // argument or in the workspace.
             gemm::Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
@@ -289,8 +289,8 @@ impl Device {
                 // SAFETY: the product is described by the strides of the arguments' operands, which
                 // lie inside of the regions; the workspace is planned with the maximum that the
                 // algorithm needs.
-                let asked = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
-                asked.map_err(DriverError::from)
+                let status = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
+                status.map_err(DriverError::from)
             }
         }
     }
@@ -306,7 +306,7 @@ impl Device {
         let library = self.shared.cudnn()?;
         let at = of.addresses(env, argument, workspace);
         match of.call(env, library)? {
-            conv::Call::Nothing => Ok(()),
+            conv::Call::Empty => Ok(()),
             // SAFETY: a gradient of a weight is dense, and lies in its argument or in the
             // workspace.
             conv::Call::Zeros(bytes) => unsafe { self.stream.fill(at.to, 0, bytes as usize) },
@@ -314,8 +314,8 @@ impl Device {
                 // SAFETY: the convolution is described by the strides of the arguments' operands,
                 // which lie inside of the regions; the workspace is planned with the maximum that
                 // the algorithm needs.
-                let asked = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
-                asked.map_err(DriverError::from)
+                let status = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
+                status.map_err(DriverError::from)
             }
         }
     }
@@ -466,8 +466,8 @@ impl Device {
     pub fn end_launches(&mut self, checked: bool) -> Result<(), DriverError> {
         if checked {
             self.fault_record()?;
-            let asked = self.look_for_faults();
-            self.noting(asked)?;
+            let status = self.look_for_faults();
+            self.noting(status)?;
         }
         Ok(())
     }

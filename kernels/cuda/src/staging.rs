@@ -10,17 +10,17 @@ use slabwise_kernels::memory::Region;
 
 use crate::device::Device;
 use crate::driver::{DriverError, Event, Pinned};
-use crate::space::ARENA_ALIGN;
+use crate::reservation::ARENA_ALIGN;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
 /// Smaller inputs, in bytes, are copied when their run starts: that takes less time than waiting
 /// for another stream.
-const LANDING_LEAST: u64 = 1 << 20;
+const STAGED_BYTES_MIN: u64 = 1 << 20;
 
 /// The size of an input in the device's staging buffer, bytes: 0 for a small one.
 pub fn landing_bytes(input: u64) -> u64 {
-    if input < LANDING_LEAST {
+    if input < STAGED_BYTES_MIN {
         0
     } else {
         input.next_multiple_of(ARENA_ALIGN)
@@ -32,7 +32,7 @@ pub fn landing_bytes(input: u64) -> u64 {
 pub(crate) struct Staging {
     sets: [Set; 2],
     turn: usize,
-    landing: Landing,
+    buffer: StagingBuffer,
 }
 
 /// Pinned memory for the inputs of a run.
@@ -45,12 +45,12 @@ struct Set {
 
 /// The device's staging buffer, where large inputs of the next run wait until it starts.
 #[derive(Debug)]
-struct Landing {
+struct StagingBuffer {
     base: u64,
     bytes: u64,
     used: u64,
     /// The copies to it for the run that is being staged: destination, source, bytes.
-    sent: Vec<(u64, u64, usize)>,
+    pending: Vec<(u64, u64, usize)>,
     arrived: Event,
     taken: Event,
 }
@@ -64,24 +64,24 @@ impl Staging {
                 copied: Event::new()?,
             })
         };
-        let landing = Landing {
+        let buffer = StagingBuffer {
             base: 0,
             bytes: 0,
             used: 0,
-            sent: Vec::with_capacity(32),
+            pending: Vec::with_capacity(32),
             arrived: Event::new()?,
             taken: Event::new()?,
         };
         Ok(Staging {
             sets: [set()?, set()?],
             turn: 0,
-            landing,
+            buffer,
         })
     }
 
     /// The address of the staging buffer.
-    pub fn landing_base(&self) -> u64 {
-        self.landing.base
+    pub fn buffer_base(&self) -> u64 {
+        self.buffer.base
     }
 }
 
@@ -95,7 +95,7 @@ impl Device {
         self.ready()?;
         for at in 0..self.staging.sets.len() {
             if self.staging.sets[at].memory.len() < bytes {
-                self.settle_inputs()?;
+                self.synchronize_inputs()?;
                 let memory = self.noting(Pinned::new(bytes))?;
                 let set = &mut self.staging.sets[at];
                 (set.memory, set.used) = (memory, 0);
@@ -112,17 +112,17 @@ impl Device {
     /// If the driver refuses for another reason.
     pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
         self.ready()?;
-        if bytes == self.staging.landing.bytes {
+        if bytes == self.staging.buffer.bytes {
             return Ok(true);
         }
-        self.settle_inputs()?;
-        let old = std::mem::take(&mut self.staging.landing.base);
-        self.staging.landing.bytes = 0;
-        if let Some(space) = &mut *self.shared.space() {
-            space.give(&self.shared.context, old);
+        self.synchronize_inputs()?;
+        let old = std::mem::take(&mut self.staging.buffer.base);
+        self.staging.buffer.bytes = 0;
+        if let Some(reservation) = &mut *self.shared.reservation() {
+            reservation.free(&self.shared.context, old);
         }
-        match self.take(bytes) {
-            Ok(base) => (self.staging.landing.base, self.staging.landing.bytes) = (base, bytes),
+        match self.allocate(bytes) {
+            Ok(base) => (self.staging.buffer.base, self.staging.buffer.bytes) = (base, bytes),
             Err(DriverError::OutOfMemory { .. }) => return Ok(false),
             Err(e) => return Err(e),
         }
@@ -131,16 +131,16 @@ impl Device {
 
     /// The size of the staging buffer, bytes.
     pub fn landing(&self) -> u64 {
-        self.staging.landing.bytes
+        self.staging.buffer.bytes
     }
 
     /// The bytes of the staging buffer that the run staged last used.
     pub fn landed(&self) -> u64 {
-        self.staging.landing.used
+        self.staging.buffer.used
     }
 
     /// Waits until no input copy is in flight.
-    fn settle_inputs(&self) -> Result<()> {
+    fn synchronize_inputs(&self) -> Result<()> {
         self.synchronize()?;
         self.noting(self.transfers.synchronize())
     }
@@ -149,20 +149,16 @@ impl Device {
     /// inputs of a run while the run before it still executes.
     pub fn begin_staging(&mut self) -> Result<()> {
         self.ready()?;
-        let Staging {
-            sets,
-            turn,
-            landing,
-        } = &mut self.staging;
+        let Staging { sets, turn, buffer } = &mut self.staging;
         *turn = 1 - *turn;
         let set = &mut sets[*turn];
         set.used = 0;
-        landing.used = 0;
-        landing.sent.clear();
+        buffer.used = 0;
+        buffer.pending.clear();
         let waited = set
             .copied
             .synchronize()
-            .and_then(|()| self.transfers.wait(&landing.taken));
+            .and_then(|()| self.transfers.wait(&buffer.taken));
         self.noting(waited)
     }
 
@@ -174,11 +170,7 @@ impl Device {
             return Ok(());
         }
         let address = self.address(region);
-        let Staging {
-            sets,
-            turn,
-            landing,
-        } = &mut self.staging;
+        let Staging { sets, turn, buffer } = &mut self.staging;
         let set = &mut sets[*turn];
         let from = set.used.next_multiple_of(16);
         if from + bytes > set.memory.len() {
@@ -189,12 +181,12 @@ impl Device {
         }
         set.used = from + bytes;
         write(&mut set.memory.bytes_mut()[from..from + bytes]);
-        let room = landing_bytes(region.bytes);
-        let (stream, to) = if room > 0 && landing.used + room <= landing.bytes {
-            let waits = landing.base + landing.used;
-            landing.used += room;
-            landing.sent.push((address, waits, bytes));
-            (&self.transfers, waits)
+        let staged = landing_bytes(region.bytes);
+        let (stream, to) = if staged > 0 && buffer.used + staged <= buffer.bytes {
+            let address_in_buffer = buffer.base + buffer.used;
+            buffer.used += staged;
+            buffer.pending.push((address, address_in_buffer, bytes));
+            (&self.transfers, address_in_buffer)
         } else {
             (&*self.stream, address)
         };
@@ -215,21 +207,21 @@ impl Device {
         let Staging {
             sets,
             turn,
-            landing:
-                Landing {
-                    sent,
+            buffer:
+                StagingBuffer {
+                    pending,
                     arrived,
                     taken,
                     ..
                 },
         } = &self.staging;
         let copied = &sets[*turn].copied;
-        if sent.is_empty() {
+        if pending.is_empty() {
             return copied.record(&self.stream);
         }
         arrived.record(&self.transfers)?;
         self.stream.wait(arrived)?;
-        for &(to, from, bytes) in sent {
+        for &(to, from, bytes) in pending {
             // SAFETY: both are memory of the device, as `stage` ensured, and do not overlap.
             unsafe { self.stream.copy(to, from, bytes)? };
         }

@@ -316,7 +316,7 @@ fn addresses_of_every_family_child() {
 }
 
 #[test]
-fn no_family_reaches_for_what_it_was_not_given() {
+fn no_family_accesses_memory_outside_its_arguments() {
     if available() {
         sanitized("addresses_of_every_family_child");
     }

@@ -374,7 +374,7 @@ fn cudnn_computes_every_kind_with_steps_borders_gaps_and_groups() {
 }
 
 #[test]
-fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
+fn cudnn_takes_strided_images_and_a_channels_last_weight() {
     let Some(_driver) = with_cudnn() else { return };
     let shape = Shape::simple(3, 4, 5, 6, 3, 1);
     let mut specs = Vec::new();
@@ -393,7 +393,7 @@ fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
 }
 
 #[test]
-fn cudnn_stores_halves_of_halves_and_nothing_else() {
+fn cudnn_results_of_halves_are_halves() {
     let Some(_driver) = with_cudnn() else { return };
     let of = |dtype, round, kind| {
         let shape = Shape {
@@ -456,7 +456,7 @@ fn cudnn_stores_halves_of_halves_and_nothing_else() {
 }
 
 #[test]
-fn cudnn_is_not_asked_for_what_it_cannot_be_told() {
+fn cudnn_is_not_used_for_unsupported_layouts() {
     let Some(_driver) = with_cudnn() else { return };
     let shape = Shape::simple(2, 4, 4, 6, 3, 1);
     let changed = |change: &dyn Fn(&mut Conv2d)| {
@@ -504,7 +504,7 @@ fn cudnn_is_not_asked_for_what_it_cannot_be_told() {
 
 /// A batch of up to 4 images, of which there may be none: then the gradient of a weight is 0.
 #[test]
-fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
+fn cudnn_convolves_smaller_batches_in_the_planned_workspace() {
     let Some(driver) = with_cudnn() else { return };
     let shape = Shape::simple(4, 3, 5, 6, 3, 1);
     let mut cases = Vec::new();
@@ -545,7 +545,7 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
 }
 
 #[test]
-fn a_cudnn_that_fails_says_how_to_do_without() {
+fn errors_of_cudnn_say_how_to_disable_it() {
     let Some(driver) = with_cudnn() else { return };
     let mut case = Shape::simple(2, 3, 4, 6, 3, 1).case(ConvKind::InputGrad, &mut Choices::new(37));
     case.target = target();
@@ -579,7 +579,7 @@ fn a_cudnn_that_fails_says_how_to_do_without() {
 /// In a process whose `SLABWISE_LIBCUDNN` is no cuDNN.
 #[test]
 #[ignore = "needs a variable: run by the test below"]
-fn without_a_library_that_can_be_used() {
+fn without_a_usable_library() {
     let found = Library::Cudnn.open().map_err(ToString::to_string);
     let Some(driver) = with_cudnn() else { return };
     driver.cost("cudnn", 1);
@@ -613,7 +613,7 @@ fn without_a_library_that_can_be_used() {
 }
 
 #[test]
-fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
+fn cudnn_is_not_used_if_missing_or_incomplete() {
     if with_cudnn().is_none() {
         return;
     }
@@ -623,7 +623,7 @@ fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
         child
             .args([
                 "--exact",
-                "without_a_library_that_can_be_used",
+                "without_a_usable_library",
                 "--ignored",
                 "--nocapture",
             ])
@@ -662,7 +662,7 @@ fn timed() -> Shape {
 }
 
 #[test]
-fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
+fn the_tuner_chooses_cudnn_where_it_is_fastest_and_allowed() {
     let Some(driver) = with_cudnn() else { return };
     let results = [
         ("cudnn_forward", 2 * 16 * 8 * 8),
@@ -737,7 +737,7 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
 }
 
 #[test]
-fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
+fn slabwise_kernels_replace_a_failing_or_missing_cudnn() {
     let Some(driver) = with_cudnn() else { return };
     let spec = timed().contiguous(ConvKind::Forward);
     let pick = |folder: &tempfile::TempDir| {
@@ -768,7 +768,7 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
         assert_eq!(
             kept(&folder),
             usize::from(stays),
-            "{call}: what may work another time is tried then"
+            "{call}: a temporary failure is not stored"
         );
     }
     // The algorithm that fails at its call is left out, another stays.

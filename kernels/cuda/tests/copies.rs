@@ -48,7 +48,7 @@ fn bytes(device: &Device, region: &Region) -> Vec<u8> {
 /// `x + 1` is copied to the host while other kernels write its region, and is copied back to
 /// another region. Captured or not, in both modes of the driver, every run has the same result.
 #[test]
-fn copies_wait_for_what_they_copy_and_are_waited_for() {
+fn copies_are_ordered_after_producers_and_before_consumers() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -149,7 +149,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
 }
 
 #[test]
-fn what_is_no_copy_is_refused() {
+fn invalid_copies_are_refused() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -194,7 +194,7 @@ fn what_is_no_copy_is_refused() {
 
 /// A run that fails half-way leaves a copy without a wait; later work is correct after settling.
 #[test]
-fn a_copy_that_is_refused_leaves_nothing_under_way() {
+fn a_refused_copy_leaves_no_work_in_flight() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -226,7 +226,7 @@ fn a_copy_that_is_refused_leaves_nothing_under_way() {
 /// Batches are prefetched through a ring of slots while the device reads earlier ones: each run
 /// sees its own.
 #[test]
-fn batches_ahead_arrive_in_their_turn() {
+fn prefetched_batches_arrive_in_order() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -296,7 +296,7 @@ fn range(device: &mut Device) -> (Region, impl Fn(u64, u64) -> Region + use<>) {
 }
 
 #[test]
-fn pages_come_and_go_and_move_without_a_copy() {
+fn pages_are_mapped_unmapped_and_remapped_without_copies() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -357,7 +357,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
     device.release(arena.arena);
     device
         .map(&pages(4, 1))
-        .expect("what was given back is there again");
+        .expect("freed memory is available again");
     device.fill(&pages(4, 1), 7).expect("it is memory");
     drop(device);
     assert_eq!(held(), 0);
@@ -388,7 +388,7 @@ fn a_large_device_is_mapped_in_larger_pages() {
 }
 
 #[test]
-fn what_the_driver_refuses_leaves_pages_as_they_were() {
+fn failed_driver_calls_leave_pages_unchanged() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -454,7 +454,7 @@ fn what_the_driver_refuses_leaves_pages_as_they_were() {
 }
 
 #[test]
-fn a_device_whose_memory_is_taken_ahead_or_not_mapped_has_no_ranges() {
+fn a_preallocated_or_unmapped_device_has_no_page_ranges() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

@@ -89,7 +89,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
         device.release(b.arena);
         let c = device
             .reserve(5 << 20)
-            .expect("what was given back is there again");
+            .expect("freed memory is available again");
         assert_eq!(device.usage().used, 1024 + (5 << 20));
         let mut bytes = vec![1; 5 << 20];
         device.read(&c, &mut bytes).expect("it is read");
@@ -105,7 +105,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
 }
 
 #[test]
-fn what_the_driver_refuses_leaves_the_device_as_it_was() {
+fn failed_driver_calls_leave_the_device_unchanged() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -222,7 +222,7 @@ fn through_shared(bytes: u32) -> Lowered {
 }
 
 #[test]
-fn a_launch_gives_a_kernel_all_shared_memory_beside_its_own() {
+fn a_launch_may_use_all_remaining_shared_memory() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -309,7 +309,7 @@ fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
 }
 
 #[test]
-fn recording_allows_what_libraries_do_meanwhile() {
+fn capture_allows_concurrent_library_calls() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -356,7 +356,7 @@ fn recording_allows_what_libraries_do_meanwhile() {
 }
 
 #[test]
-fn a_device_newer_than_the_compiler_runs_ptx_and_one_too_old_is_refused() {
+fn a_newer_device_runs_ptx_and_an_old_one_is_refused() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -449,7 +449,7 @@ fn program_uses(program: &slabwise_cuda::Program, kernels: &[Lowered]) -> bool {
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_kept_for_reading() {
+fn the_source_of_a_failed_compilation_is_saved() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -459,7 +459,7 @@ fn a_kernel_that_does_not_compile_is_kept_for_reading() {
     let error = device
         .load(&[&kernel])
         .map(|_| ())
-        .expect_err("it names what there is not");
+        .expect_err("it uses an undefined name");
     let LoadError::Compile(nvrtc::Error::Refused {
         source_file: Some(file),
         log,
@@ -498,7 +498,7 @@ fn a_kernel_that_does_not_compile_is_kept_for_reading() {
 }
 
 #[test]
-fn a_device_that_is_lost_says_so_from_then_on() {
+fn a_lost_device_returns_its_error_for_every_call() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -521,7 +521,7 @@ fn a_device_that_is_lost_says_so_from_then_on() {
 }
 
 #[test]
-fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
+fn old_drivers_and_missing_devices_are_refused() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -546,7 +546,7 @@ fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
 }
 
 #[test]
-fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
+fn large_inputs_are_staged_early_and_arrive_in_order() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

@@ -183,7 +183,7 @@ fn mistakes_are_caught() {
 /// Products of tensor cores, against sums written out: operands as the PTX manual lays them out
 /// over the warp.
 #[test]
-fn matrix_instructions_multiply() {
+fn tensor_core_instructions_multiply() {
     if !available() {
         return;
     }
@@ -267,7 +267,7 @@ fn addresses_child() {
 }
 
 #[test]
-fn touching_what_is_not_an_argument_is_caught() {
+fn accesses_outside_of_arguments_are_caught() {
     if !available() {
         return;
     }

@@ -346,7 +346,7 @@ fn sums_over_two_axes() {
 /// Two kernels' sums are reported to have the same bits only where they do, because the other
 /// stores of a kernel may change the width of its vectors.
 #[test]
-fn sums_that_are_alike_have_the_same_bits() {
+fn loops_reported_alike_compute_the_same_bits() {
     if !available() {
         return;
     }
@@ -488,7 +488,7 @@ fn rows_of_a_size_known_at_launch() {
 }
 
 #[test]
-fn values_that_do_not_vary_are_folded_too() {
+fn invariant_values_are_reduced_too() {
     if !available() {
         return;
     }

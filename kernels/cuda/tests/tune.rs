@@ -36,7 +36,7 @@ fn is_of_library(case: &Case) -> bool {
 }
 
 #[test]
-fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
+fn the_library_multiplies_every_layout_and_an_epilogue_follows() {
     let Some(driver) = installed() else { return };
     let (m, n, k) = (12, 10, 9);
     let rows = || strided(0, &[k, 1]);
@@ -212,7 +212,7 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
 
 /// Products that the library does not support are computed by kernels of slabwise.
 #[test]
-fn what_is_no_product_of_two_matrices_stays_ours() {
+fn unsupported_products_are_not_given_to_the_library() {
     let Some(_driver) = installed() else { return };
     let mut choices = Choices::new(2);
     let mut mixed = matmul(
@@ -280,7 +280,7 @@ fn what_is_no_product_of_two_matrices_stays_ours() {
 /// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b ×
 /// 6`), where the contracted side may be empty.
 #[test]
-fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
+fn sizes_of_a_run_may_be_smaller_or_zero() {
     let Some(driver) = installed() else { return };
     let batch = Size::symbol(Symbol(0));
     let env = |n| Env([n, 0, 0, 0, 0, 0, 0, 0]);
@@ -350,7 +350,7 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
 }
 
 #[test]
-fn a_library_that_fails_says_how_to_do_without() {
+fn errors_of_cublaslt_say_how_to_disable_it() {
     let Some(driver) = installed() else { return };
     let mut choices = Choices::new(4);
     let mut case = Case::new(
@@ -402,7 +402,7 @@ fn own(spec: &Spec) -> Vec<String> {
 }
 
 #[test]
-fn what_was_timed_is_not_compiled_again() {
+fn timed_candidates_are_not_compiled_again() {
     let Some(_driver) = installed() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let products = [product(), other_product()];
@@ -485,7 +485,7 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
 }
 
 #[test]
-fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
+fn a_choice_is_made_once_and_stored_for_other_processes() {
     let Some(driver) = installed() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     for (spec, faster) in [(product(), Some("cublaslt_24")), (other_product(), None)] {
@@ -537,7 +537,7 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
 }
 
 #[test]
-fn a_library_that_is_not_there_or_fails_is_left_out() {
+fn missing_or_failing_libraries_are_not_used() {
     let Some(driver) = installed() else { return };
     let spec = product();
     let kept = |folder: &tempfile::TempDir| {
@@ -565,7 +565,7 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
         assert_eq!(
             kept(&folder),
             usize::from(stays),
-            "{call}: what may work another time is tried then"
+            "{call}: a temporary failure is not stored"
         );
     }
     // A stored choice that is refused now is timed again.
@@ -584,7 +584,7 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
 }
 
 #[test]
-fn without_memory_or_work_nothing_is_timed() {
+fn products_are_not_timed_without_memory_or_work() {
     let Some(driver) = installed() else { return };
     driver.set("maps_pages", 0);
     let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));

@@ -61,13 +61,13 @@ pub enum Refused {
     #[error("it has changed since it was written")]
     Hash,
     /// A line of the usage cannot be parsed.
-    #[error("line {line} of what its functions use is no name and four numbers")]
+    #[error("line {line} of its functions' resources is not a name and four numbers")]
     Usage {
         /// Counted from 1.
         line: usize,
     },
     /// The usage is not UTF-8.
-    #[error("what its functions use is not UTF-8 from byte {at}")]
+    #[error("the list of its functions' resources is not UTF-8 from byte {at}")]
     Text {
         /// The offset from the first byte of the usage.
         at: usize,
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_read_as_written_and_refused_if_one_bit_is_not() {
+    fn entries_round_trip_and_single_bit_errors_are_refused() {
         let key = "0123456789abcdef".repeat(4);
         let usage = Usage {
             name: "k".into(),

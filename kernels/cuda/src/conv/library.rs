@@ -30,7 +30,7 @@ const CHANNELS_LAST: Order = [0, 2, 3, 1];
 
 /// A tensor in an argument, or at the start of the workspace.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+struct TensorOperand {
     argument: Option<u16>,
     dtype: DType,
     /// Elements before the first.
@@ -42,9 +42,9 @@ struct Placed {
 #[derive(Clone, Debug)]
 pub struct Convolution {
     body: Conv2d,
-    a: Placed,
-    b: Placed,
-    to: Placed,
+    a: TensorOperand,
+    b: TensorOperand,
+    to: TensorOperand,
     alpha: f32,
     tf32: bool,
     algorithm: Option<Algorithm>,
@@ -56,7 +56,7 @@ pub struct Convolution {
 /// A convolution at the sizes of one run.
 pub(crate) enum Call {
     /// The convolution has no points.
-    Nothing,
+    Empty,
     /// The sums have no terms: zeros, so many bytes at the result's address.
     Zeros(u64),
     /// A call of the library.
@@ -74,7 +74,7 @@ fn packed(dims: [i64; 4], order: Order) -> [i64; 4] {
 }
 
 /// Whether strides are dense in this order, ignoring axes of one index.
-fn lies(strides: [i64; 4], dims: [i64; 4], order: Order) -> bool {
+fn is_dense(strides: [i64; 4], dims: [i64; 4], order: Order) -> bool {
     let whole = packed(dims, order);
     (0..4).all(|axis| dims[axis] == 1 || strides[axis] == whole[axis])
 }
@@ -84,14 +84,14 @@ fn small(numbers: [i64; 4]) -> Option<[i32; 4]> {
     Some([a.ok()?, b.ok()?, c.ok()?, d.ok()?])
 }
 
-impl Placed {
-    fn of(argument: u16, operand: &Operand) -> Option<Placed> {
+impl TensorOperand {
+    fn of(argument: u16, operand: &Operand) -> Option<TensorOperand> {
         let &[a, b, c, d] = &operand.strides[..] else {
             return None;
         };
         // Kernels for tensor cores load vectors.
         let aligned = operand.offset.as_fixed()? * operand.dtype.bytes() as i64 % ALIGN as i64 == 0;
-        aligned.then_some(Placed {
+        aligned.then_some(TensorOperand {
             argument: Some(argument),
             dtype: operand.dtype,
             offset: operand.offset,
@@ -124,9 +124,12 @@ impl Convolution {
         {
             return None;
         }
-        let (a, b) = (Placed::of(0, &body.a)?, Placed::of(1, &body.b)?);
+        let (a, b) = (
+            TensorOperand::of(0, &body.a)?,
+            TensorOperand::of(1, &body.b)?,
+        );
         let direct = direct(spec).filter(|(to, _)| !target.guarded && to.dtype == body.a.dtype);
-        let written = |(to, alpha): (Placed, f32)| {
+        let written = |(to, alpha): (TensorOperand, f32)| {
             let convolution = Convolution {
                 body: body.clone(),
                 a,
@@ -156,7 +159,7 @@ impl Convolution {
             strides[axis] = stride;
             stride = stride.checked_mul(dims[axis])?;
         }
-        let to = Placed {
+        let to = TensorOperand {
             argument: None,
             dtype: DType::F32,
             offset: Size::ZERO,
@@ -222,13 +225,13 @@ impl Convolution {
             ConvKind::InputGrad => (&self.to, &self.b, &self.a),
             ConvKind::WeightGrad => (&self.a, &self.to, &self.b),
         };
-        let images = |placed: &Placed, dims: [i64; 4]| {
+        let images = |placed: &TensorOperand, dims: [i64; 4]| {
             let strides = placed.strides(env);
             // The stride of an axis of one index has no meaning, but the library might interpret it
             // as another layout.
             let order = [CHANNELS_FIRST, CHANNELS_LAST]
                 .into_iter()
-                .find(|&order| lies(strides, dims, order));
+                .find(|&order| is_dense(strides, dims, order));
             let strides = order.map_or(strides.map(|s| s.max(1)), |order| packed(dims, order));
             let last = (0..4).try_fold(0i64, |last, axis| {
                 last.checked_add((dims[axis] - 1).checked_mul(strides[axis])?)
@@ -254,8 +257,9 @@ impl Convolution {
         let result = images(result, [n, co, oh, ow])?;
         let dims = [co, ci / groups, k[0], k[1]];
         let strides = weight.strides(env);
-        let [first, last] = [CHANNELS_FIRST, CHANNELS_LAST].map(|order| lies(strides, dims, order));
-        let images_last = !lies(
+        let [first, last] =
+            [CHANNELS_FIRST, CHANNELS_LAST].map(|order| is_dense(strides, dims, order));
+        let images_last = !is_dense(
             image.strides.map(i64::from),
             image.dims.map(i64::from),
             CHANNELS_FIRST,
@@ -305,7 +309,7 @@ impl Convolution {
                 ConvKind::WeightGrad => {
                     Call::Zeros((elements * self.to.dtype.bytes() as i64) as u64)
                 }
-                ConvKind::Forward | ConvKind::InputGrad => Call::Nothing,
+                ConvKind::Forward | ConvKind::InputGrad => Call::Empty,
             });
         }
         let planned = self.algorithm.map_or(0, |algorithm| algorithm.workspace);
@@ -344,7 +348,7 @@ impl Convolution {
         argument: impl Fn(u16) -> u64,
         workspace: u64,
     ) -> Addresses {
-        let at = |placed: &Placed| match placed.argument {
+        let at = |placed: &TensorOperand| match placed.argument {
             Some(which) => argument(which)
                 .wrapping_add_signed(placed.offset.at(env) * placed.dtype.bytes() as i64),
             None => workspace,
@@ -384,7 +388,7 @@ impl Convolution {
         let workspace = self.sums + self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let mut lowered = match self.to.argument {
             Some(_) => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
-            None => emit::rest_of_library(
+            None => emit::library_epilogue(
                 spec,
                 &in_workspace(spec, &self.body, bounds),
                 bounds,
@@ -406,7 +410,7 @@ fn order(body: &Conv2d, bounds: &Env) -> Order {
     };
     let dims = [body.n, channels, height, width].map(|size| size.at(bounds));
     let strides = [0, 1, 2, 3].map(|axis| body.a.strides[axis].at(bounds));
-    let last = !lies(strides, dims, CHANNELS_FIRST) && lies(strides, dims, CHANNELS_LAST);
+    let last = !is_dense(strides, dims, CHANNELS_FIRST) && is_dense(strides, dims, CHANNELS_LAST);
     if last { CHANNELS_LAST } else { CHANNELS_FIRST }
 }
 
@@ -440,13 +444,13 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
 
 /// The destination and scale where the library can write the result itself: a single store of sums
 /// that are scaled.
-fn direct(spec: &Spec) -> Option<(Placed, f32)> {
+fn direct(spec: &Spec) -> Option<(TensorOperand, f32)> {
     let [store] = spec.stores[..] else {
         return None;
     };
     let to = &spec.operands[usize::from(store.operand)];
     let alpha = linear(spec, store.value, to.dtype, &|_| None)?.alpha;
     let first = (spec.arguments().len() - spec.operands.len()) as u16;
-    let placed = Placed::of(first + store.operand, to)?;
+    let placed = TensorOperand::of(first + store.operand, to)?;
     (!store_is_read(spec, store.operand, None)).then_some((placed, alpha))
 }

@@ -90,8 +90,8 @@ pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2
 
 /// The kernel for a problem that sums over the few elements of a window and not over channels.
 fn window(problem: &Problem) -> Option<Kernel> {
-    let turned = problem.left.window.is_some();
-    let (image, channels) = if turned {
+    let transposed = problem.left.window.is_some();
+    let (image, channels) = if transposed {
         (&problem.left, &problem.columns)
     } else {
         (&problem.right, &problem.rows)
@@ -110,7 +110,7 @@ fn window(problem: &Problem) -> Option<Kernel> {
         && !problem.batch.is_empty())
     .then_some(Kernel::Window {
         window: [height, width],
-        turned,
+        transposed,
     })
 }
 

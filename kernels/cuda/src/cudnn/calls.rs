@@ -3,7 +3,7 @@
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use crate::libraries::{Found, Library, LibraryError, Missing};
+use crate::libraries::{Library, LibraryError, LoadedLibrary, Missing};
 
 /// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
@@ -110,7 +110,7 @@ impl Calls {
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
 
-    fn of(found: &Found) -> Result<Calls, String> {
+    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
         let library = unsafe { libloading::Library::new(&found.file) }
@@ -222,13 +222,13 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::libraries::Place;
+    use crate::libraries::Location;
 
     #[test]
-    fn a_library_without_a_call_is_none() {
-        let other = Found {
+    fn a_library_without_a_function_is_refused() {
+        let other = LoadedLibrary {
             file: "libc.so.6".into(),
-            place: Place::Loader,
+            location: Location::Loader,
         };
         let why = Calls::of(&other).err().expect("it is no cuDNN");
         assert!(

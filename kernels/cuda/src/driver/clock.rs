@@ -33,12 +33,12 @@ impl Clock {
 
 /// Consecutive timestamps in a stream's work. Its context is current and outlives it.
 #[derive(Debug, Default)]
-pub(crate) struct Marks {
+pub(crate) struct Timestamps {
     events: Vec<Event>,
     noted: usize,
 }
 
-impl Marks {
+impl Timestamps {
     /// Discards the timestamps.
     pub fn begin(&mut self) {
         self.noted = 0;

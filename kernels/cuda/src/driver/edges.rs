@@ -84,7 +84,7 @@ impl Edges {
         let (mut nodes, mut edges, mut count) = (null(), null(), 0);
         // SAFETY: the stream lives, and the pointers are valid for writing; properties whose
         // pointers are null are not requested.
-        let told = unsafe {
+        let status = unsafe {
             (self.info)(
                 stream.raw,
                 &mut status,
@@ -95,7 +95,7 @@ impl Edges {
                 &mut count,
             )
         };
-        check("cuStreamGetCaptureInfo", told)?;
+        check("cuStreamGetCaptureInfo", status)?;
         // SAFETY: the driver sets the pointer to so many nodes, which stay until the next call for
         // this stream.
         Ok((0..count)

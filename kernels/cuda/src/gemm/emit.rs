@@ -7,7 +7,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
 
 use super::plan::Plan;
-use super::problem::{Axis, Count, Matrix, Problem, Reach, View, Walk};
+use super::problem::{Axis, Count, Matrix, Problem, Reach, StridedAxes, View};
 use super::tiles::{Elem, Kernel};
 use crate::code::{Code, Site};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
@@ -107,11 +107,11 @@ struct Writer<'a> {
 
 impl Writer<'_> {
     /// The type of a side; appends its words.
-    fn side(&mut self, walk: &Walk, reach: Option<Reach>) -> String {
+    fn side(&mut self, axes: &StridedAxes, reach: Option<Reach>) -> String {
         let single = vec![(Count::fixed(1), Size::ZERO)];
-        let walk = if walk.is_empty() { &single } else { walk };
-        let mut words: Vec<Number> = walk.iter().map(|&(_, stride)| sized(stride)).collect();
-        for &(count, _) in &walk[1..] {
+        let axes = if axes.is_empty() { &single } else { axes };
+        let mut words: Vec<Number> = axes.iter().map(|&(_, stride)| sized(stride)).collect();
+        for &(count, _) in &axes[1..] {
             words.push(number(move |env| count.at(env)));
             words.push(number(move |env| divisor(count.at(env))));
         }
@@ -119,7 +119,7 @@ impl Writer<'_> {
             words.extend([from[0], step[0], from[1], step[1]].map(|n| number(move |_| n)));
         }
         let at = self.params.block(words);
-        format!("Side<idx, {at}, {}, {}>", walk.len(), reach.is_some())
+        format!("Side<idx, {at}, {}, {}>", axes.len(), reach.is_some())
     }
 
     /// Declares the type `name` of an operand.
@@ -469,7 +469,7 @@ fn sum_of_parts(
 
 /// The epilogue kernel for sums that a library left at the start of a workspace of so many bytes,
 /// see [`sum_of_parts`].
-pub fn rest_of_library(
+pub fn library_epilogue(
     spec: &Spec,
     problem: &Problem,
     bounds: &Env,
@@ -527,13 +527,17 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 of(&views[1])
             )
         }
-        Kernel::Dots { few, large, turned }
+        Kernel::Dots {
+            few,
+            large,
+            transposed,
+        }
         | Kernel::Columns {
             few,
             each: large,
-            turned,
+            transposed,
         } => {
-            let (operands, first, counts, parameters) = match turned {
+            let (operands, first, counts, parameters) = match transposed {
                 false => (
                     "right, left",
                     "share.column",
@@ -547,7 +551,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                     "int row, int column, float sum",
                 ),
             };
-            let view = &views[usize::from(!turned)];
+            let view = &views[usize::from(!transposed)];
             let take = format!("[&]({parameters}) {{\n{TAKE}}}");
             if let Kernel::Dots { .. } = kernel {
                 let vector = if view.by_deep { view.vector } else { 1 };
@@ -565,9 +569,9 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
         }
         Kernel::Window {
             window: [high, wide],
-            turned,
+            transposed,
         } => {
-            let (operands, position) = match turned {
+            let (operands, position) = match transposed {
                 false => (
                     "right, left",
                     "const int row = share.row, column = share.column + int(threadIdx.x);",
@@ -577,7 +581,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                     "const int row = share.row + int(threadIdx.x), column = share.column;",
                 ),
             };
-            let at = if *turned {
+            let at = if *transposed {
                 "row, column"
             } else {
                 "column, row"

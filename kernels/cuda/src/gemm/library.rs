@@ -31,7 +31,7 @@ const WORKSPACE_MAX: u64 = 32 << 20;
 
 /// The column-major layout of one argument, as one matrix or several.
 #[derive(Clone, Copy, Debug)]
-struct Stored {
+struct MatrixOperand {
     argument: u16,
     dtype: DType,
     /// Elements before the first.
@@ -49,7 +49,7 @@ struct Stored {
 enum Destination {
     /// An argument: the sums are scaled, and an operand or a bias is added to them.
     Argument {
-        stored: Stored,
+        stored: MatrixOperand,
         alpha: f32,
         added: Option<(u16, Size)>,
         bias: Option<(u16, Size)>,
@@ -61,8 +61,8 @@ enum Destination {
 /// A product that the library computes, with its sizes still symbolic.
 #[derive(Clone, Debug)]
 pub struct Product {
-    left: Stored,
-    right: Stored,
+    left: MatrixOperand,
+    right: MatrixOperand,
     result: Destination,
     /// Rows, columns, length of the contracted side, products.
     sizes: [Count; 4],
@@ -93,7 +93,7 @@ struct Form {
 )]
 pub(crate) enum Call {
     /// The product has no points.
-    Nothing,
+    Empty,
     /// The contracted side is empty: zeros, so many bytes at the result's address.
     Zeros(u64),
     /// A call of the library.
@@ -140,7 +140,7 @@ impl Product {
             let stride = if by_deep { free } else { along };
             let apart = products.map_or(Size::ZERO, |(_, apart)| apart);
             Some((
-                Stored {
+                MatrixOperand {
                     argument,
                     dtype,
                     offset,
@@ -221,7 +221,7 @@ impl Product {
     /// The description of the product at these sizes.
     pub fn described(&self, env: &Env) -> cublaslt::Product {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
-        let layout = |stored: &Stored, free: i64| {
+        let layout = |stored: &MatrixOperand, free: i64| {
             let (rows, columns) = if stored.by_deep {
                 (deep, free)
             } else {
@@ -260,7 +260,7 @@ impl Product {
             a,
             b,
             d,
-            turned: [self.right.by_deep, !self.left.by_deep],
+            transposed: [self.right.by_deep, !self.left.by_deep],
             alpha,
             adds,
             bias,
@@ -272,7 +272,7 @@ impl Product {
     pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
         if rows == 0 || columns == 0 || products == 0 {
-            return Ok(Call::Nothing);
+            return Ok(Call::Empty);
         }
         let described = self.described(env);
         if deep == 0 {
@@ -318,7 +318,7 @@ impl Product {
         let at = |which: u16, offset: Size, dtype: DType| {
             argument(which).wrapping_add_signed(offset.at(env) * dtype.bytes() as i64)
         };
-        let of = |stored: &Stored| at(stored.argument, stored.offset, stored.dtype);
+        let of = |stored: &MatrixOperand| at(stored.argument, stored.offset, stored.dtype);
         let mut list = Addresses {
             a: of(&self.right),
             b: of(&self.left),
@@ -363,7 +363,7 @@ impl Product {
             Destination::Argument { .. } => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
             Destination::Workspace => {
                 let parts = self.form.parts.unwrap_or(Count::fixed(1));
-                emit::rest_of_library(
+                emit::library_epilogue(
                     spec,
                     &self.form.problem,
                     bounds,
@@ -378,7 +378,7 @@ impl Product {
     }
 }
 
-impl Stored {
+impl MatrixOperand {
     fn layout(&self, rows: i64, columns: i64, products: i64, env: &Env) -> Layout {
         let bytes = self.dtype.bytes() as u64;
         // The alignment of an address must hold for all sizes; otherwise it is that of one element.
@@ -506,7 +506,7 @@ fn direct(
         return None;
     }
     let (argument, offset) = of(store.operand);
-    let stored = Stored {
+    let stored = MatrixOperand {
         argument,
         dtype: target.dtype,
         offset,

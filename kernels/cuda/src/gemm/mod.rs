@@ -20,7 +20,7 @@ use slabwise_kernels::spec::{Body, Spec};
 
 use crate::conv;
 use crate::lower::{Dispatch, Function, Lowered, Target};
-use plan::{Choice, Plan};
+use plan::{Plan, ProductInfo};
 use problem::Problem;
 use tiles::Elem;
 
@@ -151,7 +151,7 @@ fn ranked(
         .iter()
         .map(|p| p.sizes(bounds))
         .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
-    let choice = Choice {
+    let choice = ProductInfo {
         sizes,
         views: [&views[0], &views[1]],
         elems,

@@ -40,7 +40,7 @@ const FEW: i64 = 8;
 const PARTS: i64 = 256;
 
 /// The input of the choice of a kernel.
-pub struct Choice<'a> {
+pub struct ProductInfo<'a> {
     /// Its sizes at the bounds.
     pub sizes: Sizes,
     /// Both operands.
@@ -51,7 +51,7 @@ pub struct Choice<'a> {
     pub target: &'a Target,
 }
 
-impl Choice<'_> {
+impl ProductInfo<'_> {
     /// Every plan that computes the product, the one with the smallest estimate first.
     pub fn plans(&self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
@@ -108,28 +108,36 @@ impl Choice<'_> {
             list.extend(REGISTER_TILES.map(fitting).map(Kernel::Registers));
         }
         let [rows, columns, ..] = self.sizes;
-        for (turned, few, many) in [(false, rows, columns), (true, columns, rows)] {
+        for (transposed, few, many) in [(false, rows, columns), (true, columns, rows)] {
             if few > FEW
-                || (turned && rows <= FEW && rows <= columns)
-                || (!turned && columns <= FEW && columns < rows)
+                || (transposed && rows <= FEW && rows <= columns)
+                || (!transposed && columns <= FEW && columns < rows)
             {
                 continue;
             }
             let few = [1, 2, 4, 8].into_iter().find(|&n| few <= n).unwrap_or(FEW);
-            let large = self.views[usize::from(!turned)];
+            let large = self.views[usize::from(!transposed)];
             if large.by_deep {
                 list.extend(
                     [1, 4]
                         .into_iter()
                         .filter(|n| *n == 1 || many >= 4 * 4)
-                        .map(|large| Kernel::Dots { few, large, turned }),
+                        .map(|large| Kernel::Dots {
+                            few,
+                            large,
+                            transposed,
+                        }),
                 );
             } else {
                 list.extend(
                     [1, 4]
                         .into_iter()
                         .filter(|n| *n == 1 || many >= 256)
-                        .map(|each| Kernel::Columns { few, each, turned }),
+                        .map(|each| Kernel::Columns {
+                            few,
+                            each,
+                            transposed,
+                        }),
                 );
             }
         }

@@ -214,7 +214,7 @@ impl Problem {
     }
 
     /// The same product with rows and columns exchanged.
-    fn turned(self) -> Problem {
+    fn transposed(self) -> Problem {
         Problem {
             rows: self.columns,
             columns: self.rows,
@@ -237,7 +237,7 @@ impl Problem {
                 .count()
         };
         if along(&self.rows) > along(&self.columns) {
-            self.turned()
+            self.transposed()
         } else {
             self
         }
@@ -256,18 +256,18 @@ impl Problem {
 }
 
 /// The axes of one side of an operand, with their strides.
-pub type Walk = Vec<(Count, Size)>;
+pub type StridedAxes = Vec<(Count, Size)>;
 
 /// An operand in the form that its kernel needs: contiguous axes are merged, and the side along
 /// which neighbours lie is known.
 #[derive(Clone, Debug)]
 pub struct View {
     /// Along the batch of products.
-    pub batch: Walk,
+    pub batch: StridedAxes,
     /// Along the side that the operand shares with the result.
-    pub free: Walk,
+    pub free: StridedAxes,
     /// Along the contracted side.
-    pub deep: Walk,
+    pub deep: StridedAxes,
     /// See [`Matrix::window`].
     pub window: Option<Window>,
     /// Whether neighbouring threads should take neighbours along the contracted side.
@@ -278,24 +278,24 @@ pub struct View {
 }
 
 /// Merges contiguous axes, and drops those of a single index.
-pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> Walk {
-    let mut walk: Walk = Vec::new();
+pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> StridedAxes {
+    let mut axes: StridedAxes = Vec::new();
     for (count, &stride) in counts.zip(strides) {
         if count.known() == Some(1) {
             continue;
         }
-        let joint = walk.last().and_then(|&(outer, outer_stride)| {
+        let joint = axes.last().and_then(|&(outer, outer_stride)| {
             let (outer, inner) = (outer.as_size()?, count.as_size()?);
             (stride.checked_mul(inner) == Some(outer_stride))
                 .then(|| outer.checked_mul(inner))
                 .flatten()
         });
         if joint.is_some() {
-            walk.pop();
+            axes.pop();
         }
-        walk.push((joint.map_or(count, Count::from), stride));
+        axes.push((joint.map_or(count, Count::from), stride));
     }
-    walk
+    axes
 }
 
 impl View {
@@ -311,22 +311,22 @@ impl View {
         let window = matrix
             .window
             .filter(|w| !always_inside(w, free, &problem.deep));
-        let walk = |counts: Vec<Count>, strides: &[Size]| match apart || window.is_some() {
+        let axes = |counts: Vec<Count>, strides: &[Size]| match apart || window.is_some() {
             true => counts.into_iter().zip(strides.iter().copied()).collect(),
             false => merged(counts.into_iter(), strides),
         };
         let mut view = View {
             batch: merged(problem.batch.iter().map(|a| a.count), &matrix.batch),
-            free: walk(free.iter().map(|a| a.count).collect(), &matrix.free),
-            deep: walk(problem.deep.clone(), &matrix.deep),
+            free: axes(free.iter().map(|a| a.count).collect(), &matrix.free),
+            deep: axes(problem.deep.clone(), &matrix.deep),
             window,
             by_deep: false,
             vector: 1,
             offset: matrix.offset.clone(),
         };
         // The side with the smaller stride; for a window that of the pixels, which are many.
-        let step = |walk: &Walk| {
-            walk.iter()
+        let step = |axes: &StridedAxes| {
+            axes.iter()
                 .rev()
                 .find(|(c, _)| c.known() != Some(1))
                 .map_or(i64::MAX, |(_, s)| s.at(bounds).abs())
@@ -374,8 +374,8 @@ impl View {
 
     /// Whether [`View::is_whole`] is the same for all sizes.
     pub fn is_known(&self) -> bool {
-        let walks = self.batch.iter().chain(&self.free).chain(&self.deep);
-        walks
+        let all_axes = self.batch.iter().chain(&self.free).chain(&self.deep);
+        all_axes
             .clone()
             .all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
             && self.offset.iter().all(|s| s.as_fixed().is_some())

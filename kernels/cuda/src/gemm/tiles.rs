@@ -219,7 +219,7 @@ pub enum Kernel {
     Registers(RegisterTile),
     /// Tiles on tensor cores, for operands that both have this type.
     Tensor(TensorTile, Elem),
-    /// At most `few` rows (or columns, if `turned`); a warp sums along the contracted axis, for
+    /// At most `few` rows (or columns, if `transposed`); a warp sums along the contracted axis, for
     /// `large` vectors at a time.
     Dots {
         /// Most rows or columns.
@@ -227,7 +227,7 @@ pub enum Kernel {
         /// Vectors of the large operand per warp.
         large: i64,
         /// Whether the columns are few, not the rows.
-        turned: bool,
+        transposed: bool,
     },
     /// As `Dots`, but lanes run along the vectors, `each` per lane.
     Columns {
@@ -236,14 +236,14 @@ pub enum Kernel {
         /// Vectors of the large operand per lane.
         each: i64,
         /// Whether the columns are few, not the rows.
-        turned: bool,
+        transposed: bool,
     },
     /// A depthwise window: each channel separately, with a thread per position.
     Window {
         /// Height and width of the window.
         window: [i64; 2],
         /// Whether the image is the left operand, and its positions are rows.
-        turned: bool,
+        transposed: bool,
     },
 }
 
@@ -295,14 +295,23 @@ impl Kernel {
 
     /// Rows and columns of the result per block.
     pub fn tile(&self) -> [i64; 2] {
-        let turn =
-            |turned: bool, [few, many]: [i64; 2]| if turned { [many, few] } else { [few, many] };
+        let turn = |transposed: bool, [few, many]: [i64; 2]| {
+            if transposed { [many, few] } else { [few, many] }
+        };
         match *self {
             Kernel::Registers(t) => [t.rows, t.columns],
             Kernel::Tensor(t, _) => [t.rows, t.columns],
-            Kernel::Dots { few, large, turned } => turn(turned, [few, VECTOR_WARPS * large]),
-            Kernel::Columns { few, each, turned } => turn(turned, [few, 32 * each]),
-            Kernel::Window { turned, .. } => turn(turned, [1, 32 * VECTOR_WARPS]),
+            Kernel::Dots {
+                few,
+                large,
+                transposed,
+            } => turn(transposed, [few, VECTOR_WARPS * large]),
+            Kernel::Columns {
+                few,
+                each,
+                transposed,
+            } => turn(transposed, [few, 32 * each]),
+            Kernel::Window { transposed, .. } => turn(transposed, [1, 32 * VECTOR_WARPS]),
         }
     }
 

@@ -7,7 +7,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::Error;
-use crate::libraries::{Found, Library, Missing};
+use crate::libraries::{Library, LoadedLibrary, Missing};
 
 /// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
@@ -64,7 +64,7 @@ impl Calls {
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
 
-    fn of(found: &Found) -> Result<Calls, String> {
+    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
         let library = unsafe { libloading::Library::new(&found.file) }

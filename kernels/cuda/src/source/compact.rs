@@ -22,7 +22,7 @@ const CHUNK: i64 = 8 * THREADS as i64;
 struct Mask<'a> {
     compact: &'a Compact,
     space: Space,
-    walk: usize,
+    access: usize,
 }
 
 fn chunks(points: i64) -> i64 {
@@ -32,14 +32,14 @@ fn chunks(points: i64) -> i64 {
 impl<'a> Mask<'a> {
     fn new(compact: &'a Compact) -> Mask<'a> {
         let mut space = Space::over(&compact.space);
-        let walk = space.push(compact.mask.offset, &compact.mask.strides);
+        let access = space.push(compact.mask.offset, &compact.mask.strides);
         if space.merge(0, space.dims.len()) == 0 {
             space.insert(0);
         }
         Mask {
             compact,
             space,
-            walk,
+            access,
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Mask<'a> {
         let (text, coordinates) = params.coordinates("i", &self.space.dims, "c");
         let value = format!(
             "mask[{}]",
-            self.space.place(params, self.walk, &coordinates)
+            self.space.place(params, self.access, &coordinates)
         );
         format!(
             "for (int round = 0; round < {}; ++round) {{\nconst idx i = chunk * {CHUNK} + round * {THREADS} + threadIdx.x;\n\

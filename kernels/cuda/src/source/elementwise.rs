@@ -8,7 +8,7 @@ use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::Spec;
 
-use super::many::Shared;
+use super::horizontal::SharedLoop;
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
 use super::{THREADS, transpose};
@@ -48,9 +48,9 @@ pub trait Anchor {
 }
 
 /// No anchor.
-struct Nothing;
+struct NoAnchor;
 
-impl Anchor for Nothing {
+impl Anchor for NoAnchor {
     fn declare(&self, _: &mut Params) -> String {
         String::new()
     }
@@ -78,7 +78,7 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         "elementwise",
         &code,
         space,
-        &Nothing,
+        &NoAnchor,
         bounds,
         target,
     ))
@@ -89,25 +89,25 @@ pub fn lower_shared(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
-) -> Result<Option<Shared>, SpecError> {
+) -> Result<Option<SharedLoop>, SpecError> {
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
     if transpose::across(&code, &space, bounds).is_some() {
         return Ok(None);
     }
     let mut params = Params::new(spec, bounds, target).shared();
-    let width = width(&code, &space, &Nothing);
+    let width = width(&code, &space, &NoAnchor);
     let function = all_points(
         "elementwise_many",
         &code,
         &space,
-        &Nothing,
+        &NoAnchor,
         &mut params,
         width,
     );
     let target = *target;
     let blocks = move |env: &Env| grid(space.points(env), width, &target);
-    Ok(Some(Shared {
+    Ok(Some(SharedLoop {
         function,
         params,
         threads: THREADS,

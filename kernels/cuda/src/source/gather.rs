@@ -92,7 +92,7 @@ impl Anchor for Lookup<'_> {
         let last = space.dims.len() - 1;
         let bytes = self.gather.source.dtype.bytes();
         let one_place =
-            space.walks[self.index].1[last].is(0) && space.walks[self.source].1[last].is(1);
+            space.accesses[self.index].1[last].is(0) && space.accesses[self.source].1[last].is(1);
         // Every offset along the gathered axis must be aligned as well.
         let aligned = self
             .gather

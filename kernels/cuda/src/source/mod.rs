@@ -3,7 +3,7 @@
 mod compact;
 mod elementwise;
 mod gather;
-mod many;
+mod horizontal;
 pub(crate) mod params;
 mod pool;
 mod rows;
@@ -13,7 +13,7 @@ pub(crate) mod space;
 mod suppress;
 mod transpose;
 
-pub use many::{Together, lower_many, shared_name};
+pub use horizontal::{FusedLaunch, lower_many, shared_name};
 pub use rows::sums_alike;
 use slabwise_kernels::cpu::SpecError;
 use slabwise_kernels::size::Env;

@@ -13,7 +13,7 @@ use crate::lower::{Function, Target, Word};
 pub type Number = Arc<dyn Fn(&Env) -> i64 + Send + Sync>;
 
 #[derive(Clone)]
-enum Slot {
+enum WordSource {
     Word(Word),
     Size(Size),
     Number(Number),
@@ -24,10 +24,10 @@ enum Slot {
 pub struct Params {
     /// Whether element offsets need 64 bits.
     wide: bool,
-    slots: Vec<Slot>,
+    sources: Vec<WordSource>,
     guarded: bool,
     /// The number of specs in a launch, each with its own words; `None` for a single spec.
-    together: Option<usize>,
+    launch_members: Option<usize>,
 }
 
 /// The maximum number of words of a parameter: 4 KiB.
@@ -58,9 +58,9 @@ impl Params {
             || points.unsigned_abs() > most;
         Params {
             wide,
-            slots: vec![],
+            sources: vec![],
             guarded: target.guarded,
-            together: None,
+            launch_members: None,
         }
     }
 
@@ -68,54 +68,55 @@ impl Params {
     /// the number of its spec.
     pub fn shared(self) -> Params {
         Params {
-            together: Some(0),
+            launch_members: Some(0),
             ..self
         }
     }
 
     /// The maximum number of specs in a launch of the function.
-    pub fn together(&self) -> usize {
-        self.together.unwrap_or(1)
+    pub fn launch_members(&self) -> usize {
+        self.launch_members.unwrap_or(1)
     }
 
     /// The expression of a word in the source.
-    fn named(&mut self, slot: Slot) -> String {
-        let at = self.slot(slot);
-        if self.together.is_some() {
+    fn expression(&mut self, source: WordSource) -> String {
+        let at = self.position(source);
+        if self.launch_members.is_some() {
             format!("p.w[own + {at}]")
         } else {
             format!("p.w[{at}]")
         }
     }
 
-    fn slot(&mut self, slot: Slot) -> usize {
-        let same = |other: &Slot| match (&slot, other) {
-            (Slot::Word(a), Slot::Word(b)) => a == b,
-            (Slot::Size(a), Slot::Size(b)) => a == b,
-            (Slot::Number(a), Slot::Number(b)) => Arc::ptr_eq(a, b),
+    fn position(&mut self, source: WordSource) -> usize {
+        let same = |other: &WordSource| match (&source, other) {
+            (WordSource::Word(a), WordSource::Word(b)) => a == b,
+            (WordSource::Size(a), WordSource::Size(b)) => a == b,
+            (WordSource::Number(a), WordSource::Number(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        self.slots.iter().position(same).unwrap_or_else(|| {
-            self.slots.push(slot);
-            self.slots.len() - 1
+        self.sources.iter().position(same).unwrap_or_else(|| {
+            self.sources.push(source);
+            self.sources.len() - 1
         })
     }
 
     /// The position of a word.
     pub fn word(&mut self, word: Word) -> usize {
-        self.slot(Slot::Word(word))
+        self.position(WordSource::Word(word))
     }
 
     /// Appends consecutive numbers, and returns the position of the first one.
     pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
-        let at = self.slots.len();
-        self.slots.extend(numbers.into_iter().map(Slot::Number));
+        let at = self.sources.len();
+        self.sources
+            .extend(numbers.into_iter().map(WordSource::Number));
         at
     }
 
     /// An address, as a 64-bit number.
     pub fn address(&mut self, word: Word) -> String {
-        self.named(Slot::Word(word))
+        self.expression(WordSource::Word(word))
     }
 
     /// Declares a pointer to an argument.
@@ -128,7 +129,7 @@ impl Params {
 
     /// A size: its number where it is known, unless specs of other sizes share the function.
     pub fn size(&mut self, size: Size) -> String {
-        let shared = self.together.is_some() && !size.is(0) && !size.is(1);
+        let shared = self.launch_members.is_some() && !size.is(0) && !size.is(1);
         if shared {
             self.word_of(size)
         } else {
@@ -147,13 +148,16 @@ impl Params {
     }
 
     fn word_of(&mut self, size: Size) -> String {
-        format!("idx({})", self.named(Slot::Size(size)))
+        format!("idx({})", self.expression(WordSource::Size(size)))
     }
 
     /// A number of the launch, even if it is known now: for numbers that would otherwise create a
     /// function per size.
     pub fn number(&mut self, number: &Number) -> String {
-        format!("idx({})", self.named(Slot::Number(number.clone())))
+        format!(
+            "idx({})",
+            self.expression(WordSource::Number(number.clone()))
+        )
     }
 
     /// Σ coordinateᵢ · stridesᵢ + offset.
@@ -209,12 +213,12 @@ impl Params {
 
     /// The words of a launch.
     pub fn words(&self, env: &Env) -> Vec<Word> {
-        let word = |slot: &Slot| match slot {
-            Slot::Word(word) => *word,
-            Slot::Size(size) => Word::Number(size.at(env)),
-            Slot::Number(number) => Word::Number(number(env)),
+        let word = |source: &WordSource| match source {
+            WordSource::Word(word) => *word,
+            WordSource::Size(size) => Word::Number(size.at(env)),
+            WordSource::Number(number) => Word::Number(number(env)),
         };
-        self.slots.iter().map(word).collect()
+        self.sources.iter().map(word).collect()
     }
 
     /// The function with these parameters and this body, for blocks of `threads` (and, after a
@@ -233,14 +237,14 @@ impl Params {
             ("int", "unsigned")
         };
         // A parameter must have at least one word.
-        let each = self.slots.len().max(1);
-        let (count, own) = match self.together {
+        let each = self.sources.len().max(1);
+        let (count, own) = match self.launch_members {
             None => (each, String::new()),
             Some(_) => {
-                let together = (WORDS_MAX / each).max(1);
-                self.together = Some(together);
+                let launch_members = (WORDS_MAX / each).max(1);
+                self.launch_members = Some(launch_members);
                 (
-                    each * together,
+                    each * launch_members,
                     format!("const int own = int(blockIdx.y) * {each};\n"),
                 )
             }

@@ -41,7 +41,7 @@ const AHEAD: [i64; 3] = [64, 8, 1];
 
 /// The accesses to values and indices, without the scattered axis; to the scattered axis; and to
 /// the lists of the result's positions.
-struct Walks {
+struct Accesses {
     value: usize,
     index: usize,
     place: usize,
@@ -51,13 +51,13 @@ struct Walks {
 /// Every element scans the indices.
 struct Search<'a> {
     scatter: &'a ScatterAdd,
-    walks: Walks,
+    accesses: Accesses,
 }
 
 /// Every element reads the list of its position.
 struct Lists<'a> {
     scatter: &'a ScatterAdd,
-    walks: Walks,
+    accesses: Accesses,
     chunks: i64,
     starts: Word,
     values: Word,
@@ -81,11 +81,11 @@ impl Anchor for Search<'_> {
         let (scatter, axis) = (self.scatter, self.scatter.axis);
         let mut text = format!(
             "float acc = 0.0f;\nconst idx place = {};\n",
-            space.place(params, self.walks.place, coordinates)
+            space.place(params, self.accesses.place, coordinates)
         );
         let (value, index) = (
-            space.place(params, self.walks.value, coordinates),
-            space.place(params, self.walks.index, coordinates),
+            space.place(params, self.accesses.value, coordinates),
+            space.place(params, self.accesses.index, coordinates),
         );
         let _ = writeln!(
             text,
@@ -116,10 +116,10 @@ impl Lists<'_> {
         load: &str,
         add: &str,
     ) -> String {
-        let value = space.place(params, self.walks.value, coordinates);
+        let value = space.place(params, self.accesses.value, coordinates);
         let (group, place) = (
-            space.place(params, self.walks.list, coordinates),
-            space.place(params, self.walks.place, coordinates),
+            space.place(params, self.accesses.list, coordinates),
+            space.place(params, self.accesses.place, coordinates),
         );
         let mut text = format!(
             "const idx value = {value}, list = {group} + ({place}) * {};\n",
@@ -203,12 +203,12 @@ impl Anchor for Lists<'_> {
 
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
         let last = space.dims.len() - 1;
-        let flat = |walk: usize| space.walks[walk].1[last].is(0);
+        let invariant = |access: usize| space.accesses[access].1[last].is(0);
         let aligned = self.scatter.value.strides[self.scatter.axis]
             .checked_div(4)
             .is_some();
-        (flat(self.walks.place) && flat(self.walks.list) && aligned)
-            .then(|| vec![(self.walks.value, 4)])
+        (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned)
+            .then(|| vec![(self.accesses.value, 4)])
     }
 }
 
@@ -226,7 +226,7 @@ pub fn lower(
             .collect()
     };
     let mut space = Space::new(spec);
-    let mut walks = Walks {
+    let mut accesses = Accesses {
         value: space.push(scatter.value.offset, &without_axis(&scatter.value.strides)),
         index: space.push(scatter.index.offset, &without_axis(&scatter.index.strides)),
         place: space.push(Size::ZERO, &coordinate(axis, rank)),
@@ -238,17 +238,17 @@ pub fn lower(
             "scatter",
             &code,
             space,
-            &Search { scatter, walks },
+            &Search { scatter, accesses },
             bounds,
             target,
         ));
     };
-    walks.list = space.push(Size::ZERO, &groups.list_strides);
+    accesses.list = space.push(Size::ZERO, &groups.list_strides);
     let (starts, values) = (Word::Workspace(0), Word::Workspace(groups.starts_bytes));
     let space = ordered(&code, space, bounds);
     let lists = Lists {
         scatter,
-        walks,
+        accesses,
         chunks: groups.chunks,
         starts,
         values,

@@ -33,7 +33,7 @@ struct Rows<'a> {
 
 /// The destination of a pass.
 #[derive(Clone, Copy, PartialEq)]
-enum To {
+enum Destination {
     Workspace(Word),
     /// The result, as positions: the last pass.
     Positions,
@@ -41,7 +41,7 @@ enum To {
 
 impl Rows<'_> {
     /// Declares `rows`, `len` and the pointers to the destination of the pass.
-    fn declare(&self, params: &mut Params, to: To) -> String {
+    fn declare(&self, params: &mut Params, to: Destination) -> String {
         let rows: Vec<String> = self.outer.dims.iter().map(|&d| params.size(d)).collect();
         let rows = if rows.is_empty() {
             "1".into()
@@ -53,14 +53,14 @@ impl Rows<'_> {
             params.size(self.len)
         );
         match to {
-            To::Workspace(word) => {
+            Destination::Workspace(word) => {
                 let _ = writeln!(
                     text,
                     "u64* const sorted = reinterpret_cast<u64*>({});",
                     params.address(word)
                 );
             }
-            To::Positions => text += &params.pointer("positions", "int", 1),
+            Destination::Positions => text += &params.pointer("positions", "int", 1),
         }
         text
     }
@@ -69,14 +69,14 @@ impl Rows<'_> {
     fn leave(
         &self,
         params: &mut Params,
-        to: To,
+        to: Destination,
         coordinates: &[String],
         at: &str,
         key: &str,
     ) -> String {
         match to {
-            To::Workspace(_) => format!("sorted[row * len + {at}] = {key};\n"),
-            To::Positions => {
+            Destination::Workspace(_) => format!("sorted[row * len + {at}] = {key};\n"),
+            Destination::Positions => {
                 let (row, last) = (
                     self.outer.place(params, 1, coordinates),
                     self.outer.dims.len(),
@@ -92,11 +92,11 @@ impl Rows<'_> {
     }
 
     /// Sorts chunks of rows, `each` of them concurrently, of `count` keys at most.
-    fn chunks(&self, params: &mut Params, count: i64, each: i64, to: To) -> Function {
+    fn chunks(&self, params: &mut Params, count: i64, each: i64, to: Destination) -> Function {
         let (storage, team) = (Storage::of(self.sort.source.dtype), count / 2);
         let mut body = params.pointer("source", &format!("const {}", storage.ty), 0)
             + &self.declare(params, to);
-        let chunks = if to == To::Positions {
+        let chunks = if to == Destination::Positions {
             "1".to_string()
         } else {
             format!("(len + {}) / {CHUNK}", CHUNK - 1)
@@ -162,7 +162,7 @@ impl Rows<'_> {
     }
 
     /// Merges neighbouring runs pairwise; the length of a run is a word of the launch.
-    fn merge(&self, params: &mut Params, from: Word, to: To) -> Function {
+    fn merge(&self, params: &mut Params, from: Word, to: Destination) -> Function {
         let mut body = self.declare(params, to);
         let _ = writeln!(
             body,
@@ -223,7 +223,7 @@ pub fn lower(
     let threads = (count / 2 * each) as u32;
     let mut short = Params::new(spec, bounds, target);
     let fresh = short.clone();
-    let mut functions = vec![own.chunks(&mut short, count, each, To::Positions)];
+    let mut functions = vec![own.chunks(&mut short, count, each, Destination::Positions)];
     let target = *target;
     let dispatch = |function, blocks, threads, words| Dispatch {
         function,
@@ -248,9 +248,9 @@ pub fn lower(
         .next_multiple_of(256);
     let halves = [Word::Workspace(0), Word::Workspace(half)];
     let (mut chunks, mut merge, mut merge_last) = (fresh.clone(), fresh.clone(), fresh);
-    functions.push(own.chunks(&mut chunks, count, each, To::Workspace(halves[0])));
-    functions.push(own.merge(&mut merge, halves[0], To::Workspace(halves[1])));
-    functions.push(own.merge(&mut merge_last, halves[0], To::Positions));
+    functions.push(own.chunks(&mut chunks, count, each, Destination::Workspace(halves[0])));
+    functions.push(own.merge(&mut merge, halves[0], Destination::Workspace(halves[1])));
+    functions.push(own.merge(&mut merge_last, halves[0], Destination::Positions));
     let (run_at, last_run_at) = (merge.word(RUN), merge_last.word(RUN));
     Ok(Lowered::new(
         functions,

@@ -13,7 +13,7 @@ pub struct Space {
     pub dims: Vec<Size>,
     /// First elements and strides of the accesses: of the operands, then of the indices, then of
     /// the anchor.
-    pub walks: Vec<(Size, Vec<Size>)>,
+    pub accesses: Vec<(Size, Vec<Size>)>,
     operands: usize,
     indices: usize,
 }
@@ -25,7 +25,7 @@ impl Space {
         let indices = spec.indices.iter().map(|i| (Size::ZERO, i.to_vec()));
         Space {
             dims: spec.dims.to_vec(),
-            walks: operands.chain(indices).collect(),
+            accesses: operands.chain(indices).collect(),
             operands: spec.operands.len(),
             indices: spec.indices.len(),
         }
@@ -35,7 +35,7 @@ impl Space {
     pub fn over(dims: &[Size]) -> Space {
         Space {
             dims: dims.to_vec(),
-            walks: vec![],
+            accesses: vec![],
             operands: 0,
             indices: 0,
         }
@@ -43,25 +43,25 @@ impl Space {
 
     /// Adds an access, and returns its number.
     pub fn push(&mut self, offset: Size, strides: &[Size]) -> usize {
-        self.walks.push((offset, strides.to_vec()));
-        self.walks.len() - 1
+        self.accesses.push((offset, strides.to_vec()));
+        self.accesses.len() - 1
     }
 
     /// The offset of access `number` at these coordinates.
     pub fn place(&self, params: &mut Params, number: usize, coordinates: &[String]) -> String {
-        let (offset, strides) = &self.walks[number];
+        let (offset, strides) = &self.accesses[number];
         params.dot(strides, coordinates, *offset)
     }
 
     /// Stride of operand `k` along an axis.
     pub fn stride(&self, k: u16, axis: usize) -> Size {
-        self.walks[usize::from(k)].1[axis]
+        self.accesses[usize::from(k)].1[axis]
     }
 
     /// Reorders the axes.
     pub fn permute(&mut self, order: &[usize]) {
         self.dims = order.iter().map(|&a| self.dims[a]).collect();
-        for (_, strides) in &mut self.walks {
+        for (_, strides) in &mut self.accesses {
             *strides = order.iter().map(|&a| strides[a]).collect();
         }
     }
@@ -85,7 +85,7 @@ impl Space {
             let one =
                 |strides: &[Size]| strides[axis + 1].checked_mul(inner) == Some(strides[axis]);
             match self.dims[axis].checked_mul(inner) {
-                Some(both) if self.walks.iter().all(|(_, strides)| one(strides)) => {
+                Some(both) if self.accesses.iter().all(|(_, strides)| one(strides)) => {
                     self.dims[axis + 1] = both;
                     self.remove(axis);
                     end -= 1;
@@ -99,14 +99,14 @@ impl Space {
     /// Adds an axis of length 1.
     pub fn insert(&mut self, axis: usize) {
         self.dims.insert(axis, Size::ONE);
-        self.walks
+        self.accesses
             .iter_mut()
             .for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
     }
 
     fn remove(&mut self, axis: usize) {
         self.dims.remove(axis);
-        for (_, strides) in &mut self.walks {
+        for (_, strides) in &mut self.accesses {
             strides.remove(axis);
         }
     }
@@ -134,25 +134,25 @@ impl Space {
 /// type, if the elements of all these accesses (with their bytes) that vary along it are contiguous
 /// and aligned; `remainder` says whether a remainder is allowed.
 pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remainder: bool) -> i64 {
-    let along = |walk: usize| space.walks[walk].1[axis];
+    let along = |access: usize| space.accesses[access].1[axis];
     if used
         .iter()
-        .any(|&(walk, _)| !along(walk).is(0) && !along(walk).is(1))
+        .any(|&(access, _)| !along(access).is(0) && !along(access).is(1))
     {
         return 1;
     }
     let moved: Vec<(usize, usize)> = used
         .iter()
         .copied()
-        .filter(|&(walk, _)| along(walk).is(1))
+        .filter(|&(access, _)| along(access).is(1))
         .collect();
     let Some(widest) = moved.iter().map(|&(_, bytes)| bytes).max() else {
         return 1;
     };
     let fits = |width: i64| {
         let whole = |size: Size| size.checked_div(width).is_some();
-        let lies = |&(walk, _): &(usize, usize)| {
-            let (offset, strides) = &space.walks[walk];
+        let lies = |&(access, _): &(usize, usize)| {
+            let (offset, strides) = &space.accesses[access];
             whole(*offset)
                 && strides
                     .iter()

@@ -34,8 +34,8 @@ use crate::gemm::library::Product;
 use crate::libraries::LibraryError;
 use crate::lower::{Lowered, Target};
 use crate::nvrtc;
+use crate::reservation::Limits;
 use crate::source::{PRELUDE, lower};
-use crate::space::Limits;
 use trial::{Bench, Trial};
 
 /// Most kernels of slabwise that are timed for one product: each has to be compiled.
@@ -135,7 +135,7 @@ impl Tuner {
         );
         let mut open = Vec::new();
         for group in groups(wanted, bounds, self.worth, &device, self.cudnn) {
-            match self.picks.known(&group.key) {
+            match self.picks.in_memory(&group.key) {
                 Some(choice) => group.take(&choice, &mut choices),
                 None => open.push(group),
             }
@@ -152,13 +152,13 @@ impl Tuner {
     fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
         let mut bench: Option<Bench> = None;
         let mut trials: Vec<(&Group<'_>, Trial)> = Vec::new();
-        let mut told: Vec<LibraryError> = Vec::new();
+        let mut logged: Vec<LibraryError> = Vec::new();
         for group in open {
-            let kept = self.picks.kept(&group.key);
+            let kept = self.picks.on_disk(&group.key);
             if let Some(choice @ Choice::Own(name)) = &kept
                 && group.own.contains(name)
             {
-                self.picks.know(&group.key, choice);
+                self.picks.remember(&group.key, choice);
                 group.take(choice, choices);
                 continue;
             }
@@ -192,14 +192,14 @@ impl Tuner {
                             let missing = matches!(e, LibraryError::Missing(_));
                             trial.lasting &= missing;
                             // An error that affects all groups is logged once.
-                            if !told.contains(&e) {
+                            if !logged.contains(&e) {
                                 let level = if missing {
                                     log::Level::Info
                                 } else {
                                     log::Level::Error
                                 };
                                 log::log!(level, "{e}; products are computed without it");
-                                told.push(e);
+                                logged.push(e);
                             }
                         }
                     }
@@ -223,10 +223,10 @@ impl Tuner {
                 continue;
             };
             let choice = trial.choice(best);
-            log::info!("{}", trial.told(&times, best));
-            self.picks.know(&group.key, choice);
+            log::info!("{}", trial.summary(&times, best));
+            self.picks.remember(&group.key, choice);
             if trial.timed && trial.lasting {
-                self.picks.keep(&group.key, choice);
+                self.picks.store(&group.key, choice);
             }
             group.take(choice, choices);
         }
@@ -271,9 +271,9 @@ fn versions() -> String {
 }
 
 /// The version of cuDNN, if it affects the times.
-fn version_of_cudnn(asked: bool) -> String {
+fn version_of_cudnn(used: bool) -> String {
     let found = || cudnn::version().map_or_else(|_| "none".into(), |v| v.to_string());
-    if asked {
+    if used {
         format!("cuDNN {}", found())
     } else {
         "without cuDNN".into()

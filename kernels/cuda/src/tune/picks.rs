@@ -48,29 +48,29 @@ impl Picks {
     }
 
     /// The process's choice.
-    pub(super) fn known(&self, key: &str) -> Option<Choice> {
+    pub(super) fn in_memory(&self, key: &str) -> Option<Choice> {
         self.map().get(key).cloned()
     }
 
     /// Records a choice for the rest of the process.
-    pub(super) fn know(&self, key: &str, choice: &Choice) {
+    pub(super) fn remember(&self, key: &str, choice: &Choice) {
         self.map().insert(key.into(), choice.clone());
     }
 
     /// The choice of another process.
-    pub(super) fn kept(&self, key: &str) -> Option<Choice> {
+    pub(super) fn on_disk(&self, key: &str) -> Option<Choice> {
         let rest = self.cache.as_ref()?.pick(key)?;
         let choice = decode(&rest);
         if choice.is_none() {
-            log::warn!("a kept choice of a kernel cannot be understood; it is chosen anew");
+            log::warn!("a stored kernel choice cannot be read; it is not used");
         }
         choice
     }
 
     /// Stores a choice on disk.
-    pub(super) fn keep(&self, key: &str, choice: &Choice) {
+    pub(super) fn store(&self, key: &str, choice: &Choice) {
         if let Some(cache) = &self.cache {
-            cache.keep_pick(key, encode(choice).as_bytes());
+            cache.store_pick(key, encode(choice).as_bytes());
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_read_back_as_they_were_written_or_not_at_all() {
+    fn choices_round_trip_or_are_rejected() {
         let algorithm = Algorithm {
             words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7],
             workspace: 1 << 20,
@@ -168,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn picks_are_kept_and_what_is_damaged_or_foreign_is_not_taken() {
+    fn choices_are_stored_and_damaged_or_foreign_ones_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
         let (key, other) = (
@@ -177,20 +177,20 @@ mod tests {
         );
         let choice = Choice::Own("gemm_64x64".into());
         let first = picks();
-        first.know(&key, &choice);
+        first.remember(&key, &choice);
         assert_eq!(
-            (first.known(&key), first.kept(&key)),
+            (first.in_memory(&key), first.on_disk(&key)),
             (Some(choice.clone()), None),
-            "known is not kept"
+            "remembered but not stored"
         );
-        first.keep(&key, &choice);
+        first.store(&key, &choice);
         assert_eq!(
-            (picks().known(&key), picks().kept(&key)),
+            (picks().in_memory(&key), picks().on_disk(&key)),
             (None, Some(choice.clone()))
         );
         let file = folder.path().join("cache").join(format!("{key}.pick"));
         let whole = std::fs::read(&file).expect("an entry");
-        picks().keep(&other, &choice);
+        picks().store(&other, &choice);
         let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick")))
             .expect("an entry");
         let mut damaged = whole.clone();
@@ -204,11 +204,11 @@ mod tests {
             &vec![0; 10_000],
         ] {
             std::fs::write(&file, bytes).expect("own folder");
-            assert_eq!(picks().kept(&key), None);
+            assert_eq!(picks().on_disk(&key), None);
         }
         std::fs::remove_file(&file)
             .and_then(|()| std::fs::create_dir(&file))
             .expect("own folder");
-        assert_eq!(picks().kept(&key), None);
+        assert_eq!(picks().on_disk(&key), None);
     }
 }

@@ -14,7 +14,7 @@ use crate::driver::{Clock, DriverError, Graph};
 use crate::libraries::LibraryError;
 use crate::lower::Lowered;
 use crate::program::{Launch, Program, workspace_bytes};
-use crate::space::{ARENA_ALIGN, Limits};
+use crate::reservation::{ARENA_ALIGN, Limits};
 
 /// Samples of each candidate.
 const SAMPLES: usize = 5;
@@ -63,7 +63,7 @@ impl Trial {
     }
 
     /// The description of the result in the log.
-    pub fn told(&self, times: &[Option<f64>], best: usize) -> String {
+    pub fn summary(&self, times: &[Option<f64>], best: usize) -> String {
         let name = |choice: &Choice| match choice {
             Choice::Ranked => "ranked first".to_string(),
             Choice::Own(name) => name.clone(),

@@ -121,7 +121,7 @@ impl Site for InPass<'_> {
 
 impl Emitter<'_> {
     fn keeps(&self) -> bool {
-        self.mapping.keep != Keep::Nowhere
+        self.mapping.keep != Keep::Recompute
     }
 
     fn crossing(&self) -> impl Iterator<Item = usize> {
@@ -297,7 +297,7 @@ impl Emitter<'_> {
     fn declare_kept(&self) -> String {
         let mut text = String::new();
         match self.mapping.keep {
-            Keep::Nowhere => {}
+            Keep::Recompute => {}
             Keep::Registers(each) => {
                 for i in self.crossing() {
                     let _ = writeln!(text, "{} k{i}[{each}];", lane_type(self.code.lanes[i]));

@@ -22,7 +22,7 @@ use slabwise_kernels::spec::{Body, Inst, Spec};
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
 use super::THREADS;
-use super::many::Shared;
+use super::horizontal::SharedLoop;
 use super::params::Params;
 use super::space::{Space, memory_order, points, touched, vector_width};
 use crate::code::{Code, Fold};
@@ -45,7 +45,7 @@ const KEPT: [(u32, i64); 3] = [(256, 64), (512, 40), (1024, 16)];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keep {
     /// None: they are recomputed.
-    Nowhere,
+    Recompute,
     /// Registers, so many per thread.
     Registers(i64),
     /// Shared memory, in arrays of so many elements.
@@ -78,7 +78,7 @@ impl Mapping {
 }
 
 /// A spec's rows, and their assignment to threads.
-struct Plan<'a> {
+struct RowPlan<'a> {
     code: Code<'a>,
     /// The axes of the spec that have more than one point, in the order of iteration.
     order: Vec<usize>,
@@ -88,8 +88,8 @@ struct Plan<'a> {
     mapping: Mapping,
 }
 
-impl<'a> Plan<'a> {
-    fn new(spec: &'a Spec, bounds: &Env, target: &Target) -> Result<Plan<'a>, SpecError> {
+impl<'a> RowPlan<'a> {
+    fn new(spec: &'a Spec, bounds: &Env, target: &Target) -> Result<RowPlan<'a>, SpecError> {
         let code = Code::new(spec)?;
         let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if Fold::new(*op, code.lane(*a)).finds()));
         let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
@@ -101,7 +101,7 @@ impl<'a> Plan<'a> {
         let (space, kept, order) = ordered(&code, bounds, finds);
         let levels = Levels::new(&code);
         let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-        Ok(Plan {
+        Ok(RowPlan {
             code,
             order,
             levels,
@@ -136,11 +136,11 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     if spec.stores.is_empty() {
         return Ok(Lowered::new(vec![], 0, |_| vec![]));
     }
-    let plan = Plan::new(spec, bounds, target)?;
+    let plan = RowPlan::new(spec, bounds, target)?;
     let mut params = Params::new(spec, bounds, target);
     if plan.mapping.parts > 1 {
         let rows = plan.space.dims[..plan.kept].to_vec();
-        return Ok(cut(&plan.emitter(), params, points(&rows, bounds), rows));
+        return Ok(split(&plan.emitter(), params, points(&rows, bounds), rows));
     }
     let function = plan.emitter().whole(&mut params);
     let (threads, shared_bytes, blocks) = (
@@ -164,8 +164,8 @@ pub fn lower_shared(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
-) -> Result<Option<Shared>, SpecError> {
-    let plan = Plan::new(spec, bounds, target)?;
+) -> Result<Option<SharedLoop>, SpecError> {
+    let plan = RowPlan::new(spec, bounds, target)?;
     if plan.mapping.parts > 1 {
         return Ok(None);
     }
@@ -176,7 +176,7 @@ pub fn lower_shared(
         plan.emitter().shared_bytes(),
         Box::new(plan.blocks(target)),
     );
-    Ok(Some(Shared {
+    Ok(Some(SharedLoop {
         function,
         params,
         threads,
@@ -195,7 +195,7 @@ pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<b
         return Ok(false);
     }
     let folds = |spec| {
-        let Plan { order, mapping, .. } = Plan::new(spec, bounds, target)?;
+        let RowPlan { order, mapping, .. } = RowPlan::new(spec, bounds, target)?;
         let reduced = order
             .into_iter()
             .filter(|&axis| axis >= spec.dims.len() - spec.reduced);
@@ -358,13 +358,13 @@ fn mapping(
         .map_or(0, |(_, n)| *n);
     let shared = len.saturating_mul(crossing).saturating_mul(4);
     let keep = if crossing == 0 || parts > 1 {
-        Keep::Nowhere
+        Keep::Recompute
     } else if each.saturating_mul(crossing) <= registers {
         Keep::Registers(each)
     } else if adjacent && team == threads && shared <= i64::from(target.shared_bytes_max) - 4096 {
         Keep::Shared(len)
     } else {
-        Keep::Nowhere
+        Keep::Recompute
     };
     Mapping {
         threads,
@@ -379,7 +379,7 @@ fn mapping(
 
 /// Rows that are split into parts: for each pass, a kernel over the parts and one that combines
 /// them.
-fn cut(
+fn split(
     emitter: &Emitter,
     params: Params,
     row_bound: i64,

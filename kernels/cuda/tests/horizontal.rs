@@ -46,7 +46,7 @@ fn total(n: i64) -> Spec {
 }
 
 #[test]
-fn updates_of_all_parameters_share_launches() {
+fn parameter_updates_are_fused_horizontally() {
     if !available() {
         return;
     }

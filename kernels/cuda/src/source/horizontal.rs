@@ -11,7 +11,7 @@ use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
 /// Specs that are launched together.
 #[derive(Debug)]
-pub struct Together {
+pub struct FusedLaunch {
     /// The numbers of the specs.
     pub members: Vec<usize>,
     /// Their launches; `Word::Argument` counts the arguments of all members, one after the other.
@@ -19,7 +19,7 @@ pub struct Together {
 }
 
 /// A loop whose function several specs may share, with the parameter words of this spec.
-pub(super) struct Shared {
+pub(super) struct SharedLoop {
     pub function: Function,
     pub params: Params,
     /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
@@ -32,13 +32,13 @@ pub(super) struct Shared {
 
 /// A member of a group of specs with one function.
 struct Member {
-    shared: Shared,
+    shared: SharedLoop,
     /// The number of arguments of earlier members.
     first: u16,
 }
 
 /// The shareable form of a spec; `None` unless it is a loop that is one kernel.
-fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<SharedLoop>, SpecError> {
     match &spec.body {
         Body::Loop if spec.stores.is_empty() => Ok(None),
         Body::Loop if spec.reduced == 0 => elementwise::lower_shared(spec, bounds, target),
@@ -69,12 +69,12 @@ pub fn lower_many(
     specs: &[&Spec],
     bounds: &Env,
     target: &Target,
-) -> Result<Vec<Together>, SpecError> {
+) -> Result<Vec<FusedLaunch>, SpecError> {
     let mut groups: Vec<(Vec<usize>, Vec<Member>)> = Vec::new();
     let mut all = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(shared) = shared(spec, bounds, target)? else {
-            all.push(Together {
+            all.push(FusedLaunch {
                 members: vec![at],
                 lowered: super::lower(spec, bounds, target)?,
             });
@@ -96,16 +96,16 @@ pub fn lower_many(
     for (members, list) in groups {
         let function = list[0].shared.function.clone();
         let launches = move |env: &Env| -> Vec<Dispatch> {
-            list.chunks(list[0].shared.params.together())
+            list.chunks(list[0].shared.params.launch_members())
                 .map(|chunk| dispatch(chunk, env))
                 .collect()
         };
-        all.push(Together {
+        all.push(FusedLaunch {
             members,
             lowered: Lowered::new(vec![function], 0, launches),
         });
     }
-    all.sort_by_key(|together| together.members[0]);
+    all.sort_by_key(|launch| launch.members[0]);
     Ok(all)
 }
 
@@ -124,7 +124,7 @@ fn dispatch(members: &[Member], env: &Env) -> Dispatch {
     }
     // Unused places at the end have no blocks.
     words.resize(
-        words.len() / members.len() * first.params.together(),
+        words.len() / members.len() * first.params.launch_members(),
         Word::Number(0),
     );
     let blocks = members

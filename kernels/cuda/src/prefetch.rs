@@ -18,14 +18,14 @@ type Result<T> = std::result::Result<T, DriverError>;
 pub(crate) struct Ring {
     host: Pinned,
     device: Region,
-    slots: Vec<Slot>,
+    slots: Vec<SlotEvents>,
 }
 
 /// The state of a slot.
 #[derive(Debug)]
-struct Slot {
+struct SlotEvents {
     arrived: Event,
-    taken: Event,
+    consumed: Event,
 }
 
 impl Device {
@@ -40,7 +40,7 @@ impl Device {
             // Work submitted before, such as zeroing the region, precedes the first batches.
             ring.slots
                 .iter()
-                .try_for_each(|slot| slot.taken.record(&self.stream))
+                .try_for_each(|slot| slot.consumed.record(&self.stream))
                 .map(|()| ring)
         });
         let ring = self.noting(ring)?;
@@ -86,10 +86,10 @@ impl Device {
             device,
             slots,
         } = &self.rings[ring];
-        let Slot { arrived, taken } = &slots[slot];
+        let SlotEvents { arrived, consumed } = &slots[slot];
         let bytes = device.bytes / slots.len() as u64;
         let to = device.part(slot as u64 * bytes, bytes);
-        self.transfers.wait(taken)?;
+        self.transfers.wait(consumed)?;
         // SAFETY: the slot is memory of the device, as `address` checked, and that of the host is
         // as long; it is written again only after this event.
         unsafe {
@@ -119,14 +119,14 @@ impl Device {
         self.ready()?;
         let Ring { device, slots, .. } = &self.rings[ring];
         let bytes = device.bytes / slots.len() as u64;
-        let (own, Slot { arrived, taken }) =
+        let (own, SlotEvents { arrived, consumed }) =
             (device.part(slot as u64 * bytes, bytes), &slots[slot]);
         let waited = self.stream.wait(arrived);
         self.noting(waited)?;
         for (offset, to) in parts {
             self.copy(&own.part(offset, to.bytes), &to)?;
         }
-        let recorded = taken.record(&self.stream);
+        let recorded = consumed.record(&self.stream);
         self.noting(recorded)
     }
 }
@@ -134,9 +134,9 @@ impl Device {
 impl Ring {
     fn new(device: Region, slots: usize) -> Result<Ring> {
         let slot = |_| {
-            Ok(Slot {
+            Ok(SlotEvents {
                 arrived: Event::new()?,
-                taken: Event::new()?,
+                consumed: Event::new()?,
             })
         };
         let host = usize::try_from(device.bytes).map_err(|_| DriverError::OutOfMemory {

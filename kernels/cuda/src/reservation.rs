@@ -45,13 +45,13 @@ pub struct Usage {
 
 /// The memory reservation of a device.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct Reservation {
     limit: u64,
     used: u64,
     /// Mapped bytes of ranges beside the reservation.
     paged: u64,
     backing: Backing,
-    free: Extents,
+    free: FreeRanges,
     arenas: BTreeMap<u64, u64>,
 }
 
@@ -64,7 +64,7 @@ enum Backing {
         range: AddressRange,
         page: u64,
         pieces: BTreeMap<u64, Piece>,
-        ahead: bool,
+        preallocated: bool,
     },
     /// An allocation for each arena.
     Each,
@@ -79,33 +79,33 @@ struct Piece {
     arenas: usize,
 }
 
-impl Space {
+impl Reservation {
     /// Makes the reservation.
     pub fn new(
         context: &Context,
         limits: &Limits,
         total: u64,
         maps_pages: bool,
-    ) -> Result<Space, DriverError> {
+    ) -> Result<Reservation, DriverError> {
         // A whole number of bytes below 2^53 for every existing device.
         let limit = (limits.fraction * total as f64).floor() as u64;
         let limit =
             limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
-        let mut space = Space {
+        let mut reservation = Reservation {
             limit,
             used: 0,
             paged: 0,
             backing: Backing::Each,
-            free: Extents::default(),
+            free: FreeRanges::default(),
             arenas: BTreeMap::new(),
         };
         if maps_pages {
             let page = page_bytes(context)?;
             let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
-            space.free.give(range.base, limit);
+            reservation.free.free(range.base, limit);
             let mut pieces = BTreeMap::new();
-            let mut ahead = limits.preallocate;
-            if ahead {
+            let mut preallocated = limits.preallocate;
+            if preallocated {
                 // Other processes may hold memory within the limit; then it is mapped on demand.
                 match range.map_new(context, 0, range.bytes) {
                     Ok(memory) => drop(pieces.insert(
@@ -120,23 +120,23 @@ impl Space {
                         log::warn!(
                             "{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed"
                         );
-                        ahead = false;
+                        preallocated = false;
                     }
                     Err(e) => return Err(e),
                 }
             }
-            space.backing = Backing::Mapped {
+            reservation.backing = Backing::Mapped {
                 range,
                 page,
                 pieces,
-                ahead,
+                preallocated,
             };
         } else if limits.preallocate {
             let base = context.allocate(limit)?;
-            space.free.give(base, limit);
-            space.backing = Backing::Whole { base };
+            reservation.free.free(base, limit);
+            reservation.backing = Backing::Whole { base };
         }
-        Ok(space)
+        Ok(reservation)
     }
 
     pub fn usage(&self) -> Usage {
@@ -155,15 +155,19 @@ impl Space {
     }
 
     /// Whether all memory up to the limit has been allocated from the driver.
-    pub fn is_ahead(&self) -> bool {
+    pub fn is_preallocated(&self) -> bool {
         matches!(
             self.backing,
-            Backing::Whole { .. } | Backing::Mapped { ahead: true, .. }
+            Backing::Whole { .. }
+                | Backing::Mapped {
+                    preallocated: true,
+                    ..
+                }
         )
     }
 
     /// Bytes that can still be mapped, where memory is mapped page by page.
-    fn room(&self) -> u64 {
+    fn headroom(&self) -> u64 {
         let Backing::Mapped { page, .. } = &self.backing else {
             return 0;
         };
@@ -177,7 +181,9 @@ impl Space {
     pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
         match &self.backing {
             Backing::Mapped {
-                page, ahead: false, ..
+                page,
+                preallocated: false,
+                ..
             } => {
                 let page = page
                     .next_power_of_two()
@@ -189,12 +195,12 @@ impl Space {
     }
 
     /// Counts bytes that a range is about to map.
-    pub fn lend(&mut self, bytes: u64) -> Result<(), DriverError> {
+    pub fn charge(&mut self, bytes: u64) -> Result<(), DriverError> {
         if self
             .used
             .checked_add(bytes)
             .is_none_or(|used| used > self.limit)
-            || bytes > self.room()
+            || bytes > self.headroom()
         {
             return Err(DriverError::OutOfMemory { bytes });
         }
@@ -203,7 +209,7 @@ impl Space {
     }
 
     /// Counts bytes that a range has unmapped.
-    pub fn take_back(&mut self, bytes: u64) {
+    pub fn uncharge(&mut self, bytes: u64) {
         (self.used, self.paged) = (
             self.used.saturating_sub(bytes),
             self.paged.saturating_sub(bytes),
@@ -211,7 +217,7 @@ impl Space {
     }
 
     /// The address of a new arena of so many bytes; 0 for 0 bytes.
-    pub fn take(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
+    pub fn allocate(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
         let refused = DriverError::OutOfMemory { bytes };
         let padded = bytes
             .checked_next_multiple_of(ARENA_ALIGN)
@@ -226,25 +232,25 @@ impl Space {
         {
             return Err(refused);
         }
-        let room = self.room();
+        let headroom = self.headroom();
         let base = match &mut self.backing {
             Backing::Each => context.allocate(padded)?,
-            Backing::Whole { .. } => self.free.take(padded).ok_or(refused)?,
+            Backing::Whole { .. } => self.free.allocate(padded).ok_or(refused)?,
             Backing::Mapped {
                 range,
                 page,
                 pieces,
                 ..
             } => {
-                let base = self.free.take(padded).ok_or(refused)?;
-                if let Err(e) = back(
+                let base = self.free.allocate(padded).ok_or(refused)?;
+                if let Err(e) = map_missing(
                     context,
                     (range, *page),
                     pieces,
                     (base - range.base, padded),
-                    room,
+                    headroom,
                 ) {
-                    self.free.give(base, padded);
+                    self.free.free(base, padded);
                     return Err(e);
                 }
                 base
@@ -256,21 +262,21 @@ impl Space {
     }
 
     /// Frees an arena; work that uses it must be done.
-    pub fn give(&mut self, context: &Context, base: u64) {
+    pub fn free(&mut self, context: &Context, base: u64) {
         let Some(bytes) = self.arenas.remove(&base) else {
             return;
         };
         self.used -= bytes;
         match &mut self.backing {
             Backing::Each => context.free(base),
-            Backing::Whole { .. } => self.free.give(base, bytes),
+            Backing::Whole { .. } => self.free.free(base, bytes),
             Backing::Mapped {
                 range,
                 pieces,
-                ahead,
+                preallocated,
                 ..
             } => {
-                self.free.give(base, bytes);
+                self.free.free(base, bytes);
                 let (from, to) = (base - range.base, base - range.base + bytes);
                 let touched: Vec<u64> = pieces
                     .range(..to)
@@ -283,7 +289,7 @@ impl Space {
                     };
                     piece.arenas -= 1;
                     if piece.arenas == 0
-                        && !*ahead
+                        && !*preallocated
                         && let Some(piece) = pieces.remove(&at)
                     {
                         range.unmap(context, at, piece.bytes);
@@ -313,12 +319,12 @@ impl Space {
 
 /// Maps memory to the unmapped pages of a region, at most `room` bytes, and counts the region as a
 /// user of all pieces that it overlaps.
-fn back(
+fn map_missing(
     context: &Context,
     (range, page): (&AddressRange, u64),
     pieces: &mut BTreeMap<u64, Piece>,
     (offset, bytes): (u64, u64),
-    room: u64,
+    headroom: u64,
 ) -> Result<(), DriverError> {
     let (mut at, end) = (
         offset / page * page,
@@ -338,7 +344,7 @@ fn back(
         .iter()
         .map(|&(start, stop)| stop.min(end) - start.max(at))
         .sum();
-    if end - at - there > room {
+    if end - at - there > headroom {
         return Err(DriverError::OutOfMemory { bytes });
     }
     for (start, stop) in known.into_iter().chain([(end, end)]) {
@@ -380,11 +386,11 @@ fn back(
 
 /// Free address ranges, with neighbours merged.
 #[derive(Debug, Default)]
-struct Extents(BTreeMap<u64, u64>);
+struct FreeRanges(BTreeMap<u64, u64>);
 
-impl Extents {
+impl FreeRanges {
     /// The start of the smallest sufficient range (best fit); the rest of it stays free.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
+    fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let (&base, &length) = self
             .0
             .iter()
@@ -397,7 +403,7 @@ impl Extents {
         Some(base)
     }
 
-    fn give(&mut self, base: u64, bytes: u64) {
+    fn free(&mut self, base: u64, bytes: u64) {
         let (mut base, mut bytes) = (base, bytes);
         if let Some((&before, &length)) = self.0.range(..base).next_back()
             && before + length == base
@@ -417,21 +423,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_joined_and_can_be_taken_as_one() {
-        let mut free = Extents::default();
-        free.give(1 << 20, 4096);
+    fn freed_ranges_are_merged() {
+        let mut free = FreeRanges::default();
+        free.free(1 << 20, 4096);
         let parts: Vec<u64> = (0..4)
-            .map(|_| free.take(1024).expect("there is room"))
+            .map(|_| free.allocate(1024).expect("there is room"))
             .collect();
-        assert_eq!(free.take(256), None);
+        assert_eq!(free.allocate(256), None);
         for at in [2, 0, 3, 1] {
-            free.give(parts[at], 1024);
+            free.free(parts[at], 1024);
         }
         assert_eq!(free.0, BTreeMap::from([(1 << 20, 4096)]));
         // The smallest sufficient range is taken.
-        assert_eq!(free.take(4096), Some(1 << 20));
-        free.give(0, 512);
-        free.give(8192, 256);
-        assert_eq!(free.take(256), Some(8192));
+        assert_eq!(free.allocate(4096), Some(1 << 20));
+        free.free(0, 512);
+        free.free(8192, 256);
+        assert_eq!(free.allocate(256), Some(8192));
     }
 }
