@@ -656,8 +656,8 @@ fn specs_of_one_product_are_computed_the_same_way() {
     assert!(own(&plain).contains(name) && own(&turned).contains(name));
 }
 
-/// `TARGET` has fewer multiprocessors than the device of the other tests in this file, and therefore
-/// another ranking.
+/// `TARGET` has fewer multiprocessors than the device of the other tests in this file, and
+/// therefore another ranking.
 #[test]
 fn a_choice_that_does_not_fit_is_the_first() {
     let spec = product();
