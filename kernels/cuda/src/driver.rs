@@ -112,8 +112,8 @@ fn describe(result: CUresult) -> String {
         let mut text = null();
         // SAFETY: the pointer is valid for writing; the driver sets it to a static text.
         let known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
-        // SAFETY: as above.
         known.then(|| {
+            // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
@@ -490,8 +490,8 @@ impl Stream {
             sys::cuStreamEndCapture(self.raw, &mut graph)
         });
         let mut made = null_mut();
-        // SAFETY: as above; the graph was captured.
         let instantiated = submitted.and(ended).and_then(|()| {
+            // SAFETY: as above; the graph was captured.
             check("cuGraphInstantiate", unsafe {
                 sys::cuGraphInstantiateWithFlags(&mut made, graph, 0)
             })

@@ -325,8 +325,8 @@ impl Handle {
     ) -> Result<Vec<u8>, Error> {
         let mut bytes = 0;
         // SAFETY: the program was created, and the count is valid for writing.
-        self.calls
-            .check(call, unsafe { count(self.raw, &mut bytes) })?;
+        let status = unsafe { count(self.raw, &mut bytes) };
+        self.calls.check(call, status)?;
         let mut written = vec![0u8; bytes];
         // SAFETY: there is as much room as the compiler said.
         self.calls.check(call, unsafe {

@@ -103,8 +103,8 @@ impl AddressRange {
 
     /// Unmaps the memory of these addresses; work that uses it must be done.
     pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
-        // SAFETY: the caller mapped exactly this. A lost context has unmapped it already.
         let _ = context.bind().and_then(|()| {
+            // SAFETY: the caller mapped exactly this. A lost context has unmapped it already.
             check("cuMemUnmap", unsafe {
                 sys::cuMemUnmap(self.base + offset, bytes as usize)
             })
@@ -113,8 +113,8 @@ impl AddressRange {
 
     /// Frees the addresses, which are no longer mapped.
     pub fn free(&self, context: &Context) {
-        // SAFETY: the range was reserved once, and the caller does not use it again.
         let _ = context.bind().and_then(|()| {
+            // SAFETY: the range was reserved once, and the caller does not use it again.
             check("cuMemAddressFree", unsafe {
                 sys::cuMemAddressFree(self.base, self.bytes as usize)
             })

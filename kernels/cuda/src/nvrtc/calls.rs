@@ -102,8 +102,8 @@ impl Calls {
         }
         // SAFETY: the call accepts any number, and returns a static text.
         let text = unsafe { (self.error_string)(status) };
-        // SAFETY: as above.
         let known = (!text.is_null()).then(|| {
+            // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
