@@ -1,10 +1,9 @@
-//! Assigns values to passes over the reduced axes.
+//! Which value is computed in which pass over the reduced axes.
 //!
-//! A value is *per row* (`folded`) if it exists once per point of the kept axes, otherwise *per
-//! element* (`full`). Values that depend on no reduction have level 0, a reduction of a value of
-//! level n has level n + 1, and every other value has the highest level of its arguments. Pass n
-//! computes per-element values of level n and reduces them. A per-element value that a later pass
-//! uses is *live across passes* (`crossing`).
+//! A value is *folded* if it exists once per point of the kept axes, else *full*. What needs no
+//! reduction has level 0, a reduction of a value of level n has level n + 1, and everything else
+//! the highest level of its arguments. Pass n computes full values of level n and reduces them. A
+//! full value used in a later pass than its own *crosses*.
 
 use slabwise_kernels::spec::Inst;
 
@@ -12,13 +11,13 @@ use crate::code::{Code, Fold};
 
 /// The passes of a program.
 pub struct Levels {
-    /// The level of every value.
+    /// Of every value.
     pub level: Vec<usize>,
-    /// The pass in which per-element values are stored, if any are.
+    /// The pass in which full values are stored, if any are.
     pub top: Option<usize>,
     /// The highest level of a needed value.
     pub depth: usize,
-    /// Per-element values that are live across passes.
+    /// Full values that cross.
     pub crossing: Vec<bool>,
 }
 
@@ -65,7 +64,7 @@ impl Levels {
         }
     }
 
-    /// The reductions that pass `l` computes, by value.
+    /// The reductions that pass `l` fills, by value.
     pub fn folds<'a>(
         &'a self,
         code: &'a Code,
@@ -79,20 +78,20 @@ impl Levels {
         })
     }
 
-    /// Whether pass `l` does any work per element.
+    /// Whether pass `l` has anything to do at every point.
     pub fn has_pass(&self, code: &Code, l: usize) -> bool {
         self.top == Some(l) || self.folds(code, l).next().is_some()
     }
 
-    /// The numbers of the passes.
+    /// How many passes there are.
     pub fn passes(&self, code: &Code) -> Vec<usize> {
         (0..=self.depth)
             .filter(|&l| self.has_pass(code, l))
             .collect()
     }
 
-    /// The per-element values that pass `l` computes. Values that are live across passes are stored
-    /// if `keeps`, otherwise recomputed.
+    /// The full values that pass `l` computes. Those that cross are kept if `keeps`, else computed
+    /// again.
     pub fn full(&self, code: &Code, l: usize, keeps: bool) -> Vec<usize> {
         let mut wanted = vec![false; code.spec.code.len()];
         self.folds(code, l)
@@ -116,7 +115,7 @@ impl Levels {
         (0..wanted.len()).filter(|&i| wanted[i]).collect()
     }
 
-    /// Whether pass `l` reads value `i` stored by an earlier pass.
+    /// Whether pass `l` finds value `i` kept by an earlier one.
     pub fn is_kept(&self, i: usize, l: usize, keeps: bool) -> bool {
         keeps && self.crossing[i] && self.level[i] < l
     }
