@@ -1,4 +1,4 @@
-/* What a compiled emulator object exports, for whoever loads it (C and C++). */
+/* The interface of a compiled emulator object (C and C++). */
 #ifndef SLABWISE_EMULATOR_ABI_H
 #define SLABWISE_EMULATOR_ABI_H
 
@@ -11,16 +11,17 @@ struct SlabwiseLaunch {
     unsigned block[3];
     /* Bytes of dynamic shared memory. */
     unsigned shared_bytes;
-    /* In which order blocks and threads take their turns: 0 forward, 1 reverse, 2 shuffled by `seed`. */
+    /* The order of turns of blocks and threads: 0 forward, 1 reverse, 2 shuffled by `seed`. */
     unsigned order;
     unsigned long long seed;
 };
 
-/* Runs `function` on host memory; `words` is its parameter. NULL, or what went wrong, a text that is valid until the calling
- * thread's next call. One launch of an object runs at a time; others wait. */
+/* Runs `function` on host memory; `words` is its parameter. Returns NULL or an error message, which
+ * is valid until the calling thread's next call. One launch of an object runs at a time; others
+ * wait. */
 const char* slabwise_emulate(const char* function, const void* words, const struct SlabwiseLaunch* launch);
 
-/* How many 64-bit words the parameter of `function` has; 0 if there is no such function. */
+/* The number of 64-bit words of the parameter of `function`; 0 if there is no such function. */
 unsigned slabwise_words(const char* function);
 
 #ifdef __cplusplus

@@ -1,4 +1,5 @@
-// What the shim declared and could not define before the prelude's types were known; and how the runtime calls a kernel.
+// Definitions that the shim declared but could not make before the prelude's types were known, and
+// the runtime's entry to a kernel.
 
 EMULATED float widen(f16 x) { return same_bits<_Float16>(x.bits); }
 EMULATED f16 narrow_f16(float x) { return {same_bits<unsigned short>(_Float16(x))}; }

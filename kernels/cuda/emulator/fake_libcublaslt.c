@@ -1,10 +1,13 @@
-/* A cuBLASLt without a device, for tests: products in plain C, as work of the streams of fake_libcuda.c.
+/* A cuBLASLt without a device, for tests: products in plain C, as work of the streams of
+ * fake_libcuda.c.
  *
- * It refuses what the library refuses (types, layouts and sizes that do not fit together, too little workspace, addresses that are
- * no memory of the device), offers several algorithms of which one cuts sums into parts that lie in the workspace, and fails when
- * the driver was told to let it. It works while the driver's number `library` is 1.
+ * It returns the library's errors (for inconsistent types, layouts and sizes, too little workspace,
+ * addresses outside of the device's memory), offers several algorithms, of which one splits sums
+ * into parts in the workspace, and fails when the driver is set to make it fail. It works while the
+ * driver's number `library` is 1.
  *
- * Built as a shared object whose name (SONAME) is libcublasLt.so. Numbers of types and attributes are those of cublasLt.h. */
+ * Built as a shared object whose name (SONAME) is libcublasLt.so. Numbers of types and attributes
+ * are those of cublasLt.h. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -17,7 +20,7 @@ enum { SUCCESS = 0, NOT_INITIALIZED = 1, INVALID_VALUE = 7, EXECUTION_FAILED = 1
 enum { R_32F = 0, R_16F = 2, R_16BF = 14, COMPUTE_32F = 68, COMPUTE_32F_FAST_TF32 = 77, EPILOGUE_DEFAULT = 1, EPILOGUE_BIAS = 4,
        SCHEME_IN_PLACE = 1, SCHEME_COMPUTE_TYPE = 2 };
 
-/* ---- The driver it works with --------------------------------------------------------------------------------------- */
+/* ---- The driver underneath ------------------------------------------------------------------- */
 
 static void* driver(const char* name) {
     void* object = dlopen("libcuda.so", RTLD_NOW | RTLD_NOLOAD);
@@ -28,17 +31,17 @@ static void* driver(const char* name) {
     }
     return found;
 }
-/* The status that a call was told to fail with; for the driver's own errors, that of work that failed. */
+/* The status that a call is set to fail with; for errors of the driver, that of failed work. */
 static Status told_to_fail(const char* call) {
     int told = ((int (*)(const char*))driver("fake_enter"))(call);
     return told < 0 || told > NOT_SUPPORTED ? EXECUTION_FAILED : told;
 }
-/* Memory is taken and code is loaded: not while work is recorded, but where that is allowed. */
+/* Allocates memory and loads code, which only some modes of capture allow. */
 static int unsafe(const char* call) { return ((int (*)(const char*))driver("fake_unsafe"))(call); }
 static long long number(const char* name) { return ((long long (*)(const char*))driver("fake_get"))(name); }
 static int inside(uint64_t at, uint64_t bytes) { return ((int (*)(uint64_t, size_t))driver("fake_inside"))(at, bytes); }
 
-/* ---- What a product is described by --------------------------------------------------------------------------------- */
+/* ---- Descriptors of a product ---------------------------------------------------------------- */
 
 typedef struct { int type; uint64_t rows, columns; int64_t stride; int32_t products; int64_t apart; } Layout;
 typedef struct { int compute, scale, turned[2], bias_type; uint32_t epilogue; uint64_t bias; } Product;
@@ -46,7 +49,7 @@ typedef struct { uint64_t workspace_max; uint32_t schemes, align[4]; } Preferenc
 typedef struct { uint64_t mark, id, scheme, parts, rest[4]; } Algorithm;
 typedef struct { Algorithm algorithm; size_t workspace; Status state; float waves; int reserved[4]; } Answer;
 static const uint64_t MARK = 0x51ab;
-/* In parts, in place, plain, and for vectors only. */
+/* With split sums, in place, plain, and for vectors only. */
 static const Algorithm ALGORITHMS[] = {
     {MARK, 21, 0, 1, {0}}, {MARK, 22, SCHEME_IN_PLACE, 2, {0}}, {MARK, 23, SCHEME_COMPUTE_TYPE, 3, {0}}, {MARK, 24, 0, 1, {0}}};
 enum { FOR_VECTORS = 24 };
@@ -111,7 +114,7 @@ Status cublasLtMatmulAlgoConfigGetAttribute(const Algorithm* at, int which, void
     return SUCCESS;
 }
 
-/* ---- Whether it fits together --------------------------------------------------------------------------------------- */
+/* ---- Validation ------------------------------------------------------------------------------ */
 
 static uint64_t width(int type) { return type == R_32F ? 4 : type == R_16F || type == R_16BF ? 2 : 0; }
 static int is_sound(const Layout* l) {
@@ -138,7 +141,7 @@ static Status sound(const Product* p, const Layout* a, const Layout* b, const La
 static uint64_t workspace(const Algorithm* at, const Layout* d) {
     return at->parts > 1 ? 4 * at->parts * d->rows * d->columns * (uint64_t)d->products : 0;
 }
-/* Known, and able to compute this. */
+/* Whether the algorithm exists and computes this. */
 static int does(const Algorithm* at, const Layout* d) {
     for (size_t i = 0; i < sizeof ALGORITHMS / sizeof *ALGORITHMS; ++i)
         if (!memcmp(at, &ALGORITHMS[i], sizeof *at)) return at->id != FOR_VECTORS || d->rows % 8 == 0;
@@ -171,7 +174,7 @@ Status cublasLtMatmulAlgoCheck(void* handle, const Product* p, const Layout* a, 
     return SUCCESS;
 }
 
-/* ---- The product ---------------------------------------------------------------------------------------------------- */
+/* ---- The product ----------------------------------------------------------------------------- */
 
 typedef struct { Product product; Layout a, b, d; Algorithm algorithm; float alpha, beta; uint64_t at[5]; } Job;
 
@@ -240,7 +243,7 @@ Status cublasLtMatmul(void* handle, const Product* p, const float* alpha, uint64
     Status told = told_to_fail(__func__), wrong = sound(p, la, lb, lc, ld);
     if (told || wrong) return told ? told : wrong;
     if (!does(at, ld) || workspace(at, ld) > space_bytes || space % 256) return INVALID_VALUE;
-    /* Code is loaded when it is first needed. */
+    /* Code is loaded at its first use. */
     static unsigned loaded;
     if (!(loaded >> at->id & 1) && unsafe(__func__)) return EXECUTION_FAILED;
     loaded |= 1u << at->id;

@@ -1,10 +1,11 @@
-/* A driver without a device, for tests: memory of the host stands for the device's, and kernels are emulated. What it does with
- * them is in fake_work.c, which is compiled in front of this.
+/* A CUDA driver without a device, for tests: host memory takes the place of device memory, and
+ * kernels are emulated. Memory and work are implemented in fake_work.c, which is compiled in front
+ * of this.
  *
- * Built as a shared object whose name (SONAME) is libcuda.so. Kernels are found by their names in the folder that
- * SLABWISE_EMULATED or fake_folder() names, as `emulator::publish` leaves them there. */
+ * Built as a shared object whose name (SONAME) is libcuda.so. Kernels are looked up by name in the
+ * folder that SLABWISE_EMULATED or fake_folder() names, where `emulator::publish` puts them. */
 
-/* ---- The driver's calls --------------------------------------------------------------------------------------------- */
+/* ---- The driver's calls ---------------------------------------------------------------------- */
 
 Result cuInit(unsigned flags) { (void)flags; return OK; }
 Result cuDriverGetVersion(int* v) { *v = (int)version; return OK; }
@@ -38,7 +39,7 @@ Result cuDevicePrimaryCtxRetain(void** context, int device) {
 Result cuDevicePrimaryCtxRelease_v2(int device) {
     (void)device;
     pthread_mutex_lock(&lock);
-    /* Nobody's context any more: what was wrong with it is forgotten. */
+    /* The context is destroyed, and its errors are cleared. */
     if (--retained == 0) {
         drain();
         sticky = OK;
@@ -77,7 +78,7 @@ Result cuMemAlloc_v2(Address* to, size_t bytes) {
     if (!bytes) LEAVE(INVALID_VALUE);
     if (!take(bytes)) LEAVE(OUT_OF_MEMORY);
     if (posix_memalign(&memory, 256, bytes)) LEAVE(OUT_OF_MEMORY);
-    /* Not zero, and NaN in every type of float: nobody may count on it. */
+    /* Not zero, and NaN in every type of float: no caller may rely on the contents. */
     memset(memory, 0xFF, bytes);
     *to = (Address)memory;
     add_block(*to, bytes);
@@ -93,7 +94,7 @@ Result cuMemFree_v2(Address at) {
     free((void*)at);
     LEAVE(OK);
 }
-/* Memory of the host that is pinned; in front of it stands how much it is. */
+/* Pinned host memory; its size is stored in front of it. */
 enum { PINNED_HEAD = 4096 };
 Result cuMemHostAlloc(void** to, size_t bytes, unsigned flags) {
     (void)flags;
@@ -120,7 +121,8 @@ Result cuMemFreeHost(void* at) {
     LEAVE(OK);
 }
 
-/* Addresses and memory apart. Memory is a file without a name, so that it can be behind several addresses in turn. */
+/* Address ranges and physical memory. Memory is an unnamed file, so that it can be mapped to
+ * several addresses in turn. */
 typedef struct { int file; size_t bytes; } Physical;
 Result cuMemGetAllocationGranularity(size_t* bytes, const void* wanted, int option) { (void)wanted; (void)option; *bytes = (size_t)page; return OK; }
 Result cuMemAddressReserve(Address* to, size_t bytes, size_t align, Address hint, unsigned long long flags) {
@@ -197,8 +199,8 @@ Result cuStreamDestroy_v2(void* stream) {
     LEAVE(OK);
 }
 Result cuStreamSynchronize(void* stream) { CALL if (of(stream)->graph) LEAVE(spoiled(of(stream), CAPTURE_UNSUPPORTED)); LEAVE(drain_stream(of(stream), NULL)); }
-/* What is being recorded cannot wait for what is not, nor the other way round. A stream that waits for an event of a recording
- * is recorded itself from there on. */
+/* Captured work cannot wait for uncaptured work, nor the other way round. A stream that waits for
+ * an event of a capture is captured itself from there on. */
 Result cuStreamWaitEvent(void* stream, void* at, unsigned flags) {
     (void)flags;
     CALL
@@ -282,9 +284,10 @@ Result cuMemsetD8Async(Address to, unsigned char byte, size_t bytes, void* strea
     LEAVE(submit(stream, (Op){.kind = FILL, .to = to, .byte = byte, .bytes = bytes}));
 }
 
-/* ---- Code ----------------------------------------------------------------------------------------------------------- */
+/* ---- Code ------------------------------------------------------------------------------------ */
 
-/* The most threads of a block that a function was compiled for, out of its attributes in the cubin. */
+/* The limit of threads per block that a function was compiled for, from its attributes in the
+ * cubin. */
 static int threads_of(const char* at, const char* end) {
     enum { WITH_VALUE = 4, MAX_THREADS = 5 };
     while (at + 4 <= end) {
@@ -308,7 +311,8 @@ static Kernel* defined(Module* module, const char* name, size_t length) {
     kernel->next = module->kernels;
     return module->kernels = kernel;
 }
-/* Keeps the functions that PTX defines: their names, the most threads of a block, and the arrays in shared memory. */
+/* Registers the functions that PTX defines: their names, the limit of threads per block, and the
+ * arrays in shared memory. */
 static Result load_ptx(Module** to, const char* text) {
     const char* target = strstr(text, ".target sm_");
     if (!target) return INVALID_IMAGE;
@@ -329,8 +333,8 @@ static Result load_ptx(Module** to, const char* text) {
     *to = module;
     return OK;
 }
-/* Keeps the functions that a cubin defines. From sm_90 on a kilobyte of a block's shared memory is the system's: it counts in
- * the cubin, and not as the function's. */
+/* Registers the functions that a cubin defines. From sm_90 on the system uses a kilobyte of a
+ * block's shared memory: the cubin counts it, but the function does not. */
 Result cuModuleLoadData(void** to, const void* image) {
     CALL
     UNSAFE
@@ -374,7 +378,7 @@ Result cuModuleUnload(void* at) {
     CALL
     UNSAFE
     Module* module = at;
-    /* Code that runs is taken away under it. */
+    /* Running code is unloaded. */
     if (is_running(module)) {
         snprintf(trouble, sizeof trouble, "a module is unloaded while its functions run");
         LEAVE(sticky = LAUNCH_FAILED);
@@ -416,7 +420,7 @@ Result cuFuncGetAttribute(int* value, int which, void* function) {
     *value = which == SHARED_SIZE_BYTES ? kernel->shared : kernel->shared_more;
     LEAVE(OK);
 }
-/* What launches add and what the function declares must go into a block together. */
+/* Dynamic and static shared memory must fit into a block together. */
 Result cuFuncSetAttribute(void* function, int which, int value) {
     CALL
     Kernel* kernel = function;
@@ -447,7 +451,7 @@ Result cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, uns
     LEAVE(submit(stream, op));
 }
 
-/* ---- Graphs --------------------------------------------------------------------------------------------------------- */
+/* ---- Graphs ---------------------------------------------------------------------------------- */
 
 static void destroy(Graph* graph) {
     for (size_t i = 0; i < graph->count; ++i) {
@@ -466,12 +470,12 @@ Result cuStreamBeginCapture_v2(void* at, int mode) {
     stream->graph = calloc(1, sizeof(Graph));
     stream->graph->capture = ++recordings;
     stream->graph->origin = stream;
-    /* Told to be strict, it takes relaxed for thread-local. */
+    /* If it is set to be strict, it treats relaxed mode as thread-local. */
     stream->graph->mode = strict ? THREAD_LOCAL : mode;
     stream->graph->thread = pthread_self();
     LEAVE(OK);
 }
-/* Everything that was recorded must lead to where the first stream stands. */
+/* All captured work must be joined to the front of the first stream. */
 Result cuStreamEndCapture(void* at, void** to) {
     CALL
     Stream* stream = at;
@@ -480,9 +484,9 @@ Result cuStreamEndCapture(void* at, void** to) {
     if (!graph || graph->origin != stream) LEAVE(CAPTURE_UNMATCHED);
     for (size_t i = 0; i < stream->front.count; ++i) graph->pieces[stream->front.at[i]].done = 1;
     int joined = 1;
-    /* What a piece waits for was recorded before it. */
+    /* The dependencies of a piece were captured before it. */
     for (size_t i = graph->count; i-- > 0;) {
-        /* What was taken out of the front by hand need not lead anywhere. */
+        /* Nodes removed from the front explicitly need not be joined. */
         joined &= graph->pieces[i].done || graph->by_hand;
         for (size_t k = 0; k < graph->pieces[i].waits.count; ++k) graph->pieces[graph->pieces[i].waits.at[k]].done = 1;
     }
@@ -532,7 +536,8 @@ Result cuGraphNodeGetType(void* node, int* type) {
     *type = kind == LAUNCH || kind == CALL_OF_LIBRARY ? 0 : kind == COPY ? 1 : kind == FILL ? 2 : 5;
     LEAVE(OK);
 }
-/* An edge whose end waits by itself may only lead from one kernel to another; that the end is one is not looked at. */
+/* A programmatic edge may only lead from one kernel to another; the type of its target is not
+ * checked. */
 Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* edges, size_t count, unsigned flags) {
     CALL
     Stream* stream = of(at);
@@ -549,7 +554,8 @@ Result cuStreamUpdateCaptureDependencies_v2(void* at, void** nodes, const Edge* 
     graph->by_hand = 1;
     LEAVE(OK);
 }
-/* The recorded work passes from the graph to what can be launched. The graph itself stays, empty, for events know it. */
+/* Moves the captured work from the graph to the executable one. The empty graph stays, because
+ * events refer to it. */
 Result cuGraphInstantiateWithFlags(void** to, void* at, unsigned long long flags) {
     (void)flags;
     CALL

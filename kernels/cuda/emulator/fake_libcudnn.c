@@ -1,12 +1,14 @@
-/* A cuDNN without a device, for tests: convolutions in plain C, as work of the streams of fake_libcuda.c.
+/* A cuDNN without a device, for tests: convolutions in plain C, as work of the streams of
+ * fake_libcuda.c.
  *
- * It refuses what the library refuses (descriptors that are not set, types, shapes and strides that do not fit together, too little
- * workspace, addresses that are no memory of the device, work on another stream than that of the run), offers several algorithms, of
- * which some are not deterministic, round products that must not be rounded, or need a large workspace, and fails when the driver was
- * told to let it. It works while the driver's number `cudnn` is 1.
+ * It returns the library's errors (for unset descriptors, inconsistent types, shapes and strides,
+ * too little workspace, addresses outside of the device's memory, work on another stream than that
+ * of the run), offers several algorithms, of which some are not deterministic, round products that
+ * must not be rounded, or need a large workspace, and fails when the driver is set to make it fail.
+ * It works while the driver's number `cudnn` is 1.
  *
- * Built as a shared object whose name (SONAME) is libcudnn.so. Numbers of types and algorithms are those of cudnn_graph.h, cudnn_ops.h
- * and cudnn_cnn.h of version 9. */
+ * Built as a shared object whose name (SONAME) is libcudnn.so. Numbers of types and algorithms are
+ * those of cudnn_graph.h, cudnn_ops.h and cudnn_cnn.h of version 9. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stdint.h>
@@ -21,7 +23,7 @@ enum { FLOAT = 0, HALF = 2, BFLOAT16 = 9 };
 enum { DEFAULT_MATH = 0, TENSOR_OP_MATH = 1, ALLOW_CONVERSION = 2, FMA_MATH = 3 };
 enum { FORWARD, DATA, FILTER };
 
-/* ---- The driver it works with --------------------------------------------------------------------------------------- */
+/* ---- The driver underneath ------------------------------------------------------------------- */
 
 static void* driver(const char* name) {
     void* object = dlopen("libcuda.so", RTLD_NOW | RTLD_NOLOAD);
@@ -32,17 +34,17 @@ static void* driver(const char* name) {
     }
     return found;
 }
-/* The status that a call was told to fail with; for the driver's own errors, that of work that failed. */
+/* The status that a call is set to fail with; for errors of the driver, that of failed work. */
 static Status told_to_fail(const char* call) {
     int told = ((int (*)(const char*))driver("fake_enter"))(call);
     return told == 0 || told >= NOT_INITIALIZED ? told : EXECUTION_FAILED;
 }
-/* Memory is taken and code is loaded: not while work is recorded, but where that is allowed. */
+/* Allocates memory and loads code, which only some modes of capture allow. */
 static int unsafe(const char* call) { return ((int (*)(const char*))driver("fake_unsafe"))(call); }
 static long long number(const char* name) { return ((long long (*)(const char*))driver("fake_get"))(name); }
 static int inside(uint64_t at, uint64_t bytes) { return ((int (*)(uint64_t, size_t))driver("fake_inside"))(at, bytes); }
 
-/* ---- What a convolution is described by ----------------------------------------------------------------------------- */
+/* ---- Descriptors of a convolution ------------------------------------------------------------ */
 
 /* A tensor of images or a weight; `dims[0]` is 0 until it is set. */
 typedef struct { int type, dims[4], strides[4], is_filter; } Tensor;
@@ -159,7 +161,7 @@ Status cudnnSetConvolutionMathType(Convolution* at, int math) {
     return SUCCESS;
 }
 
-/* ---- Whether it fits together --------------------------------------------------------------------------------------- */
+/* ---- Validation ------------------------------------------------------------------------------ */
 
 /* Operands in the order of the calls, the result last. */
 typedef struct { Tensor image, weight, result; } Tensors;
@@ -167,7 +169,8 @@ typedef struct { Tensor image, weight, result; } Tensors;
 static Tensors in_order(int kind, const Tensor* a, const Tensor* b, const Tensor* to) {
     return kind == FORWARD ? (Tensors){*a, *b, *to} : kind == DATA ? (Tensors){*to, *a, *b} : (Tensors){*a, *to, *b};
 }
-/* Whether no two elements have one place: ordered by steps, each axis steps over all before it. */
+/* Whether no two elements share an address: ordered by strides, each axis strides over all before
+ * it. */
 static int is_injective(const Tensor* t) {
     int done[4] = {0};
     int64_t reach = 0;
@@ -198,8 +201,8 @@ static Status sound(int kind, const Tensor* a, const Tensor* b, const Convolutio
 }
 static uint64_t points(const Tensor* t) { return (uint64_t)t->dims[0] * (uint64_t)t->dims[1] * (uint64_t)t->dims[2] * (uint64_t)t->dims[3]; }
 
-/* What there is, the fastest first as the library would guess: a number, whether it gives the same bits on each run, and what it needs:
- * nothing, as much as the result, or far too much. */
+/* The algorithms, in the order of the library's estimates: a number, whether it gives the same bits
+ * on each run, and its workspace: nothing, as much as the result, or far too much. */
 static const struct { int number, deterministic, needs; } ALGORITHMS[3][6] = {
     {{6, 1, 1}, {1, 1, 1}, {3, 0, 0}, {0, 1, 0}, {4, 1, 2}, {2, 1, 2}},
     {{0, 0, 0}, {1, 1, 1}, {5, 1, 0}, {4, 1, 0}, {2, 1, 2}, {3, 1, 2}},
@@ -225,7 +228,7 @@ static Status heuristics(const char* call, int kind, const Tensor* a, const Tens
                                             .determinism = ALGORITHMS[kind][i].deterministic,
                                             .math = c->math == FMA_MATH ? DEFAULT_MATH : c->math};
     }
-    /* One for products that are rounded further, whatever was asked for, and one that it has no kernel for. */
+    /* One that rounds products further, whatever was requested, and one without a kernel. */
     if (*count < wanted)
         answers[(*count)++] = (Performance){.algorithm = 1, .determinism = 1, .math = a->type == FLOAT ? ALLOW_CONVERSION : DEFAULT_MATH};
     if (*count < wanted) answers[(*count)++] = (Performance){.algorithm = 2, .status = NOT_SUPPORTED, .determinism = 1, .math = c->math};
@@ -241,7 +244,7 @@ static Status asked_workspace(const char* call, int kind, const Tensor* a, const
     return SUCCESS;
 }
 
-/* ---- The convolution ------------------------------------------------------------------------------------------------ */
+/* ---- The convolution ------------------------------------------------------------------------- */
 
 typedef struct { int kind; Tensors t; Convolution c; float alpha, beta; uint64_t image, weight, result, space, space_bytes; } Job;
 
@@ -319,7 +322,7 @@ static Status run(const char* call, int kind, Handle* handle, const float* alpha
     if (needed == UINT64_MAX) return fails(NOT_SUPPORTED, "an algorithm that there is none of");
     if (needed > space_bytes || (needed && !space)) return fails(SIZE_INSUFFICIENT, "too little workspace");
     if (!handle->stream) return fails(STREAM_MISMATCH, "work on the default stream");
-    /* Code is loaded when it is first needed. */
+    /* Code is loaded at its first use. */
     static unsigned loaded[3];
     if (!(loaded[kind] >> number & 1) && unsafe(call)) return fails(EXECUTION_FAILED, "code is loaded while work is recorded");
     loaded[kind] |= 1u << number;

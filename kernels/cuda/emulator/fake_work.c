@@ -1,12 +1,14 @@
-/* What stands behind fake_libcuda.c, and is compiled in front of it: settings and counts, memory, work and who waits for whom.
+/* The implementation of fake_libcuda.c, compiled in front of it: settings and counters, memory,
+ * work and its dependencies.
  *
- * Work is put off as long as the real driver may put it off: until somebody waits for it. So host memory that is written
- * again too early, and results that are read before they are there, show as wrong numbers. If `eager` is set, streams that
- * launch no kernels run ahead of those that do, as far as events let them: so what is copied before it is there shows, too.
- * Recorded graphs keep who waits for whom, and are replayed in the same two ways. Addresses are checked, memory is limited,
- * every call that makes something is counted, and calls fail when they are told to. What the real driver refuses is refused:
- * calls without a context, calls that spoil a recording, launches beyond a function's limits, functions of code that is gone.
- */
+ * Work is delayed as long as the real driver may delay it: until a caller waits for it. Therefore
+ * host memory that is overwritten too early, and results that are read too early, show as wrong
+ * numbers. If `eager` is set, streams that launch no kernels run ahead of those that do, as far as
+ * events allow, so that copies that start too early show too. Captured graphs keep their
+ * dependencies, and are replayed in the same two ways. Addresses are checked, memory is limited,
+ * every call that creates something is counted, and calls fail when they are set to. Errors of the
+ * real driver are returned: for calls without a context, calls that invalidate a capture, launches
+ * beyond a function's limits, functions of unloaded code. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <elf.h>
@@ -28,7 +30,7 @@ enum { OK = 0, INVALID_VALUE = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_DE
        LAUNCH_FAILED = 719, CAPTURE_UNSUPPORTED = 900, CAPTURE_INVALIDATED = 901, CAPTURE_MERGE = 902,
        CAPTURE_UNMATCHED = 903, CAPTURE_UNJOINED = 904, CAPTURE_ISOLATION = 905, CAPTURED_EVENT = 907 };
 
-/* ---- What tests set and look at ------------------------------------------------------------------------------------- */
+/* ---- Settings and counters for tests --------------------------------------------------------- */
 
 static long long devices = 1, version = 13000, total = 8ll << 30, page = 2 << 20, maps_pages = 1, multiprocessors = 4,
                  capability = 90, shared_bytes = 227 << 10, order = 0, eager = 0, library = 0, cudnn = 0, strict = 0;
@@ -64,14 +66,15 @@ long long fake_get(const char* name) {
     return at ? *at : -1;
 }
 void fake_folder(const char* path) { snprintf(folder, sizeof folder, "%s", path); }
-/* The call of this name fails with `code`, after it has succeeded `after` times; once. */
+/* Makes the call of this name fail once with `code`, after it has succeeded `after` times. */
 void fake_fail(const char* call, long long after, int code) {
     snprintf(fail_call, sizeof fail_call, "%s", call);
     fail_after = after;
     fail_code = code;
 }
 
-/* Kernels take time by a clock of their own: so many nanoseconds, by how their names begin; the last that fits counts. */
+/* The simulated time of kernels: nanoseconds by the beginning of their names; the last match
+ * counts. */
 static struct { char begins[64]; long long nanoseconds; } costs[64];
 static size_t costs_count;
 static double clock_seconds;
@@ -96,7 +99,8 @@ static Result told_to_fail(const char* name) {
 /* How often the primary context is retained, and the calling thread's context. */
 static int retained;
 static __thread void* current;
-/* Enters a call: counts it, answers for a context that is missing or lost, and fails if it was told to. */
+/* Enters a call: counts it, and fails if the context is missing or lost or the call is set to fail.
+ * */
 static Result enter(const char* name) {
     ++calls;
     if (!current || !retained) {
@@ -112,7 +116,7 @@ static Result enter(const char* name) {
 #define LEAVE(r) \
     do { Result left = (r); pthread_mutex_unlock(&lock); return left; } while (0)
 
-/* ---- Memory --------------------------------------------------------------------------------------------------------- */
+/* ---- Memory ---------------------------------------------------------------------------------- */
 
 /* Addresses of the device that have memory. */
 typedef struct Block { Address base; size_t bytes; struct Block* next; } Block;
@@ -153,10 +157,10 @@ static int take(size_t bytes) {
     return 1;
 }
 
-/* ---- Work ----------------------------------------------------------------------------------------------------------- */
+/* ---- Work ------------------------------------------------------------------------------------ */
 
-/* A function of a module: what it declares of shared memory, the most a launch may add, the most threads of a block. It stays
- * when its module goes, so that whoever uses it then is found out. */
+/* A function of a module: its static shared memory, the limit of dynamic shared memory, the limit
+ * of threads per block. It outlives its module, so that later uses are detected. */
 typedef struct Module Module;
 typedef struct Kernel {
     char name[200];
@@ -168,7 +172,8 @@ typedef struct Kernel {
 } Kernel;
 struct Module { Kernel* kernels; };
 typedef struct Stream Stream;
-/* A moment of a stream's work: known to the event that was recorded there last, and to what waits for it. */
+/* A point in a stream's work, referenced by the event that was recorded there last and by its
+ * waiters. */
 typedef struct { int known, done; Stream* stream; double seconds; } Mark;
 typedef struct Graph Graph;
 typedef struct Op {
@@ -186,20 +191,21 @@ typedef struct Op {
     struct Op* next;
 } Op;
 typedef struct { Op *first, *last; } List;
-/* Pieces of a graph that what comes next waits for. */
+/* Pieces of a graph that the next piece depends on. */
 typedef struct { size_t* at; size_t count; } Front;
-/* Work that was recorded. `capture` numbers the recording, 0 once it has ended; `mode` says which calls of which threads spoil
- * it, and `thread` who began it. */
-/* `forked` is what has no place in an order but that of its waits: of another stream, or recorded with its edges set by hand. */
+/* Captured work. `capture` numbers the capture, 0 once it has ended; `mode` says which calls of
+ * which threads invalidate it, and `thread` is the thread that began it. `forked` pieces are
+ * ordered only by their waits: those of another stream, or captured with explicit edges. */
 typedef struct { Op op; Front waits; int forked, done; } Piece;
 enum { GLOBAL = 0, THREAD_LOCAL = 1, RELAXED = 2 };
 struct Graph { Piece* pieces; size_t count; long capture; Stream* origin; int mode, spoiled, by_hand; pthread_t thread; };
-/* The last moment it was recorded at, or the pieces of a graph that came before it was recorded there. */
+/* The last point at which it was recorded, or the pieces of a graph that precede that point. */
 typedef struct { Mark* mark; long capture; Graph* graph; Front front; } Event;
-/* What was asked of it and is not done yet; or the graph that it is recorded to, and where in there it stands. */
+/* The submitted work that is not done yet; or the graph that captures the stream, and the front. */
 struct Stream { List queue; int launches; Graph* graph; Front front; Stream* next; };
-/* The first is the default one. A stream's work is done when it is waited for, and what it waits for just before: as late as
- * can be, and in no order with other streams but where that was asked for. */
+/* The first is the default stream. A stream's work is done when a caller waits for it, and its
+ * dependencies just before: as late as possible, and unordered with other streams except by events.
+ * */
 static Stream first_stream, *streams = &first_stream;
 static long recordings;
 static Stream* of(void* stream) { return stream ? stream : &first_stream; }
@@ -281,7 +287,7 @@ static int ready(const Graph* graph, const Piece* piece) {
     for (size_t i = 0; i < piece->waits.count; ++i) all &= graph->pieces[piece->waits.at[i]].done;
     return all;
 }
-/* Does a piece, and before it whatever it waits for. */
+/* Executes a piece, and its dependencies before it. */
 static Result do_piece(Graph* graph, size_t at) {
     Piece* piece = &graph->pieces[at];
     Result r = OK;
@@ -290,8 +296,9 @@ static Result do_piece(Graph* graph, size_t at) {
     piece->done = 1;
     return perform(&piece->op);
 }
-/* What is not of the stream that was recorded is done when somebody waits for it, or, if eager, as soon as can be. With edges
- * set by hand nothing has a place but by them: the last recorded is done first, after what it waits for. */
+/* Work of forked streams is done when a piece waits for it, or, if eager, as soon as possible. With
+ * explicit edges only these order the work: the piece captured last is done first, after its
+ * dependencies. */
 static Result replay(Graph* graph) {
     Result r = OK;
     for (size_t i = 0; i < graph->count; ++i) graph->pieces[i].done = 0;
@@ -317,7 +324,7 @@ static Op* pop(List* list) {
     if (!list->first) list->last = NULL;
     return op;
 }
-/* Does a stream's work, up to a mark if there is one. What goes wrong stays wrong. */
+/* Executes a stream's work, up to a mark if there is one. Errors are sticky. */
 static Result drain_stream(Stream* stream, const Mark* until) {
     while (stream->queue.first && !sticky && !(until && until->done)) {
         Op* op = pop(&stream->queue);
@@ -334,7 +341,7 @@ static Result drain(void) {
     for (Stream* s = streams; s; s = s->next) drain_stream(s, NULL);
     return sticky;
 }
-/* Streams without kernels go on as far as nothing that they wait for is left to do. */
+/* Streams without kernels run until a wait whose work is not done. */
 static void run_ahead(void) {
     for (Stream* s = streams; s && eager; s = s->next)
         while (!s->launches && s->queue.first && !sticky && !(s->queue.first->kind == WAIT && !s->queue.first->mark->done)) {
@@ -362,7 +369,7 @@ static Result submit(void* to, Op op) {
     run_ahead();
     return OK;
 }
-/* Whether work that is not done yet names an address in there. */
+/* Whether pending work uses an address of this region. */
 static int names(const Op* op, Address at, size_t bytes) {
     if (op->kind == COPY || op->kind == FILL) {
         int from = op->kind == COPY && op->from < at + bytes && at < op->from + op->bytes;
@@ -382,7 +389,7 @@ static int is_awaited(Address at, size_t bytes) {
             if (names(op, at, bytes)) return 1;
     return 0;
 }
-/* Whether work that is not done yet runs a module's code. */
+/* Whether pending work runs a module's code. */
 static int runs(const Op* op, const Module* module) {
     int any = op->kind == LAUNCH && op->kernel->module == module;
     for (size_t i = 0; op->kind == REPLAY && i < op->graph->count; ++i) any |= runs(&op->graph->pieces[i].op, module);
@@ -394,7 +401,8 @@ static int is_running(const Module* module) {
             if (runs(op, module)) return 1;
     return 0;
 }
-/* A call that may take memory, load code or wait spoils what is recorded in the stricter modes: by any thread, or by this one. */
+/* A call that may allocate memory, load code or wait invalidates captures in the stricter modes:
+ * those of any thread, or those of this one. */
 static int spoils(const char* name) {
     int any = 0;
     for (const Stream* s = streams; s; s = s->next) {
@@ -405,15 +413,15 @@ static int spoils(const char* name) {
     }
     return any;
 }
-/* What is wrong with how a stream that is recorded is used spoils the recording. */
+/* An invalid use of a captured stream invalidates the capture. */
 static Result spoiled(Stream* stream, Result why) {
     if (stream->graph) stream->graph->spoiled = 1;
     return why;
 }
 #define UNSAFE if (spoils(__func__)) LEAVE(CAPTURE_UNSUPPORTED);
 
-/* For libraries that work on streams: whether a call of theirs is to fail, whether it may not be made while something is
- * recorded, and work of theirs, with a copy of its data. */
+/* For libraries that work on streams: whether their call is set to fail, whether it is forbidden
+ * during a capture, and submission of their work, with a copy of its data. */
 Result fake_enter(const char* name) {
     pthread_mutex_lock(&lock);
     heuristics += !strcmp(name, "cublasLtMatmulAlgoGetHeuristic");

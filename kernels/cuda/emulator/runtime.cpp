@@ -1,6 +1,7 @@
-// Runs the threads of a block as fibers on one host thread, block after block. A fiber leaves off only where CUDA threads
-// wait for each other: at barriers and at what a warp does together. So a run is determined by the order in which fibers take
-// their turns, and a kernel that relies on one order is wrong in another.
+// Runs the threads of a block as fibers on one host thread, block after block. A fiber is suspended
+// only where CUDA threads wait for each other: at barriers and at collective operations of a warp.
+// So a run is determined by the order in which fibers take turns, and a kernel that relies on one
+// order is wrong in another.
 #if !defined(__x86_64__) || !defined(__linux__)
 #error "the emulator switches stacks by hand on x86-64 Linux only"
 #endif
@@ -36,7 +37,7 @@ HIDDEN dim3 blockDim, gridDim;
 HIDDEN unsigned char* slabwise_dynamic_shared;
 extern HIDDEN const SlabwiseEntry slabwise_entries[];
 extern HIDDEN const unsigned slabwise_entry_count;
-// Only where an address sanitizer watches.
+// Defined only under an address sanitizer.
 void __asan_set_error_report_callback(void (*)(const char*)) __attribute__((weak));
 }
 
@@ -44,7 +45,7 @@ namespace {
 
 enum State : unsigned char { READY, IN_WARP, AT_BARRIER, DONE };
 
-// An asynchronous copy that has begun: what it will write is NaN until it is waited for.
+// An asynchronous copy in flight: its destination is NaN until it is waited for.
 struct Copy {
     void* to;
     const void* from;
@@ -62,7 +63,7 @@ struct Fiber {
     uint3 index;
     unsigned number;
     State state;
-    // Which stack it runs on; fibers that never wait follow each other on one.
+    // The stack that it runs on; fibers that never wait run on one, one after the other.
     unsigned stack;
     int group;
     unsigned copies;
@@ -94,8 +95,9 @@ const size_t MESSAGE_BYTES = 512;
 bool reported;
 pthread_mutex_t one_launch = PTHREAD_MUTEX_INITIALIZER;
 
-// Leaves the running stack and goes on where another was left. Jumping instead of returning keeps the processor's
-// prediction of returns in step; whatever the compiler holds in registers is named as clobbered.
+// Switches from the running stack to another suspended one. Jumping instead of returning keeps the
+// processor's return prediction consistent; all registers that the compiler may use are listed as
+// clobbered.
 #define SWITCH_STACKS(save, load) \
     do { \
         void** save_to = (save); \
@@ -127,7 +129,7 @@ void fiber_main() {
 
 void begin(Fiber& fiber) {
     fiber.stack = free_stacks[--free_count];
-    // Tops of stacks a little apart, lest all fall into the same cache sets.
+    // Tops of stacks at different offsets, so that they do not fall into the same cache sets.
     void** top = reinterpret_cast<void**>(stacks + (fiber.stack + 1) * STACK_BYTES - 64 - fiber.stack % 61 * 192);
     *--top = nullptr;
     *--top = reinterpret_cast<void*>(fiber_main);
@@ -145,7 +147,7 @@ struct Random {
     }
 };
 
-// Whose turn comes first.
+// The order in which threads take turns.
 struct Turns {
     unsigned char of[WARP];
     void arrange(unsigned count, unsigned order, Random& random) {
@@ -178,7 +180,7 @@ void run_warp(unsigned first, const Turns& turns) {
     }
 }
 
-// Called when no fiber can go on by itself.
+// Called when every fiber is blocked.
 void open_barrier() {
     if (barrier.arrived != alive) {
         const Fiber* stuck = nullptr;
@@ -231,7 +233,7 @@ const char* reserve() {
     copies = reinterpret_cast<Copy(*)[COPIES]>(map(sizeof(Copy) * COPIES * THREADS));
     unsigned char* all = map(THREADS * STACK_BYTES);
     if (!dynamic || !copies || !all) return "the host has no memory for stacks";
-    // What lies behind the dynamic shared memory may not be touched.
+    // Memory after the dynamic shared memory is inaccessible.
     mprotect(dynamic + shared, PAGE, PROT_NONE);
     shared_end = dynamic + shared;
     stacks = all;
@@ -250,7 +252,7 @@ const char* refuse(const SlabwiseLaunch& launch, size_t static_bytes) {
 }
 
 void run(const SlabwiseLaunch& launch) {
-    // Forgets what a launch that failed left behind.
+    // Resets the state that a failed launch left behind.
     current = nullptr;
     const size_t static_bytes = entry->shared_end - entry->shared_start;
     if (const char* why = refuse(launch, static_bytes)) {
@@ -270,7 +272,7 @@ void run(const SlabwiseLaunch& launch) {
     if (__builtin_setjmp(failure)) return;
     Random random = {launch.seed * 0x9e3779b97f4a7c15ull | 1};
     const uint64_t blocks = uint64_t(gridDim.x) * gridDim.y * gridDim.z;
-    // Any block may come next: forward, reverse, or in steps that are coprime to their number.
+    // The order of blocks: forward, reverse, or in steps that are coprime to their number.
     uint64_t step = 1;
     if (launch.order == 2) {
         const auto divides = [](uint64_t a, uint64_t b) {
@@ -297,7 +299,7 @@ void run(const SlabwiseLaunch& launch) {
 void report(const char* text) {
     if (reported) return;
     reported = true;
-    // The line after the row of signs says what was touched; the stack of a fiber tells the rest.
+    // The line after the row of signs describes the access; the stack of a fiber shows the rest.
     const char* line = strstr(text, "ERROR: ");
     if (!line) line = text;
     const char* end = strchr(line, '\n');

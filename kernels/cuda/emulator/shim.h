@@ -1,6 +1,7 @@
-// CUDA C++ as ordinary C++, for g++: in front of the prelude where SLABWISE_EMULATED is defined. What a thread cannot do alone
-// (barriers, shuffles, tensor cores, asynchronous copies) is asked of the runtime. No standard header is included: they
-// would take longer to compile than most kernels.
+// CUDA C++ as ordinary C++, for g++: placed before the prelude, with SLABWISE_EMULATED defined.
+// Operations that involve several threads (barriers, shuffles, tensor cores, asynchronous copies)
+// call the runtime. No standard header is included, because it would take longer to compile than
+// most kernels.
 #pragma once
 
 #define __global__
@@ -12,7 +13,8 @@
 #define __noinline__ __attribute__((noinline))
 #define __align__(n) __attribute__((aligned(n)))
 #define __launch_bounds__(...)
-// One block runs at a time, so its shared memory is static: in a section per kernel, which the runtime poisons.
+// One block runs at a time, so its shared memory is static: in a section per kernel, which the
+// runtime poisons.
 #define __shared__ static __attribute__((section(SLABWISE_SHARED)))
 #define SHARED_BYTES(type, name) type* name = reinterpret_cast<type*>(slabwise_dynamic_shared)
 #define warpSize 32
@@ -20,7 +22,7 @@
 typedef __SIZE_TYPE__ size_t;
 #define EMULATED static inline
 
-// ---- The runtime -------------------------------------------------------------------------------------------------------------
+// ---- The runtime --------------------------------------------------------------------------------
 
 struct uint3 {
     unsigned x, y, z;
@@ -34,7 +36,8 @@ extern "C" {
 extern SLABWISE_HIDDEN uint3 threadIdx, blockIdx;
 extern SLABWISE_HIDDEN dim3 blockDim, gridDim;
 extern SLABWISE_HIDDEN unsigned char* slabwise_dynamic_shared;
-/// What a warp does together: the last lane of the mask to arrive runs it on the arguments of all.
+/// A collective operation of a warp: the last lane of the mask to arrive runs it on the arguments
+/// of all.
 typedef void (*SlabwiseTogether)(void** arguments, unsigned mask);
 SLABWISE_HIDDEN void slabwise_together(unsigned mask, SlabwiseTogether what, void* argument);
 enum SlabwiseBarrier { SLABWISE_PLAIN, SLABWISE_COUNT, SLABWISE_AND, SLABWISE_OR };
@@ -61,7 +64,7 @@ void* memcpy(void*, const void*, size_t);
 void* memset(void*, int, size_t);
 }
 
-// ---- Bits and arithmetic -----------------------------------------------------------------------------------------------------
+// ---- Bits and arithmetic ------------------------------------------------------------------------
 
 template <class To, class From>
 EMULATED To same_bits(From from) {
@@ -108,7 +111,7 @@ EMULATED float widen(f16 x);
 EMULATED f16 narrow_f16(float x);
 EMULATED bf16 narrow_bf16(float x);
 
-// ---- Memory ------------------------------------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 EMULATED void check_aligned(const void* p, size_t bytes) {
     if (size_t(p) % bytes) slabwise_fail("misaligned vector access");
@@ -140,7 +143,7 @@ SLABWISE_ATOMIC(atomicMax, old > x ? old : x)
 SLABWISE_ATOMIC(atomicExch, x)
 EMULATED void __threadfence() {}
 
-// ---- Blocks and warps --------------------------------------------------------------------------------------------------------
+// ---- Blocks and warps ---------------------------------------------------------------------------
 
 EMULATED void __syncthreads() { slabwise_barrier(SLABWISE_PLAIN, 0); }
 EMULATED int __syncthreads_count(int x) { return slabwise_barrier(SLABWISE_COUNT, x); }
@@ -211,7 +214,7 @@ EMULATED int __any_sync(unsigned mask, int yes) { return __ballot_sync(mask, yes
 EMULATED int __all_sync(unsigned mask, int yes) { return __ballot_sync(mask, !yes) == 0; }
 EMULATED unsigned __activemask() { return 0xffffffffu; }
 
-// ---- Tensor cores and asynchronous copies --------------------------------------------------------------------------------------
+// ---- Tensor cores and asynchronous copies -------------------------------------------------------
 
 struct MatrixLoad {
     unsigned* registers;
@@ -221,7 +224,7 @@ template <int COUNT, bool TRANSPOSED>
 EMULATED void matrices_together(void** arguments, unsigned mask) {
     if (mask != 0xffffffffu) slabwise_fail("ldmatrix without a whole warp");
     for (int matrix = 0; matrix < COUNT; ++matrix) {
-        // Row r of a matrix is where lane 8 · matrix + r points.
+        // Row r of a matrix is at the address of lane 8 · matrix + r.
         const auto element = [&](int row, int column) {
             unsigned short bits;
             memcpy(&bits, static_cast<MatrixLoad*>(arguments[8 * matrix + row])->row + 2 * column, 2);
@@ -253,7 +256,8 @@ struct Product {
 EMULATED float half_of(unsigned pair, int which) { return same_bits<_Float16>((unsigned short)(pair >> 16 * which)); }
 EMULATED float bf16_of(unsigned pair, int which) { return __uint_as_float(pair >> 16 * which << 16); }
 EMULATED float tf32_of(unsigned bits, int) { return __uint_as_float(bits & ~0x1fffu); }
-/// A product of 16×K by K×8. A register holds EACH elements; groups of four lanes hold a row of a and d, a column of b.
+/// A product of 16×K by K×8. A register holds EACH elements; groups of four lanes hold a row of a
+/// and d, a column of b.
 template <int K, int EACH, float (*ELEMENT)(unsigned, int)>
 EMULATED void product_together(void** arguments, unsigned mask) {
     if (mask != 0xffffffffu) slabwise_fail("mma without a whole warp");

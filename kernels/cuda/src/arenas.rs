@@ -1,19 +1,18 @@
-//! What a session has of a device's memory, and of pinned memory of the host: arenas, named by
-//! number.
+//! The arenas of a session: device memory and pinned host memory, identified by number.
 
 use slabwise_kernels::memory::Region;
 
 use crate::device::{Device, Shared};
 use crate::driver::{DriverError, Pinned, Properties};
 use crate::pages::Pages;
-use crate::space::Space;
+use crate::reservation::Reservation;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Memory of a session.
+/// An arena of a session.
 #[derive(Debug)]
 pub(crate) enum Arena {
-    /// Cut from the device's reservation.
+    /// Sub-allocated from the device's reservation.
     Device {
         /// The address of the first byte.
         base: u64,
@@ -22,21 +21,23 @@ pub(crate) enum Arena {
     },
     /// A range of addresses whose pages are mapped one by one.
     Pages(Pages),
-    /// Of the host, which kernels do not reach.
+    /// Pinned memory of the host, which kernels do not access.
     Host(Pinned),
 }
 
 impl Arena {
-    /// Gives the memory back, once no work uses it.
+    /// Frees the memory, once no work uses it.
     pub fn close(self, shared: &Shared) {
-        let mut space = shared.space();
-        match (self, &mut *space) {
-            (Arena::Device { base, .. }, Some(space)) => space.give(&shared.context, base),
-            (Arena::Pages(pages), Some(space)) => {
-                space.take_back(pages.mapped());
+        let mut reservation = shared.reservation();
+        match (self, &mut *reservation) {
+            (Arena::Device { base, .. }, Some(reservation)) => {
+                reservation.free(&shared.context, base)
+            }
+            (Arena::Pages(pages), Some(reservation)) => {
+                reservation.uncharge(pages.mapped());
                 pages.close(&shared.context);
             }
-            // The driver's own is given back when it is dropped.
+            // The driver's own memory is freed when it is dropped.
             (Arena::Host(_), _) | (_, None) => {}
         }
     }
@@ -51,24 +52,23 @@ impl Arena {
 }
 
 impl Device {
-    /// An arena of zeros, all of it as a region.
+    /// A zeroed arena, returned as one region.
     ///
     /// # Errors
-    /// If the device has not so much memory, or may not use it.
+    /// If the device has too little memory, or its limit does not allow so much.
     pub fn reserve(&mut self, bytes: u64) -> Result<Region> {
         self.ready()?;
-        let base = self.take(bytes)?;
+        let base = self.allocate(bytes)?;
         let region = self.add(Arena::Device { base, bytes });
         self.fill(&region, 0)?;
         Ok(region)
     }
 
-    /// An arena of pinned memory of the host, zeros, all of it as a region: for copies from the
-    /// device and back, see
-    /// [`Device::start_copy`], and for nothing else.
+    /// A zeroed arena of pinned host memory, returned as one region. It is used only for copies
+    /// from and to the device, see [`Device::start_copy`].
     ///
     /// # Errors
-    /// If the host has not so much memory to pin.
+    /// If the host cannot pin so much memory.
     pub fn reserve_host(&mut self, bytes: u64) -> Result<Region> {
         self.ready()?;
         let refused = DriverError::OutOfMemory { bytes };
@@ -97,67 +97,72 @@ impl Device {
         }
     }
 
-    /// Lets `work` have the reservation, which is made if this is the first use of the device.
-    fn in_space<T>(&self, work: impl FnOnce(&Shared, &mut Space) -> Result<T>) -> Result<T> {
+    /// Calls `work` with the reservation, which is made at the first use of the device.
+    fn with_reservation<T>(
+        &self,
+        work: impl FnOnce(&Shared, &mut Reservation) -> Result<T>,
+    ) -> Result<T> {
         let Properties {
             total_bytes,
             maps_pages,
             ..
         } = self.shared.properties;
-        let mut space = self.shared.space();
-        let space = match &mut *space {
-            Some(space) => space,
-            none => none.insert(Space::new(
+        let mut reservation = self.shared.reservation();
+        let reservation = match &mut *reservation {
+            Some(reservation) => reservation,
+            none => none.insert(Reservation::new(
                 &self.shared.context,
                 &self.limits,
                 total_bytes,
                 maps_pages,
             )?),
         };
-        self.noting(work(&self.shared, space))
+        self.noting(work(&self.shared, reservation))
     }
 
     /// The address of so many bytes of the reservation.
-    pub(crate) fn take(&self, bytes: u64) -> Result<u64> {
-        self.in_space(|shared, space| space.take(&shared.context, bytes))
+    pub(crate) fn allocate(&self, bytes: u64) -> Result<u64> {
+        self.with_reservation(|shared, reservation| reservation.allocate(&shared.context, bytes))
     }
 
-    /// Gives an arena back, after all work. Regions of it must not be used again.
+    /// Frees an arena, after all work. Its regions must not be used again.
     pub fn release(&mut self, arena: u32) {
         let Some(arena) = self.arenas.get_mut(arena as usize).and_then(Option::take) else {
             return;
         };
-        // If the device is lost its memory is, too.
+        // If the device is lost, its memory is lost too.
         let _ = self.synchronize();
         arena.close(&self.shared);
     }
 
-    /// Whether ranges of pages can be had beside the reservation: where memory is mapped, and was
-    /// not taken ahead. Makes the reservation if this is the first use of the device.
+    /// Whether ranges of pages can be reserved beside the reservation: where memory is mapped page
+    /// by page and was not preallocated. Makes the reservation at the first use of the device.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If the reservation cannot be made.
     pub fn has_ranges(&self) -> Result<bool> {
         self.ready()?;
-        Ok(self.shared.properties.maps_pages && self.in_space(|_, space| Ok(!space.is_ahead()))?)
+        Ok(self.shared.properties.maps_pages
+            && self.with_reservation(|_, reservation| Ok(!reservation.is_preallocated()))?)
     }
 
-    /// An arena of addresses without memory, which [`Device::map`] puts behind whole pages of it:
-    /// the arena and the bytes of a page. `None` if there is no such thing, see
+    /// An arena of addresses without memory; [`Device::map`] maps memory to whole pages of it.
+    /// Returns the arena and the bytes of a page, or `None` where ranges are not available, see
     /// [`Device::has_ranges`].
     ///
     /// # Errors
-    /// If the driver has not so many addresses.
+    /// If the driver has too few addresses.
     pub fn range(&mut self, bytes: u64) -> Result<Option<(u32, u64)>> {
         self.ready()?;
-        let pages = self.in_space(|shared, space| space.pages(&shared.context, bytes))?;
+        let pages =
+            self.with_reservation(|shared, reservation| reservation.pages(&shared.context, bytes))?;
         Ok(pages.map(|pages| {
             let page = pages.page();
             (self.add(Arena::Pages(pages)).arena, page)
         }))
     }
 
-    /// Lets `work` have the range that a region is in.
+    /// Calls `work` with the range that contains a region.
     fn in_pages<T>(
         &mut self,
         arena: u32,
@@ -170,34 +175,35 @@ impl Device {
         self.noting(done)
     }
 
-    /// Puts memory behind whole pages of a range, which have none. What it holds is anything.
+    /// Maps memory to whole pages of a range, which have none. Its contents are undefined.
     ///
     /// # Errors
-    /// If the device has not so much memory, or may not use it: then none of the pages has any.
+    /// If the device has too little memory, or its limit does not allow so much: then no page is
+    /// mapped.
     ///
     /// # Panics
     /// If the region is not whole pages of a range.
     pub fn map(&mut self, pages: &Region) -> Result<()> {
         self.ready()?;
-        self.in_space(|_, space| space.lend(pages.bytes))?;
+        self.with_reservation(|_, reservation| reservation.charge(pages.bytes))?;
         let mapped = self.in_pages(pages.arena, |shared, range| {
             range.map(&shared.context, pages.offset, pages.bytes)
         });
         if mapped.is_err() {
-            self.in_space(|_, space| {
-                space.take_back(pages.bytes);
+            self.with_reservation(|_, reservation| {
+                reservation.uncharge(pages.bytes);
                 Ok(())
             })?;
         }
         mapped
     }
 
-    /// Gives the memory behind whole pages of a range back to the driver, after all work.
+    /// Unmaps whole pages of a range and returns their memory to the driver, after all work.
     ///
     /// # Panics
     /// If the region is not whole pages of a range.
     pub fn unmap(&mut self, pages: &Region) {
-        // If the device is lost its memory is, too.
+        // If the device is lost, its memory is lost too.
         let _ = self.synchronize();
         let unmapped = self.in_pages(pages.arena, |shared, range| {
             let before = range.mapped();
@@ -205,21 +211,21 @@ impl Device {
             Ok(before - range.mapped())
         });
         let _ = unmapped.and_then(|bytes| {
-            self.in_space(|_, space| {
-                space.take_back(bytes);
+            self.with_reservation(|_, reservation| {
+                reservation.uncharge(bytes);
                 Ok(())
             })
         });
     }
 
-    /// Puts the memory behind whole pages of a range, one region after the other, behind the pages
-    /// of another region of it, which have none, after all work. No byte is copied.
+    /// Remaps the memory of whole pages of a range, one region after the other, to the pages of
+    /// another region of it, which have none, after all work. No byte is copied.
     ///
     /// # Errors
-    /// If the driver refuses: then all memory is where it was.
+    /// If the driver refuses: then all memory is mapped as before.
     ///
     /// # Panics
-    /// If the regions are not whole pages of one range with memory behind the first ones.
+    /// If the regions are not whole pages of one range, or the first ones have no memory.
     pub fn remap(&mut self, from: &[Region], to: &Region) -> Result<()> {
         self.synchronize()?;
         assert!(
@@ -271,7 +277,7 @@ impl Device {
         memory.as_ptr() as u64 + region.offset
     }
 
-    /// Whether a region is the host's.
+    /// Whether a region is in host memory.
     pub(crate) fn is_host(&self, region: &Region) -> bool {
         matches!(self.arena(region), Some(Arena::Host(_)))
     }

@@ -1,10 +1,11 @@
-//! Compiled functions on disk, and which kernels were chosen, so that a kernel is compiled once and
-//! not at every start.
+//! The on-disk cache of compiled functions and of kernel choices, so that a kernel is compiled once
+//! and not at every start.
 //!
-//! An [`entry`] is known by a hash of everything that its code depends on: source, options,
-//! architecture and the compiler's version. It holds code that will be run: so the folder belongs
-//! to the user alone, and one that others can write to is refused. Entries are written beside and
-//! renamed, carry a hash of themselves, and are made anew if anything is wrong with them.
+//! The key of an [`entry`] is a hash of everything that its code depends on: source, options,
+//! architecture and the compiler's version. Because an entry holds code that will be executed, the
+//! folder belongs to the user alone, and a folder that others can write to is refused. Entries are
+//! written to a temporary file and renamed, contain a hash of themselves, and are rebuilt if
+//! anything is wrong with them.
 
 use std::fs;
 use std::io::{self, Write};
@@ -17,13 +18,13 @@ use crate::nvrtc::{Cubin, Program};
 
 pub mod entry;
 
-/// Bytes that all entries together may take; the least recently used go first.
+/// The size limit of the whole cache, bytes; the least recently used entries are evicted first.
 const BYTES_MAX: u64 = 1 << 30;
 
-/// What entries of chosen kernels start with.
+/// The magic number of entries that hold a kernel choice.
 const PICK: &entry::Magic = b"slabwise pick 01";
 
-/// Most bytes of such an entry: a name or some numbers.
+/// The size limit of such an entry, bytes: it holds a name or some numbers.
 const PICK_BYTES_MAX: u64 = 4096;
 
 /// A folder of compiled functions.
@@ -33,31 +34,31 @@ pub struct Cache {
     bytes_max: u64,
 }
 
-/// Why there is no cache.
+/// Why the cache cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Nothing says where it should be.
+    /// No variable says where the folder is.
     #[error(
         "there is no folder for compiled kernels: set SLABWISE_CACHE_DIR, XDG_CACHE_HOME or HOME"
     )]
     Nowhere,
-    /// The folder cannot be made or looked at.
+    /// The folder cannot be created or read.
     #[error("the folder of compiled kernels {}: {source}; SLABWISE_CACHE_DIR names another", folder.display())]
     Folder {
-        /// Which.
+        /// The folder.
         folder: PathBuf,
-        /// Why.
+        /// The reason.
         source: io::Error,
     },
-    /// Others could put code there.
+    /// Other users could put code there.
     #[error(
-        "the folder of compiled kernels {} {why}: what is in it would be run, so it is not used; chmod 700 it, or name another in SLABWISE_CACHE_DIR",
+        "the folder of compiled kernels {} {why}: its contents would be executed, so it is not used; chmod 700 it, or name another in SLABWISE_CACHE_DIR",
         folder.display()
     )]
     NotPrivate {
-        /// Which.
+        /// The folder.
         folder: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
 }
@@ -79,7 +80,7 @@ impl Cache {
         Cache::at(folder.ok_or(Error::Nowhere)?)
     }
 
-    /// A cache in this folder, which is made if it is not there.
+    /// The cache in this folder, which is created if it does not exist.
     ///
     /// # Errors
     /// As [`Cache::of_user`].
@@ -92,7 +93,7 @@ impl Cache {
         })
     }
 
-    /// The same with another bound on what all entries together may take, bytes.
+    /// The same cache with another size limit, bytes.
     #[must_use]
     pub fn with_bytes_max(mut self, bytes: u64) -> Cache {
         self.bytes_max = bytes;
@@ -104,15 +105,15 @@ impl Cache {
         &self.folder
     }
 
-    /// The code kept under this key, if there is any and it is whole.
+    /// The code stored under this key, if there is an intact entry.
     pub(crate) fn cubin(&self, key: &str) -> Option<Cubin> {
         let file = self.cubin_file(key);
         let read = entry::read(&file, key, self.entry_bytes_max());
         let cubin = read.unwrap_or_else(|why| {
-            log::warn!("{} is compiled anew: {why}", file.display());
+            log::warn!("{} is compiled again: {why}", file.display());
             None
         })?;
-        // The time of the last use is what the oldest are chosen by.
+        // The time of the last use decides which entries are evicted.
         let _ = fs::File::options()
             .append(true)
             .open(&file)
@@ -120,8 +121,8 @@ impl Cache {
         Some(cubin)
     }
 
-    /// Keeps code under a key, if that can be; after all that is new, [`Cache::trim`] is called.
-    pub(crate) fn keep_cubin(&self, key: &str, cubin: &Cubin) {
+    /// Stores code under a key, if possible. [`Cache::trim`] is called after all new entries.
+    pub(crate) fn store_cubin(&self, key: &str, cubin: &Cubin) {
         let (file, bytes, bytes_max) = (
             self.cubin_file(key),
             entry::encode(cubin, key),
@@ -129,12 +130,12 @@ impl Cache {
         );
         if bytes.len() as u64 > bytes_max {
             log::warn!(
-                "{} is not kept: it would have {} bytes, and an entry has at most {bytes_max}",
+                "{} is not stored: it would have {} bytes, and an entry has at most {bytes_max}",
                 file.display(),
                 bytes.len()
             );
-        } else if let Err(e) = self.keep(&file, &bytes) {
-            log::warn!("{} cannot be kept: {e}", file.display());
+        } else if let Err(e) = self.store(&file, &bytes) {
+            log::warn!("{} cannot be stored: {e}", file.display());
         }
     }
 
@@ -146,7 +147,7 @@ impl Cache {
         self.bytes_max.min(entry::BYTES_MAX)
     }
 
-    /// What was kept as this key's choice of a kernel, if anything was and it is whole.
+    /// The kernel choice stored under this key, if there is an intact entry.
     pub(crate) fn pick(&self, key: &str) -> Option<Vec<u8>> {
         let file = self.pick_file(key);
         let read = entry::bytes(&file, PICK_BYTES_MAX).and_then(|bytes| {
@@ -157,17 +158,17 @@ impl Cache {
             Ok(rest.map(<[u8]>::to_vec))
         });
         read.unwrap_or_else(|why| {
-            log::warn!("{} is chosen anew: {why}", file.display());
+            log::warn!("the kernel choice in {} is not used: {why}", file.display());
             None
         })
     }
 
-    /// Keeps a choice of a kernel, if that can be.
-    pub(crate) fn keep_pick(&self, key: &str, rest: &[u8]) {
+    /// Stores a kernel choice under a key, if possible.
+    pub(crate) fn store_pick(&self, key: &str, rest: &[u8]) {
         let file = self.pick_file(key);
-        match self.keep(&file, &entry::seal_as(PICK, rest, key)) {
+        match self.store(&file, &entry::seal_as(PICK, rest, key)) {
             Ok(()) => self.trim(),
-            Err(e) => log::warn!("{} cannot be kept: {e}", file.display()),
+            Err(e) => log::warn!("{} cannot be stored: {e}", file.display()),
         }
     }
 
@@ -175,8 +176,8 @@ impl Cache {
         self.folder.join(format!("{key}.pick"))
     }
 
-    /// Writes an entry beside its place and moves it there, so that nobody ever reads half of one.
-    fn keep(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
+    /// Writes an entry to a temporary file and renames it, so that no process reads half of one.
+    fn store(&self, file: &Path, bytes: &[u8]) -> io::Result<()> {
         let beside = unused(&self.folder);
         let written = fs::OpenOptions::new()
             .write(true)
@@ -190,8 +191,8 @@ impl Cache {
         moved
     }
 
-    /// Removes the least recently used entries beyond the bound. It looks at every entry, and so is
-    /// called once for all that a program has added.
+    /// Evicts the least recently used entries beyond the limit. Because it reads the whole folder,
+    /// it is called once for all entries that a program has added.
     pub(crate) fn trim(&self) {
         let mut entries: Vec<(SystemTime, u64, PathBuf)> = Vec::new();
         for entry in fs::read_dir(&self.folder).into_iter().flatten().flatten() {
@@ -215,14 +216,14 @@ impl Cache {
             if total <= self.bytes_max {
                 break;
             }
-            // Another process may have been faster.
+            // Another process may have removed it first.
             let _ = fs::remove_file(&path);
             total -= bytes;
         }
     }
 }
 
-/// Makes the folder for its user alone, or checks that it is so.
+/// Creates the folder for its user alone, or checks its permissions.
 #[cfg(unix)]
 fn private(folder: &Path) -> Result<(), Error> {
     use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
@@ -247,7 +248,7 @@ fn private(folder: &Path) -> Result<(), Error> {
             why,
         })
     };
-    // Whom a process acts for is whose files it makes.
+    // The owner of a new file is the user that the process acts for.
     let probe = unused(folder);
     let own = fs::OpenOptions::new()
         .write(true)
@@ -267,7 +268,7 @@ fn private(folder: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// Makes the folder; elsewhere than on Unix it has its user's permissions by where it lies.
+/// Creates the folder; on systems other than Unix its location determines the permissions.
 #[cfg(not(unix))]
 fn private(folder: &Path) -> Result<(), Error> {
     fs::create_dir_all(folder).map_err(|source| Error::Folder {
@@ -276,7 +277,7 @@ fn private(folder: &Path) -> Result<(), Error> {
     })
 }
 
-/// The name of a file in the folder that no other thread or process writes.
+/// A file name in the folder that no other thread or process uses.
 fn unused(folder: &Path) -> PathBuf {
     static COUNT: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
     let since_epoch = SystemTime::now()
@@ -289,7 +290,7 @@ fn unused(folder: &Path) -> PathBuf {
     ))
 }
 
-/// What a program is known by: everything that its code depends on.
+/// The key of a program: a hash of everything that its code depends on.
 pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str]) -> String {
     hash(&[
         &format!("NVRTC {major}.{minor} sm_{}", program.sm),
@@ -298,7 +299,7 @@ pub(crate) fn key(program: &Program, (major, minor): (u32, u32), options: &[&str
     ])
 }
 
-/// A hash of texts, as 64 digits.
+/// A hash of texts, as 64 hexadecimal digits.
 pub(crate) fn hash(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
@@ -315,7 +316,7 @@ pub(crate) fn hash(parts: &[&str]) -> String {
 mod tests {
     use super::*;
 
-    /// A cache, the file of a key in it, and what is kept there: counts how often that is made.
+    /// A cache, the file of one key in it, and a count of how often its content was built.
     struct Kept {
         cache: Cache,
         file: PathBuf,
@@ -349,7 +350,7 @@ mod tests {
                 Some(kept) => assert_eq!(kept, cubin),
                 None => {
                     self.made += 1;
-                    self.cache.keep_cubin(Kept::KEY, &cubin);
+                    self.cache.store_cubin(Kept::KEY, &cubin);
                 }
             }
             self.made
@@ -377,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_damaged_cut_huge_or_foreign_is_made_anew() {
+    fn damaged_cut_huge_or_foreign_entries_are_rebuilt() {
         let mut kept = Kept::new();
         assert_eq!((kept.get(100), kept.get(100)), (1, 1));
         let whole = fs::read(&kept.file).expect("an entry");
@@ -402,7 +403,7 @@ mod tests {
             );
             assert_eq!(fs::read(&kept.file).expect("an entry"), whole);
         }
-        // More than there is memory: the length decides, before anything is read.
+        // More than fits in memory: the length is checked before anything is read.
         fs::File::options()
             .write(true)
             .open(&kept.file)
@@ -415,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_kept_is_made_each_time() {
+    fn entries_that_cannot_be_stored_are_rebuilt_each_time() {
         let mut kept = Kept::new();
         assert_eq!((kept.get(2000), kept.get(2000)), (1, 2));
         assert!(!kept.file.exists(), "larger than an entry may be");
@@ -463,7 +464,7 @@ mod tests {
             .with_bytes_max(250);
         let file = |name: &str| cache.folder().join(format!("{name}.cubin"));
         for (name, age) in [("old", 30), ("older", 60), ("new", 0)] {
-            cache.keep(&file(name), &[0; 100]).expect("it is written");
+            cache.store(&file(name), &[0; 100]).expect("it is written");
             let past = SystemTime::now() - std::time::Duration::from_secs(age);
             if file(name).exists() {
                 fs::File::options()

@@ -1,8 +1,8 @@
 //! The straight-line program of a spec as CUDA statements for one point of its iteration space.
 //!
-//! What an operation computes is the business of the table ([`ScalarOp::cuda`]); how an element is
-//! stored is a row of [`Storage`]. Where operands lie at a point is told by whoever writes the loop
-//! around it: a [`Site`].
+//! The table gives the CUDA text of each operation ([`ScalarOp::cuda`]), and a row of [`Storage`]
+//! that of loads and stores of each type. The loop around the program gives the addresses of
+//! operands at a point: a [`Site`].
 
 use std::fmt::Write as _;
 
@@ -11,21 +11,21 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::analysis::live_values;
 use slabwise_kernels::spec::{Inst, ReduceOp, Spec, SpecError, Store, ValueId};
 
-/// How elements of a type lie in memory, as seen from CUDA. In each text `{}` stands for the value.
+/// The representation of a type's elements in CUDA memory. In each text `{}` stands for the value.
 #[derive(Clone, Copy, Debug)]
 pub struct Storage {
     /// The type of an element.
     pub ty: &'static str,
-    /// From an element to its lane.
+    /// Converts an element to its lane.
     widen: &'static str,
-    /// From a float to an element; narrow types saturate, and NaN becomes 0.
+    /// Converts a float to an element; narrow types saturate, and NaN becomes 0.
     from_float: &'static str,
-    /// From an integer, or a truth value as 0 or 1, to an element; narrow types wrap.
+    /// Converts an integer, or a truth value as 0 or 1, to an element; narrow types wrap.
     from_int: &'static str,
 }
 
 impl Storage {
-    /// The row of a type.
+    /// The representation of a type.
     pub fn of(dtype: DType) -> Storage {
         let row = |ty, widen, from_float, from_int| Storage {
             ty,
@@ -121,12 +121,12 @@ pub fn operation(op: ScalarOp, lane: Lane, args: &[String]) -> String {
         })
 }
 
-/// One point of the iteration space, as the code around it writes it down. Every answer is an
+/// One point of the iteration space, named by the enclosing loop. Every method returns an
 /// expression.
 pub trait Site {
-    /// The element of operand `k` that is read, as stored.
+    /// The element of operand `k` to read, as stored.
     fn read(&self, k: u16) -> String;
-    /// The element of operand `k` that is written.
+    /// The element of operand `k` to write.
     fn write(&self, k: u16) -> String;
     /// The address of the seed and step in operand `k` (`const int*`).
     fn state(&self, k: u16) -> String;
@@ -144,18 +144,18 @@ pub trait Site {
 
 /// The program of a spec.
 pub struct Code<'a> {
-    /// Whose program it is.
+    /// The spec.
     pub spec: &'a Spec,
     /// The lane of every value.
     pub lanes: Vec<Lane>,
     /// Whether a store depends on the value.
     pub needed: Vec<bool>,
-    /// Whether the value exists once per point of the kept axes.
+    /// Whether the value exists once per point of the kept axes (per row, not per element).
     pub folded: Vec<bool>,
 }
 
 impl<'a> Code<'a> {
-    /// Checks the program.
+    /// Validates the program.
     pub fn new(spec: &'a Spec) -> Result<Code<'a>, SpecError> {
         Ok(Code {
             spec,
@@ -170,7 +170,7 @@ impl<'a> Code<'a> {
         self.lanes[usize::from(v)]
     }
 
-    /// How operand `k` is stored.
+    /// The storage of operand `k`.
     pub fn storage(&self, k: u16) -> Storage {
         Storage::of(self.spec.operands[usize::from(k)].dtype)
     }
@@ -180,7 +180,7 @@ impl<'a> Code<'a> {
         (0..self.spec.code.len()).filter(|&i| self.needed[i])
     }
 
-    /// Operands that are read point by point, each once.
+    /// Operands that are read per point, each once.
     pub fn loads(&self) -> Vec<u16> {
         let mut list: Vec<u16> = self
             .needed()
@@ -258,7 +258,7 @@ impl<'a> Code<'a> {
         format!("{} = {value};\n", site.write(store.operand))
     }
 
-    /// The whole program at a point, where nothing is reduced: every value that is needed, then the
+    /// The whole program at a point of a loop without reductions: every needed value, then the
     /// stores.
     pub fn point(&self, site: &dyn Site) -> String {
         let mut text = String::new();
@@ -271,7 +271,7 @@ impl<'a> Code<'a> {
     }
 }
 
-/// A reduction as CUDA.
+/// A reduction in CUDA.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
     op: ReduceOp,
@@ -298,7 +298,7 @@ impl Fold {
         }
     }
 
-    /// The accumulator of nothing.
+    /// The accumulator of zero elements.
     pub fn identity(self) -> String {
         let float = self.lane == Lane::F32;
         let of = |x: f32, i: i32| {
@@ -319,7 +319,7 @@ impl Fold {
         }
     }
 
-    /// Two accumulators joined.
+    /// Combines two accumulators.
     pub fn join(self, a: &str, b: &str) -> String {
         let op = match self.op {
             ReduceOp::Sum => ScalarOp::Add,
@@ -342,7 +342,7 @@ impl Fold {
         }
     }
 
-    /// The result: the best of no elements is said to be the first.
+    /// The result; for zero elements, the best one is reported at position 0.
     pub fn result(self, acc: &str) -> String {
         if self.finds() {
             format!("{acc}.position == 2147483647 ? 0 : {acc}.position")
@@ -352,7 +352,7 @@ impl Fold {
     }
 }
 
-/// Text in which blocks are indented, for reading.
+/// The text with indented blocks, for reading.
 pub fn indented(text: &str) -> String {
     let mut out = String::new();
     let mut depth = 0usize;

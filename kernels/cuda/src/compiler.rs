@@ -1,13 +1,13 @@
-//! Functions compiled one by one, several at once: each once in a process, and kept on disk by
-//! itself.
+//! Compiles functions separately and in parallel: each once per process, with its own entry in the
+//! disk cache.
 //!
-//! A function's code depends on its own text and the prelude alone. So programs that share a
-//! function share its code, whatever else is in them, and a model of which one kernel changed
-//! compiles that one.
+//! A function's code depends only on its own text and the prelude. Therefore programs that share a
+//! function share its code, whatever else they contain, and if one kernel of a model changes, only
+//! that kernel is compiled again.
 //!
-//! Threads of one process are enough. NVRTC 13.0 holds a lock while it parses, which is 15 ms of a
-//! function with `--minimal` (23 ms without it, 3 ms of them for those parts of the prelude that
-//! only products need); what follows, 30 to 300 ms, runs side by side.
+//! Threads of one process suffice. NVRTC 13.0 holds a lock while it parses, which takes 15 ms per
+//! function with `--minimal` (23 ms without it, 3 ms of them for the parts of the prelude that only
+//! products need); the phases after that, 30 to 300 ms, run in parallel.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,61 +18,62 @@ use std::time::Instant;
 use crate::cache::{self, Cache};
 use crate::nvrtc::{self, Cubin, Error, Program};
 
-/// Bytes of code that a process keeps in memory; beyond them it starts anew, and reads from the
-/// disk what it needs again.
+/// The limit of code that a process keeps in memory, bytes. When it is exceeded, the map is
+/// cleared, and code is read from the disk when it is needed again.
 const BYTES_MAX: usize = 64 << 20;
 
-/// Bytes of stack of a thread that compiles: as many as a process's first thread usually has.
+/// Stack size of a compiler thread, bytes: the usual size of a process's first thread.
 const STACK_BYTES: usize = 8 << 20;
 
-/// Compiles functions, and knows the code of those that it has compiled.
+/// Compiles functions, and caches the code in memory.
 #[derive(Debug, Default)]
 pub struct Compiler {
-    known: Mutex<Known>,
-    /// The most threads; 0 for as many as the machine runs at once.
+    code_in_memory: Mutex<CodeInMemory>,
+    /// The maximum number of threads; 0 for as many as the machine runs at once.
     threads: AtomicUsize,
     compiled: AtomicUsize,
     read: AtomicUsize,
 }
 
-/// A function's code, once one of the threads that want it has made it.
-type Slot = OnceLock<Result<Arc<Cubin>, Error>>;
+/// The code of a function, set by the first thread that requests it.
+type CodeCell = OnceLock<Result<Arc<Cubin>, Error>>;
 
-/// Code in memory.
+/// The code in memory.
 #[derive(Debug, Default)]
-struct Known {
-    slots: HashMap<String, Arc<Slot>>,
+struct CodeInMemory {
+    cells: HashMap<String, Arc<CodeCell>>,
     bytes: usize,
 }
 
 impl Compiler {
-    /// The process's.
+    /// The compiler of the process.
     pub fn of_process() -> &'static Compiler {
         static PROCESS: OnceLock<Compiler> = OnceLock::new();
         PROCESS.get_or_init(Compiler::default)
     }
 
-    /// Bounds how many threads compile at once; without a bound there are as many as the machine
+    /// Limits the number of threads that compile at once; the default is as many as the machine
     /// runs at once.
     pub fn set_threads(&self, threads: usize) {
         self.threads.store(threads, Ordering::Relaxed);
     }
 
-    /// How many functions NVRTC has compiled.
+    /// The number of functions that NVRTC has compiled.
     pub fn compiled(&self) -> usize {
         self.compiled.load(Ordering::Relaxed)
     }
 
-    /// How many were read from a cache.
+    /// The number of functions that were read from a cache.
     pub fn read(&self) -> usize {
         self.read.load(Ordering::Relaxed)
     }
 
-    /// The code of each program: from memory, or from the cache, or else compiled and kept there.
-    /// Those that take long are best first.
+    /// The code of each program: from memory, else from the cache, else compiled and cached.
+    /// Programs that take long should come first.
     ///
     /// # Errors
-    /// Of the first program that cannot be compiled. Those after it may not have been looked at.
+    /// That of the first program that cannot be compiled. Later programs may not have been
+    /// compiled.
     pub fn compile(
         &self,
         cache: Option<&Cache>,
@@ -82,15 +83,15 @@ impl Compiler {
             return Ok(Vec::new());
         }
         let version = nvrtc::version()?;
-        let made: Vec<Slot> = programs.iter().map(|_| Slot::new()).collect();
+        let made: Vec<CodeCell> = programs.iter().map(|_| CodeCell::new()).collect();
         let started = Instant::now();
         let (next, failed, compiled) = (
             AtomicUsize::new(0),
             AtomicBool::new(false),
             AtomicUsize::new(0),
         );
-        // Programs are taken in their order: when one fails, those before it have been taken and
-        // are finished.
+        // Programs are started in order, so that when one fails, those before it have been started
+        // and are finished.
         let work = || {
             while !failed.load(Ordering::Relaxed) {
                 let at = next.fetch_add(1, Ordering::Relaxed);
@@ -110,7 +111,7 @@ impl Compiler {
         };
         thread::scope(|scope| {
             for _ in 1..most.min(programs.len()) {
-                // Where the system starts no more threads, there are fewer.
+                // If the system starts no more threads, fewer are used.
                 if thread::Builder::new()
                     .stack_size(STACK_BYTES)
                     .spawn_scoped(scope, work)
@@ -130,11 +131,11 @@ impl Compiler {
             );
             cache.into_iter().for_each(Cache::trim);
         }
-        made.into_iter().map_while(Slot::into_inner).collect()
+        made.into_iter().map_while(CodeCell::into_inner).collect()
     }
 
-    /// The code of one program; counts what was compiled. A thread that wants what another is
-    /// making waits for it.
+    /// The code of one program; counts compilations. If another thread is compiling it, this one
+    /// waits for that thread.
     fn code(
         &self,
         cache: Option<&Cache>,
@@ -143,18 +144,23 @@ impl Compiler {
         compiled: &AtomicUsize,
     ) -> Result<Arc<Cubin>, Error> {
         let key = cache::key(program, version, &nvrtc::options(version));
-        let slot = self.known().slots.entry(key.clone()).or_default().clone();
-        let made = slot.get_or_init(|| {
+        let cell = self
+            .code_in_memory()
+            .cells
+            .entry(key.clone())
+            .or_default()
+            .clone();
+        let made = cell.get_or_init(|| {
             let made = self.make(cache, program, &key, compiled).map(Arc::new);
-            let mut known = self.known();
+            let mut code_in_memory = self.code_in_memory();
             match &made {
-                Ok(cubin) => known.bytes += cubin.image.len(),
-                // It may work another time.
-                Err(_) => drop(known.slots.remove(&key)),
+                Ok(cubin) => code_in_memory.bytes += cubin.image.len(),
+                // The failure may be temporary.
+                Err(_) => drop(code_in_memory.cells.remove(&key)),
             }
-            if known.bytes > BYTES_MAX {
-                known.slots.retain(|_, slot| slot.get().is_none());
-                known.bytes = 0;
+            if code_in_memory.bytes > BYTES_MAX {
+                code_in_memory.cells.retain(|_, cell| cell.get().is_none());
+                code_in_memory.bytes = 0;
             }
             made
         });
@@ -177,12 +183,14 @@ impl Compiler {
             count.fetch_add(1, Ordering::Relaxed);
         }
         if let Some(cache) = cache {
-            cache.keep_cubin(key, &cubin);
+            cache.store_cubin(key, &cubin);
         }
         Ok(cubin)
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn code_in_memory(&self) -> MutexGuard<'_, CodeInMemory> {
+        self.code_in_memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,10 +1,10 @@
-//! Copies between the device and pinned memory of the host while kernels run: one stream to the
-//! host, one from it.
+//! Copies between the device and pinned host memory while kernels run: one stream for each
+//! direction.
 //!
-//! A copy starts at a moment of the device's own stream and not before: its stream waits for an
-//! event recorded there. It is waited for at another: the own stream waits for an event recorded
-//! behind the copy. Between the two nothing orders them. While a run is recorded, the same calls
-//! become branches of the graph, and their events edges of it.
+//! A copy starts at a point of the device's main stream and not earlier, because its stream waits
+//! for an event recorded there. It ends at another point: the main stream waits for an event
+//! recorded after the copy. Between the two they are unordered. While a run is being captured, the
+//! same calls become branches of the graph, and their events become its edges.
 
 use slabwise_kernels::memory::Region;
 
@@ -13,21 +13,21 @@ use crate::driver::{DriverError, Event, Stream};
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// The ways to the host and back.
+/// The copy streams in both directions.
 #[derive(Debug)]
-pub(crate) struct Ways {
+pub(crate) struct CopyStreams {
     to_host: Stream,
     from_host: Stream,
-    /// The moment a copy may begin. Who waits for it does so for the moment recorded last, so one
+    /// The point at which a copy may begin. A wait refers to the most recent record, so one event
     /// is enough.
     begin: Event,
     /// The end of each copy.
     ended: Vec<Event>,
 }
 
-impl Ways {
-    fn new() -> Result<Ways> {
-        Ok(Ways {
+impl CopyStreams {
+    fn new() -> Result<CopyStreams> {
+        Ok(CopyStreams {
             to_host: Stream::new()?,
             from_host: Stream::new()?,
             begin: Event::new()?,
@@ -57,7 +57,7 @@ impl Ways {
 }
 
 impl Device {
-    /// Makes ready for so many copies in flight at once, so that starting them makes nothing.
+    /// Prepares for so many copies in flight at once, so that starting them allocates nothing.
     ///
     /// # Errors
     /// If the driver has no streams or events to give.
@@ -66,37 +66,39 @@ impl Device {
         if most == 0 {
             return Ok(());
         }
-        let grown = self.grow_ways(most);
+        let grown = self.grow_copy_streams(most);
         self.noting(grown)
     }
 
-    fn grow_ways(&mut self, most: usize) -> Result<()> {
-        let ways = match &mut self.ways {
-            Some(ways) => ways,
-            none => none.insert(Ways::new()?),
+    fn grow_copy_streams(&mut self, most: usize) -> Result<()> {
+        let copy_streams = match &mut self.copy_streams {
+            Some(copy_streams) => copy_streams,
+            none => none.insert(CopyStreams::new()?),
         };
-        while ways.ended.len() < most {
-            ways.ended.push(Event::new()?);
+        while copy_streams.ended.len() < most {
+            copy_streams.ended.push(Event::new()?);
         }
         Ok(())
     }
 
-    fn ways(&self) -> Result<&Ways> {
-        self.ways.as_ref().ok_or_else(|| DriverError::Failed {
-            call: "a copy",
-            code: "no copies were prepared for".into(),
-        })
+    fn copy_streams(&self) -> Result<&CopyStreams> {
+        self.copy_streams
+            .as_ref()
+            .ok_or_else(|| DriverError::Failed {
+                call: "a copy",
+                code: "no copies were prepared for".into(),
+            })
     }
 
-    /// Starts to copy one region to another of the same length, one of the two of the
-    /// [host](Device::reserve_host), once the work is done that was asked for before. Until
-    /// [`Device::finish_copy`] neither may be written, and the destination may not be read.
+    /// Starts to copy one region to another of the same length, one of them in [host
+    /// memory](Device::reserve_host), once the work submitted before is done. Until
+    /// [`Device::finish_copy`] neither region may be written, and the destination must not be read.
     ///
     /// # Errors
     /// If there is no copy of this number, see [`Device::prepare_copies`], or the driver refuses.
     ///
     /// # Panics
-    /// If the lengths differ, or not just one of the regions is the host's.
+    /// If the lengths differ, or not exactly one of the regions is in host memory.
     pub fn start_copy(&self, copy: usize, from: &Region, to: &Region) -> Result<()> {
         self.ready()?;
         assert_eq!(
@@ -106,57 +108,60 @@ impl Device {
         let (outward, inward) = (self.is_host(to), self.is_host(from));
         assert!(
             outward != inward,
-            "{from:?} is copied to {to:?}, and not just one of them is the host's"
+            "{from:?} is copied to {to:?}, and not exactly one of them is in host memory"
         );
-        let ways = self.ways()?;
-        let ended = ways.ended(copy)?;
-        let way = if outward {
-            &ways.to_host
+        let copy_streams = self.copy_streams()?;
+        let ended = copy_streams.ended(copy)?;
+        let stream = if outward {
+            &copy_streams.to_host
         } else {
-            &ways.from_host
+            &copy_streams.from_host
         };
         let bytes = from.bytes as usize;
-        let started = ways
+        let started = copy_streams
             .begin
             .record(&self.stream)
-            .and_then(|()| way.wait(&ways.begin))
+            .and_then(|()| stream.wait(&copy_streams.begin))
             .and_then(|()| match (bytes, outward) {
                 (0, _) => Ok(()),
-                // SAFETY: both regions are live memory, the one of the device and the other of the
-                // host, as their addresses were checked; who wants to use them first waits for the
-                // copy.
+                // SAFETY: both regions are live memory, one of the device and the other of the
+                // host, as their addresses were checked; work that uses them before the copy is
+                // done must wait for it.
                 (_, true) => unsafe {
-                    way.download(self.host_address(to) as *mut u8, self.address(from), bytes)
+                    stream.download(self.host_address(to) as *mut u8, self.address(from), bytes)
                 },
                 // SAFETY: as above.
                 (_, false) => unsafe {
-                    way.upload(
+                    stream.upload(
                         self.address(to),
                         self.host_address(from) as *const u8,
                         bytes,
                     )
                 },
             });
-        self.noting(started.and_then(|()| ended.record(way)))
+        self.noting(started.and_then(|()| ended.record(stream)))
     }
 
-    /// Lets the work that is asked for from here on wait for a copy.
+    /// Makes the work submitted from here on wait for a copy.
     ///
     /// # Errors
     /// If there is no copy of this number, or the driver refuses.
     pub fn finish_copy(&self, copy: usize) -> Result<()> {
         self.ready()?;
-        let waited = self.stream.wait(self.ways()?.ended(copy)?);
+        let waited = self.stream.wait(self.copy_streams()?.ended(copy)?);
         self.noting(waited)
     }
 
-    /// Waits until nothing is on its way between device and host, whether somebody waits for it or
-    /// not.
+    /// Waits until no copy between device and host is in flight, including those without a
+    /// [`Device::finish_copy`].
     ///
     /// # Errors
     /// If a copy failed.
     pub fn settle_copies(&self) -> Result<()> {
-        let settled = self.ways.as_ref().map_or(Ok(()), Ways::synchronize);
-        self.noting(settled)
+        let done = self
+            .copy_streams
+            .as_ref()
+            .map_or(Ok(()), CopyStreams::synchronize);
+        self.noting(done)
     }
 }

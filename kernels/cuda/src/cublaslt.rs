@@ -1,10 +1,10 @@
-//! cuBLASLt, as far as it is needed: products of matrices that lie in memory of the caller's, with
-//! a workspace of the caller's.
+//! Bindings to the parts of cuBLASLt that slabwise uses: products of matrices in the caller's
+//! memory, with a workspace of the caller.
 //!
-//! Calls go through cudarc's bindings, which load the library by its name; so it is looked for
-//! first, and what is not there is an error. What it is told of a product it takes as objects of
-//! its own, on the host: they are made for each call and given back, which costs a microsecond
-//! where a run is recorded, and nothing where it is replayed.
+//! Calls go through cudarc's bindings, which load the library by its name; therefore the library is
+//! located first, and its absence is an error. It describes a product by host objects: they are
+//! created and destroyed for each call, which costs a microsecond where a run is captured, and
+//! nothing where it is replayed.
 
 use std::ffi::c_void;
 use std::mem::size_of;
@@ -29,7 +29,7 @@ fn check(call: &'static str, status: Status) -> Result<()> {
     }
 }
 
-/// Finds and opens the library, and says which version it is: 130002 for 13.0.2.
+/// Locates and opens the library, and returns its version: 130002 for 13.0.2.
 ///
 /// # Errors
 /// If there is none.
@@ -37,7 +37,7 @@ pub fn version() -> Result<usize> {
     Library::CublasLt.open().map_err(Clone::clone)?;
     // SAFETY: initialisers of the library may run at any time.
     if !unsafe { sys::is_culib_present() } {
-        let why = ": it was found, but the loader does not know it by its name".into();
+        let why = ": it was found, but the loader does not find it by its name".into();
         return Err(Missing {
             library: Library::CublasLt,
             why,
@@ -48,17 +48,17 @@ pub fn version() -> Result<usize> {
     Ok(unsafe { sys::cublasLtGetVersion() })
 }
 
-/// One of the library's kernels, set up: 64 bytes that mean something to the version of the library
-/// that gave them.
+/// A configured kernel of the library: 64 bytes that have a meaning only in the version of the
+/// library that returned them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Algorithm {
     /// The library's description of it.
     pub words: [u64; 8],
-    /// Bytes of workspace it needs.
+    /// The workspace that it needs, bytes.
     pub workspace: u64,
 }
 
-/// A matrix stored by columns, or several at a distance.
+/// The layout of a matrix stored by columns, or of several at a fixed distance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub dtype: DType,
@@ -66,11 +66,11 @@ pub(crate) struct Layout {
     pub columns: i64,
     /// Elements from column to column.
     pub stride: i64,
-    /// How many matrices.
+    /// The number of matrices.
     pub products: i64,
     /// Elements from matrix to matrix.
     pub apart: i64,
-    /// What its address is a multiple of, bytes.
+    /// The alignment of its address, bytes.
     pub align: u32,
 }
 
@@ -79,20 +79,20 @@ pub(crate) struct Layout {
 pub(crate) struct Product {
     pub a: Layout,
     pub b: Layout,
-    /// The result, and what is added to it.
+    /// The layout of the result and of C.
     pub d: Layout,
-    /// Which of A and B are stored with rows and columns exchanged.
-    pub turned: [bool; 2],
+    /// Whether A and B are stored transposed.
+    pub transposed: [bool; 2],
     pub alpha: f32,
-    /// Whether C is there.
+    /// Whether there is a C.
     pub adds: bool,
-    /// The type of the numbers added to each row, if there are any: that of the result.
+    /// The type of the bias per row, if there is one: that of the result.
     pub bias: Option<DType>,
     /// Whether f32 may be rounded to tf32.
     pub tf32: bool,
 }
 
-/// Where the operands of a product lie.
+/// The addresses of a product's operands.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Addresses {
     pub a: u64,
@@ -103,7 +103,7 @@ pub(crate) struct Addresses {
     pub workspace: u64,
 }
 
-/// The library, ready for one device.
+/// The library's handle for one device.
 #[derive(Debug)]
 pub(crate) struct Handle(sys::cublasLtHandle_t);
 
@@ -112,7 +112,7 @@ unsafe impl Send for Handle {}
 // SAFETY: as above.
 unsafe impl Sync for Handle {}
 
-/// The library's type of a stored one. Products of other types are not asked of it.
+/// The library's type of a stored one. Products of other types are never requested.
 fn stored(dtype: DType) -> Result<sys::cudaDataType_t> {
     match dtype {
         DType::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
@@ -126,7 +126,7 @@ fn stored(dtype: DType) -> Result<sys::cudaDataType_t> {
     }
 }
 
-/// An object of the library's, with the call that gives it back.
+/// An object of the library, with its destructor.
 struct Object<T> {
     raw: *mut T,
     destroy: unsafe fn(*mut T) -> Status,
@@ -139,7 +139,7 @@ impl<T> Drop for Object<T> {
     }
 }
 
-/// A product as the library wants it described.
+/// The library's description of a product.
 struct Described {
     product: Object<sys::cublasLtMatmulDescOpaque_t>,
     a: Object<sys::cublasLtMatrixLayoutOpaque_t>,
@@ -201,8 +201,8 @@ impl Layout {
 }
 
 impl Product {
-    /// `bias` is where the numbers lie that are added to each row. Where nothing is computed only
-    /// its alignment matters.
+    /// `bias` is the address of the bias per row. Where nothing is computed, only its alignment
+    /// matters.
     fn described(&self, bias: u64) -> Result<Described> {
         use sys::cublasLtMatmulDescAttributes_t as A;
         let compute = match self.tf32 && self.a.dtype == DType::F32 {
@@ -225,17 +225,17 @@ impl Product {
                 sys::cublasLtMatmulDescSetAttribute(raw, attribute, value, bytes)
             })
         };
-        for (attribute, turned) in [
+        for (attribute, transposed) in [
             A::CUBLASLT_MATMUL_DESC_TRANSA,
             A::CUBLASLT_MATMUL_DESC_TRANSB,
         ]
         .into_iter()
-        .zip(self.turned)
+        .zip(self.transposed)
         {
             // CUBLAS_OP_N and CUBLAS_OP_T.
             set(
                 attribute,
-                from_ref(&i32::from(turned)).cast(),
+                from_ref(&i32::from(transposed)).cast(),
                 size_of::<i32>(),
             )?;
         }
@@ -266,14 +266,14 @@ impl Product {
         })
     }
 
-    /// A bias that is nowhere, aligned as the one of a run will be.
+    /// A dummy address with the alignment that the bias of a run will have.
     fn sample_bias(&self) -> u64 {
         u64::from(self.d.align)
     }
 }
 
 impl Handle {
-    /// The library for the current context's device.
+    /// A handle for the current context's device.
     pub fn new() -> Result<Handle> {
         version()?;
         let mut raw = null_mut();
@@ -282,9 +282,9 @@ impl Handle {
         Ok(Handle(raw))
     }
 
-    /// What the library would compute a product by, the best guess first: at most `count` of its
-    /// kernels that need at most so many bytes of workspace and give the same bits on every run.
-    /// None where it has no kernel for the product.
+    /// The library's kernels for a product, the best estimate first: at most `count` kernels that
+    /// need at most so many bytes of workspace and give the same bits on every run. Empty where it
+    /// has no kernel for the product.
     pub fn algorithms(
         &self,
         product: &Product,
@@ -313,8 +313,8 @@ impl Handle {
             from_ref(&workspace_max).cast(),
             size_of::<u64>(),
         )?;
-        // Parts of sums stay f32 and are added by a kernel of their own: nothing depends on who is
-        // first.
+        // Partial sums stay f32 and are added by a separate kernel, so that the result does not
+        // depend on their order of arrival.
         let schemes = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
         set(
             P::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -345,8 +345,8 @@ impl Handle {
         let mut found = vec![no_result(); count];
         let mut returned = 0;
         let Described { product, a, b, d } = &described;
-        // SAFETY: all objects live, and there is room for as many results as are asked for.
-        let asked = unsafe {
+        // SAFETY: all objects live, and there is space for as many results as are requested.
+        let status = unsafe {
             let (wanted, results) = (count as i32, found.as_mut_ptr());
             sys::cublasLtMatmulAlgoGetHeuristic(
                 self.0,
@@ -361,10 +361,10 @@ impl Handle {
                 &mut returned,
             )
         };
-        if asked == Status::CUBLAS_STATUS_NOT_SUPPORTED {
+        if status == Status::CUBLAS_STATUS_NOT_SUPPORTED {
             return Ok(Vec::new());
         }
-        check("cublasLtMatmulAlgoGetHeuristic", asked)?;
+        check("cublasLtMatmulAlgoGetHeuristic", status)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let fits = |r: &sys::cublasLtMatmulHeuristicResult_t| {
             r.state == Status::CUBLAS_STATUS_SUCCESS && r.workspaceSize as u64 <= workspace_max
@@ -376,13 +376,13 @@ impl Handle {
         Ok(algorithms.filter(Algorithm::is_ordered).collect())
     }
 
-    /// The same kernel for a product of other sizes, with the workspace it needs there.
+    /// The same kernel for a product of other sizes, with the workspace that it needs there.
     pub fn checked(&self, product: &Product, algorithm: &Algorithm) -> Result<Algorithm> {
         let described = product.described(product.sample_bias())?;
         let Described { product, a, b, d } = &described;
         let mut result = no_result();
-        // SAFETY: all objects live. The words are the library's, or any: then it says that they
-        // mean nothing.
+        // SAFETY: all objects live. The words come from the library or are arbitrary; arbitrary
+        // ones are reported as invalid.
         let checked = unsafe {
             let raw = algorithm.raw();
             sys::cublasLtMatmulAlgoCheck(
@@ -404,7 +404,7 @@ impl Handle {
         })
     }
 
-    /// Asks for a product on a stream.
+    /// Submits a product to a stream.
     ///
     /// # Safety
     /// The addresses are memory of the device as large as the layouts say, each with the alignment
@@ -423,7 +423,7 @@ impl Handle {
         let raw = algorithm.raw();
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
-        let asked = unsafe {
+        let status = unsafe {
             sys::cublasLtMatmul(
                 self.0,
                 product.raw,
@@ -443,7 +443,7 @@ impl Handle {
                 stream.raw().cast(),
             )
         };
-        check("cublasLtMatmul", asked)
+        check("cublasLtMatmul", status)
     }
 }
 
@@ -455,20 +455,20 @@ impl Drop for Handle {
 }
 
 impl Algorithm {
-    /// The library's number of it.
+    /// The library's number of the kernel.
     pub fn id(&self) -> u32 {
         self.number(sys::cublasLtMatmulAlgoConfigAttributes_t::CUBLASLT_ALGO_CONFIG_ID)
             .unwrap_or(0)
     }
 
-    /// A setting of it, if the library says one.
+    /// A setting of the kernel, if the library reports it.
     fn number(&self, attribute: sys::cublasLtMatmulAlgoConfigAttributes_t) -> Option<u32> {
         version().ok()?;
         let (mut value, mut written) = (0u32, 0);
         let raw = self.raw();
-        // SAFETY: the library is open, the settings asked for are of this type, and the pointers
+        // SAFETY: the library is open, the requested settings are of this type, and the pointers
         // are valid for writing.
-        let asked = unsafe {
+        let status = unsafe {
             sys::cublasLtMatmulAlgoConfigGetAttribute(
                 &raw,
                 attribute,
@@ -477,15 +477,14 @@ impl Algorithm {
                 &mut written,
             )
         };
-        (asked == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
+        (status == Status::CUBLAS_STATUS_SUCCESS).then_some(value)
     }
 
     fn raw(&self) -> sys::cublasLtMatmulAlgo_t {
         sys::cublasLtMatmulAlgo_t { data: self.words }
     }
 
-    /// Whether sums that are cut into parts are added in an order of their own, and not as parts
-    /// arrive.
+    /// Whether partial sums are added in a fixed order, not in their order of arrival.
     fn is_ordered(&self) -> bool {
         let in_place = sys::cublasLtReductionScheme_t::CUBLASLT_REDUCTION_SCHEME_INPLACE as u32;
         let scheme = self.number(
@@ -495,7 +494,7 @@ impl Algorithm {
     }
 }
 
-/// Room for an answer of the library's.
+/// An empty result record for the library to fill.
 fn no_result() -> sys::cublasLtMatmulHeuristicResult_t {
     let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
     let state = Status::CUBLAS_STATUS_NOT_SUPPORTED;

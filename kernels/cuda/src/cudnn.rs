@@ -1,10 +1,10 @@
-//! cuDNN, as far as it is needed: convolutions of tensors that lie in memory of the caller's, with
-//! a workspace of the caller's.
+//! Bindings to the parts of cuDNN that slabwise uses: convolutions of tensors in the caller's
+//! memory, with a workspace of the caller.
 //!
-//! It describes operands by objects of its own, on the host: they are made for each call and given
-//! back, which costs microseconds where a run is recorded, and nothing where it is replayed. Only
-//! algorithms are used that give the same bits on every run and add the products that a convolution
-//! is made of; those by way of Fourier's or Winograd's transforms round far more than sums do.
+//! The library describes operands by host objects: they are created and destroyed for each call,
+//! which costs microseconds where a run is captured, and nothing where it is replayed. Only
+//! algorithms are used that give the same bits on every run and add the products of the convolution
+//! directly; algorithms by Fourier or Winograd transforms round far more than sums do.
 
 mod calls;
 
@@ -21,40 +21,40 @@ use calls::{Calls, Kind, Objects, Performance, Raw};
 
 type Result<T> = std::result::Result<T, LibraryError>;
 
-/// Numbers that stand for something in the library's header.
+/// Constants of the library's header.
 const CROSS_CORRELATION: i32 = 1;
 const DETERMINISTIC: i32 = 1;
 /// Layouts of a weight: rows and columns last, or channels last.
 const ROWS_LAST: i32 = 0;
 const CHANNELS_LAST: i32 = 1;
-/// Numbers as they are stored are multiplied by tensor cores, f32 rounded to tf32.
+/// Tensor cores multiply numbers as they are stored, f32 rounded to tf32.
 const TENSOR_CORES: i32 = 1;
 /// Products of f32 are not rounded.
 const PLAIN: i32 = 3;
-/// The statuses from here on, 1000 of them, say that the library cannot do what it was asked for.
+/// The first of 1000 statuses that say that the library does not support the request.
 const NOT_SUPPORTED: i32 = 3000;
 
-/// Finds and opens the library, and says which version it is: 92801 for 9.28.1.
+/// Locates and opens the library, and returns its version: 92801 for 9.28.1.
 ///
 /// # Errors
-/// If there is none, or it lacks a call.
+/// If there is none, or it lacks a function.
 pub fn version() -> Result<usize> {
     Ok(Calls::bound()?.version())
 }
 
-/// One of the library's algorithms for a kind of convolution.
+/// An algorithm of the library for a kind of convolution.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Algorithm {
     /// The library's number of it.
     pub number: i32,
-    /// The library's number of how products are rounded.
+    /// The library's number of the rounding mode of products.
     pub math: i32,
-    /// Bytes of workspace it needs.
+    /// The workspace that it needs, bytes.
     pub workspace: u64,
 }
 
-/// A tensor of images: their number, channels, rows and columns, with the elements from each to the
-/// next.
+/// The shape of a tensor of images (number, channels, rows and columns) and its strides, in
+/// elements.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Images {
     pub dtype: DType,
@@ -62,12 +62,12 @@ pub(crate) struct Images {
     pub strides: [i32; 4],
 }
 
-/// A weight without gaps: output channels, input channels of a group, rows and columns.
+/// The shape of a dense weight: output channels, input channels of a group, rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Weight {
     pub dtype: DType,
     pub dims: [i32; 4],
-    /// Whether channels lie last, rather than columns.
+    /// Whether channels are the last axis, rather than columns.
     pub channels_last: bool,
 }
 
@@ -90,8 +90,8 @@ pub(crate) struct Convolution {
     pub tf32: bool,
 }
 
-/// Where the tensors of a convolution lie: what is computed from, in the order of the spec's
-/// operands, and what is computed.
+/// The addresses of a convolution's tensors: the operands, in the order of the spec's, and the
+/// result.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Addresses {
     pub a: u64,
@@ -100,13 +100,13 @@ pub(crate) struct Addresses {
     pub workspace: u64,
 }
 
-/// The library, ready for one device: for one thread at a time.
+/// The library's handle for one device: used by one thread at a time.
 pub(crate) struct Handle {
     calls: &'static Calls,
     raw: Mutex<Object>,
 }
 
-/// An object of the library's, with the call that gives it back.
+/// An object of the library, with its destructor.
 struct Object {
     raw: Raw,
     destroy: unsafe extern "C" fn(Raw) -> i32,
@@ -128,7 +128,7 @@ impl std::fmt::Debug for Handle {
     }
 }
 
-/// The library's number of a stored type. Convolutions of other types are not asked of it.
+/// The library's number of a stored type. Convolutions of other types are never requested.
 fn stored(dtype: DType) -> Result<i32> {
     match dtype {
         DType::F32 => Ok(0),
@@ -184,8 +184,8 @@ impl Calls {
     }
 }
 
-/// A convolution as the library wants it described: both operands and the result in the order of
-/// its calls.
+/// The library's description of a convolution: both operands and the result in the order of its
+/// calls.
 struct Described {
     a: Object,
     b: Object,
@@ -250,11 +250,11 @@ impl Convolution {
         self.image.dtype == DType::F32 && !self.tf32
     }
 
-    /// How many algorithms the library knows for it, and which of them add products without a
+    /// The number of algorithms that the library has for it, and those that add products without a
     /// transform.
     fn known(&self) -> (usize, &'static [i32]) {
         match self.kind {
-            // By implicit products, with indices made before, with a written out image, directly.
+            // By implicit products, with precomputed indices, with an image written out, directly.
             ConvKind::Forward => (8, &[0, 1, 2, 3]),
             ConvKind::InputGrad => (6, &[0, 1]),
             ConvKind::WeightGrad => (7, &[0, 1, 3]),
@@ -263,7 +263,7 @@ impl Convolution {
 }
 
 impl Handle {
-    /// The library for the current context's device.
+    /// A handle for the current context's device.
     pub fn new() -> Result<Handle> {
         let calls = Calls::bound()?;
         Ok(Handle {
@@ -272,9 +272,9 @@ impl Handle {
         })
     }
 
-    /// What the library would compute a convolution by, the best guess first: at most `count` of
-    /// its algorithms that need at most so many bytes of workspace and give the same bits on every
-    /// run. None where it has no algorithm for the convolution.
+    /// The library's algorithms for a convolution, the best estimate first: at most `count`
+    /// algorithms that need at most so many bytes of workspace and give the same bits on every run.
+    /// Empty where it has no algorithm for the convolution.
     pub fn algorithms(
         &self,
         convolution: &Convolution,
@@ -295,8 +295,8 @@ impl Handle {
             convolution: shape,
         } = &described;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
-        // SAFETY: all objects live, and there is room for as many results as are asked for.
-        let asked = unsafe {
+        // SAFETY: all objects live, and there is space for as many results as are requested.
+        let status = unsafe {
             heuristics(
                 raw.raw,
                 a.raw,
@@ -309,10 +309,10 @@ impl Handle {
             )
         };
         drop(raw);
-        if asked / 1000 * 1000 == NOT_SUPPORTED {
+        if status / 1000 * 1000 == NOT_SUPPORTED {
             return Ok(Vec::new());
         }
-        self.calls.check(call, asked)?;
+        self.calls.check(call, status)?;
         found.truncate(usize::try_from(returned).unwrap_or(0));
         let mut algorithms: Vec<Algorithm> = Vec::new();
         for one in found {
@@ -324,8 +324,8 @@ impl Handle {
                 one.math,
                 one.workspace
             );
-            // The library lists algorithms with roundings that were not asked for (those on tensor
-            // cores as ones that round f32 to halves): what is set is what counts.
+            // The library lists algorithms with rounding modes that were not requested (those on
+            // tensor cores as ones that round f32 to halves): only the mode that is set counts.
             let math = if plain { PLAIN } else { TENSOR_CORES };
             if one.status != 0 || one.determinism != DETERMINISTIC || !sums.contains(&one.algorithm)
             {
@@ -350,7 +350,7 @@ impl Handle {
         Ok(algorithms)
     }
 
-    /// The same algorithm for a convolution of other sizes, with the workspace it needs there.
+    /// The same algorithm for a convolution of other sizes, with the workspace that it needs there.
     pub fn checked(&self, convolution: &Convolution, algorithm: &Algorithm) -> Result<Algorithm> {
         let described = convolution.described(self.calls, algorithm.math)?;
         let (call, workspace) = convolution.calls(self.calls).workspace;
@@ -363,7 +363,7 @@ impl Handle {
         let mut bytes = 0;
         let raw = self.raw.lock().unwrap_or_else(PoisonError::into_inner);
         // SAFETY: all objects live, and the pointer is valid for writing.
-        let asked = unsafe {
+        let status = unsafe {
             workspace(
                 raw.raw,
                 a.raw,
@@ -374,14 +374,14 @@ impl Handle {
                 &mut bytes,
             )
         };
-        self.calls.check(call, asked)?;
+        self.calls.check(call, status)?;
         Ok(Algorithm {
             workspace: bytes as u64,
             ..*algorithm
         })
     }
 
-    /// Asks for a convolution on a stream.
+    /// Submits a convolution to a stream.
     ///
     /// # Safety
     /// The addresses are memory of the device as large as the tensors say; the workspace is as
@@ -401,7 +401,7 @@ impl Handle {
             to,
             convolution: shape,
         } = &described;
-        // The library takes the weight first where it computes the gradient of the image.
+        // The library's first operand of the gradient of the image is the weight.
         let [first, second] = if convolution.kind == ConvKind::InputGrad {
             [at.b, at.a]
         } else {
@@ -415,7 +415,7 @@ impl Handle {
         })?;
         // SAFETY: all objects live; scales are read before the call returns; the rest is the
         // caller's promise.
-        let asked = unsafe {
+        let status = unsafe {
             run(
                 raw.raw,
                 from_ref(&alpha).cast(),
@@ -432,6 +432,6 @@ impl Handle {
                 at.to as *mut c_void,
             )
         };
-        self.calls.check(call, asked)
+        self.calls.check(call, status)
     }
 }

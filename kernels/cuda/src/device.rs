@@ -1,30 +1,32 @@
-//! A device as a session sees it: a stream of work on arenas of its memory, and the record of what
-//! went wrong there.
+//! A device as a session uses it: a stream of work on arenas of its memory, and the record of its
+//! failures.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use slabwise_kernels::memory::Region;
 
-use crate::ahead::Ring;
 use crate::arenas::Arena;
-use crate::copies::Ways;
+use crate::copies::CopyStreams;
 use crate::cublaslt;
 use crate::cudnn;
-use crate::driver::{self, Context, DriverError, Marks, Pinned, Properties, Stream};
+use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream, Timestamps};
 use crate::libraries::LibraryError;
 use crate::nvrtc::{self, Architecture};
-use crate::space::{Limits, Space, Usage};
+use crate::prefetch::Ring;
+use crate::reservation::{Limits, Reservation, Usage};
 use crate::staging::Staging;
 
 type Result<T, E = DriverError> = std::result::Result<T, E>;
 
-/// What all sessions of a process share of a device: its context and the reservation of its memory.
+/// The state that all sessions of a process share: the context and the memory reservation of a
+/// device.
 #[derive(Debug)]
 pub(crate) struct Shared {
     ordinal: u32,
     pub(crate) properties: Properties,
-    space: Mutex<Option<Space>>,
-    /// cuBLASLt, once products were timed or a program was loaded that has one of its.
+    reservation: Mutex<Option<Reservation>>,
+    /// cuBLASLt, once products were timed or a program was loaded that contains one of its
+    /// products.
     cublaslt: OnceLock<Result<cublaslt::Handle, LibraryError>>,
     /// cuDNN, likewise.
     cudnn: OnceLock<Result<cudnn::Handle, LibraryError>>,
@@ -32,7 +34,7 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    /// The device's shared part, opened if nobody has it open.
+    /// The device's shared state, opened if no session has it open.
     fn of(ordinal: u32) -> Result<Arc<Shared>> {
         static OPEN: Mutex<Vec<Weak<Shared>>> = Mutex::new(Vec::new());
         let properties = driver::properties(ordinal)?;
@@ -50,7 +52,7 @@ impl Shared {
         let shared = Arc::new(Shared {
             ordinal,
             properties,
-            space: Mutex::new(None),
+            reservation: Mutex::new(None),
             cublaslt,
             cudnn,
             context,
@@ -59,7 +61,7 @@ impl Shared {
         Ok(shared)
     }
 
-    /// cuBLASLt for this device, if it can be used.
+    /// cuBLASLt for this device, if it is usable.
     pub fn cublaslt(&self) -> Result<&cublaslt::Handle, LibraryError> {
         self.cublaslt
             .get_or_init(cublaslt::Handle::new)
@@ -67,7 +69,7 @@ impl Shared {
             .map_err(Clone::clone)
     }
 
-    /// cuDNN for this device, if it can be used.
+    /// cuDNN for this device, if it is usable.
     pub fn cudnn(&self) -> Result<&cudnn::Handle, LibraryError> {
         self.cudnn
             .get_or_init(cudnn::Handle::new)
@@ -75,17 +77,19 @@ impl Shared {
             .map_err(Clone::clone)
     }
 
-    pub(crate) fn space(&self) -> MutexGuard<'_, Option<Space>> {
-        self.space.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn reservation(&self) -> MutexGuard<'_, Option<Reservation>> {
+        self.reservation
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // Libraries, which go next, want their context to be the thread's.
+        // Libraries are dropped next, and require their context to be current.
         let _ = self.context.bind();
-        if let Some(mut space) = self.space().take() {
-            space.close(&self.context);
+        if let Some(mut reservation) = self.reservation().take() {
+            reservation.close(&self.context);
         }
     }
 }
@@ -93,7 +97,7 @@ impl Drop for Shared {
 /// The first index of a run that was out of range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
-    /// The step of the program that met it.
+    /// The step of the program that found it.
     pub step: u32,
     /// Its row-major position among the indices.
     pub position: u32,
@@ -101,27 +105,27 @@ pub struct Fault {
     pub value: i32,
 }
 
-/// What both words of a fault record hold while there is no fault.
+/// The value of both words of a fault record without a fault.
 const NO_FAULT: u64 = u64::MAX;
 /// Bytes of a fault record; see [`Word::Fault`](crate::Word::Fault).
 const FAULT_BYTES: usize = 2 * size_of::<u64>();
 
 /// A CUDA device, opened for one session.
 ///
-/// All work goes to one stream, in the order in which it is asked for, and is not waited for but
-/// where a method says so. Inputs of a run travel on a second stream while runs before it are at
-/// work, to memory of their own; what leaves for the host and comes back has two more.
+/// All work goes to one stream, in the order in which it is submitted; a method waits for it only
+/// where its documentation says so. Inputs of a run are copied on a second stream while earlier
+/// runs execute, to their own memory; offload and prefetch copies use two more streams.
 #[derive(Debug)]
 pub struct Device {
     pub(crate) stream: Arc<Stream>,
     pub(crate) transfers: Stream,
     pub(crate) staging: Staging,
     pub(crate) rings: Vec<Ring>,
-    /// Once copies to the host were prepared for.
-    pub(crate) ways: Option<Ways>,
+    /// Set once copies to the host are prepared.
+    pub(crate) copy_streams: Option<CopyStreams>,
     pub(crate) arenas: Vec<Option<Arena>>,
     /// For profiles.
-    pub(crate) marks: Marks,
+    pub(crate) marks: Timestamps,
     fault: u64,
     seen: Pinned,
     lost: OnceLock<String>,
@@ -129,11 +133,11 @@ pub struct Device {
     pub(crate) shared: Arc<Shared>,
 }
 
-/// Whether a device can be used: there are a driver, the device, a compiler that makes code for it,
-/// and the driver takes that.
+/// Checks whether a device is usable: the driver, the device and a compiler exist, the compiler
+/// generates code for the device, and the driver accepts that code.
 ///
 /// # Errors
-/// What is missing.
+/// The missing part.
 pub fn usable(ordinal: u32) -> Result<()> {
     const OLDEST: u32 = 12;
     let found = driver::start()?;
@@ -156,12 +160,12 @@ pub fn usable(ordinal: u32) -> Result<()> {
 }
 
 impl Device {
-    /// Opens a device. Its memory is reserved at the first use; limits of a device that the process
-    /// has in use already are those that it was first used with.
+    /// Opens a device. Its memory is reserved at the first use. If the process already uses the
+    /// device, the limits of its first use stay in force.
     ///
     /// # Errors
-    /// If there is no driver, no such device, no compiler, or the driver is older than what the
-    /// compiler's code needs.
+    /// If there is no driver, no such device, no compiler, or the driver is older than the
+    /// compiler's code requires.
     pub fn open(ordinal: u32, limits: Limits) -> Result<Device> {
         usable(ordinal)?;
         let shared = Shared::of(ordinal)?;
@@ -172,9 +176,9 @@ impl Device {
             transfers: Stream::new()?,
             staging: Staging::new()?,
             rings: Vec::new(),
-            ways: None,
+            copy_streams: None,
             arenas: Vec::new(),
-            marks: Marks::default(),
+            marks: Timestamps::default(),
             fault: 0,
             seen,
             lost: OnceLock::new(),
@@ -183,45 +187,45 @@ impl Device {
         })
     }
 
-    /// Other limits of the device's memory; those in force stay while any of it is reserved.
+    /// Changes the limits of the device's memory; those in force stay while any of it is reserved.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
 
-    /// The limits of the device's memory that were asked for last.
+    /// The limits of the device's memory that were requested last.
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    /// What the device is.
+    /// The properties of the device.
     pub fn properties(&self) -> &Properties {
         &self.shared.properties
     }
 
-    /// What of the device's memory this process uses.
+    /// This process's use of the device's memory.
     pub fn usage(&self) -> Usage {
         self.shared
-            .space()
+            .reservation()
             .as_ref()
-            .map(Space::usage)
+            .map(Reservation::usage)
             .unwrap_or_default()
     }
 
-    /// Free and total bytes of the device, as the driver says.
+    /// Free and total bytes of the device, as the driver reports them.
     pub fn memory(&self) -> Result<(u64, u64)> {
         self.noting(self.shared.context.memory())
     }
 
-    /// Notes that the device is lost, if a call has found it so.
+    /// Records that the device is lost, if the result says so.
     pub(crate) fn noting<T>(&self, result: Result<T>) -> Result<T> {
         if let Err(DriverError::Lost(why)) = &result {
-            // The first reason is the one that says something.
+            // The first reason is the informative one.
             let _ = self.lost.set(why.clone());
         }
         result
     }
 
-    /// Makes the device ready for calls of this thread, unless it is lost.
+    /// Makes the context current for this thread, unless the device is lost.
     pub(crate) fn ready(&self) -> Result<()> {
         match self.lost.get() {
             Some(why) => Err(DriverError::Lost(why.clone())),
@@ -232,13 +236,13 @@ impl Device {
     /// Waits until all work is done.
     ///
     /// # Errors
-    /// If a kernel did what it must not: the device is lost.
+    /// If a kernel failed: the device is lost.
     pub fn synchronize(&self) -> Result<()> {
         self.ready()?;
         self.noting(self.stream.synchronize())
     }
 
-    /// Writes a region's bytes, after all work asked for before.
+    /// Writes a region's bytes, after all work submitted before.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -256,7 +260,7 @@ impl Device {
         self.synchronize()
     }
 
-    /// Reads a region's bytes, after all work asked for before.
+    /// Reads a region's bytes, after all work submitted before.
     ///
     /// # Panics
     /// If the lengths differ.
@@ -287,8 +291,7 @@ impl Device {
         })
     }
 
-    /// Copies one region to another of the same length, which shares nothing with it or is the
-    /// same.
+    /// Copies one region to another of the same length, which is disjoint from it or the same.
     ///
     /// # Panics
     /// If the lengths differ, or the regions share a part.
@@ -309,7 +312,7 @@ impl Device {
         })
     }
 
-    /// Makes the record of faults, so that the first run takes no memory.
+    /// Creates the fault record, so that the first run allocates no memory.
     ///
     /// # Errors
     /// If the device has no memory for it.
@@ -317,11 +320,11 @@ impl Device {
         self.fault_record().map(|_| ())
     }
 
-    /// The address of the record of faults, which is made at the first need of it.
+    /// The address of the fault record, which is created at the first use.
     pub(crate) fn fault_record(&mut self) -> Result<u64> {
         if self.fault == 0 {
             self.ready()?;
-            let base = self.take(FAULT_BYTES as u64)?;
+            let base = self.allocate(FAULT_BYTES as u64)?;
             // SAFETY: it is memory of the device, as long as the record.
             self.noting(unsafe { self.stream.fill(base, 0xFF, FAULT_BYTES) })?;
             self.fault = base;
@@ -329,24 +332,24 @@ impl Device {
         Ok(self.fault)
     }
 
-    /// Asks for a copy of the record of faults as it is after all work asked for until now.
+    /// Submits a copy of the fault record, after all work submitted until now.
     pub fn look_for_faults(&self) -> Result<()> {
         if self.fault == 0 {
-            // Nothing has been launched that could have met one.
+            // No launched kernel could have found one.
             return Ok(());
         }
-        // SAFETY: the record is memory of the device; its words are read as ones that may change at
-        // any time.
+        // SAFETY: the record is memory of the device; its words are read as values that may change
+        // at any time.
         unsafe {
             self.stream
                 .download(self.seen.as_ptr(), self.fault, FAULT_BYTES)
         }
     }
 
-    /// The first index out of range, as far as runs that are done have met one. Waits for nothing.
+    /// The first index out of range in the runs that are done, if there is one. Waits for nothing.
     pub fn fault(&self) -> Option<Fault> {
         let (word, step) = (self.seen.word(0), self.seen.word(1));
-        // A copy that is under way may have brought one of the two.
+        // A copy in flight may have brought only one of the two words.
         let whole = word != NO_FAULT && step != NO_FAULT;
         whole.then_some(Fault {
             step: step as u32,
@@ -355,7 +358,7 @@ impl Device {
         })
     }
 
-    /// Forgets the fault, after all work.
+    /// Clears the fault, after all work.
     pub fn clear_fault(&self) -> Result<()> {
         self.synchronize()?;
         if self.fault != 0 {
@@ -370,21 +373,25 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // If the device is lost nothing of it is in use.
+        // If the device is lost, none of its memory is in use.
         let waited = self
             .shared
             .context
             .bind()
             .and_then(|()| self.transfers.synchronize())
             .and_then(|()| self.stream.synchronize());
-        let _ = waited.and_then(|()| self.ways.as_ref().map_or(Ok(()), Ways::synchronize));
+        let _ = waited.and_then(|()| {
+            self.copy_streams
+                .as_ref()
+                .map_or(Ok(()), CopyStreams::synchronize)
+        });
         self.arenas
             .drain(..)
             .flatten()
             .for_each(|arena| arena.close(&self.shared));
-        if let Some(space) = &mut *self.shared.space() {
-            space.give(&self.shared.context, self.fault);
-            space.give(&self.shared.context, self.staging.landing_base());
+        if let Some(reservation) = &mut *self.shared.reservation() {
+            reservation.free(&self.shared.context, self.fault);
+            reservation.free(&self.shared.context, self.staging.buffer_base());
         }
     }
 }

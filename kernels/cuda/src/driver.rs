@@ -1,8 +1,8 @@
-//! The driver, as far as it is needed: each thing that it gives out is given back when its owner is
-//! dropped, and each call that fails says which it was.
+//! The parts of the CUDA driver that slabwise uses: each resource is released when its owner is
+//! dropped, and each failed call is named in its error.
 //!
-//! Calls go through cudarc's bindings. Its safe layer is not used: it tracks events for every
-//! allocation, which captured graphs must not see, and has no address ranges.
+//! Calls go through cudarc's bindings. Its safe layer is not used because it tracks events for
+//! every allocation, which captured graphs must not contain, and has no address ranges.
 
 mod clock;
 mod edges;
@@ -17,7 +17,7 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::sys::{self, CUresult};
 
-pub(crate) use clock::{Clock, Marks};
+pub(crate) use clock::{Clock, Timestamps};
 pub(crate) use edges::{Edges, Node, Recording};
 pub(crate) use module::{Function, Module};
 pub(crate) use range::{AddressRange, Physical, page_bytes};
@@ -27,45 +27,45 @@ use crate::libraries::{Library, LibraryError, Missing};
 use crate::lower::Target;
 use crate::nvrtc;
 
-/// Why the device did not do what it was asked for.
+/// Why the device did not do a requested operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DriverError {
     /// There is no driver.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// The driver does not run code of this compiler, or not the calls that are made.
+    /// The driver does not run this compiler's code, or lacks the calls that are made.
     #[error("the driver is of CUDA {}.{}, older than the {needed}.0 that is needed; {}", found.0, found.1, newer(*found, *needed))]
     TooOld {
-        /// Of which CUDA version it is.
+        /// The driver's CUDA version.
         found: (u32, u32),
-        /// The major version that is needed.
+        /// The required major version.
         needed: u32,
     },
     /// There is no device of this number.
     #[error("there {}", match count { 0 => "is no CUDA device".to_string(), 1 => "is one CUDA device, cuda:0".to_string(), n => format!("are {n} CUDA devices, cuda:0 to cuda:{}", n - 1) })]
     NoDevice {
-        /// How many there are.
+        /// The number of devices.
         count: u32,
     },
-    /// The device has not so much memory.
+    /// The device has too little memory.
     #[error("the driver has no {bytes} bytes to give")]
     OutOfMemory {
-        /// Bytes asked for.
+        /// The requested bytes.
         bytes: u64,
     },
-    /// A kernel did what it must not: the driver answers every further call with the same error.
+    /// A kernel failed: the driver answers every further call with the same error.
     #[error("{0}")]
     Lost(String),
-    /// Kernels cannot be compiled for the device.
+    /// No kernel can be compiled for the device.
     #[error(transparent)]
     Compiler(#[from] nvrtc::Error),
-    /// A product could not be asked of a library.
+    /// A library call failed.
     #[error(transparent)]
     Library(#[from] LibraryError),
     /// A call failed.
     #[error("{call} failed: {code}")]
     Failed {
-        /// Which call.
+        /// The call.
         call: &'static str,
         /// The driver's name and text for it.
         code: String,
@@ -80,7 +80,7 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
     match result {
         E::CUDA_SUCCESS => Ok(()),
         E::CUDA_ERROR_OUT_OF_MEMORY => Err(DriverError::OutOfMemory { bytes: 0 }),
-        // After these the context answers nothing else any more.
+        // After these errors, the context returns them for every call.
         E::CUDA_ERROR_ILLEGAL_ADDRESS
         | E::CUDA_ERROR_LAUNCH_TIMEOUT
         | E::CUDA_ERROR_ASSERT
@@ -110,11 +110,10 @@ fn check(call: &'static str, result: CUresult) -> Result<()> {
 fn describe(result: CUresult) -> String {
     let text = |of: unsafe fn(CUresult, *mut *const std::ffi::c_char) -> CUresult| {
         let mut text = null();
-        // SAFETY: the pointer is valid for writing; what the driver sets it to is a text of its own
-        // that stays.
+        // SAFETY: the pointer is valid for writing; the driver sets it to a static text.
         let known = unsafe { of(result, &mut text) } == CUresult::CUDA_SUCCESS && !text.is_null();
-        // SAFETY: as above.
         known.then(|| {
+            // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
@@ -124,7 +123,7 @@ fn describe(result: CUresult) -> String {
     text(sys::cuGetErrorString).map_or(name.clone(), |more| format!("{name} ({more})"))
 }
 
-/// The same error, with the bytes that were asked for.
+/// The same error with the number of requested bytes.
 fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
     move |e| {
         if matches!(e, DriverError::OutOfMemory { .. }) {
@@ -135,7 +134,7 @@ fn of_bytes(bytes: u64) -> impl FnOnce(DriverError) -> DriverError {
     }
 }
 
-/// Opens the driver and starts it, once for the process, and says of which CUDA version it is.
+/// Opens and starts the driver, once for the process, and returns its CUDA version.
 ///
 /// # Errors
 /// If there is none, or it does not start.
@@ -155,9 +154,9 @@ pub fn start() -> Result<(u32, u32)> {
     Ok((version as u32 / 1000, version as u32 % 1000 / 10))
 }
 
-/// What brings the driver and what needs it together.
+/// Advice to make the driver and the code that needs it compatible.
 fn newer(found: (u32, u32), needed: u32) -> String {
-    // The first drivers of NVIDIA's that are of a CUDA version.
+    // NVIDIA's first driver of each CUDA version.
     let install = match needed {
         ..=12 => "install NVIDIA's driver 525 or newer",
         13 => "install NVIDIA's driver 580 or newer",
@@ -171,7 +170,7 @@ fn newer(found: (u32, u32), needed: u32) -> String {
     }
 }
 
-/// How many devices there are.
+/// The number of devices.
 ///
 /// # Errors
 /// If there is no driver.
@@ -185,20 +184,20 @@ pub fn device_count() -> Result<u32> {
     Ok(count.max(0) as u32)
 }
 
-/// What a device is.
+/// The properties of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Properties {
     /// The vendor's name for it.
     pub name: String,
-    /// What source is generated for.
+    /// The target for which source is generated.
     pub target: Target,
-    /// All of its memory, bytes.
+    /// Total memory, bytes.
     pub total_bytes: u64,
-    /// Whether memory can be mapped behind addresses page by page.
+    /// Whether memory can be mapped to addresses page by page.
     pub maps_pages: bool,
 }
 
-/// What a device is.
+/// The properties of a device.
 ///
 /// # Errors
 /// If there is no such device.
@@ -252,7 +251,7 @@ pub fn properties(ordinal: u32) -> Result<Properties> {
     })
 }
 
-/// A device's primary context, which all of a process's work on it shares.
+/// A device's primary context, shared by all work of a process on it.
 #[derive(Debug)]
 pub(crate) struct Context {
     device: sys::CUdevice,
@@ -280,7 +279,7 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes the context the calling thread's.
+    /// Makes the context current for the calling thread.
     pub fn bind(&self) -> Result<()> {
         // SAFETY: the context is retained as long as `self` lives.
         check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(self.raw) })
@@ -301,7 +300,7 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Memory of the device.
+    /// Allocates device memory.
     pub fn allocate(&self, bytes: u64) -> Result<u64> {
         self.bind()?;
         let mut address = 0;
@@ -313,7 +312,7 @@ impl Context {
         Ok(address)
     }
 
-    /// Gives memory of the device back; work that uses it must be done.
+    /// Frees device memory; work that uses it must be done.
     pub fn free(&self, address: u64) {
         // SAFETY: the caller got the address from `allocate` and frees it once. A lost context has
         // freed it already.
@@ -334,7 +333,7 @@ impl Drop for Context {
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: sys::CUstream,
-    /// Held while work is recorded.
+    /// Held while work is captured.
     recording: Mutex<()>,
 }
 
@@ -344,7 +343,7 @@ unsafe impl Send for Stream {}
 unsafe impl Sync for Stream {}
 
 impl Stream {
-    /// A stream that waits for no other.
+    /// A stream that does not synchronize with the default stream.
     pub fn new() -> Result<Stream> {
         let mut raw = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
@@ -358,7 +357,7 @@ impl Stream {
         })
     }
 
-    /// The stream as other libraries of NVIDIA's take it.
+    /// The stream as NVIDIA's other libraries expect it.
     pub fn raw(&self) -> *mut c_void {
         self.raw.cast()
     }
@@ -370,7 +369,7 @@ impl Stream {
         })
     }
 
-    /// Does what comes after only once the event has been reached, as it was recorded last.
+    /// Makes the work submitted from here on wait for the most recent record of the event.
     pub fn wait(&self, event: &Event) -> Result<()> {
         // SAFETY: both live.
         check("cuStreamWaitEvent", unsafe {
@@ -381,8 +380,8 @@ impl Stream {
     /// Copies from host memory.
     ///
     /// # Safety
-    /// `to` is memory of the device, `from` is memory of the host that stays as it is until the
-    /// copy is done.
+    /// `to` is memory of the device; `from` is memory of the host that is not modified
+    /// until the copy is done.
     pub unsafe fn upload(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyHtoDAsync", unsafe {
@@ -393,8 +392,8 @@ impl Stream {
     /// Copies to host memory.
     ///
     /// # Safety
-    /// `from` is memory of the device, `to` is memory of the host that nobody looks at until the
-    /// copy is done.
+    /// `from` is memory of the device; `to` is memory of the host that is not accessed
+    /// until the copy is done.
     pub unsafe fn download(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoHAsync", unsafe {
@@ -405,7 +404,7 @@ impl Stream {
     /// Copies within the device.
     ///
     /// # Safety
-    /// Both are memory of the device, and share none of it.
+    /// Both are memory of the device and do not overlap.
     pub unsafe fn copy(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
         // SAFETY: the caller's promise.
         check("cuMemcpyDtoDAsync", unsafe {
@@ -427,7 +426,7 @@ impl Stream {
     /// Launches a kernel whose one parameter is `words`.
     ///
     /// # Safety
-    /// The function takes at most as many words, and reaches through them only what it may.
+    /// The function takes at most so many words and accesses through them only memory that it may.
     pub unsafe fn launch(
         &self,
         function: Function,
@@ -458,9 +457,9 @@ impl Stream {
         check("cuLaunchKernel", launched)
     }
 
-    /// Waits until all work is done, and before that for a recording by another thread, which a
-    /// wait would spoil.
-    pub fn settle(&self) -> Result<()> {
+    /// Waits until all work is done. Waits first for a capture by another thread, which
+    /// synchronization would invalidate.
+    pub fn quiesce(&self) -> Result<()> {
         let _alone = self
             .recording
             .lock()
@@ -468,10 +467,11 @@ impl Stream {
         self.synchronize()
     }
 
-    /// Records what `work` submits to this stream, instead of doing it.
+    /// Captures the work that `work` submits to this stream, instead of executing it.
     ///
-    /// `work` may call anything but what waits for the stream: libraries allocate memory and load
-    /// kernels when they are first asked for one, which the driver refuses in the other modes.
+    /// `work` may make any call that does not wait for the stream: the relaxed mode is needed
+    /// because libraries allocate memory and load kernels at the first use of a kernel, which the
+    /// driver refuses in the other modes.
     pub fn capture(&self, work: impl FnOnce() -> Result<()>) -> Result<Graph> {
         let _alone = self
             .recording
@@ -484,20 +484,20 @@ impl Stream {
         })?;
         let submitted = work();
         let mut graph = null_mut();
-        // SAFETY: the pointer is valid for writing; a capture that has begun is ended whatever
-        // happened.
+        // SAFETY: the pointer is valid for writing; a capture that has begun is ended in every
+        // case.
         let ended = check("cuStreamEndCapture", unsafe {
             sys::cuStreamEndCapture(self.raw, &mut graph)
         });
         let mut made = null_mut();
-        // SAFETY: as above; the graph was captured.
         let instantiated = submitted.and(ended).and_then(|()| {
+            // SAFETY: as above; the graph was captured.
             check("cuGraphInstantiate", unsafe {
                 sys::cuGraphInstantiateWithFlags(&mut made, graph, 0)
             })
         });
         if !graph.is_null() {
-            // SAFETY: what was instantiated does not need it any more.
+            // SAFETY: the instantiated graph does not need it any more.
             unsafe { sys::cuGraphDestroy(graph) };
         }
         instantiated.map(|()| Graph(made))
@@ -518,12 +518,12 @@ impl Drop for Stream {
     }
 }
 
-/// Work that was recorded, ready to be done again. Its context is current and outlives it.
+/// Captured work that can be launched repeatedly. Its context is current and outlives it.
 #[derive(Debug)]
 pub(crate) struct Graph(sys::CUgraphExec);
 
-// SAFETY: a graph that can be launched may be so from any thread, though not from two at once: it
-// is used through a lock.
+// SAFETY: an executable graph may be launched from any thread, though not from two at once: it is
+// used through a lock.
 unsafe impl Send for Graph {}
 
 impl Drop for Graph {
@@ -534,7 +534,7 @@ impl Drop for Graph {
     }
 }
 
-/// A moment in a stream's work. Its context is current and outlives it.
+/// A point in a stream's work. Its context is current and outlives it.
 #[derive(Debug)]
 pub(crate) struct Event(sys::CUevent);
 
@@ -544,7 +544,7 @@ unsafe impl Send for Event {}
 unsafe impl Sync for Event {}
 
 impl Event {
-    /// An event to wait for.
+    /// An event for synchronization, without timing.
     pub fn new() -> Result<Event> {
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING;
         let mut raw = null_mut();
@@ -562,7 +562,7 @@ impl Event {
         })
     }
 
-    /// Waits on the host.
+    /// Blocks the host until the event is reached.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: the event lives.
         check("cuEventSynchronize", unsafe {
@@ -578,7 +578,7 @@ impl Drop for Event {
     }
 }
 
-/// Host memory that the device copies from and to by itself. Its context is current and outlives
+/// Page-locked host memory, which the device accesses directly. Its context is current and outlives
 /// it.
 #[derive(Debug)]
 pub(crate) struct Pinned {
@@ -586,17 +586,17 @@ pub(crate) struct Pinned {
     bytes: usize,
 }
 
-// SAFETY: it owns its memory, which is read by shared and written by exclusive reference, but for
-// what devices do meanwhile.
+// SAFETY: it owns its memory, which is read by shared and written by exclusive reference, except
+// for concurrent writes by devices.
 unsafe impl Send for Pinned {}
 // SAFETY: as above.
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// So many zeros.
+    /// So many bytes of zeros.
     pub fn new(bytes: usize) -> Result<Pinned> {
         let mut raw = null_mut();
-        // Not write-combined: that would be slow to read.
+        // Not write-combined memory, which would be slow to read.
         // SAFETY: the pointer is valid for writing.
         check("cuMemHostAlloc", unsafe {
             sys::cuMemHostAlloc(&mut raw, bytes.max(1), 0)
@@ -605,7 +605,7 @@ impl Pinned {
         let start = NonNull::new(raw.cast::<u8>()).ok_or(DriverError::OutOfMemory {
             bytes: bytes as u64,
         })?;
-        // SAFETY: it is as long as was asked for.
+        // SAFETY: it is as long as was requested.
         unsafe { start.as_ptr().write_bytes(0, bytes) };
         Ok(Pinned { start, bytes })
     }
@@ -618,14 +618,14 @@ impl Pinned {
         self.start.as_ptr()
     }
 
-    /// The bytes to write, while no device copies from them.
+    /// The bytes for writing, while no device copies from them.
     pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: it is initialised, and borrowed exclusively; whoever lets a device copy waits
-        // before coming back.
+        // SAFETY: it is initialised, and borrowed exclusively; a caller that has started a device
+        // copy waits for it before borrowing again.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.bytes) }
     }
 
-    /// One of its words, which a device may write at any time.
+    /// A word, which a device may write at any time.
     pub fn word(&self, at: usize) -> u64 {
         self.atomic(at).load(Ordering::Acquire)
     }

@@ -1,11 +1,11 @@
 //! The emulator: generated source compiled by `g++` and run on the CPU, where there is no GPU.
 //!
-//! It runs the same text that NVRTC compiles, over host memory, thread by thread
-//! (`emulator/runtime.cpp`), and catches what a GPU would leave to chance: barriers that are
+//! It runs the same text that NVRTC compiles, on host memory, thread by thread
+//! (`emulator/runtime.cpp`), and detects errors that a GPU would leave to chance: barriers that are
 //! missing or that not all threads reach, shared memory read before it is written, asynchronous
 //! copies not waited for, misaligned vectors, exited lanes in a mask and, with
-//! [`Check::Addresses`], touching memory that the launch has no business with. It knows nothing of
-//! the rounding inside tensor cores, of bank conflicts, or of memory ordering between blocks.
+//! [`Check::Addresses`], accesses outside the launch's memory. It does not model the rounding
+//! inside tensor cores, bank conflicts, or memory ordering between blocks.
 
 use std::env;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -22,62 +22,62 @@ use crate::source::PRELUDE;
 const SHIM: &str = include_str!("../emulator/shim.h");
 const EPILOGUE: &str = include_str!("../emulator/epilogue.h");
 const RUNTIME: &str = include_str!("../emulator/runtime.cpp");
-/// What a compiled object exports, as a C header.
+/// The interface of a compiled object, as a C header.
 pub const ABI: &str = include_str!("../emulator/abi.h");
 
-/// What the compiled code checks besides what the runtime sees.
+/// Checks in the compiled code, in addition to those of the runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Check {
-    /// Nothing.
+    /// No checks.
     Nothing,
     /// Every address, by AddressSanitizer: the process must have been started with its library
-    /// loaded ([`asan_library`]).
+    /// preloaded ([`asan_library`]).
     Addresses,
 }
 
-/// In which order threads and blocks take their turns.
+/// The order in which threads and blocks take turns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// As they are numbered.
+    /// In the order of their numbers.
     Forward,
-    /// From the last to the first.
+    /// In the reverse order.
     Reverse,
-    /// In an order that follows from a seed.
+    /// In a pseudo-random order with this seed.
     Shuffled(u64),
 }
 
 impl Order {
-    /// One of each kind: a kernel that is right gives the same bits under all.
+    /// One order of each kind: a correct kernel computes the same bits in all of them.
     pub const ALL: [Order; 3] = [Order::Forward, Order::Reverse, Order::Shuffled(1)];
 }
 
 /// Why a source could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum EmulatorError {
-    /// There is no compiler to run.
+    /// There is no compiler.
     #[error("g++ cannot be run: {0}")]
     NoCompiler(String),
-    /// The source is not what g++ takes; its path and the first lines of the compiler's complaint.
+    /// g++ refused the source; its path and the first lines of the log.
     #[error("{path}: {log}")]
     Compile {
         /// The program, kept for reading.
         path: PathBuf,
-        /// What g++ said.
+        /// The compiler's log.
         log: String,
     },
-    /// Files could not be written, or the object not loaded.
+    /// A file could not be written, or the object not loaded.
     #[error("{0}")]
     Object(String),
-    /// A launch broke a rule.
+    /// A launch violated a rule.
     #[error("{0}")]
     Launch(String),
 }
 
-/// With this variable set to 1, a test of a GPU fails where there is none, and nothing runs under
-/// the emulator or on the driver without a device.
+/// If this variable is 1, a GPU test fails where there is no GPU, and no test uses the emulator or
+/// the driver without a device.
 const REQUIRED: &str = "SLABWISE_REQUIRE_GPU";
 
-/// What a test prints before it runs on a GPU: those that never do are told from those that did.
+/// The line that a test prints before it runs on a GPU, which tells GPU tests from the others.
 pub const USES_THE_GPU: &str = "runs on the GPU";
 
 /// Whether tests must run on a GPU.
@@ -85,8 +85,8 @@ pub fn gpu_required() -> bool {
     env::var_os(REQUIRED).is_some_and(|value| value == "1")
 }
 
-/// Whether a test can run on the first GPU, which is said. Where it cannot, it does nothing, except
-/// where a GPU is required.
+/// Whether a test can run on the first GPU; prints the answer. Without a GPU the test does nothing,
+/// except where one is required.
 ///
 /// # Panics
 /// If there is none, and one is required.
@@ -102,11 +102,11 @@ pub fn gpu_usable() -> bool {
     true
 }
 
-/// Whether emulated kernels can run here. Where they cannot, a test that needs them says so and
-/// does nothing, except under continuous integration (`CI` is set), where that is a failure.
+/// Whether emulated kernels can run here. Otherwise a test that needs them prints that and does
+/// nothing, except under continuous integration (`CI` is set), where it fails.
 ///
 /// # Panics
-/// If they cannot and `CI` is set.
+/// If they cannot run and `CI` is set.
 pub fn available() -> bool {
     if gpu_required() {
         eprintln!("skipped: {REQUIRED} leaves the emulator out");
@@ -134,7 +134,7 @@ pub fn asan_library() -> Option<PathBuf> {
         .flatten()
 }
 
-/// Where compiled objects are kept: beside the executable, in the build's own folder.
+/// The folder of compiled objects: beside the executable, in the build's own folder.
 pub(crate) fn folder() -> Result<PathBuf, EmulatorError> {
     let executable = env::current_exe().map_err(|e| EmulatorError::Object(e.to_string()))?;
     let built = executable
@@ -147,7 +147,7 @@ pub(crate) fn folder() -> Result<PathBuf, EmulatorError> {
     Ok(folder)
 }
 
-/// A path beside this one that no other thread or process writes.
+/// A path beside this one that no other thread or process uses.
 pub(crate) fn beside(path: &Path) -> PathBuf {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     path.with_extension(format!(
@@ -158,7 +158,7 @@ pub(crate) fn beside(path: &Path) -> PathBuf {
 }
 
 fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(), EmulatorError> {
-    // Written under another name and renamed: nobody sees half an object.
+    // Written to a temporary file and renamed, so that no process sees half an object.
     let partial = beside(output);
     let result = Command::new("g++")
         .args(arguments)
@@ -182,8 +182,8 @@ fn run_compiler(arguments: &[&str], inputs: &[&Path], output: &Path) -> Result<(
         .map_err(|e| EmulatorError::Object(format!("{}: {e}", output.display())))
 }
 
-/// Writes a text to a file that depends on it, unless it is there. Whoever reads the file sees all
-/// of it or none.
+/// Writes a text to a file whose name depends on it, unless the file exists. Readers see all of the
+/// file or none.
 fn write_once(path: &Path, text: &str) -> Result<(), EmulatorError> {
     if fs::read(path).is_ok_and(|there| there == text.as_bytes()) {
         return Ok(());
@@ -203,8 +203,8 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
         write_once(&sources.join("abi.h"), ABI)?;
         let source = sources.join("runtime.cpp");
         write_once(&source, RUNTIME)?;
-        // Vector registers would be more to save when stacks are switched; red zones would be
-        // overwritten by it.
+        // Vector registers would have to be saved when stacks are switched, which also overwrites
+        // red zones.
         let flags = [
             "-std=c++17",
             "-O2",
@@ -222,7 +222,7 @@ fn runtime(folder: &Path) -> Result<PathBuf, EmulatorError> {
     Ok(object)
 }
 
-/// The program that g++ sees.
+/// The program that g++ compiles.
 fn program(functions: &[Function]) -> String {
     let mut text = String::from("#define SLABWISE_EMULATED 1\n");
     text += SHIM;
@@ -245,8 +245,8 @@ fn program(functions: &[Function]) -> String {
     text
 }
 
-/// Compiles functions to a shared object that exports what [`ABI`] says, or finds it compiled
-/// before.
+/// Compiles functions to a shared object with the interface [`ABI`], or returns the object of an
+/// earlier compilation.
 pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, EmulatorError> {
     let mut distinct: Vec<Function> = Vec::new();
     for f in functions {
@@ -267,7 +267,7 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
         "-fno-math-errno",
         "-fvisibility=hidden",
     ];
-    // No product is fused with a sum but where the source says so, as NVRTC is told.
+    // Products are fused with sums only where the source says so, as under NVRTC.
     flags.extend(["-ffp-contract=off", "-fno-exceptions", "-fwrapv", "-w"]);
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2")
@@ -296,18 +296,19 @@ pub fn compile_object(functions: &[Function], check: Check) -> Result<PathBuf, E
     Ok(object)
 }
 
-/// The folder in which a driver without a device looks for emulated functions.
+/// The variable that names the folder in which a driver without a device looks for emulated
+/// functions.
 pub const FOLDER_VARIABLE: &str = "SLABWISE_EMULATED";
 
-/// That folder, for a process that has no such variable.
+/// That folder, for a process without the variable.
 pub(crate) static PUBLISHED: OnceLock<PathBuf> = OnceLock::new();
 
-/// Compiles functions and leaves word of them where a driver without a device finds them: in the
-/// folder that [`FOLDER_VARIABLE`] names, a file of each function's name that holds the path of its
-/// object. Nothing without the variable.
+/// Compiles functions for a driver without a device: for each function, writes a file of its name
+/// that holds the path of its object to the folder that [`FOLDER_VARIABLE`] names. Does nothing
+/// without the variable.
 ///
 /// # Errors
-/// If the source is not what g++ takes.
+/// If g++ refuses the source.
 pub fn publish(functions: &[Function]) -> Result<(), EmulatorError> {
     let Some(folder) = PUBLISHED
         .get()
@@ -375,8 +376,8 @@ impl Emulator {
         let object = compile_object(functions, check)?;
         let path = CString::new(object.as_os_str().as_encoded_bytes())
             .map_err(|e| EmulatorError::Object(e.to_string()))?;
-        // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no code of
-        // its own.
+        // SAFETY: a path that ends in 0, to an object compiled above: loading it runs no
+        // initialiser of its own.
         let handle = unsafe { dlopen(path.as_ptr(), RTLD_NOW) };
         if handle.is_null() {
             // SAFETY: after a failure, `dlerror` gives a text.
@@ -390,7 +391,7 @@ impl Emulator {
         let missing = || EmulatorError::Object(format!("{} exports too little", object.display()));
         let emulate = symbol(handle, c"slabwise_emulate").ok_or_else(missing)?;
         let words = symbol(handle, c"slabwise_words").ok_or_else(missing)?;
-        // SAFETY: the header says that these symbols are functions of these types.
+        // SAFETY: the header declares these symbols as functions of these types.
         unsafe {
             Ok(Emulator {
                 emulate: std::mem::transmute::<*mut c_void, Emulate>(emulate),
@@ -402,9 +403,9 @@ impl Emulator {
     /// Runs one launch; `words` are the dispatch's, with addresses of this process.
     ///
     /// # Safety
-    /// What the function reaches through `words` must be memory of this process that nobody else
-    /// uses meanwhile; with [`Check::Addresses`] and memory marked by [`protect`], a function that
-    /// reaches elsewhere is reported instead.
+    /// The function must access, through `words`, only memory of this process that is not used
+    /// otherwise meanwhile; with [`Check::Addresses`] and memory marked by [`protect`], other
+    /// accesses are reported instead.
     pub unsafe fn launch(
         &self,
         function: &Function,
@@ -449,7 +450,7 @@ impl Emulator {
     }
 }
 
-/// Marks memory as out of bounds for code that checks addresses, or as within again. Does nothing
+/// Marks memory as inaccessible to code that checks addresses, or as accessible again. Does nothing
 /// where the sanitizer's library is not loaded. Works on whole groups of 8 bytes.
 pub fn protect(memory: &[u8], forbidden: bool) {
     let name = if forbidden {
@@ -458,9 +459,9 @@ pub fn protect(memory: &[u8], forbidden: bool) {
         c"__asan_unpoison_memory_region"
     };
     if let Some(mark) = symbol(std::ptr::null_mut(), name) {
-        // SAFETY: the sanitizer's interface says so.
+        // SAFETY: the sanitizer's interface declares this type.
         let mark = unsafe { std::mem::transmute::<*mut c_void, Mark>(mark) };
-        // SAFETY: memory of this process; only the sanitizer's notes about it change.
+        // SAFETY: memory of this process; only the sanitizer's shadow memory changes.
         unsafe { mark(memory.as_ptr().cast(), memory.len()) };
     }
 }
@@ -470,7 +471,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn threads_that_need_the_runtime_at_once_all_get_it() {
+    fn concurrent_threads_share_the_compiled_runtime() {
         if !available() {
             return;
         }

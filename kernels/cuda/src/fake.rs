@@ -1,6 +1,6 @@
-//! A driver without a device, which the tests of everything above the driver run on
-//! (`emulator/fake_libcuda.c`), and a cuBLASLt and a cuDNN that work with it
-//! (`emulator/fake_libcublaslt.c`, `emulator/fake_libcudnn.c`).
+//! A CUDA driver without a device (`emulator/fake_libcuda.c`), used by the tests of all layers
+//! above the driver, with a matching cuBLASLt and cuDNN (`emulator/fake_libcublaslt.c`,
+//! `emulator/fake_libcudnn.c`).
 
 use std::ffi::{CString, c_char, c_int, c_longlong};
 use std::fs;
@@ -23,7 +23,7 @@ const SOURCE: &str = concat!(
 const CUBLASLT: &str = include_str!("../emulator/fake_libcublaslt.c");
 const CUDNN: &str = include_str!("../emulator/fake_libcudnn.c");
 
-/// What the driver is set to before each test.
+/// The driver's settings before each test.
 const DEFAULTS: [(&str, i64); 13] = [
     ("devices", 1),
     ("version", 13000),
@@ -40,7 +40,7 @@ const DEFAULTS: [(&str, i64); 13] = [
     ("strict", 0),
 ];
 
-/// The driver, for one test at a time: what it is set to and what it counts is of the whole
+/// The driver, locked for one test at a time because its settings and counters are global to the
 /// process.
 pub struct FakeDriver {
     object: &'static Object,
@@ -59,7 +59,7 @@ pub fn build() -> Result<(PathBuf, PathBuf), EmulatorError> {
     Ok((driver, functions))
 }
 
-/// The object file of a cuBLASLt that works with the driver, for another process's
+/// The object file of a cuBLASLt that matches the driver, for another process's
 /// `SLABWISE_LIBCUBLASLT`.
 ///
 /// # Errors
@@ -68,8 +68,7 @@ pub fn build_cublaslt() -> Result<PathBuf, EmulatorError> {
     object("libcublasLt", CUBLASLT)
 }
 
-/// The object file of a cuDNN that works with the driver, for another process's
-/// `SLABWISE_LIBCUDNN`.
+/// The object file of a cuDNN that matches the driver, for another process's `SLABWISE_LIBCUDNN`.
 ///
 /// # Errors
 /// If it cannot be compiled.
@@ -82,7 +81,7 @@ fn io(path: &Path) -> impl FnOnce(std::io::Error) -> EmulatorError {
     move |e| EmulatorError::Object(format!("{path}: {e}"))
 }
 
-/// A library from its source, whose name for the loader is `name` and `.so`.
+/// Compiles a library; the loader knows it as `name` with the suffix `.so`.
 fn object(name: &str, text: &str) -> Result<PathBuf, EmulatorError> {
     let object = emulator::folder()?.join(format!("{name}-{:016x}.so", digest(&[text, ABI])));
     if !object.exists() {
@@ -120,11 +119,11 @@ fn object(name: &str, text: &str) -> Result<PathBuf, EmulatorError> {
 }
 
 impl FakeDriver {
-    /// Makes the driver this process's, as it is by default. `None` where it cannot work, which is
-    /// said; with `CI` set that is a failure.
+    /// Installs the driver in this process, with default settings. `None` where it cannot work,
+    /// which is printed; with `CI` set that is a failure.
     ///
     /// # Panics
-    /// If it cannot work and `CI` is set, or it is not the driver that is found.
+    /// If it cannot work and `CI` is set, or another driver is found.
     pub fn install() -> Option<FakeDriver> {
         static OBJECT: OnceLock<Object> = OnceLock::new();
         static ALONE: Mutex<()> = Mutex::new(());
@@ -136,8 +135,8 @@ impl FakeDriver {
             eprintln!("skipped: {e}");
             return None;
         }
-        // A test that failed leaves the lock behind, and nothing that the next one does not set
-        // anew.
+        // A failed test leaves the lock poisoned, and no other state that the next test does not
+        // reset.
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let object = OBJECT.get_or_init(|| {
             let (file, functions) = build().unwrap_or_else(|e| panic!("{e}"));
@@ -145,20 +144,20 @@ impl FakeDriver {
                 .open_as(&file)
                 .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, file, "another driver was opened before");
-            // Libraries that are installed here would look for a real driver.
+            // Libraries installed on this machine would look for a real driver.
             let library = build_cublaslt().unwrap_or_else(|e| panic!("{e}"));
             let found = Library::CublasLt
                 .open_as(&library)
                 .unwrap_or_else(|e| panic!("{e}"));
             assert_eq!(found.file, library, "another cuBLASLt was opened before");
-            // A test may have looked for one that cannot be used.
+            // A test may have opened a cuDNN that is not usable.
             let _ = Library::Cudnn.open_as(&build_cudnn().unwrap_or_else(|e| panic!("{e}")));
             // SAFETY: the object has no initialisers.
             let object =
                 unsafe { Object::new(&file) }.unwrap_or_else(|e| panic!("{}: {e}", file.display()));
             let path = CString::new(functions.as_os_str().as_encoded_bytes())
                 .expect("a path without zeros");
-            // SAFETY: the source says that the function is of this type; the path ends in 0.
+            // SAFETY: the source declares the function with this type; the path ends in 0.
             unsafe {
                 let name_folder = object
                     .get::<unsafe extern "C" fn(*const c_char)>(b"fake_folder\0")
@@ -181,13 +180,13 @@ impl FakeDriver {
         Some(driver)
     }
 
-    /// Sets what the driver is, or starts a count anew.
+    /// Sets a property of the driver, or resets a counter.
     ///
     /// # Panics
     /// If it has no such number.
     pub fn set(&self, name: &str, value: i64) {
         let text = CString::new(name).expect("a name without zeros");
-        // SAFETY: the source says that the function is of this type; the name ends in 0.
+        // SAFETY: the source declares the function with this type; the name ends in 0.
         let known = unsafe {
             let set = self
                 .object
@@ -198,7 +197,7 @@ impl FakeDriver {
         assert_ne!(known, 0, "the driver has no {name}");
     }
 
-    /// What the driver is or has counted.
+    /// A property or a counter of the driver.
     pub fn get(&self, name: &str) -> i64 {
         let text = CString::new(name).expect("a name without zeros");
         // SAFETY: as for `set`.
@@ -211,7 +210,7 @@ impl FakeDriver {
         }
     }
 
-    /// Lets the call of this name fail with the driver's error `code`, once it has succeeded so
+    /// Makes the call of this name fail with the driver's error `code`, after it has succeeded so
     /// many times.
     pub fn fail(&self, call: &str, after: i64, code: i32) {
         let text = CString::new(call).expect("a name without zeros");
@@ -225,9 +224,9 @@ impl FakeDriver {
         }
     }
 
-    /// Lets kernels whose names begin so take so many nanoseconds by the events' clock, and forgets
-    /// what was said before if that is all kernels. cuBLASLt's algorithms are `cublaslt_21`, …,
-    /// cuDNN's `cudnn_forward_1`, `cudnn_data_1_plain`, `cudnn_filter_1`, ….
+    /// Makes kernels whose names begin so take so many nanoseconds by the events' clock; an empty
+    /// beginning means all kernels and clears earlier settings. cuBLASLt's algorithms are
+    /// `cublaslt_21`, …, cuDNN's `cudnn_forward_1`, `cudnn_data_1_plain`, `cudnn_filter_1`, ….
     pub fn cost(&self, begins: &str, nanoseconds: i64) {
         let text = CString::new(begins).expect("a name without zeros");
         // SAFETY: as for `set`.
@@ -240,7 +239,7 @@ impl FakeDriver {
         }
     }
 
-    /// Forgets which kernels the process has picked.
+    /// Clears the process's kernel choices.
     pub fn forget_picks(&self) {
         Picks::forget_all();
     }

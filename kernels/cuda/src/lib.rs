@@ -1,11 +1,10 @@
 //! The CUDA back end: turns a [`Spec`](slabwise_kernels::spec::Spec) into source, compiles it,
 //! launches it.
 //!
-//! It is a crate of its own inside `kernels` because a program that runs on the CPU alone should
-//! build without it, and because the CPU's kernels, which take long to compile, should not be
-//! compiled anew whenever a template of this one changes.
+//! It is a separate crate inside `kernels` because a program that runs only on the CPU should build
+//! without it, and because the CPU's kernels, which take long to compile, should not be recompiled
+//! whenever a template of this crate changes.
 
-mod ahead;
 mod arenas;
 pub mod cache;
 pub mod code;
@@ -26,9 +25,10 @@ mod lower;
 pub mod nvrtc;
 mod observe;
 mod pages;
+mod prefetch;
 mod program;
+mod reservation;
 mod source;
-mod space;
 mod staging;
 mod tune;
 
@@ -36,7 +36,7 @@ pub use device::{Device, Fault, usable};
 pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
-pub use source::{PRELUDE, Together, lower, lower_many, shared_name, sums_alike};
-pub use space::{Limits, Usage as MemoryUsage};
+pub use reservation::{Limits, Usage as MemoryUsage};
+pub use source::{FusedLaunch, PRELUDE, lower, lower_many, shared_name, sums_alike};
 pub use staging::landing_bytes;
 pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

@@ -1,11 +1,11 @@
-//! NVIDIA's libraries: looked for, never required.
+//! NVIDIA's libraries: located at run time, never required.
 //!
-//! A binary must start on a machine that has none of them. So each is looked for before the first
-//! call that needs it, in places that serve users in this order: the file that a variable names,
-//! the loader's own path, the usual folders of the CUDA toolkit and the driver, and the `nvidia-*`
-//! wheels of the active Python environment. What is found is opened by its path and stays open.
-//! Calls of NVRTC and cuDNN are bound to that file; bindings of the others ask the loader for it by
-//! name, which gives the one that is open.
+//! A binary must start on a machine that has none of them. Therefore each library is located before
+//! the first call that needs it, in this order: the file that its environment variable names, the
+//! loader's own path, the usual folders of the CUDA toolkit and the driver, and the `nvidia-*`
+//! wheels of the active Python environment. The library is opened by its path and stays open. Calls
+//! of NVRTC and cuDNN are bound to that file; bindings of the others look the library up by name,
+//! which yields the file that is open.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// A library that a program may be the better for.
+/// A library that slabwise can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Library {
     /// The driver, which comes with the operating system's NVIDIA package.
@@ -28,56 +28,56 @@ pub enum Library {
 
 /// Where a library was found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
-    /// Where the library's variable says.
+pub enum Location {
+    /// The path that the library's variable names.
     Variable,
     /// On the loader's path.
     Loader,
-    /// In a folder where the toolkit or the driver is usually installed.
+    /// A folder where the toolkit or the driver is usually installed.
     Toolkit,
-    /// In a wheel of the active Python environment.
+    /// A wheel of the active Python environment.
     Wheel,
 }
 
 /// A library that is open.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct LoadedLibrary {
     /// The file, or the name that the loader knew.
     pub file: PathBuf,
-    /// Where that is.
-    pub place: Place,
+    /// Where it was found.
+    pub location: Location,
 }
 
-/// A library that is not there.
+/// A library that was not found.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{} was not found{why}; {}", library.name(), library.advice())]
 pub struct Missing {
-    /// Which.
+    /// The library.
     pub library: Library,
-    /// What was tried, if that helps.
+    /// The locations that were tried, if that helps.
     pub why: String,
 }
 
-/// Why a library did not do what it was asked for.
+/// Why a library did not do a requested operation.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LibraryError {
-    /// There is none.
+    /// The library is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
     /// A call failed.
     #[error("{call} answered {status}{}", library.doing_without())]
     Failed {
-        /// Whose call.
+        /// The library that was called.
         library: Library,
-        /// Which call.
+        /// The call.
         call: &'static str,
-        /// The library's name for it.
+        /// The library's name for the failure.
         status: String,
     },
 }
 
 impl Library {
-    /// All of them, in the order in which they are needed.
+    /// All libraries, in the order in which they are needed.
     pub const ALL: [Library; 4] = [
         Library::Driver,
         Library::Nvrtc,
@@ -85,7 +85,7 @@ impl Library {
         Library::Cudnn,
     ];
 
-    /// Its name, as NVIDIA writes it.
+    /// The library's name, as NVIDIA writes it.
     pub fn name(self) -> &'static str {
         match self {
             Library::Driver => "the CUDA driver (libcuda)",
@@ -95,7 +95,7 @@ impl Library {
         }
     }
 
-    /// The variable that names its file or its folder.
+    /// The environment variable that names its file or its folder.
     pub fn variable(self) -> &'static str {
         match self {
             Library::Driver => "SLABWISE_LIBCUDA",
@@ -105,7 +105,7 @@ impl Library {
         }
     }
 
-    /// What to do if it is missing.
+    /// Advice for the case that it is missing.
     pub fn advice(self) -> &'static str {
         match self {
             Library::Driver => {
@@ -123,7 +123,7 @@ impl Library {
         }
     }
 
-    /// How to do without it, where that is possible.
+    /// How to do without the library, where that is possible.
     fn doing_without(self) -> &'static str {
         match self {
             Library::Driver | Library::Nvrtc => "",
@@ -132,8 +132,8 @@ impl Library {
         }
     }
 
-    /// The file names it goes by, the best first. Major versions of NVRTC and cuBLASLt are those
-    /// whose code a driver of 12 or 13 takes.
+    /// Its possible file names, the best first. Major versions of NVRTC and cuBLASLt are those
+    /// whose code a driver of 12 or 13 accepts.
     fn files(self) -> &'static [&'static str] {
         match self {
             Library::Driver => &["libcuda.so.1", "libcuda.so", "nvcuda.dll"],
@@ -143,12 +143,12 @@ impl Library {
         }
     }
 
-    /// What a library opens by name and must therefore be open before it, in its own folder:
-    /// beginnings of file names.
+    /// Libraries that this library opens by name and that must therefore be open before it, in its
+    /// own folder: prefixes of file names.
     fn companions(self) -> &'static [&'static str] {
         match self {
             Library::Nvrtc => &["libnvrtc-builtins.so."],
-            // What cuDNN opens it finds in its own folder by itself.
+            // cuDNN finds its parts in its own folder by itself.
             Library::Driver | Library::CublasLt | Library::Cudnn => &[],
         }
     }
@@ -156,17 +156,17 @@ impl Library {
     /// Finds and opens the library, once for the process.
     ///
     /// # Errors
-    /// If it is nowhere, or what the variable names cannot be opened.
-    pub fn open(self) -> Result<&'static Found, &'static Missing> {
+    /// If it is not found, or the file that the variable names cannot be opened.
+    pub fn open(self) -> Result<&'static LoadedLibrary, &'static Missing> {
         OPENED[self as usize]
             .get_or_init(|| find(self, &Surroundings::of_this_process()))
             .as_ref()
     }
 
-    /// Takes this file as the library, as if its variable named it; for tests, which cannot set
-    /// variables. Nothing if the library has been looked for before.
+    /// Uses this file as the library, as if its variable named it; for tests, which cannot set
+    /// variables. Has no effect if the library has been located before.
     #[cfg(feature = "emulator")]
-    pub(crate) fn open_as(self, file: &Path) -> Result<&'static Found, &'static Missing> {
+    pub(crate) fn open_as(self, file: &Path) -> Result<&'static LoadedLibrary, &'static Missing> {
         let named = |name: &str| (name == self.variable()).then(|| file.as_os_str().to_owned());
         OPENED[self as usize]
             .get_or_init(|| {
@@ -183,28 +183,28 @@ impl Library {
     }
 }
 
-impl fmt::Display for Found {
+impl fmt::Display for LoadedLibrary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let place = match self.place {
-            Place::Variable => "named by a variable",
-            Place::Loader => "on the loader's path",
-            Place::Toolkit => "installed",
-            Place::Wheel => "in a Python wheel",
+        let location = match self.location {
+            Location::Variable => "named by a variable",
+            Location::Loader => "on the loader's path",
+            Location::Toolkit => "installed",
+            Location::Wheel => "in a Python wheel",
         };
-        write!(f, "{} ({place})", self.file.display())
+        write!(f, "{} ({location})", self.file.display())
     }
 }
 
-/// What was found, by library.
-static OPENED: [OnceLock<Result<Found, Missing>>; Library::ALL.len()] =
+/// The libraries that were found.
+static OPENED: [OnceLock<Result<LoadedLibrary, Missing>>; Library::ALL.len()] =
     [const { OnceLock::new() }; Library::ALL.len()];
 
-/// What the search looks at besides the file system.
+/// The environment of the search, besides the file system.
 struct Surroundings<'a> {
     variable: &'a dyn Fn(&str) -> Option<OsString>,
-    /// Folders of Python packages that an interpreter on the path names.
+    /// Folders of Python packages, as an interpreter on the path names them.
     python: &'a dyn Fn() -> Vec<PathBuf>,
-    /// Where installers put things.
+    /// The usual installation roots.
     roots: &'a [&'a str],
 }
 
@@ -240,7 +240,7 @@ impl Surroundings<'_> {
             .collect()
     }
 
-    /// Folders of wheels' libraries in an environment's packages: `nvidia/cu13/lib`,
+    /// Library folders of the wheels in an environment's packages: `nvidia/cu13/lib`,
     /// `nvidia/cuda_nvrtc/lib`, ….
     fn wheels(&self) -> impl Iterator<Item = PathBuf> + '_ {
         let environments = ["VIRTUAL_ENV", "CONDA_PREFIX"]
@@ -263,8 +263,8 @@ impl Surroundings<'_> {
     }
 }
 
-/// What a folder holds, in the order of names from the last to the first, so that newer versions
-/// come before older ones.
+/// The entries of a folder in reverse order of names, so that newer versions come before older
+/// ones.
 fn entries(folder: &Path) -> Vec<PathBuf> {
     let mut found: Vec<PathBuf> = std::fs::read_dir(folder)
         .into_iter()
@@ -282,16 +282,18 @@ fn name_starts(path: &Path, with: &str) -> bool {
         .is_some_and(|name| name.to_string_lossy().starts_with(with))
 }
 
-/// The packages of the interpreter that a user's shell would start. Asked only when nothing else
-/// led anywhere.
+/// The package folders of the interpreter that a user's shell would start. Queried only when all
+/// other locations have failed.
 fn python_packages() -> Vec<PathBuf> {
     const ASK: &str = "import site, sysconfig; print('\\n'.join({*sysconfig.get_paths().values(), site.getusersitepackages()}))";
-    let asked = Command::new("python3")
+    let output = Command::new("python3")
         .args(["-I", "-c", ASK])
         .stdin(Stdio::null())
         .stderr(Stdio::null())
         .output();
-    let Ok(answer) = asked else { return Vec::new() };
+    let Ok(answer) = output else {
+        return Vec::new();
+    };
     let mut folders: Vec<PathBuf> = String::from_utf8_lossy(&answer.stdout)
         .lines()
         .map(PathBuf::from)
@@ -300,8 +302,8 @@ fn python_packages() -> Vec<PathBuf> {
     folders
 }
 
-/// Searches, opens what is found, and keeps it open.
-fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
+/// Locates a library, opens it, and keeps it open.
+fn find(library: Library, around: &Surroundings<'_>) -> Result<LoadedLibrary, Missing> {
     let missing = |why: String| Missing { library, why };
     if let Some(named) = (around.variable)(library.variable()).filter(|n| !n.is_empty()) {
         let named = PathBuf::from(named);
@@ -318,9 +320,9 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
             ))
         })?;
         return match open(library, &file) {
-            Ok(()) => Ok(Found {
+            Ok(()) => Ok(LoadedLibrary {
                 file,
-                place: Place::Variable,
+                location: Location::Variable,
             }),
             Err(e) => Err(missing(format!(
                 ": {} is {}, which cannot be opened: {e}",
@@ -331,9 +333,9 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
     }
     for &name in library.files() {
         if open_file(Path::new(name)).is_ok() {
-            return Ok(Found {
+            return Ok(LoadedLibrary {
                 file: name.into(),
-                place: Place::Loader,
+                location: Location::Loader,
             });
         }
     }
@@ -341,17 +343,19 @@ fn find(library: Library, around: &Surroundings<'_>) -> Result<Found, Missing> {
     let toolkits = around
         .toolkits()
         .into_iter()
-        .map(|folder| (folder, Place::Toolkit));
-    for (folder, place) in toolkits.chain(around.wheels().map(|folder| (folder, Place::Wheel))) {
+        .map(|folder| (folder, Location::Toolkit));
+    for (folder, location) in
+        toolkits.chain(around.wheels().map(|folder| (folder, Location::Wheel)))
+    {
         // No wheel brings the driver.
-        if library == Library::Driver && place == Place::Wheel {
+        if library == Library::Driver && location == Location::Wheel {
             break;
         }
         let Some(file) = in_folder(library, &folder) else {
             continue;
         };
         match open(library, &file) {
-            Ok(()) => return Ok(Found { file, place }),
+            Ok(()) => return Ok(LoadedLibrary { file, location }),
             Err(e) => why = format!(": {} cannot be opened: {e}", file.display()),
         }
     }
@@ -367,7 +371,7 @@ fn in_folder(library: Library, folder: &Path) -> Option<PathBuf> {
         .find(|file| file.is_file())
 }
 
-/// Opens a library after what it needs from its own folder.
+/// Opens a library after its companions from its own folder.
 fn open(library: Library, file: &Path) -> Result<(), String> {
     let folder = file.parent().map(entries).unwrap_or_default();
     for companion in library.companions() {
@@ -375,7 +379,7 @@ fn open(library: Library, file: &Path) -> Result<(), String> {
             .iter()
             .filter(|p| name_starts(p, companion) && !p.to_string_lossy().contains(".alt."));
         for file in beside {
-            // The library itself says what it misses, should it miss one.
+            // If a companion is missing, opening the library itself reports it.
             let _ = open_file(file);
         }
     }
@@ -411,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_variable_names_is_taken_or_refused_and_nothing_else_tried() {
+    fn a_variable_overrides_all_other_locations() {
         let folder = tempfile::tempdir().expect("a folder");
         let empty = folder.path().join("empty");
         std::fs::create_dir(&empty).expect("a folder");
@@ -424,9 +428,9 @@ mod tests {
         ] {
             let variable =
                 |name: &str| (name == "SLABWISE_LIBNVRTC").then(|| named.clone().into_os_string());
-            let unasked = || panic!("Python was asked");
+            let never_run = || panic!("Python was asked");
             let missing =
-                find(Library::Nvrtc, &around(&variable, &unasked)).expect_err("it is no library");
+                find(Library::Nvrtc, &around(&variable, &never_run)).expect_err("it is no library");
             assert!(
                 missing.why.contains(says) && missing.why.contains("SLABWISE_LIBNVRTC"),
                 "{missing}"
@@ -441,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn wheels_are_looked_for_in_the_environment_then_where_python_says() {
+    fn wheels_are_searched_in_the_environment_then_in_python_packages() {
         let folder = tempfile::tempdir().expect("a folder");
         let [environment, other] = ["environment", "other"].map(|n| folder.path().join(n));
         let first = environment.join("lib/python3.12/site-packages/nvidia/cu13/lib");

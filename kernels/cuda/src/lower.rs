@@ -1,13 +1,13 @@
-//! What a spec becomes: functions in CUDA C++, and how to launch them for the sizes of a run.
+//! The lowering of a spec: functions in CUDA C++, and their launches for the sizes of a run.
 //!
-//! Nothing here needs a driver or a compiler. Every function has one parameter, a block of 64-bit
-//! words:
+//! This module needs neither a driver nor a compiler. Every function has one parameter, a block of
+//! 64-bit words:
 //!
 //! ```text
 //! extern "C" __global__ void NAME(const __grid_constant__ Words<N> p)   // struct { unsigned long long w[N]; }
 //! ```
 //!
-//! so that a launch is a list of [`Word`]s whatever the kernel, on a device and in an emulator. A
+//! so that a launch is a list of [`Word`]s for every kernel, on a device and in an emulator. A
 //! function's name contains a hash of its source: equal kernels of a program are one function, and
 //! names never collide in one module.
 
@@ -18,19 +18,19 @@ use slabwise_kernels::size::Env;
 use crate::conv::library::Convolution;
 use crate::gemm::library::Product;
 
-/// What source is generated for.
+/// The target for which source is generated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     /// Compute capability, as in `sm_90`: 80, 90, 100, …
     pub sm: u32,
-    /// Streaming multiprocessors: how many blocks fill the device.
+    /// Streaming multiprocessors: they determine how many blocks fill the device.
     pub multiprocessors: u32,
-    /// The most shared memory a block may ask for, bytes.
+    /// The limit of shared memory per block, bytes.
     pub shared_bytes_max: u32,
     /// Whether products of f32 may be rounded to tf32.
     pub tf32: bool,
-    /// Whether the kernel starts with a look at the fault record, and does nothing if an index was
-    /// out of range before it. For kernels that store to variables.
+    /// Whether the kernel first reads the fault record, and does nothing if an earlier kernel found
+    /// an index out of range. Set for kernels that store to variables.
     pub guarded: bool,
 }
 
@@ -39,7 +39,7 @@ pub struct Target {
 pub struct Function {
     /// Its name in the module.
     pub name: String,
-    /// Its definition with what it alone needs; what kernels share is in the prelude.
+    /// Its definition; code shared by kernels is in the prelude.
     pub source: String,
 }
 
@@ -52,13 +52,13 @@ impl Function {
         Function { name, source }
     }
 
-    /// Whether a launch gives it shared memory: functions name that by a macro of the prelude.
+    /// Whether a launch gives it shared memory: functions declare that by a macro of the prelude.
     pub(crate) fn takes_shared(&self) -> bool {
         self.source.contains("SHARED_BYTES(")
     }
 }
 
-/// A hash of texts that stays the same from version to version (FNV-1a; Fowler, Noll, Vo).
+/// A hash of texts that is stable across versions (FNV-1a; Fowler, Noll, Vo).
 pub(crate) fn digest(texts: &[&str]) -> u64 {
     let bytes = texts.iter().flat_map(|text| text.bytes().chain([0]));
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -72,14 +72,14 @@ pub enum Word {
     /// The address of the first byte of an argument's region, in the order of `Spec::arguments`: a
     /// multiple of 16.
     Argument(u16),
-    /// The address so many bytes into the workspace.
+    /// The address at an offset in bytes into the workspace.
     Workspace(u64),
     /// The address of the run's fault record, two `unsigned long long`: `position << 32 | value` of
-    /// the first index out of range, then the step that met it. All ones while there is none. Steps
-    /// that look for such indices leave what earlier ones found; in one step the first position
-    /// wins, by `atomicMin`.
+    /// the first index out of range, then the step that found it. All ones while there is none. A
+    /// step keeps the fault of an earlier step; within one step the first position wins, by
+    /// `atomicMin`.
     Fault,
-    /// Which step of the program this is.
+    /// The number of the kernel's step in the program.
     Step,
     /// A number: a size, a stride, an offset, a magic divisor.
     Number(i64),
@@ -88,9 +88,9 @@ pub enum Word {
 /// One launch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dispatch {
-    /// Which of the functions.
+    /// The index of the function.
     pub function: usize,
-    /// Blocks; a launch without blocks is left out.
+    /// The number of blocks; a launch without blocks is skipped.
     pub grid: [u32; 3],
     /// Threads of a block.
     pub block: [u32; 3],
@@ -100,7 +100,7 @@ pub struct Dispatch {
     pub words: Vec<Word>,
 }
 
-/// What a library computes.
+/// A computation by a library.
 #[derive(Debug)]
 pub(crate) enum ByLibrary {
     /// By cuBLASLt.
@@ -112,20 +112,19 @@ pub(crate) enum ByLibrary {
 /// The launches of a run, given its sizes.
 type Launches = dyn Fn(&Env) -> Vec<Dispatch> + Send + Sync;
 
-/// A spec made ready for CUDA, its sizes still symbolic.
+/// A spec lowered for CUDA, its sizes still symbolic.
 pub struct Lowered {
     /// Every function that a launch may name.
     pub functions: Vec<Function>,
-    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds; it starts at a
-    /// multiple of 256.
+    /// The workspace that a run needs, bytes, for all sizes up to the bounds; its alignment is 256.
     pub workspace: u64,
-    /// What a library computes before the launches.
+    /// The computation by a library that precedes the launches.
     pub(crate) by_library: Option<ByLibrary>,
     launches: Box<Launches>,
 }
 
 impl Lowered {
-    /// `launches` gives the launches in their order for the sizes of a run, which are at most the
+    /// `launches` returns the launches, in order, for the sizes of a run, which are at most the
     /// bounds.
     pub fn new(
         functions: Vec<Function>,
@@ -140,7 +139,7 @@ impl Lowered {
         }
     }
 
-    /// What of it a library computes, as text.
+    /// The name of the library's kernel, if a library computes part of it.
     pub fn library(&self) -> Option<String> {
         self.by_library.as_ref().map(|work| match work {
             ByLibrary::Product(product) => product.name(),

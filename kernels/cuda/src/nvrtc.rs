@@ -1,8 +1,8 @@
-//! From source to machine code: NVRTC.
+//! NVRTC: compiles CUDA source to machine code.
 //!
-//! Code is made for one architecture (a *cubin*), not as PTX: so mistakes show here rather than in
-//! the driver, and nothing is compiled a second time there. Only for a device that is newer than
-//! the compiler there is PTX, of which the driver makes code.
+//! Code is compiled for one architecture (a *cubin*), not as PTX, so that mistakes appear here
+//! rather than in the driver, and nothing is compiled a second time there. PTX, which the driver
+//! compiles, is generated only for a device that is newer than the compiler.
 
 mod calls;
 
@@ -14,7 +14,7 @@ use calls::Calls;
 use crate::libraries::Missing;
 use crate::lower::Function;
 
-/// A program's text and what it is compiled for.
+/// The source of a program and the architecture that it is compiled for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Program {
     /// The names of its functions, for messages.
@@ -25,64 +25,64 @@ pub struct Program {
     pub sm: u32,
 }
 
-/// What the compiler made.
+/// The output of the compiler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cubin {
-    /// Machine code, or PTX that ends in 0, as the driver loads it.
+    /// Machine code, or PTX that ends in 0, in the form that the driver loads.
     pub image: Vec<u8>,
-    /// What each function uses, in the order in which they were compiled; nothing for PTX.
+    /// The resources of each function, in the order of compilation; empty for PTX.
     pub usage: Vec<Usage>,
 }
 
-/// What a function needs of a multiprocessor.
+/// The resources of a multiprocessor that a function uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// The function.
     pub name: String,
-    /// Registers of a thread.
+    /// Registers per thread.
     pub registers: u32,
-    /// Bytes of registers that a thread writes to memory because it has too few.
+    /// Bytes of registers that a thread spills to memory because it has too few.
     pub spill_bytes: u32,
     /// Bytes of a thread's stack.
     pub stack_bytes: u32,
-    /// Bytes of shared memory of a block, without what a launch adds.
+    /// Bytes of static shared memory per block; a launch may add dynamic shared memory.
     pub shared_bytes: u32,
 }
 
-/// Why there is no code.
+/// Why a program was not compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// There is no compiler.
+    /// NVRTC is missing.
     #[error(transparent)]
     Missing(#[from] Missing),
-    /// The compiler refused the source, which is a mistake of slabwise.
+    /// The compiler refused the source, which is a bug in slabwise.
     #[error("NVRTC refused the generated kernel {names} for sm_{sm}; its source{}:\n{log}", saved(.source_file.as_ref()))]
     Refused {
         /// The functions of the program.
         names: String,
-        /// For which architecture.
+        /// The target architecture.
         sm: u32,
-        /// Where the source was saved, with line numbers.
+        /// The file in which the source was saved, with line numbers.
         source_file: Option<PathBuf>,
-        /// What the compiler said.
+        /// The compiler's log.
         log: String,
     },
-    /// The compiler makes no code that the device runs.
+    /// The compiler generates no code that the device runs.
     #[error("NVRTC {}.{} makes no code for sm_{sm}, only for {}; {}", version.0, version.1, listed(known), other_compiler(*sm))]
     Architecture {
         /// The device's compute capability.
         sm: u32,
         /// The compiler's version.
         version: (u32, u32),
-        /// The compute capabilities that it makes code for.
+        /// The compute capabilities that it generates code for.
         known: Vec<u32>,
     },
-    /// The compiler failed in another way.
+    /// Another call of the compiler failed.
     #[error("NVRTC failed in {call}: {code}")]
     Failed {
-        /// What was called.
+        /// The call.
         call: &'static str,
-        /// What it answered.
+        /// The status that it returned.
         code: String,
     },
 }
@@ -114,13 +114,14 @@ fn other_compiler(sm: u32) -> &'static str {
 /// The oldest compute capability that kernels are written for.
 const OLDEST: u32 = 80;
 
-/// The options besides the architecture, for a compiler of this version. They are part of what a
-/// cached cubin is known by.
+/// The compiler options besides the architecture, for a compiler of this version. They are part of
+/// the key of a cached cubin.
 ///
-/// The compiler fuses no products with sums by itself: it would as the code around them goes, and
-/// so the same operations would give other bits in another kernel. Kernels ask for fused ones by
-/// name. From 12.4 on it can leave out textures and what device code calls of the runtime, which
-/// takes a third off the time of parsing.
+/// The compiler does not fuse multiplications with additions by itself, because whether it did
+/// would depend on the surrounding code, and the same operations would give other bits in another
+/// kernel. Kernels request fused operations by name. From version 12.4 on the compiler can leave
+/// out textures and the runtime functions for device code, which takes a third off the parsing
+/// time.
 pub fn options(version: (u32, u32)) -> Vec<&'static str> {
     let mut options = vec![
         "--std=c++17",
@@ -134,17 +135,17 @@ pub fn options(version: (u32, u32)) -> Vec<&'static str> {
     options
 }
 
-/// What the compiler makes of a program.
+/// The form in which the compiler generates code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Architecture {
     /// Machine code for this compute capability.
     Machine(u32),
-    /// PTX for this one, of which the driver makes code for a newer device.
+    /// PTX for this compute capability, which the driver compiles for a newer device.
     Ptx(u32),
 }
 
 impl Program {
-    /// A program of these functions, each once, behind what they share.
+    /// A program of these functions, each included once, after their shared prelude.
     pub fn new<'a>(
         prelude: &str,
         functions: impl IntoIterator<Item = &'a Function>,
@@ -169,7 +170,7 @@ impl Program {
         Program { names, source, sm }
     }
 
-    /// A program for each function.
+    /// One program per function.
     pub fn each<'a>(
         prelude: &str,
         functions: impl IntoIterator<Item = &'a Function>,
@@ -190,12 +191,12 @@ pub fn version() -> Result<(u32, u32), Error> {
     Calls::bound()?.version()
 }
 
-/// What is made for a device of compute capability `sm`: code for its own, or for the newest before
-/// it of its generation, which it runs as well; for a generation that the compiler does not know,
-/// PTX for the newest before it.
+/// The architecture to compile for on a device of compute capability `sm`: its own, or the newest
+/// older one of its generation, whose code it runs as well. For a generation that the compiler does
+/// not know it is PTX for the newest architecture before it.
 ///
 /// # Errors
-/// If there is no compiler, or it makes nothing that the device runs.
+/// If there is no compiler, or it generates nothing that the device runs.
 pub fn architecture(sm: u32) -> Result<Architecture, Error> {
     let calls = Calls::bound()?;
     let known = calls.architectures()?;
@@ -225,7 +226,7 @@ fn nearest(sm: u32, known: &[u32]) -> Option<Architecture> {
 /// Compiles a program.
 ///
 /// # Errors
-/// If there is no compiler, or it refuses the source; then the source has been saved.
+/// If there is no compiler, or it refuses the source, which has then been saved to a file.
 pub fn compile(program: &Program) -> Result<Cubin, Error> {
     let handle = compiled(program)?;
     Ok(match architecture(program.sm)? {
@@ -240,7 +241,7 @@ pub fn compile(program: &Program) -> Result<Cubin, Error> {
     })
 }
 
-/// What the compiler makes of a program before it assembles it, for reading: PTX.
+/// The PTX that the compiler generates before assembling, for reading.
 ///
 /// # Errors
 /// As [`compile`].
@@ -294,7 +295,7 @@ fn compiled(program: &Program) -> Result<Handle, Error> {
     Ok(handle)
 }
 
-/// A program of the compiler.
+/// A program object of the compiler.
 struct Handle {
     calls: &'static Calls,
     raw: calls::Raw,
@@ -315,7 +316,7 @@ impl Handle {
         self.bytes("nvrtcGetCUBIN", self.calls.cubin_bytes, self.calls.cubin)
     }
 
-    /// What a call of this name writes, after another has said how much that is.
+    /// The bytes that the call `call` writes, after `count` has said how many there are.
     fn bytes(
         &self,
         call: &'static str,
@@ -324,8 +325,8 @@ impl Handle {
     ) -> Result<Vec<u8>, Error> {
         let mut bytes = 0;
         // SAFETY: the program was created, and the count is valid for writing.
-        self.calls
-            .check(call, unsafe { count(self.raw, &mut bytes) })?;
+        let status = unsafe { count(self.raw, &mut bytes) };
+        self.calls.check(call, status)?;
         let mut written = vec![0u8; bytes];
         // SAFETY: there is as much room as the compiler said.
         self.calls.check(call, unsafe {
@@ -335,7 +336,7 @@ impl Handle {
     }
 }
 
-/// A text that ends in 0.
+/// The bytes as text, without the 0 at the end.
 fn text(bytes: Vec<u8>) -> String {
     CStr::from_bytes_until_nul(&bytes)
         .map(|text| text.to_string_lossy().into_owned())
@@ -351,7 +352,7 @@ impl Drop for Handle {
     }
 }
 
-/// Writes a refused source to a file of its own, each line behind its number.
+/// Writes a refused source to a new file, with line numbers.
 fn save(source: &str) -> Option<PathBuf> {
     let numbered: String = source
         .lines()
@@ -364,7 +365,7 @@ fn save(source: &str) -> Option<PathBuf> {
         "slabwise-refused-{}-{count}.cu",
         std::process::id()
     ));
-    // Whoever could make a file of this name first, or a link, would choose what it is written to.
+    // Must not exist yet: a process that created this file or a link first would choose its target.
     let mut fresh = std::fs::OpenOptions::new()
         .write(true)
         .create_new(true)
@@ -374,7 +375,7 @@ fn save(source: &str) -> Option<PathBuf> {
     Some(file)
 }
 
-/// Reads what each function uses from the assembler's notes.
+/// Parses the resources of each function from the assembler's notes.
 fn usages(log: &str) -> Vec<Usage> {
     let mut found: Vec<Usage> = Vec::new();
     let before = |line: &str, word: &str| -> Option<u32> {
@@ -411,7 +412,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_notes_of_the_assembler_are_read() {
+    fn the_assembler_log_is_parsed() {
         let log = "\
 ptxas info    : 0 bytes gmem
 ptxas info    : Compiling entry function 'first' for 'sm_90'
@@ -440,7 +441,7 @@ ptxas info    : Used 8 registers, used 0 barriers
     }
 
     #[test]
-    fn a_device_that_the_compiler_does_not_know_runs_code_of_its_generation_or_ptx() {
+    fn an_unknown_device_gets_code_of_its_generation_or_ptx() {
         let known = vec![75, 80, 86, 89, 90, 100, 103, 120, 121];
         let of = [80, 89, 90, 104, 121, 129].map(|sm| nearest(sm, &known));
         assert_eq!(
@@ -449,7 +450,7 @@ ptxas info    : Used 8 registers, used 0 barriers
         );
         let of = [110, 130].map(|sm| nearest(sm, &known));
         assert_eq!(of, [103, 121].map(|k| Some(Architecture::Ptx(k))));
-        // Of too old a device there is too old PTX.
+        // A device that is too old gets PTX that is too old.
         assert_eq!(
             [
                 nearest(70, &known),
@@ -475,7 +476,7 @@ ptxas info    : Used 8 registers, used 0 barriers
     }
 
     #[test]
-    fn a_function_is_in_a_program_once() {
+    fn a_program_contains_each_function_once() {
         let function = |name: &str| Function {
             name: name.into(),
             source: format!("void {name}() {{}}"),

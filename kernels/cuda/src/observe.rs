@@ -1,4 +1,4 @@
-//! What is to be seen of a device: when it was done with what, and the code that it runs.
+//! Observation of a device: timestamps of its work, and the code that it runs.
 
 use std::sync::Arc;
 
@@ -11,12 +11,12 @@ use crate::nvrtc::{self, Cubin, Program};
 use crate::source::PRELUDE;
 
 impl Device {
-    /// Begins to note moments; those noted before are forgotten.
+    /// Starts recording timestamps, and discards earlier ones.
     pub fn begin_marks(&mut self) {
         self.marks.begin();
     }
 
-    /// Notes the moment at which all is done that was asked for until now. Waits for nothing.
+    /// Records a timestamp once all work submitted until now is done. Waits for nothing.
     ///
     /// # Errors
     /// If the driver refuses, or the device is lost.
@@ -26,7 +26,7 @@ impl Device {
         self.noting(marked)
     }
 
-    /// Seconds from the first moment to each, by the device's clock. Waits for the last.
+    /// Seconds from the first timestamp to each, by the device's clock. Waits for the last.
     ///
     /// # Errors
     /// As [`Device::mark`].
@@ -35,13 +35,13 @@ impl Device {
         self.noting(self.marks.seconds())
     }
 
-    /// A function's code for this device, compiled by itself.
+    /// A function's code for this device, compiled separately.
     ///
     /// # Errors
     /// If there is no compiler, or it refuses the source.
     pub fn code_of(&self, function: &Function) -> Result<Arc<Cubin>, nvrtc::Error> {
         let program = Program::new(PRELUDE, [function], self.properties().target.sm);
-        // One for each program.
+        // One cubin per program.
         Ok(Compiler::of_process()
             .compile(Cache::of_user().ok().as_ref(), &[program])?
             .swap_remove(0))

@@ -1,7 +1,7 @@
-//! A range of addresses whose pages get memory and lose it again, each by itself.
+//! A range of addresses whose pages are mapped and unmapped individually.
 //!
-//! Every page is an allocation of its own, so that what lies behind one address can be put behind
-//! another without a copy.
+//! Every page is an allocation, so that the memory at one address can be remapped to another
+//! without a copy.
 
 use std::collections::BTreeMap;
 
@@ -9,12 +9,12 @@ use crate::driver::{AddressRange, Context, DriverError, Physical};
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// See the module documentation.
+/// A range of addresses that is mapped page by page.
 #[derive(Debug)]
 pub(crate) struct Pages {
     range: AddressRange,
     page: u64,
-    /// What lies behind the pages that have memory, by their offsets.
+    /// The memory of the mapped pages, by their offsets.
     memory: BTreeMap<u64, Physical>,
 }
 
@@ -44,15 +44,15 @@ impl Pages {
         self.page
     }
 
-    /// Bytes of memory behind the addresses.
+    /// Mapped bytes.
     pub fn mapped(&self) -> u64 {
         self.memory.len() as u64 * self.page
     }
 
-    /// The offsets of the pages of a stretch.
+    /// The offsets of the pages of a region.
     ///
     /// # Panics
-    /// If these are not whole pages of the range.
+    /// If the region is not made of whole pages of the range.
     fn each(&self, offset: u64, bytes: u64) -> impl Iterator<Item = u64> + use<> {
         let page = self.page;
         let whole = offset.is_multiple_of(page) && bytes.is_multiple_of(page);
@@ -66,13 +66,13 @@ impl Pages {
         (0..bytes / page).map(move |k| offset + k * page)
     }
 
-    /// Puts new memory behind pages that have none. On an error none of them has any.
+    /// Maps new memory to unmapped pages. On an error none of them is mapped.
     pub fn map(&mut self, context: &Context, offset: u64, bytes: u64) -> Result<()> {
         let mut fresh = Vec::new();
         let placed = self.each(offset, bytes).try_for_each(|at| {
             let memory = Physical::new(context, self.page)?;
             let placed = self.range.place(context, at, self.page, &memory);
-            // Even what has no address yet is kept, to be given back.
+            // Memory that is not mapped yet is recorded too, so that it is released.
             fresh.push((at, memory, placed.is_ok()));
             placed
         });
@@ -98,7 +98,7 @@ impl Pages {
         }
     }
 
-    /// Gives the memory behind pages back to the driver; work that uses it must be done.
+    /// Unmaps pages and returns their memory to the driver; work that uses it must be done.
     pub fn unmap(&mut self, context: &Context, offset: u64, bytes: u64) {
         for at in self.each(offset, bytes) {
             if let Some(memory) = self.memory.remove(&at) {
@@ -108,19 +108,20 @@ impl Pages {
         }
     }
 
-    /// Puts the memory behind these stretches, one after the other, behind the addresses from `to`
-    /// on, which have none; work that uses it must be done. On an error everything is where it was.
+    /// Remaps the memory of these regions, one after the other, to the addresses from `to` on,
+    /// which are unmapped; work that uses it must be done. On an error all memory is mapped as
+    /// before.
     ///
     /// # Panics
-    /// If a page has no memory that should.
+    /// If a page of the regions is not mapped.
     pub fn remap(&mut self, context: &Context, from: &[(u64, u64)], to: u64) -> Result<()> {
         let sources: Vec<u64> = from
             .iter()
             .flat_map(|&(offset, bytes)| self.each(offset, bytes))
             .collect();
         let targets: Vec<u64> = self.each(to, sources.len() as u64 * self.page).collect();
-        // For a moment the memory is behind two addresses: so nothing has to be undone that could
-        // fail.
+        // The memory is temporarily mapped to two addresses, so that undoing consists only of calls
+        // that cannot fail.
         let mut placed = 0;
         let mut moved = sources.iter().zip(&targets).try_for_each(|(from, &to)| {
             let memory = self
@@ -151,7 +152,7 @@ impl Pages {
         Ok(())
     }
 
-    /// Gives memory and addresses back; work that uses them must be done.
+    /// Releases memory and addresses; work that uses them must be done.
     pub fn close(mut self, context: &Context) {
         for (at, memory) in std::mem::take(&mut self.memory) {
             self.range.unmap(context, at, self.page);

@@ -1,5 +1,5 @@
-//! Programs on a device: their kernels compiled and loaded, launched one by one or recorded as
-//! graphs and done again.
+//! Programs on a device: their kernels are compiled and loaded, then launched one by one or
+//! captured as graphs and replayed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,32 +17,33 @@ use crate::lower::{self, ByLibrary, Lowered, Word};
 use crate::nvrtc::{self, Cubin, Usage};
 use crate::source::PRELUDE;
 
-/// Most graphs that a program keeps: one for each set of sizes and resident inputs that it was run
-/// with lately. Of as many more it knows that they came once.
+/// The maximum number of graphs that a program keeps: one for each set of sizes and resident inputs
+/// of its recent runs. It also remembers as many keys of runs that occurred once.
 const GRAPHS_MAX: usize = 8;
 
-/// Most words of a kernel's parameter: the 4 KiB that every device takes.
+/// The maximum number of words of a kernel's parameter: the 4 KiB that every device supports.
 const WORDS_MAX: usize = 512;
 
-/// What workspaces start at a multiple of, bytes.
+/// The alignment of workspaces, bytes.
 const WORKSPACE_ALIGN: u64 = 256;
 
-/// The first architecture on which a kernel waits by itself for those it depends on.
+/// The first architecture whose kernels can wait for their dependencies themselves (programmatic
+/// launch).
 const EARLY_LAUNCH_SM: u32 = 90;
 
 /// Why a program cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// It cannot be compiled.
+    /// A kernel cannot be compiled.
     #[error(transparent)]
     Compile(#[from] nvrtc::Error),
-    /// The cache would be a danger.
+    /// The cache folder is not safe to use.
     #[error(transparent)]
     Cache(cache::Error),
-    /// The driver refuses it.
+    /// The driver refuses the code.
     #[error(transparent)]
     Driver(#[from] DriverError),
-    /// Its emulation cannot be made.
+    /// Its kernels cannot be emulated.
     #[cfg(feature = "emulator")]
     #[error(transparent)]
     Emulator(#[from] crate::emulator::EmulatorError),
@@ -52,15 +53,15 @@ pub enum LoadError {
 #[derive(Debug)]
 pub struct Program {
     graphs: Mutex<Vec<Recorded>>,
-    /// The keys of runs that came once lately, the last one last.
+    /// The keys of recent runs that occurred once, the latest last.
     once: Mutex<Vec<Box<[u64]>>>,
     /// By step, then by function of the step.
     functions: Vec<Vec<Function>>,
     usage: HashMap<String, Usage>,
     _modules: Vec<Module>,
-    /// What runs it.
+    /// The stream that runs the program.
     stream: Arc<Stream>,
-    /// What is loaded goes before the context does.
+    /// Dropped after the modules, which need the context.
     shared: Arc<Shared>,
 }
 
@@ -73,62 +74,63 @@ struct Recorded {
 /// One kernel of a run.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// Which step of the program.
+    /// The step of the program.
     pub step: usize,
     /// The kernel that the program was loaded with for this step.
     pub kernel: &'a Lowered,
-    /// One region for each argument.
+    /// One region per argument.
     pub arguments: &'a [Region],
     /// At least [`workspace_bytes`] of the kernel.
     pub workspace: Region,
 }
 
-/// One thing that a recorded run does.
+/// An operation of a captured run.
 #[derive(Clone, Copy, Debug)]
 pub enum Work<'a> {
-    /// It runs a kernel.
+    /// Runs a kernel.
     Launch(Launch<'a>),
-    /// It starts a copy, see [`Device::start_copy`].
+    /// Starts a copy, see [`Device::start_copy`].
     Start {
         /// The number of the copy.
         copy: usize,
-        /// What is copied.
+        /// The source.
         from: Region,
-        /// Where to.
+        /// The destination.
         to: Region,
     },
-    /// It waits for the copy of this number.
+    /// Waits for the copy of this number.
     Finish(usize),
 }
 
-/// A run to record.
+/// A run to capture.
 #[derive(Clone, Copy, Debug)]
 pub struct Run<'a> {
-    /// The sizes of the run and the addresses of all that it touches: what another run must have in
-    /// common with it to be done by the same record.
+    /// The sizes of the run and the addresses of all its regions: runs with equal keys share a
+    /// graph.
     pub key: &'a [u64],
     /// Its sizes.
     pub env: &'a Env,
-    /// Whether a kernel looks for indices out of range.
+    /// Whether a kernel checks indices.
     pub checked: bool,
-    /// For each piece of work the earlier ones that it waits for; it may run beside all others.
-    /// `None` if each waits for the one before it. Drivers older than CUDA 12.3 do as if it was.
+    /// For each operation the earlier operations that it depends on; it may overlap all others.
+    /// `None` if each depends on the one before it, which drivers older than CUDA 12.3 always
+    /// assume.
     pub after: Option<&'a [Vec<u32>]>,
-    /// Whether a kernel is launched before the kernels end that it waits for, and then waits for
-    /// them by itself.
+    /// Whether a kernel is launched before the kernels that it depends on have ended, and then
+    /// waits for them itself.
     pub early: bool,
 }
 
-/// What of a graph's work may overlap.
+/// Which operations of a graph may overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overlap {
-    /// Kernels that conflict in no byte may run side by side.
+    /// Kernels without conflicting accesses may run concurrently.
     pub branches: bool,
-    /// A kernel may be launched before those end that it waits for.
+    /// A kernel may be launched before the kernels that it depends on have ended.
     pub launches: bool,
 }
 
-/// Bytes of workspace that a kernel is planned with: what it needs, and what aligning it may cost.
+/// The planned workspace of a kernel, bytes: its need, and padding for alignment.
 pub fn workspace_bytes(kernel: &Lowered) -> u64 {
     if kernel.workspace == 0 {
         0
@@ -138,12 +140,12 @@ pub fn workspace_bytes(kernel: &Lowered) -> u64 {
 }
 
 impl Program {
-    /// What a function of the program uses of a multiprocessor.
+    /// The resources that a function of the program uses.
     pub fn usage(&self, function: &str) -> Option<&Usage> {
         self.usage.get(function)
     }
 
-    /// How many graphs are recorded.
+    /// The number of captured graphs.
     pub fn graphs(&self) -> usize {
         self.graphs
             .lock()
@@ -151,11 +153,11 @@ impl Program {
             .len()
     }
 
-    /// Whether a run of this key is worth recording: it is the program's first, or was asked for
-    /// lately. From now on it was.
+    /// Whether a run with this key is worth capturing: it is the program's first, or the key
+    /// occurred recently. Records the key.
     ///
-    /// To record a run costs as much as some runs without a record, which lengths that are new each
-    /// time never gain back.
+    /// Capturing a run costs as much as several runs without a graph, which is never amortized if
+    /// every run has new sizes.
     pub fn is_worth_recording(&self, key: &[u64]) -> bool {
         let mut once = self.once.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(at) = once.iter().position(|known| **known == *key) {
@@ -175,13 +177,13 @@ impl Program {
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Any thread may let go of it, while runs of it are under way: their code stays until they
-        // are done. If the device is lost nothing of it is in use.
+        // Any thread may drop the program while it is running, so its code must stay until its runs
+        // are done. If the device is lost, none of its memory is in use.
         let _ = self
             .shared
             .context
             .bind()
-            .and_then(|()| self.stream.settle());
+            .and_then(|()| self.stream.quiesce());
     }
 }
 
@@ -193,7 +195,8 @@ impl Device {
     pub fn load(&self, steps: &[&Lowered]) -> Result<Program, LoadError> {
         self.ready()?;
         for work in steps.iter().filter_map(|step| step.by_library.as_ref()) {
-            // A library takes memory of the device, which a run does not.
+            // A library allocates device memory when it is opened, which must not happen during a
+            // run.
             match work {
                 ByLibrary::Product(_) => self.shared.cublaslt().map(|_| ()),
                 ByLibrary::Convolution(_) => self.shared.cudnn().map(|_| ()),
@@ -209,8 +212,8 @@ impl Device {
             });
         }
         let (mut modules, mut usage, mut loaded) = (Vec::new(), HashMap::new(), HashMap::new());
-        // Functions with tiles in shared memory take the compiler the longest: they come first,
-        // lest one of them be left at the end.
+        // Functions with tiles in shared memory take the longest to compile, so they come first:
+        // otherwise one of them could be the last job.
         distinct.sort_by_key(|function| !function.takes_shared());
         let code = if distinct.is_empty() {
             Vec::new()
@@ -253,13 +256,13 @@ impl Device {
         })
     }
 
-    /// The code of functions, each by itself.
+    /// Compiles functions separately.
     fn compile(&self, functions: &[lower::Function]) -> Result<Vec<Arc<Cubin>>, LoadError> {
         let cache = match Cache::of_user() {
             Ok(cache) => Some(cache),
             Err(e @ cache::Error::NotPrivate { .. }) => return Err(LoadError::Cache(e)),
             Err(e) => {
-                log::warn!("{e}; kernels are compiled anew in each process");
+                log::warn!("{e}; every process compiles its kernels again");
                 None
             }
         };
@@ -267,7 +270,7 @@ impl Device {
         Ok(Compiler::of_process().compile(cache.as_ref(), &programs)?)
     }
 
-    /// Asks cuBLASLt for a product, or records it.
+    /// Submits a product to cuBLASLt, or captures it.
     fn multiply(
         &self,
         product: &gemm::Product,
@@ -278,21 +281,21 @@ impl Device {
         let library = self.shared.cublaslt()?;
         let at = product.addresses(env, argument, workspace);
         match product.call(env, library)? {
-            gemm::Call::Nothing => Ok(()),
-            // SAFETY: the result is dense where nothing may be left to sum, and lies in its
+            gemm::Call::Empty => Ok(()),
+            // SAFETY: the result is dense where the contracted side may be empty, and lies in its
             // argument or in the workspace.
             gemm::Call::Zeros(bytes) => unsafe { self.stream.fill(at.d, 0, bytes as usize) },
             gemm::Call::Multiply(described, algorithm) => {
                 // SAFETY: the product is described by the strides of the arguments' operands, which
-                // lie inside of the regions; the workspace is planned with what the algorithm needs
-                // at most.
-                let asked = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
-                asked.map_err(DriverError::from)
+                // lie inside of the regions; the workspace is planned with the maximum that the
+                // algorithm needs.
+                let status = unsafe { library.multiply(&described, &algorithm, &at, &self.stream) };
+                status.map_err(DriverError::from)
             }
         }
     }
 
-    /// Asks cuDNN for a convolution, or records it.
+    /// Submits a convolution to cuDNN, or captures it.
     fn convolve(
         &self,
         of: &conv::Convolution,
@@ -303,25 +306,26 @@ impl Device {
         let library = self.shared.cudnn()?;
         let at = of.addresses(env, argument, workspace);
         match of.call(env, library)? {
-            conv::Call::Nothing => Ok(()),
+            conv::Call::Empty => Ok(()),
             // SAFETY: a gradient of a weight is dense, and lies in its argument or in the
             // workspace.
             conv::Call::Zeros(bytes) => unsafe { self.stream.fill(at.to, 0, bytes as usize) },
             conv::Call::Convolve(described, algorithm) => {
                 // SAFETY: the convolution is described by the strides of the arguments' operands,
-                // which lie inside of the regions; the workspace is planned with what the algorithm
-                // needs at most.
-                let asked = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
-                asked.map_err(DriverError::from)
+                // which lie inside of the regions; the workspace is planned with the maximum that
+                // the algorithm needs.
+                let status = unsafe { library.convolve(&described, &algorithm, &at, &self.stream) };
+                status.map_err(DriverError::from)
             }
         }
     }
 
-    /// Fails if a library refuses a product of these kernels for the sizes of a run: for one that
-    /// is not recorded, so that what it refuses stops the run before any of it is done.
+    /// Checks that the libraries accept the products of these kernels for the sizes of a run.
+    /// Called for a run that is not captured, so that a refusal stops it before any operation is
+    /// submitted.
     ///
     /// # Errors
-    /// If it refuses one.
+    /// If a library refuses a product.
     pub fn foresee<'a>(
         &self,
         mut kernels: impl Iterator<Item = &'a Lowered>,
@@ -352,8 +356,8 @@ impl Device {
         self.noting(submitted)
     }
 
-    /// Does the work again that was recorded under this key: the sizes of a run and the addresses
-    /// of all that it touches. `false` if there is no such record.
+    /// Replays the graph of this key: the sizes of a run and the addresses of all its regions.
+    /// `false` if there is no such graph.
     pub fn replay(&mut self, program: &Program, key: &[u64]) -> Result<bool, DriverError> {
         self.ready()?;
         let mut graphs = program
@@ -363,7 +367,7 @@ impl Device {
         let Some(at) = graphs.iter().position(|g| *g.key == *key) else {
             return Ok(false);
         };
-        // The last is the one used last.
+        // The list is in the order of last use.
         graphs[at..].rotate_left(1);
         let replayed = graphs
             .last()
@@ -372,9 +376,9 @@ impl Device {
         self.noting(replayed).map(|()| true)
     }
 
-    /// Records a run under its key, without doing it: its work, in an order that is right one after
-    /// the other. Copies become branches of the graph. A run whose indices are checked ends with a
-    /// look at what was found.
+    /// Captures a run under its key without executing it. Its operations are given in an order that
+    /// is valid sequentially. Copies become branches of the graph. A run with checked indices ends
+    /// with a copy of the fault record.
     pub fn record<'a>(
         &mut self,
         program: &Program,
@@ -391,7 +395,7 @@ impl Device {
                 edges,
                 early,
             };
-            // The nodes that end each piece of work, where it is known what each waits for.
+            // The last nodes of each operation, where the dependencies are known.
             let mut ends: Vec<Vec<Node>> = Vec::new();
             for (at, piece) in work.enumerate() {
                 if let (Some(edges), Some(after)) = (edges, run.after) {
@@ -416,7 +420,7 @@ impl Device {
                 }
             }
             if let (Some(edges), Some(after)) = (edges, run.after) {
-                // The end waits for all that nothing waits for.
+                // The end depends on all operations without dependents.
                 let mut waited = vec![false; ends.len()];
                 after
                     .iter()
@@ -458,17 +462,17 @@ impl Device {
         Ok(())
     }
 
-    /// Ends a run whose kernels were launched one by one, as a recorded one ends.
+    /// Ends a run whose kernels were launched one by one, as a captured run ends.
     pub fn end_launches(&mut self, checked: bool) -> Result<(), DriverError> {
         if checked {
             self.fault_record()?;
-            let asked = self.look_for_faults();
-            self.noting(asked)?;
+            let status = self.look_for_faults();
+            self.noting(status)?;
         }
         Ok(())
     }
 
-    /// Asks for one kernel's work, or records it.
+    /// Submits the work of one kernel, or captures it.
     pub(crate) fn submit(
         &self,
         program: &Program,
@@ -508,10 +512,10 @@ impl Device {
             }
             let function = program.functions[launch.step][dispatch.function];
             recording.map_or(Ok(()), Recording::launch_early)?;
-            // SAFETY: the function was generated together with this list of words, and reaches
-            // through its arguments what their operands say for these sizes, which is inside of the
-            // regions; what a kernel does wrong the device reports, and it has no addresses of the
-            // host but those of staging memory.
+            // SAFETY: the function was generated together with this list of words, and accesses
+            // through its arguments the elements that their operands describe for these sizes,
+            // which are inside of the regions; the device reports a kernel's invalid accesses, and
+            // the kernel has no host addresses except those of staging memory.
             unsafe {
                 self.stream.launch(
                     function,

@@ -1,38 +1,38 @@
-//! Inputs on their way to the device: written to pinned memory of the host, from where the device
-//! copies them by itself.
+//! Staging of inputs: they are written to pinned memory of the host, from which the device copies
+//! them asynchronously.
 //!
-//! There are two sets of that memory in turn, so that what a run is fed with is written while the
-//! run before it is at work. Large inputs travel then, too: on a stream of their own to a place
-//! beside the memory that runs use, the *landing*, from which they are moved when their run has its
-//! turn.
+//! The pinned memory is double-buffered, so that the inputs of a run are written while the run
+//! before it executes. Large inputs are also copied meanwhile: on a separate stream, to a *staging
+//! buffer* on the device beside the memory that runs use, from which they are moved when their run
+//! starts.
 
 use slabwise_kernels::memory::Region;
 
 use crate::device::Device;
 use crate::driver::{DriverError, Event, Pinned};
-use crate::space::ARENA_ALIGN;
+use crate::reservation::ARENA_ALIGN;
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Inputs of fewer bytes are copied when their run has its turn: that takes less than waiting for
-/// another stream does.
-const LANDING_LEAST: u64 = 1 << 20;
+/// Smaller inputs, in bytes, are copied when their run starts: that takes less time than waiting
+/// for another stream.
+const STAGED_BYTES_MIN: u64 = 1 << 20;
 
-/// The bytes that an input of so many takes of the landing, if there is room: none if it is small.
+/// The size of an input in the device's staging buffer, bytes: 0 for a small one.
 pub fn landing_bytes(input: u64) -> u64 {
-    if input < LANDING_LEAST {
+    if input < STAGED_BYTES_MIN {
         0
     } else {
         input.next_multiple_of(ARENA_ALIGN)
     }
 }
 
-/// Inputs of a run on their way to the device.
+/// The staging of a run's inputs.
 #[derive(Debug)]
 pub(crate) struct Staging {
     sets: [Set; 2],
     turn: usize,
-    landing: Landing,
+    buffer: StagingBuffer,
 }
 
 /// Pinned memory for the inputs of a run.
@@ -43,14 +43,14 @@ struct Set {
     copied: Event,
 }
 
-/// Where large inputs of the next run wait on the device until its turn has come.
+/// The device's staging buffer, where large inputs of the next run wait until it starts.
 #[derive(Debug)]
-struct Landing {
+struct StagingBuffer {
     base: u64,
     bytes: u64,
     used: u64,
-    /// What has been sent there for the run that is being staged: to where, from where, how much.
-    sent: Vec<(u64, u64, usize)>,
+    /// The copies to it for the run that is being staged: destination, source, bytes.
+    pending: Vec<(u64, u64, usize)>,
     arrived: Event,
     taken: Event,
 }
@@ -64,38 +64,38 @@ impl Staging {
                 copied: Event::new()?,
             })
         };
-        let landing = Landing {
+        let buffer = StagingBuffer {
             base: 0,
             bytes: 0,
             used: 0,
-            sent: Vec::with_capacity(32),
+            pending: Vec::with_capacity(32),
             arrived: Event::new()?,
             taken: Event::new()?,
         };
         Ok(Staging {
             sets: [set()?, set()?],
             turn: 0,
-            landing,
+            buffer,
         })
     }
 
-    /// The address of the landing.
-    pub fn landing_base(&self) -> u64 {
-        self.landing.base
+    /// The address of the staging buffer.
+    pub fn buffer_base(&self) -> u64 {
+        self.buffer.base
     }
 }
 
 impl Device {
-    /// Makes room in the host's memory for this many bytes of inputs of a run, so that staging them
-    /// allocates nothing.
+    /// Pins this many bytes of host memory for the inputs of a run, so that staging them allocates
+    /// nothing.
     ///
     /// # Errors
-    /// If the host has not so much memory to pin.
+    /// If the host cannot pin so much memory.
     pub fn prepare_staging(&mut self, bytes: usize) -> Result<()> {
         self.ready()?;
         for at in 0..self.staging.sets.len() {
             if self.staging.sets[at].memory.len() < bytes {
-                self.settle_inputs()?;
+                self.synchronize_inputs()?;
                 let memory = self.noting(Pinned::new(bytes))?;
                 let set = &mut self.staging.sets[at];
                 (set.memory, set.used) = (memory, 0);
@@ -104,136 +104,129 @@ impl Device {
         Ok(())
     }
 
-    /// Makes the landing this large: for the sum of [`landing_bytes`] of a run's inputs. Without
-    /// room there, inputs are copied when their run has its turn. `false` if the device has not so
-    /// much memory; then there is no landing.
+    /// Sets the size of the staging buffer: the sum of [`landing_bytes`] of a run's inputs. Inputs
+    /// that do not fit are copied when their run starts. `false` if the device has too little
+    /// memory; then there is no staging buffer.
     ///
     /// # Errors
     /// If the driver refuses for another reason.
     pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
         self.ready()?;
-        if bytes == self.staging.landing.bytes {
+        if bytes == self.staging.buffer.bytes {
             return Ok(true);
         }
-        self.settle_inputs()?;
-        let old = std::mem::take(&mut self.staging.landing.base);
-        self.staging.landing.bytes = 0;
-        if let Some(space) = &mut *self.shared.space() {
-            space.give(&self.shared.context, old);
+        self.synchronize_inputs()?;
+        let old = std::mem::take(&mut self.staging.buffer.base);
+        self.staging.buffer.bytes = 0;
+        if let Some(reservation) = &mut *self.shared.reservation() {
+            reservation.free(&self.shared.context, old);
         }
-        match self.take(bytes) {
-            Ok(base) => (self.staging.landing.base, self.staging.landing.bytes) = (base, bytes),
+        match self.allocate(bytes) {
+            Ok(base) => (self.staging.buffer.base, self.staging.buffer.bytes) = (base, bytes),
             Err(DriverError::OutOfMemory { .. }) => return Ok(false),
             Err(e) => return Err(e),
         }
         Ok(true)
     }
 
-    /// Bytes of the landing.
+    /// The size of the staging buffer, bytes.
     pub fn landing(&self) -> u64 {
-        self.staging.landing.bytes
+        self.staging.buffer.bytes
     }
 
-    /// Bytes of the landing that the run used that was staged last.
+    /// The bytes of the staging buffer that the run staged last used.
     pub fn landed(&self) -> u64 {
-        self.staging.landing.used
+        self.staging.buffer.used
     }
 
-    /// Waits until no input is on its way.
-    fn settle_inputs(&self) -> Result<()> {
+    /// Waits until no input copy is in flight.
+    fn synchronize_inputs(&self) -> Result<()> {
         self.synchronize()?;
         self.noting(self.transfers.synchronize())
     }
 
-    /// Begins to stage a run's inputs. There are two sets of them: what is staged for a run is
-    /// written by the host while the run before it is still at work.
+    /// Begins to stage a run's inputs. There are two sets of pinned memory: the host writes the
+    /// inputs of a run while the run before it still executes.
     pub fn begin_staging(&mut self) -> Result<()> {
         self.ready()?;
-        let Staging {
-            sets,
-            turn,
-            landing,
-        } = &mut self.staging;
+        let Staging { sets, turn, buffer } = &mut self.staging;
         *turn = 1 - *turn;
         let set = &mut sets[*turn];
         set.used = 0;
-        landing.used = 0;
-        landing.sent.clear();
+        buffer.used = 0;
+        buffer.pending.clear();
         let waited = set
             .copied
             .synchronize()
-            .and_then(|()| self.transfers.wait(&landing.taken));
+            .and_then(|()| self.transfers.wait(&buffer.taken));
         self.noting(waited)
     }
 
-    /// Lets `write` write a region's bytes to memory that the device copies them from by itself.
+    /// Lets `write` fill pinned memory with a region's bytes, which the device copies
+    /// asynchronously.
     pub fn stage(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
         let bytes = region.bytes as usize;
         if bytes == 0 {
             return Ok(());
         }
         let address = self.address(region);
-        let Staging {
-            sets,
-            turn,
-            landing,
-        } = &mut self.staging;
+        let Staging { sets, turn, buffer } = &mut self.staging;
         let set = &mut sets[*turn];
         let from = set.used.next_multiple_of(16);
         if from + bytes > set.memory.len() {
-            // More than was prepared for.
+            // Larger than the prepared memory.
             let mut own = vec![0; bytes];
             write(&mut own);
             return self.write(region, &own);
         }
         set.used = from + bytes;
         write(&mut set.memory.bytes_mut()[from..from + bytes]);
-        let room = landing_bytes(region.bytes);
-        let (stream, to) = if room > 0 && landing.used + room <= landing.bytes {
-            let waits = landing.base + landing.used;
-            landing.used += room;
-            landing.sent.push((address, waits, bytes));
-            (&self.transfers, waits)
+        let staged = landing_bytes(region.bytes);
+        let (stream, to) = if staged > 0 && buffer.used + staged <= buffer.bytes {
+            let address_in_buffer = buffer.base + buffer.used;
+            buffer.used += staged;
+            buffer.pending.push((address, address_in_buffer, bytes));
+            (&self.transfers, address_in_buffer)
         } else {
             (&*self.stream, address)
         };
-        // SAFETY: both the region, as `address` checked, and what it waits in are memory of the
-        // device; this part of the staging memory is written again only after its event.
+        // SAFETY: both the region, as `address` checked, and the staging buffer are memory of the
+        // device; this part of the pinned memory is written again only after its event.
         let copied = unsafe { stream.upload(to, set.memory.as_ptr().add(from), bytes) };
         self.noting(copied)
     }
 
-    /// Ends what [`Device::begin_staging`] began.
+    /// Ends the staging begun by [`Device::begin_staging`].
     pub fn end_staging(&mut self) -> Result<()> {
         let done = self.arrive();
         self.noting(done)
     }
 
-    /// Lets the run's stream take what was sent ahead.
+    /// Moves inputs from the staging buffer to their regions, on the run's stream.
     fn arrive(&self) -> Result<()> {
         let Staging {
             sets,
             turn,
-            landing:
-                Landing {
-                    sent,
+            buffer:
+                StagingBuffer {
+                    pending,
                     arrived,
                     taken,
                     ..
                 },
         } = &self.staging;
         let copied = &sets[*turn].copied;
-        if sent.is_empty() {
+        if pending.is_empty() {
             return copied.record(&self.stream);
         }
         arrived.record(&self.transfers)?;
         self.stream.wait(arrived)?;
-        for &(to, from, bytes) in sent {
-            // SAFETY: both are memory of the device, as `stage` made sure of, and share none of it.
+        for &(to, from, bytes) in pending {
+            // SAFETY: both are memory of the device, as `stage` ensured, and do not overlap.
             unsafe { self.stream.copy(to, from, bytes)? };
         }
         taken.record(&self.stream)?;
-        // Reached after all copies from this staging memory, on whichever stream they were.
+        // Reached after all copies from this pinned memory, on both streams.
         copied.record(&self.stream)
     }
 }

@@ -1,5 +1,5 @@
-//! Every family of kernels with the whole of memory marked as forbidden but what its launch was
-//! given: none reaches further, and each is caught if it is given less.
+//! Every family of kernels with all memory inaccessible except the arguments of its launch: no
+//! kernel accesses other memory, and each is caught if its arguments are too short.
 
 #[path = "../../tests/loops/builder.rs"]
 #[allow(dead_code)] // not every test needs all of it
@@ -21,7 +21,7 @@ use slabwise_kernels::spec::{
     PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
 };
 
-/// What an anchor finds, stored as it is.
+/// A spec that stores the anchor's value unchanged.
 fn storing(body: Body, dims: &[i64], dtype: DType) -> Spec {
     let (operands, stores) = (
         vec![contiguous(dtype, dims)],
@@ -252,7 +252,7 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
         .map(|(name, spec)| Case::new(name, spec, choices))
         .collect();
     for case in &mut cases {
-        // Few places to gather from and to scatter to.
+        // A short axis to gather from and to scatter to.
         if matches!(case.spec.body, Body::Gather(_) | Body::ScatterAdd(_)) {
             case.args[1] = (0..case.args[1].len() / 4)
                 .flat_map(|i| (i as i32 * 5 % 9).to_le_bytes())
@@ -267,7 +267,7 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
     cases
 }
 
-/// The first of what a kernel writes.
+/// The first argument that a kernel writes.
 fn written(case: &Case) -> Option<usize> {
     case.spec
         .arguments()
@@ -275,7 +275,7 @@ fn written(case: &Case) -> Option<usize> {
         .position(|(_, _, access)| *access != Access::Read)
 }
 
-/// Runs in a process of its own, started by the test below with the sanitizer's library.
+/// Runs in a separate process, which the test below starts with the sanitizer's library.
 #[test]
 #[ignore = "needs a preloaded library"]
 fn addresses_of_every_family_child() {
@@ -285,7 +285,7 @@ fn addresses_of_every_family_child() {
         .iter()
         .map(|c| lower(&c.spec, &c.bounds, &TARGET).expect("source"))
         .collect();
-    // Several in one launch: all arguments, one spec's after the other's.
+    // Horizontally fused specs: all arguments, one spec's after the other's.
     let members: Vec<Case> = [30, 700, 1003]
         .map(|n| Case::new("some", scaled(&[n], &[1], &[1]), &mut choices))
         .into();
@@ -304,7 +304,7 @@ fn addresses_of_every_family_child() {
     for (case, kernel) in all.iter().zip(&kernels) {
         let run = |case: &Case| case.emulated(kernel, &emulator, Order::Forward, NO_FAULT);
         run(case).unwrap_or_else(|e| panic!("{} reaches too far: {e}", case.name));
-        // One group of eight bytes less than it writes or, where it writes nothing, reads.
+        // Eight bytes less than it writes or, if it writes nothing, reads.
         let mut short = case.clone();
         let argument = &mut short.args[written(case).unwrap_or(0)];
         argument.truncate((argument.len() - 1) / 8 * 8);
@@ -316,7 +316,7 @@ fn addresses_of_every_family_child() {
 }
 
 #[test]
-fn no_family_reaches_for_what_it_was_not_given() {
+fn no_family_accesses_memory_outside_its_arguments() {
     if available() {
         sanitized("addresses_of_every_family_child");
     }

@@ -52,7 +52,7 @@ fn storing(
 fn fill_indices(case: &mut Case, argument: usize, limit: i64, wild: bool, choices: &mut Choices) {
     let dtype = case.spec.arguments()[argument].0.dtype;
     let count = case.args[argument].len() / dtype.bytes();
-    // The neighbours of what is allowed, and others.
+    // Values at the ends of the valid range, and others.
     let outside = [limit as i32, -1, 499, i32::MIN, i32::MAX];
     let mut number = || {
         if wild && choices.once_in(9) {
@@ -139,8 +139,8 @@ fn scatters_add_in_order() {
         fill_indices(&mut case, 1, result[axis], true, &mut choices);
         cases.push(case);
     }
-    // Sums in the order of the values, whatever the order of threads: equal to the CPU's in every
-    // bit.
+    // Sums are in the order of the values for every order of threads, so they equal the CPU's in
+    // every bit.
     check(&cases, 0.0);
 }
 
@@ -184,8 +184,8 @@ fn the_gradient_of_an_embedding() {
 }
 
 /// Many tokens of few words, one of them much commoner than the others: indices in chunks, whose
-/// number follows from the device, and long lists. Sums are in the order of the tokens, whatever
-/// the chunks.
+/// number depends on the device, and long lists. Sums are in the order of the tokens for all
+/// numbers of chunks.
 #[test]
 fn tokens_of_few_words_are_listed_in_chunks() {
     if !available() {

@@ -1,4 +1,4 @@
-//! The kernels that models spend their time in: compiled for every architecture, none with too few
+//! The most time-consuming kernels of models: compiled for every architecture, none with spilled
 //! registers.
 
 #[path = "../../tests/loops/builder.rs"]
@@ -119,7 +119,7 @@ fn embedding(tokens: i64, width: i64, places: i64) -> [Spec; 2] {
     ]
 }
 
-/// What finds positions, an order, and what stays of boxes.
+/// Compaction, sorting and suppression.
 fn choosing() -> [Spec; 4] {
     let own = |body, dims: &[i64]| Spec {
         operands: vec![],

@@ -1,5 +1,5 @@
-//! Compaction, sorting and suppression, against the CPU's kernels: what has a length that only a
-//! run finds is made by them.
+//! Compaction, sorting and suppression, the kernels with data-dependent lengths, against the CPU's
+//! kernels.
 
 mod common;
 
@@ -35,7 +35,7 @@ fn positions_are_those_of_a_plain_loop() {
     let mut choices = Choices::new(31);
     let mut cases = Vec::new();
     for round in 0..24 {
-        // Up to some chunks, none, and a rest behind whole ones.
+        // Several chunks, none, and a remainder after whole ones.
         let long = [40, 3000, 9000, 2048, 4096, 0][round % 6];
         let mut dims: Vec<i64> = vec![
             1 + choices.below(3) as i64,
@@ -46,7 +46,7 @@ fn positions_are_those_of_a_plain_loop() {
         let contiguous = choices.once_in(2);
         let dtype = choices.pick(&[DType::Bool, DType::U8]);
         let mask = layout(&mut choices, dtype, &dims, contiguous);
-        // A result may be given too little room, or too much.
+        // The result may be too short or too long.
         let room = dims.iter().product::<i64>() / [1, 2, 3, 20][choices.below(4)]
             + choices.below(3) as i64;
         let positions = layout(&mut choices, DType::I32, &[room], contiguous);
@@ -66,7 +66,7 @@ fn positions_are_those_of_a_plain_loop() {
             .for_each(|b| *b = u8::from(choices.once_in(one_in)) * 3);
         cases.push(case);
     }
-    // Prepared for more than there is, in the length of the mask and of the result.
+    // Bounds larger than the length, in the mask and in the result.
     let (rows, found) = (Size::symbol(Symbol(0)), Size::symbol(Symbol(1)));
     for (count, length) in [(900, 450), (3, 30), (1, 0)] {
         let space = Dims::from_slice(&[rows, Size::fixed(10)]);
@@ -165,7 +165,7 @@ fn orders_are_those_of_a_stable_sort() {
             &mut choices,
         ));
     }
-    // Many equal ones, both zeros, infinities, and NaN of either sign.
+    // Many equal elements, both zeros, infinities, and NaN of either sign.
     let odd = [
         f32::NAN,
         -f32::NAN,

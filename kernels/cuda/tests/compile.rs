@@ -9,7 +9,7 @@ use slabwise_cuda::cache::Cache;
 use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::nvrtc::{self, Cubin, Error, Program};
 
-/// Whether there is a compiler; says so if not.
+/// Whether there is a compiler; prints a line if not.
 fn compiler() -> bool {
     match nvrtc::version() {
         Ok(_) => true,
@@ -68,7 +68,7 @@ fn a_refused_source_is_saved_with_line_numbers() {
         source: "extern \"C\" __global__ void broken() { undeclared = 1; }".into(),
     };
     let error = nvrtc::compile(&Program::new(PRELUDE, &[broken], 90))
-        .expect_err("it names what there is not");
+        .expect_err("it uses an undefined name");
     let Error::Refused {
         source_file: Some(file),
         log,
@@ -97,8 +97,8 @@ fn each(names: &[&str]) -> Vec<Program> {
     Program::each(PRELUDE, &functions, 90)
 }
 
-/// What a process that has compiled nothing yet makes of these functions, how many of them NVRTC
-/// compiled, and how many were read.
+/// The code of these functions in a process that has compiled nothing yet, the number of functions
+/// that NVRTC compiled, and the number that were read.
 fn anew(cache: &Cache, names: &[&str]) -> (Vec<Arc<Cubin>>, usize, usize) {
     let compiler = Compiler::default();
     let code = compiler
@@ -118,7 +118,7 @@ fn entries(cache: &Cache) -> Vec<PathBuf> {
 }
 
 #[test]
-fn one_damaged_or_foreign_entry_is_compiled_anew_and_no_other() {
+fn only_a_damaged_or_foreign_entry_is_recompiled() {
     if !compiler() {
         return;
     }
@@ -162,7 +162,7 @@ fn one_damaged_or_foreign_entry_is_compiled_anew_and_no_other() {
 }
 
 #[test]
-fn functions_are_compiled_once_for_all_programs_and_threads_of_a_process() {
+fn functions_are_compiled_once_per_process() {
     if !compiler() {
         return;
     }
@@ -187,7 +187,7 @@ fn functions_are_compiled_once_for_all_programs_and_threads_of_a_process() {
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_to_keeps_nothing_and_hinders_nothing() {
+fn a_read_only_cache_stores_nothing_and_causes_no_error() {
     if !compiler() {
         return;
     }
@@ -200,7 +200,7 @@ fn a_folder_that_cannot_be_written_to_keeps_nothing_and_hinders_nothing() {
 }
 
 #[test]
-fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
+fn the_first_of_several_refused_functions_is_reported() {
     if !compiler() {
         return;
     }
@@ -220,7 +220,7 @@ fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
         compiler.set_threads(threads);
         let error = compiler
             .compile(None, &Program::each(PRELUDE, &functions, 90))
-            .expect_err("it names what there is not");
+            .expect_err("it uses an undefined name");
         assert!(
             matches!(&error, Error::Refused { names, .. } if names == "first_broken"),
             "{error}"
@@ -231,7 +231,7 @@ fn of_several_refused_functions_the_first_is_named_whatever_the_threads() {
                 .contains("the generated kernel first_broken for sm_90"),
             "{error}"
         );
-        // What was refused is not what others see of the functions that are fine.
+        // The refusal does not affect the other functions.
         compiler
             .compile(None, &each(&["a", "b", "c"]))
             .expect("the source is fine");
@@ -267,7 +267,7 @@ fn a_process_among_others() {
 }
 
 #[test]
-fn processes_that_compile_the_same_functions_at_once_do_not_disturb_each_other() {
+fn concurrent_processes_share_one_cache() {
     if !compiler() {
         return;
     }

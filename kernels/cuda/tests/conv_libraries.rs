@@ -22,7 +22,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Inst, Spec};
 
-/// Row-major strides of axes that lie in memory in this order.
+/// Row-major strides of axes in this order in memory.
 fn lying(order: [usize; 4], space: [usize; 4]) -> [usize; 4] {
     let (mut strides, mut stride) = ([0; 4], 1);
     for &axis in order.iter().rev() {
@@ -32,7 +32,7 @@ fn lying(order: [usize; 4], space: [usize; 4]) -> [usize; 4] {
     strides
 }
 
-/// A convolution of images and results by channels last; its weight lies as ever.
+/// A convolution of channels-last images and results; its weight is row-major.
 fn channels_last(shape: &Shape, kind: ConvKind) -> Spec {
     let weight = if kind == ConvKind::WeightGrad { 2 } else { 1 };
     let spaces = shape.spaces(kind);
@@ -51,7 +51,7 @@ fn channels_last(shape: &Shape, kind: ConvKind) -> Spec {
     shape.spec(kind, [operand(0), operand(1), operand(2)])
 }
 
-/// With a number for each channel of the result added, and relu behind it.
+/// The convolution with a bias per channel of the result and relu.
 fn with_bias_and_relu(spec: Spec) -> Spec {
     let code = vec![
         Inst::Load(1),
@@ -68,7 +68,7 @@ fn a_kernel_of_one_element_is_a_product_for_each_image() {
     let single = Shape { n: 1, ..shape };
     let mut specs: Vec<(&str, Spec, bool)> = Vec::new();
     for kind in KINDS {
-        // Products of images that lie apart are added by a kernel of ours.
+        // The partial products of separate images are added by a kernel of slabwise.
         specs.push((
             "by channels",
             shape.contiguous(kind),
@@ -96,7 +96,7 @@ fn a_kernel_of_one_element_is_a_product_for_each_image() {
     let Body::Conv2d(body) = &mut apart.body else {
         unreachable!()
     };
-    // Every other image, behind others.
+    // Every other image, with an offset.
     body.a = typed(DType::F32, 8, &[300, 25, 5, 1]);
     specs.push(("images with others between", apart, true));
     let mut cases = on_small_integers(specs, 11);
@@ -139,7 +139,7 @@ fn convolutions_of_halves_are_summed_in_single_precision() {
     }
 }
 
-/// What a convolution of halves gives on the CPU with its numbers in single precision.
+/// The CPU's result of a convolution of halves with its numbers in single precision.
 fn of_wide(case: &Case) -> Vec<f64> {
     let mut wide = case.clone();
     let Body::Conv2d(body) = &mut wide.spec.body else {
@@ -174,8 +174,8 @@ fn a_kernel_of_one_element_with_steps_borders_or_groups_is_no_product() {
         Shape { groups: 2, ..one },
         Shape { cut: [1, 0], ..one },
     ] {
-        // Products of groups and images are so many steps apart from one another; but weights are
-        // not, which all images share.
+        // Products of groups and images have a constant distance, but not products of weights,
+        // which all images share.
         for kind in KINDS
             .into_iter()
             .filter(|kind| shape.groups == 1 || *kind != ConvKind::WeightGrad)
@@ -222,7 +222,7 @@ fn of_batches(
             env(n),
             &mut choices,
         );
-        // As many as at the bound: regions are planned for it.
+        // As many bytes as at the bound, because regions are planned for it.
         case.args = Case::bounded("", spec.clone(), env(4), env(4), &mut choices).args;
         case.target = target();
         case
@@ -279,7 +279,7 @@ const EXECUTION_FAILED: i32 = 5000;
 const TENSOR_CORES: i32 = 1;
 const PLAIN: i32 = 3;
 
-/// An algorithm of cuDNN's that adds products of f32 as they are.
+/// An algorithm of cuDNN that adds products of f32 without rounding them.
 fn dnn(number: i32, workspace: u64) -> Choice {
     Choice::Cudnn(cudnn::Algorithm {
         number,
@@ -374,14 +374,14 @@ fn cudnn_computes_every_kind_with_steps_borders_gaps_and_groups() {
 }
 
 #[test]
-fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
+fn cudnn_takes_strided_images_and_a_channels_last_weight() {
     let Some(_driver) = with_cudnn() else { return };
     let shape = Shape::simple(3, 4, 5, 6, 3, 1);
     let mut specs = Vec::new();
     for kind in KINDS {
         let [_, b, out] = shape.spaces(kind);
         let weight = |space| typed(DType::F32, 0, &lying([0, 2, 3, 1], space));
-        // Rows of 8 elements of which 6 are theirs, and more between images.
+        // Rows of 8 elements of which 6 are used, with gaps between images.
         let images = |offset| typed(DType::F32, offset, &[400, 64, 8, 1]);
         let operands = match kind {
             ConvKind::WeightGrad => [images(4), images(0), weight(out)],
@@ -393,7 +393,7 @@ fn cudnn_takes_images_with_others_between_and_a_weight_by_channels_last() {
 }
 
 #[test]
-fn cudnn_stores_halves_of_halves_and_nothing_else() {
+fn cudnn_results_of_halves_are_halves() {
     let Some(_driver) = with_cudnn() else { return };
     let of = |dtype, round, kind| {
         let shape = Shape {
@@ -435,7 +435,7 @@ fn cudnn_stores_halves_of_halves_and_nothing_else() {
             case.spec
         );
     }
-    // Sums that are to stay in f32, or to be computed with before they are rounded.
+    // Sums that stay in f32, or are used in f32 before they are rounded.
     let mut choices = Choices::new(34);
     let mut wide = of(DType::F16, ScalarOp::RoundF16, ConvKind::Forward);
     wide.operands[0].dtype = DType::F32;
@@ -456,7 +456,7 @@ fn cudnn_stores_halves_of_halves_and_nothing_else() {
 }
 
 #[test]
-fn cudnn_is_not_asked_for_what_it_cannot_be_told() {
+fn cudnn_is_not_used_for_unsupported_layouts() {
     let Some(_driver) = with_cudnn() else { return };
     let shape = Shape::simple(2, 4, 4, 6, 3, 1);
     let changed = |change: &dyn Fn(&mut Conv2d)| {
@@ -504,7 +504,7 @@ fn cudnn_is_not_asked_for_what_it_cannot_be_told() {
 
 /// A batch of up to 4 images, of which there may be none: then the gradient of a weight is 0.
 #[test]
-fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
+fn cudnn_convolves_smaller_batches_in_the_planned_workspace() {
     let Some(driver) = with_cudnn() else { return };
     let shape = Shape::simple(4, 3, 5, 6, 3, 1);
     let mut cases = Vec::new();
@@ -524,8 +524,8 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
         );
     }
     check(&cases, &[dnn(1, 1 << 20)], 1e-5);
-    // An algorithm that the batch of a run refuses gives way to another; where there is none, the
-    // run does not begin.
+    // If an algorithm refuses the batch of a run, another one is used; if there is none, the run
+    // does not begin.
     let forward = &cases[1..2];
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);
     check(forward, &[dnn(1, 1 << 20)], 1e-5);
@@ -540,12 +540,12 @@ fn cudnn_convolves_smaller_batches_in_the_workspace_that_there_is() {
         refused.contains("no way to convolve 3 images within 0 bytes"),
         "{refused}"
     );
-    // There is one that needs no workspace.
+    // One algorithm needs no workspace.
     assert_eq!(device.foresee([&lowered].into_iter(), &env), Ok(()));
 }
 
 #[test]
-fn a_cudnn_that_fails_says_how_to_do_without() {
+fn errors_of_cudnn_say_how_to_disable_it() {
     let Some(driver) = with_cudnn() else { return };
     let mut case = Shape::simple(2, 3, 4, 6, 3, 1).case(ConvKind::InputGrad, &mut Choices::new(37));
     case.target = target();
@@ -579,7 +579,7 @@ fn a_cudnn_that_fails_says_how_to_do_without() {
 /// In a process whose `SLABWISE_LIBCUDNN` is no cuDNN.
 #[test]
 #[ignore = "needs a variable: run by the test below"]
-fn without_a_library_that_can_be_used() {
+fn without_a_usable_library() {
     let found = Library::Cudnn.open().map_err(ToString::to_string);
     let Some(driver) = with_cudnn() else { return };
     driver.cost("cudnn", 1);
@@ -613,7 +613,7 @@ fn without_a_library_that_can_be_used() {
 }
 
 #[test]
-fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
+fn cudnn_is_not_used_if_missing_or_incomplete() {
     if with_cudnn().is_none() {
         return;
     }
@@ -623,7 +623,7 @@ fn a_cudnn_that_is_nowhere_or_lacks_calls_is_done_without() {
         child
             .args([
                 "--exact",
-                "without_a_library_that_can_be_used",
+                "without_a_usable_library",
                 "--ignored",
                 "--nocapture",
             ])
@@ -662,7 +662,7 @@ fn timed() -> Shape {
 }
 
 #[test]
-fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
+fn the_tuner_chooses_cudnn_where_it_is_fastest_and_allowed() {
     let Some(driver) = with_cudnn() else { return };
     let results = [
         ("cudnn_forward", 2 * 16 * 8 * 8),
@@ -672,8 +672,8 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
     for (kind, (name, elements)) in KINDS.into_iter().zip(results) {
         let spec = timed().contiguous(kind);
         driver.cost("", 1_000_000);
-        // Those that are not deterministic, that transform, or that need more memory than there may
-        // be, whatever they take.
+        // Algorithms that are not deterministic, that use transforms, or that need more memory than
+        // allowed are not used, however fast they are.
         [0, 2, 3, 4, 5, 6]
             .iter()
             .for_each(|n| driver.cost(&format!("{name}_{n}"), 1));
@@ -716,7 +716,7 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
             "it is switched off"
         );
     }
-    // Kernels with one convolution are computed alike, whatever follows on it.
+    // Kernels with one convolution are computed alike, whatever their epilogues.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_0", 10_000);
     driver.cost("gemm_parts", 10_000);
@@ -737,7 +737,7 @@ fn the_tuner_takes_cudnn_where_it_is_fastest_and_may_be_taken() {
 }
 
 #[test]
-fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
+fn slabwise_kernels_replace_a_failing_or_missing_cudnn() {
     let Some(driver) = with_cudnn() else { return };
     let spec = timed().contiguous(ConvKind::Forward);
     let pick = |folder: &tempfile::TempDir| {
@@ -768,21 +768,21 @@ fn own_kernels_take_over_where_cudnn_fails_or_is_gone() {
         assert_eq!(
             kept(&folder),
             usize::from(stays),
-            "{call}: what may work another time is tried then"
+            "{call}: a temporary failure is not stored"
         );
     }
-    // The one that fails when it is asked for is left out, another stays.
+    // The algorithm that fails at its call is left out, another stays.
     let folder = tempfile::tempdir().expect("a folder");
     driver.cost("cudnn_forward_0", 20_000);
     driver.fail("cudnnConvolutionForward", 0, EXECUTION_FAILED);
     assert_eq!(pick(&folder), dnn(0, 0));
-    // A pick that was kept is taken over, and run once and recorded once before it is trusted.
+    // A stored choice is reused, after one plain and one captured run.
     let ran = driver.get("products");
     assert_eq!(
         (pick(&folder), driver.get("products") - ran),
         (dnn(0, 0), 2)
     );
-    // What the library no longer does is timed anew.
+    // A choice that the library no longer supports is timed again.
     driver.cost("", 1_000_000);
     driver.cost("cudnn_forward_1", 10_000);
     driver.fail("cudnnGetConvolutionForwardWorkspaceSize", 0, NOT_SUPPORTED);

@@ -1,5 +1,5 @@
-//! Copies beside the work of a device, over a driver that makes them as late or as early as events
-//! allow; and memory behind pages that comes, goes and moves.
+//! Copies that overlap a device's work, over a driver that makes them as late or as early as events
+//! allow; and pages that are mapped, unmapped and remapped.
 
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
@@ -45,10 +45,10 @@ fn bytes(device: &Device, region: &Region) -> Vec<u8> {
     bytes
 }
 
-/// `x + 1` goes to the host while its place is written by others, and comes back to another place.
-/// Recorded or not, in both ways of the driver, every run comes to the same.
+/// `x + 1` is copied to the host while other kernels write its region, and is copied back to
+/// another region. Captured or not, in both modes of the driver, every run has the same result.
 #[test]
-fn copies_wait_for_what_they_copy_and_are_waited_for() {
+fn copies_are_ordered_after_producers_and_before_consumers() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -79,7 +79,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
             },
             run(&arguments[1]),
             Work::Finish(0),
-            // It has left: its place is another's.
+            // It has been copied out: other data uses its region.
             Work::Launch(Launch {
                 step: 0,
                 kernel: &kernel,
@@ -94,7 +94,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
             run(&arguments[1]),
             Work::Finish(1),
             run(&arguments[2]),
-            // What came back is written over, before the next run's comes.
+            // Overwrites the copied data before the next run copies again.
             run(&arguments[3]),
         ];
         device.fill(&x, 10).expect("it is filled");
@@ -133,8 +133,8 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
                 "turn {turn}"
             );
             if turn % 2 == 1 {
-                // Two runs are under way by now. Each adds 2 to x, and one to what was x at its
-                // begin, twice.
+                // Two runs have been executed. Each adds 2 to x, and twice one to the initial value
+                // of x.
                 let begin = 10 + 2 * turn;
                 let seen = [x, made, back, sum].map(|region| bytes(&device, &region)[63]);
                 assert_eq!(
@@ -149,7 +149,7 @@ fn copies_wait_for_what_they_copy_and_are_waited_for() {
 }
 
 #[test]
-fn what_is_no_copy_is_refused() {
+fn invalid_copies_are_refused() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -192,10 +192,9 @@ fn what_is_no_copy_is_refused() {
     );
 }
 
-/// A run that fails half-way leaves a copy that nobody waits for; what comes next is right once it
-/// was settled.
+/// A run that fails half-way leaves a copy without a wait; later work is correct after settling.
 #[test]
-fn a_copy_that_is_refused_leaves_nothing_under_way() {
+fn a_refused_copy_leaves_no_work_in_flight() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -224,9 +223,10 @@ fn a_copy_that_is_refused_leaves_nothing_under_way() {
     }
 }
 
-/// Batches go round a ring of slots while the device reads those before: each run sees its own.
+/// Batches are prefetched through a ring of slots while the device reads earlier ones: each run
+/// sees its own.
 #[test]
-fn batches_ahead_arrive_in_their_turn() {
+fn prefetched_batches_arrive_in_order() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -251,11 +251,11 @@ fn batches_ahead_arrive_in_their_turn() {
             device
                 .take_ahead(ring, batch % slots, [(64, input)].into_iter())
                 .expect("it is there");
-            // What stands for the run.
+            // Takes the place of the run.
             device
                 .copy(&input, &seen.part(64 * batch as u64, 64))
                 .expect("it is copied");
-            // The last ones are waited for by nobody but the runs that take them.
+            // Only the runs that consume the last batches wait for them.
             if batch + slots < 16 {
                 send(&mut device, batch + slots).expect("a batch");
             }
@@ -296,7 +296,7 @@ fn range(device: &mut Device) -> (Region, impl Fn(u64, u64) -> Region + use<>) {
 }
 
 #[test]
-fn pages_come_and_go_and_move_without_a_copy() {
+fn pages_are_mapped_unmapped_and_remapped_without_copies() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -315,7 +315,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
             .fill(&pages(page, 1), page as u8)
             .expect("it is memory");
     }
-    // The second and the last are put together behind the rest.
+    // The second and the last page are remapped together after the rest.
     let copied = driver.get("copied_bytes");
     device
         .remap(&[pages(1, 1), pages(3, 1)], &pages(8, 2))
@@ -333,7 +333,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
         bytes(&device, &pages(2, 1)).iter().all(|b| *b == 2),
         "others stay"
     );
-    // Work that is under way is waited for.
+    // Work in flight is waited for.
     device.fill(&pages(8, 2), 9).expect("it is memory");
     device.unmap(&pages(8, 2));
     device
@@ -357,7 +357,7 @@ fn pages_come_and_go_and_move_without_a_copy() {
     device.release(arena.arena);
     device
         .map(&pages(4, 1))
-        .expect("what was given back is there again");
+        .expect("freed memory is available again");
     device.fill(&pages(4, 1), 7).expect("it is memory");
     drop(device);
     assert_eq!(held(), 0);
@@ -388,7 +388,7 @@ fn a_large_device_is_mapped_in_larger_pages() {
 }
 
 #[test]
-fn what_the_driver_refuses_leaves_pages_as_they_were() {
+fn failed_driver_calls_leave_pages_unchanged() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -454,7 +454,7 @@ fn what_the_driver_refuses_leaves_pages_as_they_were() {
 }
 
 #[test]
-fn a_device_whose_memory_is_taken_ahead_or_not_mapped_has_no_ranges() {
+fn a_preallocated_or_unmapped_device_has_no_page_ranges() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };

@@ -89,7 +89,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
         device.release(b.arena);
         let c = device
             .reserve(5 << 20)
-            .expect("what was given back is there again");
+            .expect("freed memory is available again");
         assert_eq!(device.usage().used, 1024 + (5 << 20));
         let mut bytes = vec![1; 5 << 20];
         device.read(&c, &mut bytes).expect("it is read");
@@ -105,7 +105,7 @@ fn memory_is_reserved_at_the_first_use_and_given_back() {
 }
 
 #[test]
-fn what_the_driver_refuses_leaves_the_device_as_it_was() {
+fn failed_driver_calls_leave_the_device_unchanged() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -190,7 +190,7 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
         } else {
             assert_eq!(driver.get("allocations"), allocations, "turn {turn}");
         }
-        // Several runs are under way before anybody waits.
+        // Several runs are in flight before the host waits.
         if turn % 3 == 2 {
             assert_eq!(floats(&device, &y), vec![turn as f32 + 10.0; 64]);
         }
@@ -198,8 +198,8 @@ fn a_graph_is_recorded_once_and_replayed_without_allocations() {
     assert_eq!((driver.get("captures"), device.fault()), (1, None));
 }
 
-/// A kernel that copies 64 floats through shared memory that it declares, beside so many bytes that
-/// its launches give.
+/// A kernel that copies 64 floats through its static shared memory; its launches add so many bytes
+/// of dynamic shared memory.
 fn through_shared(bytes: u32) -> Lowered {
     let text = "extern \"C\" __global__ void __launch_bounds__(64) NAME(const __grid_constant__ Words<2> p) {\n    \
                 __shared__ float own[1024];\n    SHARED_BYTES(float, given);\n    \
@@ -222,7 +222,7 @@ fn through_shared(bytes: u32) -> Lowered {
 }
 
 #[test]
-fn a_launch_gives_a_kernel_all_shared_memory_beside_its_own() {
+fn a_launch_may_use_all_remaining_shared_memory() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -309,7 +309,7 @@ fn a_program_may_be_dropped_while_it_runs_and_by_any_thread() {
 }
 
 #[test]
-fn recording_allows_what_libraries_do_meanwhile() {
+fn capture_allows_concurrent_library_calls() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -331,8 +331,8 @@ fn recording_allows_what_libraries_do_meanwhile() {
         }]
         .into_iter()
         .map(|launch| {
-            // It pins memory, which the driver refuses in the stricter modes, and what is recorded
-            // is lost.
+            // It pins memory, which the driver refuses in the stricter modes, and which then
+            // invalidates the capture.
             let opened = Device::open(0, limits(false)).map(|_| ());
             assert_eq!(opened.is_ok(), strict == 0, "{opened:?}");
             Work::Launch(launch)
@@ -356,7 +356,7 @@ fn recording_allows_what_libraries_do_meanwhile() {
 }
 
 #[test]
-fn a_device_newer_than_the_compiler_runs_ptx_and_one_too_old_is_refused() {
+fn a_newer_device_runs_ptx_and_an_old_one_is_refused() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -424,7 +424,7 @@ fn programs_share_the_code_of_their_functions() {
         let program = device.load(steps).expect("the kernels are fine");
         (program, made() - before)
     };
-    // Compiled or, if a run before this one left them there, read.
+    // Compiled, or read if an earlier run of the test left them there.
     let made_first = loaded(&[&kernels[0], &kernels[1], &kernels[0]]);
     assert_eq!(made_first.1, 2, "two functions");
     assert!(program_uses(&made_first.0, &kernels[..2]));
@@ -449,7 +449,7 @@ fn program_uses(program: &slabwise_cuda::Program, kernels: &[Lowered]) -> bool {
 }
 
 #[test]
-fn a_kernel_that_does_not_compile_is_kept_for_reading() {
+fn the_source_of_a_failed_compilation_is_saved() {
     let Some(_driver) = FakeDriver::install() else {
         return;
     };
@@ -459,7 +459,7 @@ fn a_kernel_that_does_not_compile_is_kept_for_reading() {
     let error = device
         .load(&[&kernel])
         .map(|_| ())
-        .expect_err("it names what there is not");
+        .expect_err("it uses an undefined name");
     let LoadError::Compile(nvrtc::Error::Refused {
         source_file: Some(file),
         log,
@@ -498,7 +498,7 @@ fn a_kernel_that_does_not_compile_is_kept_for_reading() {
 }
 
 #[test]
-fn a_device_that_is_lost_says_so_from_then_on() {
+fn a_lost_device_returns_its_error_for_every_call() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -512,7 +512,7 @@ fn a_device_that_is_lost_says_so_from_then_on() {
     );
     assert_eq!(device.fill(&x, 0), Err(error.clone()));
     assert_eq!(device.reserve(1).map(|_| ()), Err(error));
-    // An error of the memory that the device has shut in.
+    // A contained memory error.
     let device = Device::open(0, limits(false)).expect("it is there");
     driver.fail("cuStreamSynchronize", 0, CONTAINED);
     let error = device.synchronize().expect_err("it was told to fail");
@@ -521,7 +521,7 @@ fn a_device_that_is_lost_says_so_from_then_on() {
 }
 
 #[test]
-fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
+fn old_drivers_and_missing_devices_are_refused() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
@@ -546,12 +546,12 @@ fn a_driver_too_old_and_a_device_that_is_not_there_are_refused() {
 }
 
 #[test]
-fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
+fn large_inputs_are_staged_early_and_arrive_in_order() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    // As late as the driver may do things, each run still sees its own inputs, with and without
-    // room to send them ahead.
+    // Even if the driver does everything as late as allowed, each run sees its own inputs, with and
+    // without a staging buffer.
     for (total, ahead) in [(64 << 20, true), (2 << 20, false)] {
         driver.set("total", total);
         driver.set("maps_pages", 0);
@@ -582,7 +582,7 @@ fn large_inputs_travel_ahead_and_arrive_in_their_turn() {
                 .stage(&x, &mut |bytes| bytes.fill(turn + 1))
                 .expect("it is staged");
             device.end_staging().expect("it ends");
-            // What stands for the run: it looks at the last bytes of its input.
+            // Takes the place of the run: it reads the last bytes of its input.
             device
                 .copy(&x.part(bytes - 8, 8), &y.part(0, 8))
                 .expect("it is copied");

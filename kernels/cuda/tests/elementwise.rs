@@ -77,7 +77,7 @@ fn arguments(dtype: DType, which: usize) -> Vec<u8> {
     }
 }
 
-/// Operations that a GPU computes by functions of its own; all others are the CPU's in every bit.
+/// Operations that a GPU computes differently; all others equal the CPU's in every bit.
 fn is_near(op: ScalarOp) -> bool {
     use ScalarOp as S;
     let near = [
@@ -167,7 +167,7 @@ fn conversions() {
     check(&cases, 0.0);
 }
 
-/// Whether all that a random program does is the CPU's in every bit.
+/// Whether all operations of a random program equal the CPU's in every bit.
 fn is_exact(round: usize) -> bool {
     round % 8 < 4
 }
@@ -198,7 +198,7 @@ fn program(choices: &mut Choices, round: usize) -> Case {
         }
         strides
     };
-    // Half of the programs walk all memory alike, as most kernels do.
+    // Half of the programs access all memory in one order, as most kernels do.
     let scrambles = round % 2 == 1;
     let mut floats = Vec::new();
     for _ in 0..1 + choices.below(3) {
@@ -284,8 +284,8 @@ fn random_programs() {
     );
 }
 
-/// Sums of products, in whatever company: stored alone, beside a product, and of numbers that are
-/// the same for a whole row. A product that is fused with a sum is rounded once instead of twice.
+/// Sums of products in various contexts: stored alone, beside a product, and of numbers that are
+/// invariant along a row. A product that is fused with a sum is rounded once instead of twice.
 #[test]
 fn products_are_rounded_before_they_are_added() {
     if !available() {
@@ -326,8 +326,7 @@ fn products_are_rounded_before_they_are_added() {
     check(&cases, 0.0);
 }
 
-/// What is moved in vectors is loaded and stored by one instruction each, whatever the strides of
-/// the other axes.
+/// Vectors are loaded and stored by one instruction each, for all strides of the other axes.
 #[test]
 fn vectors_are_stored_whole() {
     if nvrtc::version().is_err() {
@@ -341,7 +340,7 @@ fn vectors_are_stored_whole() {
     let y = pointwise.op(ScalarOp::Add, &[x, bias]);
     let out = pointwise.operand(&[802_816, 3136, 1]);
     pointwise.store(y, out);
-    // Rows less what is largest in them.
+    // Rows minus their maximum.
     let mut rows = Builder::new(&[12, 30, 3136], 1);
     let x = rows.load(&[94_080, 3136, 1]);
     let most = rows.reduce(ReduceOp::Max, x);
@@ -367,8 +366,8 @@ fn vectors_are_stored_whole() {
     }
 }
 
-/// What optimizers do: several results over the memory of the arguments, of a length that is no
-/// multiple of a vector.
+/// Optimizer updates: several results in place of the arguments, with a length that is no multiple
+/// of a vector.
 #[test]
 fn updates_in_place() {
     if !available() {

@@ -22,7 +22,7 @@ fn contiguous(dtype: DType, dims: &[Size]) -> Operand {
     Operand::contiguous(dtype, dims).expect("a size")
 }
 
-/// The row-major strides of some axes, 0 for those that are left out.
+/// The row-major strides of some axes, 0 for the axes that are left out.
 fn strides(dims: &[Size], of: &[usize]) -> Dims {
     let kept: Dims = of.iter().map(|&axis| dims[axis]).collect();
     let own = contiguous(DType::F32, &kept).strides;
@@ -54,7 +54,7 @@ fn load(b: &mut Builder, dims: &[Size], of: &[usize]) -> u16 {
     b.inst(Inst::Load(k))
 }
 
-/// An anchor whose value is stored as it is.
+/// An anchor whose value is stored unchanged.
 fn storing(body: Body, dims: &[Size], dtype: DType) -> Spec {
     let stores = vec![Store {
         value: 0,
@@ -394,8 +394,8 @@ fn indices_and_windows() {
             storing(Body::Pool2dGrad(body), &x, DType::F32)
         },
     );
-    // Gathers and scatters of no places have no index that could be wrong, and the others none that
-    // is.
+    // Gathers and scatters without positions have no index that could be invalid; the others have
+    // only valid ones.
     for case in &mut cases {
         for (arg, (operand, ..)) in case.spec.arguments().iter().enumerate() {
             if operand.dtype == DType::I32 {

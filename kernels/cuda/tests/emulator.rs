@@ -1,4 +1,4 @@
-//! The emulator itself: it runs what is right, and catches each kind of mistake.
+//! The emulator itself: it runs correct kernels, and catches each kind of mistake.
 
 mod common;
 
@@ -34,8 +34,7 @@ impl Kernels {
         })
     }
 
-    /// Runs one block of `threads` over two arrays of 256 floats; gives the second, or what went
-    /// wrong.
+    /// Runs one block of `threads` over two arrays of 256 floats; returns the second, or the error.
     fn run(&self, which: usize, threads: u32, order: Order) -> Result<Vec<f32>, String> {
         let mut a: Vec<f32> = (0..256).map(|i| i as f32).collect();
         let mut b = vec![0.0f32; 256];
@@ -47,7 +46,7 @@ impl Kernels {
             words: vec![],
         };
         let words = [a.as_mut_ptr() as u64, b.as_mut_ptr() as u64];
-        // SAFETY: the kernels below stay inside of the arrays, which nobody else uses.
+        // SAFETY: the kernels below stay inside of the arrays, which are used nowhere else.
         unsafe {
             self.emulator
                 .launch(&self.functions[which], &dispatch, &words, order)
@@ -56,7 +55,7 @@ impl Kernels {
         Ok(b)
     }
 
-    /// Whether some order fails or gives something else than the others, or a NaN.
+    /// Whether some order fails, differs from the others, or gives a NaN.
     fn is_caught(&self, which: usize, threads: u32) -> bool {
         let results: Vec<_> = Order::ALL
             .iter()
@@ -184,7 +183,7 @@ fn mistakes_are_caught() {
 /// Products of tensor cores, against sums written out: operands as the PTX manual lays them out
 /// over the warp.
 #[test]
-fn matrix_instructions_multiply() {
+fn tensor_core_instructions_multiply() {
     if !available() {
         return;
     }
@@ -244,7 +243,7 @@ fn copy(claimed: i64) -> Spec {
     }
 }
 
-/// Runs in a process of its own, started by the test below with the sanitizer's library.
+/// Runs in a separate process, which the test below starts with the sanitizer's library.
 #[test]
 #[ignore = "needs a preloaded library"]
 fn addresses_child() {
@@ -253,7 +252,7 @@ fn addresses_child() {
     let mut case = Case::new("copy", copy(101), &mut Choices::new(1));
     case.emulated(&lowered, &emulator, Order::Forward, NO_FAULT)
         .expect("a right kernel passes");
-    // Another argument's memory is not this one's, though both are the process's.
+    // Another argument's memory is outside of this one, although both belong to the process.
     for short in [0, 1] {
         let mut case = case.clone();
         case.args[short].truncate(400);
@@ -268,7 +267,7 @@ fn addresses_child() {
 }
 
 #[test]
-fn touching_what_is_not_an_argument_is_caught() {
+fn accesses_outside_of_arguments_are_caught() {
     if !available() {
         return;
     }

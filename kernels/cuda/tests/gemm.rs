@@ -1,5 +1,5 @@
-//! Matrix products: the kernels that could compute them, emulated, against sums in double precision
-//! and the CPU's kernels.
+//! Matrix products: all candidate kernels, emulated, against sums in double precision and the CPU's
+//! kernels.
 
 mod common;
 mod products;
@@ -87,7 +87,7 @@ fn few_rows_or_columns() {
             ));
         }
     }
-    // Few multiprocessors want few parts; these want many.
+    // Few multiprocessors lead to few parts; these lead to many.
     cases.iter_mut().for_each(|c| c.target.multiprocessors = 40);
     let ran = check(&cases, Pick::Vectors);
     assert!(
@@ -142,7 +142,7 @@ fn batches_broadcasts_and_odd_strides() {
             let dims: Vec<usize> = batch.iter().copied().chain([m, n]).collect();
             let mut spec = matmul(&dims, k, a, b);
             if choices.once_in(3) {
-                // A result whose rows are neighbours.
+                // A result that is contiguous along its rows.
                 let rank = dims.len();
                 let mut order = dims.clone();
                 order.swap(rank - 1, rank - 2);
@@ -174,7 +174,8 @@ fn parts_of_a_long_sum() {
     assert!(ran.iter().any(|n| n.ends_with("parts")), "{ran:?}");
 }
 
-/// Sizes below the bound, down to none: nothing to contract gives zeros, no rows give no launch.
+/// Sizes below the bound, down to none: an empty contracted axis gives zeros, no rows give no
+/// launch.
 #[test]
 fn sizes_below_the_bound() {
     if !available() {
@@ -280,7 +281,7 @@ fn epilogues() {
     check_like_cpu(&cases, Pick::All, 2e-5);
 }
 
-/// Weights and momentum updated in place behind their gradient, each element read before it is
+/// Weights and momentum updated in place in the gradient's epilogue, each element read before it is
 /// written.
 #[test]
 fn an_update_in_place() {
@@ -344,8 +345,8 @@ fn tensor_cores() {
         .enumerate()
     {
         for at in 0..4 {
-            // Types differ in one instruction: each has one shape of whole vectors, and what is
-            // ragged is spread over them.
+            // Types differ in one instruction: each is tested with one shape of whole vectors, and
+            // ragged shapes are distributed over them.
             if i < 2 || at == 3 {
                 add(dtype, [136, 136, 72], at, &mut choices);
             }
@@ -451,7 +452,7 @@ fn a_fault_stops_guarded_kernels() {
     }
 }
 
-/// What is chosen follows from shapes and target alone, and is what one would choose.
+/// The choice depends on shapes and target alone, and is a sensible one.
 #[test]
 fn choices_are_sane_and_repeatable() {
     let target = Target {
@@ -498,7 +499,7 @@ fn choices_are_sane_and_repeatable() {
         names([300, 200, 100], &target),
         names([300, 200, 100], &target)
     );
-    // Shared memory that a device does not have is not asked for.
+    // Kernels use no more shared memory than the device has.
     let small = Target {
         tf32: true,
         shared_bytes_max: 48 << 10,

@@ -1,5 +1,4 @@
-//! Convolutions and both gradients: the kernels that could compute them, emulated, against the
-//! definition.
+//! Convolutions and both gradients: all candidate kernels, emulated, against the definition.
 
 mod common;
 mod products;
@@ -218,7 +217,7 @@ fn tensor_cores() {
     check_exact(&cases, Pick::Two);
 }
 
-/// A batch below the bound, and none: a weight gradient is zeros then.
+/// A batch below the bound, and an empty one: a weight gradient is zeros then.
 #[test]
 fn batches_below_the_bound() {
     if !available() {
@@ -251,7 +250,7 @@ fn batches_below_the_bound() {
     check(&cases, Pick::Two);
 }
 
-/// Bias and activation behind the sum, and another operand updated in place.
+/// Bias and activation in the epilogue, and another operand updated in place.
 #[test]
 fn epilogues() {
     if !available() {

@@ -1,5 +1,5 @@
-//! What can be said about the speed of products without a device: the compiler's registers and
-//! spills, and banks of shared memory.
+//! Properties that determine the speed of products, tested without a device: the compiler's
+//! registers and spills, and banks of shared memory.
 
 mod common;
 mod products;
@@ -13,7 +13,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Body, Conv2d, ConvKind, Spec};
 
-/// Whether there is a compiler; says so if not.
+/// Whether there is a compiler; prints a line if not.
 fn compiler() -> bool {
     match nvrtc::version() {
         Ok(_) => true,
@@ -58,7 +58,7 @@ fn square(dtype: DType, n: usize, a: [usize; 2], b: [usize; 2]) -> Spec {
     matmul(&[n, n], n, typed(dtype, 0, &a), typed(dtype, 0, &b))
 }
 
-/// Of each of these kernels the function that multiplies.
+/// The multiplying function of each of these kernels.
 fn kernels(spec: &Spec, target: &Target, names: &[&str]) -> Vec<Function> {
     let list: Vec<Candidate> = candidates(spec, &Env::default(), target).expect("a product");
     let find = |name: &&str| {
@@ -71,7 +71,7 @@ fn kernels(spec: &Spec, target: &Target, names: &[&str]) -> Vec<Function> {
     names.iter().map(find).collect()
 }
 
-/// The kernels of large products and convolutions keep what they compute in registers, on every
+/// The kernels of large products and convolutions keep their accumulators in registers on every
 /// architecture.
 #[test]
 fn hot_kernels_do_not_spill() {
@@ -132,8 +132,8 @@ fn hot_kernels_do_not_spill() {
     }
 }
 
-/// How many turns shared memory takes to serve a warp's accesses of `width` bytes each, by the
-/// model of 32 banks of 4 bytes: as many lanes as 128 bytes are served at once, and words of one
+/// The number of cycles in which shared memory serves a warp's accesses of `width` bytes each, by
+/// the model of 32 banks of 4 bytes: the lanes of 128 bytes are served at once, and words of one
 /// bank one after the other.
 fn turns(addresses: &[i32], width: usize) -> usize {
     let mut total = 0;
@@ -174,7 +174,7 @@ fn addresses(expressions: &[String]) -> Vec<Vec<i32>> {
             shared_bytes: 0,
             words: vec![],
         };
-        // SAFETY: the function writes the 32 integers of `lanes`, which nobody else uses.
+        // SAFETY: the function writes the 32 integers of `lanes`, which are used nowhere else.
         unsafe {
             emulator.launch(
                 function,
@@ -189,8 +189,8 @@ fn addresses(expressions: &[String]) -> Vec<Vec<i32>> {
     functions.iter().map(run).collect()
 }
 
-/// No two lanes of an access meet in a bank: neither where fragments are read for the
-/// multiplications, nor where tiles are written.
+/// No two lanes of an access conflict in a bank, neither where fragments are read for the
+/// multiplications nor where tiles are written.
 #[test]
 fn banks_do_not_conflict() {
     if !available() {
@@ -266,7 +266,7 @@ fn banks_do_not_conflict() {
             1,
         );
     }
-    // Results on their way out: two neighbours per lane.
+    // Results on their way to memory: two neighbours per lane.
     access(
         "4 * ((lane / 4) * TensorTile<bf16, 128, 128, 64, 64, 64, 4>::LEAD + lane % 4 * 2)".into(),
         8,

@@ -1,4 +1,4 @@
-//! Several specs in one launch, against the CPU's kernels one by one.
+//! Horizontally fused specs, against the CPU's kernels one by one.
 
 #[path = "../../tests/loops/builder.rs"]
 #[allow(dead_code)] // not every test needs all of it
@@ -46,12 +46,12 @@ fn total(n: i64) -> Spec {
 }
 
 #[test]
-fn updates_of_all_parameters_share_launches() {
+fn parameter_updates_are_fused_horizontally() {
     if !available() {
         return;
     }
     let mut choices = Choices::new(1);
-    // More parameters than one launch has room for, and something else among them.
+    // More parameters than one launch holds, and another spec among them.
     let mut specs: Vec<Spec> = (0..90).map(|i| update(&[2 + i * 7 % 50])).collect();
     specs.extend([
         update(&[30, 40]),

@@ -25,7 +25,7 @@ const OPS: [ReduceOp; 8] = [
     ReduceOp::ArgMin,
 ];
 
-/// Dims, how many of them are reduced, and the strides of the source: short rows, warps, blocks,
+/// Dims, the number of reduced ones, and the strides of the source: short rows, warps, blocks,
 /// columns, several axes, parts.
 fn layouts() -> Vec<(Vec<i64>, usize, Vec<i64>)> {
     vec![
@@ -61,7 +61,7 @@ fn operations() {
             } else {
                 vec![DType::F32, DType::I32]
             } {
-                // The types by turns, but for one short layout.
+                // The types alternate, except for one short layout.
                 if at != 2 && (of + at) % 3 != 0 {
                     continue;
                 }
@@ -107,7 +107,7 @@ fn operations() {
                     }
                     case.args[0] = values.iter().flat_map(|x| x.to_le_bytes()).collect();
                 } else if dtype == DType::Bool {
-                    // Mostly one answer.
+                    // Almost all elements are equal.
                     let all = op == ReduceOp::All;
                     case.args[0] = (0..count)
                         .map(|_| u8::from(choices.once_in(900) != all))
@@ -193,7 +193,7 @@ fn rows_in_several_passes() {
             &mut choices,
         ));
     }
-    // In place: the result lies where the argument was.
+    // In place: the result replaces the argument.
     for (rows, n) in [(5, 64), (3, 4100), (1, 20_000)] {
         let mut case = Case::new(
             format!("softmax {rows} × {n} in place"),
@@ -203,8 +203,8 @@ fn rows_in_several_passes() {
         case.same.push((1, 0));
         cases.push(case);
     }
-    // More rows than a turn of all blocks takes, with one reduction, whose place in shared memory
-    // is used again.
+    // More rows than all blocks process in one iteration, with one reduction, whose shared memory
+    // is reused.
     for (rows, n, strides) in [(40, 1500, [1500, 1]), (1400, 40, [1, 1400])] {
         let mut b = Builder::new(&[rows, n], 1);
         let x = b.load(&strides);
@@ -255,9 +255,9 @@ fn batch_norm_gradient(n: i64, c: i64, hw: i64, dtype: DType) -> Builder {
     b
 }
 
-/// Sums over two axes that are not one in memory: planes of vectors and of odd lengths, one turn
-/// and many, whole rows, kept in registers, in shared memory or nowhere, and parts; the gradient in
-/// its own place and in that of an argument.
+/// Sums over two axes that are not contiguous with each other: planes of vectors and of odd
+/// lengths, one iteration and many, whole rows, kept in registers, in shared memory or not at all,
+/// and parts; the gradient in a separate region and in that of an argument.
 #[test]
 fn sums_over_two_axes() {
     if !available() {
@@ -289,7 +289,7 @@ fn sums_over_two_axes() {
             cases.push(case);
         }
     }
-    // Three axes, of which none is one with another; more rows than multiprocessors have blocks.
+    // Three axes, none contiguous with another; more rows than multiprocessors have blocks.
     for (multiprocessors, dims) in [(2, [2, 5, 9, 300, 40]), (1, [40, 1, 3, 5, 36])] {
         let [a, b_, c, d, e] = dims;
         let mut b = Builder::new(&dims, 3);
@@ -343,10 +343,10 @@ fn sums_over_two_axes() {
     check(&cases, 1e-5);
 }
 
-/// The sums of a kernel that stores nothing else are said to have the same bits only where they do:
-/// what else a kernel stores may change how wide its vectors are.
+/// Two kernels' sums are reported to have the same bits only where they do, because the other
+/// stores of a kernel may change the width of its vectors.
 #[test]
-fn sums_that_are_alike_have_the_same_bits() {
+fn loops_reported_alike_compute_the_same_bits() {
     if !available() {
         return;
     }
@@ -393,8 +393,8 @@ fn sums_that_are_alike_have_the_same_bits() {
     assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
-/// What rows over two axes load and store, as the compiler for a device writes it: in vectors, the
-/// loads of all turns before the first store.
+/// The loads and stores of rows over two axes in the compiled code: they are vectors, and the loads
+/// of all iterations precede the first store.
 #[test]
 fn two_axes_are_moved_in_vectors() {
     if !available() || nvrtc::version().is_err() {
@@ -488,7 +488,7 @@ fn rows_of_a_size_known_at_launch() {
 }
 
 #[test]
-fn values_that_do_not_vary_are_folded_too() {
+fn invariant_values_are_reduced_too() {
     if !available() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Products by a library, and which of the ways to compute a product is picked, over a driver
-//! without a device: its events count the time that a test says kernels take.
+//! Products by a library, and the choice of kernels, over a driver without a device: its events
+//! count the time that a test assigns to kernels.
 
 mod common;
 mod products;
@@ -36,7 +36,7 @@ fn is_of_library(case: &Case) -> bool {
 }
 
 #[test]
-fn the_library_multiplies_every_layout_and_what_it_cannot_say_follows() {
+fn the_library_multiplies_every_layout_and_an_epilogue_follows() {
     let Some(driver) = installed() else { return };
     let (m, n, k) = (12, 10, 9);
     let rows = || strided(0, &[k, 1]);
@@ -203,16 +203,16 @@ fn halves_are_summed_in_single_precision_and_rounded_as_they_are_stored() {
     for ((case, _), got) in cases.iter().zip(computed(&cases, &[by(21, 0)])) {
         let [a, b, c] = [0, 1, 2].map(|at| numbers(case.spec.arguments()[at].0.dtype, &got[at]));
         for (i, x) in c.iter().enumerate() {
-            // Sums of so small numbers are numbers of every type.
+            // Sums of such small numbers are exact in every type.
             let sum: f64 = (0..k).map(|l| a[i / n * k + l] * b[l * n + i % n]).sum();
             assert!(*x == sum, "{}: {x} at {i} instead of {sum}", case.name);
         }
     }
 }
 
-/// What the library is not asked for: our own kernels do it.
+/// Products that the library does not support are computed by kernels of slabwise.
 #[test]
-fn what_is_no_product_of_two_matrices_stays_ours() {
+fn unsupported_products_are_not_given_to_the_library() {
     let Some(_driver) = installed() else { return };
     let mut choices = Choices::new(2);
     let mut mixed = matmul(
@@ -264,7 +264,7 @@ fn what_is_no_product_of_two_matrices_stays_ours() {
             "{name}"
         );
     }
-    // A kernel that must look first whether something went wrong looks after the library.
+    // A guarded kernel reads the fault record after the library has run.
     let mut case = Case::new(
         "guarded",
         matmul(&[8, 8], 8, strided(0, &[8, 1]), strided(0, &[8, 1])),
@@ -278,9 +278,9 @@ fn what_is_no_product_of_two_matrices_stays_ours() {
 }
 
 /// A batch of up to 12 rows, forward (`b × 8 · 8 × 6`) or the gradient of its weight (`8 × b · b ×
-/// 6`), where nothing may be left to sum.
+/// 6`), where the contracted side may be empty.
 #[test]
-fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
+fn sizes_of_a_run_may_be_smaller_or_zero() {
     let Some(driver) = installed() else { return };
     let batch = Size::symbol(Symbol(0));
     let env = |n| Env([n, 0, 0, 0, 0, 0, 0, 0]);
@@ -314,14 +314,14 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
                 env(n),
                 &mut choices,
             );
-            // As many as at the bound: regions are planned for it.
+            // As many bytes as at the bound, because regions are planned for it.
             case.args = Case::bounded("", spec.clone(), env(12), env(12), &mut choices).args;
             case.target = target();
             list.push((case, direct));
         }
     }
     check(&list, &[by(21, 1 << 20), by(23, 1 << 20)], 1e-5);
-    // What the library refuses for the sizes of a run is known before the run begins.
+    // A library's refusal of the sizes of a run is known before the run begins.
     let lowered = of_library(&list[1].0, &by(23, 0));
     let device = Device::open(0, LIMITS).expect("it is there");
     let done = driver.get("products");
@@ -342,7 +342,7 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
         (Ok(()), done)
     );
     drop(device);
-    // An algorithm that does not do for smaller sizes gives way to one that does.
+    // An algorithm that does not support smaller sizes is replaced by one that does.
     let asked = driver.get("heuristics");
     driver.fail("cublasLtMatmulAlgoCheck", 0, NOT_SUPPORTED);
     check(&list[1..2], &[by(23, 1 << 20)], 1e-5);
@@ -350,7 +350,7 @@ fn sizes_of_a_run_may_be_smaller_and_none_at_all() {
 }
 
 #[test]
-fn a_library_that_fails_says_how_to_do_without() {
+fn errors_of_cublaslt_say_how_to_disable_it() {
     let Some(driver) = installed() else { return };
     let mut choices = Choices::new(4);
     let mut case = Case::new(
@@ -385,14 +385,14 @@ fn other_product() -> Spec {
     matmul(&[48, 48], 64, strided(0, &[64, 1]), strided(0, &[48, 1]))
 }
 
-/// The one choice for a spec.
+/// The choice for one spec.
 fn choose(picks: Arc<Picks>, spec: &Spec) -> Choice {
     tuner(picks)
         .choose(&[(spec, target())], &Env::default())
         .remove(0)
 }
 
-/// The names of our own candidates.
+/// The names of slabwise's candidates.
 fn own(spec: &Spec) -> Vec<String> {
     candidates(spec, &Env::default(), &target())
         .expect("it has sources")
@@ -402,14 +402,14 @@ fn own(spec: &Spec) -> Vec<String> {
 }
 
 #[test]
-fn what_was_timed_is_not_compiled_again() {
+fn timed_candidates_are_not_compiled_again() {
     let Some(_driver) = installed() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     let products = [product(), other_product()];
     let wanted: Vec<(&Spec, Target)> = products.iter().map(|spec| (spec, target())).collect();
     let choices = tuner(picks_in(&folder)).choose(&wanted, &Env::default());
     // Functions are compiled once in a process: the candidates of both products have been,
-    // whichever was picked.
+    // whichever was chosen.
     let made = || Compiler::of_process().compiled() + Compiler::of_process().read();
     let before = made();
     assert!(before > 0);
@@ -444,7 +444,8 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
         let folder = tempfile::tempdir().expect("a folder");
         choose(picks_in(&folder), &spec)
     };
-    // All launches take the same: the fewest are fastest, and of those the first.
+    // If all launches take the same time, the candidates with the fewest launches are fastest, and
+    // the first of them wins.
     let single = names
         .iter()
         .take(4)
@@ -472,19 +473,19 @@ fn the_fastest_is_picked_and_ties_go_to_the_first() {
         Choice::Own(single.clone()),
         "that is not clearly faster"
     );
-    // Two of the library's: the one that is faster needs a workspace, which is no more than what
+    // Two kernels of the library: the faster one needs a workspace no larger than the memory that
     // the product touches.
     let wide = 48 * 40 * 3 * 4;
     assert_eq!(
         pick(&[("cublaslt_21", 500_000), ("cublaslt_23", 400_000)]),
         Choice::Library(algorithm(23, wide))
     );
-    // Of all that was taken for it nothing stays.
+    // All of the tuner's memory is freed.
     assert_eq!(driver.get("live_bytes"), before);
 }
 
 #[test]
-fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
+fn a_choice_is_made_once_and_stored_for_other_processes() {
     let Some(driver) = installed() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     for (spec, faster) in [(product(), Some("cublaslt_24")), (other_product(), None)] {
@@ -516,15 +517,15 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
         );
         let run = |driver: &FakeDriver| driver.get("launches") + driver.get("products");
         let timed = run(&driver);
-        // Other times are of no account any more.
+        // Other times have no effect any more.
         driver.cost("", 1_000_000);
         driver.cost("cublaslt_21", 1_000);
         assert_eq!(choose(picks, &spec), first);
         assert_eq!(run(&driver), timed, "it is known");
         assert_eq!(choose(picks_in(&folder), &spec), first);
-        // A library's kernel is run before it is trusted: once, and once recorded.
+        // A library's kernel is run before it is trusted: once plainly, and once captured.
         assert_eq!(run(&driver) - timed, if faster.is_some() { 2 } else { 0 });
-        // What cannot be read is timed anew.
+        // A choice that cannot be read is timed again.
         let whole = std::fs::read(file()).expect("an entry");
         std::fs::write(file(), &whole[..whole.len() - 1]).expect("own folder");
         assert_eq!(
@@ -536,7 +537,7 @@ fn a_pick_is_made_once_in_a_process_and_read_back_by_the_next() {
 }
 
 #[test]
-fn a_library_that_is_not_there_or_fails_is_left_out() {
+fn missing_or_failing_libraries_are_not_used() {
     let Some(driver) = installed() else { return };
     let spec = product();
     let kept = |folder: &tempfile::TempDir| {
@@ -550,9 +551,9 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
     for (call, code, stays) in [
         ("cublasLtCreate", 1, false),
         ("cublasLtMatmulAlgoGetHeuristic", INTERNAL_ERROR, false),
-        // It has no kernel for the product, and will have none.
+        // It has no kernel for the product, and never will.
         ("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED, true),
-        // One of its kernels is refused when it is asked for: the others stay.
+        // One of its kernels is refused at its call: the others stay.
         ("cublasLtMatmul", 13, true),
     ] {
         driver.cost("", 1_000_000);
@@ -564,10 +565,10 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
         assert_eq!(
             kept(&folder),
             usize::from(stays),
-            "{call}: what may work another time is tried then"
+            "{call}: a temporary failure is not stored"
         );
     }
-    // What was kept and is refused now is timed anew.
+    // A stored choice that is refused now is timed again.
     let folder = tempfile::tempdir().expect("a folder");
     assert_eq!(
         choose(picks_in(&folder), &spec),
@@ -583,7 +584,7 @@ fn a_library_that_is_not_there_or_fails_is_left_out() {
 }
 
 #[test]
-fn without_memory_or_work_nothing_is_timed() {
+fn products_are_not_timed_without_memory_or_work() {
     let Some(driver) = installed() else { return };
     driver.set("maps_pages", 0);
     let (spec, folder) = (product(), tempfile::tempdir().expect("a folder"));
@@ -607,7 +608,7 @@ fn without_memory_or_work_nothing_is_timed() {
     let small = matmul(&[48, 40], 63, strided(0, &[63, 1]), strided(0, &[40, 1]));
     assert_eq!(choose(picks.clone(), &small), Choice::Ranked);
     assert_eq!(driver.get("launches"), launched, "it is not worth it");
-    // What there was no room for is timed once there is.
+    // A product that did not fit in memory is timed once it does.
     assert!(matches!(choose(picks, &spec), Choice::Own(_)));
 }
 
@@ -639,8 +640,8 @@ fn specs_of_one_product_are_computed_the_same_way() {
             .all(|choice| *choice == Choice::Library(algorithm(21, 0))),
         "{choices:?}"
     );
-    // An operand by columns makes another of our own kernels of one of them: they share what both
-    // have.
+    // A column-major operand leads to another kernel of slabwise for one of them: they share the
+    // candidates that both have.
     driver.set("library", 0);
     let mut turned = plain.clone();
     turned.operands[0] = strided(0, &[1, 48]);
@@ -655,8 +656,8 @@ fn specs_of_one_product_are_computed_the_same_way() {
     assert!(own(&plain).contains(name) && own(&turned).contains(name));
 }
 
-/// The order that a pick depends on is that of all targets: what tests use elsewhere has fewer
-/// multiprocessors.
+/// `TARGET` has fewer multiprocessors than the device of the other tests in this file, and
+/// therefore another ranking.
 #[test]
 fn a_choice_that_does_not_fit_is_the_first() {
     let spec = product();

@@ -1,9 +1,9 @@
-//! One entry of the cache: how it is laid out, and how it is read back by a program that trusts
-//! none of it.
+//! The format of a cache entry, and a decoder that trusts nothing in it.
 //!
-//! Magic, key, hash of the rest; of a compiled program the rest is the length of the usage, the
-//! usage (a line for each function) and the image. Reading takes memory for the file, for its image
-//! and for its lines, never for what a number in it says.
+//! An entry is a magic number, the key, a hash of the rest, and the rest. For a compiled program
+//! the rest is the length of the usage, the usage (a line for each function) and the image. The
+//! decoder allocates memory for the file, its image and its lines, never for a number that the file
+//! contains.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -13,33 +13,33 @@ use sha2::{Digest, Sha256};
 
 use crate::nvrtc::{Cubin, Usage};
 
-/// Most bytes of an entry. The code of a large program has a few MiB.
+/// The size limit of an entry, bytes. The code of a large program has a few MiB.
 pub const BYTES_MAX: u64 = 128 << 20;
 
-/// What an entry starts with, which says what it holds; another number is another layout.
+/// The magic number of an entry, which identifies its content; another number is another format.
 pub type Magic = [u8; 16];
 
-/// What entries of compiled programs start with.
+/// The magic number of entries that hold compiled programs.
 const CUBIN: &Magic = b"slabwise cubin 1";
 
 /// Bytes of a hash.
 const HASH_BYTES: usize = 32;
 
-/// Bytes before what the hash is of: the magic, a key of 64 digits, the hash.
+/// Bytes before the hashed part: the magic number, a key of 64 digits, the hash.
 pub const HEAD_BYTES: usize = CUBIN.len() + 2 * HASH_BYTES + HASH_BYTES;
 
 /// Why an entry is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
-    /// A folder, a pipe, a device.
+    /// It is a folder, a pipe or a device.
     #[error("it is not a file")]
     NotAFile,
     /// It would take too much memory.
     #[error("it has {bytes} bytes, and an entry has at most {bytes_max}")]
     TooLarge {
-        /// Its length; of a file that grows while it is read, what was read.
+        /// Its length; of a file that grows while it is read, the bytes read so far.
         bytes: u64,
-        /// The longest that is read.
+        /// The size limit.
         bytes_max: u64,
     },
     /// It cannot be read.
@@ -48,28 +48,28 @@ pub enum Refused {
     /// It begins with something else.
     #[error("it is not an entry, or one of another version")]
     Layout,
-    /// It is what another program was compiled to.
+    /// It is the entry of another key.
     #[error("it is of another program, compiler or architecture")]
     Key,
-    /// It is shorter than what it says.
+    /// It is shorter than its own numbers require.
     #[error("it is cut off after {bytes} bytes")]
     Cut {
         /// Its length.
         bytes: usize,
     },
-    /// It is not what was written.
+    /// It was changed after it was written.
     #[error("it has changed since it was written")]
     Hash,
-    /// What its functions use cannot be understood.
-    #[error("line {line} of what its functions use is no name and four numbers")]
+    /// A line of the usage cannot be parsed.
+    #[error("line {line} of its functions' resources is not a name and four numbers")]
     Usage {
         /// Counted from 1.
         line: usize,
     },
-    /// What its functions use is no text.
-    #[error("what its functions use is not UTF-8 from byte {at}")]
+    /// The usage is not UTF-8.
+    #[error("the list of its functions' resources is not UTF-8 from byte {at}")]
     Text {
-        /// Counted from the text's first byte.
+        /// The offset from the first byte of the usage.
         at: usize,
     },
 }
@@ -77,7 +77,7 @@ pub enum Refused {
 /// Reads the entry of a key from a file of at most so many bytes. `None` if there is no file.
 ///
 /// # Errors
-/// If it is not a whole entry of this key.
+/// If it is not an intact entry of this key.
 pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Refused> {
     bytes(path, bytes_max)?
         .map(|bytes| decode(&bytes, key))
@@ -87,13 +87,13 @@ pub fn read(path: &Path, key: &str, bytes_max: u64) -> Result<Option<Cubin>, Ref
 /// A file's bytes, if there are at most so many. `None` if there is no file.
 ///
 /// # Errors
-/// If it is no file, longer, or cannot be read.
+/// If it is not a regular file, is longer than that, or cannot be read.
 pub fn bytes(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Refused> {
     let meta = match fs::metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
         meta => meta?,
     };
-    // To open a pipe is to wait for whoever writes to it.
+    // Opening a pipe would block until another process writes to it.
     if !meta.is_file() {
         return Err(Refused::NotAFile);
     }
@@ -112,7 +112,7 @@ pub fn bytes(path: &Path, bytes_max: u64) -> Result<Option<Vec<u8>>, Refused> {
     Ok(Some(bytes))
 }
 
-/// An entry's bytes.
+/// The bytes of an entry.
 pub fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
     let line = |u: &Usage| {
         format!(
@@ -132,12 +132,12 @@ pub fn encode(cubin: &Cubin, key: &str) -> Vec<u8> {
     )
 }
 
-/// Puts the head before the rest of an entry of a compiled program.
+/// Puts the header before the rest of an entry of a compiled program.
 pub fn seal(rest: &[u8], key: &str) -> Vec<u8> {
     seal_as(CUBIN, rest, key)
 }
 
-/// Puts the head before the rest of an entry.
+/// Puts the header before the rest of an entry.
 pub fn seal_as(magic: &Magic, rest: &[u8], key: &str) -> Vec<u8> {
     [magic, key.as_bytes(), &Sha256::digest(rest), rest].concat()
 }
@@ -145,7 +145,7 @@ pub fn seal_as(magic: &Magic, rest: &[u8], key: &str) -> Vec<u8> {
 /// The rest of an entry.
 ///
 /// # Errors
-/// If it is not a whole entry of this kind and key.
+/// If it is not an intact entry of this kind and key.
 pub fn open<'a>(magic: &Magic, bytes: &'a [u8], key: &str) -> Result<&'a [u8], Refused> {
     let rest = bytes
         .strip_prefix(magic)
@@ -165,7 +165,7 @@ pub fn open<'a>(magic: &Magic, bytes: &'a [u8], key: &str) -> Result<&'a [u8], R
 /// The entry's cubin.
 ///
 /// # Errors
-/// If it is not a whole entry of this key.
+/// If it is not an intact entry of this key.
 pub fn decode(bytes: &[u8], key: &str) -> Result<Cubin, Refused> {
     let cut = || Refused::Cut { bytes: bytes.len() };
     let rest = open(CUBIN, bytes, key)?;
@@ -185,7 +185,7 @@ pub fn decode(bytes: &[u8], key: &str) -> Result<Cubin, Refused> {
     })
 }
 
-/// A line: the name of a function, and what it uses.
+/// Parses a line of the usage: the name of a function, and its resources.
 fn used(line: &str) -> Option<Usage> {
     let mut words = line.split(' ');
     let name = words.next()?.to_string();
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_read_as_written_and_refused_if_one_bit_is_not() {
+    fn entries_round_trip_and_single_bit_errors_are_refused() {
         let key = "0123456789abcdef".repeat(4);
         let usage = Usage {
             name: "k".into(),

@@ -1,6 +1,8 @@
-// A convolution without a sum over channels: every thread computes one position, straight from the image.
+// A convolution without a sum over channels: every thread computes one position, directly from the
+// image.
 
-/// Σ image · weight over a window of HIGH × WIDE elements; axes 1 and 2 of both operands' contracted side are the window's.
+/// Σ image · weight over a window of HIGH × WIDE elements; axes 1 and 2 of both operands'
+/// contracted side are the window's.
 template <int HIGH, int WIDE, class Image, class Weight>
 SLABWISE_INLINE float window_sum(const Image& image, const Weight& weight, int position, int row) {
     const typename Image::Spot corner = Image::Free::at(image.w, position);

@@ -1,9 +1,9 @@
-//! Convolutions by cuDNN: which it can compute, and how they are described to it.
+//! Convolutions by cuDNN: which convolutions it can compute, and how they are described to it.
 //!
-//! It writes the result where all that a spec does with its sums is to scale and to store them.
-//! Everything else is done by a kernel of ours that reads the sums from the workspace, the same
-//! that adds the parts of a product. Results of halves are halves there: where a spec needs their
-//! sums in f32, ours compute them.
+//! The library writes the result where a spec only scales its sums and stores them. In all other
+//! cases an epilogue kernel of slabwise reads the sums from the workspace; it is the kernel that
+//! also adds the partial sums of a split product. cuDNN rounds results of half-precision inputs to
+//! halves: where a spec needs their sums in f32, kernels of slabwise compute them.
 
 use std::sync::Arc;
 
@@ -18,18 +18,18 @@ use crate::gemm::problem::{Axis, Matrix, Problem};
 use crate::libraries::{Library, LibraryError};
 use crate::lower::{ByLibrary, Lowered, Target};
 
-/// Most bytes of workspace for one convolution, whatever it touches itself: some algorithms write
-/// both images anew.
+/// The workspace limit of one convolution, bytes, however much memory it touches itself: some
+/// algorithms write out both images in another layout.
 const WORKSPACE_MAX: u64 = 128 << 20;
 
-/// Axes of a tensor in the order in which they lie in memory.
+/// The axes of a tensor in the order of memory.
 type Order = [usize; 4];
 const CHANNELS_FIRST: Order = [0, 1, 2, 3];
 const CHANNELS_LAST: Order = [0, 2, 3, 1];
 
 /// A tensor in an argument, or at the start of the workspace.
 #[derive(Clone, Copy, Debug)]
-struct Placed {
+struct TensorOperand {
     argument: Option<u16>,
     dtype: DType,
     /// Elements before the first.
@@ -41,28 +41,28 @@ struct Placed {
 #[derive(Clone, Debug)]
 pub struct Convolution {
     body: Conv2d,
-    a: Placed,
-    b: Placed,
-    to: Placed,
+    a: TensorOperand,
+    b: TensorOperand,
+    to: TensorOperand,
     alpha: f32,
     tf32: bool,
     algorithm: Option<Algorithm>,
-    /// Bytes of the workspace that sums take before a kernel of ours takes them; the library's own
-    /// come behind.
+    /// Bytes at the start of the workspace that hold the sums for the epilogue kernel; the
+    /// library's own workspace follows.
     sums: u64,
 }
 
-/// A convolution for the sizes of a run.
+/// A convolution at the sizes of one run.
 pub(crate) enum Call {
-    /// It has no points.
-    Nothing,
-    /// Nothing is summed: zeros, so many bytes at the result's address.
+    /// The convolution has no points.
+    Empty,
+    /// The sums have no terms: zeros, so many bytes at the result's address.
     Zeros(u64),
-    /// The library is asked for it.
+    /// A call of the library.
     Convolve(cudnn::Convolution, Algorithm),
 }
 
-/// Strides without gaps of axes that lie in this order.
+/// The dense strides of axes in this order.
 fn packed(dims: [i64; 4], order: Order) -> [i64; 4] {
     let (mut strides, mut stride) = ([0; 4], 1i64);
     for &axis in order.iter().rev() {
@@ -72,8 +72,8 @@ fn packed(dims: [i64; 4], order: Order) -> [i64; 4] {
     strides
 }
 
-/// Whether strides are those without gaps in this order, but for axes of one index.
-fn lies(strides: [i64; 4], dims: [i64; 4], order: Order) -> bool {
+/// Whether strides are dense in this order, ignoring axes of one index.
+fn is_dense(strides: [i64; 4], dims: [i64; 4], order: Order) -> bool {
     let whole = packed(dims, order);
     (0..4).all(|axis| dims[axis] == 1 || strides[axis] == whole[axis])
 }
@@ -83,14 +83,14 @@ fn small(numbers: [i64; 4]) -> Option<[i32; 4]> {
     Some([a.ok()?, b.ok()?, c.ok()?, d.ok()?])
 }
 
-impl Placed {
-    fn of(argument: u16, operand: &Operand) -> Option<Placed> {
+impl TensorOperand {
+    fn of(argument: u16, operand: &Operand) -> Option<TensorOperand> {
         let &[a, b, c, d] = &operand.strides[..] else {
             return None;
         };
         // Kernels for tensor cores load vectors.
         let aligned = operand.offset.as_fixed()? * operand.dtype.bytes() as i64 % ALIGN as i64 == 0;
-        aligned.then_some(Placed {
+        aligned.then_some(TensorOperand {
             argument: Some(argument),
             dtype: operand.dtype,
             offset: operand.offset,
@@ -123,9 +123,12 @@ impl Convolution {
         {
             return None;
         }
-        let (a, b) = (Placed::of(0, &body.a)?, Placed::of(1, &body.b)?);
+        let (a, b) = (
+            TensorOperand::of(0, &body.a)?,
+            TensorOperand::of(1, &body.b)?,
+        );
         let direct = direct(spec).filter(|(to, _)| !target.guarded && to.dtype == body.a.dtype);
-        let written = |(to, alpha): (Placed, f32)| {
+        let written = |(to, alpha): (TensorOperand, f32)| {
             let convolution = Convolution {
                 body: body.clone(),
                 a,
@@ -147,7 +150,7 @@ impl Convolution {
         if body.a.dtype != DType::F32 {
             return None;
         }
-        // In the workspace the result lies as the images do.
+        // In the workspace the result is laid out as the images are.
         let dims = [0, 1, 2, 3].map(|axis| spec.dims[axis]);
         let mut strides = [Size::ONE; 4];
         let mut stride = Size::ONE;
@@ -155,7 +158,7 @@ impl Convolution {
             strides[axis] = stride;
             stride = stride.checked_mul(dims[axis])?;
         }
-        let to = Placed {
+        let to = TensorOperand {
             argument: None,
             dtype: DType::F32,
             offset: Size::ZERO,
@@ -168,7 +171,7 @@ impl Convolution {
         })
     }
 
-    /// The same, computed by this algorithm of the library's.
+    /// The same convolution, computed by this algorithm of the library.
     pub fn by(self, algorithm: Algorithm) -> Convolution {
         Convolution {
             algorithm: Some(algorithm),
@@ -176,14 +179,14 @@ impl Convolution {
         }
     }
 
-    /// Which of the library's algorithms it is computed by.
+    /// The name of the library's algorithm that computes it.
     pub fn name(&self) -> String {
         self.algorithm.map_or("cuDNN".into(), |algorithm| {
             format!("cuDNN algorithm {}", algorithm.number)
         })
     }
 
-    /// What is computed at these sizes; `None` if the library cannot be told.
+    /// The description of the convolution at these sizes; `None` if the library cannot express it.
     pub fn described(&self, env: &Env) -> Option<cudnn::Convolution> {
         let Conv2d {
             kind,
@@ -206,7 +209,7 @@ impl Convolution {
             .filter(|&groups| groups > 0 && ci % groups == 0 && co % groups == 0)?;
         let [k, stride, pad, dilation] = [k, stride, pad, dilation]
             .map(|pair| pair.map(|x| i64::try_from(x).unwrap_or(i64::MAX)));
-        // What is beyond the last position is what borders of one width leave over.
+        // Positions beyond the last one are left over because both borders have the same width.
         let whole = |i: usize, image: i64, result: i64| {
             let window = (k[i] - 1).checked_mul(dilation[i])?.checked_add(1)?;
             let room = pad[i]
@@ -221,13 +224,13 @@ impl Convolution {
             ConvKind::InputGrad => (&self.to, &self.b, &self.a),
             ConvKind::WeightGrad => (&self.a, &self.to, &self.b),
         };
-        let images = |placed: &Placed, dims: [i64; 4]| {
+        let images = |placed: &TensorOperand, dims: [i64; 4]| {
             let strides = placed.strides(env);
-            // What an axis of one index steps over says nothing; the library might take it for a
-            // layout of its own.
+            // The stride of an axis of one index has no meaning, but the library might interpret it
+            // as another layout.
             let order = [CHANNELS_FIRST, CHANNELS_LAST]
                 .into_iter()
-                .find(|&order| lies(strides, dims, order));
+                .find(|&order| is_dense(strides, dims, order));
             let strides = order.map_or(strides.map(|s| s.max(1)), |order| packed(dims, order));
             let last = (0..4).try_fold(0i64, |last, axis| {
                 last.checked_add((dims[axis] - 1).checked_mul(strides[axis])?)
@@ -253,8 +256,9 @@ impl Convolution {
         let result = images(result, [n, co, oh, ow])?;
         let dims = [co, ci / groups, k[0], k[1]];
         let strides = weight.strides(env);
-        let [first, last] = [CHANNELS_FIRST, CHANNELS_LAST].map(|order| lies(strides, dims, order));
-        let images_last = !lies(
+        let [first, last] =
+            [CHANNELS_FIRST, CHANNELS_LAST].map(|order| is_dense(strides, dims, order));
+        let images_last = !is_dense(
             image.strides.map(i64::from),
             image.dims.map(i64::from),
             CHANNELS_FIRST,
@@ -287,7 +291,7 @@ impl Convolution {
         })
     }
 
-    /// What is to be done for the sizes of a run.
+    /// The call for the sizes of a run.
     pub(crate) fn call(&self, env: &Env, library: &cudnn::Handle) -> Result<Call, LibraryError> {
         if self.body.n.at(env) == 0 {
             let Conv2d {
@@ -304,7 +308,7 @@ impl Convolution {
                 ConvKind::WeightGrad => {
                     Call::Zeros((elements * self.to.dtype.bytes() as i64) as u64)
                 }
-                ConvKind::Forward | ConvKind::InputGrad => Call::Nothing,
+                ConvKind::Forward | ConvKind::InputGrad => Call::Empty,
             });
         }
         let planned = self.algorithm.map_or(0, |algorithm| algorithm.workspace);
@@ -321,8 +325,8 @@ impl Convolution {
             if self.body.n.as_fixed().is_some() {
                 return Ok(Call::Convolve(described, algorithm));
             }
-            // What was chosen for the largest batch may not do for this one, or not with the
-            // workspace that there is.
+            // The algorithm was chosen for the largest batch. It may not work for this one, or not
+            // with the workspace that is available.
             if let Ok(algorithm) = library.checked(&described, &algorithm)
                 && algorithm.workspace <= planned
             {
@@ -336,14 +340,14 @@ impl Convolution {
             .ok_or_else(none)
     }
 
-    /// Where its tensors lie, given the arguments' and the workspace's addresses.
+    /// The addresses of its tensors, given those of the arguments and of the workspace.
     pub(crate) fn addresses(
         &self,
         env: &Env,
         argument: impl Fn(u16) -> u64,
         workspace: u64,
     ) -> Addresses {
-        let at = |placed: &Placed| match placed.argument {
+        let at = |placed: &TensorOperand| match placed.argument {
             Some(which) => argument(which)
                 .wrapping_add_signed(placed.offset.at(env) * placed.dtype.bytes() as i64),
             None => workspace,
@@ -356,8 +360,8 @@ impl Convolution {
         }
     }
 
-    /// Most bytes of workspace that the library is offered: as much as the convolution touches, so
-    /// that no plan is much larger for it.
+    /// The workspace limit offered to the library, bytes: as much as the convolution itself
+    /// touches, so that no plan grows much because of it.
     pub fn workspace_max(&self, bounds: &Env) -> u64 {
         let Some(described) = self.described(bounds) else {
             return 0;
@@ -377,12 +381,13 @@ impl Convolution {
             .min(WORKSPACE_MAX)
     }
 
-    /// The spec by the library: its convolution, and what is left to do.
+    /// The spec computed by the library: its convolution, then the epilogue kernel if one is
+    /// needed.
     pub fn lower(self, spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
         let workspace = self.sums + self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let mut lowered = match self.to.argument {
             Some(_) => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
-            None => emit::rest_of_library(
+            None => emit::library_epilogue(
                 spec,
                 &in_workspace(spec, &self.body, bounds),
                 bounds,
@@ -396,7 +401,7 @@ impl Convolution {
     }
 }
 
-/// How the images that a convolution takes lie in memory.
+/// The layout in memory of a convolution's images.
 fn order(body: &Conv2d, bounds: &Env) -> Order {
     let (channels, [height, width]) = match body.kind {
         ConvKind::Forward | ConvKind::WeightGrad => (body.ci, body.hw),
@@ -404,11 +409,11 @@ fn order(body: &Conv2d, bounds: &Env) -> Order {
     };
     let dims = [body.n, channels, height, width].map(|size| size.at(bounds));
     let strides = [0, 1, 2, 3].map(|axis| body.a.strides[axis].at(bounds));
-    let last = !lies(strides, dims, CHANNELS_FIRST) && lies(strides, dims, CHANNELS_LAST);
+    let last = !is_dense(strides, dims, CHANNELS_FIRST) && is_dense(strides, dims, CHANNELS_LAST);
     if last { CHANNELS_LAST } else { CHANNELS_FIRST }
 }
 
-/// The spec's result as it lies in the workspace, as if it were a product's.
+/// The spec's result in the layout of the workspace, as if it were a product's.
 fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
     let axes = |dims: &[usize]| {
         dims.iter()
@@ -436,15 +441,15 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
     }
 }
 
-/// Where the library can write the result itself, and what it multiplies it by: one store of sums
+/// The destination and scale where the library can write the result itself: a single store of sums
 /// that are scaled.
-fn direct(spec: &Spec) -> Option<(Placed, f32)> {
+fn direct(spec: &Spec) -> Option<(TensorOperand, f32)> {
     let [store] = spec.stores[..] else {
         return None;
     };
     let to = &spec.operands[usize::from(store.operand)];
     let alpha = linear(spec, store.value, to.dtype, &|_| None)?.alpha;
     let first = (spec.arguments().len() - spec.operands.len()) as u16;
-    let placed = Placed::of(first + store.operand, to)?;
+    let placed = TensorOperand::of(first + store.operand, to)?;
     (!store_is_read(spec, store.operand, None)).then_some((placed, alpha))
 }

@@ -1,10 +1,10 @@
-//! Convolutions and both their gradients as products (implicit GEMM): no patch of an image is ever
-//! written out, the tiles of the image operand are gathered where they are needed.
+//! Convolutions and both their gradients as products (implicit GEMM): patches of an image are never
+//! written to memory; the tiles of the image operand are gathered where they are needed.
 //!
 //! Channels of the result are rows and positions are columns, because positions are neighbours in
-//! memory (the product turns around where they are not). The gradient of the image is itself a
+//! memory (the product is transposed where they are not). The gradient of the image is itself a
 //! convolution of the result's gradient for each residue of the position by the stride: every
-//! residue meets its own kernel elements, so that none is multiplied by a zero in between (Dumoulin
+//! residue has its own kernel elements, so that none is multiplied by a zero in between (Dumoulin
 //! and Visin, *A guide to convolution arithmetic*, 2016, call these the zeros of a fractional
 //! stride).
 
@@ -16,13 +16,13 @@ use slabwise_kernels::spec::{Conv2d, ConvKind, Operand, Spec, SpecError};
 use crate::gemm::problem::{Axis, Count, Matrix, Problem, Reach, Window, product};
 use crate::gemm::tiles::Kernel;
 
-/// Most kernel elements of a window that a thread sums by itself.
+/// Most kernel elements of a window that one thread sums.
 const WINDOW: i64 = 64;
-/// Most output channels per input channel for that.
+/// Most output channels per input channel for such a window.
 const MULTIPLIER: i64 = 4;
 
-/// The problems that together fill the result, and the kernels that compute them directly, if there
-/// are such.
+/// The problems that together compute the result, and the kernels that compute them directly, if
+/// there are any.
 pub fn problems(
     spec: &Spec,
     body: &Conv2d,
@@ -46,8 +46,8 @@ pub fn problems(
 }
 
 /// A convolution whose kernel has one element, as one product over all images, and as one product
-/// for each image: of a gradient of the weight, which is the sum of these, the contracted side has
-/// one axis less then. `None` where positions of the image and of the result are not the same.
+/// for each image. For a gradient of the weight, which is the sum of these, the contracted side
+/// then has one axis less. `None` where positions of the image and of the result differ.
 pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2]> {
     let Conv2d {
         kind,
@@ -68,7 +68,7 @@ pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2
         ConvKind::WeightGrad => conv.weight_grad().ok()?,
     };
     for matrix in [&mut whole.left, &mut whole.right] {
-        // No position lies outside.
+        // All positions are inside the image.
         matrix.window = None;
         matrix.offset.truncate(1);
     }
@@ -87,10 +87,10 @@ pub fn pointwise(spec: &Spec, body: &Conv2d, bounds: &Env) -> Option<[Problem; 2
     Some([whole, apart])
 }
 
-/// The kernel for a problem that sums over few elements of a window and no channels.
+/// The kernel for a problem that sums over the few elements of a window and not over channels.
 fn window(problem: &Problem) -> Option<Kernel> {
-    let turned = problem.left.window.is_some();
-    let (image, channels) = if turned {
+    let transposed = problem.left.window.is_some();
+    let (image, channels) = if transposed {
         (&problem.left, &problem.columns)
     } else {
         (&problem.right, &problem.rows)
@@ -109,29 +109,29 @@ fn window(problem: &Problem) -> Option<Kernel> {
         && !problem.batch.is_empty())
     .then_some(Kernel::Window {
         window: [height, width],
-        turned,
+        transposed,
     })
 }
 
-/// A convolution whose numbers were checked.
+/// A convolution whose numbers have been validated.
 struct Conv<'a> {
     body: &'a Conv2d,
     /// Channels of a group of the image and of the result.
     per_group: [Size; 2],
 }
 
-/// Kernel elements that positions of one residue meet along one axis, and which of the result's
-/// positions they meet there.
+/// The kernel elements that positions of one residue use along one axis, and the positions of the
+/// result that they reach.
 struct Phase {
-    /// The first position, and how many there are.
+    /// The first position, and their number.
     position: i64,
     positions: Count,
-    /// The first kernel element, the step to the next, how many there are.
+    /// The first kernel element, the step to the next, and their number.
     element: i64,
     element_step: i64,
     elements: i64,
-    /// The result's position that the first position meets by the first element, and how that moves
-    /// by the next element.
+    /// The result's position reached from the first position through the first element, and its
+    /// change per element.
     from: i64,
     step: i64,
 }
@@ -213,7 +213,7 @@ impl<'a> Conv<'a> {
         .map(|pair| pair.map(|n| n as i64))
     }
 
-    /// The axis of groups, each of which moves coordinate `dim` by so many channels.
+    /// The axis of groups, each of which shifts coordinate `dim` by so many channels.
     fn groups(&self, dim: usize, channels: Size) -> Vec<Axis> {
         match self.body.groups {
             1 => vec![],
@@ -226,7 +226,7 @@ impl<'a> Conv<'a> {
         }
     }
 
-    /// An operand with stride `channel` per channel, of which a group has so many.
+    /// An operand with stride `channel` per channel; a group has `channels` of them.
     fn matrix(
         &self,
         argument: u16,
@@ -448,7 +448,8 @@ impl<'a> Conv<'a> {
         Ok(problems)
     }
 
-    /// Whether the image falls into patches of the kernel's size, one per position of the result.
+    /// Whether the image is partitioned into patches of the kernel's size, one per position of the
+    /// result.
     fn is_patches(&self) -> bool {
         let [k, stride, pad, dilation] = self.numbers();
         let covered = |i: usize| {
@@ -462,8 +463,8 @@ impl<'a> Conv<'a> {
             && covered(1)
     }
 
-    /// The gradient of an image in patches: every kernel element is a row, and one product fills
-    /// the image.
+    /// The gradient of an image that is partitioned into patches: every kernel element is a row,
+    /// and one product computes the whole image.
     fn patches(&self) -> Result<Problem, SpecError> {
         let Conv2d { a, b, n, ohw, .. } = self.body;
         let [k, ..] = self.numbers();

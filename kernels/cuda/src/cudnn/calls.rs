@@ -1,24 +1,24 @@
-//! cuDNN's calls, bound to the file that was found: one that it lacks is an error.
+//! The cuDNN functions, bound to the library file that was found; a missing function is an error.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
-use crate::libraries::{Found, Library, LibraryError, Missing};
+use crate::libraries::{Library, LibraryError, LoadedLibrary, Missing};
 
-/// What a call answers; 0 is success.
+/// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
 
-/// An object of the library's.
+/// An object of the library.
 pub(super) type Raw = *mut c_void;
 
-/// How an object is made and given back.
+/// The constructor and destructor of a kind of objects.
 pub(super) struct Objects {
     pub create: unsafe extern "C" fn(*mut Raw) -> Status,
     pub destroy: unsafe extern "C" fn(Raw) -> Status,
 }
 
-/// What the library says of an algorithm for a convolution: `cudnnConvolutionFwdAlgoPerf_t` and the
-/// same of both gradients.
+/// The library's estimate for an algorithm: `cudnnConvolutionFwdAlgoPerf_t` and the same of both
+/// gradients.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Performance {
@@ -31,16 +31,16 @@ pub(super) struct Performance {
     reserved: [c_int; 3],
 }
 
-/// The algorithms for two operands, a convolution and a result, at most so many, the best guess
-/// first.
+/// Lists the algorithms for two operands, a convolution and a result, at most so many, the best
+/// estimate first.
 type Heuristics =
     unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut c_int, *mut Performance) -> Status;
 
-/// Bytes of workspace of an algorithm for two operands, a convolution and a result.
+/// The workspace of an algorithm for two operands, a convolution and a result, bytes.
 type Workspace = unsafe extern "C" fn(Raw, Raw, Raw, Raw, Raw, c_int, *mut usize) -> Status;
 
-/// The handle, alpha, two operands each with its address, the convolution, an algorithm, a
-/// workspace with its bytes, beta, the result with its address.
+/// Its arguments: the handle, alpha, two operands each with its address, the convolution, an
+/// algorithm, a workspace with its bytes, beta, the result with its address.
 type Run = unsafe extern "C" fn(
     Raw,
     *const c_void,
@@ -57,14 +57,14 @@ type Run = unsafe extern "C" fn(
     *mut c_void,
 ) -> Status;
 
-/// The calls for one of the three products that a convolution has, with their names.
+/// The functions for one of the three products that a convolution has, with their names.
 pub(super) struct Kind {
     pub heuristics: (&'static str, Heuristics),
     pub workspace: (&'static str, Workspace),
     pub run: (&'static str, Run),
 }
 
-/// The calls that are made.
+/// The functions in use.
 pub(super) struct Calls {
     version: unsafe extern "C" fn() -> usize,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
@@ -93,11 +93,11 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The process's cuDNN, found and bound at the first need of it.
+    /// The cuDNN of the process, located and bound at the first use.
     pub fn bound() -> Result<&'static Calls, LibraryError> {
         static BOUND: OnceLock<Result<Calls, LibraryError>> = OnceLock::new();
         let bind = || {
-            // Parts of cuDNN ask the loader for it by its name.
+            // Parts of cuDNN load cuBLASLt by its name.
             let _ = Library::CublasLt.open();
             let found = Library::Cudnn.open().map_err(Clone::clone)?;
             Calls::of(found).map_err(|why| {
@@ -110,7 +110,7 @@ impl Calls {
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
 
-    fn of(found: &Found) -> Result<Calls, String> {
+    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
         let library = unsafe { libloading::Library::new(&found.file) }
@@ -183,7 +183,7 @@ impl Calls {
         Ok(calls)
     }
 
-    /// 92801 for 9.28.1.
+    /// The version: 92801 for 9.28.1.
     pub fn version(&self) -> usize {
         // SAFETY: it may be called at any time.
         unsafe { (self.version)() }
@@ -194,17 +194,17 @@ impl Calls {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the call takes any number, and answers with a text of its own that stays.
+        // SAFETY: the call accepts any number, and returns a static text.
         let text = unsafe { (self.error_string)(status) };
-        // SAFETY: as above.
         let known = (!text.is_null()).then(|| {
+            // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
         });
         let mut status = known.unwrap_or_else(|| format!("error {status}"));
         let mut more = [0u8; 512];
-        // SAFETY: there is room for so many bytes, the last of which stays 0.
+        // SAFETY: the buffer holds so many bytes, the last of which stays 0.
         unsafe { (self.last_error)(more.as_mut_ptr().cast(), more.len() - 1) };
         if let Ok(more) = CStr::from_bytes_until_nul(&more)
             && !more.is_empty()
@@ -222,13 +222,13 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::libraries::Place;
+    use crate::libraries::Location;
 
     #[test]
-    fn a_library_without_a_call_is_none() {
-        let other = Found {
+    fn a_library_without_a_function_is_refused() {
+        let other = LoadedLibrary {
             file: "libc.so.6".into(),
-            place: Place::Loader,
+            location: Location::Loader,
         };
         let why = Calls::of(&other).err().expect("it is no cuDNN");
         assert!(
@@ -237,7 +237,7 @@ mod tests {
         );
     }
 
-    /// As the library's header says.
+    /// The size in the library's header.
     #[test]
     fn an_algorithm_is_described_in_48_bytes() {
         use std::mem::{offset_of, size_of};

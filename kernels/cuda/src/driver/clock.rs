@@ -1,4 +1,4 @@
-//! How long a stream is at work: events before, after and between.
+//! Timing of a stream's work by events.
 
 use std::ptr::null_mut;
 
@@ -6,7 +6,7 @@ use cudarc::driver::sys::{self, CUevent, CUresult};
 
 use super::{DriverError, Event, Result, Stream, check};
 
-/// Two events that know when they were reached. Its context is current and outlives it.
+/// Two events with timestamps. Its context is current and outlives it.
 #[derive(Debug)]
 pub(crate) struct Clock {
     before: Event,
@@ -21,7 +21,7 @@ impl Clock {
         })
     }
 
-    /// Milliseconds from the first to the last of what `work` asks of the stream. Waits for it.
+    /// The time of the work that `work` submits to the stream, milliseconds. Waits for it.
     pub fn time(&self, stream: &Stream, work: impl FnOnce() -> Result<()>) -> Result<f64> {
         self.before.record(stream)?;
         work()?;
@@ -31,20 +31,20 @@ impl Clock {
     }
 }
 
-/// Moments in a stream's work, one after the other. Its context is current and outlives it.
+/// Consecutive timestamps in a stream's work. Its context is current and outlives it.
 #[derive(Debug, Default)]
-pub(crate) struct Marks {
+pub(crate) struct Timestamps {
     events: Vec<Event>,
     noted: usize,
 }
 
-impl Marks {
-    /// Forgets what was noted.
+impl Timestamps {
+    /// Discards the timestamps.
     pub fn begin(&mut self) {
         self.noted = 0;
     }
 
-    /// Notes the moment at which all is done that the stream was asked for until now.
+    /// Records a timestamp once all work submitted to the stream until now is done.
     pub fn mark(&mut self, stream: &Stream) -> Result<()> {
         if self.noted == self.events.len() {
             self.events.push(Event::timed()?);
@@ -54,7 +54,7 @@ impl Marks {
         Ok(())
     }
 
-    /// Seconds from the first moment to each. Waits for the last.
+    /// Seconds from the first timestamp to each. Waits for the last.
     pub fn seconds(&self) -> Result<Vec<f64>> {
         let noted = &self.events[..self.noted];
         noted.last().map_or(Ok(()), Event::synchronize)?;
@@ -67,8 +67,8 @@ impl Marks {
 
 type ElapsedTime = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
 
-/// The call has a second version since 12.8; drivers before that have the first alone, and the
-/// bindings would end the process.
+/// The elapsed-time call. It has a second version since 12.8; older drivers have only the first,
+/// and the bindings would abort the process.
 fn elapsed_time() -> Result<ElapsedTime> {
     // SAFETY: the driver is open.
     let library = unsafe { sys::culib() };
@@ -96,7 +96,7 @@ impl Event {
         Ok(f64::from(milliseconds))
     }
 
-    /// An event that knows when it was reached.
+    /// An event with a timestamp.
     fn timed() -> Result<Event> {
         let mut raw = null_mut();
         // SAFETY: the pointer is valid for writing.

@@ -1,9 +1,9 @@
-//! The edges of a graph that is being recorded: set by hand instead of following the order of
+//! The edges of a graph that is being captured, set explicitly instead of following the order of
 //! calls.
 //!
-//! A stream that is being captured has a front, the nodes that the next one will wait for. Setting
-//! it makes any acyclic graph from one stream. The calls exist since CUDA 12.3; on drivers before
-//! that a recording is a chain.
+//! A stream that is being captured has a front: the nodes that the next node will depend on.
+//! Setting the front makes any acyclic graph from one stream. The driver has these calls since CUDA
+//! 12.3; on older drivers a captured graph is a chain.
 
 use std::ffi::{c_int, c_uint};
 use std::ptr::{null, null_mut};
@@ -15,7 +15,7 @@ use cudarc::driver::sys::{
 
 use super::{Result, Stream, check};
 
-/// A node of a graph that is being recorded.
+/// A node of a graph that is being captured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Node(CUgraphNode);
 
@@ -37,13 +37,14 @@ type UpdateCaptureDependencies = unsafe extern "C" fn(
 ) -> CUresult;
 type NodeGetType = unsafe extern "C" fn(CUgraphNode, *mut c_int) -> CUresult;
 
-/// Replaces the front, instead of adding to it.
+/// Replaces the front instead of adding to it.
 const SET: c_uint = 1;
 /// The type of nodes that run a kernel.
 const KERNEL: c_int = 0;
-/// An edge whose end may start before its beginning has ended.
+/// The type of an edge whose target may start before its source has ended (programmatic launch).
 const PROGRAMMATIC: u8 = 1;
-/// Such an edge leaves a kernel when all of its blocks have said so, or ended.
+/// The source port of such an edge: it fires when all blocks of a kernel have triggered it or
+/// ended.
 const PORT_PROGRAMMATIC: u8 = 1;
 
 /// The driver's calls for edges.
@@ -55,13 +56,13 @@ pub(crate) struct Edges {
 }
 
 impl Edges {
-    /// The calls, if the driver has them all.
+    /// The calls, if the driver has all of them.
     pub fn of_driver() -> Option<Edges> {
         static FOUND: OnceLock<Option<Edges>> = OnceLock::new();
         *FOUND.get_or_init(|| {
             // SAFETY: the driver is open.
             let library = unsafe { sys::culib() };
-            // SAFETY: the calls have these types since they exist.
+            // SAFETY: the calls have had these types since they exist.
             let found = unsafe {
                 Edges {
                     info: *library
@@ -77,13 +78,13 @@ impl Edges {
         })
     }
 
-    /// The nodes that the next one of a stream that is being captured will wait for.
+    /// The nodes that the next node of a stream that is being captured will depend on.
     pub fn front(&self, stream: &Stream) -> Result<Vec<Node>> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut nodes, mut edges, mut count) = (null(), null(), 0);
-        // SAFETY: the stream lives, and the pointers are valid for writing; those that are null are
-        // not asked for.
-        let told = unsafe {
+        // SAFETY: the stream lives, and the pointers are valid for writing; properties whose
+        // pointers are null are not requested.
+        let status = unsafe {
             (self.info)(
                 stream.raw,
                 &mut status,
@@ -94,7 +95,7 @@ impl Edges {
                 &mut count,
             )
         };
-        check("cuStreamGetCaptureInfo", told)?;
+        check("cuStreamGetCaptureInfo", status)?;
         // SAFETY: the driver sets the pointer to so many nodes, which stay until the next call for
         // this stream.
         Ok((0..count)
@@ -102,7 +103,7 @@ impl Edges {
             .collect())
     }
 
-    /// Lets the next node wait for these. If it is `early`, it is a kernel that waits by itself for
+    /// Makes the next node depend on these. If it is `early`, it is a kernel that itself waits for
     /// the kernels among them.
     pub fn set_front(&self, stream: &Stream, front: &[Node], early: bool) -> Result<()> {
         let mut nodes: Vec<CUgraphNode> = front.iter().map(|node| node.0).collect();
@@ -134,8 +135,8 @@ impl Edges {
             })
         };
         let edges = front.iter().map(edge).collect::<Result<Vec<_>>>()?;
-        // SAFETY: the stream lives and is being captured; both lists have the length that is said,
-        // and are copied.
+        // SAFETY: the stream lives and is being captured; both lists have the stated length and are
+        // copied.
         let updated = unsafe {
             (self.update)(
                 stream.raw,
@@ -149,17 +150,17 @@ impl Edges {
     }
 }
 
-/// How kernels are recorded.
+/// How kernels are captured.
 #[derive(Debug)]
 pub(crate) struct Recording<'a> {
     pub stream: &'a Stream,
     pub edges: Option<Edges>,
-    /// Whether kernels are launched before those end that they wait for.
+    /// Whether a kernel is launched before the kernels that it depends on have ended.
     pub early: bool,
 }
 
 impl Recording<'_> {
-    /// Lets the next node, a kernel of ours, be launched early, if kernels are.
+    /// Lets the next node, a kernel of slabwise, be launched early, if kernels are.
     pub fn launch_early(&self) -> Result<()> {
         match self.edges {
             Some(edges) if self.early => {

@@ -7,11 +7,12 @@ use cudarc::driver::sys;
 
 use super::{DriverError, Result, check};
 
-/// Loaded code. Its context is current and outlives it, and what it runs is done when it goes.
+/// Loaded code. Its context is current and outlives it, and its kernels have finished when it is
+/// dropped.
 #[derive(Debug)]
 pub(crate) struct Module(sys::CUmodule);
 
-/// A kernel of a module that is loaded.
+/// A kernel of a loaded module.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Function(sys::CUfunction);
 
@@ -41,7 +42,7 @@ impl Module {
         Ok(Module(raw))
     }
 
-    /// A kernel of this name.
+    /// The kernel of this name.
     pub fn function(&self, name: &str) -> Result<Function> {
         let failed = |e: std::ffi::NulError| DriverError::Failed {
             call: "cuModuleGetFunction",
@@ -65,8 +66,8 @@ impl Drop for Module {
 }
 
 impl Function {
-    /// Lets launches ask for all shared memory that a block of the device may have, less what the
-    /// kernel itself declares: the driver refuses a larger sum of both.
+    /// Lets launches use all shared memory that a block of the device may have, less the kernel's
+    /// static shared memory: the driver refuses a larger sum of both.
     pub fn allow_shared(self, block_bytes_max: u32) -> Result<Function> {
         use sys::CUfunction_attribute as A;
         let mut declared: c_int = 0;

@@ -1,17 +1,17 @@
-//! Addresses apart from the memory behind them.
+//! Ranges of virtual addresses, and the physical memory that is mapped to them.
 
 use cudarc::driver::sys;
 
 use super::{Context, Result, check, of_bytes};
 
-/// Addresses, and memory behind some of them.
+/// A range of addresses, parts of which are mapped to memory.
 #[derive(Debug)]
 pub(crate) struct AddressRange {
     pub base: u64,
     pub bytes: u64,
 }
 
-/// Memory that can be put behind addresses.
+/// Physical memory that can be mapped to addresses.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Physical(sys::CUmemGenericAllocationHandle);
 
@@ -24,7 +24,7 @@ fn placement(context: &Context) -> sys::CUmemAllocationProp {
     wanted
 }
 
-/// What memory behind addresses comes in pieces of, bytes.
+/// The granularity of mapped memory, bytes.
 pub(crate) fn page_bytes(context: &Context) -> Result<u64> {
     let mut bytes = 0;
     let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -46,7 +46,7 @@ impl AddressRange {
         Ok(AddressRange { base, bytes })
     }
 
-    /// Takes new memory and puts it behind the addresses from `offset` on.
+    /// Allocates new memory and maps it to the addresses from `offset` on.
     pub fn map_new(&self, context: &Context, offset: u64, bytes: u64) -> Result<Physical> {
         let memory = Physical::new(context, bytes)?;
         let mapped = self.place(context, offset, bytes, &memory).and_then(|()| {
@@ -65,8 +65,8 @@ impl AddressRange {
         }
     }
 
-    /// Puts memory behind the addresses from `offset` on, which have none. Nobody may use it before
-    /// [`AddressRange::allow`].
+    /// Maps memory to the addresses from `offset` on, which are unmapped. It must not be accessed
+    /// before [`AddressRange::allow`].
     pub fn place(
         &self,
         context: &Context,
@@ -87,34 +87,34 @@ impl AddressRange {
         .map_err(of_bytes(bytes))
     }
 
-    /// Lets the device read and write memory that was put behind addresses.
+    /// Lets the device read and write the memory mapped to these addresses.
     pub fn allow(&self, context: &Context, offset: u64, bytes: u64) -> Result<()> {
         context.bind()?;
         let access = sys::CUmemAccessDesc {
             location: placement(context).location,
             flags: sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
         };
-        // SAFETY: the caller has put memory behind these addresses, and one description is passed.
+        // SAFETY: the caller has mapped memory to these addresses, and one description is passed.
         check("cuMemSetAccess", unsafe {
             sys::cuMemSetAccess(self.base + offset, bytes as usize, &access, 1)
         })
         .map_err(of_bytes(bytes))
     }
 
-    /// Takes the memory behind addresses away; work that uses it must be done.
+    /// Unmaps the memory of these addresses; work that uses it must be done.
     pub fn unmap(&self, context: &Context, offset: u64, bytes: u64) {
-        // SAFETY: the caller mapped just this. A lost context has unmapped it already.
         let _ = context.bind().and_then(|()| {
+            // SAFETY: the caller mapped exactly this. A lost context has unmapped it already.
             check("cuMemUnmap", unsafe {
                 sys::cuMemUnmap(self.base + offset, bytes as usize)
             })
         });
     }
 
-    /// Gives the addresses back, which have no memory any more.
+    /// Frees the addresses, which are no longer mapped.
     pub fn free(&self, context: &Context) {
-        // SAFETY: the range was reserved once, and whoever frees it forgets it.
         let _ = context.bind().and_then(|()| {
+            // SAFETY: the range was reserved once, and the caller does not use it again.
             check("cuMemAddressFree", unsafe {
                 sys::cuMemAddressFree(self.base, self.bytes as usize)
             })
@@ -123,7 +123,7 @@ impl AddressRange {
 }
 
 impl Physical {
-    /// New memory, behind no address yet.
+    /// New memory, not mapped yet.
     pub fn new(context: &Context, bytes: u64) -> Result<Physical> {
         context.bind()?;
         let mut handle = 0;
@@ -133,7 +133,7 @@ impl Physical {
         Ok(Physical(handle))
     }
 
-    /// Gives the memory back once it is behind no address.
+    /// Frees the memory once it is mapped nowhere.
     pub fn release(self, context: &Context) {
         // SAFETY: it was created once and is released only here, by value.
         let _ = context

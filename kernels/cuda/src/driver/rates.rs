@@ -1,4 +1,4 @@
-//! What a device could do at most, as its attributes say.
+//! The peak rates of a device, computed from its attributes.
 
 use std::ffi::c_int;
 use std::fmt;
@@ -7,27 +7,26 @@ use cudarc::driver::sys::{self, CUdevice_attribute as A};
 
 use super::{DriverError, Result, check, device_count, properties};
 
-/// The most that a device can do in a second, by its attributes: at its highest clock, with every
-/// unit at work.
+/// The peak rates of a device per second: at its highest clock, with every unit busy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Rates {
     /// Streaming multiprocessors.
     pub multiprocessors: u32,
     /// Their highest clock, Hz.
     pub clock: f64,
-    /// Floating-point operations in f32, of which a multiplication fused with an addition is two.
+    /// Floating-point operations in f32, where a fused multiply-add counts as two.
     pub f32: f64,
-    /// The same on tensor cores: operands of f32 rounded to tf32.
+    /// Operations on tensor cores with operands of f32 rounded to tf32.
     pub tf32: f64,
-    /// The same of operands in f16 or bf16.
+    /// Operations on tensor cores with operands in f16 or bf16.
     pub half: f64,
-    /// Bytes from or to memory.
+    /// Bytes read from or written to memory.
     pub bytes: f64,
 }
 
-/// Fused multiplications and additions of a multiprocessor in a cycle: f32, tf32 and halves with
-/// sums in f32 (NVIDIA, the whitepapers of these architectures). Where devices of one capability
-/// differ, the larger.
+/// Fused multiply-adds of a multiprocessor per cycle: f32, tf32, and halves with sums in f32
+/// (NVIDIA, the whitepapers of these architectures). Where devices of one capability differ, the
+/// larger number.
 fn per_cycle(sm: u32) -> [f64; 3] {
     match sm {
         80 => [64.0, 512.0, 1024.0],
@@ -37,7 +36,7 @@ fn per_cycle(sm: u32) -> [f64; 3] {
     }
 }
 
-/// The rates of a device; `None` if the driver does not say its clocks.
+/// The rates of a device; `None` if the driver does not report its clocks.
 ///
 /// # Errors
 /// If there is no such device.
@@ -60,7 +59,7 @@ pub fn rates(ordinal: u32) -> Result<Option<Rates>> {
         })?;
         Ok(f64::from(value.max(0)))
     };
-    // Both in kHz; memory moves twice in a cycle.
+    // Both in kHz; memory transfers twice per cycle.
     let clock = 1e3 * attribute(A::CU_DEVICE_ATTRIBUTE_CLOCK_RATE)?;
     let memory = 1e3 * attribute(A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)?;
     let bytes = 2.0 * memory * attribute(A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH)? / 8.0;

@@ -1,4 +1,4 @@
-//! The source of a product's kernels, and the words of their launches.
+//! The source of a product's kernels, and the parameter words of their launches.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Spec, SpecError};
 
 use super::plan::Plan;
-use super::problem::{Axis, Count, Matrix, Problem, Reach, View, Walk};
+use super::problem::{Axis, Count, Matrix, Problem, Reach, StridedAxes, View};
 use super::tiles::{Elem, Kernel};
 use crate::code::{Code, Site};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
@@ -32,12 +32,12 @@ fn sized(size: Size) -> Number {
 }
 
 /// The point of an epilogue: coordinates are the variables `c0`, `c1`, …, operand `k` the pointer
-/// `a{k}`. Unlike in loops, known sizes stay out of the source: there are more shapes of products
-/// than one wants to compile kernels.
+/// `a{k}`. Unlike in loops, known sizes are not part of the source, because products have too many
+/// shapes to compile a kernel for each.
 struct Point {
     elements: Vec<String>,
     indices: Vec<String>,
-    /// Whether what is read has been loaded before, to the fields of `loaded`.
+    /// Whether the operands have been loaded before, to the fields of `loaded`.
     ahead: bool,
 }
 
@@ -97,7 +97,7 @@ impl Site for Point {
     }
 }
 
-/// A product about to be written down.
+/// The source of a product under construction.
 struct Writer<'a> {
     spec: &'a Spec,
     problem: &'a Problem,
@@ -105,12 +105,12 @@ struct Writer<'a> {
 }
 
 impl Writer<'_> {
-    /// The type of a side, its words laid down.
-    fn side(&mut self, walk: &Walk, reach: Option<Reach>) -> String {
+    /// The type of a side; appends its words.
+    fn side(&mut self, axes: &StridedAxes, reach: Option<Reach>) -> String {
         let single = vec![(Count::fixed(1), Size::ZERO)];
-        let walk = if walk.is_empty() { &single } else { walk };
-        let mut words: Vec<Number> = walk.iter().map(|&(_, stride)| sized(stride)).collect();
-        for &(count, _) in &walk[1..] {
+        let axes = if axes.is_empty() { &single } else { axes };
+        let mut words: Vec<Number> = axes.iter().map(|&(_, stride)| sized(stride)).collect();
+        for &(count, _) in &axes[1..] {
             words.push(number(move |env| count.at(env)));
             words.push(number(move |env| divisor(count.at(env))));
         }
@@ -118,7 +118,7 @@ impl Writer<'_> {
             words.extend([from[0], step[0], from[1], step[1]].map(|n| number(move |_| n)));
         }
         let at = self.params.block(words);
-        format!("Side<idx, {at}, {}, {}>", walk.len(), reach.is_some())
+        format!("Side<idx, {at}, {}, {}>", axes.len(), reach.is_some())
     }
 
     /// Declares the type `name` of an operand.
@@ -213,14 +213,15 @@ impl Writer<'_> {
         (point, text)
     }
 
-    /// Runs the spec's program on `sum` at the point at `batch`, `row` and `column`.
+    /// The spec's program applied to `sum` at the point at `batch`, `row` and `column`.
     fn epilogue(&mut self, code: &Code) -> String {
         let (point, coordinates) = self.point();
         coordinates + &code.point(&point)
     }
 
-    /// The same in two functions: `load(row, column)` reads what the program reads, so that several
-    /// points can be on their way at once, and `take(row, column, sum, loaded)` does the rest.
+    /// The epilogue in two functions: `load(row, column)` reads the operands of the program, so
+    /// that the loads of several points overlap, and `take(row, column, sum, loaded)` does the
+    /// rest.
     fn epilogue_ahead(&mut self, code: &Code) -> String {
         let (mut point, coordinates) = self.point();
         let loads = code.loads();
@@ -247,7 +248,7 @@ pub type Launch = Box<dyn Fn(&Env) -> Dispatch + Send + Sync>;
 pub struct Launchable {
     /// The kernel.
     pub function: Function,
-    /// What it is launched with for the sizes of a run; `function` is 0.
+    /// The parameters of its launch for the sizes of a run; `function` is 0.
     pub dispatch: Launch,
 }
 
@@ -265,7 +266,7 @@ fn launchable(
 ) -> Launchable {
     let dispatch = move |env: &Env| Dispatch {
         function: 0,
-        // Sizes at the bounds were checked; a run without points has no blocks.
+        // Sizes at the bounds were validated; a run without points has no blocks.
         grid: [u32::try_from(blocks(env).max(0)).unwrap_or(u32::MAX), 1, 1],
         block: [shape.block as u32, 1, 1],
         shared_bytes: shape.shared_bytes as u32,
@@ -277,14 +278,14 @@ fn launchable(
     }
 }
 
-/// How the contracted axis of a run is cut: the length of a part and their number.
+/// How the contracted axis of a run is split: the length of a part and the number of parts.
 fn cut(deep: i64, parts: i64, multiple: i64) -> (i64, i64) {
     let even = (deep.max(1) + parts - 1) / parts;
     let length = (even + multiple - 1) / multiple * multiple;
     (length, ((deep + length - 1) / length).max(1))
 }
 
-/// Bytes of workspace for the parts of a product.
+/// The workspace for the partial sums of a product, bytes.
 pub fn workspace(problem: &Problem, plan: &Plan, bounds: &Env) -> u64 {
     let [rows, columns, _, products] = problem.sizes(bounds);
     let points = rows.saturating_mul(columns).saturating_mul(products).max(0) as u64;
@@ -347,7 +348,7 @@ pub fn launchables(
     let [high, wide] = kernel.tile();
     body += &format!("const Share<{share}, {high}, {wide}> share(p.w);\n");
     body += "const int batch = share.batch;\nconst Left left(p.w, batch);\nconst Right right(p.w, batch);\n";
-    // What becomes of each sum.
+    // The consumer of each sum.
     if plan.parts > 1 {
         let address = writer.params.address(Word::Workspace(0));
         body += &format!(
@@ -392,8 +393,8 @@ pub fn launchables(
     Ok(list)
 }
 
-/// The kernel that adds what the parts of a product left in the workspace, one matrix of f32 after
-/// the other, in their order: a thread per point.
+/// The kernel that adds the partial sums that a split product left in the workspace, one matrix of
+/// f32 after the other, in their order: a thread per point.
 fn sum_of_parts(
     spec: &Spec,
     problem: &Problem,
@@ -465,9 +466,9 @@ fn sum_of_parts(
     ))
 }
 
-/// The kernel that does the rest for sums that a library left at the start of a workspace of so
-/// many bytes, see [`sum_of_parts`].
-pub fn rest_of_library(
+/// The epilogue kernel for sums that a library left at the start of a workspace of so many bytes,
+/// see [`sum_of_parts`].
+pub fn library_epilogue(
     spec: &Spec,
     problem: &Problem,
     bounds: &Env,
@@ -481,7 +482,7 @@ pub fn rest_of_library(
     }))
 }
 
-/// Both operands as their kernel sees them.
+/// The views of both operands for their kernel.
 pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> [View; 2] {
     [
         View::new(
@@ -503,8 +504,8 @@ pub fn views(problem: &Problem, elems: [Elem; 2], apart: bool, bounds: &Env) -> 
     ]
 }
 
-/// The statements that compute a block's part of the product and hand every `sum` to `take`, with
-/// what `load` reads.
+/// The statements that compute a block's part of the product and pass every `sum` to `take`, with
+/// the values that `load` reads.
 fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
     const TAKE: &str = "take(row, column, sum, load(row, column));\n";
     match kernel {
@@ -525,13 +526,17 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                 of(&views[1])
             )
         }
-        Kernel::Dots { few, large, turned }
+        Kernel::Dots {
+            few,
+            large,
+            transposed,
+        }
         | Kernel::Columns {
             few,
             each: large,
-            turned,
+            transposed,
         } => {
-            let (operands, first, counts, parameters) = match turned {
+            let (operands, first, counts, parameters) = match transposed {
                 false => (
                     "right, left",
                     "share.column",
@@ -545,7 +550,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                     "int row, int column, float sum",
                 ),
             };
-            let view = &views[usize::from(!turned)];
+            let view = &views[usize::from(!transposed)];
             let take = format!("[&]({parameters}) {{\n{TAKE}}}");
             if let Kernel::Dots { .. } = kernel {
                 let vector = if view.by_deep { view.vector } else { 1 };
@@ -563,9 +568,9 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
         }
         Kernel::Window {
             window: [high, wide],
-            turned,
+            transposed,
         } => {
-            let (operands, position) = match turned {
+            let (operands, position) = match transposed {
                 false => (
                     "right, left",
                     "const int row = share.row, column = share.column + int(threadIdx.x);",
@@ -575,7 +580,7 @@ fn multiply(kernel: &Kernel, views: &[View; 2]) -> String {
                     "const int row = share.row + int(threadIdx.x), column = share.column;",
                 ),
             };
-            let at = if *turned {
+            let at = if *transposed {
                 "row, column"
             } else {
                 "column, row"
@@ -604,7 +609,7 @@ pub fn check_sizes(problem: &Problem, bounds: &Env) -> Result<(), SpecError> {
 mod tests {
     use super::{cut, divisor};
 
-    /// What `quotient` in `sides.cuh` computes.
+    /// The host version of `quotient` in `sides.cuh`.
     fn quotient(n: u32, word: i64) -> u32 {
         let word = word as u64;
         ((u64::from(n * 2) * (word & 0xffff_ffff)) >> 32 >> (word >> 32)) as u32

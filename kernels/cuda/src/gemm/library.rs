@@ -1,11 +1,11 @@
-//! Products by cuBLASLt: which it can compute, and how they are described to it.
+//! Matrix products by cuBLASLt: which products it can compute, and how they are described to it.
 //!
-//! It stores matrices by columns, and so does not compute `left · right` but the transposed
-//! product, `rightᵀ · leftᵀ`, which lies in memory as the product does by rows. Where all that a
-//! spec does with its sums is to scale them and to add numbers to them, the library writes the
-//! result (`direct`). Everything else is done by a kernel of ours that reads the sums from the
-//! workspace, the same that adds the parts of a product: the library's own functions at the end of
-//! a product are not used, for theirs take NaN for 0 where a comparison says so, and ours do not.
+//! cuBLASLt stores matrices by columns, and so it does not compute `left · right` but the
+//! transposed product, `rightᵀ · leftᵀ`, which lies in memory as the product does by rows. Where a
+//! spec only scales its sums and adds numbers to them, the library writes the result (`direct`). In
+//! all other cases an epilogue kernel of slabwise reads the sums from the workspace; it is the
+//! kernel that also adds the partial sums of a split product. The library's own epilogues are not
+//! used because theirs replace NaN by 0 where a comparison says so, and slabwise's do not.
 
 use std::sync::Arc;
 
@@ -22,15 +22,15 @@ use crate::cublaslt::{self, Addresses, Algorithm, Layout};
 use crate::libraries::{Library, LibraryError};
 use crate::lower::{ByLibrary, Lowered, Target};
 
-/// What addresses of arguments are multiples of, bytes.
+/// The alignment of argument addresses, bytes.
 pub(crate) const ALIGN: u64 = 16;
 
-/// Most bytes of workspace for one product, whatever it touches itself.
+/// The workspace limit of one product, bytes, however much memory it touches itself.
 const WORKSPACE_MAX: u64 = 32 << 20;
 
-/// A matrix of one argument, or several, by columns.
+/// The column-major layout of one argument, as one matrix or several.
 #[derive(Clone, Copy, Debug)]
-struct Stored {
+struct MatrixOperand {
     argument: u16,
     dtype: DType,
     /// Elements before the first.
@@ -43,59 +43,59 @@ struct Stored {
     apart: Size,
 }
 
-/// Where the sums go.
+/// The destination of the sums.
 #[derive(Clone, Copy, Debug)]
 enum Destination {
-    /// To an argument, scaled and with what is added to them.
+    /// An argument: the sums are scaled, and an operand or a bias is added to them.
     Argument {
-        stored: Stored,
+        stored: MatrixOperand,
         alpha: f32,
         added: Option<(u16, Size)>,
         bias: Option<(u16, Size)>,
     },
-    /// To the start of the workspace, as they are.
+    /// The start of the workspace: the raw sums.
     Workspace,
 }
 
 /// A product that the library computes, with its sizes still symbolic.
 #[derive(Clone, Debug)]
 pub struct Product {
-    left: Stored,
-    right: Stored,
+    left: MatrixOperand,
+    right: MatrixOperand,
     result: Destination,
     /// Rows, columns, length of the contracted side, products.
     sizes: [Count; 4],
     tf32: bool,
     algorithm: Option<Algorithm>,
-    /// Bytes of the workspace that sums take before a kernel of ours takes them; the library's own
-    /// come behind.
+    /// Bytes at the start of the workspace that hold the sums for the epilogue kernel; the
+    /// library's own workspace follows.
     sums: u64,
-    /// What that kernel does, of what is multiplied.
+    /// The form that the epilogue kernel finishes.
     form: Arc<Form>,
 }
 
-/// How products of matrices make up what a spec computes.
+/// How matrix products make up the computation of a spec.
 #[derive(Clone, Debug)]
 struct Form {
-    /// What is multiplied.
+    /// The product that is computed.
     multiplied: Problem,
-    /// What the spec computes: the same, or the sum of those products.
+    /// The problem of the spec: the same product, or the sum of those products.
     problem: Problem,
     /// How many products are added for each of the results, if they are.
     parts: Option<Count>,
 }
 
-/// A product for the sizes of a run.
+/// A product at the sizes of one run.
 #[expect(
     clippy::large_enum_variant,
     reason = "one at a time, on the stack: a launch allocates nothing"
 )]
 pub(crate) enum Call {
-    /// It has no points.
-    Nothing,
-    /// Nothing is summed: zeros, so many bytes at the result's address.
+    /// The product has no points.
+    Empty,
+    /// The contracted side is empty: zeros, so many bytes at the result's address.
     Zeros(u64),
-    /// The library is asked for it.
+    /// A call of the library.
     Multiply(cublaslt::Product, Algorithm),
 }
 
@@ -120,7 +120,7 @@ impl Product {
             [one] => Some(Some(one)),
             _ => None,
         };
-        // Both sides have several indices: what has one is no matrix, and there are kernels for
+        // Both sides have several indices: with one index it is no matrix, and other kernels do
         // that.
         let stored = |matrix: &Matrix, free: &[Count]| {
             let ((rows, free), (deep, along)) = (
@@ -139,7 +139,7 @@ impl Product {
             let stride = if by_deep { free } else { along };
             let apart = products.map_or(Size::ZERO, |(_, apart)| apart);
             Some((
-                Stored {
+                MatrixOperand {
                     argument,
                     dtype,
                     offset,
@@ -193,7 +193,7 @@ impl Product {
             sums,
             form,
         };
-        // Steps from row to row that are known to fit: longer than a row, and forwards.
+        // Strides from row to row must be known to be positive and at least as long as a row.
         let fits = |l: &Layout| l.stride >= l.rows && l.apart >= 0;
         let described = product.described(bounds);
         [described.a, described.b, described.d]
@@ -202,7 +202,7 @@ impl Product {
             .then_some(product)
     }
 
-    /// The same, computed by this kernel of the library's.
+    /// The same product, computed by this kernel of the library.
     pub fn by(self, algorithm: Algorithm) -> Product {
         Product {
             algorithm: Some(algorithm),
@@ -210,17 +210,17 @@ impl Product {
         }
     }
 
-    /// Which of the library's kernels it is computed by.
+    /// The name of the library's kernel that computes it.
     pub fn name(&self) -> String {
         self.algorithm.map_or("cuBLASLt".into(), |algorithm| {
             format!("cuBLASLt algorithm {}", algorithm.id())
         })
     }
 
-    /// What is computed at these sizes.
+    /// The description of the product at these sizes.
     pub fn described(&self, env: &Env) -> cublaslt::Product {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
-        let layout = |stored: &Stored, free: i64| {
+        let layout = |stored: &MatrixOperand, free: i64| {
             let (rows, columns) = if stored.by_deep {
                 (deep, free)
             } else {
@@ -259,7 +259,7 @@ impl Product {
             a,
             b,
             d,
-            turned: [self.right.by_deep, !self.left.by_deep],
+            transposed: [self.right.by_deep, !self.left.by_deep],
             alpha,
             adds,
             bias,
@@ -267,11 +267,11 @@ impl Product {
         }
     }
 
-    /// What is to be done for the sizes of a run.
+    /// The call for the sizes of a run.
     pub(crate) fn call(&self, env: &Env, library: &cublaslt::Handle) -> Result<Call, LibraryError> {
         let [rows, columns, deep, products] = self.sizes.map(|count| count.at(env));
         if rows == 0 || columns == 0 || products == 0 {
-            return Ok(Call::Nothing);
+            return Ok(Call::Empty);
         }
         let described = self.described(env);
         if deep == 0 {
@@ -285,8 +285,8 @@ impl Product {
             if known {
                 return Ok(Call::Multiply(described, algorithm));
             }
-            // What was chosen for the largest sizes may not do for these, or not with the workspace
-            // that there is.
+            // The algorithm was chosen for the largest sizes. It may not work for these sizes, or
+            // not with the workspace that is available.
             if let Ok(algorithm) = library.checked(&described, &algorithm)
                 && algorithm.workspace <= planned
             {
@@ -307,7 +307,7 @@ impl Product {
             .ok_or_else(none)
     }
 
-    /// Where its operands lie, given the arguments' and the workspace's addresses.
+    /// The addresses of its operands, given those of the arguments and of the workspace.
     pub(crate) fn addresses(
         &self,
         env: &Env,
@@ -317,7 +317,7 @@ impl Product {
         let at = |which: u16, offset: Size, dtype: DType| {
             argument(which).wrapping_add_signed(offset.at(env) * dtype.bytes() as i64)
         };
-        let of = |stored: &Stored| at(stored.argument, stored.offset, stored.dtype);
+        let of = |stored: &MatrixOperand| at(stored.argument, stored.offset, stored.dtype);
         let mut list = Addresses {
             a: of(&self.right),
             b: of(&self.left),
@@ -340,8 +340,8 @@ impl Product {
         list
     }
 
-    /// Most bytes of workspace that the library is offered: as much as the product touches, so that
-    /// no plan is much larger for it.
+    /// The workspace limit offered to the library, bytes: as much as the product itself touches, so
+    /// that no plan grows much because of it.
     pub fn workspace_max(&self, bounds: &Env) -> u64 {
         let described = self.described(bounds);
         let bytes = |l: &Layout| {
@@ -355,14 +355,14 @@ impl Product {
             .min(WORKSPACE_MAX)
     }
 
-    /// The spec by the library: its product, and what is left to do.
+    /// The spec computed by the library: its product, then the epilogue kernel if one is needed.
     pub fn lower(self, spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
         let workspace = self.sums + self.algorithm.map_or(0, |algorithm| algorithm.workspace);
         let mut lowered = match self.result {
             Destination::Argument { .. } => Lowered::new(Vec::new(), workspace, |_| Vec::new()),
             Destination::Workspace => {
                 let parts = self.form.parts.unwrap_or(Count::fixed(1));
-                emit::rest_of_library(
+                emit::library_epilogue(
                     spec,
                     &self.form.problem,
                     bounds,
@@ -377,10 +377,10 @@ impl Product {
     }
 }
 
-impl Stored {
+impl MatrixOperand {
     fn layout(&self, rows: i64, columns: i64, products: i64, env: &Env) -> Layout {
         let bytes = self.dtype.bytes() as u64;
-        // What an address is a multiple of is the same for all sizes, or it is that of an element.
+        // The alignment of an address must hold for all sizes; otherwise it is that of one element.
         let align = match self.offset.as_fixed() {
             Some(offset) => {
                 ALIGN.min(1 << (ALIGN | (offset.unsigned_abs() * bytes)).trailing_zeros())
@@ -400,9 +400,9 @@ impl Stored {
     }
 }
 
-/// The products of matrices that a spec may be, the one that needs the fewest first: a matrix
+/// The matrix products that may compute a spec, the form with the fewest products first: a matrix
 /// product, or a convolution whose kernel has one element. A convolution is one product where its
-/// images lie by channels last, and else one for each image.
+/// images are stored channels-last, and otherwise one product per image.
 fn forms(spec: &Spec, bounds: &Env) -> Vec<Form> {
     let (whole, of_images) = match &spec.body {
         Body::Matmul(body) => (Problem::matmul(spec, body).ok(), None),
@@ -438,7 +438,7 @@ fn forms(spec: &Spec, bounds: &Env) -> Vec<Form> {
     std::iter::once(form).chain(apart).collect()
 }
 
-/// What a value is of the sums: their multiple, and what is added to them.
+/// A value that is linear in the sums: its scale, and the operands that are added.
 #[derive(Clone, Copy)]
 pub(crate) struct Linear {
     pub alpha: f32,
@@ -446,8 +446,8 @@ pub(crate) struct Linear {
     bias: Option<u16>,
 }
 
-/// Where the library can write the result itself: one store, by rows, of sums that are scaled and
-/// added to.
+/// The destination and scale where the library can write the result itself: a single store, by
+/// rows, of sums that are scaled and added to.
 fn direct(
     spec: &Spec,
     problem: &Problem,
@@ -482,7 +482,7 @@ fn direct(
     let Linear { alpha, added, bias } = linear(spec, store.value, target.dtype, &|operand| {
         let of = strides(operand)?;
         (operand.dtype == target.dtype).then_some(())?;
-        // What is added lies as the result does, and is aligned as it is; numbers for columns are
+        // An added operand must be laid out and aligned as the result is; a bias per column must be
         // aligned as regions are.
         let whole = of == by_rows && operand.offset == target.offset;
         let aligned = operand
@@ -497,7 +497,7 @@ fn direct(
     }
     let of = |k: u16| (first + k, spec.operands[usize::from(k)].offset);
     let [rows, columns, deep, _] = sizes;
-    // Where nothing may be left to sum, the result is zeros from end to end.
+    // Where the contracted side may be empty, the result is filled with zeros, so it must be dense.
     let dense = by_rows[0] == columns.as_size()?
         && (by_rows[2].is(0)
             || Some(by_rows[2]) == columns.as_size()?.checked_mul(rows.as_size()?));
@@ -505,7 +505,7 @@ fn direct(
         return None;
     }
     let (argument, offset) = of(store.operand);
-    let stored = Stored {
+    let stored = MatrixOperand {
         argument,
         dtype: target.dtype,
         offset,
@@ -521,7 +521,7 @@ fn direct(
     })
 }
 
-/// Whether the operand that is stored to is loaded, other than to be added as it is.
+/// Whether the stored operand is also loaded, other than as the operand that is added.
 pub(crate) fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> bool {
     let loaded = spec
         .code
@@ -530,8 +530,8 @@ pub(crate) fn store_is_read(spec: &Spec, stored: u16, added: Option<u16>) -> boo
     loaded && added != Some(stored)
 }
 
-/// The stored value in terms of the sums. `kind` says of an operand whether it has a number for
-/// each point (`true`) or for each column.
+/// The stored value as a linear function of the sums. `kind` says whether an operand has a number
+/// for each point (`true`) or for each column.
 pub(crate) fn linear(
     spec: &Spec,
     value: ValueId,
@@ -548,7 +548,7 @@ pub(crate) fn linear(
         Inst::Cast(v, Lane::F32) if !matches!(at(v), Inst::Load(_)) => {
             linear(spec, v, stored, kind)
         }
-        // The store rounds so.
+        // The store itself rounds so.
         Inst::Op(op, [v, ..]) if stored.rounding() == Some(op) => linear(spec, v, DType::F32, kind),
         Inst::Op(ScalarOp::Mul, [a, b, _]) => {
             let (v, &Inst::Const(Value::F32(scale))) = (match (at(a), at(b)) {

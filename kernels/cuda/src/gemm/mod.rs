@@ -1,13 +1,12 @@
-//! Matrix products, and whatever else is a sum of products along an axis: convolutions are lowered
-//! through here too.
+//! Matrix products and other sums of products along an axis: convolutions are lowered here too.
 //!
-//! A [`Problem`] says which axes are rows, columns and contracted, and how both operands are
-//! walked; strides, sizes and divisors are words of the launch, so that one function serves many
-//! shapes. [`plan`] estimates what each kernel of [`tiles`] would take, with the contracted axis
-//! whole or cut into parts that a second kernel adds in a fixed order: the same sizes give the same
-//! bits on every run. The CUDA side stands in `sides.cuh` (indices to elements), `tiles.cuh` (to
-//! shared memory and through it), `registers.cuh` and `tensor.cuh` (the multiplications),
-//! `vectors.cuh` (few rows or columns).
+//! A [`Problem`] says which axes are rows, columns and contracted, and gives the strides of both
+//! operands. Strides, sizes and divisors are words of the launch, so that one function serves many
+//! shapes. [`plan`] estimates the time of each kernel of [`tiles`], with the contracted axis whole
+//! or split into parts whose partial sums a second kernel adds in a fixed order, so that the same
+//! sizes give the same bits on every run. The CUDA side is in `sides.cuh` (indices to elements),
+//! `tiles.cuh` (to shared memory and through it), `registers.cuh` and `tensor.cuh` (the
+//! multiplications) and `vectors.cuh` (few rows or columns).
 
 pub(crate) mod emit;
 pub(crate) mod library;
@@ -20,27 +19,26 @@ use slabwise_kernels::spec::{Body, Spec, SpecError};
 
 use crate::conv;
 use crate::lower::{Dispatch, Function, Lowered, Target};
-use plan::{Choice, Plan};
+use plan::{Plan, ProductInfo};
 use problem::Problem;
 use tiles::Elem;
 
-/// One way to compute a product.
+/// A candidate kernel for a product.
 #[derive(Debug)]
 pub struct Candidate {
-    /// Kernel and parts, as text: `gemm_128x64 in 3 parts`.
+    /// The kernel and the number of parts: `gemm_128x64 in 3 parts`.
     pub name: String,
-    /// What its estimate says, in cycles of a multiprocessor: only to compare candidates of one
-    /// spec.
+    /// The estimated time in cycles of a multiprocessor: only for comparing candidates of one spec.
     pub cycles: f64,
     /// The launches.
     pub lowered: Lowered,
 }
 
-/// The ways to compute a matrix product or a convolution, the one with the smallest estimate first.
+/// The candidates for a matrix product or a convolution, the smallest estimate first.
 ///
-/// The first is what [`crate::lower`] takes: the choice follows from the sizes at the bounds and
-/// the target alone. A run time with a device may time the first few, beside what a library offers
-/// for the same spec, and keep the fastest: all compute the same sums, in different orders.
+/// [`crate::lower`] chooses the first: the choice depends only on the sizes at the bounds and the
+/// target. With a device, the tuner may time the first few together with a library's kernels for
+/// the same spec, and keep the fastest: all compute the same sums, in different orders.
 pub fn candidates(spec: &Spec, bounds: &Env, target: &Target) -> Result<Vec<Candidate>, SpecError> {
     let (problems, plans) = ranked(spec, bounds, target)?;
     plans
@@ -76,7 +74,7 @@ pub(crate) fn named(
     )
 }
 
-/// Multiplications of a product, at the bounds.
+/// The number of multiplications of a product, at the bounds.
 pub(crate) fn multiplications(spec: &Spec, bounds: &Env) -> i64 {
     let problems = match &spec.body {
         Body::Matmul(body) => Problem::matmul(spec, body).map(|problem| vec![problem]),
@@ -95,7 +93,7 @@ fn none_fits() -> SpecError {
     SpecError::unsupported("no kernel fits in the shared memory of the device")
 }
 
-/// Kernel and parts, as text.
+/// The name of a plan: the kernel and the number of parts.
 fn name(plan: &Plan) -> String {
     let parts = if plan.parts > 1 {
         format!(" in {} parts", plan.parts)
@@ -105,15 +103,15 @@ fn name(plan: &Plan) -> String {
     plan.kernel.name() + &parts
 }
 
-/// Source for a matrix product or a convolution: the first of the candidates.
+/// The source for a matrix product or a convolution: the first candidate.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     let (problems, plans) = ranked(spec, bounds, target)?;
     let best = plans.first().ok_or_else(none_fits)?;
     Ok(candidate(spec, &problems, best, bounds, target)?.lowered)
 }
 
-/// The problems that together fill the result, and the plans for them (one for each problem), the
-/// best first.
+/// The problems that together compute the result, and the plans for them (one for each problem),
+/// the best first.
 fn ranked(
     spec: &Spec,
     bounds: &Env,
@@ -147,12 +145,12 @@ fn ranked(
     }
     let elems = [Elem::of(widest.left.dtype)?, Elem::of(widest.right.dtype)?];
     let views = emit::views(widest, elems, false, bounds);
-    // What is few must be few in every problem.
+    // The number of rows or columns must be small in every problem.
     let sizes = problems
         .iter()
         .map(|p| p.sizes(bounds))
         .fold([0; 4], |most, s| std::array::from_fn(|i| most[i].max(s[i])));
-    let choice = Choice {
+    let choice = ProductInfo {
         sizes,
         views: [&views[0], &views[1]],
         elems,
@@ -163,7 +161,7 @@ fn ranked(
         .into_iter()
         .map(|plan| vec![plan; problems.len()])
         .collect();
-    // Few elements and no channels to sum over: no tile is as good as that.
+    // For few elements and no sum over channels, no tiled kernel is as fast.
     plans.splice(
         0..0,
         direct.map(|kernels| {
@@ -191,7 +189,7 @@ fn candidate(
     let mut launches = Vec::new();
     let mut workspace = 0;
     for (problem, plan) in problems.iter().zip(plans) {
-        // Problems run one after the other: their parts share the workspace.
+        // Problems run one after the other, so their partial sums share the workspace.
         workspace = workspace.max(emit::workspace(problem, plan, bounds));
         for launchable in emit::launchables(spec, problem, plan, bounds, target)? {
             let at = functions

@@ -1,56 +1,57 @@
-//! Which kernel, and into how many parts the contracted axis is cut: an estimate of the time of
-//! every choice.
+//! The choice of a product's kernel and of the number of parts of its contracted axis, by estimates
+//! of the time of every choice.
 //!
 //! The estimate counts, in cycles of a multiprocessor, the multiplications of a wave of blocks, the
-//! bytes from memory, and what a wave takes at least. The rates are those of an A100; only their
+//! bytes from memory, and the minimum time of a wave. The rates are those of an A100; only their
 //! proportions matter, to an order of the choices that is right more often than not. Where a device
-//! is at hand, the first few are timed.
+//! is available, the tuner times the first few.
 
 use super::problem::View;
 use super::tiles::{Elem, Kernel, REGISTER_TILES, RegisterTile, TENSOR_TILES, VECTOR_WARPS};
 use crate::lower::Target;
 
-/// A way to compute a product.
+/// A plan for a product.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
-    /// By this kernel.
+    /// The kernel.
     pub kernel: Kernel,
-    /// Parts of the contracted axis, summed by a second kernel if there is more than one.
+    /// The number of parts of the contracted axis, summed by a second kernel if there is more than
+    /// one.
     pub parts: i64,
     /// The estimate, cycles.
     pub cycles: f64,
 }
 
-/// The sizes of a product: rows, columns, length of the contracted axis, products; of several
-/// problems each the largest.
+/// The sizes of a product: rows, columns, length of the contracted axis, products; for several
+/// problems the largest of each.
 pub type Sizes = [i64; 4];
 
 /// Bytes per cycle of a multiprocessor's share of the memory's bandwidth.
 const MEMORY_RATE: f64 = 13.0;
-/// The same of the L2 cache.
+/// Bytes per cycle of a multiprocessor's share of the L2 cache's bandwidth.
 const CACHE_RATE: f64 = 32.0;
 /// Cycles from the start of a kernel to its first multiplication and from its last to the end.
 const START: f64 = 2000.0;
 /// Cycles between two kernels.
 const LAUNCH: f64 = 3000.0;
-/// Most rows or columns that the kernels for few take.
+/// Most rows or columns for the kernels for few rows or columns.
 const FEW: i64 = 8;
-/// Most parts.
+/// Most parts of the contracted axis.
 const PARTS: i64 = 256;
 
-/// What is known about a product when its kernel is chosen.
-pub struct Choice<'a> {
+/// The input of the choice of a kernel.
+pub struct ProductInfo<'a> {
     /// Its sizes at the bounds.
     pub sizes: Sizes,
     /// Both operands.
     pub views: [&'a View; 2],
-    /// How they are stored.
+    /// Their element types.
     pub elems: [Elem; 2],
-    /// For whom.
+    /// The target device.
     pub target: &'a Target,
 }
 
-impl Choice<'_> {
+impl ProductInfo<'_> {
     /// Every plan that computes the product, the one with the smallest estimate first.
     pub fn plans(&self) -> Vec<Plan> {
         let mut plans: Vec<Plan> = Vec::new();
@@ -68,7 +69,7 @@ impl Choice<'_> {
                 })
                 .collect();
             of_kernel.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
-            // Of the numbers of parts, the best and the second best.
+            // The best and the second best number of parts.
             plans.extend(of_kernel.into_iter().take(2));
         }
         plans.sort_by(|a, b| a.cycles.total_cmp(&b.cycles));
@@ -79,9 +80,9 @@ impl Choice<'_> {
         let [left, right] = self.elems;
         let mut list = Vec::new();
         if left == right && (left != Elem::F32 || self.target.tf32) {
-            // Halves that come one by one wait in registers while a tile is multiplied, and with
-            // them the places that they are taken from: the largest tiles leave too few for that,
-            // and the smallest takes half as many at a time.
+            // Halves that are loaded one by one stay in registers while a tile is multiplied, and
+            // so do their addresses: the largest tiles leave too few registers for that, and the
+            // smallest tile loads half as many at a time.
             let one_by_one = left != Elem::F32 && self.views.iter().any(|v| v.vector == 1);
             let places = self.views.map(|v| v.vector == 1 && v.by_deep);
             let tiles = TENSOR_TILES.into_iter().filter_map(|t| {
@@ -107,36 +108,44 @@ impl Choice<'_> {
             list.extend(REGISTER_TILES.map(fitting).map(Kernel::Registers));
         }
         let [rows, columns, ..] = self.sizes;
-        for (turned, few, many) in [(false, rows, columns), (true, columns, rows)] {
+        for (transposed, few, many) in [(false, rows, columns), (true, columns, rows)] {
             if few > FEW
-                || (turned && rows <= FEW && rows <= columns)
-                || (!turned && columns <= FEW && columns < rows)
+                || (transposed && rows <= FEW && rows <= columns)
+                || (!transposed && columns <= FEW && columns < rows)
             {
                 continue;
             }
             let few = [1, 2, 4, 8].into_iter().find(|&n| few <= n).unwrap_or(FEW);
-            let large = self.views[usize::from(!turned)];
+            let large = self.views[usize::from(!transposed)];
             if large.by_deep {
                 list.extend(
                     [1, 4]
                         .into_iter()
                         .filter(|n| *n == 1 || many >= 4 * 4)
-                        .map(|large| Kernel::Dots { few, large, turned }),
+                        .map(|large| Kernel::Dots {
+                            few,
+                            large,
+                            transposed,
+                        }),
                 );
             } else {
                 list.extend(
                     [1, 4]
                         .into_iter()
                         .filter(|n| *n == 1 || many >= 256)
-                        .map(|each| Kernel::Columns { few, each, turned }),
+                        .map(|each| Kernel::Columns {
+                            few,
+                            each,
+                            transposed,
+                        }),
                 );
             }
         }
         list
     }
 
-    /// Numbers of parts worth a thought: the contracted axis in a few long parts, while
-    /// multiprocessors are left over.
+    /// The numbers of parts to consider: the contracted axis in a few long parts, while
+    /// multiprocessors are idle.
     fn parts(&self, kernel: &Kernel) -> Vec<i64> {
         let [rows, columns, deep, products] = self.sizes;
         let blocks = self.blocks(kernel, 1);
@@ -175,7 +184,7 @@ impl Choice<'_> {
         let steps = (deep / parts as f64).max(1.0);
         let [high, wide] = kernel.tile().map(|n| n as f64);
         let [left, right] = self.elems.map(|e| e.bytes() as f64);
-        // From memory everything once, from the cache once per tile.
+        // Each element is read once from memory, and once per tile from the cache.
         let memory = products
             * (rows * deep * left + deep * columns * right + rows * columns * 4.0)
             / (multiprocessors * MEMORY_RATE);
@@ -236,7 +245,7 @@ impl Choice<'_> {
         START + compute.max(memory).max(cache) + sum
     }
 
-    /// Instructions to move an element of a tile, all threads together, on average over both
+    /// The instructions to move an element of a tile, all threads together, averaged over both
     /// operands.
     fn moved(&self, kernel: &Kernel) -> f64 {
         let each = self.views.map(|view| {
@@ -251,13 +260,13 @@ impl Choice<'_> {
         (each[0] + each[1]) / 2.0
     }
 
-    /// Cycles of blocks that keep a multiprocessor busy for `work` cycles each, and take `least`
-    /// cycles at least.
+    /// The cycles of blocks that keep a multiprocessor busy for `work` cycles each, and take
+    /// `least` cycles at least.
     fn waves(&self, blocks: f64, kernel: &Kernel, work: f64, least: f64) -> f64 {
         let multiprocessors = f64::from(self.target.multiprocessors.max(1));
         let held = kernel.blocks() as f64;
         let warps = kernel.threads() as f64 / 32.0;
-        // Eight warps hide the latencies of each other; fewer do not.
+        // Eight warps hide each other's latencies; fewer do not.
         let of = |n: f64| {
             if n == 0.0 {
                 0.0

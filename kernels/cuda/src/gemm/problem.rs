@@ -1,24 +1,24 @@
-//! What a product is before it has a kernel: which axes run along rows and columns of the result
-//! and along the contracted side, and how both operands are walked. Matrix products and
-//! convolutions become the same thing here.
+//! The abstract form of a product, before a kernel is chosen: which axes run along rows and columns
+//! of the result and along the contracted side, and the strides of both operands. Matrix products
+//! and convolutions are represented alike.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Matmul, Operand, Spec, SpecError};
 
-/// How many indices an axis has: `(size + add) / div`, rounded down.
+/// The number of indices of an axis: `(size + add) / div`, rounded down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Count {
-    /// What it follows from.
+    /// The size that it depends on.
     pub size: Size,
-    /// Added to it.
+    /// The number added to the size.
     pub add: i64,
-    /// What the sum is divided by.
+    /// The divisor of the sum.
     pub div: i64,
 }
 
 impl Count {
-    /// A number known now.
+    /// A fixed number.
     pub const fn fixed(n: i64) -> Count {
         Count {
             size: Size::fixed(n),
@@ -36,7 +36,7 @@ impl Count {
             .max(0)
     }
 
-    /// The number, where it is known now.
+    /// The number, where it is fixed.
     pub fn known(self) -> Option<i64> {
         self.size.as_fixed().map(|_| self.at(&Env::default()))
     }
@@ -64,13 +64,13 @@ impl From<Size> for Count {
 /// space.
 #[derive(Clone, Copy, Debug)]
 pub struct Axis {
-    /// Its indices.
+    /// The number of its indices.
     pub count: Count,
-    /// Which coordinate.
+    /// The coordinate.
     pub dim: usize,
-    /// What the first index adds.
+    /// The contribution of the first index.
     pub from: i64,
-    /// What each further index adds.
+    /// The contribution of each further index.
     pub step: Size,
 }
 
@@ -86,8 +86,8 @@ impl Axis {
     }
 }
 
-/// How one side of a windowed operand moves over the image: index `i` of axes 1 and 2 of that side
-/// adds `from + i · step` to the row and the column.
+/// The movement of one side of a windowed operand over the image: index `i` of axes 1 and 2 of that
+/// side adds `from + i · step` to the row and the column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reach {
     /// Row and column of the first index.
@@ -101,7 +101,7 @@ pub struct Reach {
 pub struct Window {
     /// Height and width.
     pub limits: [Size; 2],
-    /// The side that the result shares.
+    /// The side that the operand shares with the result.
     pub free: Reach,
     /// The contracted side.
     pub deep: Reach,
@@ -110,27 +110,28 @@ pub struct Window {
 /// One operand: strides along the axes of the [`Problem`].
 #[derive(Clone, Debug)]
 pub struct Matrix {
-    /// Which argument of the spec.
+    /// The argument of the spec.
     pub argument: u16,
     /// The stored type.
     pub dtype: DType,
-    /// Elements before the first: a sum.
+    /// The offset of the first element, as a sum.
     pub offset: Vec<Size>,
     /// Along `Problem::batch`.
     pub batch: Vec<Size>,
-    /// Along the side that the result shares.
+    /// Along the side that the operand shares with the result.
     pub free: Vec<Size>,
     /// Along `Problem::deep`.
     pub deep: Vec<Size>,
-    /// Where the operand is an image with a border of zeros; both sides have three axes then.
+    /// The window, if the operand is an image with a border of zeros; both sides have three axes
+    /// then.
     pub window: Option<Window>,
 }
 
-/// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. Axes stand
-/// the outermost first.
+/// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. The
+/// outermost axes come first.
 #[derive(Clone, Debug)]
 pub struct Problem {
-    /// Axes that tell one product from the next.
+    /// The axes over which products are batched.
     pub batch: Vec<Axis>,
     /// Axes along the rows.
     pub rows: Vec<Axis>,
@@ -144,13 +145,13 @@ pub struct Problem {
     pub right: Matrix,
 }
 
-/// `a · b`, which no lowering makes so large that it overflows.
+/// `a · b`, or an error if it overflows.
 pub fn product(a: Size, b: Size) -> Result<Size, SpecError> {
     a.checked_mul(b)
         .ok_or_else(|| SpecError::unsupported(format!("a stride of {a:?} · {b:?} elements")))
 }
 
-/// Indices of all axes together.
+/// The number of points of all axes together.
 pub fn points(counts: impl IntoIterator<Item = Count>, env: &Env) -> i64 {
     counts
         .into_iter()
@@ -158,8 +159,8 @@ pub fn points(counts: impl IntoIterator<Item = Count>, env: &Env) -> i64 {
 }
 
 impl Problem {
-    /// A matrix product. Axes along which one operand repeats join the rows or columns of the
-    /// other, so that a batch of products with one weight is one product.
+    /// A matrix product. Axes along which one operand is broadcast are merged into the rows or
+    /// columns of the other, so that a batch of products with one weight is one product.
     pub fn matmul(spec: &Spec, body: &Matmul) -> Result<Problem, SpecError> {
         let rank = spec.dims.len();
         if rank < 2 || body.a.strides.len() != rank || body.b.strides.len() != rank {
@@ -212,7 +213,7 @@ impl Problem {
     }
 
     /// The same product with rows and columns exchanged.
-    fn turned(self) -> Problem {
+    fn transposed(self) -> Problem {
         Problem {
             rows: self.columns,
             columns: self.rows,
@@ -222,8 +223,8 @@ impl Problem {
         }
     }
 
-    /// Exchanges rows and columns if more of what the epilogue loads and stores lies along rows:
-    /// neighbouring threads take neighbouring columns.
+    /// Exchanges rows and columns if more of the memory that the epilogue loads and stores is
+    /// contiguous along rows, because neighbouring threads process neighbouring columns.
     pub fn oriented(self, spec: &Spec) -> Problem {
         let along = |axes: &[Axis]| {
             let Some(inner) = axes.iter().rev().find(|a| a.count.known() != Some(1)) else {
@@ -235,7 +236,7 @@ impl Problem {
                 .count()
         };
         if along(&self.rows) > along(&self.columns) {
-            self.turned()
+            self.transposed()
         } else {
             self
         }
@@ -253,47 +254,47 @@ impl Problem {
     }
 }
 
-/// Axes of one side of an operand, with their strides.
-pub type Walk = Vec<(Count, Size)>;
+/// The axes of one side of an operand, with their strides.
+pub type StridedAxes = Vec<(Count, Size)>;
 
-/// An operand as its kernel sees it: axes that are steps of one are merged, and it is known along
-/// which side neighbours lie.
+/// An operand in the form that its kernel needs: contiguous axes are merged, and the side along
+/// which neighbours lie is known.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Over the products.
-    pub batch: Walk,
-    /// Along the side that the result shares.
-    pub free: Walk,
+    /// Along the batch of products.
+    pub batch: StridedAxes,
+    /// Along the side that the operand shares with the result.
+    pub free: StridedAxes,
     /// Along the contracted side.
-    pub deep: Walk,
+    pub deep: StridedAxes,
     /// See [`Matrix::window`].
     pub window: Option<Window>,
     /// Whether neighbouring threads should take neighbours along the contracted side.
     pub by_deep: bool,
-    /// How many of those lie side by side in whole, aligned vectors of 16 bytes; 1 if none do.
+    /// The number of neighbours in whole, aligned vectors of 16 bytes; 1 if there are none.
     pub vector: i64,
     offset: Vec<Size>,
 }
 
-/// Merges axes that are steps of one, and drops those of a single index.
-pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> Walk {
-    let mut walk: Walk = Vec::new();
+/// Merges contiguous axes, and drops those of a single index.
+pub(super) fn merged(counts: impl Iterator<Item = Count>, strides: &[Size]) -> StridedAxes {
+    let mut axes: StridedAxes = Vec::new();
     for (count, &stride) in counts.zip(strides) {
         if count.known() == Some(1) {
             continue;
         }
-        let joint = walk.last().and_then(|&(outer, outer_stride)| {
+        let joint = axes.last().and_then(|&(outer, outer_stride)| {
             let (outer, inner) = (outer.as_size()?, count.as_size()?);
             (stride.checked_mul(inner) == Some(outer_stride))
                 .then(|| outer.checked_mul(inner))
                 .flatten()
         });
         if joint.is_some() {
-            walk.pop();
+            axes.pop();
         }
-        walk.push((joint.map_or(count, Count::from), stride));
+        axes.push((joint.map_or(count, Count::from), stride));
     }
-    walk
+    axes
 }
 
 impl View {
@@ -309,22 +310,22 @@ impl View {
         let window = matrix
             .window
             .filter(|w| !always_inside(w, free, &problem.deep));
-        let walk = |counts: Vec<Count>, strides: &[Size]| match apart || window.is_some() {
+        let axes = |counts: Vec<Count>, strides: &[Size]| match apart || window.is_some() {
             true => counts.into_iter().zip(strides.iter().copied()).collect(),
             false => merged(counts.into_iter(), strides),
         };
         let mut view = View {
             batch: merged(problem.batch.iter().map(|a| a.count), &matrix.batch),
-            free: walk(free.iter().map(|a| a.count).collect(), &matrix.free),
-            deep: walk(problem.deep.clone(), &matrix.deep),
+            free: axes(free.iter().map(|a| a.count).collect(), &matrix.free),
+            deep: axes(problem.deep.clone(), &matrix.deep),
             window,
             by_deep: false,
             vector: 1,
             offset: matrix.offset.clone(),
         };
-        // The side whose neighbours are nearer; of a window that of the pixels, which are many.
-        let step = |walk: &Walk| {
-            walk.iter()
+        // The side with the smaller stride; for a window that of the pixels, which are many.
+        let step = |axes: &StridedAxes| {
+            axes.iter()
                 .rev()
                 .find(|(c, _)| c.known() != Some(1))
                 .map_or(i64::MAX, |(_, s)| s.at(bounds).abs())
@@ -343,7 +344,7 @@ impl View {
         view
     }
 
-    /// Whether the elements come in aligned vectors of so many.
+    /// Whether the elements form aligned vectors of so many.
     pub fn is_whole(&self, vector: i64, env: &Env) -> bool {
         let (inner, outer) = if self.by_deep {
             (&self.deep, &self.free)
@@ -372,14 +373,14 @@ impl View {
 
     /// Whether [`View::is_whole`] is the same for all sizes.
     pub fn is_known(&self) -> bool {
-        let walks = self.batch.iter().chain(&self.free).chain(&self.deep);
-        walks
+        let all_axes = self.batch.iter().chain(&self.free).chain(&self.deep);
+        all_axes
             .clone()
             .all(|(count, stride)| count.known().is_some() && stride.as_fixed().is_some())
             && self.offset.iter().all(|s| s.as_fixed().is_some())
     }
 
-    /// Elements before the first.
+    /// The offset of the first element.
     pub fn offset(&self, env: &Env) -> i64 {
         self.offset
             .iter()
@@ -388,11 +389,11 @@ impl View {
     }
 }
 
-/// Whether a window never reaches over the border of its image, whatever the sizes.
+/// Whether a window never crosses the border of its image, whatever the sizes.
 fn always_inside(window: &Window, free: &[Axis], deep: &[Count]) -> bool {
     (0..2).all(|i| {
         let sides = [(free[1 + i].count, window.free), (deep[1 + i], window.deep)];
-        // One side stays where it is, and the other visits as many positions as the image has.
+        // One side is fixed, and the other visits as many positions as the image has.
         let still = |(count, reach): (Count, Reach)| count.known() == Some(1) && reach.from[i] == 0;
         let visits = |(count, reach): (Count, Reach)| {
             count.as_size() == Some(window.limits[i]) && reach.from[i] == 0 && reach.step[i] == 1

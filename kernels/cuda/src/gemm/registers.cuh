@@ -6,8 +6,9 @@ struct Given {
     float sum;
 };
 
-/// Hands COUNT elements of a tile, of which `element` tells each by its number, to `take`. What `load` reads for a few of a thread's
-/// elements is on its way at once: nothing says that the stores of one are not what another reads, so the compiler could not.
+/// Passes COUNT elements of a tile to `take`; `element` computes each from its number. The `load`
+/// results of several of a thread's elements are in flight at once: the compiler could not batch
+/// them itself, because it cannot know that the stores of one element are not read by another.
 template <int COUNT, int THREADS, class Element, class Share, class Load, class Take>
 SLABWISE_INLINE void give_slice(Element element, const Share& share, Load load, Take take) {
     constexpr int AHEAD = 4;
@@ -28,14 +29,16 @@ SLABWISE_INLINE void give_slice(Element element, const Share& share, Load load, 
     }
 }
 
-/// ROWS × COLUMNS of the result per block, HIGH × WIDE per thread, DEEP steps at a time, STAGES tiles in shared memory. A warp is 8
-/// threads high and 4 wide; a thread's rows come in groups of 4 with the groups of its 7 neighbours between them, columns likewise,
-/// so that a warp reads runs of neighbours.
+/// ROWS × COLUMNS of the result per block, HIGH × WIDE per thread, DEEP steps at a time, STAGES
+/// tiles in shared memory. A warp is 8 threads high and 4 wide; a thread's rows come in groups of 4
+/// with the groups of its 7 neighbours between them, columns likewise, so that a warp reads
+/// consecutive elements.
 template <int ROWS_, int COLUMNS_, int DEEP_, int HIGH, int WIDE, int STAGES>
 struct RegisterTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEEP = DEEP_;
     static constexpr int THREADS = ROWS / HIGH * (COLUMNS / WIDE), WARPS_WIDE = COLUMNS / (4 * WIDE);
-    /// Rows of the result that go out at a time, and elements from one to the next in shared memory.
+    /// Rows of the result that are written at a time, and elements from one to the next in shared
+    /// memory.
     static constexpr int SLICE = ROWS / HIGH, LEAD = COLUMNS + 16;
 
     float sum[HIGH][WIDE];
@@ -53,8 +56,9 @@ struct RegisterTile {
             for (int j = 0; j < WIDE; ++j) sum[i][j] = 0.0f;
         walk<STAGES, DEEP>(left, right, shared, shared + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const float* x, const float* y) {
-            // Four steps at a time: with more, more fragments are read ahead than there are registers. Of a large tile whose elements come one
-            // by one along the contracted axis two, since the places that they are taken from wait in registers too.
+            // Four steps at a time: with more, more fragments are read ahead than there are
+            // registers. Two for a large tile whose elements are loaded one by one along the
+            // contracted axis, because their addresses occupy registers too.
             constexpr int AT_ONCE = LEFT_BY_DEEP && LEFT_V == 1 && THREADS == 256 ? 2 : 4;
 #pragma unroll AT_ONCE
             for (int k = 0; k < DEEP; ++k) {
@@ -73,9 +77,10 @@ struct RegisterTile {
     static SLABWISE_METHOD int first_row(int thread) { return thread / 32 / WARPS_WIDE * 8 * HIGH + thread % 32 / 4 * 4; }
     static SLABWISE_METHOD int first_column(int thread) { return thread / 32 % WARPS_WIDE * 4 * WIDE + thread % 4 * 4; }
 
-    /// Hands every element of the tile to `take(row, column, sum, load(row, column))`, neighbouring columns to neighbouring threads:
-    /// through shared memory, one row of every thread at a time. The registers move up instead of being indexed, so that `take`
-    /// stands in the code only a few times.
+    /// Passes every element of the tile to `take(row, column, sum, load(row, column))`,
+    /// neighbouring columns to neighbouring threads: through shared memory, one row of every thread
+    /// at a time. The registers are shifted instead of being indexed, so that `take` occurs in the
+    /// code only a few times.
     template <class Share, class Load, class Take>
     SLABWISE_METHOD void give(const Share& share, float* shared, Load load, Take take) {
         const int thread = int(threadIdx.x), slot = thread / 32 / WARPS_WIDE * 8 + thread % 32 / 4;

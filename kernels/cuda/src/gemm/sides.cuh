@@ -1,20 +1,21 @@
-// Matrices that need not lie in memory as matrices: how an index along a side of one leads to an element.
+// Matrices with arbitrary strides: the mapping from an index along a side to an element.
 
 #define SLABWISE_METHOD __device__ __forceinline__
 
-/// n / d for 0 <= n < 2^31; the word holds the multiplier, and above it the shift.
+/// n / d for 0 <= n < 2^31; the low half of the word is the multiplier, the high half the shift.
 SLABWISE_INLINE int quotient(int n, u64 divisor) { return int(__umulhi(unsigned(n) * 2u, unsigned(divisor)) >> unsigned(divisor >> 32)); }
 
-/// Elements from the first one; for a windowed matrix also the position in the image, or its part that this side decides.
+/// The offset from the first element; for a windowed matrix also the position in the image, or the
+/// part of it that this side determines.
 template <class Offset>
 struct Place {
     Offset offset;
     int y, x;
 };
 
-/// One side, spread over AXES axes of the operand, the outermost first. Words from AT on: the stride of every axis; size and
-/// divisor of every axis but the outermost; for a window where y starts, its step along axis 1, where x starts, its step
-/// along axis 2.
+/// One side, spread over AXES axes of the operand, the outermost first. Words from AT on: the
+/// stride of every axis; size and divisor of every axis but the outermost; for a window the start
+/// of y, its step along axis 1, the start of x, its step along axis 2.
 template <class Offset, int AT, int AXES, bool WINDOW>
 struct Side {
     static SLABWISE_METHOD Place<Offset> at(const u64* w, int index) {
@@ -40,10 +41,10 @@ struct Side {
     }
 };
 
-/// An operand of a product. FREE is the side that the result shares, DEEP the contracted one, BATCH what tells one product from
-/// the next. The address is word ADDRESS. Words from AT on: elements before the first; whether neighbours along the contiguous
-/// side come in whole, aligned vectors of 16 bytes (WHOLE: they do, whatever the sizes); for a window the image's height and
-/// width.
+/// An operand of a product. FREE is the side shared with the result, DEEP the contracted one, BATCH
+/// distinguishes the products. The address is word ADDRESS. Words from AT on: the offset of the
+/// first element; whether neighbours along the contiguous side form whole, aligned vectors of 16
+/// bytes (WHOLE: they do for all sizes); for a window the image's height and width.
 template <class E, class Offset, int ADDRESS, int AT, class BATCH, class FREE, class DEEP, bool WINDOW, bool WHOLE>
 struct Matrix {
     using Element = E;
@@ -77,7 +78,7 @@ struct Same<A, A> {
     static constexpr bool value = true;
 };
 
-/// The sum of what every part of the contracted axis gave for element `i` of `total`, in the order of the parts.
+/// The sum of the partial sums of element `i` of `total`, in the order of the parts.
 SLABWISE_INLINE float sum_of_parts(const float* partial, int i, int total, int parts) {
     float sum = 0.0f;
 #pragma unroll 4

@@ -1,9 +1,11 @@
-// Products on tensor cores: f16 and bf16 operands, or f32 ones rounded to tf32, summed in single precision.
+// Products on tensor cores: f16 and bf16 operands, or f32 ones rounded to tf32, summed in single
+// precision.
 
-/// Fragments of one step (32 bytes of the contracted axis): 16 rows of the left operand, or 16 columns of the right one.
+/// Fragments of one step (32 bytes of the contracted axis): 16 rows of the left operand, or 16
+/// columns of the right one.
 template <class E, class Layout, bool DEEP_ROWS>
 struct Fragments {
-    /// The left operand's, as `mma` takes them.
+    /// Fragments of the left operand, in the layout of `mma`.
     static SLABWISE_METHOD void left(unsigned (&a)[4], const E* tile, int row, int step) {
         const int lane = int(threadIdx.x) % 32;
         constexpr int CHUNK = 16 / sizeof(E);
@@ -18,7 +20,7 @@ struct Fragments {
         }
         round(a);
     }
-    /// The right operand's: two of them, one for each 8 columns.
+    /// Fragments of the right operand: two of them, one for each 8 columns.
     static SLABWISE_METHOD void right(unsigned (&b)[4], const E* tile, int column, int step) {
         const int lane = int(threadIdx.x) % 32;
         constexpr int CHUNK = 16 / sizeof(E);
@@ -54,8 +56,8 @@ struct TensorLayout<false, E, FREE, DEEP> {
     using Type = FreeRows<E, FREE, DEEP>;
 };
 
-/// ROWS × COLUMNS of the result per block, HIGH × WIDE per warp, DEEP_BYTES of the contracted axis at a time, STAGES tiles in shared
-/// memory.
+/// ROWS × COLUMNS of the result per block, HIGH × WIDE per warp, DEEP_BYTES of the contracted axis
+/// at a time, STAGES tiles in shared memory.
 template <class E, int ROWS_, int COLUMNS_, int DEEP_BYTES, int HIGH, int WIDE, int STAGES>
 struct TensorTile {
     static constexpr int ROWS = ROWS_, COLUMNS = COLUMNS_, DEEP = DEEP_BYTES / sizeof(E);
@@ -82,7 +84,7 @@ struct TensorTile {
         walk<STAGES, DEEP>(left, right, tiles, tiles + STAGES * LeftTile::SIZE, LeftTile::SIZE, RightTile::SIZE, share.deep, share.end,
                            [&](const E* x, const E* y) {
             constexpr int STEPS = DEEP_BYTES / 32;
-            // The fragments of the next step are read while this one's are multiplied.
+            // The fragments of the next step are read while those of this step are multiplied.
             unsigned down[2][HIGH / 16][4], across[2][WIDE / 16][4];
             read<LeftTile, RightTile, LEFT_BY_DEEP, RIGHT_BY_DEEP>(down[0], across[0], x, y, row, column, 0);
 #pragma unroll

@@ -1,7 +1,8 @@
-// What every tiled product shares: tiles of both operands on their way to shared memory, and results on their way out.
+// Code shared by all tiled products: loading tiles of both operands to shared memory, and assigning
+// tiles to blocks.
 
-/// A tile in shared memory for register tiling: the free elements of one step of the contracted axis side by side. The four
-/// elements of padding spread a column over the banks.
+/// A tile in shared memory for register tiling: the free elements of one step of the contracted
+/// axis are contiguous. The four elements of padding spread a column over the banks.
 template <int FREE, int DEEP>
 struct Steps {
     using Element = float;
@@ -9,8 +10,8 @@ struct Steps {
     static SLABWISE_METHOD int at(int free, int deep) { return deep * (FREE + 4) + free; }
 };
 
-/// A tile for tensor cores, contracted elements side by side. Chunks of 16 bytes are swapped so that the eight rows of a matrix
-/// that `ldmatrix` reads lie in different banks.
+/// A tile for tensor cores, contracted elements contiguous. Chunks of 16 bytes are swizzled so that
+/// the eight rows of a matrix that `ldmatrix` reads lie in different banks.
 template <class E, int FREE, int DEEP>
 struct DeepRows {
     using Element = E;
@@ -22,7 +23,7 @@ struct DeepRows {
     }
 };
 
-/// A tile for tensor cores, free elements side by side, in chunks swapped for the same reason.
+/// A tile for tensor cores, free elements contiguous, in chunks swizzled for the same reason.
 template <class E, int FREE, int DEEP>
 struct FreeRows {
     using Element = E;
@@ -34,31 +35,33 @@ struct FreeRows {
     }
 };
 
-/// The part of one thread in moving tiles of FREE × DEEP elements to shared memory. Neighbouring threads take neighbours along the
-/// contracted axis (BY_DEEP) or the free one; V elements at a time. Elements outside the matrix arrive as zeros.
+/// The part of one thread in loading tiles of FREE × DEEP elements to shared memory. Neighbouring
+/// threads load neighbours along the contracted axis (BY_DEEP) or the free one; V elements at a
+/// time. Elements outside the matrix are loaded as zeros.
 template <class M, class Layout, int FREE, int DEEP, int THREADS, bool BY_DEEP, int V>
 struct Loader {
     using E = typename M::Element;
     using S = typename Layout::Element;
     using Spot = typename M::Spot;
-    /// Places along the axis that neighbouring threads share, and across it.
+    /// Positions along the axis that neighbouring threads share, and across it.
     static constexpr int ALONG = (BY_DEEP ? DEEP : FREE) / V, ACROSS = BY_DEEP ? FREE : DEEP;
     static constexpr int TURNS_ALONG = ALONG > THREADS ? ALONG / THREADS : 1;
     static constexpr int ROWS = ALONG > THREADS ? 1 : THREADS / ALONG;
     static constexpr int TURNS_ACROSS = (ACROSS + ROWS - 1) / ROWS;
     static constexpr int FREE_SPOTS = BY_DEEP ? TURNS_ACROSS : TURNS_ALONG, DEEP_SPOTS = BY_DEEP ? TURNS_ALONG : TURNS_ACROSS;
-    /// Whether elements go straight to shared memory; else they wait in registers, to be converted.
+    /// Whether elements are copied directly to shared memory; otherwise registers hold them for
+    /// conversion.
     static constexpr bool STRAIGHT = Same<E, S>::value && sizeof(E) * V >= 4;
 
     const M m;
-    /// The tile's first row or column, and how many there are from there on.
+    /// The tile's first row or column, and the number of rows or columns from there on.
     int from, room;
     int along, across;
     bool whole;
     Spot free[FREE_SPOTS];
     S held[STRAIGHT ? 1 : TURNS_ALONG * TURNS_ACROSS];
 
-    /// For the tile whose first row or column is `from`, of `count`.
+    /// A loader for the tile whose first row or column is `from`, of `count`.
     SLABWISE_METHOD Loader(const M& matrix, int from, int count) : m(matrix), from(from), room(count - from) {
         along = int(threadIdx.x) % ALONG;
         across = int(threadIdx.x) / ALONG;
@@ -71,7 +74,7 @@ struct Loader {
     SLABWISE_METHOD int free_at(int i) const { return BY_DEEP ? across_at(i) : along_at(i); }
     SLABWISE_METHOD int deep_at(int i) const { return BY_DEEP ? along_at(i) : across_at(i); }
 
-    /// Starts to move the tile whose contracted elements are `deep..` before `end`.
+    /// Starts to load the tile whose contracted elements are `deep..` before `end`.
     SLABWISE_METHOD void start(S* tile, int deep, int end) {
         if (V > 1 && !whole) {
 #pragma unroll 1
@@ -94,7 +97,7 @@ struct Loader {
             }
         }
     }
-    /// Stores what waits in registers.
+    /// Stores the elements held in registers.
     SLABWISE_METHOD void finish(S* tile) {
         if constexpr (!STRAIGHT) {
 #pragma unroll
@@ -112,7 +115,7 @@ struct Loader {
         if constexpr (Same<E, S>::value) return x;
         else return widen(x);
     }
-    /// One turn element by element, where vectors would not be aligned or not whole.
+    /// One iteration element by element, where vectors would not be aligned or not whole.
     SLABWISE_METHOD void apart(S* tile, int i, int j, int deep, int end) const {
         if (across_at(j) >= ACROSS) return;
         const int f = BY_DEEP ? across_at(j) : along_at(i), d = BY_DEEP ? along_at(i) : across_at(j);
@@ -129,8 +132,9 @@ struct Loader {
     }
 };
 
-/// Walks the contracted axis from `deep` to `end`: while one tile is multiplied, those after it are on their way. `multiply` gets
-/// the tiles of both operands. Afterwards nothing is under way, and shared memory is free for other use.
+/// Iterates over the contracted axis from `deep` to `end`: while one tile is multiplied, the next
+/// ones are being loaded. `multiply` gets the tiles of both operands. Afterwards no copy is in
+/// flight, and shared memory is free for other use.
 template <int STAGES, int DEEP, class LeftLoader, class RightLoader, class S, class Multiply>
 SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rights, int left_size, int right_size, int deep, int end,
                           Multiply multiply) {
@@ -148,7 +152,8 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rig
     int read = 0, write = STAGES - 1;
 #pragma unroll 1
     for (; deep < end; deep += DEEP, ahead += DEEP) {
-        // This thread's part of the next tile is there; after the barrier everybody's is, and the tile before it is no longer read.
+        // This thread's part of the next tile has arrived; after the barrier all parts have, and
+        // the tile before it is no longer read.
         copy_async_wait<STAGES - 2>();
         __syncthreads();
         const bool more = ahead < end;
@@ -169,8 +174,8 @@ SLABWISE_INLINE void walk(LeftLoader& left, RightLoader& right, S* lefts, S* rig
     __syncthreads();
 }
 
-/// Which tile, which product and which part of the contracted axis are this block's. Words from AT on: rows, columns and length of
-/// the contracted axis, how many products, the length of a part.
+/// The tile, the product and the part of the contracted axis of this block. Words from AT on: rows,
+/// columns and length of the contracted axis, number of products, length of a part.
 template <int AT, int ROWS, int COLUMNS>
 struct Share {
     int row, column, rows, columns, batch, part, deep, end;
@@ -181,7 +186,8 @@ struct Share {
         const int rest = int(blockIdx.x / unsigned(tiles)), batches = int(w[AT + 3]);
         batch = rest % batches;
         part = rest / batches;
-        // Blocks that run together form squares rather than strips, and share what they read in the L2 cache.
+        // Blocks that run concurrently form squares rather than strips, so that they share reads in
+        // the L2 cache.
         constexpr int BAND = 8;
         const int band = tile / (BAND * right), high = min(down - band * BAND, BAND), within = tile - band * BAND * right;
         row = (band * BAND + within % high) * ROWS;

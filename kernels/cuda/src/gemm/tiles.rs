@@ -1,10 +1,9 @@
-//! The kernels a product may be computed by: the shapes of their tiles, and what these cost in
-//! threads and shared memory.
+//! The kernels for products: the shapes of their tiles, and their use of threads and shared memory.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::SpecError;
 
-/// How operands are stored, as seen by products.
+/// The element type of an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Elem {
     /// Single precision.
@@ -16,7 +15,7 @@ pub enum Elem {
 }
 
 impl Elem {
-    /// The row of a type.
+    /// The element type that corresponds to a type.
     pub fn of(dtype: DType) -> Result<Elem, SpecError> {
         match dtype {
             DType::F32 => Ok(Elem::F32),
@@ -52,7 +51,7 @@ pub struct RegisterTile {
     pub rows: i64,
     /// Columns of the result per block.
     pub columns: i64,
-    /// Steps along the contracted axis per turn.
+    /// Steps along the contracted axis per iteration.
     pub deep: i64,
     /// Rows per thread.
     pub high: i64,
@@ -71,7 +70,7 @@ pub struct TensorTile {
     pub rows: i64,
     /// Columns of the result per block.
     pub columns: i64,
-    /// Bytes along the contracted axis per turn.
+    /// Bytes along the contracted axis per iteration.
     pub deep_bytes: i64,
     /// Rows per warp.
     pub high: i64,
@@ -136,7 +135,7 @@ impl RegisterTile {
         self.rows / self.high * (self.columns / self.wide)
     }
 
-    /// Bytes of shared memory: the tiles on their way, and later a slice of the result.
+    /// Bytes of shared memory: the tiles being loaded, later a slice of the result.
     pub fn shared_bytes(&self) -> i64 {
         let tiles = self.stages * self.deep * (self.rows + 4 + self.columns + 4);
         let slice = self.rows / self.high * (self.columns + 16);
@@ -170,9 +169,9 @@ impl TensorTile {
         tiles.max(slice)
     }
 
-    /// The tile for operands of which a thread moves one element at a time, if it leaves registers
-    /// for that. `places` says of which a thread moves some from each of many rows (or columns),
-    /// whose places it keeps.
+    /// The tile for operands that a thread moves one element at a time, if it leaves registers for
+    /// that. `places` says for which operands a thread moves elements from many rows (or columns),
+    /// whose addresses it keeps.
     pub fn one_by_one(self, places: [bool; 2]) -> Option<TensorTile> {
         let TensorTile {
             deep_bytes, stages, ..
@@ -218,9 +217,9 @@ pub const VECTOR_WARPS: i64 = 8;
 pub enum Kernel {
     /// Tiles in registers.
     Registers(RegisterTile),
-    /// Tiles on tensor cores, of operands that are both stored so.
+    /// Tiles on tensor cores, for operands that both have this type.
     Tensor(TensorTile, Elem),
-    /// At most `few` rows (or columns, if `turned`); a warp sums along the contracted axis, for
+    /// At most `few` rows (or columns, if `transposed`); a warp sums along the contracted axis, for
     /// `large` vectors at a time.
     Dots {
         /// Most rows or columns.
@@ -228,23 +227,23 @@ pub enum Kernel {
         /// Vectors of the large operand per warp.
         large: i64,
         /// Whether the columns are few, not the rows.
-        turned: bool,
+        transposed: bool,
     },
-    /// The same; lanes go from vector to vector, `each` per lane.
+    /// As `Dots`, but lanes run along the vectors, `each` per lane.
     Columns {
         /// Most rows or columns.
         few: i64,
         /// Vectors of the large operand per lane.
         each: i64,
         /// Whether the columns are few, not the rows.
-        turned: bool,
+        transposed: bool,
     },
-    /// A window on each channel for itself: a thread per position.
+    /// A depthwise window: each channel separately, with a thread per position.
     Window {
         /// Height and width of the window.
         window: [i64; 2],
         /// Whether the image is the left operand, and its positions are rows.
-        turned: bool,
+        transposed: bool,
     },
 }
 
@@ -265,7 +264,7 @@ impl Kernel {
         match self {
             Kernel::Registers(t) => t.blocks,
             Kernel::Tensor(t, _) => t.blocks,
-            // Sixteen sums and more take registers.
+            // Sixteen sums or more occupy registers.
             Kernel::Dots { few, large, .. } => {
                 if few * large > 16 {
                     2
@@ -296,18 +295,27 @@ impl Kernel {
 
     /// Rows and columns of the result per block.
     pub fn tile(&self) -> [i64; 2] {
-        let turn =
-            |turned: bool, [few, many]: [i64; 2]| if turned { [many, few] } else { [few, many] };
+        let turn = |transposed: bool, [few, many]: [i64; 2]| {
+            if transposed { [many, few] } else { [few, many] }
+        };
         match *self {
             Kernel::Registers(t) => [t.rows, t.columns],
             Kernel::Tensor(t, _) => [t.rows, t.columns],
-            Kernel::Dots { few, large, turned } => turn(turned, [few, VECTOR_WARPS * large]),
-            Kernel::Columns { few, each, turned } => turn(turned, [few, 32 * each]),
-            Kernel::Window { turned, .. } => turn(turned, [1, 32 * VECTOR_WARPS]),
+            Kernel::Dots {
+                few,
+                large,
+                transposed,
+            } => turn(transposed, [few, VECTOR_WARPS * large]),
+            Kernel::Columns {
+                few,
+                each,
+                transposed,
+            } => turn(transposed, [few, 32 * each]),
+            Kernel::Window { transposed, .. } => turn(transposed, [1, 32 * VECTOR_WARPS]),
         }
     }
 
-    /// What parts of the contracted axis are multiples of.
+    /// The granularity of parts of the contracted axis.
     pub fn deep(&self) -> i64 {
         match self {
             Kernel::Registers(t) => t.deep,
@@ -317,13 +325,13 @@ impl Kernel {
         }
     }
 
-    /// Whether threads that take neighbours along the contracted axis move whole vectors of 16
+    /// Whether threads that load neighbours along the contracted axis move whole vectors of 16
     /// bytes.
     pub fn vectors_by_deep(&self) -> bool {
         !matches!(self, Kernel::Registers(_))
     }
 
-    /// The type of its tile in CUDA.
+    /// The CUDA type of its tile.
     pub fn source(&self) -> String {
         match self {
             Kernel::Registers(t) => t.source(),
@@ -332,7 +340,7 @@ impl Kernel {
         }
     }
 
-    /// What its functions' names start with.
+    /// The prefix of its functions' names.
     pub fn name(&self) -> String {
         match self {
             Kernel::Registers(t) => format!("gemm_{}x{}", t.rows, t.columns),

@@ -1,8 +1,9 @@
-// Products with at most eight rows or columns: one operand is large and read once, the other is small and stays in the L1 cache.
-// `large` is the matrix of `count` vectors, `small` the one of `few`; `take(vector, which of the few, sum)` gets the results.
+// Products with at most eight rows or columns: one operand is large and read once, the other is
+// small and stays in the L1 cache. `large` is the matrix of `count` vectors, `small` the one of
+// `few`; `take(vector, number of the small vector, sum)` receives the results.
 
-/// A contracted axis in which neighbours of the large operand are neighbours in memory (or nearly): a warp per LARGE vectors,
-/// whose lanes go along the contracted axis, V elements each.
+/// For a contracted axis along which the large operand is contiguous (or nearly): a warp per LARGE
+/// vectors, whose lanes run along the contracted axis, V elements each.
 template <int FEW, int LARGE, int V, class Large, class Small, class Take>
 SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int first, int count, int few, int deep, int end, Take take) {
     using E = typename Large::Element;
@@ -66,7 +67,8 @@ SLABWISE_INLINE void dot_products(const Large& large, const Small& small, int fi
     if (i < LARGE && first + i < count && s < few) take(first + i, s, mine);
 }
 
-/// Vectors that are neighbours in memory: lanes go from vector to vector, V each, and the block's warps share the contracted axis.
+/// For vectors that are neighbours in memory: lanes run from vector to vector, V each, and the
+/// block's warps share the contracted axis.
 template <int FEW, int WARPS, int V, class Large, class Small, class Take>
 SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int first, int count, int few, int deep, int end, float* shared,
                                  Take take) {
@@ -105,7 +107,7 @@ SLABWISE_INLINE void column_sums(const Large& large, const Small& small, int fir
             for (int v = 0; v < V; ++v) sum[s][v] = fmaf(widen(values.v[v]), other, sum[s][v]);
         }
     }
-    // [warp][which of the few][V of the lane][lane]: a warp writes and reads neighbours.
+    // [warp][small vector][V of the lane][lane]: a warp writes and reads neighbours.
 #pragma unroll
     for (int s = 0; s < FEW; ++s)
 #pragma unroll

@@ -1,30 +1,30 @@
-//! The compiler's calls, bound to the file that was found.
+//! The NVRTC functions, bound to the library file that was found.
 //!
-//! Bindings that load a library by its name would take the loader's, whatever file was named, and
-//! end the process where it lacks a call.
+//! Bindings that load a library by its name would get the loader's, whichever file was named, and
+//! abort the process where it lacks a function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;
 
 use super::Error;
-use crate::libraries::{Found, Library, Missing};
+use crate::libraries::{Library, LoadedLibrary, Missing};
 
-/// What a call answers; 0 is success.
+/// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
 
 /// The source was refused.
 pub(super) const REFUSED: Status = 6;
 
-/// A program of the compiler.
+/// A program object of the compiler.
 pub(super) type Raw = *mut c_void;
 
-/// Says how many bytes something of a program has.
+/// Writes the size of a property of a program, bytes.
 pub(super) type Count = unsafe extern "C" fn(Raw, *mut usize) -> Status;
 
-/// Writes them.
+/// Writes the property itself.
 pub(super) type Write = unsafe extern "C" fn(Raw, *mut c_char) -> Status;
 
-/// The calls that are made. They may be made at any time, from any thread.
+/// The functions in use. They may be called at any time, from any thread.
 pub(super) struct Calls {
     version: unsafe extern "C" fn(*mut c_int, *mut c_int) -> Status,
     error_string: unsafe extern "C" fn(Status) -> *const c_char,
@@ -49,7 +49,7 @@ pub(super) struct Calls {
 }
 
 impl Calls {
-    /// The process's compiler, found and bound at the first need of it.
+    /// The compiler of the process, found and bound at the first use.
     pub fn bound() -> Result<&'static Calls, Error> {
         static BOUND: OnceLock<Result<Calls, Error>> = OnceLock::new();
         let bind = || {
@@ -64,14 +64,14 @@ impl Calls {
         BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
     }
 
-    fn of(found: &Found) -> Result<Calls, String> {
+    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
         let file = found.file.display();
         // SAFETY: the library is open already, under this name.
         let library = unsafe { libloading::Library::new(&found.file) }
             .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
         macro_rules! call {
             ($name:literal) => {
-                // SAFETY: the call is of this type since its first version.
+                // SAFETY: the call has had this type since its first version.
                 *unsafe { library.get($name) }.map_err(|e| format!(": {file} lacks a call: {e}"))?
             };
         }
@@ -100,10 +100,10 @@ impl Calls {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: the call takes any number, and answers with a text of its own that stays.
+        // SAFETY: the call accepts any number, and returns a static text.
         let text = unsafe { (self.error_string)(status) };
-        // SAFETY: as above.
         let known = (!text.is_null()).then(|| {
+            // SAFETY: as above.
             unsafe { CStr::from_ptr(text) }
                 .to_string_lossy()
                 .into_owned()
@@ -124,7 +124,7 @@ impl Calls {
         Ok((major as u32, minor as u32))
     }
 
-    /// The compute capabilities that it makes code for.
+    /// The compute capabilities that it generates code for.
     pub fn architectures(&self) -> Result<Vec<u32>, Error> {
         let mut count = 0;
         // SAFETY: the count is valid for writing.
@@ -132,7 +132,7 @@ impl Calls {
             (self.architecture_count)(&mut count)
         })?;
         let mut found: Vec<c_int> = vec![0; usize::try_from(count).unwrap_or(0)];
-        // SAFETY: there is room for as many as the compiler said.
+        // SAFETY: there is space for as many as the compiler said.
         self.check("nvrtcGetSupportedArchs", unsafe {
             (self.architectures)(found.as_mut_ptr())
         })?;

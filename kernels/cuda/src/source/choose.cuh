@@ -1,8 +1,8 @@
 
-// ---- Choosing and ordering by value ------------------------------------------------------------------------------------------
+// ---- Choosing and ordering by value -------------------------------------------------------------
 
-/// Turns counts into where each begins, from `first` on, and puts behind them where the last one ends. By all THREADS threads
-/// of a block, which have `sums[THREADS]` in common.
+/// Replaces counts by their prefix sums, starting at `first`, and appends the end of the last one.
+/// Called by all THREADS threads of a block, which share `sums[THREADS]`.
 template <int THREADS, class I>
 SLABWISE_INLINE void scan_counts(int* counts, I len, int first, int* sums) {
     const int t = threadIdx.x;
@@ -26,8 +26,9 @@ SLABWISE_INLINE void scan_counts(int* counts, I len, int first, int* sums) {
     if (t == THREADS - 1) counts[len] = first + sums[t];
 }
 
-/// Where the true ones among the threads of a block go, from `next` on, in the order of the threads; moves `next` past them.
-/// By all THREADS threads, which have `ends[THREADS / 32]` in common.
+/// The output positions of the threads of a block whose flag is true, from `next` on, in the order
+/// of the threads; advances `next` past them. Called by all THREADS threads, which share
+/// `ends[THREADS / 32]`.
 template <int THREADS>
 SLABWISE_INLINE int place_true(bool flag, int& next, int* ends) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -44,15 +45,16 @@ SLABWISE_INLINE int place_true(bool flag, int& next, int* ends) {
     return place;
 }
 
-/// An element and its position as one number: in the order of the elements, then of the positions.
+/// An element and its position as one number: ordered by element, then by position.
 template <class T>
 SLABWISE_INLINE u64 sort_key(T x, int position, unsigned flip) {
     const unsigned rank = unsigned(rank_largest(x)) ^ 0x80000000u ^ flip;
     return u64(rank) << 32 | unsigned(position);
 }
 
-/// Sorts COUNT keys, a power of two, by COUNT / 2 threads, of which this one has the number `m` (a bitonic network; Batcher
-/// 1968). All threads of the block come here, each with keys of its own team.
+/// Sorts COUNT keys, a power of two, by COUNT / 2 threads, of which this one has the number `m` (a
+/// bitonic network; Batcher 1968). All threads of the block call it, each with the keys of its
+/// team.
 template <int COUNT>
 SLABWISE_INLINE void sort_bitonic(u64* keys, int m) {
     for (int run = 2; run <= COUNT; run <<= 1)
@@ -68,8 +70,8 @@ SLABWISE_INLINE void sort_bitonic(u64* keys, int m) {
     __syncthreads();
 }
 
-/// How many of the first `diagonal` keys of two ascending lists together are the first list's (merge path; Green, McColl,
-/// Bader 2012).
+/// The number of keys of the first list among the first `diagonal` keys of two ascending lists
+/// merged (merge path; Green, McColl, Bader 2012).
 template <class I>
 SLABWISE_INLINE I merge_split(const u64* a, I a_len, const u64* b, I b_len, I diagonal) {
     I low = max(I(0), I(diagonal - b_len)), high = min(diagonal, a_len);
@@ -86,12 +88,12 @@ struct Box {
     float x0, y0, x1, y1, area;
 };
 
-// Products are rounded before they are added, so that shares are the CPU's in every bit.
+// Products are rounded before they are added, so that overlaps have the same bits as on the CPU.
 SLABWISE_INLINE Box box_of(float x0, float y0, float x1, float y1) {
     return {x0, y0, x1, y1, __fmul_rn(__fadd_rn(x1, -x0), __fadd_rn(y1, -y0))};
 }
 
-/// The intersection of two boxes as a share of their union; NaN if both are empty.
+/// The intersection of two boxes divided by their union; NaN if both are empty.
 SLABWISE_INLINE float box_overlap(const Box& a, const Box& b) {
     const float width = fmaxf(__fadd_rn(fminf(a.x1, b.x1), -fmaxf(a.x0, b.x0)), 0.0f);
     const float height = fmaxf(__fadd_rn(fminf(a.y1, b.y1), -fmaxf(a.y0, b.y0)), 0.0f);

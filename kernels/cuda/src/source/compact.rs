@@ -1,6 +1,5 @@
-//! The positions of true elements: counted chunk by chunk, counts turned into where each chunk's
-//! positions begin, then written chunk by chunk (compaction by prefix sums; Blelloch 1990). A mask
-//! of one chunk takes one kernel.
+//! The positions of true elements: counts per chunk, their prefix sums, then the positions of each
+//! chunk (compaction by prefix sums; Blelloch 1990). A mask of one chunk takes one kernel.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -22,7 +21,7 @@ const CHUNK: i64 = 8 * THREADS as i64;
 struct Mask<'a> {
     compact: &'a Compact,
     space: Space,
-    walk: usize,
+    access: usize,
 }
 
 fn chunks(points: i64) -> i64 {
@@ -32,14 +31,14 @@ fn chunks(points: i64) -> i64 {
 impl<'a> Mask<'a> {
     fn new(compact: &'a Compact) -> Mask<'a> {
         let mut space = Space::over(&compact.space);
-        let walk = space.push(compact.mask.offset, &compact.mask.strides);
+        let access = space.push(compact.mask.offset, &compact.mask.strides);
         if space.merge(0, space.dims.len()) == 0 {
             space.insert(0);
         }
         Mask {
             compact,
             space,
-            walk,
+            access,
         }
     }
 
@@ -68,13 +67,13 @@ impl<'a> Mask<'a> {
         text
     }
 
-    /// The rounds of a chunk: in each, a thread has the element `i`, and `flag` says whether it is
-    /// true.
+    /// The iterations over a chunk: in each, a thread has the element `i`, and `flag` says whether
+    /// it is true.
     fn rounds(&self, params: &mut Params, each: &str) -> String {
         let (text, coordinates) = params.coordinates("i", &self.space.dims, "c");
         let value = format!(
             "mask[{}]",
-            self.space.place(params, self.walk, &coordinates)
+            self.space.place(params, self.access, &coordinates)
         );
         format!(
             "for (int round = 0; round < {}; ++round) {{\nconst idx i = chunk * {CHUNK} + round * {THREADS} + threadIdx.x;\n\
@@ -102,7 +101,7 @@ impl<'a> Mask<'a> {
         params.function("compact_scan", THREADS, &body)
     }
 
-    /// Positions for which there is no room are not written, and what has no position is 0.
+    /// Positions beyond the result's length are not written, and elements without a position are 0.
     fn write(&self, params: &mut Params, room: Size, alone: bool) -> Function {
         let mut body = self.declare(params, !alone);
         body += &params.pointer("positions", "int", 1);

@@ -1,5 +1,5 @@
-//! Loops over all points of a space, each on its own: without an anchor, or with one whose value a
-//! thread finds by itself. Neighbours are moved in vectors of 16 bytes where memory allows.
+//! Loops over all points of a space, independently: without an anchor, or with one that each thread
+//! evaluates itself. Neighbours are moved in vectors of 16 bytes where the layout allows.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -7,27 +7,27 @@ use std::sync::Arc;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Spec, SpecError};
 
-use super::many::Shared;
+use super::horizontal::SharedLoop;
 use super::params::{Number, Params};
 use super::space::{Point, Space, Via, memory_order, pointers, touched, vector_width};
 use super::{THREADS, transpose};
 use crate::code::Code;
 use crate::lower::{Dispatch, Function, Lowered, Target};
 
-/// Blocks for each multiprocessor: what is left is done in further turns of the loops.
+/// Blocks per multiprocessor: remaining points are processed in further iterations of the loops.
 const BLOCKS_EACH: u32 = 16;
 
-/// Blocks of `threads` that `items` fill, no more than are useful.
+/// The number of blocks of `threads` for `items`, no more than are useful.
 pub fn blocks(items: i64, threads: u32, target: &Target) -> u32 {
     let most = u64::from(target.multiprocessors.max(1)) * u64::from(BLOCKS_EACH);
     (items.max(0) as u64).div_ceil(u64::from(threads)).min(most) as u32
 }
 
-/// An anchor that computes its value at a point.
+/// An anchor whose value is computed point by point.
 pub trait Anchor {
-    /// Declares what its statements name.
+    /// Declares the names that its statements use.
     fn declare(&self, params: &mut Params) -> String;
-    /// Statements that declare `acc`, the value at a point; and what else they do there.
+    /// Statements that declare `acc`, the value at a point, including any side effects there.
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String;
     /// Statements that declare `accs.v[0..width]`, the values of neighbours along the last axis.
     fn vector(
@@ -39,17 +39,17 @@ pub trait Anchor {
     ) -> String {
         String::new()
     }
-    /// The walks of what is moved in vectors, with the bytes of their elements; `None` where a
-    /// point is on its own.
+    /// The accesses of vectors that it moves, with the bytes of their elements; `None` where points
+    /// are processed singly.
     fn moved(&self, _space: &Space) -> Option<Vec<(usize, usize)>> {
         None
     }
 }
 
 /// No anchor.
-struct Nothing;
+struct NoAnchor;
 
-impl Anchor for Nothing {
+impl Anchor for NoAnchor {
     fn declare(&self, _: &mut Params) -> String {
         String::new()
     }
@@ -77,36 +77,36 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         "elementwise",
         &code,
         space,
-        &Nothing,
+        &NoAnchor,
         bounds,
         target,
     ))
 }
 
-/// A loop as a function that several specs may share; `None` if it goes through tiles.
+/// A loop as a function that several specs may share; `None` if it is tiled.
 pub fn lower_shared(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
-) -> Result<Option<Shared>, SpecError> {
+) -> Result<Option<SharedLoop>, SpecError> {
     let code = Code::new(spec)?;
     let space = ordered(&code, Space::new(spec), bounds);
     if transpose::across(&code, &space, bounds).is_some() {
         return Ok(None);
     }
     let mut params = Params::new(spec, bounds, target).shared();
-    let width = width(&code, &space, &Nothing);
+    let width = width(&code, &space, &NoAnchor);
     let function = all_points(
         "elementwise_many",
         &code,
         &space,
-        &Nothing,
+        &NoAnchor,
         &mut params,
         width,
     );
     let target = *target;
     let blocks = move |env: &Env| grid(space.points(env), width, &target);
-    Ok(Some(Shared {
+    Ok(Some(SharedLoop {
         function,
         params,
         threads: THREADS,
@@ -145,7 +145,7 @@ pub fn pointwise(
     })
 }
 
-/// The launch of such a kernel.
+/// The launch of a pointwise kernel.
 pub fn launch(
     function: usize,
     count: i64,
@@ -164,9 +164,9 @@ pub fn launch(
     }
 }
 
-/// Blocks for so many points.
+/// The number of blocks for so many points.
 fn grid(count: i64, width: i64, target: &Target) -> u32 {
-    // A remainder is left to the first threads.
+    // The first threads process the remainder.
     let items = if width > 1 {
         (count / width).max(i64::from(count > 0))
     } else {
@@ -175,7 +175,7 @@ fn grid(count: i64, width: i64, target: &Target) -> u32 {
     blocks(items, THREADS, target)
 }
 
-/// How many neighbours along the last axis a thread takes.
+/// The number of neighbours along the last axis that a thread processes.
 pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
     let last = space.dims.len() - 1;
     if code
@@ -193,7 +193,7 @@ pub fn width(code: &Code, space: &Space, anchor: &dyn Anchor) -> i64 {
     vector_width(space, &used, last, last == 0)
 }
 
-/// The kernel itself.
+/// The kernel.
 pub fn all_points(
     kind: &str,
     code: &Code,
@@ -267,7 +267,8 @@ pub fn all_points(
         );
     }
     body += "}\n";
-    // Even where this length leaves no remainder: another one, which shares the function, may.
+    // Even where this length leaves no remainder, because another length that shares the function
+    // may.
     if last == 0 {
         let _ = writeln!(
             body,

@@ -1,4 +1,4 @@
-//! Gather, and the check that keeps its indices in range.
+//! Gather, and the range check of its indices.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -13,8 +13,7 @@ use super::space::Space;
 use crate::code::{Code, Storage, lane_type};
 use crate::lower::{Dispatch, Lowered, Target, Word};
 
-/// A gather in a space that has two more walks: the source without the gathered axis, and the
-/// index.
+/// A gather in a space with two more accesses: the source without the gathered axis, and the index.
 struct Lookup<'a> {
     gather: &'a Gather,
     source: usize,
@@ -22,7 +21,8 @@ struct Lookup<'a> {
 }
 
 impl Lookup<'_> {
-    /// Declares `place`, where the gathered axis is entered, and whether there is such a place.
+    /// Declares `place`, the offset along the gathered axis, and `any`, whether the axis is not
+    /// empty.
     fn place(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let index = Storage::of(self.gather.index.dtype).widen(&format!(
             "index[{}]",
@@ -32,8 +32,8 @@ impl Lookup<'_> {
             params.size(self.gather.axis_len),
             params.size(self.gather.axis_stride),
         );
-        // An index out of range reads the nearest element, and nothing from an empty axis: it is
-        // reported elsewhere.
+        // An index out of range reads the nearest element, or nothing from an empty axis; the check
+        // reports it.
         format!(
             "const bool any = {len} > 0;\nconst idx place = max(idx(0), min(idx({index}), idx({len} - 1))) * {stride};\n"
         )
@@ -91,8 +91,8 @@ impl Anchor for Lookup<'_> {
         let last = space.dims.len() - 1;
         let bytes = self.gather.source.dtype.bytes();
         let one_place =
-            space.walks[self.index].1[last].is(0) && space.walks[self.source].1[last].is(1);
-        // Every place along the gathered axis must be aligned as well.
+            space.accesses[self.index].1[last].is(0) && space.accesses[self.source].1[last].is(1);
+        // Every offset along the gathered axis must be aligned as well.
         let aligned = self
             .gather
             .axis_stride

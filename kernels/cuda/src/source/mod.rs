@@ -1,9 +1,9 @@
-//! Source for every spec: [`lower`].
+//! Source generation for every spec: [`lower`].
 
 mod compact;
 mod elementwise;
 mod gather;
-mod many;
+mod horizontal;
 pub(crate) mod params;
 mod pool;
 mod rows;
@@ -13,7 +13,7 @@ pub(crate) mod space;
 mod suppress;
 mod transpose;
 
-pub use many::{Together, lower_many, shared_name};
+pub use horizontal::{FusedLaunch, lower_many, shared_name};
 pub use rows::sums_alike;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
@@ -21,7 +21,7 @@ use slabwise_kernels::spec::{Body, Spec, SpecError};
 use crate::gemm;
 use crate::lower::{Lowered, Target};
 
-/// What stands in front of every program: what the functions share.
+/// The prelude of every program: declarations shared by the functions.
 pub const PRELUDE: &str = concat!(
     include_str!("prelude.cuh"),
     include_str!("choose.cuh"),
@@ -33,10 +33,10 @@ pub const PRELUDE: &str = concat!(
     include_str!("../conv/depthwise.cuh"),
 );
 
-/// Threads of a block where nothing asks for another number.
+/// The default number of threads of a block.
 pub(crate) const THREADS: u32 = 256;
 
-/// Source for a spec that runs with sizes up to `bounds`.
+/// The source for a spec that runs with sizes up to `bounds`.
 pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, SpecError> {
     spec.check_anchor()?;
     match &spec.body {

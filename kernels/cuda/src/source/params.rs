@@ -1,4 +1,4 @@
-//! The words of a kernel's parameter, as they are named while its source is written.
+//! The words of a kernel's parameter, and their names in the source.
 
 use std::fmt::Display;
 use std::sync::Arc;
@@ -13,29 +13,28 @@ use crate::lower::{Function, Target, Word};
 pub type Number = Arc<dyn Fn(&Env) -> i64 + Send + Sync>;
 
 #[derive(Clone)]
-enum Slot {
+enum WordSource {
     Word(Word),
     Size(Size),
     Number(Number),
 }
 
-/// The words, in the order in which they were first asked for. Sizes that are known become part of
-/// the source instead.
+/// The words, in the order of their first use. Known sizes become part of the source instead.
 #[derive(Clone)]
 pub struct Params {
-    /// Whether offsets of elements take 64 bits.
+    /// Whether element offsets need 64 bits.
     wide: bool,
-    slots: Vec<Slot>,
+    sources: Vec<WordSource>,
     guarded: bool,
-    /// How many specs share a launch, each with words of its own; `None` for a spec alone.
-    together: Option<usize>,
+    /// The number of specs in a launch, each with its own words; `None` for a single spec.
+    launch_members: Option<usize>,
 }
 
-/// Most words of a parameter: 4 KiB.
+/// The maximum number of words of a parameter: 4 KiB.
 const WORDS_MAX: usize = 512;
 
 impl Params {
-    /// No words yet, for a spec whose arguments have their size at `bounds`.
+    /// An empty parameter for a spec whose arguments have their size at `bounds`.
     pub fn new(spec: &Spec, bounds: &Env, target: &Target) -> Params {
         // Loops step past the end by at most the threads of a grid.
         let most = u64::from(u32::MAX / 4);
@@ -59,64 +58,65 @@ impl Params {
             || points.unsigned_abs() > most;
         Params {
             wide,
-            slots: vec![],
+            sources: vec![],
             guarded: target.guarded,
-            together: None,
+            launch_members: None,
         }
     }
 
-    /// The same for a function that several specs share: the second coordinate of a block says
-    /// whose it is.
+    /// The parameter of a function that several specs share: the second coordinate of a block is
+    /// the number of its spec.
     pub fn shared(self) -> Params {
         Params {
-            together: Some(0),
+            launch_members: Some(0),
             ..self
         }
     }
 
-    /// How many specs a launch of the function has room for.
-    pub fn together(&self) -> usize {
-        self.together.unwrap_or(1)
+    /// The maximum number of specs in a launch of the function.
+    pub fn launch_members(&self) -> usize {
+        self.launch_members.unwrap_or(1)
     }
 
-    /// How a word is named in the source.
-    fn named(&mut self, slot: Slot) -> String {
-        let at = self.slot(slot);
-        if self.together.is_some() {
+    /// The expression of a word in the source.
+    fn expression(&mut self, source: WordSource) -> String {
+        let at = self.position(source);
+        if self.launch_members.is_some() {
             format!("p.w[own + {at}]")
         } else {
             format!("p.w[{at}]")
         }
     }
 
-    fn slot(&mut self, slot: Slot) -> usize {
-        let same = |other: &Slot| match (&slot, other) {
-            (Slot::Word(a), Slot::Word(b)) => a == b,
-            (Slot::Size(a), Slot::Size(b)) => a == b,
-            (Slot::Number(a), Slot::Number(b)) => Arc::ptr_eq(a, b),
+    fn position(&mut self, source: WordSource) -> usize {
+        let same = |other: &WordSource| match (&source, other) {
+            (WordSource::Word(a), WordSource::Word(b)) => a == b,
+            (WordSource::Size(a), WordSource::Size(b)) => a == b,
+            (WordSource::Number(a), WordSource::Number(b)) => Arc::ptr_eq(a, b),
             _ => false,
         };
-        self.slots.iter().position(same).unwrap_or_else(|| {
-            self.slots.push(slot);
-            self.slots.len() - 1
+        self.sources.iter().position(same).unwrap_or_else(|| {
+            self.sources.push(source);
+            self.sources.len() - 1
         })
     }
 
-    /// Where a word stands.
+    /// The position of a word.
     pub fn word(&mut self, word: Word) -> usize {
-        self.slot(Slot::Word(word))
+        self.position(WordSource::Word(word))
     }
 
-    /// Lays numbers side by side, and tells where the first one stands.
+    /// Appends consecutive numbers, and returns the position of the first one.
     pub fn block(&mut self, numbers: impl IntoIterator<Item = Number>) -> usize {
-        let at = self.slots.len();
-        self.slots.extend(numbers.into_iter().map(Slot::Number));
+        let at = self.sources.len();
+        self.sources
+            .extend(numbers.into_iter().map(WordSource::Number));
         at
     }
 
-    /// An address, as a number of 64 bits.
+    /// An address, as a 64-bit number.
     pub fn address(&mut self, word: Word) -> String {
-        self.named(Slot::Word(word))
+        self.expression(WordSource::Word(word))
     }
 
     /// Declares a pointer to an argument.
@@ -129,7 +129,7 @@ impl Params {
 
     /// A size: its number where it is known, unless specs of other sizes share the function.
     pub fn size(&mut self, size: Size) -> String {
-        let shared = self.together.is_some() && !size.is(0) && !size.is(1);
+        let shared = self.launch_members.is_some() && !size.is(0) && !size.is(1);
         if shared {
             self.word_of(size)
         } else {
@@ -137,8 +137,8 @@ impl Params {
         }
     }
 
-    /// A size that is divided by: always its number where it is known, since dividing by a number
-    /// is much faster.
+    /// A size used as a divisor: always its number where it is known, because division by a
+    /// constant is much faster.
     pub fn divisor(&mut self, size: Size) -> String {
         match size.as_fixed() {
             Some(n) if self.wide => format!("{n}ll"),
@@ -148,13 +148,16 @@ impl Params {
     }
 
     fn word_of(&mut self, size: Size) -> String {
-        format!("idx({})", self.named(Slot::Size(size)))
+        format!("idx({})", self.expression(WordSource::Size(size)))
     }
 
-    /// A number of the launch, whether or not it is known now: for what would else make a function
-    /// of every size.
+    /// A number of the launch, even if it is known now: for numbers that would otherwise create a
+    /// function per size.
     pub fn number(&mut self, number: &Number) -> String {
-        format!("idx({})", self.named(Slot::Number(number.clone())))
+        format!(
+            "idx({})",
+            self.expression(WordSource::Number(number.clone()))
+        )
     }
 
     /// Σ coordinateᵢ · stridesᵢ + offset.
@@ -189,7 +192,7 @@ impl Params {
         Params::split(linear, &sizes, name)
     }
 
-    /// The same for sizes that are expressions; the first is not looked at.
+    /// As [`Params::coordinates`], for sizes that are expressions; the first one is not used.
     pub fn split(linear: &str, dims: &[String], name: &str) -> (String, Vec<String>) {
         let mut text = String::new();
         let mut rest = linear.to_string();
@@ -210,16 +213,16 @@ impl Params {
 
     /// The words of a launch.
     pub fn words(&self, env: &Env) -> Vec<Word> {
-        let word = |slot: &Slot| match slot {
-            Slot::Word(word) => *word,
-            Slot::Size(size) => Word::Number(size.at(env)),
-            Slot::Number(number) => Word::Number(number(env)),
+        let word = |source: &WordSource| match source {
+            WordSource::Word(word) => *word,
+            WordSource::Size(size) => Word::Number(size.at(env)),
+            WordSource::Number(number) => Word::Number(number(env)),
         };
-        self.slots.iter().map(word).collect()
+        self.sources.iter().map(word).collect()
     }
 
-    /// The function of these parameters with this body, for blocks of `threads` (and, after a
-    /// comma, how many of them a multiprocessor should hold).
+    /// The function with these parameters and this body, for blocks of `threads` (and, after a
+    /// comma, the number of blocks that a multiprocessor should hold).
     pub fn function(&mut self, kind: &str, threads: impl Display, body: &str) -> Function {
         let guard = match self.guarded {
             true => format!(
@@ -233,15 +236,15 @@ impl Params {
         } else {
             ("int", "unsigned")
         };
-        // A parameter without words is none.
-        let each = self.slots.len().max(1);
-        let (count, own) = match self.together {
+        // A parameter must have at least one word.
+        let each = self.sources.len().max(1);
+        let (count, own) = match self.launch_members {
             None => (each, String::new()),
             Some(_) => {
-                let together = (WORDS_MAX / each).max(1);
-                self.together = Some(together);
+                let launch_members = (WORDS_MAX / each).max(1);
+                self.launch_members = Some(launch_members);
                 (
-                    each * together,
+                    each * launch_members,
                     format!("const int own = int(blockIdx.y) * {each};\n"),
                 )
             }

@@ -1,5 +1,5 @@
-//! Pooling and its gradient. The gradient gathers: each input element adds up what the windows over
-//! it send, in row-major order of the windows, so that no two threads meet.
+//! Pooling and its gradient. The gradient gathers: each input element adds the contributions of the
+//! windows over it, in row-major order of the windows, so that no two threads write to one element.
 
 use std::fmt::Write as _;
 
@@ -24,23 +24,23 @@ fn planes(operand: &Operand) -> [Size; 4] {
     ]
 }
 
-/// The walks that both directions have in common: over planes of what is read, and the place in the
-/// result's plane.
-struct Walks {
+/// The accesses common to both directions: the planes of the operand that is read, and the position
+/// in the result's plane.
+struct Accesses {
     plane: usize,
     row: usize,
     column: usize,
-    /// Over the positions: where they are stored, or their planes.
+    /// The positions: where they are stored, or their planes.
     positions: Option<usize>,
 }
 
-impl Walks {
-    fn new(space: &mut Space, read: &Operand, positions: Option<(Size, &[Size])>) -> Walks {
+impl Accesses {
+    fn new(space: &mut Space, read: &Operand, positions: Option<(Size, &[Size])>) -> Accesses {
         let plane = space.push(read.offset, &planes(read));
         let row = space.push(Size::ZERO, &coordinate(2, 4));
         let column = space.push(Size::ZERO, &coordinate(3, 4));
         let positions = positions.map(|(offset, strides)| space.push(offset, strides));
-        Walks {
+        Accesses {
             plane,
             row,
             column,
@@ -61,7 +61,7 @@ impl Walks {
 
 struct Forward<'a> {
     pool: &'a Pool2d,
-    walks: Walks,
+    accesses: Accesses,
 }
 
 impl Anchor for Forward<'_> {
@@ -76,7 +76,7 @@ impl Anchor for Forward<'_> {
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let (pool, storage) = (self.pool, Storage::of(self.pool.x.dtype));
         let Window { k, stride, pad } = pool.window;
-        let mut text = self.walks.declare(space, params, coordinates);
+        let mut text = self.accesses.declare(space, params, coordinates);
         let (h, w) = (params.size(pool.hw[0]), params.size(pool.hw[1]));
         let _ = writeln!(
             text,
@@ -130,8 +130,8 @@ impl Anchor for Forward<'_> {
             "if (value > best{nan}) {{\nbest = value;\nfound = r * {} + s;\n}}\n}}",
             k[1]
         );
-        if let (Some(arg), Some(walk)) = (&pool.arg, self.walks.positions) {
-            let place = space.place(params, walk, coordinates);
+        if let (Some(arg), Some(access)) = (&pool.arg, self.accesses.positions) {
+            let place = space.place(params, access, coordinates);
             let _ = writeln!(
                 text,
                 "positions[{place}] = {};",
@@ -161,7 +161,7 @@ pub fn lower(
 ) -> Result<Lowered, SpecError> {
     let code = Code::new(spec)?;
     let mut space = Space::new(spec);
-    let walks = Walks::new(
+    let accesses = Accesses::new(
         &mut space,
         &pool.x,
         pool.arg.as_ref().map(|arg| (arg.offset, &arg.strides[..])),
@@ -171,7 +171,7 @@ pub fn lower(
         "pool",
         &code,
         space,
-        &Forward { pool, walks },
+        &Forward { pool, accesses },
         bounds,
         target,
     ))
@@ -181,7 +181,7 @@ struct Backward<'a> {
     pool: &'a Pool2dGrad,
     /// Height and width of the image.
     hw: [Size; 2],
-    walks: Walks,
+    accesses: Accesses,
 }
 
 impl Anchor for Backward<'_> {
@@ -196,9 +196,9 @@ impl Anchor for Backward<'_> {
     fn at(&self, space: &Space, params: &mut Params, coordinates: &[String]) -> String {
         let pool = self.pool;
         let Window { k, stride, pad } = pool.window;
-        let mut text = self.walks.declare(space, params, coordinates);
-        // The windows over this place, by rows and columns: from the first whose end reaches it to
-        // the last that begins before.
+        let mut text = self.accesses.declare(space, params, coordinates);
+        // The windows over this position, by rows and columns: from the first whose end reaches it
+        // to the last that begins before it.
         for (axis, at, from, to) in [(0, "row", "i0", "i1"), (1, "column", "j0", "j1")] {
             let count = params.size(pool.ohw[axis]);
             let (reach, pad, stride) = (
@@ -219,11 +219,11 @@ impl Anchor for Backward<'_> {
         let element = params.dot(&pool.dy.strides[2..], &window, Size::ZERO);
         let mut term = format!("gradient[plane + {element}]");
         let _ = writeln!(text, "float acc = 0.0f;");
-        if let (Some(_), Some(walk)) = (&pool.arg, self.walks.positions) {
+        if let (Some(_), Some(access)) = (&pool.arg, self.accesses.positions) {
             let _ = writeln!(
                 text,
                 "const idx marks = {};",
-                space.place(params, walk, coordinates)
+                space.place(params, access, coordinates)
             );
         }
         let _ = writeln!(
@@ -271,7 +271,7 @@ pub fn lower_grad(
     let code = Code::new(spec)?;
     let mut space = Space::new(spec);
     let positions = pool.arg.as_ref().map(|arg| (arg.offset, planes(arg)));
-    let walks = Walks::new(
+    let accesses = Accesses::new(
         &mut space,
         &pool.dy,
         positions
@@ -284,7 +284,7 @@ pub fn lower_grad(
         "pool_grad",
         &code,
         space,
-        &Backward { pool, hw, walks },
+        &Backward { pool, hw, accesses },
         bounds,
         target,
     ))

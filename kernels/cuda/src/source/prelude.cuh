@@ -1,5 +1,5 @@
-// What generated kernels share: in front of every program that NVRTC compiles, and of every program that the emulator runs.
-// The standard headers are not needed, and none are included: NVRTC has none of its own.
+// Declarations shared by generated kernels: the prefix of every program that NVRTC compiles, and of
+// every program that the emulator runs. No standard headers are included, because NVRTC has none.
 
 #define SLABWISE_INLINE static __device__ __forceinline__
 
@@ -17,8 +17,8 @@ struct alignas(sizeof(T) * N) Vec {
     T v[N];
 };
 
-/// Where kernels are launched before those end that they wait for: waits for them, before anything of memory
-/// is read. Without such a launch it does nothing.
+/// Waits for the kernels that this one depends on, before it reads memory, if it was launched
+/// before they ended. Otherwise it does nothing.
 SLABWISE_INLINE void wait_for_earlier_kernels() {
 #if !defined(SLABWISE_EMULATED) && __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -27,7 +27,7 @@ SLABWISE_INLINE void wait_for_earlier_kernels() {
 
 SLABWISE_INLINE float infinity() { return __int_as_float(0x7f800000); }
 
-// ---- Storage types that are not types of the language ----------------------------------------------------------------------
+// ---- Storage types that are not types of the language -------------------------------------------
 
 /// IEEE 754 half precision, as stored.
 struct f16 {
@@ -59,7 +59,7 @@ SLABWISE_INLINE bf16 narrow_bf16(float x) {
 }
 #endif
 
-// ---- Memory ----------------------------------------------------------------------------------------------------------------
+// ---- Memory -------------------------------------------------------------------------------------
 
 #ifndef SLABWISE_EMULATED
 /// Reads or writes a whole vector; the address must be a multiple of its size.
@@ -74,7 +74,7 @@ SLABWISE_INLINE void store_vec(void* p, const V& v) { *reinterpret_cast<V*>(p) =
     type* name = reinterpret_cast<type*>(slabwise_shared)
 #endif
 
-// ---- Random numbers: Philox4x32-10, the same bits as on the CPU ------------------------------------------------------------
+// ---- Random numbers: Philox4x32-10, the same bits as on the CPU ---------------------------------
 
 struct Philox {
     unsigned v[4];
@@ -95,7 +95,8 @@ SLABWISE_INLINE Philox philox(unsigned c0, unsigned c1, unsigned c2, unsigned c3
     return {{c0, c1, c2, c3}};
 }
 
-/// Element `index` of a stream of uniform numbers in [0, 1); `state` holds the seed's two words and the step.
+/// Element `index` of a stream of uniform numbers in [0, 1); `state` holds the seed's two words and
+/// the step.
 SLABWISE_INLINE float uniform(const int* state, unsigned stream, int index) {
     const unsigned i = unsigned(index);
     const Philox p = philox(i >> 2, stream, unsigned(state[2]), 0u, unsigned(state[0]), unsigned(state[1]));
@@ -103,10 +104,10 @@ SLABWISE_INLINE float uniform(const int* state, unsigned stream, int index) {
     return float(word >> 8) * (1.0f / 16777216.0f);
 }
 
-// ---- Reductions ------------------------------------------------------------------------------------------------------------
+// ---- Reductions ---------------------------------------------------------------------------------
 
-/// The best element so far of a search for the largest or smallest: how it ranks, and where it is. Larger keys win; of equal
-/// keys, the smaller position.
+/// The current best element of a search for the largest or smallest: its sort key and its position.
+/// Larger keys win; among equal keys, the smaller position.
 struct Rank {
     int key;
     int position;
@@ -114,7 +115,7 @@ struct Rank {
 
 SLABWISE_INLINE int rank_largest(int x) { return x; }
 SLABWISE_INLINE int rank_smallest(int x) { return ~x; }
-/// Floats in ascending order as integers, both zeros the same.
+/// Floats in ascending order as integers; both zeros are equal.
 SLABWISE_INLINE int ordered(float x) {
     const int bits = __float_as_int(x + 0.0f);
     return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -134,7 +135,7 @@ SLABWISE_INLINE Rank from_lane_xor(Rank x, int mask) {
     return {__shfl_xor_sync(0xffffffffu, x.key, mask), __shfl_xor_sync(0xffffffffu, x.position, mask)};
 }
 
-// ---- Tensor cores and asynchronous copies -----------------------------------------------------------------------------------
+// ---- Tensor cores and asynchronous copies -------------------------------------------------------
 
 #ifndef SLABWISE_EMULATED
 SLABWISE_INLINE unsigned shared_address(const void* p) { return unsigned(__cvta_generic_to_shared(p)); }
@@ -165,7 +166,7 @@ SLABWISE_INLINE void ldmatrix_x2_trans(unsigned (&r)[2], const void* row) {
                  : "memory");
 }
 
-/// d += a · b, each operand spread over the warp as the PTX manual says.
+/// d += a · b, each operand distributed over the warp as the PTX manual specifies.
 SLABWISE_INLINE void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
@@ -188,7 +189,8 @@ SLABWISE_INLINE unsigned round_tf32(float x) {
     return y;
 }
 
-/// Starts a copy of BYTES (4, 8 or 16, and aligned to that) from global to shared memory; zeros where not `wanted`.
+/// Starts a copy of BYTES (4, 8 or 16, and aligned to that) from global to shared memory; zeros
+/// where not `wanted`.
 template <int BYTES>
 SLABWISE_INLINE void copy_async(void* to, const void* from, bool wanted) {
     if constexpr (BYTES == 16)
@@ -198,7 +200,7 @@ SLABWISE_INLINE void copy_async(void* to, const void* from, bool wanted) {
                      : "memory");
 }
 SLABWISE_INLINE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-/// Waits until at most PENDING groups of this thread are under way.
+/// Waits until at most PENDING groups of this thread are in flight.
 template <int PENDING>
 SLABWISE_INLINE void copy_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory"); }
 #endif

@@ -1,12 +1,12 @@
-//! Deterministic scatter-add: each element of the result adds up what is sent to it, in the order
-//! of the values, without atomic additions.
+//! Deterministic scatter-add: each element of the result adds its values in their order, without
+//! atomic additions.
 //!
-//! Where one index moves a whole run of values (the gradient of an embedding), three small kernels
-//! list the values of every place first, in order: they count them, turn the counts into where each
-//! list starts, and fill the lists. Where places are few the indices are cut into chunks, so that
-//! many warps count and list them: a place's list is then that of each chunk, one after the other.
-//! Else, or where there are few values, every element looks through the indices that may lead to
-//! it.
+//! Where one index addresses a whole run of values (the gradient of an embedding), three small
+//! kernels first build an ordered list of values per position: they count the values, compute the
+//! prefix sums of the counts, and fill the lists. Where there are few positions, the indices are
+//! split into chunks, so that many warps count and list them: a position's list is then the
+//! concatenation of the lists of all chunks. Otherwise, or where there are few values, every
+//! element scans the indices that may address it.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -22,41 +22,41 @@ use super::space::{Space, points};
 use crate::code::{Code, Storage};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Values beyond which lists are worth three kernels more.
+/// The number of values above which lists are worth three additional kernels.
 const FEW_VALUES: i64 = 32;
-/// Places whose lists one warp fills: a power of two.
+/// Positions whose lists one warp fills: a power of two.
 const PLACES: i64 = 128;
 /// Indices of a chunk, at least.
 const CHUNK: i64 = 512;
-/// Warps that each multiprocessor should have while lists are filled.
+/// The desired number of warps per multiprocessor while lists are filled.
 const WARPS: i64 = 4;
-/// Most counts of a group because of chunks: one block turns them into where lists start.
+/// The limit of counts per group when indices are split into chunks: one block scans them.
 const COUNTS: i64 = 1 << 15;
-/// Turns of 32 indices whose loads a warp starts at once.
+/// Iterations of 32 indices whose loads a warp batches.
 const TURNS: i64 = 4;
-/// Values of a list that a thread loads at once, before it adds them in their order: as long as the
-/// list has so many.
+/// Numbers of values of a list that a thread loads before it adds them in their order: the largest
+/// that remain in the list.
 const AHEAD: [i64; 3] = [64, 8, 1];
 
-/// The walks over values and indices, without the scattered axis; over the scattered axis; and over
-/// the lists of the result's places.
-struct Walks {
+/// The accesses to values and indices, without the scattered axis; to the scattered axis; and to
+/// the lists of the result's positions.
+struct Accesses {
     value: usize,
     index: usize,
     place: usize,
     list: usize,
 }
 
-/// Every element looks through the indices.
+/// Every element scans the indices.
 struct Search<'a> {
     scatter: &'a ScatterAdd,
-    walks: Walks,
+    accesses: Accesses,
 }
 
-/// Every element reads the list of its place.
+/// Every element reads the list of its position.
 struct Lists<'a> {
     scatter: &'a ScatterAdd,
-    walks: Walks,
+    accesses: Accesses,
     chunks: i64,
     starts: Word,
     values: Word,
@@ -80,11 +80,11 @@ impl Anchor for Search<'_> {
         let (scatter, axis) = (self.scatter, self.scatter.axis);
         let mut text = format!(
             "float acc = 0.0f;\nconst idx place = {};\n",
-            space.place(params, self.walks.place, coordinates)
+            space.place(params, self.accesses.place, coordinates)
         );
         let (value, index) = (
-            space.place(params, self.walks.value, coordinates),
-            space.place(params, self.walks.index, coordinates),
+            space.place(params, self.accesses.value, coordinates),
+            space.place(params, self.accesses.index, coordinates),
         );
         let _ = writeln!(
             text,
@@ -104,8 +104,8 @@ impl Anchor for Search<'_> {
 }
 
 impl Lists<'_> {
-    /// The loops over the list that add its values in their order: in each turn they `load`
-    /// several, and then `add` each of them, which is `sent[t]`.
+    /// The loops over the list that add its values in order: each iteration loads several values by
+    /// `load`, and then adds each of them, `sent[t]`, by `add`.
     fn each(
         &self,
         space: &Space,
@@ -115,10 +115,10 @@ impl Lists<'_> {
         load: &str,
         add: &str,
     ) -> String {
-        let value = space.place(params, self.walks.value, coordinates);
+        let value = space.place(params, self.accesses.value, coordinates);
         let (group, place) = (
-            space.place(params, self.walks.list, coordinates),
-            space.place(params, self.walks.place, coordinates),
+            space.place(params, self.accesses.list, coordinates),
+            space.place(params, self.accesses.place, coordinates),
         );
         let mut text = format!(
             "const idx value = {value}, list = {group} + ({place}) * {};\n",
@@ -202,12 +202,12 @@ impl Anchor for Lists<'_> {
 
     fn moved(&self, space: &Space) -> Option<Vec<(usize, usize)>> {
         let last = space.dims.len() - 1;
-        let flat = |walk: usize| space.walks[walk].1[last].is(0);
+        let invariant = |access: usize| space.accesses[access].1[last].is(0);
         let aligned = self.scatter.value.strides[self.scatter.axis]
             .checked_div(4)
             .is_some();
-        (flat(self.walks.place) && flat(self.walks.list) && aligned)
-            .then(|| vec![(self.walks.value, 4)])
+        (invariant(self.accesses.place) && invariant(self.accesses.list) && aligned)
+            .then(|| vec![(self.accesses.value, 4)])
     }
 }
 
@@ -225,7 +225,7 @@ pub fn lower(
             .collect()
     };
     let mut space = Space::new(spec);
-    let mut walks = Walks {
+    let mut accesses = Accesses {
         value: space.push(scatter.value.offset, &without_axis(&scatter.value.strides)),
         index: space.push(scatter.index.offset, &without_axis(&scatter.index.strides)),
         place: space.push(Size::ZERO, &coordinate(axis, rank)),
@@ -237,17 +237,17 @@ pub fn lower(
             "scatter",
             &code,
             space,
-            &Search { scatter, walks },
+            &Search { scatter, accesses },
             bounds,
             target,
         ));
     };
-    walks.list = space.push(Size::ZERO, &groups.list_strides);
+    accesses.list = space.push(Size::ZERO, &groups.list_strides);
     let (starts, values) = (Word::Workspace(0), Word::Workspace(groups.starts_bytes));
     let space = ordered(&code, space, bounds);
     let lists = Lists {
         scatter,
-        walks,
+        accesses,
         chunks: groups.chunks,
         starts,
         values,
@@ -257,8 +257,8 @@ pub fn lower(
     let mut scan = fill.clone();
     let mut sum = fill.clone();
     let mut count = fill.clone();
-    // Where threads are few, each has a list to itself: long ones take it as many turns as a
-    // vector's.
+    // Where threads are few, each processes one list, with as many iterations for a long list as a
+    // vector would take.
     let few = space.points(bounds) < 1024 * i64::from(target.multiprocessors.max(1));
     let width = if few { 1 } else { width(&code, &space, &lists) };
     let functions = vec![
@@ -289,21 +289,21 @@ pub fn lower(
     }))
 }
 
-/// Lists of values: a group for each point of the axes before the scattered one along which the
+/// The lists of values: a group for each point of the axes before the scattered one along which the
 /// index varies.
 struct Groups {
-    /// Sizes of the axes before the scattered one, or 1 where the index repeats.
+    /// Sizes of the axes before the scattered one, or 1 along which the index is broadcast.
     dims: Vec<Size>,
-    /// What leads from a point of the result to its group's first list.
+    /// Strides from a point of the result to its group's first list.
     list_strides: Vec<Size>,
-    /// Chunks of the indices of a group: a place has a list of each.
+    /// Chunks of the indices of a group: a position has a list per chunk.
     chunks: i64,
     starts_bytes: u64,
     values_bytes: u64,
 }
 
 impl Groups {
-    /// `None` if lists are not worth it, or not possible.
+    /// `None` if lists are not profitable or not possible.
     fn new(spec: &Spec, scatter: &ScatterAdd, bounds: &Env, target: &Target) -> Option<Groups> {
         let (rank, axis) = (spec.dims.len(), scatter.axis);
         let repeats = scatter.index.strides[axis + 1..].iter().all(|s| s.is(0));
@@ -323,7 +323,7 @@ impl Groups {
             .min((many.at(bounds) + CHUNK - 1) / CHUNK)
             .min(COUNTS / places)
             .max(1);
-        // A group has a list for each place and chunk, and an end.
+        // A group has a list per position and chunk, and an end.
         let counts = len
             .checked_mul(Size::fixed(chunks))?
             .checked_add(Size::ONE)?;
@@ -361,8 +361,8 @@ impl Groups {
         )
     }
 
-    /// One warp for each range of places and each chunk looks through the indices of the chunk:
-    /// counts the values of each place, or, with what the counts added up to, lists them in order.
+    /// Counts the values of each position or, given the prefix sums, lists them in order: one warp
+    /// for each range of positions and each chunk scans the indices of the chunk.
     fn fill(
         &self,
         params: &mut Params,
@@ -435,8 +435,8 @@ impl Groups {
         );
         body += "const int place = mine ? int(places[t] - first) : 0;\n";
         if lists {
-            // The lanes of one place take its next positions in their order: lists are in the order
-            // of the values.
+            // The lanes of one position reserve consecutive list entries in lane order, so lists
+            // are in the order of the values.
             body += "unsigned same = __ballot_sync(0xffffffffu, mine);\n";
             let _ = writeln!(
                 body,
@@ -465,7 +465,7 @@ impl Groups {
         )
     }
 
-    /// A block for each group turns counts into where lists start.
+    /// Computes the prefix sums of the counts, one block per group.
     fn scan(
         &self,
         params: &mut Params,

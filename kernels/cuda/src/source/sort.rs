@@ -1,9 +1,10 @@
-//! The order of elements along the last axis.
+//! The sort order (argsort) of elements along the last axis.
 //!
-//! As on the CPU an element becomes a number of 64 bits, above its value as an integer of the same
-//! order, below its position: no two are equal, so whatever sorts them is stable. Rows of one chunk
-//! are sorted in shared memory, several of them by a block if they are short. The chunks of longer
-//! rows are merged, two by two, between two halves of the workspace.
+//! As on the CPU, an element becomes a 64-bit number: an order-preserving integer image of its
+//! value in the upper half, its position in the lower half. No two keys are equal, so every sort of
+//! them is stable. Rows of one chunk are sorted in shared memory, several per block if they are
+//! short. The chunks of longer rows are merged pairwise, alternating between two halves of the
+//! workspace.
 
 use std::fmt::Write as _;
 
@@ -17,29 +18,29 @@ use super::space::{Space, points};
 use crate::code::Storage;
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Most keys that a block sorts at once: two for each thread of the largest block.
+/// Most keys that a block sorts: two for each thread of the largest block.
 const CHUNK: i64 = 2048;
 /// Keys that a thread merges.
 const ITEMS: i64 = 8;
 
 struct Rows<'a> {
     sort: &'a Sort,
-    /// The axes but the last, with walks over the source and the positions.
+    /// The axes except the last, with accesses to the source and the positions.
     outer: Space,
     len: Size,
 }
 
-/// Where a pass leaves its keys.
+/// The destination of a pass.
 #[derive(Clone, Copy, PartialEq)]
-enum To {
+enum Destination {
     Workspace(Word),
-    /// As positions: the last pass.
+    /// The result, as positions: the last pass.
     Positions,
 }
 
 impl Rows<'_> {
-    /// Declares `rows`, `len` and what the pass writes to.
-    fn declare(&self, params: &mut Params, to: To) -> String {
+    /// Declares `rows`, `len` and the pointers to the destination of the pass.
+    fn declare(&self, params: &mut Params, to: Destination) -> String {
         let rows: Vec<String> = self.outer.dims.iter().map(|&d| params.size(d)).collect();
         let rows = if rows.is_empty() {
             "1".into()
@@ -51,30 +52,30 @@ impl Rows<'_> {
             params.size(self.len)
         );
         match to {
-            To::Workspace(word) => {
+            Destination::Workspace(word) => {
                 let _ = writeln!(
                     text,
                     "u64* const sorted = reinterpret_cast<u64*>({});",
                     params.address(word)
                 );
             }
-            To::Positions => text += &params.pointer("positions", "int", 1),
+            Destination::Positions => text += &params.pointer("positions", "int", 1),
         }
         text
     }
 
-    /// Writes key `key` as that of place `at` of row `row`, whose coordinates are declared.
+    /// Stores key `key` at position `at` of row `row`, whose coordinates are declared.
     fn leave(
         &self,
         params: &mut Params,
-        to: To,
+        to: Destination,
         coordinates: &[String],
         at: &str,
         key: &str,
     ) -> String {
         match to {
-            To::Workspace(_) => format!("sorted[row * len + {at}] = {key};\n"),
-            To::Positions => {
+            Destination::Workspace(_) => format!("sorted[row * len + {at}] = {key};\n"),
+            Destination::Positions => {
                 let (row, last) = (
                     self.outer.place(params, 1, coordinates),
                     self.outer.dims.len(),
@@ -89,12 +90,12 @@ impl Rows<'_> {
         }
     }
 
-    /// Sorts chunks of rows, `each` of them side by side, of `count` keys at most.
-    fn chunks(&self, params: &mut Params, count: i64, each: i64, to: To) -> Function {
+    /// Sorts chunks of rows, `each` of them concurrently, of `count` keys at most.
+    fn chunks(&self, params: &mut Params, count: i64, each: i64, to: Destination) -> Function {
         let (storage, team) = (Storage::of(self.sort.source.dtype), count / 2);
         let mut body = params.pointer("source", &format!("const {}", storage.ty), 0)
             + &self.declare(params, to);
-        let chunks = if to == To::Positions {
+        let chunks = if to == Destination::Positions {
             "1".to_string()
         } else {
             format!("(len + {}) / {CHUNK}", CHUNK - 1)
@@ -154,13 +155,13 @@ impl Rows<'_> {
             body,
             "const int at = m + half * {team};\nconst idx k = first + at;\nif (k < len) {leave}}}\n}}"
         );
-        // The next part must not overwrite what is still read.
+        // The next part must not overwrite data that is still being read.
         body += "__syncthreads();\n}\n";
         params.function("sort_chunks", team * each, &body)
     }
 
-    /// Merges neighbouring runs two by two; the length of a run is a word of the launch.
-    fn merge(&self, params: &mut Params, from: Word, to: To) -> Function {
+    /// Merges neighbouring runs pairwise; the length of a run is a word of the launch.
+    fn merge(&self, params: &mut Params, from: Word, to: Destination) -> Function {
         let mut body = self.declare(params, to);
         let _ = writeln!(
             body,
@@ -199,7 +200,7 @@ impl Rows<'_> {
     }
 }
 
-/// Stands for the length of the runs that a pass merges.
+/// A placeholder for the length of the runs that a pass merges.
 const RUN: Word = Word::Number(-1);
 
 pub fn lower(
@@ -221,7 +222,7 @@ pub fn lower(
     let threads = (count / 2 * each) as u32;
     let mut short = Params::new(spec, bounds, target);
     let fresh = short.clone();
-    let mut functions = vec![own.chunks(&mut short, count, each, To::Positions)];
+    let mut functions = vec![own.chunks(&mut short, count, each, Destination::Positions)];
     let target = *target;
     let dispatch = |function, blocks, threads, words| Dispatch {
         function,
@@ -246,9 +247,9 @@ pub fn lower(
         .next_multiple_of(256);
     let halves = [Word::Workspace(0), Word::Workspace(half)];
     let (mut chunks, mut merge, mut merge_last) = (fresh.clone(), fresh.clone(), fresh);
-    functions.push(own.chunks(&mut chunks, count, each, To::Workspace(halves[0])));
-    functions.push(own.merge(&mut merge, halves[0], To::Workspace(halves[1])));
-    functions.push(own.merge(&mut merge_last, halves[0], To::Positions));
+    functions.push(own.chunks(&mut chunks, count, each, Destination::Workspace(halves[0])));
+    functions.push(own.merge(&mut merge, halves[0], Destination::Workspace(halves[1])));
+    functions.push(own.merge(&mut merge_last, halves[0], Destination::Positions));
     let (run_at, last_run_at) = (merge.word(RUN), merge_last.word(RUN));
     Ok(Lowered::new(
         functions,
@@ -277,7 +278,7 @@ pub fn lower(
                 };
                 words[run_at] = Word::Number(run);
                 if turn == 1 {
-                    // Each pass reads what the one before it wrote.
+                    // Each pass reads the output of the previous one.
                     let other = |word: Word| {
                         halves
                             .iter()

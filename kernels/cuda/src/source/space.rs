@@ -1,5 +1,4 @@
-//! Iteration spaces while loops are written over them: axes in the order of memory, merged where
-//! they are one.
+//! Iteration spaces of loops under construction: axes in memory order, contiguous ones merged.
 
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Spec;
@@ -7,14 +6,14 @@ use slabwise_kernels::spec::Spec;
 use super::params::Params;
 use crate::code::{Code, Site};
 
-/// The axes of a loop, and how operands and indices walk along them.
+/// The axes of a loop, and the strided accesses of operands and indices along them.
 #[derive(Clone, Debug)]
 pub struct Space {
     /// Sizes.
     pub dims: Vec<Size>,
-    /// First elements and strides: of the operands, then of the indices, then of what an anchor
-    /// walks over.
-    pub walks: Vec<(Size, Vec<Size>)>,
+    /// First elements and strides of the accesses: of the operands, then of the indices, then of
+    /// the anchor.
+    pub accesses: Vec<(Size, Vec<Size>)>,
     operands: usize,
     indices: usize,
 }
@@ -26,49 +25,49 @@ impl Space {
         let indices = spec.indices.iter().map(|i| (Size::ZERO, i.to_vec()));
         Space {
             dims: spec.dims.to_vec(),
-            walks: operands.chain(indices).collect(),
+            accesses: operands.chain(indices).collect(),
             operands: spec.operands.len(),
             indices: spec.indices.len(),
         }
     }
 
-    /// A space that no operands of a program are walked over.
+    /// A space without accesses of a program.
     pub fn over(dims: &[Size]) -> Space {
         Space {
             dims: dims.to_vec(),
-            walks: vec![],
+            accesses: vec![],
             operands: 0,
             indices: 0,
         }
     }
 
-    /// Adds a walk, and returns its number.
+    /// Adds an access, and returns its number.
     pub fn push(&mut self, offset: Size, strides: &[Size]) -> usize {
-        self.walks.push((offset, strides.to_vec()));
-        self.walks.len() - 1
+        self.accesses.push((offset, strides.to_vec()));
+        self.accesses.len() - 1
     }
 
-    /// Where walk `number` is at these coordinates.
+    /// The offset of access `number` at these coordinates.
     pub fn place(&self, params: &mut Params, number: usize, coordinates: &[String]) -> String {
-        let (offset, strides) = &self.walks[number];
+        let (offset, strides) = &self.accesses[number];
         params.dot(strides, coordinates, *offset)
     }
 
     /// Stride of operand `k` along an axis.
     pub fn stride(&self, k: u16, axis: usize) -> Size {
-        self.walks[usize::from(k)].1[axis]
+        self.accesses[usize::from(k)].1[axis]
     }
 
-    /// Puts the axes in this order.
+    /// Reorders the axes.
     pub fn permute(&mut self, order: &[usize]) {
         self.dims = order.iter().map(|&a| self.dims[a]).collect();
-        for (_, strides) in &mut self.walks {
+        for (_, strides) in &mut self.accesses {
             *strides = order.iter().map(|&a| strides[a]).collect();
         }
     }
 
-    /// Merges neighbouring axes between `from` and `to` that every walk steps over as one, and
-    /// drops those of length 1. Returns how many are left between them.
+    /// Merges neighbouring axes between `from` and `to` that are contiguous in every access, and
+    /// drops those of length 1. Returns the number of axes left between them.
     pub fn merge(&mut self, from: usize, to: usize) -> usize {
         let mut end = to;
         let mut axis = from;
@@ -86,7 +85,7 @@ impl Space {
             let one =
                 |strides: &[Size]| strides[axis + 1].checked_mul(inner) == Some(strides[axis]);
             match self.dims[axis].checked_mul(inner) {
-                Some(both) if self.walks.iter().all(|(_, strides)| one(strides)) => {
+                Some(both) if self.accesses.iter().all(|(_, strides)| one(strides)) => {
                     self.dims[axis + 1] = both;
                     self.remove(axis);
                     end -= 1;
@@ -100,14 +99,14 @@ impl Space {
     /// Adds an axis of length 1.
     pub fn insert(&mut self, axis: usize) {
         self.dims.insert(axis, Size::ONE);
-        self.walks
+        self.accesses
             .iter_mut()
             .for_each(|(_, strides)| strides.insert(axis, Size::ZERO));
     }
 
     fn remove(&mut self, axis: usize) {
         self.dims.remove(axis);
-        for (_, strides) in &mut self.walks {
+        for (_, strides) in &mut self.accesses {
             strides.remove(axis);
         }
     }
@@ -125,35 +124,35 @@ impl Space {
         )
     }
 
-    /// Points under `env`.
+    /// The number of points under `env`.
     pub fn points(&self, env: &Env) -> i64 {
         points(&self.dims, env)
     }
 }
 
-/// How many neighbours along `axis` a thread takes: vectors of 16 bytes of the widest type, if the
-/// elements of all these walks (with their bytes) that vary along it lie so that they can be moved
-/// together; a `remainder` is allowed or not.
+/// The number of neighbours along `axis` that a thread processes: vectors of 16 bytes of the widest
+/// type, if the elements of all these accesses (with their bytes) that vary along it are contiguous
+/// and aligned; `remainder` says whether a remainder is allowed.
 pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remainder: bool) -> i64 {
-    let along = |walk: usize| space.walks[walk].1[axis];
+    let along = |access: usize| space.accesses[access].1[axis];
     if used
         .iter()
-        .any(|&(walk, _)| !along(walk).is(0) && !along(walk).is(1))
+        .any(|&(access, _)| !along(access).is(0) && !along(access).is(1))
     {
         return 1;
     }
     let moved: Vec<(usize, usize)> = used
         .iter()
         .copied()
-        .filter(|&(walk, _)| along(walk).is(1))
+        .filter(|&(access, _)| along(access).is(1))
         .collect();
     let Some(widest) = moved.iter().map(|&(_, bytes)| bytes).max() else {
         return 1;
     };
     let fits = |width: i64| {
         let whole = |size: Size| size.checked_div(width).is_some();
-        let lies = |&(walk, _): &(usize, usize)| {
-            let (offset, strides) = &space.walks[walk];
+        let lies = |&(access, _): &(usize, usize)| {
+            let (offset, strides) = &space.accesses[access];
             whole(*offset)
                 && strides
                     .iter()
@@ -169,7 +168,7 @@ pub fn vector_width(space: &Space, used: &[(usize, usize)], axis: usize, remaind
     width
 }
 
-/// The walks of what a program loads and stores, with the bytes of their elements.
+/// The accesses of a program's loads and stores, with the bytes of their elements.
 pub fn touched(code: &Code) -> Vec<(usize, usize)> {
     let used = code
         .loads()
@@ -180,14 +179,14 @@ pub fn touched(code: &Code) -> Vec<(usize, usize)> {
         .collect()
 }
 
-/// Points of a space under `env`.
+/// The number of points of a space under `env`.
 pub fn points(dims: &[Size], env: &Env) -> i64 {
     dims.iter()
         .fold(1i64, |p, d| p.saturating_mul(d.at(env).max(0)))
 }
 
-/// The order in which memory is walked forwards, for axes `from..to`, as the operand with these
-/// strides lies; an axis along which it repeats goes first.
+/// The order of axes `from..to` by decreasing stride of an operand with these strides; axes along
+/// which it is broadcast come first.
 pub fn memory_order(strides: &[Size], from: usize, to: usize, bounds: &Env) -> Vec<usize> {
     let mut order: Vec<usize> = (from..to).collect();
     let key = |axis: &usize| {
@@ -249,16 +248,16 @@ impl Site for Point {
     }
 }
 
-/// Another expression for an operand of a point, where it is not at its place in memory.
+/// A replacement expression for an operand of a point that is not read or written in memory.
 pub type Elsewhere<'a> = &'a dyn Fn(u16) -> Option<String>;
 
 /// A point some of whose elements are read or written elsewhere than in memory.
 pub struct Via<'a> {
     /// The point.
     pub point: Point,
-    /// Where operands are read.
+    /// Replaces reads.
     pub read: Elsewhere<'a>,
-    /// Where operands are written.
+    /// Replaces writes.
     pub write: Elsewhere<'a>,
 }
 

@@ -1,10 +1,10 @@
-//! Non-maximum suppression: of boxes in order of preference, those stay that no better one which
-//! stays overlaps too much.
+//! Non-maximum suppression: boxes are processed in order of preference, and a box is kept unless a
+//! kept box before it overlaps it too much.
 //!
-//! Boxes are taken in panels. For each panel one kernel finds, for every pair of a box of it and
-//! one that comes later, whether they overlap too much, as bits; a second one, of one block, goes
-//! through the panel in order and strikes out what the boxes that stay overlap. So the result is
-//! that of one box after the other.
+//! Boxes are processed in panels. For each panel one kernel computes, as bits, whether each box of
+//! the panel overlaps each later box too much; a second kernel, of one block, iterates over the
+//! panel in order and suppresses the boxes that kept boxes overlap. The result is that of the
+//! sequential algorithm.
 
 use std::fmt::Write as _;
 
@@ -17,14 +17,14 @@ use super::params::Params;
 use crate::code::constant;
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Boxes whose bits are one word.
+/// Boxes whose bits form one word.
 const WORD: i64 = 64;
 /// Boxes of a panel.
 const PANEL: i64 = 1024;
-/// Stands for the first box of a launch's panel.
+/// A placeholder for the first box of a launch's panel.
 const FIRST: Word = Word::Number(-1);
 
-/// Declares the number of boxes, of words of bits, and the first box of the panel.
+/// Declares the number of boxes, the number of bit words, and the first box of the panel.
 fn declare(spec: &Spec, params: &mut Params, bits: Word) -> String {
     let first = params.word(FIRST);
     let count = params.size(spec.dims[0]);
@@ -36,7 +36,7 @@ fn declare(spec: &Spec, params: &mut Params, bits: Word) -> String {
     )
 }
 
-/// The bits of one box and 64 later ones for each thread: whether they overlap too much.
+/// The bits of one box and 64 later ones per thread: whether they overlap too much.
 fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -> Function {
     let mut body = params.pointer("corners", "const float", 0) + &declare(spec, params, bits);
     let boxes = &suppress.boxes;
@@ -59,7 +59,7 @@ fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -
         body,
         "const idx row = first + idx(blockIdx.y) * {WORD}, word = first / {WORD} + blockIdx.x;"
     );
-    // A box is held against later ones alone.
+    // A box is compared only with later ones.
     let _ = writeln!(
         body,
         "if (word * {WORD} < row) return;\n__shared__ Box others[{WORD}];\nconst idx i = row + t, j = word * {WORD} + t;"
@@ -85,8 +85,8 @@ fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -
     params.function("suppress_overlaps", WORD, &body)
 }
 
-/// One block goes through a panel in order. `gone` has a bit for each box that a better one has
-/// struck out.
+/// Processes a panel in order, by one block. `gone` has a bit for each box that a better one has
+/// suppressed.
 fn strike(
     spec: &Spec,
     suppress: &Suppress,

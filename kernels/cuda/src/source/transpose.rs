@@ -1,6 +1,5 @@
-//! Elementwise loops where an operand's memory runs along another axis than the result's: tiles of
-//! it go through shared memory, so that it is read along its own neighbours and used along those of
-//! the result.
+//! Elementwise loops with operands that are contiguous along another axis than the result: tiles of
+//! them go through shared memory, so that both reads and writes are contiguous.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,20 +13,20 @@ use crate::lower::{Dispatch, Lowered, Target};
 
 /// Sides of a tile.
 const SIDE: i64 = 32;
-/// Threads of a block: rows of a tile that are moved at once, times its side.
+/// Threads of a block: rows of a tile that are moved concurrently, times its side.
 const THREADS: u32 = 256;
 /// Axes shorter than this waste most of a tile.
 const SHORTEST: i64 = 8;
 /// Most operands whose tiles fit in static shared memory.
 const OPERANDS: usize = 8;
 
-/// The axis that such operands run along, and the operands.
+/// The axis along which such operands are contiguous, and the operands.
 pub struct Across {
     axis: usize,
     operands: Vec<u16>,
 }
 
-/// Which operands are to go through tiles.
+/// The operands that should go through tiles.
 pub fn across(code: &Code, space: &Space, bounds: &Env) -> Option<Across> {
     let last = space.dims.len() - 1;
     let long = |axis: usize| space.dims[axis].at(bounds) >= SHORTEST;
@@ -134,7 +133,7 @@ pub fn lower(
         read: &through,
         write: &|_| None,
     });
-    // The next tile must not overwrite what is still read.
+    // The next tile must not overwrite data that is still being read.
     body += "}\n}\n__syncthreads();\n}\n";
     let function = params.function("transpose", THREADS, &body);
     let target = *target;

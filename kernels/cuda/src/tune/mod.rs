@@ -1,18 +1,18 @@
-//! Which kernel computes a product: the fastest of a few, by the clock.
+//! The tuner: chooses a product's kernel by timing a few candidates.
 //!
-//! The candidates are the first of those that the model of [`crate::gemm`] ranks, and what cuBLASLt
-//! and cuDNN would take for the same product or convolution, where they are found. Each is run on
-//! the device at the sizes of the bounds, in scratch memory that is given back before anything else
-//! is taken; its time is the median of a few recorded runs. An earlier candidate is kept unless a
-//! later one is clearly faster, so ties and noise go to the model's choice.
+//! The candidates are the first kernels in the ranking of the model of [`crate::gemm`], and those
+//! that cuBLASLt and cuDNN propose for the same product or convolution, where these libraries are
+//! found. Each is run on the device at the sizes of the bounds, in scratch memory that is freed
+//! before any other allocation; its time is the median of a few captured runs. An earlier candidate
+//! wins unless a later one is clearly faster, so ties and noise favour the model's choice.
 //!
-//! Specs with one product (the way forward and what is made again of it, a kernel and what runs
-//! again of it) are given one candidate, timed once: so they add in one order and what is made
-//! again comes out the same bits.
+//! Specs with one product (the forward pass and its recomputation, a kernel and its recompute
+//! clone) get one candidate, timed once, so that they add in one order and recomputation is
+//! bit-exact.
 //!
-//! What was picked is known for the rest of the process and kept on disk ([`Picks`]), so that it
-//! stays the same from run to run. Nothing fails for want of a pick: without memory, time or a
-//! library the first ranked is taken.
+//! A choice is kept for the rest of the process and on disk ([`Picks`]), so that it is the same in
+//! every run. The lack of a choice is never an error: without memory, time or a library the first
+//! kernel of the ranking is used.
 
 mod picks;
 mod trial;
@@ -33,38 +33,38 @@ use crate::gemm::library::Product;
 use crate::libraries::LibraryError;
 use crate::lower::{Lowered, Target};
 use crate::nvrtc;
+use crate::reservation::Limits;
 use crate::source::{PRELUDE, lower};
-use crate::space::Limits;
 use trial::{Bench, Trial};
 
-/// Most of our own kernels that are timed for one product: each has to be compiled.
+/// Most kernels of slabwise that are timed for one product: each has to be compiled.
 const OWN_MAX: usize = 4;
 
-/// Most of each library's.
+/// Most kernels of each library that are timed.
 const LIBRARY_MAX: usize = 3;
 
-/// Products of fewer multiplications are not worth being timed: whatever computes them takes as
-/// long as its launch.
+/// Products of fewer multiplications are not timed, because every kernel takes as long as its
+/// launch.
 pub const WORTH: i64 = 1 << 22;
 
-/// A later candidate must take less than this part of an earlier one's time.
+/// A later candidate must take less than this fraction of an earlier one's time.
 const CLEARLY: f64 = 0.98;
 
-/// How a spec is computed.
+/// The kernel that computes a spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// As the model ranks first.
+    /// The first in the model's ranking.
     #[default]
     Ranked,
-    /// By the candidate of this name.
+    /// The candidate of this name.
     Own(String),
-    /// By cuBLASLt.
+    /// A kernel of cuBLASLt.
     Library(Algorithm),
-    /// By cuDNN.
+    /// An algorithm of cuDNN.
     Cudnn(cudnn::Algorithm),
 }
 
-/// Source for a spec by a choice; for what the choice does not fit, as [`crate::lower`] does.
+/// The source for a spec by a choice, or as [`crate::lower`] if the choice does not fit the spec.
 ///
 /// # Errors
 /// As [`crate::lower`].
@@ -91,34 +91,34 @@ pub fn lower_as(
 /// Times candidates on a device.
 #[derive(Clone, Debug)]
 pub struct Tuner {
-    /// Which device.
+    /// The device.
     pub ordinal: u32,
-    /// How much of its memory may be used.
+    /// The limits of its memory.
     pub limits: Limits,
-    /// The most bytes that timing may take, if there is a budget.
+    /// The memory limit of timing, bytes, if there is a budget.
     pub room: Option<u64>,
     /// Products of fewer multiplications are not timed.
     pub worth: i64,
-    /// Whether cuDNN is asked for convolutions.
+    /// Whether cuDNN is a candidate for convolutions.
     pub cudnn: bool,
-    /// What has been picked before.
+    /// Earlier choices.
     pub picks: Arc<Picks>,
 }
 
 /// Specs that share a product, each spec once.
 struct Group<'a> {
-    /// Which of the specs asked for.
+    /// The requested specs that belong to the group.
     members: Vec<usize>,
-    /// The different ones, each with its target.
+    /// The distinct specs, each with its target.
     specs: Vec<(&'a Spec, Target)>,
-    /// The candidates among our own that all of them have, as the first ranks them.
+    /// The candidates of slabwise that all specs have, in the ranking of the first.
     own: Vec<String>,
     key: String,
 }
 
 impl Tuner {
-    /// How each of these specs is best computed, at sizes up to the bounds. Each has a target of
-    /// its own.
+    /// The best kernel for each of these specs, at sizes up to the bounds. Each spec has its own
+    /// target.
     pub fn choose(&self, wanted: &[(&Spec, Target)], bounds: &Env) -> Vec<Choice> {
         let mut choices = vec![Choice::Ranked; wanted.len()];
         let Ok(properties) = driver::properties(self.ordinal) else {
@@ -134,7 +134,7 @@ impl Tuner {
         );
         let mut open = Vec::new();
         for group in groups(wanted, bounds, self.worth, &device, self.cudnn) {
-            match self.picks.known(&group.key) {
+            match self.picks.in_memory(&group.key) {
                 Some(choice) => group.take(&choice, &mut choices),
                 None => open.push(group),
             }
@@ -147,17 +147,17 @@ impl Tuner {
         choices
     }
 
-    /// Picks for groups that are new to the process.
+    /// Chooses kernels for groups that are new to the process.
     fn pick(&self, open: &[Group<'_>], bounds: &Env, choices: &mut [Choice]) -> Result<(), Error> {
         let mut bench: Option<Bench> = None;
         let mut trials: Vec<(&Group<'_>, Trial)> = Vec::new();
-        let mut told: Vec<LibraryError> = Vec::new();
+        let mut logged: Vec<LibraryError> = Vec::new();
         for group in open {
-            let kept = self.picks.kept(&group.key);
+            let kept = self.picks.on_disk(&group.key);
             if let Some(choice @ Choice::Own(name)) = &kept
                 && group.own.contains(name)
             {
-                self.picks.know(&group.key, choice);
+                self.picks.remember(&group.key, choice);
                 group.take(choice, choices);
                 continue;
             }
@@ -166,8 +166,8 @@ impl Tuner {
                 none => none.insert(Bench::open(self.ordinal, self.limits, self.room)?),
             };
             let mut trial = Trial::new(group.specs[0].0.clone(), *bounds);
-            // A library's kernel that is taken over is run once all the same: then it is loaded
-            // before a graph is recorded.
+            // A library's kernel that was chosen by another process is still run once, so that it
+            // is loaded before a graph is captured.
             let known = match kept {
                 Some(choice) => group.fitting(&choice, bounds, bench).unwrap_or_default(),
                 None => None,
@@ -190,15 +190,15 @@ impl Tuner {
                         Err(e) => {
                             let missing = matches!(e, LibraryError::Missing(_));
                             trial.lasting &= missing;
-                            // What is wrong for all is said once.
-                            if !told.contains(&e) {
+                            // An error that affects all groups is logged once.
+                            if !logged.contains(&e) {
                                 let level = if missing {
                                     log::Level::Info
                                 } else {
                                     log::Level::Error
                                 };
                                 log::log!(level, "{e}; products are computed without it");
-                                told.push(e);
+                                logged.push(e);
                             }
                         }
                     }
@@ -222,10 +222,10 @@ impl Tuner {
                 continue;
             };
             let choice = trial.choice(best);
-            log::info!("{}", trial.told(&times, best));
-            self.picks.know(&group.key, choice);
+            log::info!("{}", trial.summary(&times, best));
+            self.picks.remember(&group.key, choice);
             if trial.timed && trial.lasting {
-                self.picks.keep(&group.key, choice);
+                self.picks.store(&group.key, choice);
             }
             group.take(choice, choices);
         }
@@ -269,17 +269,17 @@ fn versions() -> String {
     )
 }
 
-/// What of cuDNN times of convolutions depend on.
-fn version_of_cudnn(asked: bool) -> String {
+/// The version of cuDNN, if it affects the times.
+fn version_of_cudnn(used: bool) -> String {
     let found = || cudnn::version().map_or_else(|_| "none".into(), |v| v.to_string());
-    if asked {
+    if used {
         format!("cuDNN {}", found())
     } else {
         "without cuDNN".into()
     }
 }
 
-/// The specs by their products, those that are not worth it and those without a choice left out.
+/// The specs grouped by product, without products below the threshold or without a choice.
 fn groups<'a>(
     wanted: &[(&'a Spec, Target)],
     bounds: &Env,
@@ -317,7 +317,7 @@ fn groups<'a>(
     groups.retain(|group| !group.own.is_empty());
     for group in &mut groups {
         let text = format!("{:?} {:?} {:?}", group.specs, group.own, bounds);
-        // Whoever has no convolutions does without the library, which takes a while to load.
+        // Without convolutions cuDNN is not loaded, because that takes a while.
         let more = if matches!(group.specs[0].0.body, Body::Conv2d(_)) {
             version_of_cudnn(cudnn)
         } else {
@@ -329,14 +329,14 @@ fn groups<'a>(
 }
 
 impl Group<'_> {
-    /// Gives all members a choice.
+    /// Sets the choice of all members.
     fn take(&self, choice: &Choice, choices: &mut [Choice]) {
         self.members
             .iter()
             .for_each(|&at| choices[at] = choice.clone());
     }
 
-    /// What cuBLASLt offers for all members.
+    /// The kernels that cuBLASLt proposes for all members.
     fn offered_by_cublaslt(
         &self,
         bounds: &Env,
@@ -354,7 +354,7 @@ impl Group<'_> {
         self.all_fitting(found.into_iter().map(Choice::Library), bounds, bench)
     }
 
-    /// What cuDNN offers for all members.
+    /// The algorithms that cuDNN proposes for all members.
     fn offered_by_cudnn(&self, bounds: &Env, bench: &Bench) -> Result<Vec<Choice>, LibraryError> {
         let (spec, target) = &self.specs[0];
         let Some(convolution) = Convolution::of(spec, bounds, target) else {
@@ -382,8 +382,8 @@ impl Group<'_> {
             .collect()
     }
 
-    /// A library's kernel with the largest workspace that it needs, if it computes the products of
-    /// all members.
+    /// A library's kernel with the largest workspace of all members, if it computes the products of
+    /// all of them.
     fn fitting(
         &self,
         choice: &Choice,

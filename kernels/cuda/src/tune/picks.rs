@@ -1,4 +1,4 @@
-//! What was picked, for the rest of the process and on disk.
+//! The kernel choices of the tuner, in memory and on disk.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -8,8 +8,8 @@ use crate::cache::Cache;
 use crate::cublaslt::Algorithm;
 use crate::cudnn;
 
-/// What was picked, by a hash of all that it depends on: the specs, their bounds, the candidates,
-/// the device, and the versions of driver, compiler and library.
+/// Kernel choices by a hash of everything that they depend on: the specs, their bounds, the
+/// candidates, the device, and the versions of driver, compiler and library.
 #[derive(Debug, Default)]
 pub struct Picks {
     known: Mutex<HashMap<String, Choice>>,
@@ -17,7 +17,7 @@ pub struct Picks {
 }
 
 impl Picks {
-    /// The process's, kept in the user's cache, where there is one that may be used.
+    /// The choices of the process, stored in the user's cache if it is usable.
     pub fn of_process() -> Arc<Picks> {
         let made = || {
             Arc::new(Picks {
@@ -28,13 +28,14 @@ impl Picks {
         PROCESS.get_or_init(made).clone()
     }
 
-    /// The process's, on no disk, forgotten: so that a test starts from nothing.
+    /// Clears the choices of the process and detaches them from the disk, so that a test starts
+    /// empty.
     #[cfg(feature = "emulator")]
     pub(crate) fn forget_all() {
         PROCESS.get_or_init(Arc::default).map().clear();
     }
 
-    /// Picks that are kept in this folder.
+    /// Choices stored in this folder.
     pub fn at(cache: Cache) -> Arc<Picks> {
         Arc::new(Picks {
             known: Mutex::default(),
@@ -46,35 +47,35 @@ impl Picks {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What the process has picked.
-    pub(super) fn known(&self, key: &str) -> Option<Choice> {
+    /// The process's choice.
+    pub(super) fn in_memory(&self, key: &str) -> Option<Choice> {
         self.map().get(key).cloned()
     }
 
-    /// Notes a pick for the rest of the process.
-    pub(super) fn know(&self, key: &str, choice: &Choice) {
+    /// Records a choice for the rest of the process.
+    pub(super) fn remember(&self, key: &str, choice: &Choice) {
         self.map().insert(key.into(), choice.clone());
     }
 
-    /// What another process picked.
-    pub(super) fn kept(&self, key: &str) -> Option<Choice> {
+    /// The choice of another process.
+    pub(super) fn on_disk(&self, key: &str) -> Option<Choice> {
         let rest = self.cache.as_ref()?.pick(key)?;
         let choice = decode(&rest);
         if choice.is_none() {
-            log::warn!("a kept choice of a kernel cannot be understood; it is chosen anew");
+            log::warn!("a stored kernel choice cannot be read; it is not used");
         }
         choice
     }
 
-    /// Keeps a pick on disk.
-    pub(super) fn keep(&self, key: &str, choice: &Choice) {
+    /// Stores a choice on disk.
+    pub(super) fn store(&self, key: &str, choice: &Choice) {
         if let Some(cache) = &self.cache {
-            cache.keep_pick(key, encode(choice).as_bytes());
+            cache.store_pick(key, encode(choice).as_bytes());
         }
     }
 }
 
-/// The picks of a process.
+/// The choices of the process.
 static PROCESS: OnceLock<Arc<Picks>> = OnceLock::new();
 
 /// A choice as a line of text.
@@ -94,7 +95,7 @@ fn encode(choice: &Choice) -> String {
     }
 }
 
-/// The choice that a line says.
+/// Parses the choice in a line.
 fn decode(line: &[u8]) -> Option<Choice> {
     let line = str::from_utf8(line).ok()?;
     if let Some(name) = line.strip_prefix("own ") {
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn choices_are_read_back_as_they_were_written_or_not_at_all() {
+    fn choices_round_trip_or_are_rejected() {
         let algorithm = Algorithm {
             words: [u64::MAX, 1, 0, 3, 4, 5, 1 << 63, 7],
             workspace: 1 << 20,
@@ -167,7 +168,7 @@ mod tests {
     }
 
     #[test]
-    fn picks_are_kept_and_what_is_damaged_or_foreign_is_not_taken() {
+    fn choices_are_stored_and_damaged_or_foreign_ones_rejected() {
         let folder = tempfile::tempdir().expect("a folder");
         let picks = || Picks::at(Cache::at(folder.path().join("cache")).expect("a private folder"));
         let (key, other) = (
@@ -176,20 +177,20 @@ mod tests {
         );
         let choice = Choice::Own("gemm_64x64".into());
         let first = picks();
-        first.know(&key, &choice);
+        first.remember(&key, &choice);
         assert_eq!(
-            (first.known(&key), first.kept(&key)),
+            (first.in_memory(&key), first.on_disk(&key)),
             (Some(choice.clone()), None),
-            "known is not kept"
+            "remembered but not stored"
         );
-        first.keep(&key, &choice);
+        first.store(&key, &choice);
         assert_eq!(
-            (picks().known(&key), picks().kept(&key)),
+            (picks().in_memory(&key), picks().on_disk(&key)),
             (None, Some(choice.clone()))
         );
         let file = folder.path().join("cache").join(format!("{key}.pick"));
         let whole = std::fs::read(&file).expect("an entry");
-        picks().keep(&other, &choice);
+        picks().store(&other, &choice);
         let foreign = std::fs::read(folder.path().join("cache").join(format!("{other}.pick")))
             .expect("an entry");
         let mut damaged = whole.clone();
@@ -203,11 +204,11 @@ mod tests {
             &vec![0; 10_000],
         ] {
             std::fs::write(&file, bytes).expect("own folder");
-            assert_eq!(picks().kept(&key), None);
+            assert_eq!(picks().on_disk(&key), None);
         }
         std::fs::remove_file(&file)
             .and_then(|()| std::fs::create_dir(&file))
             .expect("own folder");
-        assert_eq!(picks().kept(&key), None);
+        assert_eq!(picks().on_disk(&key), None);
     }
 }

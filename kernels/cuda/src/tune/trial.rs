@@ -1,4 +1,4 @@
-//! Candidates run against the clock.
+//! Timing of candidates.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -14,18 +14,18 @@ use crate::driver::{Clock, DriverError, Graph};
 use crate::libraries::LibraryError;
 use crate::lower::Lowered;
 use crate::program::{Launch, Program, workspace_bytes};
-use crate::space::{ARENA_ALIGN, Limits};
+use crate::reservation::{ARENA_ALIGN, Limits};
 
 /// Samples of each candidate.
 const SAMPLES: usize = 5;
-/// A sample is as many runs, recorded one after the other, as take so many milliseconds.
+/// A sample consists of as many captured runs, one after the other, as take so many milliseconds.
 const SAMPLE_MS: f64 = 0.2;
 /// Most runs of a sample.
 const RUNS_MAX: f64 = 32.0;
-/// Candidates that took so many times as long as the fastest at their first run are not sampled.
+/// Candidates whose first run took so many times as long as the fastest are not sampled.
 const HOPELESS: f64 = 3.0;
-/// What operands are filled with: bytes that are a small number in every type of float, and no
-/// zeros, which multiply faster.
+/// The byte that fills operands: in every type of float it gives a small number, and not zeros,
+/// which multiply faster.
 const FILLED: u8 = 0x3D;
 
 /// The candidates for one product.
@@ -33,9 +33,9 @@ pub(super) struct Trial {
     spec: Spec,
     bounds: Env,
     candidates: Vec<(Choice, Lowered)>,
-    /// Whether the clock decides; otherwise the one candidate is just run.
+    /// Whether the candidates are timed; otherwise the only candidate is just run.
     pub timed: bool,
-    /// Whether what is picked may be kept: nothing failed that may work another time.
+    /// Whether the choice may be stored: no candidate had a failure that may be temporary.
     pub lasting: bool,
 }
 
@@ -62,8 +62,8 @@ impl Trial {
         &self.candidates[at].0
     }
 
-    /// What is said of it in the log.
-    pub fn told(&self, times: &[Option<f64>], best: usize) -> String {
+    /// The description of the result in the log.
+    pub fn summary(&self, times: &[Option<f64>], best: usize) -> String {
         let name = |choice: &Choice| match choice {
             Choice::Ranked => "ranked first".to_string(),
             Choice::Own(name) => name.clone(),
@@ -83,7 +83,7 @@ impl Trial {
     }
 }
 
-/// A device opened for timing alone: with a stream of its own, on which nothing else runs.
+/// A device opened only for timing: its stream is used for nothing else.
 pub(super) struct Bench {
     device: Device,
     clock: Clock,
@@ -110,10 +110,10 @@ impl Bench {
         self.device.shared.cudnn()
     }
 
-    /// What each candidate of each trial takes, milliseconds; `None` for those that cannot be run,
-    /// and where there is no memory to run any.
+    /// The time of each candidate of each trial, milliseconds; `None` for candidates that cannot be
+    /// run, and where there is no memory to run any.
     pub fn times(&mut self, trials: &[&Trial]) -> Result<Vec<Vec<Option<f64>>>, Error> {
-        // Two at once would time each other.
+        // Two concurrent benches would time each other.
         static QUIET: Mutex<()> = Mutex::new(());
         let _quiet = QUIET.lock().unwrap_or_else(PoisonError::into_inner);
         let lowered: Vec<&Lowered> = trials
@@ -153,7 +153,7 @@ impl Bench {
         Ok(times)
     }
 
-    /// Memory for a trial: its arguments and the largest workspace, all in one arena.
+    /// The memory of a trial: its arguments and the largest workspace, all in one arena.
     fn scratch(&mut self, trial: &Trial) -> Result<(Vec<Region>, Region), DriverError> {
         let bytes = |(operand, dims, _): &(Operand, Dims, Access)| {
             operand
@@ -195,7 +195,7 @@ impl Bench {
     }
 }
 
-/// A trial under way.
+/// A running trial.
 struct Runs<'a> {
     bench: &'a Bench,
     program: &'a Program,
@@ -213,7 +213,7 @@ impl Runs<'_> {
         let mut once = Vec::with_capacity(count);
         for at in 0..count {
             once.push(match self.once(at) {
-                // What a library does not do after all is no candidate.
+                // A product that a library refuses after all is no candidate.
                 Err(DriverError::Library(e)) => {
                     log::error!("{e}; others compute the product");
                     None
@@ -239,7 +239,7 @@ impl Runs<'_> {
                 }
             });
         }
-        // In turns: what slows the device down for a while slows all of them down.
+        // Candidates alternate, so that a temporary slowdown of the device affects all of them.
         for _ in 0..SAMPLES {
             for (graph, runs, times) in samples.iter_mut().flatten() {
                 let ms = self.bench.clock.time(&self.bench.device.stream, || {
@@ -258,7 +258,7 @@ impl Runs<'_> {
             .collect())
     }
 
-    /// Milliseconds of a candidate's second run. The first loads what there is to load.
+    /// Milliseconds of a candidate's second run. The first run loads its code.
     fn once(&self, at: usize) -> Result<f64, DriverError> {
         self.submit(at)?;
         self.bench.device.synchronize()?;

@@ -1,6 +1,5 @@
-//! Runs specs on a GPU, where there is one: what the emulator cannot tell is how a real device
-//! takes the same source (the order of operands in inline PTX, how tensor cores round, fast
-//! instructions).
+//! Runs specs on a GPU, where there is one: the emulator cannot tell how a real device executes the
+//! same source (the order of operands in inline PTX, how tensor cores round, fast instructions).
 
 use slabwise_cuda::{Device, Launch, Limits, Lowered, Program, workspace_bytes};
 
@@ -13,8 +12,8 @@ pub struct Gpu {
 }
 
 impl Gpu {
-    /// Kernels loaded on the first device; `None` where there is none, or no compiler, which is
-    /// said, unless one is required.
+    /// Loads kernels on the first device. `None` without a device or a compiler, which is printed,
+    /// unless a device is required.
     pub fn load(kernels: &[&Lowered]) -> Option<Gpu> {
         if !slabwise_cuda::emulator::gpu_usable() {
             return None;
@@ -32,8 +31,8 @@ impl Gpu {
         Some(Gpu { device, program })
     }
 
-    /// The arguments and the fault record after the run of one of the loaded kernels. Twice: for
-    /// the same bits.
+    /// The arguments and the fault record after one of the loaded kernels has run. Runs it twice,
+    /// and compares the bits.
     pub fn run(
         &mut self,
         step: usize,

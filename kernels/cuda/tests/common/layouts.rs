@@ -1,4 +1,4 @@
-//! Operands in memory: contiguous, or in other ways.
+//! Operands with contiguous and other layouts.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -35,7 +35,7 @@ pub fn layout(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: boo
     operand
 }
 
-/// The same, repeating along some axes.
+/// As `layout`, broadcast along some axes.
 pub fn repeating(choices: &mut Choices, dtype: DType, dims: &[i64], contiguous: bool) -> Operand {
     let own: Vec<i64> = dims
         .iter()

@@ -1,4 +1,4 @@
-//! Runs specs twice: by the CPU's kernels and by generated source under the emulator, on copies of
+//! Runs specs twice, by the CPU's kernels and by generated source under the emulator, on copies of
 //! the same arguments.
 #![allow(dead_code)] // each test binary uses a part of it
 
@@ -16,8 +16,8 @@ use slabwise_kernels::random::philox;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Access, Spec};
 
-/// What tests generate source for: few multiprocessors, so that loops over blocks take several
-/// turns.
+/// The target of generated source in tests: few multiprocessors, so that loops over blocks take
+/// several iterations.
 pub const TARGET: Target = Target {
     sm: 80,
     multiprocessors: 2,
@@ -26,10 +26,10 @@ pub const TARGET: Target = Target {
     guarded: false,
 };
 
-/// Bytes between arguments; what is written there is found out.
+/// Bytes of guard zones between arguments; writes to them are detected.
 const GUARD: usize = 256;
 const UNTOUCHED: u8 = 0xa5;
-/// The value of a fault record that says nothing.
+/// The value of a fault record without a fault.
 pub const NO_FAULT: u64 = u64::MAX;
 
 /// Whether cases can be checked here: on a GPU that is required, or under the emulator.
@@ -37,13 +37,13 @@ pub fn available() -> bool {
     gpu_required() || emulator::available()
 }
 
-/// These functions under the emulator, which is left out where a GPU is required.
+/// The functions under the emulator, or `None` where a GPU is required.
 pub fn emulate(functions: &[Function]) -> Option<Emulator> {
     (!gpu_required())
         .then(|| Emulator::new(functions, Check::Nothing).unwrap_or_else(|e| panic!("{e}")))
 }
 
-/// Choices that follow from a seed.
+/// Pseudo-random choices.
 pub struct Choices {
     seed: u32,
     count: u32,
@@ -106,13 +106,13 @@ pub struct Case {
     pub env: Env,
     /// The bytes of each argument.
     pub args: Vec<Vec<u8>>,
-    /// Arguments that are the same region as an earlier one.
+    /// Arguments that share the region of an earlier one.
     pub same: Vec<(usize, usize)>,
     pub target: Target,
 }
 
 impl Case {
-    /// A case without symbols, its arguments filled by chance.
+    /// A case without symbols, its arguments filled at random.
     pub fn new(name: impl Into<String>, spec: Spec, choices: &mut Choices) -> Case {
         Case::bounded(name, spec, Env::default(), Env::default(), choices)
     }
@@ -148,7 +148,7 @@ impl Case {
             .map_or(argument, |(_, first)| *first)
     }
 
-    /// The arguments after a run on the CPU, and the fault record it would leave.
+    /// The arguments after a run on the CPU, and the fault record that the run should leave.
     pub fn on_cpu(&self) -> (Vec<Vec<u8>>, u64) {
         let kernel = Kernel::new(
             self.spec.clone(),
@@ -212,8 +212,8 @@ impl Case {
                 })
                 .collect();
             let function = &lowered.functions[dispatch.function];
-            // SAFETY: the words are addresses inside `slab`, which is large enough for the case; a
-            // kernel that reaches further is what these tests are to find.
+            // SAFETY: the words are addresses inside `slab`, which is large enough for the case;
+            // these tests exist to detect kernels that access other memory.
             if let Err(error) = unsafe { emulator.launch(function, &dispatch, &words, order) } {
                 failed = Some(error.to_string());
                 break;
@@ -265,7 +265,7 @@ impl Slab {
     }
 }
 
-/// The same, at its place.
+/// A slab at a fixed address.
 struct Fixed {
     memory: Vec<u8>,
     ahead: usize,
@@ -278,7 +278,7 @@ impl Fixed {
         self.memory[self.ahead..].as_mut_ptr()
     }
 
-    /// The same memory after a run elsewhere.
+    /// Replaces the contents by those after a run elsewhere.
     fn overwrite(&mut self, after: &[u8]) {
         self.memory[self.ahead..][..self.len].copy_from_slice(after);
     }
@@ -287,7 +287,7 @@ impl Fixed {
         &self.memory[self.ahead + at..][..len]
     }
 
-    /// Marks all but what is used as forbidden, or nothing.
+    /// Marks all bytes outside the arguments as inaccessible, or all as accessible.
     fn protect(&self, forbidden: bool) {
         protect(self.bytes(0, self.len), forbidden);
         self.used
@@ -326,7 +326,7 @@ fn float(dtype: DType, x: &[u8]) -> f32 {
 }
 
 /// Whether two elements agree: floats within `tolerance` of the larger (or of 1), halves within a
-/// step or two of theirs, everything else in every bit.
+/// step or two of theirs, other types in every bit.
 fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
     if a == b {
         return true;
@@ -345,12 +345,12 @@ fn agree(dtype: DType, a: &[u8], b: &[u8], tolerance: f32) -> bool {
         || (a - b).abs() <= tolerance * a.abs().max(b.abs()).max(1.0)
 }
 
-/// A register or two that a call saves, of the slow way of a division for one: no sign of too few
+/// A register or two that a call saves, in the slow path of a division: no sign of too few
 /// registers.
 pub const SAVED_BY_CALLS: u32 = 16;
 
 /// Fails if NVRTC, where it is installed, refuses a function, or if a thread of one spills more
-/// bytes than these. A GPU that is required has them compiled for itself.
+/// bytes than these. Where a GPU is required, the functions are compiled for it.
 pub fn compile_for_gpu(functions: &[Function], sm: u32, spill_bytes_max: u32) {
     if gpu_required() || nvrtc::version().is_err() {
         return; // the tests of the compiler say so
@@ -393,12 +393,12 @@ pub fn sanitized(test: &str) {
     );
 }
 
-/// Functions of a GPU's own that are not the host's, such as of exponentials: what is not exact may
-/// be this far off there.
+/// A GPU computes some functions, such as exponentials, differently from the host: inexact
+/// operations may differ by this tolerance.
 const GPU_TOLERANCE: f32 = 1e-4;
 
-/// Fails unless the cases give what the CPU gives, in every order of threads, and the same bits in
-/// all of them; and on a GPU, where there is one.
+/// Fails unless the cases give the CPU's results in every order of threads, with the same bits in
+/// all orders; and on a GPU, where there is one.
 pub fn check(cases: &[Case], tolerance: f32) {
     let lowered: Vec<Lowered> = cases
         .iter()

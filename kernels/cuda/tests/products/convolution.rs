@@ -1,4 +1,4 @@
-//! Convolutions by their numbers.
+//! Convolutions given by their shapes.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -10,7 +10,7 @@ use super::{contiguous, plain, typed};
 /// A convolution and both of its gradients.
 pub const KINDS: [ConvKind; 3] = [ConvKind::Forward, ConvKind::InputGrad, ConvKind::WeightGrad];
 
-/// The numbers of a convolution.
+/// The shape of a convolution.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
     pub n: usize,
@@ -22,7 +22,7 @@ pub struct Shape {
     pub pad: [usize; 2],
     pub dilation: [usize; 2],
     pub groups: usize,
-    /// Result rows and columns less than the image would give.
+    /// Rows and columns that the result lacks compared with the largest possible one.
     pub cut: [usize; 2],
     pub dtype: DType,
 }

@@ -23,8 +23,8 @@ pub const LIMITS: Limits = Limits {
     preallocate: false,
 };
 
-/// An algorithm of the library's as its source says: a mark, its number, how parts are added, how
-/// many there are.
+/// An algorithm of the fake library, as its source defines it: a mark, its number, how parts are
+/// added, the number of parts.
 pub fn algorithm(id: u64, workspace: u64) -> Algorithm {
     let (scheme, parts) = if id == 23 { (2, 3) } else { (0, 1) };
     Algorithm {
@@ -33,7 +33,7 @@ pub fn algorithm(id: u64, workspace: u64) -> Algorithm {
     }
 }
 
-/// The choice of an algorithm of cuBLASLt's.
+/// The choice of an algorithm of cuBLASLt.
 pub fn by(id: u64, workspace: u64) -> Choice {
     Choice::Library(algorithm(id, workspace))
 }
@@ -92,7 +92,7 @@ pub fn on_device(runs: &[(&Case, &Lowered)]) -> Vec<Result<Vec<Vec<u8>>, DriverE
     runs.iter().enumerate().map(run).collect()
 }
 
-/// Cases of specs, with what goes beside each, whose sums have no rounding.
+/// Cases of specs, each with its companion value, whose sums have no rounding.
 pub fn on_small_integers<T>(
     specs: impl IntoIterator<Item = (&'static str, Spec, T)>,
     seed: u32,
@@ -122,7 +122,7 @@ pub fn op(op: ScalarOp, a: u16, b: u16) -> Inst {
     Inst::Op(op, [a, b, 0])
 }
 
-/// A case by an algorithm of a library's.
+/// A case computed by an algorithm of a library.
 pub fn of_library(case: &Case, choice: &Choice) -> Lowered {
     let lowered =
         lower_as(&case.spec, &case.bounds, &case.target, choice).expect("it has a source");
@@ -142,8 +142,8 @@ pub fn of_library(case: &Case, choice: &Choice) -> Lowered {
     lowered
 }
 
-/// The arguments of each case after each of a library's algorithms. Fails unless it writes the
-/// result itself where that is said.
+/// The arguments of each case after each of a library's algorithms. Fails unless the library writes
+/// the result itself where the flag says so.
 pub fn computed(cases: &[(Case, bool)], algorithms: &[Choice]) -> Vec<Vec<Vec<u8>>> {
     let mut lowered = Vec::new();
     for (case, direct) in cases {
@@ -166,7 +166,7 @@ pub fn computed(cases: &[(Case, bool)], algorithms: &[Choice]) -> Vec<Vec<Vec<u8
         .collect()
 }
 
-/// Fails unless a library's algorithms give for each case what the CPU does, within the tolerance.
+/// Fails unless a library's algorithms give the CPU's result for each case, within the tolerance.
 pub fn check(cases: &[(Case, bool)], algorithms: &[Choice], tolerance: f32) {
     for ((case, _), results) in cases
         .iter()

@@ -1,5 +1,5 @@
-//! Runs the candidates of matrix products and convolutions under the emulator, beside sums in
-//! double precision.
+//! Runs the candidates of matrix products and convolutions under the emulator, and compares them
+//! with sums in double precision.
 #![allow(dead_code)] // each test binary uses a part of it
 
 pub mod convolution;
@@ -39,7 +39,7 @@ pub fn contiguous(dims: &[usize]) -> Vec<usize> {
     strides
 }
 
-/// A product whose result is stored as it is.
+/// A product whose result is stored unchanged.
 pub fn matmul(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     plain(
         Body::Matmul(Matmul {
@@ -52,7 +52,7 @@ pub fn matmul(dims: &[usize], k: usize, a: Operand, b: Operand) -> Spec {
     )
 }
 
-/// An anchor whose result is stored as it is.
+/// An anchor whose result is stored unchanged.
 pub fn plain(body: Body, dims: &[usize], out: Operand) -> Spec {
     Spec {
         body,
@@ -68,7 +68,7 @@ pub fn plain(body: Body, dims: &[usize], out: Operand) -> Spec {
     }
 }
 
-/// The numbers that an operand's bytes are.
+/// The values of an operand's bytes.
 pub fn numbers(dtype: DType, bytes: &[u8]) -> Vec<f64> {
     match dtype {
         DType::F32 => bytes
@@ -105,8 +105,7 @@ pub fn small_integers(case: &mut Case, choices: &mut Choices) {
     }
 }
 
-/// One element of the result: the sum, the sum of magnitudes, the number of terms, and where it is
-/// stored.
+/// An element of the result: the sum, the sum of magnitudes, the number of terms, and its offset.
 #[derive(Clone, Copy, Default)]
 struct Expected {
     sum: f64,
@@ -163,7 +162,7 @@ impl<'a> Values<'a> {
     }
 }
 
-/// The sums, straight from the definition.
+/// The sums, directly by the definition.
 fn expected(case: &Case) -> Vec<Expected> {
     let env = &case.env;
     let dims: Vec<usize> = case.spec.dims.iter().map(|d| d.usize_at(env)).collect();
@@ -232,7 +231,7 @@ fn add_convolution(case: &Case, conv: &Conv2d, dims: &[usize], results: &mut [Ex
     }
 }
 
-/// Which candidates of a case are run.
+/// The candidates of a case that are run.
 #[derive(Clone, Copy, PartialEq)]
 pub enum Pick {
     /// Every one.
@@ -243,9 +242,9 @@ pub enum Pick {
     Vectors,
 }
 
-/// Runs candidates of the cases, compiled together. Kernels that were not run before are run in
-/// every order of threads, for the same bits; others in one. Where there is a GPU they are run
-/// there, too. `right` says what a case should give, and `judge` compares.
+/// Runs candidates of the cases, compiled together. Kernels that have not run before are run in
+/// every order of threads and their bits compared; others in one order. Where there is a GPU they
+/// also run there. `right` computes the expected result of a case, and `judge` compares.
 fn each<R>(
     cases: &[Case],
     pick: Pick,

@@ -1,4 +1,4 @@
-//! The text of kernels with reductions.
+//! The source text of kernels with reductions.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -14,24 +14,24 @@ use crate::source::THREADS;
 use crate::source::params::{Number, Params};
 use crate::source::space::{Point, Space, Via, pointers, points};
 
-/// Registers that a thread fills with loads before it computes with the first of them: of blocks of
-/// fewer than 1,024 threads, and of 1,024, which have 64 registers each.
+/// Registers that a thread fills with loads before it uses the first of them: in blocks of fewer
+/// than 1,024 threads, and of 1,024, which have 64 registers each.
 const AHEAD: [i64; 2] = [24, 8];
-/// Most turns that a thread takes at once.
+/// Most iterations whose loads a thread batches.
 const TURNS: i64 = 8;
 
-/// Writes the kernels of one spec.
+/// The emitter of one spec's kernels.
 pub struct Emitter<'a> {
     pub code: &'a Code<'a>,
     pub levels: &'a Levels,
     pub space: &'a Space,
-    /// How many axes of the space are kept.
+    /// The number of kept axes of the space.
     pub kept: usize,
     pub mapping: &'a Mapping,
 }
 
-/// Where parts of rows leave what they found: for each reduction the accumulators of every row's
-/// parts, then that of the whole row.
+/// The workspace of rows that are split into parts: for each reduction the accumulators of every
+/// row's parts, then those of the whole rows.
 pub struct Part {
     parts: i64,
     /// Byte offsets of a reduction's partial results and of its results, by value.
@@ -71,12 +71,13 @@ impl Part {
         }
     }
 
-    /// Bytes of workspace.
+    /// The workspace, bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Declares the pointers `p{i}` and `r{i}` to what reduction `i` leaves.
+    /// Declares the pointers `p{i}` to the partial results and `r{i}` to the results of reduction
+    /// `i`.
     fn pointers(&self, params: &mut Params, i: usize, fold: Fold) -> String {
         let Some((partial, result)) = self.places[i] else {
             return String::new();
@@ -94,7 +95,7 @@ impl Part {
     }
 }
 
-/// A point of a pass: values kept by earlier passes are found in their arrays.
+/// A point of a pass: values kept by earlier passes are read from their arrays.
 struct InPass<'a> {
     via: Via<'a>,
     kept: &'a dyn Fn(ValueId) -> Option<String>,
@@ -120,7 +121,7 @@ impl Site for InPass<'_> {
 
 impl Emitter<'_> {
     fn keeps(&self) -> bool {
-        self.mapping.keep != Keep::Nowhere
+        self.mapping.keep != Keep::Recompute
     }
 
     fn crossing(&self) -> impl Iterator<Item = usize> {
@@ -135,7 +136,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Whether values of the kept axes alone are stored.
+    /// Whether a store has a value per row.
     pub fn stores_folded(&self) -> bool {
         self.code
             .spec
@@ -180,7 +181,7 @@ impl Emitter<'_> {
             self.folded_stores(params)
         );
         if self.uses_shared() {
-            // The next row must not overwrite what is still read.
+            // The next row must not overwrite data that is still being read.
             body += "__syncthreads();\n";
         }
         body += "}\n";
@@ -225,8 +226,8 @@ impl Emitter<'_> {
         params.function("rows_part", mapping.threads, &body)
     }
 
-    /// Joins what the parts of pass `l` found, a warp for each row; after the last pass, stores
-    /// what is stored once per row.
+    /// Combines the partial results of pass `l`, a warp for each row; after the last pass, writes
+    /// the stores that happen once per row.
     pub fn join(&self, params: &mut Params, l: usize, stores: bool, part: &Part) -> Function {
         let mut body = pointers(self.code, params);
         body += &self.counts(params);
@@ -284,7 +285,7 @@ impl Emitter<'_> {
         format!("const idx rows = {}, len = {len};\n", params.number(&rows))
     }
 
-    /// Declares which row of the block a thread belongs to, and which member of the team it is.
+    /// Declares the number `local` of a thread's row in the block, and its number `m` in the team.
     fn member(&self) -> String {
         let (team, rows) = (self.mapping.team, self.mapping.rows());
         match self.mapping.adjacent {
@@ -296,7 +297,7 @@ impl Emitter<'_> {
     fn declare_kept(&self) -> String {
         let mut text = String::new();
         match self.mapping.keep {
-            Keep::Nowhere => {}
+            Keep::Recompute => {}
             Keep::Registers(each) => {
                 for i in self.crossing() {
                     let _ = writeln!(text, "{} k{i}[{each}];", lane_type(self.code.lanes[i]));
@@ -317,7 +318,7 @@ impl Emitter<'_> {
         text
     }
 
-    /// Whether teams meet in shared memory.
+    /// Whether teams exchange values in shared memory.
     fn uses_shared(&self) -> bool {
         let mapping = self.mapping;
         if mapping.adjacent {
@@ -363,7 +364,7 @@ impl Emitter<'_> {
         Point::new(self.space, params, &at, "")
     }
 
-    /// Declares the folded values of these levels, but for the reductions themselves.
+    /// Declares the per-row values of these levels, except the reductions themselves.
     fn folded(&self, params: &mut Params, from: usize, to: usize) -> String {
         let point = self.row_point(params);
         let wanted = |i: &usize| {
@@ -417,14 +418,13 @@ impl Emitter<'_> {
             .collect()
     }
 
-    /// Pass `l` over the points from `start` below `n` of a row, shared among the team: fills the
-    /// accumulators `f{i}`.
+    /// Pass `l` over the points from `start` below `n` of a row, distributed over the team:
+    /// computes the accumulators `f{i}`.
     ///
-    /// A thread takes several turns at once: what is loaded in all of them is loaded before
-    /// anything is stored, because the compiler cannot know that a store overwrites no operand of a
-    /// later turn. (A result may lie where an operand was; then each element takes the place of
-    /// itself.) Coordinates along several reduced axes are advanced from turn to turn, without
-    /// divisions.
+    /// A thread batches several iterations: it loads all their operands before it stores anything,
+    /// because the compiler cannot know that a store overwrites no operand of a later iteration. (A
+    /// result may share memory with an operand; then each element replaces itself.) Coordinates
+    /// along several reduced axes are advanced from iteration to iteration, without divisions.
     fn pass(&self, params: &mut Params, l: usize, start: &str) -> String {
         let (code, mapping) = (self.code, self.mapping);
         let vector = mapping.vector;
@@ -461,7 +461,7 @@ impl Emitter<'_> {
             }
         }
         let turn = format!("#pragma unroll\nfor (int t = 0; t < {turns}; ++t) {{\n");
-        // The arrays that a thread keeps end with the last turn.
+        // The arrays that a thread keeps end with the last iteration.
         let wanted = match mapping.keep {
             Keep::Registers(each) if each / vector % turns != 0 => {
                 format!("e + t < {} && g + t * {step} < n", each / vector)
@@ -515,8 +515,8 @@ impl Emitter<'_> {
             );
             at[last] = format!("({} + u)", at[last]);
         }
-        // Where element `u` of this turn is among the row's, and among those that this thread
-        // keeps.
+        // The position of element `u` of this iteration in the row, and among those that this
+        // thread keeps.
         let (position, own) = match vector {
             1 => (format!("g + t * {step}"), "e + t".into()),
             _ => (
@@ -595,7 +595,8 @@ impl Emitter<'_> {
         list
     }
 
-    /// How many turns a thread takes at once: as many as its registers hold the loads of.
+    /// The number of iterations that a thread batches: as many as have loads that fit in its
+    /// registers.
     fn turns(&self, loads: &[u16]) -> i64 {
         let (vector, last) = (self.mapping.vector, self.space.dims.len() - 1);
         let registers = |&k: &u16| {
@@ -609,7 +610,7 @@ impl Emitter<'_> {
         let each = loads.iter().map(registers).sum::<i64>().max(1);
         let ahead = AHEAD[usize::from(self.mapping.threads >= 1024)];
         let most = (ahead / each).min(TURNS).min(self.mapping.turns).max(1);
-        // The largest power of two that is no more.
+        // The largest power of two that is not larger.
         1 << most.ilog2()
     }
 
@@ -623,7 +624,7 @@ impl Emitter<'_> {
         stores.filter(move |_| self.levels.top == Some(l))
     }
 
-    /// Joins the accumulators of a team, so that every member has the result.
+    /// Combines the accumulators of a team, so that every thread has the result.
     fn combine(&self, i: usize, fold: Fold) -> String {
         let mapping = self.mapping;
         let rows = mapping.rows();
@@ -668,7 +669,7 @@ impl Emitter<'_> {
     }
 }
 
-/// Joins accumulators `f{i}` of groups of neighbouring lanes.
+/// Combines accumulators `f{i}` of groups of neighbouring lanes.
 fn shuffles(i: usize, fold: Fold, lanes: u32) -> String {
     if lanes == 1 {
         return String::new();
@@ -681,9 +682,8 @@ fn shuffles(i: usize, fold: Fold, lanes: u32) -> String {
     )
 }
 
-/// Declares the coordinates `at{axis}` of a point, which start at these, and what is added to them
-/// at once so that they advance by `step` points; with the statements that do so. Nothing for a
-/// single axis.
+/// Declares the coordinates `at{axis}` of a point, starting at these, and the increments that
+/// advance them by `step` points; also returns the statements that do so. Empty for a single axis.
 fn advancing(params: &mut Params, dims: &[Size], starts: &[String], step: i64) -> (String, String) {
     if dims.len() == 1 {
         return (String::new(), String::new());

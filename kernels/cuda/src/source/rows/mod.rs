@@ -1,16 +1,16 @@
 //! Loops with reductions.
 //!
 //! A *row* is a point of the kept axes; a *team* of threads computes it, in one pass over the
-//! reduced axes for each level of its reductions ([`levels`]). Where memory runs along the reduced
-//! axes, the threads of a team are neighbours: some lanes of a warp, or a whole block for long
-//! rows. Where it runs along the kept axes, neighbouring threads belong to neighbouring rows. What
-//! later passes need of earlier ones stays in registers or shared memory if it fits, else it is
-//! computed again.
+//! reduced axes for each level of its reductions ([`levels`]). Where the reduced axes are
+//! contiguous in memory, the threads of a team are neighbours: some lanes of a warp, or a whole
+//! block for long rows. Where the kept axes are contiguous, neighbouring threads belong to
+//! neighbouring rows. Values that later passes use stay in registers or shared memory if they fit,
+//! otherwise they are recomputed.
 //!
-//! A few long rows are cut into parts, each with its block: a kernel for each pass leaves partial
-//! results in the workspace, and another joins them. How rows are cut depends on the bounds and the
-//! target alone, and partial results are joined in a fixed order, so the same sizes give the same
-//! bits.
+//! If there are few long rows, they are split into parts, one block per part: a kernel per pass
+//! writes partial results to the workspace, and another combines them. The split depends only on
+//! the bounds and the target, and partial results are combined in a fixed order, so the same sizes
+//! give the same bits.
 
 mod emit;
 mod levels;
@@ -21,65 +21,65 @@ use slabwise_kernels::spec::{Body, Inst, Spec, SpecError};
 use self::emit::{Emitter, Part};
 use self::levels::Levels;
 use super::THREADS;
-use super::many::Shared;
+use super::horizontal::SharedLoop;
 use super::params::Params;
 use super::space::{Space, memory_order, points, touched, vector_width};
 use crate::code::{Code, Fold};
 use crate::lower::{Dispatch, Lowered, Target};
 
-/// Rows longer than this have a block each; there is no use in more than a warp for shorter ones.
+/// Longer rows use a block each; shorter rows use no more than a warp.
 const WARP_ROW: i64 = 1024;
-/// Points of a row's part for each thread of its team, at least: where rows lie along memory, and
-/// across it.
+/// The least number of points per thread of a row's part: where rows are contiguous in memory, and
+/// where they are not.
 const PART: [i64; 2] = [8, 16];
-/// Shorter rows that lie along memory are not cut: a block reads one in less time than another
-/// launch takes, which joins parts.
+/// Shorter contiguous rows are not split: a block reads one faster than the second launch, which
+/// combines the parts, would take.
 const CUT: i64 = 16_384;
-/// Most parts of a row: what one warp joins in a few turns.
+/// Most parts of a row: as many as one warp combines in a few iterations.
 const PARTS: i64 = 1024;
 /// Most values a thread keeps in registers between passes, by threads of its block.
 const KEPT: [(u32, i64); 3] = [(256, 64), (512, 40), (1024, 16)];
 
-/// Where values that cross from pass to pass are kept.
+/// The storage of values that are live across passes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Keep {
-    /// Nowhere: they are computed again.
-    Nowhere,
-    /// In so many registers of each thread.
+    /// None: they are recomputed.
+    Recompute,
+    /// Registers, so many per thread.
     Registers(i64),
-    /// In shared memory, in arrays of so many elements.
+    /// Shared memory, in arrays of so many elements.
     Shared(i64),
 }
 
-/// How rows are shared among threads.
+/// The assignment of rows to threads.
 #[derive(Clone, Debug)]
 struct Mapping {
     /// Threads of a block.
     threads: u32,
-    /// Threads of a row.
+    /// Threads per row.
     team: u32,
-    /// Threads of a team are neighbours (else neighbours are rows).
+    /// Whether the threads of a team are neighbours (otherwise neighbours are rows).
     adjacent: bool,
-    /// Neighbouring elements that a thread takes at once.
+    /// Neighbouring elements that a thread processes as a vector.
     vector: i64,
-    /// Turns that the team takes along a row or its part.
+    /// Iterations of the team over a row or its part.
     turns: i64,
     keep: Keep,
-    /// Parts of a row, if rows are cut.
+    /// Parts of a row, if rows are split.
     parts: i64,
 }
 
 impl Mapping {
-    /// Rows that a block computes side by side.
+    /// Rows that a block computes concurrently.
     fn rows(&self) -> u32 {
         self.threads / self.team
     }
 }
 
-/// A spec's rows, and how they are shared among threads.
-struct Plan<'a> {
+/// A spec's rows, and their assignment to threads.
+struct RowPlan<'a> {
     code: Code<'a>,
-    /// The axes of the spec that have more than one point, in the order in which they are walked.
+    /// The axes of the spec that have more than one point, in the order of iteration.
     order: Vec<usize>,
     levels: Levels,
     space: Space,
@@ -87,8 +87,8 @@ struct Plan<'a> {
     mapping: Mapping,
 }
 
-impl<'a> Plan<'a> {
-    fn new(spec: &'a Spec, bounds: &Env, target: &Target) -> Result<Plan<'a>, SpecError> {
+impl<'a> RowPlan<'a> {
+    fn new(spec: &'a Spec, bounds: &Env, target: &Target) -> Result<RowPlan<'a>, SpecError> {
         let code = Code::new(spec)?;
         let finds = code.needed().any(|i| matches!(&spec.code[i], Inst::Reduce(op, a) if Fold::new(*op, code.lane(*a)).finds()));
         let reduced_points = points(&spec.dims[spec.dims.len() - spec.reduced..], bounds);
@@ -100,7 +100,7 @@ impl<'a> Plan<'a> {
         let (space, kept, order) = ordered(&code, bounds, finds);
         let levels = Levels::new(&code);
         let mapping = mapping(&code, &levels, &space, kept, bounds, target);
-        Ok(Plan {
+        Ok(RowPlan {
             code,
             order,
             levels,
@@ -120,7 +120,7 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Blocks that whole rows are shared among.
+    /// The number of blocks over which whole rows are distributed.
     fn blocks(&self, target: &Target) -> impl Fn(&Env) -> u32 + Send + Sync + 'static {
         let (rows, each, target) = (
             self.space.dims[..self.kept].to_vec(),
@@ -135,11 +135,11 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     if spec.stores.is_empty() {
         return Ok(Lowered::new(vec![], 0, |_| vec![]));
     }
-    let plan = Plan::new(spec, bounds, target)?;
+    let plan = RowPlan::new(spec, bounds, target)?;
     let mut params = Params::new(spec, bounds, target);
     if plan.mapping.parts > 1 {
         let rows = plan.space.dims[..plan.kept].to_vec();
-        return Ok(cut(&plan.emitter(), params, points(&rows, bounds), rows));
+        return Ok(split(&plan.emitter(), params, points(&rows, bounds), rows));
     }
     let function = plan.emitter().whole(&mut params);
     let (threads, shared_bytes, blocks) = (
@@ -158,13 +158,13 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     }))
 }
 
-/// Rows as a function that several specs may share; `None` if they are cut.
+/// The row loop as a function that several specs may share; `None` if rows are split.
 pub fn lower_shared(
     spec: &Spec,
     bounds: &Env,
     target: &Target,
-) -> Result<Option<Shared>, SpecError> {
-    let plan = Plan::new(spec, bounds, target)?;
+) -> Result<Option<SharedLoop>, SpecError> {
+    let plan = RowPlan::new(spec, bounds, target)?;
     if plan.mapping.parts > 1 {
         return Ok(None);
     }
@@ -175,7 +175,7 @@ pub fn lower_shared(
         plan.emitter().shared_bytes(),
         Box::new(plan.blocks(target)),
     );
-    Ok(Some(Shared {
+    Ok(Some(SharedLoop {
         function,
         params,
         threads,
@@ -184,17 +184,17 @@ pub fn lower_shared(
     }))
 }
 
-/// Whether what two loops over the same space both reduce is folded in the same order by both,
-/// whatever the sizes of a run, and so has the same bits.
+/// Whether two loops over the same space compute their common reductions in the same order for all
+/// sizes of a run, so that the results have the same bits.
 ///
 /// # Errors
-/// If one of them is no kernel.
+/// If one of them cannot be lowered.
 pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
     if a.body != Body::Loop || b.body != Body::Loop || a.dims != b.dims || a.reduced != b.reduced {
         return Ok(false);
     }
     let folds = |spec| {
-        let Plan { order, mapping, .. } = Plan::new(spec, bounds, target)?;
+        let RowPlan { order, mapping, .. } = RowPlan::new(spec, bounds, target)?;
         let reduced = order
             .into_iter()
             .filter(|&axis| axis >= spec.dims.len() - spec.reduced);
@@ -208,14 +208,14 @@ pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<b
     Ok(folds(a)? == folds(b)?)
 }
 
-/// The space in the order of memory, merged, with its number of kept axes, at least one axis of
-/// each kind; and that order.
+/// The space with its axes in memory order and merged, the number of its kept axes (at least one
+/// axis of each kind), and that order.
 fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>) {
     let spec = code.spec;
     let (axes, kept) = (spec.dims.len(), spec.dims.len() - spec.reduced);
     let mut space = Space::new(spec);
     let mut order: Vec<usize> = (0..axes).collect();
-    // Reductions read more than they write: follow the operand that varies most.
+    // Reductions read more than they write, so the operand that varies most determines the order.
     let varied = |k: &u16| {
         let along = spec
             .dims
@@ -247,7 +247,7 @@ fn ordered(code: &Code, bounds: &Env, finds: bool) -> (Space, usize, Vec<usize>)
     (space, left.max(1), order)
 }
 
-/// Whether most of the memory runs along the reduced axes.
+/// Whether most of the memory is contiguous along the reduced axes.
 fn runs_along_rows(code: &Code, space: &Space, kept: usize, bounds: &Env) -> bool {
     let (kept_axis, reduced_axis) = (kept - 1, space.dims.len() - 1);
     if space.dims[kept_axis].is(1) {
@@ -263,7 +263,8 @@ fn runs_along_rows(code: &Code, space: &Space, kept: usize, bounds: &Env) -> boo
             space.stride(k, kept_axis).at(bounds),
             space.stride(k, reduced_axis).at(bounds),
         );
-        // What lies flat along the other axis is little memory, and counts little.
+        // An operand that is invariant along one of the axes is little memory, and has little
+        // weight.
         let weight = if row == 0 || along == 0 { 1 } else { 16 };
         votes += match (row, along) {
             (_, 1) => weight,
@@ -298,7 +299,7 @@ fn mapping(
     let multiprocessors = i64::from(target.multiprocessors.max(1));
     let (mut threads, mut team) = (THREADS, 0);
     if adjacent {
-        // Warps that rows alone would fill, against what the device has.
+        // The warps that rows alone would fill, compared with the device's capacity.
         let few = rows < 8 * multiprocessors;
         if len <= WARP_ROW && !(few && len > 256) {
             team = power_of_two(len, 32);
@@ -310,7 +311,7 @@ fn mapping(
             } else {
                 1024
             };
-            // A row for each multiprocessor or so: more threads, with a vector each at least.
+            // About one row per multiprocessor: more threads, each with at least one vector.
             while threads < 1024
                 && rows.saturating_mul(threads.into()) < 1024 * multiprocessors
                 && len >= 8 * i64::from(threads)
@@ -328,7 +329,7 @@ fn mapping(
     }
     let groups = rows.max(1).div_euclid(i64::from(threads / team)).max(1);
     let mut parts = 1;
-    // A row is cut where blocks are too few and each has enough to do.
+    // A row is split where blocks are too few and each part has enough points.
     let (part, least) = match adjacent {
         true => (PART[0] * i64::from(THREADS), CUT),
         false => (PART[1] * i64::from(team), 2 * PART[1] * i64::from(team)),
@@ -356,13 +357,13 @@ fn mapping(
         .map_or(0, |(_, n)| *n);
     let shared = len.saturating_mul(crossing).saturating_mul(4);
     let keep = if crossing == 0 || parts > 1 {
-        Keep::Nowhere
+        Keep::Recompute
     } else if each.saturating_mul(crossing) <= registers {
         Keep::Registers(each)
     } else if adjacent && team == threads && shared <= i64::from(target.shared_bytes_max) - 4096 {
         Keep::Shared(len)
     } else {
-        Keep::Nowhere
+        Keep::Recompute
     };
     Mapping {
         threads,
@@ -375,8 +376,9 @@ fn mapping(
     }
 }
 
-/// Rows cut into parts: for each pass, a kernel over the parts and one that joins them.
-fn cut(
+/// Rows that are split into parts: for each pass, a kernel over the parts and one that combines
+/// them.
+fn split(
     emitter: &Emitter,
     params: Params,
     row_bound: i64,
@@ -403,7 +405,7 @@ fn cut(
         let count = points(&rows, env);
         let groups = (count as u64).div_ceil(each as u64);
         let dispatch = |(function, (params, joins)): (usize, &(Params, bool))| {
-            // A warp joins the parts of a row.
+            // A warp combines the parts of a row.
             let blocks = if *joins {
                 (count as u64).div_ceil(u64::from(THREADS / 32))
             } else {

@@ -1,5 +1,5 @@
-//! Several small specs in one launch: the updates of an optimizer, which are one program over
-//! parameters of different sizes.
+//! Horizontal fusion: several small specs in one launch, such as the updates of an optimizer, which
+//! are one program over parameters of different sizes.
 
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
@@ -8,36 +8,36 @@ use super::params::Params;
 use super::{elementwise, rows};
 use crate::lower::{Dispatch, Function, Lowered, Target, Word};
 
-/// Specs that are run together.
+/// Specs that are launched together.
 #[derive(Debug)]
-pub struct Together {
-    /// Which of the specs.
+pub struct FusedLaunch {
+    /// The numbers of the specs.
     pub members: Vec<usize>,
     /// Their launches; `Word::Argument` counts the arguments of all members, one after the other.
     pub lowered: Lowered,
 }
 
-/// A loop whose function others may share, with the words of this one.
-pub(super) struct Shared {
+/// A loop whose function several specs may share, with the parameter words of this spec.
+pub(super) struct SharedLoop {
     pub function: Function,
     pub params: Params,
-    /// Threads of a block, and bytes of its dynamic shared memory: the same for all that share the
+    /// Threads of a block, and bytes of its dynamic shared memory: equal for all specs of the
     /// function.
     pub threads: u32,
     pub shared_bytes: u32,
-    /// Blocks of a run.
+    /// The number of blocks of a run.
     pub blocks: Box<dyn Fn(&Env) -> u32 + Send + Sync>,
 }
 
-/// A spec among others of one function.
+/// A member of a group of specs with one function.
 struct Member {
-    shared: Shared,
-    /// Arguments of the members before it.
+    shared: SharedLoop,
+    /// The number of arguments of earlier members.
     first: u16,
 }
 
-/// `None` for what is no loop that one kernel does.
-fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, SpecError> {
+/// The shareable form of a spec; `None` unless it is a loop that is one kernel.
+fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<SharedLoop>, SpecError> {
     match &spec.body {
         Body::Loop if spec.stores.is_empty() => Ok(None),
         Body::Loop if spec.reduced == 0 => elementwise::lower_shared(spec, bounds, target),
@@ -46,8 +46,8 @@ fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<Shared>, 
     }
 }
 
-/// The name of the function that a spec would share with others: specs of one name can be run by
-/// one launch. `None` for those that are always alone.
+/// The name of the function that a spec would share with others: specs with equal names can be
+/// fused into one launch. `None` for a spec that cannot be fused.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -59,8 +59,8 @@ pub fn shared_name(
     Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
 }
 
-/// Source for specs that may run in any order, or at once: loops that come to the same function are
-/// run by one launch, as many as its parameter has room for. Specs of other kinds stay alone.
+/// Source for specs that may run in any order or concurrently: loops with the same function share a
+/// launch, as many as its parameter holds. Specs of other kinds are launched separately.
 ///
 /// # Errors
 /// As [`super::lower`].
@@ -68,12 +68,12 @@ pub fn lower_many(
     specs: &[&Spec],
     bounds: &Env,
     target: &Target,
-) -> Result<Vec<Together>, SpecError> {
+) -> Result<Vec<FusedLaunch>, SpecError> {
     let mut groups: Vec<(Vec<usize>, Vec<Member>)> = Vec::new();
     let mut all = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(shared) = shared(spec, bounds, target)? else {
-            all.push(Together {
+            all.push(FusedLaunch {
                 members: vec![at],
                 lowered: super::lower(spec, bounds, target)?,
             });
@@ -95,20 +95,20 @@ pub fn lower_many(
     for (members, list) in groups {
         let function = list[0].shared.function.clone();
         let launches = move |env: &Env| -> Vec<Dispatch> {
-            list.chunks(list[0].shared.params.together())
+            list.chunks(list[0].shared.params.launch_members())
                 .map(|chunk| dispatch(chunk, env))
                 .collect()
         };
-        all.push(Together {
+        all.push(FusedLaunch {
             members,
             lowered: Lowered::new(vec![function], 0, launches),
         });
     }
-    all.sort_by_key(|together| together.members[0]);
+    all.sort_by_key(|launch| launch.members[0]);
     Ok(all)
 }
 
-/// One launch for these members: the second coordinate of a block says whose it is.
+/// One launch for these members: the second coordinate of a block is the number of its member.
 fn dispatch(members: &[Member], env: &Env) -> Dispatch {
     let first = &members[0].shared;
     let mut words = Vec::new();
@@ -121,9 +121,9 @@ fn dispatch(members: &[Member], env: &Env) -> Dispatch {
             }
         }
     }
-    // Places without a member are not launched.
+    // Unused places at the end have no blocks.
     words.resize(
-        words.len() / members.len() * first.params.together(),
+        words.len() / members.len() * first.params.launch_members(),
         Word::Number(0),
     );
     let blocks = members

@@ -1,9 +1,10 @@
-//! Batches that travel to the device while runs before theirs are at work: a ring of slots, each
-//! with pinned memory of the host to be written to and memory of the device to arrive in.
+//! Prefetch of batches: the inputs of later runs are copied to the device while earlier runs
+//! execute. The prefetch queue is a ring of slots, each with pinned host memory to write to and
+//! device memory to receive the copy.
 //!
-//! Which slot holds which batch is the caller's to say. Here is what orders the copies: a slot of
-//! the host is written once the copy out of it is done, a slot of the device once the run that took
-//! its batch has, and a run takes a batch that has arrived.
+//! The caller decides which slot holds which batch. This module orders the copies: a host slot is
+//! written once the copy out of it is done, a device slot once the run that consumed its batch is
+//! done, and a run consumes only a batch that has arrived.
 
 use slabwise_kernels::memory::Region;
 
@@ -12,34 +13,34 @@ use crate::driver::{DriverError, Event, Pinned};
 
 type Result<T> = std::result::Result<T, DriverError>;
 
-/// Slots for batches ahead.
+/// A prefetch queue: slots for the batches of later runs.
 #[derive(Debug)]
 pub(crate) struct Ring {
     host: Pinned,
     device: Region,
-    slots: Vec<Slot>,
+    slots: Vec<SlotEvents>,
 }
 
-/// What is known of a slot.
+/// The state of a slot.
 #[derive(Debug)]
-struct Slot {
+struct SlotEvents {
     arrived: Event,
-    taken: Event,
+    consumed: Event,
 }
 
 impl Device {
-    /// Makes as many slots of equal size as a region of the device is to be cut into, and pins as
-    /// many bytes of the host. The ring's number.
+    /// Splits a region of the device into `slots` slots of equal size, and pins as many bytes of
+    /// the host. Returns the number of the ring.
     ///
     /// # Errors
-    /// If the host has not so much memory to pin, or the driver no events.
+    /// If the host cannot pin so much memory, or the driver has no events to give.
     pub fn open_ring(&mut self, device: Region, slots: usize) -> Result<usize> {
         self.ready()?;
         let ring = Ring::new(device, slots).and_then(|ring| {
-            // What was asked for before, zeros among it, comes before the first batches.
+            // Work submitted before, such as zeroing the region, precedes the first batches.
             ring.slots
                 .iter()
-                .try_for_each(|slot| slot.taken.record(&self.stream))
+                .try_for_each(|slot| slot.consumed.record(&self.stream))
                 .map(|()| ring)
         });
         let ring = self.noting(ring)?;
@@ -47,9 +48,9 @@ impl Device {
         Ok(self.rings.len() - 1)
     }
 
-    /// Lets `write` write a slot of the host, and sends it to the device's; nothing is sent if it
-    /// fails, and its error is what is inside. Waits while the slot's batch before this one is on
-    /// its way.
+    /// Lets `write` fill a slot of the host, and copies it to the device's slot. Nothing is copied
+    /// if `write` fails; the inner result is its error. Blocks while the previous batch of the slot
+    /// is being copied.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -85,12 +86,12 @@ impl Device {
             device,
             slots,
         } = &self.rings[ring];
-        let Slot { arrived, taken } = &slots[slot];
+        let SlotEvents { arrived, consumed } = &slots[slot];
         let bytes = device.bytes / slots.len() as u64;
         let to = device.part(slot as u64 * bytes, bytes);
-        self.transfers.wait(taken)?;
-        // SAFETY: the slot is memory of the device, as `address` checked, and that of the host as
-        // long; it is written again only after this event.
+        self.transfers.wait(consumed)?;
+        // SAFETY: the slot is memory of the device, as `address` checked, and that of the host is
+        // as long; it is written again only after this event.
         unsafe {
             self.transfers.upload(
                 self.address(&to),
@@ -101,8 +102,8 @@ impl Device {
         arrived.record(&self.transfers)
     }
 
-    /// Moves parts of the batch in a slot to where runs read them, once it has arrived: from so
-    /// many bytes into the slot, to there.
+    /// Copies parts of the batch in a slot to where runs read them, once it has arrived: each from
+    /// an offset in bytes into the slot, to a region.
     ///
     /// # Errors
     /// If the driver refuses.
@@ -118,14 +119,14 @@ impl Device {
         self.ready()?;
         let Ring { device, slots, .. } = &self.rings[ring];
         let bytes = device.bytes / slots.len() as u64;
-        let (own, Slot { arrived, taken }) =
+        let (own, SlotEvents { arrived, consumed }) =
             (device.part(slot as u64 * bytes, bytes), &slots[slot]);
         let waited = self.stream.wait(arrived);
         self.noting(waited)?;
         for (offset, to) in parts {
             self.copy(&own.part(offset, to.bytes), &to)?;
         }
-        let recorded = taken.record(&self.stream);
+        let recorded = consumed.record(&self.stream);
         self.noting(recorded)
     }
 }
@@ -133,9 +134,9 @@ impl Device {
 impl Ring {
     fn new(device: Region, slots: usize) -> Result<Ring> {
         let slot = |_| {
-            Ok(Slot {
+            Ok(SlotEvents {
                 arrived: Event::new()?,
-                taken: Event::new()?,
+                consumed: Event::new()?,
             })
         };
         let host = usize::try_from(device.bytes).map_err(|_| DriverError::OutOfMemory {

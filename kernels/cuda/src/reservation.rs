@@ -1,58 +1,57 @@
-//! A device's memory: one reservation for the process, from which arenas are cut.
+//! The memory of a device: one reservation per process, from which arenas are sub-allocated.
 //!
-//! Where the driver can map memory behind addresses page by page, the reservation is a range of
-//! addresses as long as the limit, and memory is put behind it when an arena needs it, or all at
-//! once if the reservation is made ahead (*preallocated*, the default on a device, which others may
-//! use too: it is better to know at once). Where it cannot, the reservation is one allocation made
-//! ahead, or each arena an allocation of its own.
+//! Where the driver can map memory page by page, the reservation is a range of addresses as long as
+//! the limit. Memory is mapped to it when an arena needs it, or all at once if the reservation is
+//! *preallocated*, which is the default on a device because other processes may use it too, and a
+//! shortage is better known at the start. Where the driver cannot map pages, the reservation is one
+//! preallocated block, or each arena is a separate allocation.
 //!
-//! Where memory is mapped as it is needed, there can be ranges beside the reservation whose pages
-//! are mapped one by one ([`Pages`]). Their bytes count as the reservation's do, towards the same
-//! limit.
+//! Where memory is mapped on demand, there can be ranges beside the reservation whose pages are
+//! mapped individually ([`Pages`]). Their bytes count towards the same limit.
 
 use std::collections::BTreeMap;
 
 use crate::driver::{AddressRange, Context, DriverError, Physical, page_bytes};
 use crate::pages::Pages;
 
-/// What arenas start at a multiple of, bytes.
+/// The alignment of arenas, bytes.
 pub(crate) const ARENA_ALIGN: u64 = 256;
 
-/// About how many pages all that may be used is mapped in at most: each is some calls of the
-/// driver.
+/// The approximate maximum number of pages that cover the limit, because each page takes several
+/// driver calls.
 const PAGES_MOST: u64 = 4096;
 
-/// How much of a device's memory may be used, and when it is taken.
+/// The limits of a device's memory, and when it is reserved.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Limits {
-    /// The part of the device's memory that may be used, above 0 and at most 1.
+    /// The fraction of the device's memory that may be used, above 0 and at most 1.
     pub fraction: f64,
-    /// The most bytes that may be used, whatever the fraction says.
+    /// An additional limit, bytes.
     pub bytes_max: Option<u64>,
-    /// Whether all of it is taken at the first use.
+    /// Whether all of it is reserved at the first use.
     pub preallocate: bool,
 }
 
-/// What of a device's memory is used, bytes.
+/// The use of a device's memory, bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What may be used.
+    /// The limit.
     pub limit: u64,
-    /// What the driver has given.
+    /// Bytes allocated from the driver.
     pub reserved: u64,
-    /// What arenas hold.
+    /// Bytes in arenas.
     pub used: u64,
 }
 
-/// The reservation.
+/// The memory reservation of a device.
 #[derive(Debug)]
-pub(crate) struct Space {
+pub(crate) struct Reservation {
     limit: u64,
     used: u64,
-    /// Bytes behind pages of ranges beside this.
+    /// Mapped bytes of ranges beside the reservation.
     paged: u64,
     backing: Backing,
-    free: Extents,
+    free: FreeRanges,
     arenas: BTreeMap<u64, u64>,
 }
 
@@ -60,54 +59,54 @@ pub(crate) struct Space {
 enum Backing {
     /// One allocation.
     Whole { base: u64 },
-    /// A range of addresses with memory behind some of its pages.
+    /// A range of addresses, some of whose pages are mapped.
     Mapped {
         range: AddressRange,
         page: u64,
         pieces: BTreeMap<u64, Piece>,
-        ahead: bool,
+        preallocated: bool,
     },
     /// An allocation for each arena.
     Each,
 }
 
-/// Memory behind neighbouring pages.
+/// Memory mapped to neighbouring pages.
 #[derive(Debug)]
 struct Piece {
     bytes: u64,
     memory: Physical,
-    /// How many arenas reach into it.
+    /// The number of arenas that overlap it.
     arenas: usize,
 }
 
-impl Space {
+impl Reservation {
     /// Makes the reservation.
     pub fn new(
         context: &Context,
         limits: &Limits,
         total: u64,
         maps_pages: bool,
-    ) -> Result<Space, DriverError> {
-        // A whole number of bytes below 2^53 for every device there is.
+    ) -> Result<Reservation, DriverError> {
+        // A whole number of bytes below 2^53 for every existing device.
         let limit = (limits.fraction * total as f64).floor() as u64;
         let limit =
             limits.bytes_max.map_or(limit, |most| limit.min(most)) / ARENA_ALIGN * ARENA_ALIGN;
-        let mut space = Space {
+        let mut reservation = Reservation {
             limit,
             used: 0,
             paged: 0,
             backing: Backing::Each,
-            free: Extents::default(),
+            free: FreeRanges::default(),
             arenas: BTreeMap::new(),
         };
         if maps_pages {
             let page = page_bytes(context)?;
             let range = AddressRange::reserve(context, limit.next_multiple_of(page))?;
-            space.free.give(range.base, limit);
+            reservation.free.free(range.base, limit);
             let mut pieces = BTreeMap::new();
-            let mut ahead = limits.preallocate;
-            if ahead {
-                // Others may hold what the limit allows; then memory is taken as it is needed.
+            let mut preallocated = limits.preallocate;
+            if preallocated {
+                // Other processes may hold memory within the limit; then it is mapped on demand.
                 match range.map_new(context, 0, range.bytes) {
                     Ok(memory) => drop(pieces.insert(
                         0,
@@ -121,23 +120,23 @@ impl Space {
                         log::warn!(
                             "{limit} bytes of the device cannot be taken ahead: others use them; memory is taken as it is needed"
                         );
-                        ahead = false;
+                        preallocated = false;
                     }
                     Err(e) => return Err(e),
                 }
             }
-            space.backing = Backing::Mapped {
+            reservation.backing = Backing::Mapped {
                 range,
                 page,
                 pieces,
-                ahead,
+                preallocated,
             };
         } else if limits.preallocate {
             let base = context.allocate(limit)?;
-            space.free.give(base, limit);
-            space.backing = Backing::Whole { base };
+            reservation.free.free(base, limit);
+            reservation.backing = Backing::Whole { base };
         }
-        Ok(space)
+        Ok(reservation)
     }
 
     pub fn usage(&self) -> Usage {
@@ -155,16 +154,20 @@ impl Space {
         }
     }
 
-    /// Whether all that may be used has been taken from the driver.
-    pub fn is_ahead(&self) -> bool {
+    /// Whether all memory up to the limit has been allocated from the driver.
+    pub fn is_preallocated(&self) -> bool {
         matches!(
             self.backing,
-            Backing::Whole { .. } | Backing::Mapped { ahead: true, .. }
+            Backing::Whole { .. }
+                | Backing::Mapped {
+                    preallocated: true,
+                    ..
+                }
         )
     }
 
-    /// Bytes that may still be taken from the driver, where that is done page by page.
-    fn room(&self) -> u64 {
+    /// Bytes that can still be mapped, where memory is mapped page by page.
+    fn headroom(&self) -> u64 {
         let Backing::Mapped { page, .. } = &self.backing else {
             return 0;
         };
@@ -173,12 +176,14 @@ impl Space {
             .saturating_sub(self.usage().reserved)
     }
 
-    /// A range of its own, whose pages are mapped as they are needed; `None` where memory is not
-    /// mapped or was taken ahead.
+    /// A separate range, whose pages are mapped on demand; `None` where memory is not mapped or was
+    /// preallocated.
     pub fn pages(&self, context: &Context, bytes: u64) -> Result<Option<Pages>, DriverError> {
         match &self.backing {
             Backing::Mapped {
-                page, ahead: false, ..
+                page,
+                preallocated: false,
+                ..
             } => {
                 let page = page
                     .next_power_of_two()
@@ -190,12 +195,12 @@ impl Space {
     }
 
     /// Counts bytes that a range is about to map.
-    pub fn lend(&mut self, bytes: u64) -> Result<(), DriverError> {
+    pub fn charge(&mut self, bytes: u64) -> Result<(), DriverError> {
         if self
             .used
             .checked_add(bytes)
             .is_none_or(|used| used > self.limit)
-            || bytes > self.room()
+            || bytes > self.headroom()
         {
             return Err(DriverError::OutOfMemory { bytes });
         }
@@ -203,16 +208,16 @@ impl Space {
         Ok(())
     }
 
-    /// Counts bytes that a range maps no more.
-    pub fn take_back(&mut self, bytes: u64) {
+    /// Counts bytes that a range has unmapped.
+    pub fn uncharge(&mut self, bytes: u64) {
         (self.used, self.paged) = (
             self.used.saturating_sub(bytes),
             self.paged.saturating_sub(bytes),
         );
     }
 
-    /// The address of so many bytes; none for 0.
-    pub fn take(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
+    /// The address of a new arena of so many bytes; 0 for 0 bytes.
+    pub fn allocate(&mut self, context: &Context, bytes: u64) -> Result<u64, DriverError> {
         let refused = DriverError::OutOfMemory { bytes };
         let padded = bytes
             .checked_next_multiple_of(ARENA_ALIGN)
@@ -227,25 +232,25 @@ impl Space {
         {
             return Err(refused);
         }
-        let room = self.room();
+        let headroom = self.headroom();
         let base = match &mut self.backing {
             Backing::Each => context.allocate(padded)?,
-            Backing::Whole { .. } => self.free.take(padded).ok_or(refused)?,
+            Backing::Whole { .. } => self.free.allocate(padded).ok_or(refused)?,
             Backing::Mapped {
                 range,
                 page,
                 pieces,
                 ..
             } => {
-                let base = self.free.take(padded).ok_or(refused)?;
-                if let Err(e) = back(
+                let base = self.free.allocate(padded).ok_or(refused)?;
+                if let Err(e) = map_missing(
                     context,
                     (range, *page),
                     pieces,
                     (base - range.base, padded),
-                    room,
+                    headroom,
                 ) {
-                    self.free.give(base, padded);
+                    self.free.free(base, padded);
                     return Err(e);
                 }
                 base
@@ -256,22 +261,22 @@ impl Space {
         Ok(base)
     }
 
-    /// Takes an arena back; work that uses it must be done.
-    pub fn give(&mut self, context: &Context, base: u64) {
+    /// Frees an arena; work that uses it must be done.
+    pub fn free(&mut self, context: &Context, base: u64) {
         let Some(bytes) = self.arenas.remove(&base) else {
             return;
         };
         self.used -= bytes;
         match &mut self.backing {
             Backing::Each => context.free(base),
-            Backing::Whole { .. } => self.free.give(base, bytes),
+            Backing::Whole { .. } => self.free.free(base, bytes),
             Backing::Mapped {
                 range,
                 pieces,
-                ahead,
+                preallocated,
                 ..
             } => {
-                self.free.give(base, bytes);
+                self.free.free(base, bytes);
                 let (from, to) = (base - range.base, base - range.base + bytes);
                 let touched: Vec<u64> = pieces
                     .range(..to)
@@ -284,7 +289,7 @@ impl Space {
                     };
                     piece.arenas -= 1;
                     if piece.arenas == 0
-                        && !*ahead
+                        && !*preallocated
                         && let Some(piece) = pieces.remove(&at)
                     {
                         range.unmap(context, at, piece.bytes);
@@ -295,7 +300,7 @@ impl Space {
         }
     }
 
-    /// Gives everything back to the driver.
+    /// Returns all memory to the driver.
     pub fn close(&mut self, context: &Context) {
         match std::mem::replace(&mut self.backing, Backing::Each) {
             Backing::Each => self.arenas.keys().for_each(|&base| context.free(base)),
@@ -312,14 +317,14 @@ impl Space {
     }
 }
 
-/// Puts memory behind those pages of a stretch that have none, `room` bytes at most, and counts it
-/// at all that it touches.
-fn back(
+/// Maps memory to the unmapped pages of a region, at most `room` bytes, and counts the region as a
+/// user of all pieces that it overlaps.
+fn map_missing(
     context: &Context,
     (range, page): (&AddressRange, u64),
     pieces: &mut BTreeMap<u64, Piece>,
     (offset, bytes): (u64, u64),
-    room: u64,
+    headroom: u64,
 ) -> Result<(), DriverError> {
     let (mut at, end) = (
         offset / page * page,
@@ -339,7 +344,7 @@ fn back(
         .iter()
         .map(|&(start, stop)| stop.min(end) - start.max(at))
         .sum();
-    if end - at - there > room {
+    if end - at - there > headroom {
         return Err(DriverError::OutOfMemory { bytes });
     }
     for (start, stop) in known.into_iter().chain([(end, end)]) {
@@ -357,7 +362,7 @@ fn back(
                     fresh.push(at);
                 }
                 Err(e) => {
-                    // What was mapped for this stretch goes back.
+                    // Unmaps the new pieces again.
                     for at in fresh {
                         if let Some(piece) = pieces.remove(&at) {
                             range.unmap(context, at, piece.bytes);
@@ -379,13 +384,13 @@ fn back(
     Ok(())
 }
 
-/// Free stretches of addresses, neighbours joined.
+/// Free address ranges, with neighbours merged.
 #[derive(Debug, Default)]
-struct Extents(BTreeMap<u64, u64>);
+struct FreeRanges(BTreeMap<u64, u64>);
 
-impl Extents {
-    /// The start of the smallest stretch that suffices; the rest of it stays free.
-    fn take(&mut self, bytes: u64) -> Option<u64> {
+impl FreeRanges {
+    /// The start of the smallest sufficient range (best fit); the rest of it stays free.
+    fn allocate(&mut self, bytes: u64) -> Option<u64> {
         let (&base, &length) = self
             .0
             .iter()
@@ -398,7 +403,7 @@ impl Extents {
         Some(base)
     }
 
-    fn give(&mut self, base: u64, bytes: u64) {
+    fn free(&mut self, base: u64, bytes: u64) {
         let (mut base, mut bytes) = (base, bytes);
         if let Some((&before, &length)) = self.0.range(..base).next_back()
             && before + length == base
@@ -418,21 +423,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_given_back_is_joined_and_can_be_taken_as_one() {
-        let mut free = Extents::default();
-        free.give(1 << 20, 4096);
+    fn freed_ranges_are_merged() {
+        let mut free = FreeRanges::default();
+        free.free(1 << 20, 4096);
         let parts: Vec<u64> = (0..4)
-            .map(|_| free.take(1024).expect("there is room"))
+            .map(|_| free.allocate(1024).expect("there is room"))
             .collect();
-        assert_eq!(free.take(256), None);
+        assert_eq!(free.allocate(256), None);
         for at in [2, 0, 3, 1] {
-            free.give(parts[at], 1024);
+            free.free(parts[at], 1024);
         }
         assert_eq!(free.0, BTreeMap::from([(1 << 20, 4096)]));
-        // The smallest stretch that suffices is taken.
-        assert_eq!(free.take(4096), Some(1 << 20));
-        free.give(0, 512);
-        free.give(8192, 256);
-        assert_eq!(free.take(256), Some(8192));
+        // The smallest sufficient range is taken.
+        assert_eq!(free.allocate(4096), Some(1 << 20));
+        free.free(0, 512);
+        free.free(8192, 256);
+        assert_eq!(free.allocate(256), Some(8192));
     }
 }
