@@ -1,5 +1,4 @@
-//! What is placed and what follows from it: floors, lowest offsets, and a trail to take everything
-//! back.
+//! The state of a partial packing (floors and lowest offsets), and a trail to undo changes.
 
 use super::super::Found;
 use super::super::sections::Sections;
@@ -7,11 +6,11 @@ use super::memo::mix;
 use super::sums::Sums;
 use std::ops::Range;
 
-/// The smallest number of bytes that offsets differ by, and what remains to be aligned.
+/// The unit of sizes and offsets, and whether alignments coarser than it remain.
 pub(super) struct Units {
     /// Every size and offset is a multiple of this.
     pub(super) bytes: u64,
-    /// Whether some items need coarser offsets than that.
+    /// Whether some items need coarser alignments than that.
     pub(super) aligned: bool,
 }
 
@@ -48,7 +47,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What was changed, so that it can be changed back.
+/// An undo record of one change.
 #[derive(Clone)]
 enum Change {
     Floor { section: u32, real: bool, old: u64 },
@@ -56,14 +55,14 @@ enum Change {
     Placed { item: u32 },
 }
 
-/// An item as the search sees it, in units.
+/// An item in the search, in units.
 #[derive(Clone, Copy)]
 pub(super) struct Item {
     pub(super) start: u32,
     pub(super) end: u32,
     pub(super) size: u64,
     pub(super) align: u64,
-    /// Where its entries in `place_in_list` begin.
+    /// The index of its first entry in `place_in_list`.
     entries: u32,
 }
 
@@ -74,39 +73,39 @@ pub(super) struct State {
     pub(super) aligned: bool,
     pub(super) items: Vec<Item>,
     pub(super) offsets: Vec<u64>,
-    /// For each item not placed: no completion has it lower.
+    /// For each unplaced item: the lowest offset that any completion can give it.
     pub(super) lowest: Vec<u64>,
-    /// For each section: nothing more can lie below.
+    /// For each section: no further item can lie below.
     pub(super) floor: Vec<u64>,
-    /// Whether the floor is the top of a placed item (or the ground), something to rest upon.
+    /// Whether the floor is the top of a placed item (or the ground), so that items can rest on it.
     pub(super) real: Vec<bool>,
-    /// For each section the sum of the sizes not placed.
+    /// For each section the sum of the unplaced sizes.
     pub(super) rest: Vec<u64>,
-    /// For each section, the keys of the items not placed that begin there.
+    /// For each section, the keys of the unplaced items that begin there.
     pub(super) keys: Vec<u128>,
     item_keys: Vec<u128>,
-    /// For each section but the last, how many items not placed live in it and in the next.
+    /// For each section but the last, the number of unplaced items that live in it and in the next.
     pub(super) crossing: Vec<u32>,
-    /// For each section, where its list starts; the items not placed come first.
+    /// For each section, the start of its list; unplaced items come first.
     lists: Vec<u32>,
     waiting: Vec<u32>,
     list: Vec<u32>,
     place_in_list: Vec<u32>,
     trail: Vec<Change>,
-    /// Sections to look at again, as bits.
+    /// Sections to propagate again, as bits.
     dirty: Vec<u64>,
-    /// Sections without slack to look at more closely, as bits.
+    /// Sections without slack, which get the stronger check, as bits.
     tight: Vec<u64>,
     scratch: Vec<(u64, u64)>,
     sums: Sums,
-    /// Whether the last change had consequences that had consequences.
+    /// Whether the consequences of the last change had further consequences.
     pub(super) chained: bool,
     /// The sections in which the last change changed anything.
     pub(super) touched: Range<u32>,
 }
 
 impl State {
-    /// Nothing placed. `limit` in units.
+    /// The empty packing. `limit` in units.
     pub(super) fn new(sections: &Sections, units: &Units, limit: u64) -> State {
         let count = sections.count();
         let mut items = Vec::with_capacity(sections.spans.len());
@@ -183,7 +182,7 @@ impl State {
         }
     }
 
-    /// The packing, when everything is placed.
+    /// The packing, when all items are placed.
     pub(super) fn found(&self, units: &Units) -> Found {
         let tops = self
             .items
@@ -205,7 +204,7 @@ impl State {
         self.floor.len()
     }
 
-    /// The items of a section that are not placed.
+    /// The unplaced items of a section.
     pub(super) fn waiting(&self, section: usize) -> &[u32] {
         let at = self.lists[section] as usize;
         &self.list[at..at + self.waiting[section] as usize]
@@ -215,7 +214,7 @@ impl State {
         self.waiting[section] == 0
     }
 
-    /// Where `undo` gets back to.
+    /// The trail position that `undo` restores.
     pub(super) fn mark(&self) -> usize {
         self.trail.len()
     }
@@ -252,8 +251,8 @@ impl State {
         self.real[section] = real;
     }
 
-    /// Places an item at its lowest offset, where every section of its life has its floor. The
-    /// section of a contradiction, if one shows.
+    /// Places an item at its lowest offset, which must be the floor of every section of its life.
+    /// Returns the section of a contradiction, if one is found.
     pub(super) fn place(&mut self, i: u32) -> Option<u32> {
         let item = self.items[i as usize];
         self.touched = item.start..item.end;
@@ -289,8 +288,8 @@ impl State {
         }
     }
 
-    /// Decides that nothing lies below `floor` in a section. The section of a contradiction, if one
-    /// shows.
+    /// Decides that nothing lies below `floor` in a section. Returns the section of a
+    /// contradiction, if one is found.
     pub(super) fn raise(&mut self, section: usize, floor: u64) -> Option<u32> {
         self.touched = section as u32..section as u32 + 1;
         self.set_floor(section, floor, false);
@@ -338,10 +337,10 @@ impl State {
     }
 
     /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under
-    /// the limit one above the other, none below its lowest offset.
+    /// the limit, stacked one above the other, none below its lowest offset.
     fn settle(&mut self) -> Option<u32> {
         self.chained = false;
-        // What costs little comes first, on all sections.
+        // Cheap checks come first, on all sections.
         loop {
             for word in 0..self.dirty.len() {
                 while self.dirty[word] != 0 {
@@ -404,8 +403,8 @@ impl State {
     }
 }
 
-/// When a machine has done all jobs, each given by its release and its length, which together take
-/// `rest`; the first is released at `time`.
+/// The time at which a machine has finished all jobs, each given by its release and its length. The
+/// lengths sum to `rest`; the first job is released at `time`.
 fn finished(jobs: &mut Vec<(u64, u64)>, mut time: u64, mut rest: u64) -> u64 {
     loop {
         let before = time;
