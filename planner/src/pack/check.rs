@@ -270,11 +270,11 @@ impl Checker<'_> {
         let mut own: Vec<Tenant> = Vec::with_capacity(tenants.len());
         for tenant in tenants {
             let birth = self.problem.items[tenant.item].life.start;
-            let giver = given
+            let donor = given
                 .get(&tenant.item)
                 .filter(|_| tenant.start == birth)
                 .and_then(|&from| self.at(tenants, from, birth));
-            let Some(giver) = giver else {
+            let Some(donor) = donor else {
                 own.push(*tenant);
                 continue;
             };
@@ -285,12 +285,12 @@ impl Checker<'_> {
             });
             own.push(Tenant {
                 end: birth + 1,
-                high: tenant.high.min(giver.low),
+                high: tenant.high.min(donor.low),
                 ..*tenant
             });
             own.push(Tenant {
                 end: birth + 1,
-                low: tenant.low.max(giver.high),
+                low: tenant.low.max(donor.high),
                 ..*tenant
             });
         }
@@ -520,27 +520,27 @@ impl Checker<'_> {
         let mut best: [BTreeMap<(usize, u64, usize), u128>; 2] = Default::default();
         for &InPlace { from, to } in &self.problem.in_place {
             let step = self.problem.items[to].life.start;
-            let (Some(giver), Some(taker)) =
+            let (Some(donor), Some(recipient)) =
                 (self.at(tenants, from, step), self.at(tenants, to, step))
             else {
                 continue;
             };
-            let shared = whole((giver.high - giver.low).min(taker.high - taker.low));
+            let shared = whole((donor.high - donor.low).min(recipient.high - recipient.low));
             for (side, item) in best.iter_mut().zip([from, to]) {
                 let most = side.entry((self.space[from], step, item)).or_default();
                 *most = shared.max(*most);
             }
         }
-        let [givers, takers] = best.map(|side| {
+        let [donors, recipients] = best.map(|side| {
             let mut sums: BTreeMap<(usize, u64), u128> = BTreeMap::new();
             side.into_iter().for_each(|((space, step, _), most)| {
                 *sums.entry((space, step)).or_default() += most
             });
             sums
         });
-        givers
+        donors
             .into_iter()
-            .map(|(at, sum)| (at, sum.min(takers[&at])))
+            .map(|(at, sum)| (at, sum.min(recipients[&at])))
             .collect()
     }
 

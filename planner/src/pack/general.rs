@@ -91,7 +91,7 @@ impl<'a> General<'a> {
             .flat_map(|block| block.rects.iter().map(|rect| rect.start))
             .collect();
         starts.sort_unstable();
-        // Time in slots; about 64 rectangles begin in each.
+        // Slots of time, in each of which about as many rectangles begin.
         let slots = (starts.len() / 64).clamp(1, 512);
         let bounds: Vec<u64> = (1..slots)
             .map(|slot| starts[slot * starts.len() / slots])

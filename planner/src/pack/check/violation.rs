@@ -174,9 +174,9 @@ pub enum Violation {
     Sum {
         /// The name of the number.
         what: &'static str,
-        /// The right one.
+        /// The right number.
         expected: u64,
-        /// What the packing says.
+        /// The reported number.
         found: u64,
     },
     /// The packing claims to be at its lower bound, but is above it, or the other way round.

@@ -1,20 +1,21 @@
-//! Where stacks without room to spare can have their joints.
+//! The offsets at which stacks without slack can have joints.
 
 use super::state::State;
 
-/// Up to how many units of height sums are kept as bits.
+/// The most units of height for which sums are kept as bits.
 const UNITS_MAX: u64 = 4096;
 
-/// Up to how many items the sums of a higher section are listed: there are two to this many.
+/// The most items for which the sums of a higher section are listed: there are two to the power of
+/// this many.
 const LISTED_MAX: usize = 10;
 
 /// Sums of sizes as bits.
 #[derive(Clone, Default)]
 pub(super) struct Sums {
-    /// Every sum of sizes looked at so far.
+    /// Every sum of sizes so far.
     all: Vec<u64>,
     copy: Vec<u64>,
-    /// The sums that items can lie upon.
+    /// The sums at which items can lie.
     joints: Vec<u64>,
     /// (lowest top, size) of each item.
     tops: Vec<(u64, u64)>,
@@ -59,7 +60,7 @@ impl List {
 }
 
 impl Sums {
-    /// Nothing but the sum of nothing; bits for sums up to `room`.
+    /// Resets to the empty sum, with bits for sums up to `room`.
     fn clear(&mut self, room: u64) {
         let words = (room / 64 + 1) as usize;
         self.all.clear();
@@ -122,8 +123,8 @@ impl Sums {
 }
 
 impl State {
-    /// Whether every byte of a section above its floor is needed, and sums are few enough to look
-    /// at.
+    /// Whether every byte of a section above its floor is needed, and the sums are few enough to
+    /// list.
     pub(super) fn is_tight(&self, section: usize) -> bool {
         let room = self.limit - self.floor[section];
         self.rest[section] == room
@@ -131,9 +132,9 @@ impl State {
             && !self.aligned
     }
 
-    /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing
-    /// is wasted below: below an offset lie only items whose lowest top is not above it. Whether
-    /// all items find such a place.
+    /// Lifts the items of a tight section to sums of the other sizes, so that no byte is wasted
+    /// below: below an offset lie only items whose lowest top is not above it. Returns whether all
+    /// items find such an offset.
     pub(super) fn lift_to_joints(&mut self, section: usize, sums: &mut Sums) -> bool {
         let floor = self.floor[section];
         let room = self.limit - floor;
