@@ -383,7 +383,7 @@ fn files_gzipped_or_not_and_not_too_long() {
             "{error}"
         );
     }
-    // Kilobytes that would be megabytes.
+    // Kilobytes that decompress to megabytes.
     let bomb = zip(&[b' '; 1 << 22]);
     assert!(
         bomb.len() < 1 << 14

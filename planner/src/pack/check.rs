@@ -227,24 +227,24 @@ impl Checker<'_> {
         let (mut lows, mut highs) = (BinaryHeap::new(), BinaryHeap::new());
         let mut coming = gaps.iter().peekable();
         let mut needs = Vec::new();
-        for stretch in times.windows(2) {
-            while let Some(gap) = coming.next_if(|gap| gap.life.start <= stretch[0]) {
+        for interval in times.windows(2) {
+            while let Some(gap) = coming.next_if(|gap| gap.life.start <= interval[0]) {
                 let (low, high) = gap
                     .window
                     .map_or((0, 0), |window| (window.low, window.high));
                 lows.push((low, gap.life.end));
                 highs.push((std::cmp::Reverse(high), gap.life.end));
             }
-            while lows.peek().is_some_and(|&(_, end)| end <= stretch[0]) {
+            while lows.peek().is_some_and(|&(_, end)| end <= interval[0]) {
                 lows.pop();
             }
-            while highs.peek().is_some_and(|&(_, end)| end <= stretch[0]) {
+            while highs.peek().is_some_and(|&(_, end)| end <= interval[0]) {
                 highs.pop();
             }
             let low = lows.peek().map_or(0, |&(low, _)| low);
             let high = highs.peek().map_or(it.size, |&(high, _)| high.0);
             if low < high {
-                needs.push((stretch[0], stretch[1], low, high));
+                needs.push((interval[0], interval[1], low, high));
             }
         }
         needs
@@ -361,26 +361,29 @@ impl Checker<'_> {
             let mut coming = group.iter().peekable();
             let mut highest: BinaryHeap<(u64, u64, usize)> = BinaryHeap::new();
             let mut living: Vec<&Tenant> = Vec::new();
-            for stretch in times.windows(2) {
-                while let Some(tenant) = coming.next_if(|tenant| tenant.start <= stretch[0]) {
+            for interval in times.windows(2) {
+                while let Some(tenant) = coming.next_if(|tenant| tenant.start <= interval[0]) {
                     highest.push((tenant.high, tenant.end, tenant.item));
                     living.extend((!flat).then_some(tenant));
                 }
-                while highest.peek().is_some_and(|&(_, end, _)| end <= stretch[0]) {
+                while highest
+                    .peek()
+                    .is_some_and(|&(_, end, _)| end <= interval[0])
+                {
                     highest.pop();
                 }
                 if flat {
                     let top = highest.peek().map(|&(high, _, item)| Tenant {
                         item,
-                        start: stretch[0],
-                        end: stretch[1],
+                        start: interval[0],
+                        end: interval[1],
                         low: group[0].low,
                         high,
                     });
                     joined.extend(top);
                     continue;
                 }
-                living.retain(|tenant| tenant.end > stretch[0]);
+                living.retain(|tenant| tenant.end > interval[0]);
                 living.sort_by_key(|tenant| tenant.low);
                 let first = joined.len();
                 for tenant in &living {
@@ -390,8 +393,8 @@ impl Checker<'_> {
                     {
                         Some(last) => last.high = last.high.max(tenant.high),
                         None => joined.push(Tenant {
-                            start: stretch[0],
-                            end: stretch[1],
+                            start: interval[0],
+                            end: interval[1],
                             ..**tenant
                         }),
                     }

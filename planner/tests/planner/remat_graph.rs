@@ -1,12 +1,12 @@
-//! Graph files: what is read, what is refused and how it is told, and what becomes of a graph in
-//! the planner.
+//! Graph files: accepted content, rejected content with its error texts, and the planner's problem
+//! of a graph.
 
 use slabwise_planner::DagError;
 use slabwise_planner::remat_graph::{
     GraphError, RematGraph, Step, order_json, steps_in_place, steps_json,
 };
 
-/// A graph of nodes given as the inside of their JSON objects.
+/// A graph of nodes, each the inside of a JSON object.
 fn graph(nodes: &[&str], outputs: &str) -> Result<RematGraph, GraphError> {
     let nodes: Vec<String> = nodes
         .iter()
@@ -78,7 +78,7 @@ fn a_graph_is_read_whole() {
 }
 
 #[test]
-fn what_is_no_graph_is_told_apart() {
+fn each_kind_of_invalid_file_has_its_error() {
     let read = |text: &str| {
         RematGraph::read(text.as_bytes())
             .expect_err(text)
@@ -159,7 +159,7 @@ fn a_faulty_node_is_named() {
 }
 
 #[test]
-fn circles_are_named() {
+fn cycles_are_named() {
     let cycle = |error: GraphError| match error {
         GraphError::Dag(DagError::Cycle { tasks }) => tasks,
         other => panic!("{other}"),
@@ -169,7 +169,7 @@ fn circles_are_named() {
         "[]",
     );
     assert_eq!(cycle(read.expect_err("a circle")).len(), 2);
-    // The third reads what the second changes, and the second must be last.
+    // The third reads the buffer that the second changes, and the second must be last.
     let weight = r#""bytes":1,"persistent":true"#;
     let update = r#""bytes":0,"inputs":[0],"mutates":[0]"#;
     let after = graph(&[weight, update, r#""bytes":1,"inputs":[0,1]"#], "[2]");
@@ -183,7 +183,7 @@ fn circles_are_named() {
     );
     let own = refused(&[r#""bytes":1,"inputs":[0]"#], "[]");
     assert_eq!(own, "node 0 `n0`: it reads its own result");
-    // One reads it and changes it, the other only overwrites it afterwards.
+    // One node reads and changes it, the other only overwrites it afterwards.
     let both = graph(
         &[weight, r#""bytes":0,"inputs":[],"mutates":[0]"#, update],
         "[]",

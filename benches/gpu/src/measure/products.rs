@@ -13,7 +13,7 @@ use slabwise_kernels::memory::Element;
 
 use super::{dtype, number};
 
-/// What the tuner says of candidates, as it says it.
+/// The tuner's log messages about candidates.
 static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Listener;
@@ -34,7 +34,7 @@ impl log::Log for Listener {
     fn flush(&self) {}
 }
 
-/// A session that times all candidates anew and says what it finds.
+/// A session that times all candidates anew and logs the results.
 fn session(precision: &str) -> Result<Session> {
     if log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
@@ -51,7 +51,8 @@ fn candidates() -> Vec<String> {
     std::mem::take(&mut *TOLD.lock().expect("nobody panics with it"))
 }
 
-/// Stored as its operands are, as peers do: products of halves are f32 here.
+/// A tensor stored in the type of its operands, as peers do, because products of halves are f32
+/// here.
 fn stored(tensor: Tensor<'_>, dtype: DType) -> Tensor<'_> {
     if dtype == BF16 {
         tensor.cast(BF16)
@@ -112,7 +113,7 @@ pub fn square(n: &str, precision: &str) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// A convolution forward, the gradient of its image and that of its weight.
+/// The forward pass of a convolution, the gradient of its image and that of its weight.
 pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     let read: Vec<u32> = sizes.split(',').map(number).collect::<Result<_>>()?;
     let [batch, inputs, outputs, image, k, stride] = read[..] else {
@@ -144,7 +145,7 @@ pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     for (at, part) in ["forward", "data", "weight"].into_iter().enumerate() {
         let mut session = session(precision)?;
         let trace = Trace::inference().named(part);
-        // Forward reads no gradient of the result.
+        // The forward pass does not read the gradient of the result.
         let names = &["x", "w", "dy"][..if at == 0 { 2 } else { 3 }];
         let given: Vec<Tensor<'_>> = names
             .iter()
