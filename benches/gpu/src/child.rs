@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// The interval between two checks whether a process has ended.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The end of a process, and its output.
 pub struct Ended {
@@ -78,7 +78,7 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Some(status),
-            Ok(None) if began.elapsed() < limit => std::thread::sleep(LOOK),
+            Ok(None) if began.elapsed() < limit => std::thread::sleep(POLL_INTERVAL),
             _ => break None,
         }
     };

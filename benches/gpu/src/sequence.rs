@@ -22,9 +22,9 @@ pub struct Limits {
 }
 
 /// No item is started with less time than this.
-const LEAST: Duration = Duration::from_secs(2);
+const LEAST_TIME: Duration = Duration::from_secs(2);
 /// The time limit of the query for the device: the first use of a driver can be slow.
-const LOOK: Duration = Duration::from_secs(60);
+const DEVICE_QUERY_LIMIT: Duration = Duration::from_secs(60);
 
 /// The device, with the versions of its software.
 ///
@@ -33,12 +33,13 @@ const LOOK: Duration = Duration::from_secs(60);
 pub fn device(places: &Places) -> Result<Map<String, Value>, String> {
     let mut command = Command::new(&places.program);
     command.args(["measure", "device"]);
-    let ended = child::run(command, LOOK);
+    let ended = child::run(command, DEVICE_QUERY_LIMIT);
     match (last_object(&ended.stdout), ended.status) {
         (Some(about), Some(status)) if status.success() => Ok(about),
-        (_, None) if ended.refused.is_none() => {
-            Err(format!("the driver gave no answer in {} s", LOOK.as_secs()))
-        }
+        (_, None) if ended.refused.is_none() => Err(format!(
+            "the driver gave no answer in {} s",
+            DEVICE_QUERY_LIMIT.as_secs()
+        )),
         _ => Err(ended.refused.clone().unwrap_or_else(|| ended.tail())),
     }
 }
@@ -104,7 +105,7 @@ impl Sequence<'_> {
         let left = self.end.map_or(Duration::MAX, |end| {
             end.saturating_duration_since(Instant::now())
         });
-        if left < LEAST
+        if left < LEAST_TIME
             || self
                 .state
                 .lock()
@@ -126,7 +127,7 @@ impl Sequence<'_> {
         let mut result = Map::new();
         result.insert("item".into(), json!(item.name));
         result.extend(if cut {
-            cut_off(left)
+            out_of_time(left)
         } else {
             judge(item, &ended, own)
         });
@@ -156,7 +157,7 @@ fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
 }
 
 /// The result of an item for which the total time did not suffice.
-fn cut_off(left: Duration) -> Map<String, Value> {
+fn out_of_time(left: Duration) -> Map<String, Value> {
     let why = format!("the budget had {:.0} s left for it", left.as_secs_f64());
     Map::from_iter([
         ("status".into(), json!("skipped")),

@@ -152,7 +152,7 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for (model, _, _) in MODELS {
         for precision in PRECISIONS {
-            let name = |who: &str| format!("step/{model}/{precision}/{who}");
+            let name = |who: &str| format!("step/{model}/{precision}/{framework}");
             let own = ms(results, &name("slabwise"));
             let times: Vec<Option<f64>> =
                 peers.iter().map(|peer| ms(results, &name(peer))).collect();
@@ -207,8 +207,8 @@ fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for name in products.chain(convolutions) {
         for precision in PRECISIONS {
-            let [own, torch] =
-                ["slabwise", "torch"].map(|who| ms(results, &format!("{name}/{precision}/{who}")));
+            let [own, torch] = ["slabwise", "torch"]
+                .map(|framework| ms(results, &format!("{name}/{precision}/{framework}")));
             if own.or(torch).is_some() {
                 let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.4}"));
                 let line = results.get(format!("{name}/{precision}/slabwise").as_str());

@@ -55,7 +55,7 @@ pub enum CsvError {
         upper: u64,
     },
     /// An alignment is not a power of two.
-    #[error("line {line}: alignment {align} is no power of two")]
+    #[error("line {line}: alignment {align} is not a power of two")]
     Alignment {
         /// The line.
         line: usize,
@@ -97,7 +97,7 @@ pub enum CsvError {
     },
     /// A line refers to an unknown id.
     #[error(
-        "line {line}: {column} names `{}`, which is no id of this file",
+        "line {line}: {column} names `{}`, which is not an id of this file",
         brief(id)
     )]
     UnknownId {
@@ -110,7 +110,7 @@ pub enum CsvError {
     },
     /// Two items follow the same one, or items follow each other in a cycle.
     #[error(
-        "line {line}: `{}` is followed by something else already, or follows this item itself",
+        "line {line}: `{}` is already followed by another item, or follows this item itself",
         brief(id)
     )]
     Follows {

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// An alignment is not a power of two.
-    #[error("item {item} has alignment {align}, which is no power of two")]
+    #[error("item {item} has alignment {align}, which is not a power of two")]
     Alignment {
         /// The index of the item.
         item: usize,
@@ -38,7 +38,7 @@ pub enum ProblemError {
     },
     /// A fixed offset, its own or one that follows from that of another item of its group, is not
     /// aligned.
-    #[error("item {item} must lie at {offset}, which is no multiple of its alignment {align}")]
+    #[error("item {item} must lie at {offset}, which is not a multiple of its alignment {align}")]
     FixedMisaligned {
         /// The index of the item.
         item: usize,
@@ -121,7 +121,7 @@ pub enum ProblemError {
     },
     /// The items of a permitted pair are tied to each other already, by groups.
     #[error(
-        "items {from} and {to} are tied together by groups: whether one takes the place of the other is no choice"
+        "items {from} and {to} are tied together by groups, so they cannot be a permitted pair"
     )]
     PairTied {
         /// The index of the donor.

@@ -28,14 +28,14 @@ const GATHERING: u64 = 16;
 
 /// The cost of a pass, in steps of some nanosecond.
 pub(super) fn cost(sections: &Sections) -> u64 {
-    walking(sections).min(gathering(sections))
+    scan_cost(sections).min(gather_cost(sections))
 }
 
-fn walking(sections: &Sections) -> u64 {
+fn scan_cost(sections: &Sections) -> u64 {
     (sections.spans.len() as u64).pow(2) / 2
 }
 
-fn gathering(sections: &Sections) -> u64 {
+fn gather_cost(sections: &Sections) -> u64 {
     sections.pairs().saturating_mul(GATHERING)
 }
 
@@ -51,14 +51,14 @@ pub(super) fn pack(
         offsets: vec![0; sections.spans.len()],
         height: 0,
     };
-    let walks = walking(sections) <= gathering(sections);
+    let scans_all = scan_cost(sections) <= gather_cost(sections);
     // `all` has the placed spans by offset; the index tells which of them are neighbours.
     let mut all: Vec<Placed> = Vec::new();
     let mut index = Index::new(lives);
     let mut near: Vec<(u64, u64)> = Vec::new();
     for &i in order {
         let span = &sections.spans[i as usize];
-        let offset = if walks {
+        let offset = if scans_all {
             let alive = all
                 .iter()
                 .filter(|other| other.end > span.start && span.end > other.start);
@@ -78,7 +78,7 @@ pub(super) fn pack(
             return None;
         }
         found.offsets[i as usize] = offset;
-        if walks {
+        if scans_all {
             let at = all.partition_point(|other| other.offset < offset);
             all.insert(
                 at,

@@ -52,7 +52,7 @@ pub(super) struct Improve<'a> {
     placed: u64,
     /// The best cost that a lane has reached since the last restart, and the number of passes since
     /// then.
-    ahead: Option<Cost>,
+    best_since_restart: Option<Cost>,
     stale: usize,
     /// The number of restarts.
     restarts: u64,
@@ -74,7 +74,7 @@ impl<'a> Improve<'a> {
             rank,
             walk: None,
             starts: 0,
-            waits: 0,
+            stalled: 0,
             lowest: None,
             random: Random(seed.wrapping_mul(LANES as u64).wrapping_add(at)),
             keys: Vec::new(),
@@ -90,7 +90,7 @@ impl<'a> Improve<'a> {
             passes,
             best: incumbent,
             placed: 0,
-            ahead: None,
+            best_since_restart: None,
             stale: 0,
             restarts: 0,
         }
@@ -151,15 +151,18 @@ impl<'a> Improve<'a> {
         else {
             return;
         };
-        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) {
+        self.stale = if self.best_since_restart.is_none_or(|best| cost < best) {
             0
         } else {
             self.stale + passes
         };
-        self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
+        self.best_since_restart = self
+            .best_since_restart
+            .map(|best| best.min(cost))
+            .or(Some(cost));
         if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
             self.restarts += 1;
-            (self.ahead, self.stale) = (None, 0);
+            (self.best_since_restart, self.stale) = (None, 0);
             self.lanes.iter_mut().for_each(|lane| lane.walk = None);
             return;
         }
@@ -173,9 +176,9 @@ impl<'a> Improve<'a> {
             let far = costs[at].is_none_or(|own| {
                 own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal)
             });
-            if far || lane.waits > LANE_PATIENCE {
+            if far || lane.stalled > LANE_PATIENCE {
                 lane.walk.clone_from(&walk);
-                lane.waits = 0;
+                lane.stalled = 0;
             }
         }
     }
@@ -207,7 +210,7 @@ struct Lane<'a> {
     /// The number of its starts.
     starts: u32,
     /// Passes since the last improvement.
-    waits: usize,
+    stalled: usize,
     /// The lowest packing since the last comparison.
     lowest: Option<Found>,
     random: Random,
@@ -236,7 +239,7 @@ impl Lane<'_> {
         let after = self.walk.as_ref().map(|walk| walk.cost);
         // Any cost is better than none.
         let better = after.is_some_and(|after| before.is_none_or(|before| after < before));
-        self.waits = if better { 0 } else { self.waits + passes };
+        self.stalled = if better { 0 } else { self.stalled + passes };
     }
 
     /// Tries an order, and adopts it if it is not worse.

@@ -12,7 +12,7 @@ use crate::relations::count_looks;
 const LEAF: usize = 8;
 
 /// The most spans starting in an interval that are scanned rather than searched for in the tree.
-const WALK: usize = 128;
+const SCAN_MAX: usize = 128;
 
 /// The index of no span: no unplaced span here, or none found.
 pub(super) const NONE: u32 = u32::MAX;
@@ -180,7 +180,7 @@ impl Lives {
 
 /// The unplaced spans, each with a rank: finds the best rank inside an interval.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct Unplaced {
     /// Slot → rank, [`NONE`] once it has been placed.
     ranks: Vec<u32>,
     /// Node → the best rank below.
@@ -190,7 +190,7 @@ pub(super) struct Waiting {
     todo: Vec<u32>,
 }
 
-impl Waiting {
+impl Unplaced {
     /// Makes all spans in `order` unplaced; the first has the best rank.
     pub(super) fn reset(&mut self, lives: &Lives, order: &[u32]) {
         self.ranks.clear();
@@ -225,7 +225,7 @@ impl Waiting {
         let mut best = NONE;
         let starts = lives.first[start as usize] as usize..lives.first[end as usize] as usize;
         count_looks(1);
-        if starts.len() <= WALK {
+        if starts.len() <= SCAN_MAX {
             for (&rank, &its_end) in self.by_start[starts.clone()]
                 .iter()
                 .zip(&lives.ends[starts])

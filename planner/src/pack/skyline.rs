@@ -4,18 +4,18 @@
 //! Kendall and Whitwell, 2004) with fixed horizontal positions. Every item is placed once and every
 //! raise merges two segments, so there are O(n) moves.
 
-use super::lives::{Lives, NONE, Waiting};
+use super::lives::{Lives, NONE, Unplaced};
 use super::sections::{Sections, Span};
 use std::time::Instant;
 
 /// The number of items placed between two checks of the deadline.
-const LOOK: usize = 4096;
+const ITEMS_PER_CHECK: usize = 4096;
 
 /// The state of a pass, whose memory is reused by the next.
 pub(super) struct Skyline<'a> {
     sections: &'a Sections,
     lives: &'a Lives,
-    waiting: Waiting,
+    unplaced: Unplaced,
     outline: Outline,
     /// The time at which a pass is abandoned.
     pub(super) deadline: Option<Instant>,
@@ -29,7 +29,7 @@ impl<'a> Skyline<'a> {
         Skyline {
             sections,
             lives,
-            waiting: Waiting::default(),
+            unplaced: Unplaced::default(),
             outline: Outline::default(),
             deadline: None,
             offsets,
@@ -39,21 +39,21 @@ impl<'a> Skyline<'a> {
     /// Places the spans, earlier ones in `order` preferred, and returns the height; `None` if it
     /// would not stay below `limit` or the time is over.
     pub(super) fn pack(&mut self, order: &[u32], limit: u64) -> Option<u64> {
-        self.waiting.reset(self.lives, order);
+        self.unplaced.reset(self.lives, order);
         self.outline.reset(self.sections.count());
         let mut height = 0;
         let mut left = order.len();
         while left > 0 {
             let valley = self.outline.lowest()?;
             let rank = self
-                .waiting
+                .unplaced
                 .best_inside(self.lives, valley.start, valley.end);
             if rank == NONE {
                 self.outline.raise(valley);
                 continue;
             }
             let i = order[rank as usize];
-            self.waiting.take(self.lives, i);
+            self.unplaced.take(self.lives, i);
             let span = &self.sections.spans[i as usize];
             let offset = valley.height.next_multiple_of(span.align);
             self.offsets[i as usize] = offset;
@@ -63,7 +63,7 @@ impl<'a> Skyline<'a> {
             }
             self.outline.stack(valley, span, offset + span.size);
             left -= 1;
-            if left.is_multiple_of(LOOK)
+            if left.is_multiple_of(ITEMS_PER_CHECK)
                 && self
                     .deadline
                     .is_some_and(|deadline| Instant::now() >= deadline)

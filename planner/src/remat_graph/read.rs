@@ -96,7 +96,7 @@ fn text(object: &Map<String, Value>, key: &str) -> String {
 fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
     let object = value
         .as_object()
-        .ok_or_else(|| GraphError::Format(format!("node {index} is no JSON object")))?;
+        .ok_or_else(|| GraphError::Format(format!("node {index} is not a JSON object")))?;
     let name = text(object, "name");
     let error = |what: String| GraphError::Node {
         index,
@@ -129,7 +129,7 @@ fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
             None => return Ok(Vec::new()),
             Some(value) => value
                 .as_array()
-                .ok_or_else(|| error(format!("\"{key}\" is no list")))?,
+                .ok_or_else(|| error(format!("\"{key}\" is not a list")))?,
         };
         let known = |value: &Value| match value.as_u64().filter(|&j| j < count as u64) {
             Some(j) => Ok(j as u32),

@@ -119,7 +119,7 @@ fn a_faulty_node_is_named() {
         ),
         (r#""bytes":1,"workspace":"4""#, "\"workspace\" is \"4\""),
         (r#""bytes":1,"cost":-1"#, "\"cost\" is -1"),
-        (r#""bytes":1,"inputs":3"#, "\"inputs\" is no list"),
+        (r#""bytes":1,"inputs":3"#, "\"inputs\" is not a list"),
         (
             r#""bytes":1,"inputs":[0,9]"#,
             "\"inputs\" names 9, which is none of the 3 nodes",
@@ -168,14 +168,15 @@ fn cycles_are_named() {
         &[r#""bytes":1,"inputs":[1]"#, r#""bytes":1,"inputs":[0]"#],
         "[]",
     );
-    assert_eq!(cycle(read.expect_err("a circle")).len(), 2);
+    assert_eq!(cycle(read.expect_err("a cycle")).len(), 2);
     // The third reads the buffer that the second changes, and the second must be last.
     let weight = r#""bytes":1,"persistent":true"#;
     let update = r#""bytes":0,"inputs":[0],"mutates":[0]"#;
     let after = graph(&[weight, update, r#""bytes":1,"inputs":[0,1]"#], "[2]");
     assert_eq!(cycle(after.expect_err("no order is possible")).len(), 2);
     let twice = cycle(
-        graph(&[weight, update, update], "[]").expect_err("each reads what the other has changed"),
+        graph(&[weight, update, update], "[]")
+            .expect_err("each reads a buffer that the other has changed"),
     );
     assert!(
         twice.len() == 2 && ["n1", "n2"].iter().all(|n| twice.contains(&n.to_string())),

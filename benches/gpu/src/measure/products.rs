@@ -14,7 +14,7 @@ use slabwise_kernels::memory::Element;
 use super::{dtype, number};
 
 /// The tuner's log messages about candidates.
-static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Listener;
 
@@ -25,8 +25,9 @@ impl log::Log for Listener {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            TOLD.lock()
-                .expect("nobody panics with it")
+            MESSAGES
+                .lock()
+                .expect("no holder of the lock panics")
                 .push(record.args().to_string());
         }
     }
@@ -48,7 +49,7 @@ fn session(precision: &str) -> Result<Session> {
 }
 
 fn candidates() -> Vec<String> {
-    std::mem::take(&mut *TOLD.lock().expect("nobody panics with it"))
+    std::mem::take(&mut *MESSAGES.lock().expect("no holder of the lock panics"))
 }
 
 /// A tensor stored in the type of its operands, as peers do, because products of halves are f32

@@ -19,7 +19,7 @@ pub enum Violation {
         found: usize,
     },
     /// The offset of an item is not a multiple of its alignment.
-    #[error("item {item} lies at {offset}, which is no multiple of its alignment {align}")]
+    #[error("item {item} lies at {offset}, which is not a multiple of its alignment {align}")]
     Misaligned {
         /// The index of the item.
         item: usize,
@@ -76,7 +76,7 @@ pub enum Violation {
     },
     /// A pair is computed in place that is not permitted, or is listed twice.
     #[error(
-        "item {to} is computed in the place of item {from}, which is not permitted or said twice"
+        "item {to} is computed in the place of item {from}, which is not permitted, or is listed twice"
     )]
     PairUnknown {
         /// The index of the donor.
@@ -181,7 +181,7 @@ pub enum Violation {
     },
     /// The packing claims to be at its lower bound, but is above it, or the other way round.
     #[error(
-        "the height is {height} and the lower bound {lower_bound}, which does not go with the proof {proof:?}"
+        "the height is {height} and the lower bound {lower_bound}, which contradicts the proof {proof:?}"
     )]
     Proof {
         /// The claimed proof.

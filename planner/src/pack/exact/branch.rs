@@ -30,7 +30,7 @@ impl State {
     /// The items that can lie on the floor of a section in a valley.
     pub(super) fn candidates(&self, section: usize) -> impl Iterator<Item = u32> {
         let floor = self.floor[section];
-        self.waiting(section)
+        self.unplaced(section)
             .iter()
             .copied()
             .filter(move |&i| self.lowest[i as usize] == floor && self.is_supported(i))
@@ -78,7 +78,7 @@ impl State {
     pub(super) fn raised(&self, section: usize) -> Option<u64> {
         let floor = self.floor[section];
         let mut next: Option<u64> = None;
-        for &i in self.waiting(section) {
+        for &i in self.unplaced(section) {
             let item = self.items[i as usize];
             let lowest = self.lowest[i as usize];
             if lowest > floor {
@@ -86,7 +86,7 @@ impl State {
                 continue;
             }
             for s in (item.start as usize..item.end as usize).filter(|&s| s != section) {
-                for &j in self.waiting(s) {
+                for &j in self.unplaced(s) {
                     let other = self.items[j as usize];
                     if (other.start as usize..other.end as usize).contains(&section) {
                         continue;

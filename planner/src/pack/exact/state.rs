@@ -88,7 +88,7 @@ pub(super) struct State {
     pub(super) crossing: Vec<u32>,
     /// For each section, the start of its list; unplaced items come first.
     lists: Vec<u32>,
-    waiting: Vec<u32>,
+    unplaced: Vec<u32>,
     list: Vec<u32>,
     place_in_list: Vec<u32>,
     trail: Vec<Change>,
@@ -110,7 +110,7 @@ impl State {
         let count = sections.count();
         let mut items = Vec::with_capacity(sections.spans.len());
         let mut entries = 0u32;
-        let mut waiting = vec![0u32; count];
+        let mut unplaced = vec![0u32; count];
         let (mut rest, mut crossing) = (vec![0u64; count], vec![0; count]);
         for span in &sections.spans {
             let size = span.size / units.bytes;
@@ -128,14 +128,14 @@ impl State {
             });
             entries += span.end - span.start;
             for s in span.start as usize..span.end as usize {
-                waiting[s] += 1;
+                unplaced[s] += 1;
                 rest[s] = rest[s].saturating_add(size);
                 crossing[s] += u32::from(s + 1 < span.end as usize);
             }
         }
         let mut lists = Vec::with_capacity(count + 1);
         let mut total = 0;
-        for &length in &waiting {
+        for &length in &unplaced {
             lists.push(total);
             total += length;
         }
@@ -169,7 +169,7 @@ impl State {
             item_keys,
             crossing,
             lists,
-            waiting,
+            unplaced,
             list,
             place_in_list,
             trail: Vec::new(),
@@ -205,13 +205,13 @@ impl State {
     }
 
     /// The unplaced items of a section.
-    pub(super) fn waiting(&self, section: usize) -> &[u32] {
+    pub(super) fn unplaced(&self, section: usize) -> &[u32] {
         let at = self.lists[section] as usize;
-        &self.list[at..at + self.waiting[section] as usize]
+        &self.list[at..at + self.unplaced[section] as usize]
     }
 
     pub(super) fn is_closed(&self, section: usize) -> bool {
-        self.waiting[section] == 0
+        self.unplaced[section] == 0
     }
 
     /// The trail position that `undo` restores.
@@ -232,7 +232,7 @@ impl State {
                     self.keys[it.start as usize] ^= self.item_keys[item as usize];
                     for s in it.start as usize..it.end as usize {
                         self.rest[s] += it.size;
-                        self.waiting[s] += 1;
+                        self.unplaced[s] += 1;
                         self.crossing[s] += u32::from(s + 1 < it.end as usize);
                     }
                 }
@@ -270,14 +270,14 @@ impl State {
             self.mark_dirty(s, s + 1);
             self.lift_items(s, top);
         }
-        self.settle()
+        self.propagate()
     }
 
     fn take_from_list(&mut self, i: u32, item: Item, s: usize) {
-        self.waiting[s] -= 1;
+        self.unplaced[s] -= 1;
         let (mine, last) = (
             self.place_in_list[item.entries as usize + s - item.start as usize],
-            self.lists[s] + self.waiting[s],
+            self.lists[s] + self.unplaced[s],
         );
         let other = self.list[last as usize];
         self.list.swap(mine as usize, last as usize);
@@ -295,7 +295,7 @@ impl State {
         self.set_floor(section, floor, false);
         self.mark_dirty(section, section + 1);
         self.lift_items(section, floor);
-        self.settle()
+        self.propagate()
     }
 
     fn mark_dirty(&mut self, from: usize, to: usize) {
@@ -317,7 +317,7 @@ impl State {
 
     fn lift_items(&mut self, section: usize, floor: u64) {
         let at = self.lists[section] as usize;
-        for k in at..at + self.waiting[section] as usize {
+        for k in at..at + self.unplaced[section] as usize {
             let j = self.list[k] as usize;
             if self.lowest[j] < floor {
                 self.lift(j as u32, floor.next_multiple_of(self.items[j].align));
@@ -338,7 +338,7 @@ impl State {
 
     /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under
     /// the limit, stacked one above the other, none below its lowest offset.
-    fn settle(&mut self) -> Option<u32> {
+    fn propagate(&mut self) -> Option<u32> {
         self.chained = false;
         // Cheap checks come first, on all sections.
         loop {
@@ -346,7 +346,7 @@ impl State {
                 while self.dirty[word] != 0 {
                     let s = word * 64 + self.dirty[word].trailing_zeros() as usize;
                     self.dirty[word] &= self.dirty[word] - 1;
-                    if self.waiting[s] > 0 && !self.settle_section(s) {
+                    if self.unplaced[s] > 0 && !self.propagate_section(s) {
                         return self.conflict(s);
                     }
                 }
@@ -371,9 +371,9 @@ impl State {
         Some(section as u32)
     }
 
-    fn settle_section(&mut self, s: usize) -> bool {
+    fn propagate_section(&mut self, s: usize) -> bool {
         let (mut low, mut high) = (u64::MAX, 0);
-        for &j in self.waiting(s) {
+        for &j in self.unplaced(s) {
             low = low.min(self.lowest[j as usize]);
             high = high.max(self.lowest[j as usize]);
         }
@@ -393,7 +393,7 @@ impl State {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
         scratch.extend(
-            self.waiting(s)
+            self.unplaced(s)
                 .iter()
                 .map(|&j| (self.lowest[j as usize], self.items[j as usize].size)),
         );

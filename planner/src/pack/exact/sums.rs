@@ -46,7 +46,7 @@ impl List {
         self.all.extend(shifted);
     }
 
-    fn settle(&mut self, from: u64, to: u64) {
+    fn add_joints(&mut self, from: u64, to: u64) {
         let at = |bound: u64| self.all.partition_point(|&sum| sum < bound);
         self.joints
             .extend_from_slice(&self.all[at(from)..at(to.max(from))]);
@@ -89,8 +89,8 @@ impl Sums {
         }
     }
 
-    /// Takes over the sums from `from` up to `to`.
-    fn settle(&mut self, from: u64, to: u64) {
+    /// Adds the sums from `from` up to `to` to the joints.
+    fn add_joints(&mut self, from: u64, to: u64) {
         let to = to.min(self.all.len() as u64 * 64);
         if from >= to {
             return;
@@ -128,7 +128,7 @@ impl State {
     pub(super) fn is_tight(&self, section: usize) -> bool {
         let room = self.limit - self.floor[section];
         self.rest[section] == room
-            && (room <= UNITS_MAX || self.waiting(section).len() <= LISTED_MAX)
+            && (room <= UNITS_MAX || self.unplaced(section).len() <= LISTED_MAX)
             && !self.aligned
     }
 
@@ -141,7 +141,7 @@ impl State {
         let listed = room > UNITS_MAX;
         sums.clear(if listed { 0 } else { room });
         sums.tops.clear();
-        sums.tops.extend(self.waiting(section).iter().map(|&j| {
+        sums.tops.extend(self.unplaced(section).iter().map(|&j| {
             let size = self.items[j as usize].size;
             (self.lowest[j as usize] - floor + size, size)
         }));
@@ -150,22 +150,22 @@ impl State {
         for k in 0..sums.tops.len() {
             let (top, size) = sums.tops[k];
             if listed {
-                sums.list.settle(from, top);
+                sums.list.add_joints(from, top);
                 sums.list.shift_in(size);
             } else {
-                sums.settle(from, top);
+                sums.add_joints(from, top);
                 sums.shift_in(size, highest);
             }
             from = top;
             highest += size;
         }
         if listed {
-            sums.list.settle(from, room + 1);
+            sums.list.add_joints(from, room + 1);
         } else {
-            sums.settle(from, room + 1);
+            sums.add_joints(from, room + 1);
         }
-        for k in 0..self.waiting(section).len() {
-            let j = self.waiting(section)[k];
+        for k in 0..self.unplaced(section).len() {
+            let j = self.unplaced(section)[k];
             let lowest = self.lowest[j as usize] - floor;
             match if listed {
                 sums.list.next(lowest)
