@@ -137,7 +137,7 @@ impl Ids {
 
 /// The packing problem inside a plan with its solution: one item per rectangle. Buffers computed in
 /// place therefore share an item with those whose bytes they take over, and workspaces are items
-/// named after their tasks. A name that appears twice is made unique by its index.
+/// named after their tasks. A repeated name is made unique by the index of its buffer or task.
 pub fn of_plan(dag: &Dag, plan: &Plan) -> Table {
     let layout = Layout::new(dag, &plan.order, &plan.lifetimes, &plan.reused);
     let mut rows: Vec<Option<(String, u64)>> = vec![None; layout.problem.items.len()];

@@ -152,7 +152,7 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for (model, _, _) in MODELS {
         for precision in PRECISIONS {
-            let name = |who: &str| format!("step/{model}/{precision}/{framework}");
+            let name = |framework: &str| format!("step/{model}/{precision}/{framework}");
             let own = ms(results, &name("slabwise"));
             let times: Vec<Option<f64>> =
                 peers.iter().map(|peer| ms(results, &name(peer))).collect();

@@ -14,18 +14,18 @@ use tempfile::TempDir;
 
 /// The folder and the driver of a run. `new` returns `None`, with a message, where that cannot
 /// work.
-struct Bed {
+struct TestBed {
     folder: TempDir,
     driver: PathBuf,
     functions: PathBuf,
 }
 
-impl Bed {
-    fn new() -> Option<Bed> {
+impl TestBed {
+    fn new() -> Option<TestBed> {
         // It reports missing tools. Each run has a separate driver.
         drop(FakeDriver::install()?);
         let (driver, functions) = fake::build().expect("it was built before");
-        Some(Bed {
+        Some(TestBed {
             folder: tempfile::tempdir().expect("a folder"),
             driver,
             functions,
@@ -107,7 +107,7 @@ fn output_text(output: &Output) -> String {
 
 #[test]
 fn measurements_become_lines_and_a_table() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let items = [
         "step/mlp/f32/",
         "step/mlp/bf16/slabwise",
@@ -180,7 +180,7 @@ fn measurements_become_lines_and_a_table() {
 
 #[test]
 fn products_and_convolutions_report_their_candidates() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let output = bed
         .command()
         .args(["--quick", "--only", "conv/128-3x3-28/f32/slabwise"])
@@ -203,7 +203,7 @@ fn products_and_convolutions_report_their_candidates() {
 
 #[test]
 fn each_end_of_a_test_is_distinguished() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let left_behind = bed.path("left_behind");
     let hang = format!("sleep 1000 & echo $! > {}; wait", left_behind.display());
     let tests = bed.tests(&[
@@ -286,7 +286,7 @@ fn each_end_of_a_test_is_distinguished() {
 
 #[test]
 fn a_budget_leaves_the_rest_for_another_run() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let tests = bed.tests(&[("hangs", "sleep 1000"), ("never_begins", "true")]);
     let mut command = bed.command();
     command
@@ -311,7 +311,7 @@ fn a_budget_leaves_the_rest_for_another_run() {
 
 #[test]
 fn wrong_usage_is_rejected_before_any_item_runs() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let directory = bed.path("directory");
     fs::create_dir(&directory).expect("a folder");
     fs::write(bed.path("prose"), "not a result\n{}\n").expect("it is written");

@@ -109,14 +109,14 @@ fn apart(problem: &Problem, offsets: &[u64], in_place: &[InPlace], a: usize, b: 
 }
 
 /// Whether an item needs bytes at any step.
-pub fn is_needy(problem: &Problem, item: usize) -> bool {
+pub fn needs_bytes(problem: &Problem, item: usize) -> bool {
     (0..end(problem)).any(|step| needed(problem, item, step) != (0, 0))
 }
 
 /// The height of each space.
 pub fn heights(problem: &Problem, offsets: &[u64]) -> Vec<u64> {
     let mut heights = vec![0; problem.spaces.len().max(1)];
-    for item in (0..problem.items.len()).filter(|&item| is_needy(problem, item)) {
+    for item in (0..problem.items.len()).filter(|&item| needs_bytes(problem, item)) {
         let height: &mut u64 = &mut heights[space(problem, item)];
         *height = (*height).max(offsets[item] + problem.items[item].size);
     }

@@ -177,7 +177,7 @@ fn optimum(problem: &Problem, heights: &[u64]) -> u64 {
             .filter_map(chosen)
             .collect();
         let needy: Vec<bool> = (0..problem.items.len())
-            .map(|item| oracle::is_needy(problem, item))
+            .map(|item| oracle::needs_bytes(problem, item))
             .collect();
         try_all(
             problem,

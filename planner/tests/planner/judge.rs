@@ -61,7 +61,7 @@ pub fn judge(
             .map_err(|why| format!("{step:?}: {why}"))?;
     }
     for (i, node) in graph.nodes.iter().enumerate() {
-        let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !judge.is_there(i);
+        let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !judge.is_live(i);
         if missing || (!node.mutates.is_empty() && judge.runs[i] == 0) {
             return Err(format!("{i} is missing at the end"));
         }
@@ -70,7 +70,7 @@ pub fn judge(
 }
 
 impl Judge<'_> {
-    fn is_there(&self, i: usize) -> bool {
+    fn is_live(&self, i: usize) -> bool {
         self.live[i].is_some() && !matches!(self.copying[i], Copying::In(_))
     }
 
@@ -121,7 +121,7 @@ impl Judge<'_> {
             return Err("it runs again".into());
         }
         for &j in &node.inputs {
-            if !graph.nodes[j as usize].persistent && !self.is_there(j as usize) {
+            if !graph.nodes[j as usize].persistent && !self.is_live(j as usize) {
                 return Err(format!("it reads {j}, which is not there"));
             }
             if self.changed_by[j as usize].is_some_and(|by| by as usize != i) {

@@ -162,7 +162,7 @@ fn sample() -> Dag {
 }
 
 /// The sample in two thirds of its bytes: x is offloaded while b is computed from a.
-fn sent() -> (Offloaded, Plan) {
+fn offloaded_sample() -> (Offloaded, Plan) {
     let dag = sample();
     let once = plan(&dag, &Options::default()).expect("a valid dag");
     assert_eq!(once.height, 3 * BYTES);
@@ -213,7 +213,7 @@ const NAMES: [&str; 9] = [
 
 #[test]
 fn a_buffer_is_offloaded_after_a_use_and_prefetched_for_the_next() {
-    let (offloaded, plan) = sent();
+    let (offloaded, plan) = offloaded_sample();
     let names: Vec<&str> = plan
         .order
         .iter()
@@ -237,14 +237,14 @@ fn a_buffer_is_offloaded_after_a_use_and_prefetched_for_the_next() {
 
 /// The violation that the checker reports for the sample with copies after a change.
 fn broken(change: impl FnOnce(&Offloaded, &mut Plan)) -> Violation {
-    let (offloaded, mut plan) = sent();
+    let (offloaded, mut plan) = offloaded_sample();
     change(&offloaded, &mut plan);
     check(&offloaded.dag, plan).expect_err("a broken plan")
 }
 
 /// The violation of a plan in another order that is otherwise consistent.
 fn reordered(from: usize, to: usize) -> Violation {
-    let (mut offloaded, plan) = sent();
+    let (mut offloaded, plan) = offloaded_sample();
     let mut order = plan.order.clone();
     let task = order.remove(from);
     order.insert(to, task);
@@ -400,7 +400,7 @@ fn buffers_on_the_host_do_not_share_bytes() {
 
 #[test]
 fn every_deviation_from_the_program_is_rejected() {
-    let (right, _) = sent();
+    let (right, _) = offloaded_sample();
     check_offload(&sample(), right.clone()).expect("right");
     let broken = |change: &dyn Fn(&mut Offloaded)| {
         let mut offloaded = right.clone();

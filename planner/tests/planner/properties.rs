@@ -224,7 +224,7 @@ fn damage(u: &mut Unstructured, plan: &mut Plan) -> Result<()> {
 }
 
 /// Recomputes the numbers of a damaged plan, so that only its safety is in question.
-fn honest(dag: &Dag, mut plan: Plan) -> Plan {
+fn with_right_numbers(dag: &Dag, mut plan: Plan) -> Plan {
     loop {
         match check(dag, plan.clone()) {
             Err(Violation::WrongLifetime {
@@ -255,7 +255,7 @@ fn the_checker_agrees_with_the_oracle_about_damaged_plans() {
         for _ in 0..u.int_in_range(1..=3)? {
             damage(u, &mut plan)?;
         }
-        let plan = honest(&dag, plan);
+        let plan = with_right_numbers(&dag, plan);
         let verdict = check(&dag, plan.clone());
         // The checker rejects listed pairs that do not meet, even where no byte is at risk; the
         // oracle does not.

@@ -181,7 +181,7 @@ fn small() -> Dag {
 }
 
 /// The small dag with a second run of `make`, for `update`.
-fn small_again() -> Repeated {
+fn small_repeated() -> Repeated {
     let mut dag = small();
     let copy = dag.add_buffer(Buffer::new("x again", Kind::Activation, 64));
     let again = dag.add_task(Task {
@@ -202,10 +202,10 @@ fn small_again() -> Repeated {
 
 #[test]
 fn every_deviation_from_the_program_is_rejected() {
-    let right = check_repeats(&small(), small_again()).expect("right");
+    let right = check_repeats(&small(), small_repeated()).expect("right");
     assert_eq!((right.again(), right.cost()), (vec![TaskId(3)], 10));
     let broken = |change: &dyn Fn(&mut Repeated)| {
-        let mut repeated = small_again();
+        let mut repeated = small_repeated();
         change(&mut repeated);
         check_repeats(&small(), repeated).expect_err("broken")
     };
@@ -303,7 +303,7 @@ fn every_deviation_from_the_program_is_rejected() {
     let mut once = small();
     once.tasks[0].repeatable = false;
     assert_eq!(
-        check_repeats(&once, small_again()),
+        check_repeats(&once, small_repeated()),
         Err(V::Runs {
             task: "make".into(),
             runs: 2
@@ -326,7 +326,7 @@ fn effects_of_the_first_run_happen_once() {
         cost: 3,
     });
     let leaner = || {
-        let mut repeated = small_again();
+        let mut repeated = small_repeated();
         repeated.dag.add_buffer(dag.buffers[more.index()].clone());
         repeated.buffer_of.push(more);
         repeated.dag.tasks[0].reads.push(BufferId(4));

@@ -38,7 +38,7 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
 /// The search never proves an existing packing impossible: not by a wrong bound, not by leaving out
 /// a branch.
 #[test]
-fn known_packings_are_not_proved_away() {
+fn known_packings_are_not_proved_impossible() {
     use crate::generate::{Cuts, tiling, with_holes};
     let mut open = 0;
     for seed in 0..400 {
