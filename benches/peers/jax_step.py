@@ -5,8 +5,9 @@ Prints a line of JSON with the median milliseconds and the peak of bytes in use.
 jax_step.py step MODEL BATCH f32|tf32|bf16
 jax_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's
-built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are computed in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
+slabwise's built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are computed in
+f32.
 """
 
 import functools

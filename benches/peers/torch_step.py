@@ -8,8 +8,8 @@ torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
 torch_step.py copy
 torch_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's
-built-in models. bf16 is autocast over weights in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
+slabwise's built-in models. bf16 is autocast over weights in f32.
 """
 
 import contextlib
