@@ -6,8 +6,8 @@ jax_step.py step MODEL BATCH f32|tf32|bf16
 jax_step.py count MODEL          the number of its weights; needs no GPU
 
 MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
-slabwise's built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are computed in
-f32.
+slabwise's built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are
+computed in f32.
 """
 
 import functools
@@ -38,7 +38,7 @@ GROUP, PATIENCE, SAMPLES_LEAST = (1, 0.0, 2) if QUICK else (10, 1.0, 5)
 
 
 class Weights:
-    """Draws weights, trained ones and running statistics of norms, both in the order of the layers."""
+    """Draws trained weights and running statistics of norms, both in the order of the layers."""
 
     def __init__(self):
         self.key = jax.random.PRNGKey(0)
