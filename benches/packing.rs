@@ -12,7 +12,7 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Args {
     tables: Vec<String>,
     only: String,
@@ -37,7 +37,7 @@ fn args() -> Result<Args, Box<dyn Error>> {
             "--only" => args.only = value()?,
             "--time-limit" => args.limit = Some(Duration::try_from_secs_f64(value()?.parse()?)?),
             "--threads" => args.threads = value()?.parse()?,
-            // What `cargo bench` adds by itself.
+            // Added by `cargo bench`.
             "--bench" => {}
             table @ ("real" | "puzzles" | "scaling") => args.tables.push(table.into()),
             other => return Err(format!("unknown argument `{other}`").into()),
@@ -61,7 +61,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Packs once, and how long that took.
+/// Packs once, and returns the time.
 fn timed(problem: &Problem, limits: &Limits) -> Result<(Packing, f64), Box<dyn Error>> {
     let begin = Instant::now();
     let packing = problem.pack_within(limits)?;
@@ -156,13 +156,13 @@ fn puzzles(args: &Args) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Fast heuristics only: what a compiler waits for.
+/// Fast heuristics only, as a compiler uses them.
 fn scaling(args: &Args) -> Result<(), Box<dyn Error>> {
     println!("\n{HEAD}");
     for exponent in 3..=6u32 {
         let items = 10usize.pow(exponent);
         let holes = with_holes(7, tiling(7, items, 1 << 32, 1 << 40, Cuts::Mixed), 10).problem;
-        // Lives and sizes at random: the bound is out of reach, so every method runs.
+        // Random lives and sizes: the bound is out of reach, so that every method runs.
         let mut state = 7u64;
         let mut random = |n: u64| {
             state = state

@@ -1,5 +1,5 @@
-//! The caching pool on the host's side: `cargo bench --bench pool`. The device is counted, not
-//! there, so that only the pool is measured; one item is an allocation or a free.
+//! The host side of the caching pool: `cargo bench --bench pool`. The device is a counter, so that
+//! only the pool is measured; one item is an allocation or a free.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;
@@ -9,7 +9,7 @@ fn main() {
     divan::main();
 }
 
-/// Blocks that are in use all the time.
+/// The number of blocks that are always in use.
 const LIVE: usize = 1000;
 const POLICIES: [Policy; 5] = [
     Policy::Tlsf,
@@ -33,8 +33,8 @@ fn open(policy: Policy) -> (Pool, FakeDevice) {
     )
 }
 
-/// Sizes as tensors have them: from bytes to megabytes, the small ones more often. Each call is the
-/// next.
+/// Sizes like those of tensors: from bytes to megabytes, small ones more often. Each call returns
+/// the next.
 struct Sizes(u64);
 
 impl Sizes {
@@ -56,7 +56,7 @@ fn give(pool: &Pool, mut device: &FakeDevice, handle: Handle) {
     pool.free(&mut device, handle).expect("a block in use");
 }
 
-/// The same size again and again, in a pool with many others in use.
+/// Allocates the same size repeatedly, in a pool with many other blocks in use.
 #[divan::bench(args = POLICIES)]
 fn hit(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device) = open(policy);
@@ -70,7 +70,7 @@ fn hit(bencher: Bencher<'_, '_>, policy: Policy) {
     });
 }
 
-/// A block that comes back when it is dropped, which is not timed.
+/// A block that is freed when it is dropped, which is not timed.
 struct Held<'a>(&'a Pool, &'a FakeDevice, Handle);
 
 impl Drop for Held<'_> {
@@ -79,7 +79,7 @@ impl Drop for Held<'_> {
     }
 }
 
-/// A pool that has memory for so many blocks of a size, and others in use.
+/// A pool with cached memory for many blocks of one size, and others in use.
 fn warm(policy: Policy) -> (Pool, FakeDevice, Vec<Handle>) {
     let (pool, device) = open(policy);
     let mut sizes = Sizes(0x9e37_79b9_7f4a_7c15);
@@ -93,7 +93,7 @@ fn warm(policy: Policy) -> (Pool, FakeDevice, Vec<Handle>) {
     (pool, device, live)
 }
 
-/// An allocation alone, of memory at hand.
+/// An allocation alone, from cached memory.
 #[divan::bench(args = POLICIES, sample_size = 1000)]
 fn allocate(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device, _live) = warm(policy);
@@ -109,8 +109,7 @@ fn free(bencher: Bencher<'_, '_>, policy: Policy) {
         .bench_local_values(|one| give(&pool, &device, one));
 }
 
-/// One block of a thousand is given back, another size taken: what a program without a pattern
-/// does.
+/// Frees one block of a thousand and allocates another size, like a program without a pattern.
 #[divan::bench(args = POLICIES)]
 fn mix(bencher: Bencher<'_, '_>, policy: Policy) {
     let (pool, device) = open(policy);

@@ -18,12 +18,12 @@ use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Where the folder is named.
+/// The variable that names the folder.
 const FOLDER: &str = "SLABWISE_GRAPHS";
-/// Budgets, as parts of what running everything once needs.
+/// Budgets, as fractions of the memory needed to run everything once.
 const FRACTIONS: [f64; 3] = [0.75, 0.5, 0.35];
 
-/// What the command line asks for.
+/// The options of the command line.
 struct Args {
     tables: Vec<String>,
     only: String,
@@ -48,7 +48,7 @@ fn args() -> Result<Args> {
         match word.as_str() {
             "--only" => args.only = value()?,
             "--time-limit" => args.limit = Some(Duration::try_from_secs_f64(value()?.parse()?)?),
-            // What `cargo bench` adds by itself.
+            // Added by `cargo bench`.
             "--bench" => {}
             table @ ("order" | "remat" | "combined" | "models") => args.tables.push(table.into()),
             other => return Err(format!("unknown argument `{other}`").into()),
@@ -76,7 +76,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The graphs of the folder by name; none if there is no folder, which is said.
+/// The graphs of the folder by name; none, with a message, if there is no folder.
 fn graphs(args: &Args) -> Result<Vec<(String, RematGraph)>> {
     if !args.tables.iter().any(|table| table != "models") {
         return Ok(Vec::new());
@@ -115,7 +115,7 @@ fn operations(graph: &RematGraph) -> usize {
     graph.nodes.iter().filter(|node| !node.persistent).count()
 }
 
-/// The smallest peaks without recomputation, nothing in place and with all of it.
+/// The smallest peaks without recomputation, with no node in place and with all permitted ones.
 fn orders(graphs: &[(String, RematGraph)]) {
     println!(
         "\n| graph | operations | in place | peak | lower bound | gap % | seconds | made by |\n|---|---|---|---|---|---|---|---|"
@@ -178,8 +178,8 @@ fn budgets(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
 /// faster.
 const LINKS: [f64; 2] = [780.0, 300.0];
 
-/// The fastest schedules within budgets with recomputation alone and with a link to the host
-/// besides.
+/// The fastest schedules within budgets, by recomputation alone and with a link to the host in
+/// addition.
 fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     println!(
         "\n| graph | budget | link | without link % | with link % | of that recomputed % | bytes sent | seconds |\n|---|---|---|---|---|---|---|---|"
@@ -234,7 +234,7 @@ fn combined(graphs: &[(String, RematGraph)], limit: Limit) -> Result<()> {
     Ok(())
 }
 
-/// Training steps of the built-in models within parts of their slabs; times as modelled.
+/// Training steps of the built-in models within fractions of their slabs; times are modelled.
 fn models(args: &Args) -> Result<()> {
     println!(
         "\n| model | budget | slab | bound of the order | kernels again | overhead % | seconds to compile |\n|---|---|---|---|---|---|---|"

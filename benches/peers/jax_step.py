@@ -1,10 +1,13 @@
-"""A jitted step of JAX, beside slabwise's: prints a line of JSON with the median milliseconds and the peak of bytes in use.
+"""Times a jitted step of JAX, to compare with slabwise.
+
+Prints a line of JSON with the median milliseconds and the peak of bytes in use.
 
 jax_step.py step MODEL BATCH f32|tf32|bf16
-jax_step.py count MODEL          how many weights it has; needs no GPU
+jax_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
-computed in bf16 over weights in f32; norms and the loss are computed in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
+slabwise's built-in models. bf16 is computed in bf16 over weights in f32; norms and the loss are
+computed in f32.
 """
 
 import functools
@@ -35,7 +38,7 @@ GROUP, PATIENCE, SAMPLES_LEAST = (1, 0.0, 2) if QUICK else (10, 1.0, 5)
 
 
 class Weights:
-    """Draws weights: trained ones, and the running statistics of norms, both by the order in which layers are made."""
+    """Draws trained weights and running statistics of norms, both in the order of the layers."""
 
     def __init__(self):
         self.key = jax.random.PRNGKey(0)
@@ -172,7 +175,7 @@ def gpt(layers=6, width=384, heads=6, length=256, vocabulary=1024):
     return weights, [], forward
 
 
-# What makes the model, the shape of one example, how many classes, its optimizer.
+# The constructor of the model, the shape of one example, the number of classes, its optimizer.
 MODELS = {
     "mlp": (mlp, (784,), 10, "sgd"),
     "cnn": (cnn, (1, 28, 28), 10, "adam"),

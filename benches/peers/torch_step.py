@@ -1,13 +1,15 @@
-"""A step of PyTorch, beside slabwise's: prints a line of JSON with the median milliseconds and the peak of reserved bytes.
+"""Times a step of PyTorch, to compare with slabwise.
+
+Prints a line of JSON with the median milliseconds and the peak of reserved bytes.
 
 torch_step.py step eager|compile|reduce-overhead|graph MODEL BATCH f32|tf32|bf16
 torch_step.py product N f32|tf32|bf16
 torch_step.py conv BATCH,INPUTS,OUTPUTS,IMAGE,WINDOW,STRIDE f32|tf32|bf16
 torch_step.py copy
-torch_step.py count MODEL          how many weights it has; needs no GPU
+torch_step.py count MODEL          the number of its weights; needs no GPU
 
-MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of slabwise's built-in models. bf16 is
-autocast over weights in f32.
+MODEL is mlp, cnn, resnet20, resnet18, resnet50 or gpt: the sizes, optimizers and rates of
+slabwise's built-in models. bf16 is autocast over weights in f32.
 """
 
 import contextlib
@@ -42,7 +44,7 @@ def set_precision(precision):
 
 
 def measure(run, group=GROUP):
-    """The fields of a result: what each run of a group takes."""
+    """The fields of a result: the time of each run of a group."""
     began = time.perf_counter()
     for i in range(WARM_UP):
         if i >= WARM_UP_LEAST and time.perf_counter() - began >= PATIENCE:
@@ -140,7 +142,7 @@ class Gpt(nn.Module):
         return self.head(self.norm(self.blocks(x)))
 
 
-# What makes the model, the shape of one example, how many classes, its optimizer.
+# The constructor of the model, the shape of one example, the number of classes, its optimizer.
 MODELS = {
     "mlp": (mlp, (784,), 10, "sgd"),
     "cnn": (cnn, (1, 28, 28), 10, "adam"),
@@ -200,7 +202,7 @@ def step(mode, name, batch, precision):
             optimizer.zero_grad(set_to_none=True)
             work(*static)
     torch.cuda.current_stream().wait_stream(side)
-    # Gradients that are not there when the graph is recorded are written by it, not added to.
+    # If gradients are unset when the graph is recorded, it writes them instead of adding to them.
     optimizer.zero_grad(set_to_none=True)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -224,7 +226,7 @@ def product(n, precision):
 
 
 def conv(sizes, precision):
-    """The three parts as cuDNN does them in its fastest layout; the algorithms are the fastest of its own search."""
+    """The three parts in cuDNN's fastest layout, with the fastest algorithms of its own search."""
     set_precision(precision)
     torch.backends.cudnn.benchmark = True
     batch, inputs, outputs, image, k, stride = sizes

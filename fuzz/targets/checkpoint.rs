@@ -1,4 +1,4 @@
-//! Weights and optimizer state: any bytes are read soundly, or refused.
+//! Weights and optimizer state: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -1,4 +1,4 @@
-//! A file of CIFAR-10: any bytes are read soundly, or refused.
+//! A file of CIFAR-10: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

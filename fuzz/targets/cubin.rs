@@ -1,4 +1,4 @@
-//! An entry of the cache of compiled kernels: any bytes are read soundly, or refused.
+//! An entry of the cache of compiled kernels: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -1,4 +1,4 @@
-//! Arrays of bytes as MNIST has them: any bytes are read soundly, or refused.
+//! Arrays of bytes in the format of MNIST: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -1,4 +1,4 @@
-//! A plan as JSON: any bytes are read soundly, or refused.
+//! A plan as JSON: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -1,4 +1,4 @@
-//! An allocation trace in any of its formats: any bytes are read soundly, or refused.
+//! An allocation trace in any of its formats: any bytes are read safely or rejected.
 #![no_main]
 
 #[path = "../../tests/support/readers.rs"]

@@ -1,6 +1,6 @@
-//! Plans dags of growing size with the default options, checks the plans and writes reports of
-//! them, and prints what each stage took. Nothing here may take much more than ten times as long
-//! for ten times as many tasks.
+//! Plans dags of growing size with the default options, checks the plans, writes reports of them,
+//! and prints the time of each stage. No stage may take much more than ten times as long for ten
+//! times as many tasks.
 //!
 //! ```text
 //! cargo bench -p slabwise-planner --bench scale -- [LARGEST]

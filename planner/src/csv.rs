@@ -1,24 +1,23 @@
-//! Packing problems and their solutions as text: `id,lower,upper,size` and what else there is to
-//! say.
+//! Packing problems and their solutions as CSV text: `id,lower,upper,size` and optional columns.
 //!
 //! One header line names the columns, in any order; then one line per item, in any order. Lifetimes
 //! are half-open, from `lower` up to, but not including, `upper`. Ids are opaque and unique; a
-//! field that contains a comma, a quote or a line break is quoted as in RFC 4180. These columns may
-//! be left out, and so may their fields:
+//! field that contains a comma, a quote or a line break is quoted as in RFC 4180. These columns are
+//! optional, and so are their fields:
 //!
-//! | column | what |
+//! | column | meaning |
 //! |---|---|
 //! | `alignment` | a power of two of which the offset is a multiple; 1 |
 //! | `fixed` | the offset that the item must have |
-//! | `gaps` | `lower-upper`, separated by spaces: times at which its bytes are not needed; `lower-upper@low:high`: but for these |
+//! | `gaps` | `lower-upper`, separated by spaces: times at which its bytes are not needed; `lower-upper@low:high`: except these bytes |
 //! | `alias` | a name: items with the same one have the same offset and may share bytes |
 //! | `follows` | the id of the item at whose end this one begins |
 //! | `in_place` | ids, separated by spaces, of items in whose place this one may be computed; a backslash escapes a space |
 //! | `space` | the name of the memory that the item is in |
-//! | `offset` | a solution, and where to begin from |
+//! | `offset` | a solution, and the offset to start from |
 //!
-//! The first four and `alignment`, `gaps` and `offset` are those of the public benchmark and the
-//! tool of MiniMalloc.
+//! The first four columns and `alignment`, `gaps` and `offset` are those of the public benchmark
+//! and the tool of MiniMalloc.
 
 use crate::dag::Dag;
 use crate::pack::{Packing, Placement, Problem};
@@ -53,7 +52,7 @@ const ID: usize = 0;
 const LOWER: usize = 1;
 const UPPER: usize = 2;
 const SIZE: usize = 3;
-/// How many columns there must be: the first ones.
+/// The number of required columns: the first ones.
 const REQUIRED: usize = 4;
 const ALIGNMENT: usize = 4;
 const FIXED: usize = 5;
@@ -90,7 +89,7 @@ impl Table {
         }
     }
 
-    /// What the file calls an item.
+    /// The id of an item.
     ///
     /// # Panics
     /// If there is no such item.
@@ -98,7 +97,7 @@ impl Table {
         self.ids.get(item)
     }
 
-    /// Makes the offsets of a packing those of the column `offset`.
+    /// Sets the column `offset` to the offsets of a packing.
     ///
     /// # Panics
     /// If the packing is not one of this problem.
@@ -136,9 +135,9 @@ impl Ids {
     }
 }
 
-/// The packing problem inside a plan with its solution: one item per rectangle, so buffers that are
-/// computed in place share an item with those whose bytes they take, and workspaces have items
-/// named after their tasks. A name that appears twice is told apart by its id.
+/// The packing problem inside a plan with its solution: one item per rectangle. Buffers computed in
+/// place therefore share an item with those whose bytes they take over, and workspaces are items
+/// named after their tasks. A repeated name is made unique by the index of its buffer or task.
 pub fn of_plan(dag: &Dag, plan: &Plan) -> Table {
     let layout = Layout::new(dag, &plan.order, &plan.lifetimes, &plan.reused);
     let mut rows: Vec<Option<(String, u64)>> = vec![None; layout.problem.items.len()];

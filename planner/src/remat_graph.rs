@@ -1,23 +1,22 @@
-//! Computation graphs as files: the format `remat-graph-v1`, and schedules of them.
+//! Computation graphs as files (the format `remat-graph-v1`) and schedules of these graphs.
 //!
 //! One JSON object `{"format", "name", "nodes": [...], "outputs": [index, ...]}`, plain or gzip. A
-//! node makes exactly one buffer, and nodes stand in an order that respects what they read. Keys of
-//! a node:
+//! node produces exactly one buffer, and every node comes after its inputs. Keys of a node:
 //!
 //! | key | meaning |
 //! | --- | --- |
 //! | `name` | shown in reports and errors |
 //! | `inputs` | indices of the nodes whose buffers it reads |
 //! | `bytes` | size of its buffer |
-//! | `flops`, `cost` | arithmetic, and what recomputation minimises; 0 unless given |
+//! | `flops`, `cost` | arithmetic, and the cost that recomputation minimises; 0 unless given |
 //! | `workspace` | scratch bytes alive only while it runs; 0 unless given |
 //! | `persistent` | always resident, never computed, counted apart as the *fixed* part; false unless given |
 //! | `inplace` | inputs of the same size whose bytes its buffer may take over if they die here |
 //! | `mutates` | persistent buffers that it changes: it runs once, and no other reader of them runs after it |
 //! | `recompute` | false: it runs once |
 //!
-//! Other keys are labels and are ignored. Memory is counted in bytes as they stand, without
-//! alignment. While a node runs it holds all live buffers, its own and its workspace.
+//! Other keys are labels and are ignored. Memory is counted in bytes as given, without alignment.
+//! While a node runs, memory holds all live buffers, its own buffer and its workspace.
 
 use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 use crate::order::{BestOrder, Effort, Sizes, best_order};
@@ -30,10 +29,10 @@ mod schedule;
 pub use read::TEXT_MAX;
 pub use schedule::{Place, Step, order_json, placed_steps_json, steps_in_place, steps_json};
 
-/// One operation and the buffer it makes.
+/// One operation and the buffer that it produces.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Node {
-    /// What the file calls it.
+    /// Its name in the file.
     pub name: String,
     /// The nodes whose buffers it reads, ascending, each once.
     pub inputs: Vec<u32>,
@@ -41,35 +40,35 @@ pub struct Node {
     pub bytes: u64,
     /// Its arithmetic.
     pub flops: u64,
-    /// What running it once costs, in the file's unit.
+    /// The cost of running it once, in the file's unit.
     pub cost: u64,
     /// Scratch bytes alive only while it runs.
     pub workspace: u64,
     /// Always resident and never computed.
     pub persistent: bool,
-    /// Inputs whose bytes its buffer may take over where they die: none persistent, none an output,
-    /// all of its own size.
+    /// Inputs whose bytes its buffer may take over if they die here. They are neither persistent
+    /// nor outputs, and have its own size.
     pub inplace: Vec<u32>,
     /// Persistent nodes whose buffers it changes.
     pub mutates: Vec<u32>,
-    /// May run more than once.
+    /// Whether it may be recomputed.
     pub recompute: bool,
 }
 
-/// A graph that was read and verified: indices are in range, each node stands after those it reads,
-/// an order exists that respects every `mutates`, and the sums of bytes (with workspaces), of costs
-/// and of flops fit 64 bits.
+/// A verified graph: indices are in range, each node comes after its inputs, an order exists that
+/// respects every `mutates`, and the sums of bytes (with workspaces), of costs and of flops fit 64
+/// bits.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct RematGraph {
-    /// What the file calls it.
+    /// Its name in the file.
     pub name: String,
-    /// The nodes, each after those it reads.
+    /// The nodes, each after its inputs.
     pub nodes: Vec<Node>,
-    /// The nodes whose buffers are there at the end, ascending, each once.
+    /// The nodes whose buffers are live at the end, ascending, each once.
     pub outputs: Vec<u32>,
 }
 
-/// Why bytes are no graph.
+/// Why bytes are not a valid graph.
 #[derive(Debug, thiserror::Error)]
 pub enum GraphError {
     /// The gzip data is damaged or cut short.
@@ -81,49 +80,50 @@ pub enum GraphError {
         /// The limit.
         most: u64,
     },
-    /// The text is no JSON; the message names line and column.
+    /// The text is not JSON; the message names line and column.
     #[error("not JSON: {}", shortened(&.0.to_string(), 160))]
     Json(#[from] serde_json::Error),
-    /// The object as a whole is not what the format asks for.
+    /// The object as a whole breaks the format.
     #[error("{0}")]
     Format(String),
-    /// A node is not what the format asks for.
+    /// A node breaks the format.
     #[error("node {index} `{}`: {what}", brief(name))]
     Node {
         /// Its index.
         index: usize,
         /// Its name.
         name: String,
-        /// What is wrong with it.
+        /// The reason.
         what: String,
     },
-    /// Nodes wait for each other, or together are too large.
+    /// The nodes depend on each other in a cycle, or are too large together.
     #[error("{}", shortened(&.0.to_string(), 300))]
     Dag(#[from] DagError),
 }
 
-/// A graph as the planner's problem: a task for each node that is computed.
+/// A graph as the planner's problem: one task per computed node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GraphDag {
     /// Tasks in the order of nodes; task `t` writes buffer `t` and nothing else. Buffers are not
     /// aligned.
     pub dag: Dag,
-    /// For each task its node.
+    /// The node of each task.
     pub node_of_task: Vec<u32>,
-    /// For each node its task; none for a persistent one.
+    /// The task of each node; none for a persistent one.
     pub task_of_node: Vec<Option<u32>>,
 }
 
 impl RematGraph {
-    /// Reads a graph from the content of a file, gzip or plain text (told by content).
+    /// Reads a graph from the content of a file, gzip or plain text (detected from the content).
     ///
     /// # Errors
-    /// A [`GraphError`] that names the node, for all that the type rules out.
+    /// A [`GraphError`], which names the offending node, if the content breaks a rule of the
+    /// format.
     pub fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
         read::read(content)
     }
 
-    /// The bytes of all persistent nodes: resident whatever the order, and not part of any peak.
+    /// The bytes of all persistent nodes: resident in every order, and not part of any peak.
     pub fn fixed_bytes(&self) -> u64 {
         self.nodes
             .iter()
@@ -132,7 +132,7 @@ impl RematGraph {
             .sum()
     }
 
-    /// What running each node once costs.
+    /// The cost of running each node once.
     pub fn base_cost(&self) -> u64 {
         self.nodes
             .iter()
@@ -141,7 +141,7 @@ impl RematGraph {
             .sum()
     }
 
-    /// For each node those that read it, ascending.
+    /// The readers of each node, ascending.
     pub fn readers(&self) -> Vec<Vec<u32>> {
         let mut readers = vec![Vec::new(); self.nodes.len()];
         for (i, node) in (0u32..)
@@ -155,9 +155,9 @@ impl RematGraph {
         readers
     }
 
-    /// Pairs of nodes of which the first must have run for good before the second runs, because the
-    /// second changes what the first reads. Of several that change a buffer, the one that reads it
-    /// comes first, the others follow as they stand.
+    /// Pairs of nodes of which the first must have its last run before the second runs, because the
+    /// second changes an input of the first. Among several nodes that change a buffer, one that
+    /// also reads it comes first; the others follow in index order.
     pub fn mutation_order(&self) -> Vec<(u32, u32)> {
         let mut mutators = vec![Vec::new(); self.nodes.len()];
         for (i, node) in (0u32..).zip(&self.nodes) {
@@ -183,7 +183,7 @@ impl RematGraph {
                     .map(|&reader| (reader, first)),
             );
             pairs.extend(mutators.windows(2).map(|pair| (pair[0], pair[1])));
-            // Two that read what the other changes wait for each other.
+            // Two nodes that each read a buffer that the other one changes depend on each other.
             pairs.extend(
                 mutators[..reading]
                     .iter()
@@ -196,7 +196,7 @@ impl RematGraph {
         pairs
     }
 
-    /// The planner's problem, with the permissions to compute in place or without.
+    /// The planner's problem, with or without permission to compute in place.
     pub fn to_dag(&self, in_place: bool) -> GraphDag {
         let mut dag = Dag::new();
         let mut task_of_node = vec![None; self.nodes.len()];
@@ -257,8 +257,8 @@ impl RematGraph {
         }
     }
 
-    /// Looks for the order of all nodes that are computed with the smallest peak above the fixed
-    /// part, each run once, and for a lower bound on all peaks. In place, it is the peak of
+    /// Searches for the order of all computed nodes with the smallest peak above the fixed part,
+    /// each run once, and for a lower bound on all peaks. With `in_place`, the peak is that of
     /// [`steps_in_place`].
     pub fn minimise_peak(&self, in_place: bool, effort: Effort) -> BestOrder<u32> {
         let start = Instant::now();

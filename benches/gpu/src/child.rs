@@ -1,4 +1,4 @@
-//! One item as a process of its own, which ends by itself or at its limit.
+//! A child process for one item, which ends by itself or at its time limit.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -6,13 +6,12 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-/// Between two looks at whether a process has ended.
-const LOOK: Duration = Duration::from_millis(5);
+/// The interval between two checks whether a process has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// How a process ended, and what it said.
+/// The end of a process, and its output.
 pub struct Ended {
-    /// What the system tells of its end; `None` if it was ended at its limit, or could not be
-    /// started.
+    /// The exit status; `None` if it was killed at its limit, or could not be started.
     pub status: Option<ExitStatus>,
     /// Why it could not be started.
     pub refused: Option<String>,
@@ -22,7 +21,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// What could not be started, because of this.
+    /// A process that could not be started, with the reason.
     pub fn refused(why: String) -> Ended {
         Ended {
             status: None,
@@ -38,7 +37,7 @@ impl Ended {
         self.status.and_then(|status| status.signal())
     }
 
-    /// The last lines of what it said, and after them those of its errors.
+    /// The last lines of its output, followed by those of its errors.
     pub fn tail(&self) -> String {
         const LINES: usize = 20;
         const CHARACTERS: usize = 3000;
@@ -55,12 +54,12 @@ impl Ended {
     }
 }
 
-/// Runs a command to its end, or until its time is over: then it is ended, with all that it
+/// Runs a command to its end or to its time limit, at which it is killed with all processes that it
 /// started.
 pub fn run(mut command: Command, limit: Duration) -> Ended {
     let began = Instant::now();
-    // Files rather than pipes: what a process left behind holds on to would be waited for at the
-    // end of a pipe.
+    // Files rather than pipes, because the end of a pipe would wait for every process left behind
+    // that still holds it.
     let started = || -> std::io::Result<(Child, [File; 2])> {
         let said = [tempfile::tempfile()?, tempfile::tempfile()?];
         command
@@ -79,7 +78,7 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
     let status = loop {
         match child.try_wait() {
             Ok(Some(status)) => break Some(status),
-            Ok(None) if began.elapsed() < limit => std::thread::sleep(LOOK),
+            Ok(None) if began.elapsed() < limit => std::thread::sleep(POLL_INTERVAL),
             _ => break None,
         }
     };
@@ -104,14 +103,15 @@ pub fn run(mut command: Command, limit: Duration) -> Ended {
     }
 }
 
-/// Ends the process and the group of what it started: compilers' workers outlive it otherwise.
+/// Kills the process and the group of processes that it started, because compilers' workers outlive
+/// it otherwise.
 fn end(child: &mut Child) {
     let group = format!("kill -s KILL -- -{} 2>/dev/null", child.id());
     let _ = Command::new("sh")
         .args(["-c", &group])
         .stdin(Stdio::null())
         .status();
-    // The group's own signal did this, unless there is no shell.
+    // The signal to the group did this, unless there is no shell.
     let _ = child.kill();
     let _ = child.wait();
 }

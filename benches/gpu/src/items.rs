@@ -1,4 +1,4 @@
-//! The list of what is measured and checked.
+//! The list of measurements and checks.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -6,20 +6,20 @@ use std::time::Duration;
 
 use crate::child;
 
-/// What a test prints that runs on a GPU.
+/// The line that a test prints if it runs on a GPU.
 pub const USES_THE_GPU: &str = "runs on the GPU";
 
-/// The variable that makes measurements quick, of this program and of peers.
+/// The variable that makes measurements quick, those of this program and of peers.
 pub const QUICK: &str = "SLABWISE_GPU_QUICK";
 
-/// What one item is.
+/// The kind of an item, with its command.
 #[derive(Clone, Debug)]
 pub enum Work {
     /// A measurement of this program, by the words after `measure`.
     Own(Vec<String>),
     /// A script of another framework.
     Peer { script: PathBuf, words: Vec<String> },
-    /// A test of a test binary, and a checker that it runs in, if one does.
+    /// A test of a test binary, and the checker that it runs in, if any.
     Test {
         binary: PathBuf,
         name: String,
@@ -35,15 +35,14 @@ pub struct Item {
     /// Whether it runs alone, because of its times.
     pub timed: bool,
     pub limit: Duration,
-    /// Whether nothing is to be known from processes before: neither kernels nor which of them is
-    /// the fastest.
+    /// Whether it runs without the caches of earlier processes: neither kernels nor tuning results.
     pub fresh: bool,
     /// Variables of its process.
     pub variables: Vec<Variable>,
     program: PathBuf,
 }
 
-/// Where things are.
+/// The locations of programs, scripts and tests.
 pub struct Places {
     /// This program.
     pub program: PathBuf,
@@ -54,10 +53,10 @@ pub struct Places {
 }
 
 impl Places {
-    /// What lies beside this program, and else in the sources.
+    /// The locations beside this program, or else in the source tree.
     ///
     /// # Errors
-    /// If the folder of tests is not there.
+    /// If the folder of tests does not exist.
     pub fn find(tests: Option<&Path>) -> Result<Places, String> {
         let program =
             std::env::current_exe().map_err(|e| format!("this program has no path: {e}"))?;
@@ -99,7 +98,7 @@ pub const MODELS: [(&str, &str, u32); 6] = [
 /// The precisions of products and convolutions.
 pub const PRECISIONS: [&str; 3] = ["f32", "tf32", "bf16"];
 
-/// Ways that PyTorch runs a step.
+/// The ways in which PyTorch runs a step.
 pub const TORCH_MODES: [&str; 4] = ["eager", "compile", "reduce-overhead", "graph"];
 
 /// Rows and columns of square products.
@@ -122,7 +121,7 @@ pub const CONVOLUTIONS: [(&str, [u32; 6]); 12] = [
     ("cnn-32-64-5x5-14", [64, 32, 64, 14, 5, 1]),
 ];
 
-/// One small test of each family of kernels, for checkers of memory that slow it down a hundred
+/// One small test of each family of kernels, for memory checkers, which slow it down a hundred
 /// times.
 const FAMILIES: [(&str, &str); 8] = [
     ("elementwise", "updates_in_place"),
@@ -135,8 +134,7 @@ const FAMILIES: [(&str, &str); 8] = [
     ("choosing", "positions_are_those_of_a_plain_loop"),
 ];
 
-/// All items, in the order in which they run. Where it is to be quick, sizes and numbers of runs
-/// are small.
+/// All items, in their order. If `quick`, sizes and numbers of runs are small.
 ///
 /// # Errors
 /// If a test binary does not list its tests.
@@ -204,7 +202,7 @@ impl List<'_> {
         words: &[&str],
         variables: &[Variable],
     ) -> &mut Item {
-        // What is reserved ahead is no peak.
+        // Preallocated memory does not count as a peak.
         let variables = [&[("SLABWISE_PREALLOCATE", "0")], variables].concat();
         self.push(
             name.into(),
@@ -220,7 +218,7 @@ impl List<'_> {
         self.push(name.into(), seconds, Work::Peer { script, words }, &[]);
     }
 
-    /// Training steps of all models by everyone.
+    /// Training steps of all models by every framework.
     fn steps(&mut self) {
         for (name, model, batch) in MODELS {
             let batch = if self.quick { 2 } else { batch }.to_string();
@@ -257,7 +255,7 @@ impl List<'_> {
         }
     }
 
-    /// Steps within half of their slab, which must give what they give in all of it; planned bytes
+    /// Steps within half of their slab, whose losses must equal those in all of it; planned bytes
     /// beside those of the driver.
     fn budgets(&mut self) {
         for (name, model, batch) in MODELS {
@@ -375,7 +373,7 @@ impl List<'_> {
         Ok(found)
     }
 
-    /// A small test of each family of kernels under the vendor's checker of memory.
+    /// A small test of each family of kernels under the vendor's memory checker.
     fn sanitized(&mut self, tests: &[(String, String, PathBuf)]) {
         for (family, test) in FAMILIES {
             let Some((_, name, binary)) = tests
@@ -400,7 +398,7 @@ impl List<'_> {
     }
 }
 
-/// The vendor's checker of memory: on the path, or where its toolkit is usually installed.
+/// The vendor's memory checker: on the path, or where its toolkit is usually installed.
 fn sanitizer() -> PathBuf {
     let name = "compute-sanitizer";
     let path = std::env::var_os("PATH").unwrap_or_default();
@@ -438,7 +436,7 @@ fn listed(binary: &Path) -> Result<Vec<String>, String> {
 }
 
 impl Item {
-    /// How it is run.
+    /// The command that runs it.
     pub fn command(&self) -> Command {
         let mut command = match &self.work {
             Work::Own(words) => {
@@ -474,7 +472,7 @@ impl Item {
         command
     }
 
-    /// How it is run, for people.
+    /// Its command as text for people.
     pub fn shown(&self) -> String {
         let command = self.command();
         let variables = self
@@ -503,7 +501,7 @@ impl Item {
     }
 }
 
-/// Whether a name contains a pattern, in which `*` stands for anything.
+/// Whether a name contains a pattern, in which `*` matches any text.
 pub fn matches(pattern: &str, name: &str) -> bool {
     let mut rest = name;
     pattern.split('*').all(|part| match rest.find(part) {

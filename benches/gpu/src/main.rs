@@ -1,10 +1,10 @@
-//! Everything that is to be measured and checked on a GPU, as one command.
+//! All measurements and checks on a GPU, as one command.
 //!
-//! `slabwise-gpu` goes through a list of items: training steps, products, convolutions, bandwidths,
-//! the tests of kernels and sessions, and the same steps of PyTorch and JAX. Each is a process of
-//! its own with a limit of time, so that a crash, a hang or a peak of memory concerns one item
-//! alone; each result is a line of JSON that is written at once. Neither cargo nor a compiler nor a
-//! network is needed where it runs: `.ci/pack-gpu` makes an archive of it.
+//! `slabwise-gpu` runs a list of items: training steps, products, convolutions, bandwidths, the
+//! tests of kernels and sessions, and the same steps of PyTorch and JAX. Each is a separate process
+//! with a time limit, so that a crash, a hang or a peak of memory affects only one item; each
+//! result is a line of JSON that is written at once. The target machine needs neither cargo nor a
+//! compiler nor a network: `.ci/pack-gpu` makes an archive of it.
 #![forbid(unsafe_code)]
 
 mod child;
@@ -31,32 +31,33 @@ const WRONG_USAGE: u8 = 2;
     after_help = "A measurement alone is `slabwise-gpu measure WORDS`, with the words that --list shows."
 )]
 struct Args {
-    /// Show the items and how each is run, and run none
+    /// Show the items and their commands, and run none
     #[arg(long)]
     list: bool,
-    /// Only items whose name contains this; several are alternatives, and * stands for anything
+    /// Only items whose name contains PATTERN; repeated patterns are alternatives, and * matches
+    /// any text
     #[arg(long, value_name = "PATTERN")]
     only: Vec<String>,
-    /// Seconds for all of it; what does not fit is left for another run with --resume
+    /// Seconds for all items; those that do not fit are left for another run with --resume
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     budget: Option<u64>,
-    /// Leave out the items that are ok in this file of results, which may be the one that is
-    /// written
+    /// Leave out the items that are ok in this file of results, which may be the file of --results
     #[arg(long, value_name = "FILE")]
     resume: Option<PathBuf>,
-    /// Where a line is appended for each result
+    /// File to which a line is appended for each result
     #[arg(long, value_name = "FILE", default_value = "slabwise-gpu.jsonl")]
     results: PathBuf,
-    /// The folder of test binaries; `tests` beside this program unless given
+    /// Folder of test binaries [default: `tests` beside this program]
     #[arg(long, value_name = "DIR")]
     tests: Option<PathBuf>,
-    /// Tests that run at once; what is timed always runs alone
+    /// Tests that run at once; timed items always run alone
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: u32,
-    /// A run or two of each item, at a small batch: to see that all of them work, and not how fast
+    /// A run or two of each item, at a small batch: checks that all of them work, not how fast they
+    /// are
     #[arg(long)]
     quick: bool,
-    /// The most seconds of one item, whatever its own limit is
+    /// The most seconds of one item, for any limit of the item
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
 }
@@ -76,7 +77,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Prints a line. Results are in their file: a reader that has gone away ends nothing.
+/// Prints a line. A reader that has gone away does not end the run, because results are in their
+/// file.
 fn say(line: &str) {
     let _ = writeln!(std::io::stdout(), "{line}");
 }
@@ -113,7 +115,7 @@ fn run(args: &Args) -> Result<ExitCode, String> {
         .as_deref()
         .map_or(Ok(Vec::new()), results::read)?;
     let mut output = results::Output::append(&args.results)?;
-    // What was only tried is not measured.
+    // Items that were only tried (quick runs) do not count as measured.
     let passed = |name: &str| {
         let enough = |line: &serde_json::Value| {
             line["status"] == "ok" && (args.quick || line["quick"] != true)

@@ -14,7 +14,7 @@ pub struct Output {
 }
 
 impl Output {
-    /// Opens the file for appending, and makes it if there is none.
+    /// Opens the file for appending, and creates it if it does not exist.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -31,7 +31,7 @@ impl Output {
         })
     }
 
-    /// Writes a result, in one call, so that what stops the program leaves whole lines behind.
+    /// Writes a result in one call, so that an interrupted program leaves whole lines behind.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -59,10 +59,10 @@ impl SyncIfFile for File {
     }
 }
 
-/// The results of a file. A last line that was cut off is no result.
+/// Reads the results of a file. An incomplete last line is ignored.
 ///
 /// # Errors
-/// If the file cannot be read, or a line before the last is no result.
+/// If the file cannot be read, or a line before the last is not a result.
 pub fn read(path: &Path) -> Result<Vec<Value>, String> {
     let text = std::fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     let lines: Vec<&str> = text.lines().collect();
@@ -85,7 +85,7 @@ pub fn read(path: &Path) -> Result<Vec<Value>, String> {
     Ok(results)
 }
 
-/// The last result of each item, in the order in which items came first.
+/// The last result of each item, in the order of the items' first results.
 pub fn latest(lines: &[Value]) -> Vec<&Value> {
     let mut places = HashMap::new();
     let mut latest: Vec<&Value> = Vec::new();

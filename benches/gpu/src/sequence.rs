@@ -1,4 +1,4 @@
-//! Items one after the other, or several tests at once, within a time for all.
+//! Runs items one after the other, or several tests at once, within a total time.
 
 use std::process::Command;
 use std::sync::Mutex;
@@ -11,42 +11,43 @@ use crate::child::{self, Ended};
 use crate::items::{Item, Places, USES_THE_GPU, Work};
 use crate::results::Output;
 
-/// How long it may take.
+/// The time limits of a run.
 pub struct Limits {
     /// All items together.
     pub all: Option<Duration>,
-    /// Each, where its own limit is longer.
+    /// Each item, where its own limit is longer.
     pub one: Option<Duration>,
-    /// Tests at once.
+    /// The number of tests that run at once.
     pub jobs: usize,
 }
 
-/// No item is begun with less time than this.
-const LEAST: Duration = Duration::from_secs(2);
-/// What a look at the device may take: the first use of a driver can be slow.
-const LOOK: Duration = Duration::from_secs(60);
+/// No item is started with less time than this.
+const LEAST_TIME: Duration = Duration::from_secs(2);
+/// The time limit of the query for the device: the first use of a driver can be slow.
+const DEVICE_QUERY_LIMIT: Duration = Duration::from_secs(60);
 
-/// What device there is, with the versions of what is used on it.
+/// The device, with the versions of its software.
 ///
 /// # Errors
-/// If there is none; the error says why.
+/// If there is none; the error gives the reason.
 pub fn device(places: &Places) -> Result<Map<String, Value>, String> {
     let mut command = Command::new(&places.program);
     command.args(["measure", "device"]);
-    let ended = child::run(command, LOOK);
+    let ended = child::run(command, DEVICE_QUERY_LIMIT);
     match (last_object(&ended.stdout), ended.status) {
         (Some(about), Some(status)) if status.success() => Ok(about),
-        (_, None) if ended.refused.is_none() => {
-            Err(format!("the driver gave no answer in {} s", LOOK.as_secs()))
-        }
+        (_, None) if ended.refused.is_none() => Err(format!(
+            "the driver gave no answer in {} s",
+            DEVICE_QUERY_LIMIT.as_secs()
+        )),
         _ => Err(ended.refused.clone().unwrap_or_else(|| ended.tail())),
     }
 }
 
-/// Runs the items and returns their results; those that the time did not suffice for have none.
+/// Runs the items and returns their results; items for which the time did not suffice have none.
 ///
 /// # Errors
-/// If a result cannot be written: nothing is begun after that.
+/// If a result cannot be written: no item is started after that.
 pub fn run(
     items: &[Item],
     device: &Map<String, Value>,
@@ -99,12 +100,12 @@ struct Sequence<'a> {
 }
 
 impl Sequence<'_> {
-    /// Runs an item and writes its result. Whether another may be begun.
+    /// Runs an item and writes its result. Returns whether another may be started.
     fn item(&self, item: &Item) -> bool {
         let left = self.end.map_or(Duration::MAX, |end| {
             end.saturating_duration_since(Instant::now())
         });
-        if left < LEAST
+        if left < LEAST_TIME
             || self
                 .state
                 .lock()
@@ -126,7 +127,7 @@ impl Sequence<'_> {
         let mut result = Map::new();
         result.insert("item".into(), json!(item.name));
         result.extend(if cut {
-            cut_off(left)
+            out_of_time(left)
         } else {
             judge(item, &ended, own)
         });
@@ -145,7 +146,7 @@ impl Sequence<'_> {
     }
 }
 
-/// The command of an item, with an empty folder for its kernels if it is to know none.
+/// The command of an item, with an empty kernel cache if the item is fresh.
 fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
     let mut command = item.command();
     let cache = item.fresh.then(tempfile::tempdir).transpose()?;
@@ -155,8 +156,8 @@ fn fresh(item: &Item) -> std::io::Result<(Command, Option<tempfile::TempDir>)> {
     Ok((command, cache))
 }
 
-/// The result of an item that the time for all did not suffice for.
-fn cut_off(left: Duration) -> Map<String, Value> {
+/// The result of an item for which the total time did not suffice.
+fn out_of_time(left: Duration) -> Map<String, Value> {
     let why = format!("the budget had {:.0} s left for it", left.as_secs_f64());
     Map::from_iter([
         ("status".into(), json!("skipped")),
@@ -164,7 +165,7 @@ fn cut_off(left: Duration) -> Map<String, Value> {
     ])
 }
 
-/// What the end of a process says of its item.
+/// The result of an item, from the end of its process.
 fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
     let bad = |status: &str, why: String| {
         Map::from_iter([
@@ -173,7 +174,7 @@ fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
         ])
     };
     if let Some(why) = &ended.refused {
-        // What is not of this project may be missing.
+        // Software outside this project may be missing.
         let foreign = matches!(
             item.work,
             Work::Peer { .. }
@@ -205,7 +206,8 @@ fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
     }
     match &item.work {
         Work::Test { .. } => {
-            // A test of the emulator or of the driver without a device says nothing about this one.
+            // A test of the emulator or of the driver without a device proves nothing about this
+            // device.
             let used = ended.stdout.contains(USES_THE_GPU) || ended.stderr.contains(USES_THE_GPU);
             match (used, ended.stdout.contains("1 passed")) {
                 (true, true) => Map::from_iter([("status".into(), json!("ok"))]),
@@ -226,7 +228,7 @@ fn judge(item: &Item, ended: &Ended, limit: Duration) -> Map<String, Value> {
     }
 }
 
-/// The last line that is an object of JSON.
+/// The last line that is a JSON object.
 fn last_object(text: &str) -> Option<Map<String, Value>> {
     text.lines()
         .rev()

@@ -29,8 +29,8 @@ pub fn device(about: &Map<String, Value>) -> String {
     )
 }
 
-/// The line of an error that says what is wrong. What ended otherwise says it first; of what failed
-/// it is the line behind the place of a panic, a line that calls itself an error, or the last.
+/// The line of an error that gives the reason. If the status is not `failed`, it is the first line;
+/// otherwise the line after the place of a panic, a line that calls itself an error, or the last.
 fn gist(line: &Value) -> &str {
     let lines: Vec<&str> = line["error"].as_str().unwrap_or_default().lines().collect();
     if line["status"] != "failed" {
@@ -52,7 +52,7 @@ fn gist(line: &Value) -> &str {
         .unwrap_or_default()
 }
 
-/// A result as it comes.
+/// A line of progress for a new result.
 pub fn progress(result: &Value, at: usize, of: usize) -> String {
     let name = result["item"].as_str().unwrap_or_default();
     let status = result["status"].as_str().unwrap_or_default();
@@ -66,14 +66,14 @@ pub fn progress(result: &Value, at: usize, of: usize) -> String {
     )
 }
 
-/// Whether an item came to a bad end.
+/// Whether an item failed.
 pub fn is_bad(line: &Value) -> bool {
     ["failed", "crashed", "timeout"]
         .iter()
         .any(|bad| line["status"] == *bad)
 }
 
-/// The last result of each item, as tables; and how many items were not begun.
+/// The last result of each item, as tables, and the number of items that were not started.
 pub fn render(lines: &[Value], left: usize) -> String {
     let results: BTreeMap<&str, &Value> = latest(lines)
         .into_iter()
@@ -130,7 +130,7 @@ fn mib(results: &BTreeMap<&str, &Value>, name: &str) -> String {
     )
 }
 
-/// Milliseconds, and how many times those of slabwise they are.
+/// Milliseconds, and their ratio to those of slabwise.
 fn beside(time: Option<f64>, own: Option<f64>) -> String {
     match (time, own) {
         (Some(time), Some(own)) => format!("{time:.3} ({:.2}×)", time / own),
@@ -139,7 +139,7 @@ fn beside(time: Option<f64>, own: Option<f64>) -> String {
     }
 }
 
-/// Steps: a row for each model and precision, a column for everyone; then their bytes.
+/// Steps: a row for each model and precision, a column for each framework; then their bytes.
 fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let peers: Vec<String> = TORCH_MODES
         .iter()
@@ -152,7 +152,7 @@ fn steps(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for (model, _, _) in MODELS {
         for precision in PRECISIONS {
-            let name = |who: &str| format!("step/{model}/{precision}/{who}");
+            let name = |framework: &str| format!("step/{model}/{precision}/{framework}");
             let own = ms(results, &name("slabwise"));
             let times: Vec<Option<f64>> =
                 peers.iter().map(|peer| ms(results, &name(peer))).collect();
@@ -207,8 +207,8 @@ fn pairs(text: &mut String, results: &BTreeMap<&str, &Value>) {
     let mut rows = String::new();
     for name in products.chain(convolutions) {
         for precision in PRECISIONS {
-            let [own, torch] =
-                ["slabwise", "torch"].map(|who| ms(results, &format!("{name}/{precision}/{who}")));
+            let [own, torch] = ["slabwise", "torch"]
+                .map(|framework| ms(results, &format!("{name}/{precision}/{framework}")));
             if own.or(torch).is_some() {
                 let own_text = own.map_or_else(|| "-".into(), |ms| format!("{ms:.4}"));
                 let line = results.get(format!("{name}/{precision}/slabwise").as_str());
@@ -275,7 +275,7 @@ mod tests {
             ok("product/4096/bf16/slabwise", 0.25, 96),
             ok("product/4096/bf16/torch", 0.2, 96),
         ];
-        // A later result of an item takes the place of an earlier one.
+        // A later result of an item replaces an earlier one.
         lines.push(ok("step/gpt/f32/slabwise", 10.0, 80));
         let text = render(&lines, 3);
         let row = |name: &str| {
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_are_told_by_the_line_that_says_what_is_wrong() {
+    fn errors_are_shown_by_the_line_of_their_reason() {
         let failed = |error: &str| gist(&json!({ "status": "failed", "error": error })).to_string();
         assert_eq!(
             failed(

@@ -12,19 +12,20 @@ use slabwise_cuda::emulator::USES_THE_GPU;
 use slabwise_cuda::fake::{self, FakeDriver};
 use tempfile::TempDir;
 
-/// A folder for a run, and the driver that it finds; `None` where that cannot work, which is said.
-struct Bed {
+/// The folder and the driver of a run. `new` returns `None`, with a message, where that cannot
+/// work.
+struct TestBed {
     folder: TempDir,
     driver: PathBuf,
     functions: PathBuf,
 }
 
-impl Bed {
-    fn new() -> Option<Bed> {
-        // It says what is missing here. Each run has a driver of its own.
+impl TestBed {
+    fn new() -> Option<TestBed> {
+        // It reports missing tools. Each run has a separate driver.
         drop(FakeDriver::install()?);
         let (driver, functions) = fake::build().expect("it was built before");
-        Some(Bed {
+        Some(TestBed {
             folder: tempfile::tempdir().expect("a folder"),
             driver,
             functions,
@@ -50,7 +51,7 @@ impl Bed {
         command
             .env("SLABWISE_LIBCUBLASLT", "no library")
             .env("SLABWISE_CACHE_DIR", self.path("cache"));
-        // Peers do not see a GPU that is there.
+        // Peers must not see a GPU of this machine.
         command
             .env("CUDA_VISIBLE_DEVICES", "")
             .env("JAX_PLATFORMS", "cpu")
@@ -65,7 +66,7 @@ impl Bed {
             .collect()
     }
 
-    /// A test binary that has these tests, each of which does what its script says.
+    /// A test binary that contains these tests, each with the given script.
     fn tests(&self, tests: &[(&str, &str)]) -> PathBuf {
         let folder = self.path("tests");
         fs::create_dir_all(&folder).expect("a folder");
@@ -100,13 +101,13 @@ fn status<'a>(results: &'a [Value], item: &str) -> &'a str {
     found["status"].as_str().expect("a status")
 }
 
-fn said(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
 #[test]
 fn measurements_become_lines_and_a_table() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let items = [
         "step/mlp/f32/",
         "step/mlp/bf16/slabwise",
@@ -120,7 +121,7 @@ fn measurements_become_lines_and_a_table() {
         .arg("--quick")
         .args(items.iter().flat_map(|item| ["--only", item]));
     let output = command.output().expect("it starts");
-    let (text, results) = (said(&output), bed.results());
+    let (text, results) = (output_text(&output), bed.results());
     assert!(output.status.success(), "{text}");
     for item in [
         "step/mlp/f32/slabwise",
@@ -136,7 +137,7 @@ fn measurements_become_lines_and_a_table() {
         "step/mlp/f32/jax",
         "product/1024/f32/torch",
     ] {
-        // Neither sees a GPU here, or is installed.
+        // No framework sees a GPU here, or it is not installed.
         assert_eq!(status(&results, item), "skipped", "{text}");
     }
     assert_eq!(status(&results, "step/mlp/bf16/slabwise"), "ok");
@@ -162,7 +163,7 @@ fn measurements_become_lines_and_a_table() {
         text.contains("mlp f32 ") && text.contains("product/1024 f32"),
         "{text}"
     );
-    // What was only tried is measured by a run that resumes; a second try leaves it out.
+    // A run that resumes measures items that were only tried; a second quick run leaves them out.
     let mut again = bed.command();
     again
         .args(["--quick", "--only", "bytes/mlp", "--resume"])
@@ -178,15 +179,15 @@ fn measurements_become_lines_and_a_table() {
 }
 
 #[test]
-fn products_and_convolutions_tell_their_candidates() {
-    let Some(bed) = Bed::new() else { return };
+fn products_and_convolutions_report_their_candidates() {
+    let Some(bed) = TestBed::new() else { return };
     let output = bed
         .command()
         .args(["--quick", "--only", "conv/128-3x3-28/f32/slabwise"])
         .output()
         .expect("it starts");
     let results = bed.results();
-    assert!(output.status.success(), "{}", said(&output));
+    assert!(output.status.success(), "{}", output_text(&output));
     for part in ["forward", "data", "weight"] {
         let part = &results[0]["parts"][part];
         let told = part["candidates"].as_array().expect("a list");
@@ -201,8 +202,8 @@ fn products_and_convolutions_tell_their_candidates() {
 }
 
 #[test]
-fn each_end_of_a_test_is_told_from_the_others() {
-    let Some(bed) = Bed::new() else { return };
+fn each_end_of_a_test_is_distinguished() {
+    let Some(bed) = TestBed::new() else { return };
     let left_behind = bed.path("left_behind");
     let hang = format!("sleep 1000 & echo $! > {}; wait", left_behind.display());
     let tests = bed.tests(&[
@@ -230,7 +231,7 @@ fn each_end_of_a_test_is_told_from_the_others() {
     };
     fs::write(bed.path("results.jsonl"), "").expect("it is written");
     let output = run();
-    let (text, results) = (said(&output), bed.results());
+    let (text, results) = (output_text(&output), bed.results());
     assert_eq!(output.status.code(), Some(1), "{text}");
     let ends = ["ok", "failed", "crashed", "timeout", "skipped", "failed"];
     for (name, end) in [
@@ -269,9 +270,9 @@ fn each_end_of_a_test_is_told_from_the_others() {
     let process = fs::read_to_string(&left_behind).expect("it was started");
     assert!(
         !Path::new("/proc").join(process.trim()).join("exe").exists(),
-        "what hung left {process} behind"
+        "the hanging test left {process} behind"
     );
-    // What is ok is not run again.
+    // Items that are ok do not run a second time.
     run();
     let again = bed.results().split_off(results.len());
     assert!(
@@ -285,14 +286,14 @@ fn each_end_of_a_test_is_told_from_the_others() {
 
 #[test]
 fn a_budget_leaves_the_rest_for_another_run() {
-    let Some(bed) = Bed::new() else { return };
+    let Some(bed) = TestBed::new() else { return };
     let tests = bed.tests(&[("hangs", "sleep 1000"), ("never_begins", "true")]);
     let mut command = bed.command();
     command
         .args(["--only", "test/", "--jobs", "1", "--budget", "3", "--tests"])
         .arg(tests);
     let output = command.output().expect("it starts");
-    let (text, results) = (said(&output), bed.results());
+    let (text, results) = (output_text(&output), bed.results());
     assert!(output.status.success(), "{text}");
     assert_eq!(
         (results.len(), status(&results, "test/family/hangs")),
@@ -309,8 +310,8 @@ fn a_budget_leaves_the_rest_for_another_run() {
 }
 
 #[test]
-fn mistakes_are_refused_before_anything_runs() {
-    let Some(bed) = Bed::new() else { return };
+fn wrong_usage_is_rejected_before_any_item_runs() {
+    let Some(bed) = TestBed::new() else { return };
     let directory = bed.path("directory");
     fs::create_dir(&directory).expect("a folder");
     fs::write(bed.path("prose"), "not a result\n{}\n").expect("it is written");
@@ -346,12 +347,12 @@ fn mistakes_are_refused_before_anything_runs() {
     for (words, why) in refused {
         let output = bed.command_of(words).output().expect("it starts");
         assert!(
-            output.status.code() == Some(2) && said(&output).contains(why),
+            output.status.code() == Some(2) && output_text(&output).contains(why),
             "{words:?}: {}",
-            said(&output)
+            output_text(&output)
         );
     }
-    // A line that was cut off is no result, and what is on the lines before it counts.
+    // An incomplete last line is ignored, and the lines before it count.
     let mut command = bed.command();
     command.args(["--quick", "--only", "bytes/mlp", "--resume", &path("torn")]);
     assert!(command.output().expect("it starts").status.success() && bed.results().is_empty());
@@ -367,15 +368,16 @@ fn without_a_gpu_nothing_is_measured() {
         .output()
         .expect("it starts");
     assert!(
-        output.status.code() == Some(1) && said(&output).contains("There is no GPU to measure"),
+        output.status.code() == Some(1)
+            && output_text(&output).contains("There is no GPU to measure"),
         "{}",
-        said(&output)
+        output_text(&output)
     );
     let list = Command::new(env!("CARGO_BIN_EXE_slabwise-gpu"))
         .arg("--list")
         .env("SLABWISE_LIBCUDA", "no driver")
         .output();
-    let list = said(&list.expect("it starts"));
+    let list = output_text(&list.expect("it starts"));
     assert!(
         list.contains("step/resnet50/tf32/torch-graph")
             && list.contains("conv/cnn-32-64-5x5-14/bf16/slabwise"),
@@ -420,7 +422,7 @@ fn peers_have_as_many_weights() {
                 Err(e) => return eprintln!("skipped: python3: {e}"),
             };
             let line: Value = serde_json::from_slice(&output.stdout)
-                .unwrap_or_else(|e| panic!("{e}: {}", said(&output)));
+                .unwrap_or_else(|e| panic!("{e}: {}", output_text(&output)));
             match line["skipped"].as_str() {
                 Some(why) => eprintln!("skipped: {why}"),
                 None => assert_eq!(line["weights"], weights, "{name}: {}", script.display()),

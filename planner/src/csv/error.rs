@@ -1,9 +1,9 @@
-//! Why a text or a file is no packing problem.
+//! Errors of texts and files that are not packing problems.
 
 use crate::shorten::brief;
 use std::path::PathBuf;
 
-/// Why a text is no packing problem. Lines count from 1, the header included.
+/// Why a text is not a packing problem. Lines count from 1, the header included.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CsvError {
     /// There is no header line.
@@ -12,7 +12,7 @@ pub enum CsvError {
     /// The header lacks a column.
     #[error("line 1: the header lacks the column `{0}`")]
     MissingColumn(&'static str),
-    /// The header has a column that is not understood, or one twice.
+    /// The header has an unknown or repeated column.
     #[error("line 1: column `{}` is unknown or appears twice; there are {columns}", brief(.0), columns = super::COLUMNS.join(", "))]
     BadColumn(String),
     /// A quoted field does not end, or something follows its end.
@@ -21,17 +21,17 @@ pub enum CsvError {
         /// The line.
         line: usize,
     },
-    /// A line has not one field per column.
+    /// A line does not have one field per column.
     #[error("line {line}: {found} fields, the header has {expected}")]
     Fields {
         /// The line.
         line: usize,
-        /// How many columns there are.
+        /// The number of columns.
         expected: usize,
-        /// How many fields the line has.
+        /// The number of fields of the line.
         found: usize,
     },
-    /// A field is no whole number, or one beyond 64 bits.
+    /// A field is not a whole number of at most 64 bits.
     #[error(
         "line {line}: {column} `{}` is not a whole number from 0 to 2^64-1",
         brief(text)
@@ -49,20 +49,20 @@ pub enum CsvError {
     Lifetime {
         /// The line.
         line: usize,
-        /// Where the lifetime starts.
+        /// The start of the lifetime.
         lower: u64,
-        /// Where it ends.
+        /// The end of the lifetime.
         upper: u64,
     },
     /// An alignment is not a power of two.
-    #[error("line {line}: alignment {align} is no power of two")]
+    #[error("line {line}: alignment {align} is not a power of two")]
     Alignment {
         /// The line.
         line: usize,
         /// The alignment.
         align: u64,
     },
-    /// A given place reaches beyond 64 bits.
+    /// A given range of bytes ends beyond 64 bits.
     #[error("line {line}: {column} {offset} and size {size} together exceed 64 bits")]
     End {
         /// The line.
@@ -95,9 +95,9 @@ pub enum CsvError {
         /// The id.
         id: String,
     },
-    /// A line refers to an id that there is not.
+    /// A line refers to an unknown id.
     #[error(
-        "line {line}: {column} names `{}`, which is no id of this file",
+        "line {line}: {column} names `{}`, which is not an id of this file",
         brief(id)
     )]
     UnknownId {
@@ -105,12 +105,12 @@ pub enum CsvError {
         line: usize,
         /// The column.
         column: &'static str,
-        /// What stands there.
+        /// The unknown id.
         id: String,
     },
-    /// Two items follow one, or an item follows itself in the end.
+    /// Two items follow the same one, or items follow each other in a cycle.
     #[error(
-        "line {line}: `{}` is followed by something else already, or follows this item itself",
+        "line {line}: `{}` is already followed by another item, or follows this item itself",
         brief(id)
     )]
     Follows {
@@ -119,7 +119,7 @@ pub enum CsvError {
         /// The item that cannot be followed.
         id: String,
     },
-    /// There are more items than can be counted.
+    /// There are more items than indices.
     #[error("line {line}: more than {max} items", max = u32::MAX)]
     TooMany {
         /// The line.
@@ -127,26 +127,26 @@ pub enum CsvError {
     },
 }
 
-/// Why a file is no packing problem, or cannot be written.
+/// Why a file cannot be read as a packing problem, or cannot be written.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
-    /// The system refuses, or the compressed data is damaged.
+    /// The system reports an error, or the compressed data is damaged.
     #[error("{}: {source}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// The text is longer than [`TEXT_MAX`](super::TEXT_MAX), perhaps only once it is unpacked.
+    /// The text is longer than [`TEXT_MAX`](super::TEXT_MAX), perhaps only after decompression.
     #[error("{}: the text is longer than {limit} bytes", path.display())]
     TooLong {
         /// The file.
         path: PathBuf,
-        /// How long it may be.
+        /// The largest permitted length.
         limit: u64,
     },
-    /// The file is no text.
+    /// The file is not UTF-8 text.
     #[error("{}: line {line} is not UTF-8", path.display())]
     NoText {
         /// The file.
@@ -154,12 +154,12 @@ pub enum FileError {
         /// The line.
         line: usize,
     },
-    /// The text is no packing problem.
+    /// The text is not a packing problem.
     #[error("{}: {source}", path.display())]
     Csv {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The reason.
         source: CsvError,
     },
 }

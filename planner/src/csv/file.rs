@@ -6,11 +6,11 @@ use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The longest text that is read: enough for some ten million items, and a bound to what a small
-/// file may unpack to.
+/// The longest text that is read: enough for some ten million items, and a bound on the
+/// decompressed size of a small file.
 pub const TEXT_MAX: u64 = 1 << 30;
 
-/// Reads a file; one that begins like gzip is unpacked.
+/// Reads a file; one that begins like gzip is decompressed.
 pub fn read_file(path: &Path) -> Result<Table, FileError> {
     let file = File::open(path).map_err(|source| FileError::Io {
         path: path.into(),
@@ -19,7 +19,7 @@ pub fn read_file(path: &Path) -> Result<Table, FileError> {
     read_bytes(path, BufReader::new(file), TEXT_MAX)
 }
 
-/// Reads what a file of this name contains, up to a length of the text.
+/// Reads a table from the content of a file of this name, up to a length of the text.
 pub(super) fn read_bytes(path: &Path, file: impl BufRead, limit: u64) -> Result<Table, FileError> {
     let bytes = unpack(path, file, limit)?;
     let text = str::from_utf8(&bytes).map_err(|error| {
@@ -38,7 +38,7 @@ pub(super) fn read_bytes(path: &Path, file: impl BufRead, limit: u64) -> Result<
     })
 }
 
-/// Reads a file of any kind, up to so many bytes; one that begins like gzip is unpacked.
+/// Reads a file of any kind, up to `limit` bytes; one that begins like gzip is decompressed.
 pub fn read_packed(path: &Path, limit: u64) -> Result<Vec<u8>, FileError> {
     let file = File::open(path).map_err(|source| FileError::Io {
         path: path.into(),

@@ -80,7 +80,7 @@ struct Reader {
     problem: Problem,
     aliases: Groups,
     spaces: Groups,
-    /// Who refers to whom: the item, and the other's id.
+    /// References between items: the item, and the id of the other.
     follows: Vec<(usize, String)>,
     givers: Vec<(usize, String)>,
 }
@@ -90,7 +90,7 @@ impl Reader {
         self.column_at[column].map(|at| &*fields[at])
     }
 
-    /// A number that may be left out.
+    /// A number from an optional field.
     fn number(
         &self,
         line: usize,
@@ -244,7 +244,7 @@ impl Reader {
                 self.problem.contiguous.push(group);
             }
         }
-        // What is left goes round in circles.
+        // The remaining items form cycles.
         if let Some(follower) = self
             .follows
             .iter()
@@ -305,7 +305,7 @@ fn gap(item: usize, text: &str) -> Option<Gap> {
     })
 }
 
-/// Ids separated by spaces; a backslash takes away the meaning of the character after it.
+/// Ids separated by spaces; a backslash escapes the character after it.
 fn listed(list: &str) -> Vec<String> {
     let mut ids = Vec::new();
     let mut id: Option<String> = None;
@@ -353,7 +353,7 @@ impl<'a> Records<'a> {
         }
     }
 
-    /// The field that begins here; what is left begins with the comma or line break after it. None:
+    /// The field that begins here; the rest begins with the comma or line break after it. `None`:
     /// bad quotes.
     fn field(&mut self) -> Option<Cow<'a, str>> {
         let Some(mut rest) = self.rest.strip_prefix('"') else {
@@ -364,7 +364,7 @@ impl<'a> Records<'a> {
                 .unwrap_or(self.rest.len());
             let (field, rest) = self.rest.split_at(end);
             self.rest = rest;
-            // The first half of a line break, not of a field that another one follows.
+            // The first half of a line break, not part of a field that another one follows.
             let field = if rest.starts_with(',') {
                 field
             } else {

@@ -40,7 +40,7 @@ fn every_column() {
     let error = read(text).map(|table| table.problem.verify());
     assert!(
         matches!(error, Ok(Err(_))),
-        "d cannot take the place of what never lives: {error:?}"
+        "d cannot be computed in the place of an item that never lives: {error:?}"
     );
     let table = read(&text.replace("a\\ b \\d,", "a\\ b,")).expect("a valid file");
     let at = |item, offset| Placement { item, offset };
@@ -383,7 +383,7 @@ fn files_gzipped_or_not_and_not_too_long() {
             "{error}"
         );
     }
-    // Kilobytes that would be megabytes.
+    // Kilobytes that decompress to megabytes.
     let bomb = zip(&[b' '; 1 << 22]);
     assert!(
         bomb.len() < 1 << 14

@@ -6,8 +6,8 @@ use super::{
 use rustc_hash::FxHashMap;
 use std::fmt::Write;
 
-/// Writes a table as text. A column that no item needs is left out. What refers to an item whose id
-/// is empty cannot be written and is left out as well.
+/// Writes a table as text. A column that no item needs is left out. References to an item whose id
+/// is empty cannot be written and are left out as well.
 pub fn write(table: &Table) -> String {
     let problem = &table.problem;
     let mut extra: FxHashMap<(usize, usize), String> = FxHashMap::default();
@@ -101,14 +101,14 @@ fn quoted(text: &mut String, field: &str) {
         });
         text.push('"');
     } else if field.is_empty() && (text.is_empty() || text.ends_with('\n')) {
-        // A line must not begin with nothing: the id.
+        // A line must not begin with an empty field, the id.
         text.push_str("\"\"");
     } else {
         text.push_str(field);
     }
 }
 
-/// An id as one of a list.
+/// An id as an element of a list.
 fn escaped(id: &str) -> String {
     let escape = |c: char| {
         (c.is_whitespace() || c == '\\')

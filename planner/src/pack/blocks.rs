@@ -1,9 +1,8 @@
-//! Items that are tied together, as rigid blocks: what is left to choose is one offset for each.
+//! Rigid blocks of items that are tied together, so that one offset per block remains to be chosen.
 //!
-//! Aliases and contiguity fix the distances between items, gaps cut rectangles out of them. What
-//! comes out is, for each set of items tied together, a set of rectangles of time × bytes above a
-//! common base, an alignment of that base, and perhaps the base itself, where an offset in the
-//! group is given.
+//! Aliases and contiguity fix the distances between items, and gaps cut rectangles out of them.
+//! Each set of items tied together becomes a set of rectangles of time × bytes above a common base,
+//! an alignment of that base, and the base itself, if an offset in the group is given.
 
 use super::error::ProblemError;
 use super::problem::{Gap, InPlace, Item, Problem};
@@ -14,16 +13,17 @@ use rustc_hash::FxHashSet;
 /// Items with fixed distances.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Block {
-    /// Its items, and how far each lies above the base.
+    /// Its items, and the distance of each above the base.
     pub(super) members: Vec<(usize, u64)>,
-    /// What its items need, bytes counted from the base. Those of aliases may overlap.
+    /// The rectangles that its items need, bytes counted from the base. Those of aliases may
+    /// overlap.
     pub(super) rects: Vec<Rect>,
     /// From the base to the end of the highest item that ever needs bytes.
     pub(super) size: u64,
     /// The base leaves the rest `residue` when divided by this power of two.
     pub(super) align: u64,
     pub(super) residue: u64,
-    /// The base, where it is given.
+    /// The base, if it is given.
     pub(super) fixed: Option<u64>,
     /// From the first to the last step at which it needs bytes; empty if it never does.
     pub(super) life: Lifetime,
@@ -52,7 +52,7 @@ impl Block {
         }
     }
 
-    /// The lowest base it can have at all.
+    /// The lowest possible base.
     pub(super) fn lowest(&self) -> u64 {
         self.fixed.unwrap_or(self.residue)
     }
@@ -61,13 +61,13 @@ impl Block {
 /// All the items of a problem, in blocks.
 pub(super) struct Blocks {
     pub(super) list: Vec<Block>,
-    /// For each item its block, and how far it lies above the base.
+    /// The block of each item, and the distance of the item above the base.
     pub(super) place: Vec<(u32, u64)>,
 }
 
 impl Blocks {
-    /// Ties together what belongs together, and the `joined` pairs of [`Problem::in_place`]. The
-    /// rules must be sound each by itself.
+    /// Ties items together by groups and by the `joined` pairs of [`Problem::in_place`]. Each
+    /// constraint must be valid by itself.
     pub(super) fn new(problem: &Problem, joined: &[usize]) -> Result<Self, ProblemError> {
         let mut ties = Ties::new(problem.items.len());
         for group in &problem.aliases {
@@ -123,7 +123,7 @@ impl Blocks {
         Ok(Blocks { list, place })
     }
 
-    /// Whether the rules leave any packing at all, and one whose height 64 bits can hold.
+    /// Checks that the constraints permit a packing, and one whose height fits 64 bits.
     pub(super) fn verify(&self, problem: &Problem) -> Result<(), ProblemError> {
         let space = problem.space_of();
         let tied = |list: &'static str, first: usize, second: usize| {
@@ -189,7 +189,7 @@ impl Blocks {
         self.overlaps(problem)
     }
 
-    /// Whether items whose distance is given need the same bytes at the same time.
+    /// Checks whether items at given distances need the same bytes at the same time.
     fn overlaps(&self, problem: &Problem) -> Result<(), ProblemError> {
         let mut alias = vec![usize::MAX; problem.items.len()];
         for (group, items) in problem.aliases.iter().enumerate() {
@@ -296,7 +296,7 @@ impl Blocks {
     }
 }
 
-/// Whether neither side of a pair has another partner already, on that side or within the same
+/// Whether neither side of a pair already has another partner, on that side or within the same
 /// step.
 pub(super) fn free_to_join(
     problem: &Problem,
@@ -311,7 +311,7 @@ pub(super) fn free_to_join(
     !taken(from, gives, takes) && !taken(to, takes, gives)
 }
 
-/// Rectangles that overlap only where something is wrong: those of aliases joined.
+/// Rectangles that overlap only in an invalid problem: those of aliases are joined.
 fn disjoint(mut rects: Vec<Rect>, alias: &[usize]) -> Vec<Rect> {
     let group = |rect: &Rect| alias[rect.item];
     rects.sort_by_key(group);
@@ -358,7 +358,7 @@ fn block(
                 .ok_or(ProblemError::TotalSize { item })?,
         ));
     }
-    // The coarsest alignment decides about the base; the others must agree with it.
+    // The coarsest alignment determines the base; the others must agree with it.
     let coarsest = members
         .iter()
         .copied()
@@ -368,8 +368,8 @@ fn block(
     let residue = anchor_above.wrapping_neg() & (align - 1);
     for &(item, above) in &members {
         let mine = problem.items[item].align;
-        // `residue + above` may wrap: only its last digits matter, and those of a sum modulo 2^64
-        // are right.
+        // `residue + above` may wrap: only its low bits matter, and those of a sum modulo 2^64 are
+        // right.
         if residue.wrapping_add(above) & (mine - 1) != 0 {
             let distance = i128::from(above) - i128::from(anchor_above);
             return Err(ProblemError::TiedMisaligned {
@@ -408,7 +408,7 @@ fn block(
         base = Some((item, here));
     }
     if let Some((_, base)) = base.filter(|(_, base)| base & (align - 1) != residue) {
-        // The rest of the sum modulo 2^64 is right even where the sum itself is too large.
+        // The remainder of the sum modulo 2^64 is right even where the sum itself is too large.
         return Err(ProblemError::FixedMisaligned {
             item: anchor,
             offset: base.wrapping_add(anchor_above),
@@ -455,7 +455,7 @@ fn block(
     })
 }
 
-/// Distances between items: a union-find structure whose links know how far the lower end lies
+/// Distances between items: a union-find structure whose links store the distance of the lower end
 /// above the upper one.
 struct Ties {
     parent: Vec<u32>,
@@ -470,14 +470,14 @@ impl Ties {
         }
     }
 
-    /// What an item is tied to, and how far it lies above that.
+    /// The root of an item, and the distance of the item above it.
     fn root(&mut self, item: usize) -> (usize, i128) {
         let (mut root, mut above) = (item, 0);
         while self.parent[root] as usize != root {
             above += self.above[root];
             root = self.parent[root] as usize;
         }
-        // Everything on the way is tied to the root itself.
+        // Path compression: ties every item on the path to the root itself.
         let (mut at, mut rest) = (item, above);
         while self.parent[at] as usize != root && at != root {
             let (next, link) = (self.parent[at] as usize, self.above[at]);
@@ -487,7 +487,7 @@ impl Ties {
         (root, above)
     }
 
-    /// Puts `second` this far above `first`.
+    /// Fixes the distance of `second` above `first`.
     fn tie(&mut self, first: usize, second: usize, distance: i128) -> Result<(), ProblemError> {
         let ((root, above), (other, other_above)) = (self.root(first), self.root(second));
         if root == other {

@@ -1,9 +1,9 @@
-//! The lower bound: what the fullest instant needs, whatever the offsets.
+//! The lower bound: the bytes that the fullest instant needs for any choice of offsets.
 //!
-//! At one instant no two items share a byte, except aliases, which are counted once, and pairs
-//! computed in place, where every permitted pair is assumed to be. With all offsets multiples of a
-//! unit, whatever an item leaves of its last unit is lost, except below the top of the packing,
-//! where one item may have it.
+//! At one instant no two items share a byte, with two exceptions: aliases, which are counted once,
+//! and pairs computed in place, all permitted ones of which are assumed to be used. If all offsets
+//! are multiples of a unit, the unused rest of an item's last unit is lost, except at the top of
+//! the packing, where the rest of one item does not count.
 
 use super::blocks::{Block, Blocks};
 use super::problem::Problem;
@@ -12,17 +12,17 @@ use crate::liveness::Lifetime;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
 
-/// Bytes needed for some time.
+/// Bytes needed for an interval of time.
 struct Load {
     life: Lifetime,
     bytes: u64,
 }
 
-/// The largest sum of bytes alive at once, in whole units but for the one that lies highest, less
-/// the savings of a step.
+/// The largest sum of bytes alive at once, in whole units except for the item that lies highest,
+/// less the savings of a step.
 fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
     let whole = |bytes: u64| i128::from(bytes.div_ceil(unit)) * i128::from(unit);
-    // At one instant, everything that ends or starts counts before the sum does.
+    // All ends and starts at one instant count before the sum does.
     let mut changes: Vec<(u64, i128, u64)> =
         Vec::with_capacity(2 * loads.len() + 2 * savings.len());
     for load in loads.iter().filter(|load| !load.life.is_empty()) {
@@ -46,7 +46,7 @@ fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
             live += change;
             if slack > 0 {
                 let count = slacks.entry(slack).or_insert(0);
-                // Ends sort before starts, but what ends here started earlier.
+                // Ends sort before starts; the ends here belong to lives that started earlier.
                 *count = if change > 0 { *count + 1 } else { *count - 1 };
                 if *count == 0 {
                     slacks.remove(&slack);
@@ -62,10 +62,11 @@ fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
 }
 
 impl Problem {
-    /// No packing is lower than this: the bytes that the fullest instant needs, or the end of the
+    /// The lower bound of the height: the bytes that the fullest instant needs, or the end of the
     /// item that must reach highest. With several spaces, the sum of theirs.
     ///
-    /// Saturates where [`Problem::verify`] would complain; rules that contradict each other give 0.
+    /// Saturates where [`Problem::verify`] would fail; constraints that contradict each other give
+    /// 0.
     pub fn lower_bound(&self) -> u64 {
         if self.is_plain() {
             let loads: Vec<Load> = self
@@ -86,8 +87,9 @@ impl Problem {
         })
     }
 
-    /// A power of two of which every byte range that items need begins at a multiple: the finest
-    /// alignment, if ranges begin where items do and those at multiples of their alignment.
+    /// A power of two that divides the start of every byte range that items need: the finest
+    /// alignment, if ranges begin at the start of their items and those at multiples of their
+    /// alignment.
     pub(super) fn unit(&self) -> u64 {
         let windows = self.gaps.iter().any(|gap| gap.window.is_some());
         let finest = self
@@ -97,13 +99,13 @@ impl Problem {
             .map(|item| item.align)
             .min()
             .unwrap_or(1);
-        // An alignment of 0, which is none, is refused elsewhere.
+        // An alignment of 0, which is invalid, is refused elsewhere.
         if windows { 1 } else { finest.max(1) }
     }
 }
 
 impl Problem {
-    /// What is needed when, each byte of aliases once. The problem must be sound.
+    /// The bytes needed over time, each byte of aliases once. The problem must be valid.
     pub(crate) fn live(&self) -> Vec<(Lifetime, u64)> {
         let blocks = Blocks::new(self, &[])
             .map(|blocks| blocks.list)
@@ -127,8 +129,8 @@ fn loads<'a>(blocks: impl Iterator<Item = &'a Block>) -> Vec<Load> {
     loads
 }
 
-/// The lower bound of each space. The problem must be sound, the blocks its own with no pair
-/// joined.
+/// The lower bound of each space. The problem must be valid, and the blocks must be its blocks with
+/// no pair joined.
 pub(super) fn lower_bounds(problem: &Problem, blocks: &Blocks) -> Vec<u64> {
     let unit = problem.unit();
     (0..problem.spaces.len().max(1))
@@ -150,13 +152,13 @@ fn lower_bound(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> u
     fullest(&loads(mine()), unit, &savings(problem, blocks, space, unit)).max(highest)
 }
 
-/// For each step the bytes that pairs computed in place could save there, if every giver and every
-/// taker found its best partner: by givers or by takers, whichever is less.
+/// For each step the bytes that pairs computed in place could save there, if every donor and every
+/// recipient had its best partner: summed over donors or over recipients, whichever is less.
 fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHashMap<u64, u64> {
     // The bytes of an item at a step.
     let bytes = |item: usize, step: u64| {
         let block = &blocks.list[blocks.place[item].0 as usize];
-        // Items are in order, and so are the times of each.
+        // Items are in order, and so are the intervals of each.
         let at = block
             .rects
             .partition_point(|rect| (rect.item, rect.end) <= (item, step));
@@ -166,8 +168,8 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHas
             .filter(|rect| rect.item == item && rect.start <= step);
         rect.map_or(0, |rect| (rect.high - rect.low).next_multiple_of(unit))
     };
-    let mut givers: FxHashMap<(u64, usize), u64> = FxHashMap::default();
-    let mut takers = givers.clone();
+    let mut donors: FxHashMap<(u64, usize), u64> = FxHashMap::default();
+    let mut recipients = donors.clone();
     for pair in problem
         .in_place
         .iter()
@@ -175,21 +177,21 @@ fn savings(problem: &Problem, blocks: &Blocks, space: usize, unit: u64) -> FxHas
     {
         let step = problem.items[pair.to].life.start;
         let saved = bytes(pair.from, step).min(bytes(pair.to, step));
-        for (sides, item) in [(&mut givers, pair.from), (&mut takers, pair.to)] {
+        for (sides, item) in [(&mut donors, pair.from), (&mut recipients, pair.to)] {
             let best = sides.entry((step, item)).or_insert(0);
             *best = saved.max(*best);
         }
     }
     let mut savings: FxHashMap<u64, u64> = FxHashMap::default();
-    for (&(step, _), &saved) in &givers {
+    for (&(step, _), &saved) in &donors {
         *savings.entry(step).or_insert(0) += saved;
     }
-    let mut by_takers: FxHashMap<u64, u64> = FxHashMap::default();
-    for (&(step, _), &saved) in &takers {
-        *by_takers.entry(step).or_insert(0) += saved;
+    let mut by_recipients: FxHashMap<u64, u64> = FxHashMap::default();
+    for (&(step, _), &saved) in &recipients {
+        *by_recipients.entry(step).or_insert(0) += saved;
     }
     savings
         .iter_mut()
-        .for_each(|(step, saved)| *saved = (*saved).min(by_takers[step]));
+        .for_each(|(step, saved)| *saved = (*saved).min(by_recipients[step]));
     savings
 }

@@ -1,11 +1,12 @@
 //! The independent verifier of packings.
 //!
-//! What a packing must be is short, whoever made it: every offset is aligned and where the rules
-//! put it; no byte belongs to two items at the same time, unless they are aliases, or a permitted
-//! pair at the step at which one replaces the other; and the numbers are right. This module says
-//! exactly that, works everything out from the [`Problem`] anew and shares no code with the
-//! packers, so that one mistake cannot be made and approved by the same lines. O(n log n), but for
-//! aliases that have gaps with windows: a group of `k` of them may cost O(k²).
+//! The rules of a packing are few, and do not depend on its packer: every offset is aligned and
+//! obeys the constraints of its item; no byte belongs to two items at the same time, unless they
+//! are aliases, or a permitted pair at the step at which one replaces the other; and the reported
+//! numbers are right. This module checks exactly these rules. It recomputes everything from the
+//! [`Problem`] and shares no code with the packers, so that a mistake in a packer cannot also hide
+//! in the checker. It takes O(n log n), except for aliases that have gaps with windows: a group of
+//! `k` of them may cost O(k²).
 
 use super::problem::{Gap, InPlace, Problem};
 use super::{Packing, Proof};
@@ -16,8 +17,8 @@ mod violation;
 
 pub use violation::Violation;
 
-/// Accepts a packing if it is right, or says what is wrong. That a space is too small is said last:
-/// all else is right then.
+/// Accepts a valid packing, or returns its first violation. A space that is too small is reported
+/// last: the packing is valid otherwise.
 pub fn check(problem: &Problem, packing: &Packing) -> Result<(), Violation> {
     problem.verify()?;
     let space_count = problem.spaces.len().max(1);
@@ -54,7 +55,7 @@ pub fn check(problem: &Problem, packing: &Packing) -> Result<(), Violation> {
     Ok(packing.fits(problem)?)
 }
 
-/// Bytes that belong to an item, or to a group of aliases, for some time.
+/// Bytes that belong to an item, or to a group of aliases, for an interval of time.
 #[derive(Clone, Copy)]
 struct Tenant {
     item: usize,
@@ -184,7 +185,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// What each item needs, in the order of items and then of time, no two of one item at once.
+    /// The bytes that each item needs, in the order of items and then of time; no two tenants of
+    /// one item overlap in time.
     fn tenants(&self) -> Vec<Tenant> {
         let mut gaps: Vec<&Gap> = self.problem.gaps.iter().collect();
         gaps.sort_by_key(|gap| (gap.item, gap.life.start));
@@ -209,7 +211,7 @@ impl Checker<'_> {
         tenants
     }
 
-    /// Stretches of an item's life with the bytes it needs in them. Its gaps come sorted by start.
+    /// Intervals of an item's life with the bytes it needs in them. Its gaps come sorted by start.
     fn needs(&self, item: usize, gaps: &[&Gap]) -> Vec<(u64, u64, u64, u64)> {
         let it = &self.problem.items[item];
         let mut times: Vec<u64> = gaps
@@ -220,35 +222,35 @@ impl Checker<'_> {
         times.retain(|time| (it.life.start..=it.life.end).contains(time));
         times.sort_unstable();
         times.dedup();
-        // The gaps that are open, by the end of their windows that leaves less; closed ones go when
-        // they come to the top.
+        // The open gaps, by the end of their windows that leaves less; closed gaps are removed when
+        // they reach the top.
         let (mut lows, mut highs) = (BinaryHeap::new(), BinaryHeap::new());
         let mut coming = gaps.iter().peekable();
         let mut needs = Vec::new();
-        for stretch in times.windows(2) {
-            while let Some(gap) = coming.next_if(|gap| gap.life.start <= stretch[0]) {
+        for interval in times.windows(2) {
+            while let Some(gap) = coming.next_if(|gap| gap.life.start <= interval[0]) {
                 let (low, high) = gap
                     .window
                     .map_or((0, 0), |window| (window.low, window.high));
                 lows.push((low, gap.life.end));
                 highs.push((std::cmp::Reverse(high), gap.life.end));
             }
-            while lows.peek().is_some_and(|&(_, end)| end <= stretch[0]) {
+            while lows.peek().is_some_and(|&(_, end)| end <= interval[0]) {
                 lows.pop();
             }
-            while highs.peek().is_some_and(|&(_, end)| end <= stretch[0]) {
+            while highs.peek().is_some_and(|&(_, end)| end <= interval[0]) {
                 highs.pop();
             }
             let low = lows.peek().map_or(0, |&(low, _)| low);
             let high = highs.peek().map_or(it.size, |&(high, _)| high.0);
             if low < high {
-                needs.push((stretch[0], stretch[1], low, high));
+                needs.push((interval[0], interval[1], low, high));
             }
         }
         needs
     }
 
-    /// What an item needs at a step, of tenants sorted by item and time.
+    /// The bytes that an item needs at a step, from tenants sorted by item and time.
     fn at<'t>(&self, tenants: &'t [Tenant], item: usize, step: u64) -> Option<&'t Tenant> {
         let next = tenants.partition_point(|tenant| (tenant.item, tenant.start) <= (item, step));
         tenants[..next]
@@ -256,7 +258,7 @@ impl Checker<'_> {
             .filter(|tenant| tenant.item == item && step < tenant.end)
     }
 
-    /// No two tenants of a space overlap: a sweep over time with the living ones sorted by bytes.
+    /// No two tenants of a space overlap: a sweep over time, with the live ones sorted by bytes.
     fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let mut given: FxHashMap<usize, usize> = FxHashMap::default();
         given.extend(
@@ -268,27 +270,27 @@ impl Checker<'_> {
         let mut own: Vec<Tenant> = Vec::with_capacity(tenants.len());
         for tenant in tenants {
             let birth = self.problem.items[tenant.item].life.start;
-            let giver = given
+            let donor = given
                 .get(&tenant.item)
                 .filter(|_| tenant.start == birth)
                 .and_then(|&from| self.at(tenants, from, birth));
-            let Some(giver) = giver else {
+            let Some(donor) = donor else {
                 own.push(*tenant);
                 continue;
             };
-            // At their common step, the giver stands for both where it has bytes.
+            // At their common step, the donor stands for both items where it has bytes.
             own.push(Tenant {
                 start: birth + 1,
                 ..*tenant
             });
             own.push(Tenant {
                 end: birth + 1,
-                high: tenant.high.min(giver.low),
+                high: tenant.high.min(donor.low),
                 ..*tenant
             });
             own.push(Tenant {
                 end: birth + 1,
-                low: tenant.low.max(giver.high),
+                low: tenant.low.max(donor.high),
                 ..*tenant
             });
         }
@@ -297,7 +299,7 @@ impl Checker<'_> {
         let mut events: Vec<(usize, u64, bool, usize)> = Vec::with_capacity(2 * own.len());
         for (index, tenant) in own.iter().enumerate() {
             let space = self.space[tenant.item];
-            // At one step, what ends leaves before what starts arrives.
+            // At one step, tenants that end are removed before others are added.
             events.extend([
                 (space, tenant.start, true, index),
                 (space, tenant.end, false, index),
@@ -330,7 +332,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// The same tenants, those of each group of aliases replaced by what the group needs.
+    /// The same tenants, with those of each group of aliases replaced by the union of the group.
     fn joined(&self, tenants: Vec<Tenant>) -> Vec<Tenant> {
         if self.problem.aliases.is_empty() {
             return tenants;
@@ -359,26 +361,29 @@ impl Checker<'_> {
             let mut coming = group.iter().peekable();
             let mut highest: BinaryHeap<(u64, u64, usize)> = BinaryHeap::new();
             let mut living: Vec<&Tenant> = Vec::new();
-            for stretch in times.windows(2) {
-                while let Some(tenant) = coming.next_if(|tenant| tenant.start <= stretch[0]) {
+            for interval in times.windows(2) {
+                while let Some(tenant) = coming.next_if(|tenant| tenant.start <= interval[0]) {
                     highest.push((tenant.high, tenant.end, tenant.item));
                     living.extend((!flat).then_some(tenant));
                 }
-                while highest.peek().is_some_and(|&(_, end, _)| end <= stretch[0]) {
+                while highest
+                    .peek()
+                    .is_some_and(|&(_, end, _)| end <= interval[0])
+                {
                     highest.pop();
                 }
                 if flat {
                     let top = highest.peek().map(|&(high, _, item)| Tenant {
                         item,
-                        start: stretch[0],
-                        end: stretch[1],
+                        start: interval[0],
+                        end: interval[1],
                         low: group[0].low,
                         high,
                     });
                     joined.extend(top);
                     continue;
                 }
-                living.retain(|tenant| tenant.end > stretch[0]);
+                living.retain(|tenant| tenant.end > interval[0]);
                 living.sort_by_key(|tenant| tenant.low);
                 let first = joined.len();
                 for tenant in &living {
@@ -388,8 +393,8 @@ impl Checker<'_> {
                     {
                         Some(last) => last.high = last.high.max(tenant.high),
                         None => joined.push(Tenant {
-                            start: stretch[0],
-                            end: stretch[1],
+                            start: interval[0],
+                            end: interval[1],
                             ..**tenant
                         }),
                     }
@@ -399,7 +404,7 @@ impl Checker<'_> {
         joined
     }
 
-    /// Heights, lower bounds, and what is claimed about them.
+    /// Checks heights, lower bounds and the claimed proof.
     fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let mut heights = vec![0u64; self.packing.spaces.len()];
         for tenant in tenants {
@@ -451,7 +456,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// What no packing can be below, for each space: see [`Problem::lower_bound`].
+    /// The lower bound of each space: see [`Problem::lower_bound`].
     fn lower_bounds(&self, tenants: &[Tenant]) -> Vec<u64> {
         let needy = self
             .problem
@@ -508,7 +513,7 @@ impl Checker<'_> {
         bounds
     }
 
-    /// The most that permitted pairs could save at each step: a sum over givers or over takers,
+    /// The most that permitted pairs could save at each step: a sum over donors or over recipients,
     /// each with its best partner.
     fn savings(
         &self,
@@ -518,31 +523,31 @@ impl Checker<'_> {
         let mut best: [BTreeMap<(usize, u64, usize), u128>; 2] = Default::default();
         for &InPlace { from, to } in &self.problem.in_place {
             let step = self.problem.items[to].life.start;
-            let (Some(giver), Some(taker)) =
+            let (Some(donor), Some(recipient)) =
                 (self.at(tenants, from, step), self.at(tenants, to, step))
             else {
                 continue;
             };
-            let shared = whole((giver.high - giver.low).min(taker.high - taker.low));
+            let shared = whole((donor.high - donor.low).min(recipient.high - recipient.low));
             for (side, item) in best.iter_mut().zip([from, to]) {
                 let most = side.entry((self.space[from], step, item)).or_default();
                 *most = shared.max(*most);
             }
         }
-        let [givers, takers] = best.map(|side| {
+        let [donors, recipients] = best.map(|side| {
             let mut sums: BTreeMap<(usize, u64), u128> = BTreeMap::new();
             side.into_iter().for_each(|((space, step, _), most)| {
                 *sums.entry((space, step)).or_default() += most
             });
             sums
         });
-        givers
+        donors
             .into_iter()
-            .map(|(at, sum)| (at, sum.min(takers[&at])))
+            .map(|(at, sum)| (at, sum.min(recipients[&at])))
             .collect()
     }
 
-    /// How high the highest item of each space must reach, for what it is tied to.
+    /// The minimal end of the highest item of each space, given the items that it is tied to.
     fn tops(&self) -> Vec<u64> {
         let mut tied: Vec<usize> = (0..self.problem.items.len()).collect();
         let root = |tied: &mut Vec<usize>, mut item: usize| {
@@ -558,7 +563,7 @@ impl Checker<'_> {
                 tied[a] = b;
             }
         }
-        // Of all that is tied together: where it begins, the coarsest alignment, whether it can
+        // For each set of tied items: its first byte, the coarsest alignment, and whether it can
         // move.
         let mut ties = vec![(u64::MAX, 1, false); self.problem.items.len()];
         for item in 0..tied.len() {
@@ -588,7 +593,7 @@ impl Checker<'_> {
             let (low, align, fixed) = ties[root(&mut tied, item)];
             let end = self.offset[item] + self.problem.items[item].size;
             let top = &mut tops[self.space[item]];
-            // What can move begins as low as its alignment allows.
+            // A movable set begins as low as its alignment allows.
             *top = (*top).max(if fixed { end } else { end - low + low % align });
         }
         tops

@@ -1,10 +1,10 @@
-//! Problems with rules: cut into spaces and into stretches of time that nothing crosses, each
-//! packed as what it is.
+//! Problems with constraints, split into spaces and into time intervals that no life spans. Each
+//! part goes to the simplest packer that supports its constraints.
 //!
-//! Whether pairs are computed in place is chosen with the offsets. Three choices are packed and the
-//! best is kept: pairs of equal size joined into one rectangle, which never raises the bytes alive;
-//! all pairs joined, largest savings first; and none, where the packer for blocks of any shape
-//! takes those that come in handy.
+//! The pairs computed in place are chosen together with the offsets. Three choices are packed and
+//! the best is kept: pairs of equal size joined into one rectangle, which never raises the bytes
+//! alive; all pairs joined, largest savings first; and no pair joined, where the packer for blocks
+//! of any shape uses a pair whenever that helps.
 
 use super::blocks::{Blocks, free_to_join};
 use super::bound::lower_bounds;
@@ -14,7 +14,7 @@ use super::portfolio::{Budget, Limits, Plain, pack_plain};
 use super::problem::{Gap, InPlace, Item, Placement, Problem};
 use super::{Extent, Method, Packing, Proof};
 
-/// Packs a problem with rules that has been verified.
+/// Packs a verified problem with constraints.
 pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, ProblemError> {
     let blocks = Blocks::new(problem, &[])?;
     let bounds = lower_bounds(problem, &blocks);
@@ -71,8 +71,7 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
             *proof = Some(Proof::Bound);
         }
     }
-    // All spaces together are as low as can be if each of them is; the bound alone shows it if it
-    // does for each.
+    // The whole is optimal if each space is. The bound proves it only if it does so for each space.
     let weakest = |so_far: Proof, proof: Option<Proof>| {
         Some(if proof? == Proof::Search {
             Proof::Search
@@ -84,16 +83,16 @@ pub(super) fn pack(problem: &Problem, limits: &Limits) -> Result<Packing, Proble
     Ok(packing)
 }
 
-/// Items of one space between two instants that nothing crosses, as a problem of their own.
+/// Items of one space between two instants that no life spans, as a separate problem.
 struct Part {
     space: usize,
-    /// What the items and pairs are in the whole.
+    /// The indices of the items and pairs in the whole problem.
     items: Vec<usize>,
     pairs: Vec<usize>,
     problem: Problem,
 }
 
-/// Cuts a problem into parts. Blocks that never need bytes are in none.
+/// Splits a problem into parts. Blocks that never need bytes are in no part.
 fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     let mut order: Vec<usize> = (0..blocks.list.len())
         .filter(|&block| !blocks.list[block].rects.is_empty())
@@ -107,7 +106,7 @@ fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     });
     let mut parts: Vec<Part> = Vec::new();
     const NONE: (usize, usize) = (usize::MAX, 0);
-    // For each item its part, and its index there.
+    // The part of each item, and its index there.
     let mut home = vec![NONE; problem.items.len()];
     let mut reached = 0;
     for block in order {
@@ -165,7 +164,7 @@ fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     }
     for (index, pair) in problem.in_place.iter().enumerate() {
         let (from, to) = (home[pair.from], home[pair.to]);
-        // Where one side needs no bytes at their step, they may even be in different parts.
+        // If one side needs no bytes at their common step, they may even be in different parts.
         if from != NONE && from.0 == to.0 {
             parts[from.0].pairs.push(index);
             parts[from.0].problem.in_place.push(InPlace {
@@ -177,7 +176,7 @@ fn split(problem: &Problem, blocks: &Blocks) -> Vec<Part> {
     parts
 }
 
-/// What was found for a part; pairs are indices into its [`Problem::in_place`].
+/// The best packing found for a part; pairs are indices into its [`Problem::in_place`].
 struct Best {
     offsets: Vec<u64>,
     height: u64,
@@ -186,11 +185,11 @@ struct Best {
     proof: Option<Proof>,
 }
 
-/// One choice of pairs, lowered.
+/// One choice of joined pairs, as blocks.
 struct Choice {
     joined: Vec<usize>,
     blocks: Blocks,
-    /// The blocks as items, where all of them are simple rectangles.
+    /// The blocks as items, if all of them are simple rectangles.
     simple: Option<Problem>,
 }
 
@@ -222,7 +221,7 @@ impl Choice {
         })
     }
 
-    /// Whether something is left for the packer of blocks: shapes, or pairs not joined.
+    /// Whether the packer of blocks has anything to decide: shapes, or pairs that are not joined.
     fn is_general(&self, problem: &Problem) -> bool {
         self.simple.is_none() || self.joined.len() < problem.in_place.len()
     }
@@ -273,7 +272,7 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
     let mut sets = vec![joinable(problem, true), joinable(problem, false)];
     sets.dedup();
     for set in sets.into_iter().filter(|set| !set.is_empty()) {
-        // What is tied to something may have no offset left that suits both.
+        // Joining pairs of tied items may leave no offset that satisfies all constraints.
         choices.extend(Choice::new(problem, set));
     }
     // Pairs of equal size first: they cost nothing and leave rectangles.
@@ -305,7 +304,7 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
         }
     }
     if unmet(&best) && budget.effort > 0 {
-        // One half of the effort goes to what was best, the rest to the packer that may choose
+        // Half of the effort goes to the packer that was best, the rest to the one that may choose
         // pairs anew.
         let (favourite, general) = best
             .as_ref()
@@ -334,13 +333,13 @@ fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
         }
     }
     let (mut best, ..) = best.expect("each choice is packed in one way at least");
-    // A search over the blocks of one choice says nothing about the others.
+    // A search over the blocks of one choice proves nothing about the other choices.
     best.proof = None;
     Ok(best)
 }
 
-/// Keeps the lower one: what was found, for which choice, and whether by the packer for blocks of
-/// any shape.
+/// Keeps the lower packing, with its choice and whether it came from the packer for blocks of any
+/// shape.
 fn keep(best: &mut Option<(Best, usize, bool)>, found: Best, choice: usize, general: bool) {
     if best
         .as_ref()
@@ -350,8 +349,8 @@ fn keep(best: &mut Option<(Best, usize, bool)>, found: Best, choice: usize, gene
     }
 }
 
-/// Pairs that can be joined beforehand: of items that nothing else is said about, each giving and
-/// taking once.
+/// Pairs that can be joined in advance: items without other constraints, each donating and
+/// receiving at most once.
 fn joinable(problem: &Problem, equal_only: bool) -> Vec<usize> {
     let mut tied = vec![false; problem.items.len()];
     problem
@@ -393,7 +392,7 @@ fn joinable(problem: &Problem, equal_only: bool) -> Vec<usize> {
 }
 
 impl Budget {
-    /// Half of what is left.
+    /// Half of the remaining budget.
     fn half(&self) -> Budget {
         let now = std::time::Instant::now();
         let deadline = self

@@ -4,7 +4,7 @@
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ProblemError {
     /// An alignment is not a power of two.
-    #[error("item {item} has alignment {align}, which is no power of two")]
+    #[error("item {item} has alignment {align}, which is not a power of two")]
     Alignment {
         /// The index of the item.
         item: usize,
@@ -18,14 +18,14 @@ pub enum ProblemError {
         /// The index of the item at which the sum overflows.
         item: usize,
     },
-    /// A rule speaks of an item that there is not.
+    /// A constraint names an item that does not exist.
     #[error("`{list}` names item {item}, but there are only {count}")]
     NoSuchItem {
         /// The list of the problem.
         list: &'static str,
         /// The index.
         item: usize,
-        /// How many items there are.
+        /// The number of items.
         count: usize,
     },
     /// An item is in two groups of one kind, in two spaces, or has two offsets.
@@ -38,11 +38,11 @@ pub enum ProblemError {
     },
     /// A fixed offset, its own or one that follows from that of another item of its group, is not
     /// aligned.
-    #[error("item {item} must lie at {offset}, which is no multiple of its alignment {align}")]
+    #[error("item {item} must lie at {offset}, which is not a multiple of its alignment {align}")]
     FixedMisaligned {
         /// The index of the item.
         item: usize,
-        /// Where it must lie.
+        /// The required offset.
         offset: u64,
         /// Its alignment.
         align: u64,
@@ -66,13 +66,13 @@ pub enum ProblemError {
     FixedOverlap {
         /// The index of an item.
         first: usize,
-        /// Where it must lie.
+        /// Its required offset.
         first_offset: u64,
         /// The index of another item.
         second: usize,
-        /// Where that must lie.
+        /// The required offset of that item.
         second_offset: u64,
-        /// When both need the bytes.
+        /// The time at which both need the bytes.
         step: u64,
     },
     /// A gap ends before it begins.
@@ -80,12 +80,12 @@ pub enum ProblemError {
     Gap {
         /// The index of the item.
         item: usize,
-        /// Where the gap begins.
+        /// The start of the gap.
         start: u64,
-        /// Where it ends.
+        /// The end of the gap.
         end: u64,
     },
-    /// The window of a gap is no part of the item.
+    /// The window of a gap is not part of the item.
     #[error("item {item} has a gap that leaves it the bytes from {low} to {high}, of {size}")]
     Window {
         /// The index of the item.
@@ -100,9 +100,9 @@ pub enum ProblemError {
     /// A permitted pair is given twice.
     #[error("`in_place` has the pair from item {from} to item {to} twice")]
     PairTwice {
-        /// The index of the item that gives.
+        /// The index of the donor.
         from: usize,
-        /// The index of the item that takes.
+        /// The index of the recipient.
         to: usize,
     },
     /// The second item of a permitted pair does not begin at the last step of the first.
@@ -110,23 +110,23 @@ pub enum ProblemError {
         "item {to} begins at step {start}, which is not the last step of item {from} (it ends before {end}): it cannot take its place"
     )]
     PairNeverMeets {
-        /// The index of the item that gives.
+        /// The index of the donor.
         from: usize,
-        /// The index of the item that takes.
+        /// The index of the recipient.
         to: usize,
-        /// Where the first one ends.
+        /// The end of the donor's life.
         end: u64,
-        /// Where the second one begins.
+        /// The start of the recipient's life.
         start: u64,
     },
     /// The items of a permitted pair are tied to each other already, by groups.
     #[error(
-        "items {from} and {to} are tied together by groups: whether one takes the place of the other is no choice"
+        "items {from} and {to} are tied together by groups, so they cannot be a permitted pair"
     )]
     PairTied {
-        /// The index of the item that gives.
+        /// The index of the donor.
         from: usize,
-        /// The index of the item that takes.
+        /// The index of the recipient.
         to: usize,
     },
     /// Items that belong together are in different memories.
@@ -145,14 +145,14 @@ pub enum ProblemError {
         /// Its space.
         second_space: usize,
     },
-    /// Groups and fixed offsets ask for two distances between the same two items.
+    /// Groups and fixed offsets require two distances between the same two items.
     #[error("item {second} must lie {asked} bytes above item {first}, and also {otherwise}")]
     TwoDistances {
         /// The index of an item.
         first: usize,
         /// The index of another item.
         second: usize,
-        /// One distance asked for.
+        /// One required distance.
         asked: i128,
         /// The other.
         otherwise: i128,
@@ -164,7 +164,7 @@ pub enum ProblemError {
         first: usize,
         /// The index of another item.
         second: usize,
-        /// When both need the bytes.
+        /// The time at which both need the bytes.
         step: u64,
     },
     /// The distance between two items that are tied together leaves no offset that is aligned for
@@ -181,7 +181,7 @@ pub enum ProblemError {
         second: usize,
         /// Its alignment.
         second_align: u64,
-        /// How far the second lies above the first.
+        /// The distance of the second above the first.
         distance: i128,
     },
     /// A fixed offset would put an item of the same group below 0.
@@ -195,7 +195,7 @@ pub enum ProblemError {
         offset: u64,
         /// The index of the other item.
         item: usize,
-        /// How far that lies below.
+        /// The distance of that item below the fixed one.
         below: u128,
     },
 }

@@ -1,10 +1,10 @@
-//! The packer for what is not simple: rigid blocks of any shape, some at given places, some perhaps
-//! in the place of others.
+//! The packer for problems that are not simple: rigid blocks of any shape, some at given offsets,
+//! some in the place of others.
 //!
-//! One block after the other gets the lowest base at which it shares no byte with anything placed,
-//! or the place of an item that it may be computed in. Which order is good is found by trying
-//! several and then by the squeaky wheel (Joslin and Clements, 1999): the block that did not fit
-//! below the best height so far is considered earlier next time.
+//! Each block in turn gets the lowest base at which it shares no byte with a placed block, or the
+//! place of an item that it may be computed in. A good order is searched for by trying several and
+//! then by squeaky-wheel optimisation (Joslin and Clements, 1999): the block that did not fit below
+//! the best height so far is placed earlier next time.
 
 use super::blocks::{Blocks, free_to_join};
 use super::portfolio::Budget;
@@ -13,7 +13,7 @@ use super::sections::Sections;
 use super::{Method, Rank};
 use crate::generate::Random;
 
-/// Up to how many blocks more than one order is tried: beyond, one pass may take seconds.
+/// The most blocks for which more than one order is tried: beyond, one pass may take seconds.
 const ORDERS_MAX: usize = 8_000;
 
 const RANKS: [Rank; 6] = [
@@ -25,7 +25,7 @@ const RANKS: [Rank; 6] = [
     Rank::Start,
 ];
 
-/// What one pass found.
+/// The result of one pass.
 #[derive(Clone, Debug)]
 pub(super) struct Placed {
     /// The base of each block.
@@ -36,17 +36,17 @@ pub(super) struct Placed {
     pub(super) method: Method,
 }
 
-/// How blocks are placed in one pass.
+/// The placement rule of one pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Policy {
-    /// Takes the place of a giver even where a lower base is free, as long as that does not raise
+    /// Prefers the place of a donor even where a lower base is free, as long as that does not raise
     /// the height.
     in_place: bool,
-    /// Puts blocks where the start says, if they fit there.
+    /// Puts blocks at their offsets in the start, if they fit there.
     as_given: bool,
 }
 
-/// A rectangle of a block, with the times of the index.
+/// A rectangle of a block, with its times as indices.
 struct Flat {
     item: usize,
     start: u64,
@@ -57,27 +57,27 @@ struct Flat {
     last_slot: u32,
 }
 
-/// Blocks to place, and those placed so far.
+/// All blocks, and the placed ones.
 pub(super) struct General<'a> {
     problem: &'a Problem,
     blocks: &'a Blocks,
-    /// The pairs that are joined into blocks already.
+    /// The pairs that are already joined into blocks.
     joined: &'a [usize],
-    /// The pairs that fixed offsets bring together.
+    /// The pairs that fixed offsets put in the same place.
     fixed: Vec<usize>,
     rects: Vec<Flat>,
-    /// For each block where its rectangles begin.
+    /// The index of the first rectangle of each block.
     first_rect: Vec<u32>,
-    /// For each item the pairs it may be part of that are not joined.
+    /// The pairs of each item that are not joined.
     pairs: Vec<Vec<usize>>,
-    /// The bases that the start gives.
+    /// The bases given by the start.
     given: Vec<Option<u64>>,
     /// The placed rectangles of each slot of time: index and first byte.
     slots: Vec<Vec<(u32, u64)>>,
     base: Vec<Option<u64>>,
     gives: Vec<bool>,
     takes: Vec<bool>,
-    /// For each pair whether it is computed in place, and those that are.
+    /// Whether each pair is computed in place, and the list of those that are.
     is_taken: Vec<bool>,
     taken: Vec<usize>,
     forbidden: Vec<(u64, u64)>,
@@ -91,7 +91,7 @@ impl<'a> General<'a> {
             .flat_map(|block| block.rects.iter().map(|rect| rect.start))
             .collect();
         starts.sort_unstable();
-        // Time in slots that about as many rectangles begin in.
+        // Slots of time, in each of which about as many rectangles begin.
         let slots = (starts.len() / 64).clamp(1, 512);
         let bounds: Vec<u64> = (1..slots)
             .map(|slot| starts[slot * starts.len() / slots])
@@ -211,7 +211,7 @@ impl<'a> General<'a> {
         best.expect("there is a rank, and a pass without a limit does not fail")
     }
 
-    /// Reorders what was found until the effort or the time is spent or the goal is reached.
+    /// Improves the best order until the effort or the time is spent or the goal is reached.
     pub(super) fn improve(&mut self, found: (Placed, Vec<u32>), budget: &Budget) -> Placed {
         let (mut best, mut order) = found;
         let mut random = Random(budget.seed);
@@ -240,7 +240,8 @@ impl<'a> General<'a> {
                 continue;
             }
             failures += 1;
-            // The one that squeaked comes earlier: often first of all, else halfway or a little.
+            // The block that did not fit comes earlier: often first of all, else halfway or a
+            // little.
             let to = match random.below(4) {
                 0 => 0,
                 1 => end / 2,
@@ -262,7 +263,7 @@ impl<'a> General<'a> {
         best
     }
 
-    /// Blocks as items, their gaps filled: what ranks are made for.
+    /// Blocks as items, with their gaps filled, because ranks are defined for items.
     fn hulls(&self) -> Sections {
         let hull = |block: &super::blocks::Block| Item {
             life: block.life,
@@ -274,7 +275,7 @@ impl<'a> General<'a> {
         Sections::new(&problem, &all)
     }
 
-    /// In the order of the bases that the start gives; the rest after them, larger ones first.
+    /// Blocks in the order of their bases in the start; the rest after them, larger ones first.
     fn by_start(&self) -> Vec<u32> {
         let mut order: Vec<u32> = (0..self.blocks.list.len() as u32).collect();
         order.sort_by_key(|&block| {
@@ -288,9 +289,9 @@ impl<'a> General<'a> {
         order
     }
 
-    /// Away from the first fixed block in both directions of time, so that what it forces on its
-    /// neighbours passes on from one to the next: later blocks as they start, then earlier ones
-    /// from the last that ends. Nothing if none is fixed.
+    /// The order away from the first fixed block in both directions of time, so that its
+    /// constraints propagate from neighbour to neighbour: later blocks by start, then earlier ones
+    /// by end, the last first. `None` if no block is fixed.
     fn outward(&self) -> Option<Vec<u32>> {
         let blocks = &self.blocks.list;
         let origin = blocks
@@ -317,7 +318,8 @@ impl<'a> General<'a> {
 
     /// Places the fixed blocks and then all others in this order. Fails with the position of the
     /// block whose top would not stay below the limit, or of the one at which the time was over.
-    /// Without a limit it does not fail: where time is over, what is left is stacked on top.
+    /// Without a limit it does not fail: when the time is over, the remaining blocks are stacked on
+    /// top.
     fn pass(
         &mut self,
         order: &[u32],
@@ -383,7 +385,7 @@ impl<'a> General<'a> {
         self.taken.extend_from_slice(&self.fixed);
     }
 
-    /// A base for a block, and with it the pairs it completes.
+    /// Chooses a base for a block, and with it the pairs it completes.
     fn choose(&mut self, index: usize, policy: Policy, height: u64) -> u64 {
         if let Some(base) = self.given[index].filter(|_| policy.as_given)
             && self.fits(index, base)
@@ -404,7 +406,7 @@ impl<'a> General<'a> {
         lowest
     }
 
-    /// The bases at which an item of a block would lie where a placed partner of it does, lowest
+    /// The bases at which an item of a block would lie at the offset of a placed partner, lowest
     /// first.
     fn places(&self, index: usize) -> Vec<u64> {
         let block = &self.blocks.list[index];
@@ -433,7 +435,7 @@ impl<'a> General<'a> {
         bases
     }
 
-    /// Where an item lies, if it is placed.
+    /// The offset of an item, if it is placed.
     fn offset(&self, item: usize) -> Option<u64> {
         let (block, above) = self.blocks.place[item];
         self.base[block as usize].map(|base| base + above)
@@ -443,11 +445,11 @@ impl<'a> General<'a> {
         self.first_rect[index] as usize..self.first_rect[index + 1] as usize
     }
 
-    /// The placed rectangles that live at the same time as this one, and where they begin.
+    /// The placed rectangles that live at the same time as this one, and their first bytes.
     fn beside<'b>(&'b self, rect: &'b Flat) -> impl Iterator<Item = (&'b Flat, u64)> {
         let slots = rect.first_slot..=rect.last_slot;
         slots.flat_map(move |slot| {
-            // One that is in several slots counts in the first that both are in.
+            // A rectangle in several slots counts in the first slot that it shares with this one.
             let here = move |other: &Flat| {
                 slot == other.first_slot.max(rect.first_slot)
                     && other.start < rect.end
@@ -489,7 +491,7 @@ impl<'a> General<'a> {
         base
     }
 
-    /// Whether a block can lie here. The pairs that this completes are taken.
+    /// Whether a block can lie here. Marks the pairs that this completes as computed in place.
     fn fits(&mut self, index: usize, base: u64) -> bool {
         let taken = self.taken.len();
         let mut met: Vec<usize> = Vec::new();
@@ -517,8 +519,8 @@ impl<'a> General<'a> {
         true
     }
 
-    /// Lets two items share bytes, if they are a permitted pair, free for each other and at the
-    /// same offset.
+    /// Lets two items share bytes, if they are a permitted pair, both without another partner, and
+    /// at the same offset.
     fn take(&mut self, item: usize, offset: u64, other: usize) -> bool {
         if self.offset(other) != Some(offset) {
             return false;
@@ -556,7 +558,7 @@ impl<'a> General<'a> {
     }
 }
 
-/// The lowest number from `at` on that leaves this rest.
+/// The smallest number from `at` on with this remainder.
 fn at_least(at: u64, align: u64, residue: u64) -> u64 {
     at.saturating_sub(residue).next_multiple_of(align) + residue
 }

@@ -1,22 +1,21 @@
-//! One item after the other, each against those placed before that live at once: the lowest offset
-//! free for its whole life (first fit) or the tightest gap (best fit). Where most items live at
-//! once all placed ones are walked through by offset; where few do, only an item's neighbours are
-//! gathered, and sorted.
+//! Greedy placement: each item in turn goes to the lowest offset free for its whole life (first
+//! fit) or into the tightest gap (best fit). Where most items live at once, all placed items are
+//! scanned by offset; where few do, only an item's neighbours are gathered and sorted.
 
 use super::Found;
 use super::lives::{Index, Lives};
 use super::sections::{Sections, Span};
 
-/// Which of the free gaps an item gets.
+/// The rule by which an item gets one of the free gaps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fit {
-    /// The lowest that is large enough.
+    /// The lowest gap that is large enough.
     First,
-    /// The smallest that is large enough; above everything only if there is none.
+    /// The smallest gap that is large enough; above everything if there is none.
     Best,
 }
 
-/// A placed item: bytes first, since offsets are what is scanned.
+/// A placed item: bytes come first, because offsets are scanned.
 struct Placed {
     offset: u64,
     top: u64,
@@ -24,23 +23,23 @@ struct Placed {
     end: u32,
 }
 
-/// What gathering and sorting a neighbour costs, in steps of the walk through all.
+/// The cost of gathering and sorting a neighbour, in steps of the scan over all items.
 const GATHERING: u64 = 16;
 
-/// What a pass costs, in steps of some nanosecond.
+/// The cost of a pass, in steps of some nanosecond.
 pub(super) fn cost(sections: &Sections) -> u64 {
-    walking(sections).min(gathering(sections))
+    scan_cost(sections).min(gather_cost(sections))
 }
 
-fn walking(sections: &Sections) -> u64 {
+fn scan_cost(sections: &Sections) -> u64 {
     (sections.spans.len() as u64).pow(2) / 2
 }
 
-fn gathering(sections: &Sections) -> u64 {
+fn gather_cost(sections: &Sections) -> u64 {
     sections.pairs().saturating_mul(GATHERING)
 }
 
-/// Places the spans in `order`. Nothing, if the height would not stay below `limit`.
+/// Places the spans in `order`; `None` if the height would not stay below `limit`.
 pub(super) fn pack(
     sections: &Sections,
     lives: &Lives,
@@ -52,14 +51,14 @@ pub(super) fn pack(
         offsets: vec![0; sections.spans.len()],
         height: 0,
     };
-    let walks = walking(sections) <= gathering(sections);
-    // The one has all placed spans, by offset; the other tells which of them are neighbours.
+    let scans_all = scan_cost(sections) <= gather_cost(sections);
+    // `all` has the placed spans by offset; the index tells which of them are neighbours.
     let mut all: Vec<Placed> = Vec::new();
     let mut index = Index::new(lives);
     let mut near: Vec<(u64, u64)> = Vec::new();
     for &i in order {
         let span = &sections.spans[i as usize];
-        let offset = if walks {
+        let offset = if scans_all {
             let alive = all
                 .iter()
                 .filter(|other| other.end > span.start && span.end > other.start);
@@ -79,7 +78,7 @@ pub(super) fn pack(
             return None;
         }
         found.offsets[i as usize] = offset;
-        if walks {
+        if scans_all {
             let at = all.partition_point(|other| other.offset < offset);
             all.insert(
                 at,
@@ -97,7 +96,7 @@ pub(super) fn pack(
     Some(found)
 }
 
-/// Where a span fits between what is taken: offsets and tops, by offset.
+/// The offset at which a span fits between the `taken` ranges (offset and top, by offset).
 fn lowest(taken: impl Iterator<Item = (u64, u64)>, span: &Span, fit: Fit) -> u64 {
     let mut best: Option<(u64, u64)> = None;
     // The lowest aligned offset above everything seen so far.

@@ -1,14 +1,14 @@
 //! Improvement of skyline packings: squeaky-wheel optimisation (Joslin and Clements, 1999) with
 //! noise, on several orders side by side.
 //!
-//! A pass of the skyline turns an order into a packing. What stands too high in it came too late:
-//! it is promoted in the order, by more or less, some others move at random, and the next pass
-//! shows whether that was better. A *lane* is one such walk; lanes start from different orders, and
-//! one that falls behind goes on from the best.
+//! A pass of the skyline turns an order into a packing. Items that end up too high came too late in
+//! the order: they are promoted by varying amounts, some others move at random, and the next pass
+//! shows whether the packing is better. A *lane* is one such local search; lanes start from
+//! different orders, and one that falls behind continues from the best.
 //!
-//! Each lane has random numbers of its own and lanes look at each other only between rounds, after
-//! a fixed number of passes: how many threads there are changes nothing, and a deadline only ends
-//! the search earlier.
+//! Each lane has its own random numbers, and lanes are compared only between rounds, after a fixed
+//! number of passes. Therefore the result does not depend on the number of threads, and a deadline
+//! only ends the search earlier.
 
 use super::lives::Lives;
 use super::portfolio::Budget;
@@ -19,18 +19,18 @@ use crate::generate::Random;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
 
-/// How many walks there are.
+/// The number of local searches.
 const LANES: usize = 4;
 
-/// How many items are placed in a lane between two looks at the others: some milliseconds of work.
+/// The number of items placed in a lane between two comparisons: some milliseconds of work.
 const ROUND: usize = 60_000;
 
-/// After how many passes without progress a lane goes on from the best.
+/// The number of passes without progress after which a lane continues from the best.
 const LANE_PATIENCE: usize = 8;
 
-/// After how many passes without any progress all lanes start again, or a multiple of it: how long
-/// a walk takes to the goal varies widely from one start to the next, so that many short ones and
-/// few long ones get there sooner than one.
+/// The number of passes without any progress after which all lanes restart, or a multiple of it.
+/// The time that a search takes to reach the goal varies widely between starts, so that many short
+/// searches and a few long ones reach it sooner than a single one.
 const PATIENCE: usize = 15;
 
 /// The orders lanes start from.
@@ -45,22 +45,22 @@ const STARTS: [Rank; LANES] = [
 pub(super) struct Improve<'a> {
     sections: &'a Sections,
     lanes: Vec<Lane<'a>>,
-    /// Passes of a lane between two looks at the others.
+    /// Passes of a lane between two comparisons.
     passes: usize,
     best: Found,
     /// Items placed so far.
     placed: u64,
-    /// The best that a lane has reached since all last started, and for how many passes it has been
-    /// that.
-    ahead: Option<Cost>,
+    /// The best cost that a lane has reached since the last restart, and the number of passes since
+    /// then.
+    best_since_restart: Option<Cost>,
     stale: usize,
-    /// How often all have started again.
+    /// The number of restarts.
     restarts: u64,
 }
 
 impl<'a> Improve<'a> {
-    /// Starts from what other methods have found; nothing worse is ever returned. All its runs
-    /// together are to place about `effort` items, and one round no more than that.
+    /// Starts from packings of other methods; a worse packing is never returned. All runs together
+    /// are expected to place about `effort` items, and one round no more than that.
     pub(super) fn new(
         sections: &'a Sections,
         lives: &'a Lives,
@@ -74,7 +74,7 @@ impl<'a> Improve<'a> {
             rank,
             walk: None,
             starts: 0,
-            waits: 0,
+            stalled: 0,
             lowest: None,
             random: Random(seed.wrapping_mul(LANES as u64).wrapping_add(at)),
             keys: Vec::new(),
@@ -90,18 +90,18 @@ impl<'a> Improve<'a> {
             passes,
             best: incumbent,
             placed: 0,
-            ahead: None,
+            best_since_restart: None,
             stale: 0,
             restarts: 0,
         }
     }
 
-    /// What is best so far.
+    /// The best packing so far.
     pub(super) fn best(&self) -> &Found {
         &self.best
     }
 
-    /// Goes on until the goal is reached or `budget` is spent: its time, or its effort, counted in
+    /// Runs until the goal is reached or `budget` is spent: its time, or its effort, counted in
     /// items placed by this call.
     pub(super) fn run(&mut self, budget: &Budget) {
         let until = self.placed.saturating_add(budget.effort);
@@ -109,7 +109,7 @@ impl<'a> Improve<'a> {
         while self.best.height > budget.goal && self.placed < until && !budget.is_over() {
             let threads = budget.threads.clamp(1, LANES);
             let lanes = Mutex::new(self.lanes.iter_mut());
-            // Whoever is done takes the next: passes that fail are over early.
+            // An idle thread takes the next lane: passes that fail are over early.
             let next = || lanes.lock().unwrap_or_else(PoisonError::into_inner).next();
             let work = || {
                 while let Some(lane) = next() {
@@ -117,7 +117,7 @@ impl<'a> Improve<'a> {
                 }
             };
             thread::scope(|scope| {
-                // Where the system gives no more threads, those there are do all of it.
+                // If the system provides no more threads, the existing ones do all the work.
                 (1..threads).for_each(|_| drop(Builder::new().spawn_scoped(scope, work)));
                 work();
             });
@@ -126,8 +126,8 @@ impl<'a> Improve<'a> {
         }
     }
 
-    /// Takes over the lowest packing, lets lanes go on from the best that have fallen behind, and
-    /// starts all again if there is no progress at all.
+    /// Adopts the lowest packing, lets lanes that have fallen behind continue from the best, and
+    /// restarts all if there is no progress at all.
     fn compare(&mut self, goal: u64, passes: usize) {
         for lane in &mut self.lanes {
             if let Some(found) = lane
@@ -151,15 +151,18 @@ impl<'a> Improve<'a> {
         else {
             return;
         };
-        self.stale = if self.ahead.is_none_or(|ahead| cost < ahead) {
+        self.stale = if self.best_since_restart.is_none_or(|best| cost < best) {
             0
         } else {
             self.stale + passes
         };
-        self.ahead = self.ahead.map(|ahead| ahead.min(cost)).or(Some(cost));
+        self.best_since_restart = self
+            .best_since_restart
+            .map(|best| best.min(cost))
+            .or(Some(cost));
         if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
             self.restarts += 1;
-            (self.ahead, self.stale) = (None, 0);
+            (self.best_since_restart, self.stale) = (None, 0);
             self.lanes.iter_mut().for_each(|lane| lane.walk = None);
             return;
         }
@@ -173,26 +176,26 @@ impl<'a> Improve<'a> {
             let far = costs[at].is_none_or(|own| {
                 own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal)
             });
-            if far || lane.waits > LANE_PATIENCE {
+            if far || lane.stalled > LANE_PATIENCE {
                 lane.walk.clone_from(&walk);
-                lane.waits = 0;
+                lane.stalled = 0;
             }
         }
     }
 }
 
-/// How good a packing is: its height, then how far what stands above the goal does so.
+/// The cost of a packing: its height, then how far items reach above the goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Cost {
     height: u64,
     above: u64,
 }
 
-/// Where a lane stands.
+/// The current state of a lane.
 #[derive(Clone, Debug)]
 struct Walk {
     order: Vec<u32>,
-    /// Where this order leads each span.
+    /// The offset of each span in this order.
     offsets: Vec<u64>,
     cost: Cost,
 }
@@ -202,13 +205,13 @@ struct Lane<'a> {
     skyline: Skyline<'a>,
     /// The order it starts from.
     rank: Rank,
-    /// Nothing before the first pass.
+    /// `None` before the first pass.
     walk: Option<Walk>,
-    /// How often it has started.
+    /// The number of its starts.
     starts: u32,
-    /// Passes since the walk last got better.
-    waits: usize,
-    /// The lowest packing since the last look.
+    /// Passes since the last improvement.
+    stalled: usize,
+    /// The lowest packing since the last comparison.
     lowest: Option<Found>,
     random: Random,
     keys: Vec<(f64, u32)>,
@@ -236,12 +239,12 @@ impl Lane<'_> {
         let after = self.walk.as_ref().map(|walk| walk.cost);
         // Any cost is better than none.
         let better = after.is_some_and(|after| before.is_none_or(|before| after < before));
-        self.waits = if better { 0 } else { self.waits + passes };
+        self.stalled = if better { 0 } else { self.stalled + passes };
     }
 
-    /// Tries an order, and stands there if it is not worse.
+    /// Tries an order, and adopts it if it is not worse.
     fn pass(&mut self, order: Vec<u32>, goal: u64) {
-        // Now and then a step up is taken, lest the walk end in the first hollow.
+        // Occasionally a worse order is accepted, so that the search leaves local minima.
         let lenient = self.random.below(20) == 0;
         let own = self.walk.as_ref().map(|walk| walk.cost);
         let limit = own.map_or(u64::MAX, |own| {
@@ -283,7 +286,7 @@ impl Lane<'_> {
         }
     }
 
-    /// The order to start from: the first time as it is, later much like it.
+    /// The order to start from: the first time unchanged, later with noise.
     fn first(&mut self) -> Vec<u32> {
         let order = self.rank.order(self.sections);
         self.starts += 1;
@@ -301,7 +304,7 @@ impl Lane<'_> {
         self.by_key()
     }
 
-    /// The order of a walk with what stands high promoted, and some noise.
+    /// The current order with the items above the goal promoted, and some noise.
     fn varied(&mut self, walk: &Walk, goal: u64) -> Vec<u32> {
         let Walk {
             order,
@@ -311,8 +314,8 @@ impl Lane<'_> {
         let random = &mut self.random;
         let spans = &self.sections.spans;
         let top = |i: u32| offsets[i as usize] + spans[i as usize].bytes;
-        // Promoted is what stands above some height between the goal and the top: one of them
-        // surely, others perhaps.
+        // Items above some height between the goal and the top are promoted: one of them surely,
+        // others perhaps.
         let aim = match random.below(3) {
             0 => goal + ((cost.height - goal) as f64 * unit(random)) as u64,
             _ => goal,
@@ -326,7 +329,7 @@ impl Lane<'_> {
             .filter(|&i| top(i) > aim)
             .nth(sure as usize)
             .unwrap_or(0);
-        // Noise moves all, or only what is alive at one instant with the culprit.
+        // Noise moves all items, or only those alive at one instant with the promoted one.
         let noise = (-12.0 * unit(random)).exp2() * 0.3 * order.len() as f64;
         let life = &spans[culprit as usize];
         let instant = life.start + random.below(u64::from(life.end - life.start)) as u32;
@@ -351,7 +354,7 @@ impl Lane<'_> {
     }
 
     fn by_key(&mut self) -> Vec<u32> {
-        // Stable, hence nothing moves without a reason.
+        // The sort is stable, so that nothing moves without a reason.
         self.keys.sort_by(|a, b| a.0.total_cmp(&b.0));
         self.keys.iter().map(|key| key.1).collect()
     }

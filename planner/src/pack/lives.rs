@@ -1,21 +1,20 @@
-//! The lives of all spans as points (start, end) in a plane, cut up into boxes once and then asked
-//! often: a k-d tree (Bentley, 1975). Both questions that packers ask are rectangles in that plane:
-//! which lives lie inside a stretch of time, and which overlap one. A tree over starts alone would
-//! answer neither in bounded time: long lives that begin inside the stretch and reach beyond it
-//! hide the short ones.
+//! The lives of all spans as points (start, end) in a plane, divided into boxes once and queried
+//! often: a k-d tree (Bentley, 1975). Both queries of the packers are rectangles in that plane: the
+//! lives inside an interval of time, and the lives that overlap it. A tree over starts alone would
+//! answer neither in bounded time, because long lives that begin inside the interval and end beyond
+//! it hide the short ones.
 
 use super::sections::Sections;
 use crate::relations::count_looks;
 
-/// How many spans share a leaf: few enough to be scanned, and enough to keep the inner nodes in the
-/// nearest cache.
+/// The number of spans per leaf: few enough to be scanned, and enough to keep the inner nodes in
+/// the nearest cache.
 const LEAF: usize = 8;
 
-/// Up to how many spans that start in a stretch are walked through rather than looked for in the
-/// tree.
-const WALK: usize = 128;
+/// The most spans starting in an interval that are scanned rather than searched for in the tree.
+const SCAN_MAX: usize = 128;
 
-/// A span that is no span: nothing waits here, or nothing was found.
+/// The index of no span: no unplaced span here, or none found.
 pub(super) const NONE: u32 = u32::MAX;
 
 /// The smallest rectangle around the lives below a node.
@@ -68,21 +67,23 @@ pub(super) struct Life {
     pub(super) span: u32,
 }
 
-/// The tree: nodes numbered as in a heap, the root is 1; only its shape, which never changes.
+/// The tree: nodes numbered as in a heap, the root is 1. It holds only the shape, which never
+/// changes.
 #[derive(Clone, Debug)]
 pub(super) struct Lives {
-    /// How many leaves, as a power of two.
+    /// The number of leaves, as a power of two.
     depth: u32,
     bounds: Vec<Bounds>,
-    /// Leaf after leaf.
+    /// The lives, leaf after leaf.
     lives: Vec<Life>,
-    /// Span → where in `lives` it stands.
+    /// Span → its index in `lives`.
     slots: Vec<u32>,
-    /// Section → how many spans start before it: where its own begin among `ends`.
+    /// Section → the number of spans that start before it: the index of its own first one in
+    /// `ends`.
     first: Vec<u32>,
     /// The ends of the spans, by start.
     ends: Vec<u32>,
-    /// Span → where in `ends` it stands.
+    /// Span → its index in `ends`.
     places: Vec<u32>,
 }
 
@@ -177,11 +178,10 @@ impl Lives {
     }
 }
 
-/// The spans that still wait for a place, each with a rank: which of those inside a stretch has the
-/// best?
+/// The unplaced spans, each with a rank: finds the best rank inside an interval.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Waiting {
-    /// Slot → rank, [`NONE`] once it has been taken.
+pub(super) struct Unplaced {
+    /// Slot → rank, [`NONE`] once it has been placed.
     ranks: Vec<u32>,
     /// Node → the best rank below.
     best: Vec<u32>,
@@ -190,8 +190,8 @@ pub(super) struct Waiting {
     todo: Vec<u32>,
 }
 
-impl Waiting {
-    /// All spans in `order` wait, the first has the best rank.
+impl Unplaced {
+    /// Makes all spans in `order` unplaced; the first has the best rank.
     pub(super) fn reset(&mut self, lives: &Lives, order: &[u32]) {
         self.ranks.clear();
         self.ranks.resize(lives.lives.len(), NONE);
@@ -220,12 +220,12 @@ impl Waiting {
         }
     }
 
-    /// The best rank of those whose life lies in `start..end`, [`NONE`] if nobody's does.
+    /// The best rank of the spans whose life lies in `start..end`; [`NONE`] if there is none.
     pub(super) fn best_inside(&mut self, lives: &Lives, start: u32, end: u32) -> u32 {
         let mut best = NONE;
         let starts = lives.first[start as usize] as usize..lives.first[end as usize] as usize;
         count_looks(1);
-        if starts.len() <= WALK {
+        if starts.len() <= SCAN_MAX {
             for (&rank, &its_end) in self.by_start[starts.clone()]
                 .iter()
                 .zip(&lives.ends[starts])
@@ -253,7 +253,7 @@ impl Waiting {
                     }
                 }
             } else {
-                // The better half first: it may spare the other.
+                // The better half first, because the other may then be skipped.
                 let left = 2 * node as u32;
                 let better = left + u32::from(self.best[2 * node + 1] < self.best[2 * node]);
                 self.todo.extend([better ^ 1, better]);
@@ -262,7 +262,7 @@ impl Waiting {
         best
     }
 
-    /// Waits no longer.
+    /// Marks a span as placed.
     pub(super) fn take(&mut self, lives: &Lives, span: u32) {
         let slot = lives.slots[span as usize] as usize;
         self.ranks[slot] = NONE;
@@ -279,18 +279,18 @@ impl Waiting {
     }
 }
 
-/// The spans that have a place: which of them overlap a stretch?
+/// The placed spans: finds those that overlap an interval.
 #[derive(Clone, Debug)]
 pub(super) struct Index {
-    /// Node → how many below have a place.
+    /// Node → the number of placed spans below.
     count: Vec<u32>,
-    /// Slot → whether it has one.
+    /// Slot → whether it is placed.
     placed: Vec<bool>,
     todo: Vec<u32>,
 }
 
 impl Index {
-    /// None has a place.
+    /// No span is placed.
     pub(super) fn new(lives: &Lives) -> Self {
         Index {
             count: vec![0; 2 << lives.depth],
@@ -309,7 +309,7 @@ impl Index {
         }
     }
 
-    /// Calls `each` with all spans that have a place and a section in common with `start..end`.
+    /// Calls `each` with all placed spans that have a section in common with `start..end`.
     pub(super) fn across(
         &mut self,
         lives: &Lives,

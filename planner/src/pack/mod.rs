@@ -1,12 +1,13 @@
 //! Offsets for buffers with known lifetimes: the offset-assignment problem (dynamic storage
 //! allocation).
 //!
-//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. Wanted is
-//! an offset for each so that items alive at once share no byte and the *height*, the largest
-//! `offset + size`, is small. No solution is lower than the *lower bound*, the largest sum of sizes
-//! alive at one instant; it is not always reachable, and finding the optimum is NP-hard. Offsets
-//! may be given, items may have gaps in their lives, be aliases of each other, lie one after the
-//! other, be computed in the place of others and live in memories of their own: see [`Problem`].
+//! A [`Problem`] is a list of items, each a half-open lifetime, a size and an alignment. A solution
+//! assigns each an offset such that items alive at once share no byte; the *height*, the largest
+//! `offset + size`, is to be small. No solution is lower than the *lower bound*, the largest sum of
+//! sizes alive at one instant; it is not always reachable, and finding the optimum is NP-hard.
+//! Offsets may be given, and items may have gaps in their lives, be aliases of each other, lie one
+//! after the other, be computed in the place of others and live in different memories: see
+//! [`Problem`].
 //!
 //! ```
 //! use slabwise_planner::Lifetime;
@@ -23,18 +24,18 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! [`Problem::pack`] runs fast heuristics of two families until one meets the bound and returns the
-//! best:
+//! [`Problem::pack`] runs fast heuristics of two families until one meets the bound, and returns
+//! the best packing:
 //!
 //! - greedy: one item after the other at the lowest free offset or in the tightest gap;
-//! - skyline: the lowest valley of what is already stacked gets the best item that fits into it.
+//! - skyline: the lowest valley of the current stack gets the best item that fits into it.
 //!
-//! Up to eight items between two instants that nothing crosses are packed in every order where
-//! those miss the bound.
+//! Where these heuristics miss the bound, up to eight items between two instants that no life spans
+//! are packed in every order.
 //!
-//! What is tied together becomes rigid blocks first; where blocks are no simple rectangles, a
-//! greedy packer for any shape takes over. [`check`] verifies any packing and shares no code with
-//! what makes them.
+//! Items tied together become rigid blocks first; where blocks are not simple rectangles, a greedy
+//! packer for any shape takes over. [`check`] verifies any packing and shares no code with the
+//! packers.
 
 use std::fmt;
 
@@ -63,10 +64,10 @@ pub use portfolio::Limits;
 pub use problem::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 pub use rank::Rank;
 
-/// How a packing was made.
+/// The method that made a packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Every item on bytes of its own.
+    /// Every item on its own bytes.
     Apart,
     /// Each item at the lowest offset free for its whole life.
     FirstFit(Rank),
@@ -78,7 +79,7 @@ pub enum Method {
     Start,
     /// Each rigid block at its lowest free offset, or in the place of another.
     Blocks(Rank),
-    /// The same or a skyline, in an order improved step by step.
+    /// Rigid blocks or a skyline, in an order improved step by step.
     SqueakyWheel,
     /// The exact search.
     Search,
@@ -104,7 +105,7 @@ impl fmt::Display for Method {
 pub enum Proof {
     /// The height is the lower bound.
     Bound,
-    /// A search for anything lower has been exhausted.
+    /// The search for a lower packing was exhausted.
     Search,
 }
 
@@ -116,37 +117,37 @@ pub struct Packing {
     /// The largest `offset + size` of the items that ever need bytes; with several spaces, the sum
     /// of theirs.
     pub height: u64,
-    /// No packing is lower than this; see [`Problem::lower_bound`].
+    /// The proved lower bound of the height; see [`Problem::lower_bound`].
     pub lower_bound: u64,
-    /// Why the height is the smallest there is, if that is known.
+    /// Why the height is the smallest possible, if that is known.
     pub proof: Option<Proof>,
-    /// How it was made: where it is highest, if parts of it were made in different ways.
+    /// Its method; the method of the highest part, if parts were packed by different methods.
     pub method: Method,
     /// The pairs computed in place, in the order of [`Problem::in_place`].
     pub in_place: Vec<InPlace>,
-    /// Each space by itself; one, where the problem names none.
+    /// The extent of each space; one, if the problem names none.
     pub spaces: Vec<Extent>,
 }
 
-/// What one space needs.
+/// The extent of one space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Extent {
     /// The largest `offset + size` of its items.
     pub height: u64,
-    /// No packing needs less of this space.
+    /// The lower bound of this space.
     pub lower_bound: u64,
 }
 
-/// A space is smaller than what was found for it.
+/// A space is smaller than the packing found for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct DoesNotFit {
     /// The index of the space.
     pub space: usize,
     /// The bytes it has.
     pub capacity: u64,
-    /// What the packing needs.
+    /// The bytes that the packing needs.
     pub height: u64,
-    /// What every packing needs.
+    /// The bytes that every packing needs.
     pub lower_bound: u64,
 }
 
@@ -171,7 +172,8 @@ impl fmt::Display for DoesNotFit {
 }
 
 impl Packing {
-    /// Whether every space stays within its capacity; the first that does not, with the numbers.
+    /// Checks that every space stays within its capacity; returns the numbers of the first that
+    /// does not.
     pub fn fits(&self, problem: &Problem) -> Result<(), DoesNotFit> {
         for (space, (extent, capacity)) in self.spaces.iter().zip(problem.capacities()).enumerate()
         {
@@ -188,14 +190,14 @@ impl Packing {
     }
 }
 
-/// What a heuristic found: the offset of each span and the height.
+/// The result of a heuristic: the offset of each span and the height.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Found {
     offsets: Vec<u64>,
     height: u64,
 }
 
-/// 1, 1, 2, 1, 1, 2, 4, …: number `k`, from 1, of the sequence of Luby, Sinclair and Zuckerman
+/// Number `k`, from 1, of the sequence 1, 1, 2, 1, 1, 2, 4, … of Luby, Sinclair and Zuckerman
 /// (1993), by which searches of unknown length are best restarted.
 fn luby(mut k: u64) -> u64 {
     loop {

@@ -1,14 +1,13 @@
-//! First fit in every order of a few items, which finds the lowest packing: in the order of its
-//! offsets no item comes to lie higher than there.
+//! First fit in every order of a few items. It finds the lowest packing, because first fit in the
+//! order of a packing's offsets places no item higher than that packing does.
 
 use super::Found;
 use super::sections::{Sections, Span};
 
-/// Up to how many items: eight have 40,320 orders, of which those are left that reach as high as
-/// the best.
+/// The most items: eight have 40,320 orders, and orders that reach as high as the best are pruned.
 pub(super) const MAX: usize = 8;
 
-/// The lowest packing, where one is below `limit`. Ends with the first that reaches `goal`.
+/// The lowest packing, if one is below `limit`. Stops at the first that reaches `goal`.
 pub(super) fn lowest(sections: &Sections, limit: u64, goal: u64) -> Option<Found> {
     let spans = &sections.spans;
     let mut orders = Orders {
@@ -31,14 +30,14 @@ struct Orders<'a> {
     /// The spans placed so far.
     order: Vec<usize>,
     offsets: Vec<u64>,
-    /// What is not below this is not looked for: the height of the best.
+    /// The height of the best packing; orders that reach it are pruned.
     limit: u64,
     goal: u64,
     best: Option<Vec<u64>>,
 }
 
 impl Orders<'_> {
-    /// Tries every order of what is left above the first ones, which reach `height`.
+    /// Tries every order of the remaining items above the first ones, which reach `height`.
     fn extend(&mut self, height: u64) {
         if self.order.len() == self.spans.len() {
             self.limit = height;

@@ -1,4 +1,4 @@
-//! Which packers run, in what order, and when they stop.
+//! The portfolio of packers: their order and their stopping rules.
 
 use super::error::ProblemError;
 use super::lives::Lives;
@@ -10,8 +10,8 @@ use super::skyline::Skyline;
 use super::{Extent, Found, Method, Packing, Proof, Rank, constrained, greedy, orders};
 use std::time::{Duration, Instant};
 
-/// The portfolio: what has met the bound most often and costs least stands first. Measured on the
-/// heaps of whole training steps, where one of the first four nearly always ends the search.
+/// The portfolio: methods that met the bound most often at the lowest cost come first. Measured on
+/// the heaps of whole training steps, where one of the first four nearly always ends the search.
 pub(super) const METHODS: [Method; 14] = [
     Method::Skyline(Rank::TotalAreaWidth),
     Method::Skyline(Rank::SizeWidth),
@@ -29,29 +29,30 @@ pub(super) const METHODS: [Method; 14] = [
     Method::BestFit(Rank::Start),
 ];
 
-/// Up to what cost of a pass the methods take part that look at pairs of items (first and best
-/// fit): some hundredths of a second.
+/// The largest cost of a pass at which the methods that look at pairs of items (first and best fit)
+/// take part: some hundredths of a second.
 const GREEDY_MAX: u64 = 1 << 25;
 
-/// How hard to look for a low packing.
+/// Limits of the search for a low packing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// A height that is good enough: the search ends when it is reached. The lower bound always is.
+    /// A height that is good enough: the search ends when it is reached. It always ends at the
+    /// lower bound.
     pub capacity: Option<u64>,
-    /// Ends the search at the next opportunity. `None`: only `effort` does. What is found then
-    /// depends on the machine.
+    /// Ends the search at the next opportunity. `None`: only `effort` ends it. With a time limit,
+    /// the result depends on the machine.
     pub time: Option<Duration>,
-    /// Items that improvement and exact search may place, again and again; a step of the exact
-    /// search is charged for what it costs, in placed items, and the search goes on in rounds, so
-    /// that a small effort may be exceeded by one. Where a round costs much, less is spent: all of
-    /// it where more than 1 % of the height may still be won, down to a quarter where next to
-    /// nothing may, and half of that without success ends the search. What is found depends on this
-    /// alone if `time` is not set, and then not on the machine or `threads`. 0: fast heuristics,
-    /// and every order of up to eight items, which any effort includes.
+    /// The number of item placements that improvement and exact search may spend. A step of the
+    /// exact search is charged for its cost, in placed items. The search runs in rounds, so that it
+    /// may exceed a small effort by one round. Where a round is expensive, less is spent: all of
+    /// the effort where more than 1 % of the height may still be gained, down to a quarter where
+    /// almost nothing may, and half of that without success ends the search. If `time` is not set,
+    /// the result depends on this number alone, and not on the machine or `threads`. 0: fast
+    /// heuristics, and every order of up to eight items, which any effort includes.
     pub effort: u64,
-    /// How many threads may work at once; the result does not depend on it.
+    /// The number of threads that may work at once; the result does not depend on it.
     pub threads: usize,
-    /// Where the random choices begin.
+    /// The seed of the random choices.
     pub seed: u64,
 }
 
@@ -68,10 +69,10 @@ impl Default for Limits {
     }
 }
 
-/// What a packer may still spend.
+/// The unspent part of the limits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Budget {
-    /// A height at which nothing more is to be gained.
+    /// The height at which the search stops.
     pub(super) goal: u64,
     pub(super) deadline: Option<Instant>,
     pub(super) effort: u64,
@@ -80,7 +81,7 @@ pub(super) struct Budget {
 }
 
 impl Budget {
-    /// The limits, with the time counted from now; the goal is the smallest there can be.
+    /// The limits, with the time counted from now; the goal is the lowest possible height.
     pub(super) fn new(limits: &Limits) -> Self {
         Budget {
             goal: 0,
@@ -93,7 +94,7 @@ impl Budget {
         }
     }
 
-    /// Whether the time is over.
+    /// Whether the time is up.
     pub(super) fn is_over(&self) -> bool {
         self.deadline
             .is_some_and(|deadline| Instant::now() >= deadline)
@@ -102,9 +103,9 @@ impl Budget {
 
 impl Problem {
     /// Places the items with the best of several fast heuristics, deterministically. Between two
-    /// instants that no life crosses, up to eight items that no rule ties are placed as low as can
-    /// be. A few thousand items take milliseconds where the bound is met early, as it is for nearly
-    /// all training steps.
+    /// instants that no life spans, up to eight items without constraints are placed optimally. A
+    /// few thousand items take milliseconds where the bound is met early, as it is for nearly all
+    /// training steps.
     pub fn pack(&self) -> Result<Packing, ProblemError> {
         self.pack_within(&Limits::default())
     }
@@ -123,8 +124,8 @@ impl Problem {
         Ok(pack_plain(self, &budget).into_packing())
     }
 
-    /// Gives every item bytes of its own, whether lifetimes overlap or not. Rules besides those of
-    /// each item are not looked at.
+    /// Gives every item its own bytes, whether lifetimes overlap or not. Constraints other than
+    /// those of each item are ignored.
     pub fn apart(&self) -> Result<Packing, ProblemError> {
         self.verify()?;
         let (placed, sections) = plain_sections(self);
@@ -139,19 +140,19 @@ impl Problem {
     }
 }
 
-/// A packing of items that no rules tie.
+/// A packing of items without constraints.
 pub(super) struct Plain {
     /// The offset of each item.
     pub(super) offsets: Vec<u64>,
     pub(super) height: u64,
     lower_bound: u64,
     pub(super) method: Method,
-    /// [`Proof::Search`], if a search for anything lower was exhausted.
+    /// [`Proof::Search`], if the search for a lower packing was exhausted.
     pub(super) proof: Option<Proof>,
 }
 
 impl Plain {
-    /// From the offsets of those items that need space.
+    /// From the offsets of the items that need space.
     fn new(
         problem: &Problem,
         placed: &[usize],
@@ -212,7 +213,7 @@ fn plain_sections(problem: &Problem) -> (Vec<usize>, Sections) {
     (placed, sections)
 }
 
-/// Packs a problem as if it had nothing but items and perhaps a start.
+/// Packs a problem as if it had only items and perhaps a start.
 pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     let (placed, sections) = plain_sections(problem);
     let budget = Budget {
@@ -230,7 +231,7 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
         lower_bound: 0,
     };
     let mut parts = sections.parts();
-    // The fullest first: no other has to become lower than it did.
+    // The fullest part first: no other has to become lower than the height it reached.
     parts.sort_by_cached_key(|part| std::cmp::Reverse(part.sections.lower_bound()));
     let mut lower_bound = 0;
     for part in parts {
@@ -272,8 +273,9 @@ pub(super) fn pack_plain(problem: &Problem, budget: &Budget) -> Plain {
     plain
 }
 
-/// An incumbent from the offsets that the problem starts with: those, if they are a packing; else
-/// what first fit makes of their order, items without one last and larger ones first.
+/// An incumbent from the offsets that the problem starts with: those, if they are a packing;
+/// otherwise the first-fit packing in their order, items without an offset last and larger ones
+/// first.
 fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec<u64>> {
     if problem.start.is_empty() {
         return None;
@@ -337,10 +339,10 @@ fn start(problem: &Problem, placed: &[usize], sections: &Sections) -> Option<Vec
     .map(|found| found.offsets)
 }
 
-/// Every span above the one before.
+/// Places every span above the one before.
 pub(super) fn stacked(sections: &Sections) -> Found {
-    // The coarsest alignment first: then little needs padding. Of one, what leaves most of its last
-    // unit comes last.
+    // The coarsest alignment comes first, because little padding is needed then. Within one
+    // alignment, the span that leaves most of its last unit unused comes last.
     let mut order: Vec<usize> = (0..sections.spans.len()).collect();
     order.sort_by_key(|&i| {
         (
@@ -360,7 +362,7 @@ pub(super) fn stacked(sections: &Sections) -> Found {
     found
 }
 
-/// Packs spans that no instant tears apart, lower than the incumbent if it can.
+/// Packs spans that no instant separates, lower than the incumbent if it can.
 fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &Budget) -> Refined {
     let few_pairs = greedy::cost(sections) <= GREEDY_MAX;
     let lives = Lives::new(sections);
@@ -409,7 +411,7 @@ fn pack_part(sections: &Sections, incumbent: Option<(Found, Method)>, budget: &B
         let lower = orders::lowest(sections, found.height, budget.goal)
             .map(|found| (found, Method::Search));
         let (found, method) = lower.unwrap_or((found, method));
-        // Below what reaches the goal nothing has been looked for.
+        // The search did not look for packings below the goal.
         let lower_bound = if found.height > budget.goal {
             found.height
         } else {

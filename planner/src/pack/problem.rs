@@ -1,23 +1,23 @@
-//! What is to be packed: items, and what ties them down or together.
+//! The packing problem: items and the constraints on their offsets.
 
 use super::blocks;
 use super::error::ProblemError;
 use crate::liveness::Lifetime;
 
-/// One thing to place.
+/// One item to place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Item {
-    /// When it needs its bytes. Empty: never.
+    /// The time in which it needs its bytes; an empty life needs none.
     pub life: Lifetime,
-    /// How many bytes.
+    /// Its size in bytes.
     pub size: u64,
     /// Its offset is a multiple of this power of two.
     pub align: u64,
 }
 
 impl Item {
-    /// Whether it needs bytes at some instant, gaps apart. What does not lies at 0 unless it is
-    /// tied to something.
+    /// Whether it needs bytes at some instant, ignoring gaps. An item that does not lies at 0
+    /// unless it is tied to another item.
     pub(super) fn needs_space(&self) -> bool {
         self.size > 0 && !self.life.is_empty()
     }
@@ -41,65 +41,65 @@ pub struct Window {
     pub high: u64,
 }
 
-/// A part of an item's life in which it does not need all of its bytes. What reaches out of the
-/// life has no meaning; where gaps of one item overlap, it needs what all of them leave to it.
+/// A part of an item's life in which it does not need all of its bytes. The part of a gap outside
+/// the life has no meaning; where gaps of one item overlap, it needs the intersection of their
+/// windows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Gap {
     /// The index of the item.
     pub item: usize,
-    /// When.
+    /// The time of the gap.
     pub life: Lifetime,
-    /// The bytes that it needs even then. `None`: none.
+    /// The bytes that it needs even then; `None` if it needs no bytes.
     pub window: Option<Window>,
 }
 
 /// Permission to compute one item in the place of another: `to`, whose life begins at the last step
-/// of the life of `from`, may lie at the very same offset, and the two may then share bytes at that
-/// step. An item gives its bytes to one other at most and takes those of one at most; one that
-/// lives for a single step does not do both.
+/// of the life of `from`, may lie at the same offset, and the two may then share bytes at that
+/// step. An item donates its bytes to at most one other and receives those of at most one; an item
+/// that lives for a single step does not do both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InPlace {
-    /// The item that dies.
+    /// The donor, which dies.
     pub from: usize,
-    /// The item that is born.
+    /// The recipient, which is born.
     pub to: usize,
 }
 
-/// A memory with addresses of its own.
+/// A memory with its own addresses.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Space {
-    /// How many bytes it has. A packing that stays within them is good enough; one that does not is
-    /// still returned, and
-    /// [`Packing::fits`](super::Packing::fits) tells it from others.
+    /// Its size in bytes, if limited. A packing that stays within it is good enough; one that does
+    /// not is still returned, and [`Packing::fits`](super::Packing::fits) reports it.
     pub capacity: Option<u64>,
-    /// The indices of its items. The first space has those that no other names.
+    /// The indices of its items. Items that no space names are in the first one.
     pub items: Vec<usize>,
 }
 
-/// Items to place, and what their offsets must respect.
+/// Items to place, and the constraints on their offsets.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Default)]
 pub struct Problem {
     /// The items, in any order.
     pub items: Vec<Item>,
-    /// Offsets that are given.
+    /// Given offsets.
     pub fixed: Vec<Placement>,
-    /// Times at which items need less than all of their bytes.
+    /// Times at which items need fewer bytes than their size.
     pub gaps: Vec<Gap>,
     /// Groups whose members all have the same offset and may share bytes at any time.
     pub aliases: Vec<Vec<usize>>,
-    /// Groups in which every item starts exactly where the one before it ends.
+    /// Groups in which every item begins exactly at the end of the one before it.
     pub contiguous: Vec<Vec<usize>>,
-    /// Who may be computed in whose place; which pairs are, is chosen with the offsets.
+    /// Permitted in-place pairs; the pairs that are used are chosen together with the offsets.
     pub in_place: Vec<InPlace>,
-    /// The memories. None given: one without a limit.
+    /// The memories. If empty: one without a limit.
     pub spaces: Vec<Space>,
-    /// Offsets to begin with, for some or all items: a packing to improve on where they are valid,
-    /// else a hint in which order to place things.
+    /// Offsets to start from, for some or all items: a packing to improve on if they are valid,
+    /// otherwise a hint for the order of placement.
     pub start: Vec<Placement>,
 }
 
 impl Problem {
-    /// Items in one memory, free of other rules.
+    /// Items in one memory, without constraints.
     pub fn new(items: Vec<Item>) -> Self {
         Problem {
             items,
@@ -107,7 +107,7 @@ impl Problem {
         }
     }
 
-    /// Whether there are items only, and perhaps a capacity or a start.
+    /// Whether there are only items, and perhaps a capacity or a start.
     pub(super) fn is_plain(&self) -> bool {
         let Problem {
             items: _,
@@ -146,7 +146,7 @@ impl Problem {
     }
 
     /// Checks that the problem can be packed: alignments are powers of two, no sum of sizes
-    /// overflows, every index is that of an item, and the rules do not contradict each other.
+    /// overflows, every index is that of an item, and the constraints do not contradict each other.
     pub fn verify(&self) -> Result<(), ProblemError> {
         if let Some((item, it)) = self
             .items
@@ -184,7 +184,7 @@ impl Problem {
             })
     }
 
-    /// The problem without the offsets to start from that leave no room above them for all other
+    /// The problem without those start offsets that leave too little space above them for all other
     /// items; `None` if every offset leaves enough.
     pub(super) fn with_reachable_start(&self) -> Option<Problem> {
         let coarsest = self.items.iter().map(|it| it.align).fold(1, u64::max);
@@ -199,7 +199,7 @@ impl Problem {
         })
     }
 
-    /// Checks each rule by itself.
+    /// Checks each constraint by itself.
     fn references(&self) -> Result<(), ProblemError> {
         let count = self.items.len();
         let groups = |groups: &[Vec<usize>]| groups.iter().flatten().copied().collect::<Vec<_>>();

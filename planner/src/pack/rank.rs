@@ -4,12 +4,12 @@ use super::sections::{Sections, Span};
 use std::cmp::Reverse;
 use std::fmt;
 
-/// What makes an item come earlier: larger numbers first, ties by the next criterion, then by area,
-/// width, total, start and index.
+/// The criteria by which items come earlier: larger numbers first, ties by the next criterion, then
+/// by area, width, total, start and index.
 ///
-/// *Width* is the length of its life, *area* that times its size, *total* the largest sum of live
-/// sizes during its life. The combinations of width, area and total are those of Moffitt,
-/// "MiniMalloc" (ASPLOS 2023).
+/// *Width* is the length of an item's life, *area* its width times its size, *total* the largest
+/// sum of live sizes during its life. The combinations of width, area and total are those of
+/// Moffitt, "MiniMalloc" (ASPLOS 2023).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rank {
     /// Size, width.
@@ -24,7 +24,7 @@ pub enum Rank {
     TotalSize,
     /// Width, area, total.
     WidthAreaTotal,
-    /// Start, earlier ones first, then size: the order in which a run asks for them.
+    /// Start, earlier ones first, then size: the order in which a run allocates them.
     Start,
 }
 
@@ -54,7 +54,7 @@ impl Rank {
         };
         let total = |i: u32| totals.get(i as usize).copied().unwrap_or(0);
         let area = |span: &Span| u128::from(span.width).saturating_mul(u128::from(span.size));
-        // Areas beyond 64 bits are told apart only where two spans are compared in full.
+        // Areas beyond 64 bits are distinguished only when two spans are compared in full.
         let short = |area: u128| u64::try_from(area).unwrap_or(u64::MAX);
         let keys = (0u32..).zip(&sections.spans).map(|(i, span)| match self {
             Rank::SizeWidth => (span.size, span.width, i),

@@ -1,10 +1,10 @@
-//! Rectangles of time × bytes: what items need, what they need together, and where they collide.
+//! Rectangles of time × bytes: the bytes that items need, their unions, and their overlaps.
 
 use super::problem::{Gap, Item, Problem, Window};
 use crate::liveness::Lifetime;
 use std::collections::BTreeMap;
 
-/// Bytes that an item needs for some time; neither is empty.
+/// Bytes that an item needs for an interval of time; neither is empty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Rect {
     pub(crate) item: usize,
@@ -15,7 +15,7 @@ pub(crate) struct Rect {
 }
 
 impl Rect {
-    /// The same one, moved up.
+    /// The same rectangle, moved up.
     pub(super) fn above(self, base: u64) -> Rect {
         Rect {
             low: self.low + base,
@@ -26,7 +26,7 @@ impl Rect {
 }
 
 impl Problem {
-    /// What the items need, bytes counted from the offset of each.
+    /// The rectangles that the items need, bytes counted from the offset of each.
     pub(crate) fn rects(&self) -> Vec<Rect> {
         let mut gaps = self.gaps.clone();
         gaps.sort_by_key(|gap| gap.item);
@@ -45,7 +45,8 @@ impl Problem {
     }
 }
 
-/// Adds what an item that begins at byte `above` needs outside of its gaps, and in their windows.
+/// Adds the rectangles that an item, placed at byte `above`, needs outside of its gaps and in their
+/// windows.
 pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &mut Vec<Rect>) {
     if !it.needs_space() {
         return;
@@ -108,7 +109,7 @@ pub(super) fn needed(item: usize, it: &Item, above: u64, gaps: &[Gap], rects: &m
     add(Lifetime::new(since, it.life.end), whole);
 }
 
-/// What all open windows have in common.
+/// The intersection of all open windows.
 fn left(lows: &BTreeMap<u64, usize>, highs: &BTreeMap<u64, usize>) -> Option<Window> {
     let (low, _) = lows.last_key_value()?;
     let (high, _) = highs.first_key_value()?;
@@ -118,7 +119,7 @@ fn left(lows: &BTreeMap<u64, usize>, highs: &BTreeMap<u64, usize>) -> Option<Win
     })
 }
 
-/// The same area as rectangles that do not overlap. Each is named after one of those it comes from.
+/// The same area as rectangles that do not overlap. Each carries the item of one of its sources.
 pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
     if rects.len() < 2 {
         return rects.to_vec();
@@ -128,7 +129,7 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
         events.extend([(rect.start, true, index), (rect.end, false, index)]);
     }
     events.sort_unstable();
-    // Where all begin at one byte, the highest covers the rest.
+    // If all begin at one byte, the highest covers the rest.
     let flat = rects.iter().all(|rect| rect.low == rects[0].low);
     let mut living: BTreeMap<(u64, u64, usize), ()> = BTreeMap::new();
     let mut open: Vec<Rect> = Vec::new();
@@ -165,7 +166,7 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
         } else {
             living.keys().for_each(cover);
         }
-        // What goes on as it was stays one rectangle.
+        // A rectangle that continues unchanged is not split.
         for mut rect in std::mem::take(&mut open) {
             match covered
                 .iter_mut()
@@ -183,9 +184,9 @@ pub(super) fn union(rects: &[Rect]) -> Vec<Rect> {
     done
 }
 
-/// Two items that need a byte at the same time, and when, if there are any. A sweep over time with
-/// what lives sorted by bytes: as long as nothing overlaps, a newcomer can only overlap its
-/// neighbours.
+/// Two items that need a byte at the same time, and that time, if there are any. A sweep over time
+/// with the live rectangles sorted by bytes: as long as nothing overlaps, a new rectangle can only
+/// overlap its neighbours.
 pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize, u64)> {
     let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * rects.len());
     for (index, rect) in rects.iter().enumerate() {

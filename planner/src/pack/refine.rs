@@ -1,6 +1,6 @@
-//! What follows the fast heuristics: improvement and exact search in turns, each taken up again
-//! where it stopped. Both are charged for what they cost, in items placed by the improvement, and
-//! the one that has had less has the next turn.
+//! The search after the fast heuristics: improvement and exact search alternate, each resumed where
+//! it stopped. Both are charged for their cost, counted in items placed by the improvement, and the
+//! one that has spent less has the next turn.
 
 use super::exact::{Exact, ROUND};
 use super::improve::Improve;
@@ -12,31 +12,31 @@ use super::{Found, Method};
 /// Items placed by the improvement in one turn.
 const PLACED: u64 = 400_000;
 
-/// What a node of the exact search costs at least, in items placed.
+/// The minimum cost of a node of the exact search, in items placed.
 const NODE: u64 = PLACED / ROUND;
 
-/// So many places of items in sections, which a node looks at where the problem is large, cost as
-/// much as placing one.
+/// The number of places of items in sections that cost as much as placing one item; a node visits
+/// many of them where the problem is large.
 const PLACES: u64 = 128;
 
-/// Up to how many items the exact search takes part; above, it would not get through its first
-/// descent in its turn.
+/// The most items for which the exact search runs; with more, its first descent would not fit into
+/// its turn.
 const EXACT_MAX: usize = 4_000;
 
-/// The search ends when one part in so many of the effort has neither lowered the packing nor
-/// raised the bound.
+/// The search ends when this fraction of the effort (one part in `STALE`) has neither lowered the
+/// packing nor raised the bound.
 const STALE: u64 = 2;
 
-/// A packing and what is known about it.
+/// A packing and its proved bound.
 pub(super) struct Refined {
     pub(super) found: Found,
     pub(super) method: Method,
-    /// Proved: no packing is lower.
+    /// The proved lower bound of the height.
     pub(super) lower_bound: u64,
 }
 
-/// Lowers a packing until it meets the goal or is proved to be the lowest, or the budget is spent.
-/// Deterministic, whatever the number of threads, unless the time ends it.
+/// Lowers a packing until it meets the goal or is proved optimal, or the budget is spent.
+/// Deterministic for any number of threads, unless the time ends it.
 pub(super) fn refine(
     sections: &Sections,
     lives: &Lives,
@@ -51,7 +51,7 @@ pub(super) fn refine(
         lower_bound,
     };
     let round = round_cost(sections);
-    // A small problem gets whole rounds whatever the effort, and all of that: it is spent in a
+    // A small problem gets whole rounds for any effort, and the whole effort, because that takes a
     // tenth of a second.
     let is_small = round <= PLACED;
     let (total, stale) = if is_small {
@@ -109,8 +109,9 @@ pub(super) fn refine(
     refined
 }
 
-/// The part of an effort for a packing of which no more than down to `bound` can be won: a part in
-/// `LEAST` for the last bytes, all of it where that is a part in `WORTH` of the height.
+/// The part of an effort worth spending on a packing that can be lowered at most to `bound`: one
+/// part in `LEAST` for the last bytes, all of it where the gain may be one part in `WORTH` of the
+/// height.
 fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
     const WORTH: u128 = 100;
     const LEAST: u128 = 4;
@@ -122,7 +123,7 @@ fn worthwhile(effort: u64, height: u64, bound: u64) -> u64 {
     (u128::from(effort) * won / whole) as u64
 }
 
-/// What a round of the exact search costs, in items placed: each of its nodes looks at most places
+/// The cost of a round of the exact search, in items placed: each of its nodes visits most places
 /// of items in sections.
 fn round_cost(sections: &Sections) -> u64 {
     let places: u64 = sections
@@ -177,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_won_decides_what_is_spent() {
+    fn the_possible_gain_limits_the_spent_effort() {
         assert_eq!(worthwhile(1_000_000, 1_000, 990), 1_000_000);
         assert_eq!(worthwhile(1_000_000, 1_000, 995), 500_000);
         assert_eq!(worthwhile(1_000_000, 1_000, 999), 250_000);

@@ -1,4 +1,5 @@
-//! The simple problem that the packers work on: time cut into as few sections as tell lives apart.
+//! The simple problem that the packers work on: time divided into as few sections as distinguish
+//! the lives.
 
 use super::problem::{Item, Problem};
 use std::borrow::Cow;
@@ -11,21 +12,20 @@ pub(super) struct Span {
     pub(super) start: u32,
     /// The section after its last one; larger than `start`.
     pub(super) end: u32,
-    /// The bytes that nothing else can have: whole units of the finest alignment of all, at least
-    /// one.
+    /// The bytes that it occupies: whole units of the finest alignment of all items, at least one.
     pub(super) size: u64,
-    /// The bytes it needs. What lies highest ends with these.
+    /// The bytes that it needs. The highest item of a packing ends with these.
     pub(super) bytes: u64,
-    /// A power of two of which its offset is a multiple.
+    /// A power of two that divides its offset.
     pub(super) align: u64,
-    /// How long it lives, in the problem's own time.
+    /// The length of its life, in the problem's own time.
     pub(super) width: u64,
 }
 
-/// The items that need space. A section is a maximal set of items that live at once: a stretch of
-/// time after which something ends before anything new begins. Two lives overlap exactly if they
-/// have a section in common (intervals have the Helly property), so a packing is valid in sections
-/// if and only if it is valid in time; the moments in between, where only part of such a set lives,
+/// The items that need space. A section is a maximal set of items that live at once: an interval of
+/// time after which an item ends before a new one begins. Two lives overlap exactly if they have a
+/// section in common (intervals have the Helly property), so a packing is valid in sections if and
+/// only if it is valid in time. The instants in between, where only part of such a set lives,
 /// cannot be the fullest and are left out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Sections {
@@ -33,9 +33,9 @@ pub(super) struct Sections {
     count: usize,
 }
 
-/// Some of the spans, those between two instants that no life crosses, as a problem of their own.
+/// The spans between two instants that no life extends across, as a separate problem.
 pub(super) struct Part {
-    /// Which spans of the whole these are.
+    /// The indices of its spans in the whole.
     pub(super) spans: Vec<u32>,
     pub(super) sections: Sections,
 }
@@ -43,8 +43,8 @@ pub(super) struct Part {
 impl Sections {
     /// The items at the indices `placed`, each of which has bytes and a life.
     ///
-    /// Where all offsets are multiples of a unit, no other item can have the rest of an item's last
-    /// one, so nothing is lost by counting it as the item's, except at the top of the packing:
+    /// If all offsets are multiples of a unit, no other item can use the rest of an item's last
+    /// unit, so that counting it as the item's loses nothing, except at the top of the packing:
     /// heights count [`Span::bytes`].
     pub(super) fn new(problem: &Problem, placed: &[usize]) -> Self {
         let item = |at: u32| &problem.items[placed[at as usize]];
@@ -73,7 +73,7 @@ impl Sections {
             events
         };
         let mut ends = sorted(&|at| item(at).life.end).into_iter().peekable();
-        // How many sections are complete, and whether something has begun since.
+        // The number of complete sections, and whether an item has begun since.
         let (mut complete, mut fresh) = (0, false);
         let mut end_until = |instant: u64, fresh: &mut bool, spans: &mut [Span]| {
             // At one instant, ends come before starts.
@@ -91,7 +91,7 @@ impl Sections {
         Sections { spans, count }
     }
 
-    /// How many sections there are.
+    /// The number of sections.
     pub(super) fn count(&self) -> usize {
         self.count
     }
@@ -110,8 +110,8 @@ impl Sections {
         sums.take(self.count).collect()
     }
 
-    /// No packing is lower: the largest sum of sizes alive in one section, less the rest of a unit
-    /// that the highest of them leaves.
+    /// The lower bound: the largest sum of sizes alive in one section, less the largest unused rest
+    /// of a unit among those items, since one of them lies highest.
     pub(super) fn lower_bound(&self) -> u64 {
         let live = self.live();
         if self.is_whole() {
@@ -148,7 +148,7 @@ impl Sections {
         self.spans.iter().all(|span| span.size == span.bytes)
     }
 
-    /// The same with the bytes that items need for their sizes.
+    /// The same sections with the bytes that items need as their sizes.
     pub(super) fn in_bytes(&self) -> Cow<'_, Sections> {
         if self.is_whole() {
             return Cow::Borrowed(self);
@@ -167,8 +167,8 @@ impl Sections {
         })
     }
 
-    /// For each section, and for the end, how many spans start before it: where its own begin if
-    /// all are sorted by start.
+    /// For each section, and for the end, the number of spans that start before it: the index of
+    /// its first span if all are sorted by start.
     pub(super) fn starts_before(&self) -> Vec<u32> {
         let mut before = vec![0u32; self.count + 1];
         self.spans
@@ -178,7 +178,7 @@ impl Sections {
         before
     }
 
-    /// Cuts the problem at every instant that no life crosses; the parts can be packed one by one.
+    /// Splits the problem at every instant that no life spans; the parts can be packed separately.
     pub(super) fn parts(&self) -> Vec<Part> {
         let mut next = self.starts_before();
         let mut order = vec![0u32; self.spans.len()];
@@ -218,9 +218,9 @@ impl Sections {
     /// For each span the largest sum of sizes alive in one of its sections.
     pub(super) fn totals(&self) -> Vec<u64> {
         let live = self.live();
-        // Inside of blocks, the largest since the block began and until it ends; across blocks, the
-        // largest of 2^level of them. A life reaches over whole blocks and two rests, or it is
-        // short enough to be walked through.
+        // Inside of blocks, the maximum since the block began and until it ends; across blocks, the
+        // maximum of 2^level of them. A life consists of whole blocks and two rests, or it is short
+        // enough to be scanned.
         const BLOCK: usize = 64;
         let mut since = live.clone();
         since
@@ -261,8 +261,8 @@ impl Sections {
         self.spans.iter().map(total).collect()
     }
 
-    /// How many pairs of spans live at once: what a packer costs that compares each with all its
-    /// neighbours.
+    /// The number of pairs of spans that live at once: the cost of a packer that compares each span
+    /// with all its neighbours.
     pub(super) fn pairs(&self) -> u64 {
         let (mut starts, mut ends) = (vec![0u64; self.count + 1], vec![0u64; self.count + 1]);
         for span in &self.spans {
@@ -272,7 +272,7 @@ impl Sections {
         let (mut alive, mut pairs) = (0u64, 0u64);
         for (starts, ends) in starts.into_iter().zip(ends) {
             alive -= ends;
-            // Each of those that start meets those alive and those of them that came before it.
+            // Each newly started span meets the live spans and the new ones before it.
             pairs += starts * alive + starts * starts.saturating_sub(1) / 2;
             alive += starts;
         }

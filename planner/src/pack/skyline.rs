@@ -1,25 +1,25 @@
-//! Lowest-valley skyline: over the sections lies a skyline of what is stacked so far; its lowest
-//! valley gets the best-ranked item whose life lies inside the valley, and where there is none the
-//! valley is raised to its lower neighbour. The best-fit heuristic for strip packing (Burke,
+//! Lowest-valley skyline: a skyline bounds the stack over the sections from above. Its lowest
+//! valley gets the best-ranked item whose life lies inside the valley; if there is none, the valley
+//! is raised to its lower neighbour. This is the best-fit heuristic for strip packing (Burke,
 //! Kendall and Whitwell, 2004) with fixed horizontal positions. Every item is placed once and every
-//! raise merges two stretches, so there are O(n) moves.
+//! raise merges two segments, so there are O(n) moves.
 
-use super::lives::{Lives, NONE, Waiting};
+use super::lives::{Lives, NONE, Unplaced};
 use super::sections::{Sections, Span};
 use std::time::Instant;
 
-/// How many items are placed between two looks at the clock.
-const LOOK: usize = 4096;
+/// The number of items placed between two checks of the deadline.
+const ITEMS_PER_CHECK: usize = 4096;
 
-/// What one pass needs, kept from one to the next.
+/// The state of a pass, whose memory is reused by the next.
 pub(super) struct Skyline<'a> {
     sections: &'a Sections,
     lives: &'a Lives,
-    waiting: Waiting,
+    unplaced: Unplaced,
     outline: Outline,
-    /// When to give up.
+    /// The time at which a pass is abandoned.
     pub(super) deadline: Option<Instant>,
-    /// Where the last pass has put each span.
+    /// The offset of each span in the last pass.
     pub(super) offsets: Vec<u64>,
 }
 
@@ -29,31 +29,31 @@ impl<'a> Skyline<'a> {
         Skyline {
             sections,
             lives,
-            waiting: Waiting::default(),
+            unplaced: Unplaced::default(),
             outline: Outline::default(),
             deadline: None,
             offsets,
         }
     }
 
-    /// Places the spans, earlier ones in `order` preferred, and returns the height. Nothing, if it
-    /// would not stay below `limit`, or the time is over.
+    /// Places the spans, earlier ones in `order` preferred, and returns the height; `None` if it
+    /// would not stay below `limit` or the time is over.
     pub(super) fn pack(&mut self, order: &[u32], limit: u64) -> Option<u64> {
-        self.waiting.reset(self.lives, order);
+        self.unplaced.reset(self.lives, order);
         self.outline.reset(self.sections.count());
         let mut height = 0;
         let mut left = order.len();
         while left > 0 {
             let valley = self.outline.lowest()?;
             let rank = self
-                .waiting
+                .unplaced
                 .best_inside(self.lives, valley.start, valley.end);
             if rank == NONE {
                 self.outline.raise(valley);
                 continue;
             }
             let i = order[rank as usize];
-            self.waiting.take(self.lives, i);
+            self.unplaced.take(self.lives, i);
             let span = &self.sections.spans[i as usize];
             let offset = valley.height.next_multiple_of(span.align);
             self.offsets[i as usize] = offset;
@@ -63,7 +63,7 @@ impl<'a> Skyline<'a> {
             }
             self.outline.stack(valley, span, offset + span.size);
             left -= 1;
-            if left.is_multiple_of(LOOK)
+            if left.is_multiple_of(ITEMS_PER_CHECK)
                 && self
                     .deadline
                     .is_some_and(|deadline| Instant::now() >= deadline)
@@ -75,34 +75,33 @@ impl<'a> Skyline<'a> {
     }
 }
 
-/// A stretch of sections at one height.
+/// A range of sections at one height.
 #[derive(Clone, Copy, Debug)]
-struct Stretch {
+struct Segment {
     start: u32,
     end: u32,
     height: u64,
 }
 
-/// What is known at a section.
+/// The skyline's data at a section.
 #[derive(Clone, Copy, Debug, Default)]
 struct Cell {
-    /// The height of the stretch that starts here.
+    /// The height of the segment that starts here.
     height: u64,
-    /// Where the stretch that starts here ends. 0: none starts here.
+    /// The end of the segment that starts here; 0 if none does.
     end: u32,
-    /// Where the stretch starts whose last section this is.
+    /// The start of the segment whose last section this is.
     start: u32,
 }
 
-/// Neighbouring stretches of different heights that together cover all sections.
+/// Neighbouring segments of different heights that together cover all sections.
 #[derive(Clone, Debug, Default)]
 struct Outline {
     cells: Vec<Cell>,
-    /// All stretches above the lowest height; entries that describe no stretch any more are
-    /// skipped.
+    /// All segments above the lowest height; entries that no longer describe a segment are skipped.
     queue: Queue,
-    /// The stretches at the lowest height, the leftmost last.
-    lowest: Vec<Stretch>,
+    /// The segments at the lowest height, the leftmost last.
+    lowest: Vec<Segment>,
 }
 
 impl Outline {
@@ -112,7 +111,7 @@ impl Outline {
         self.queue.clear();
         self.lowest.clear();
         if sections > 0 {
-            let all = Stretch {
+            let all = Segment {
                 start: 0,
                 end: sections as u32,
                 height: 0,
@@ -122,78 +121,78 @@ impl Outline {
         }
     }
 
-    /// The lowest stretch, the leftmost of several; it is higher than none of its neighbours and
-    /// equal to neither.
-    fn lowest(&mut self) -> Option<Stretch> {
+    /// The lowest segment, the leftmost of several. None of its neighbours is lower or equally
+    /// high.
+    fn lowest(&mut self) -> Option<Segment> {
         loop {
-            while let Some(stretch) = self.lowest.pop() {
-                let cell = &self.cells[stretch.start as usize];
-                if cell.end == stretch.end && cell.height == stretch.height {
-                    return Some(stretch);
+            while let Some(segment) = self.lowest.pop() {
+                let cell = &self.cells[segment.start as usize];
+                if cell.end == segment.end && cell.height == segment.height {
+                    return Some(segment);
                 }
             }
             if !self.queue.pop_lowest(&mut self.lowest) {
                 return None;
             }
             self.lowest
-                .sort_unstable_by_key(|stretch| std::cmp::Reverse(stretch.start));
+                .sort_unstable_by_key(|segment| std::cmp::Reverse(segment.start));
         }
     }
 
-    fn left_of(&self, start: u32) -> Option<Stretch> {
+    fn left_of(&self, start: u32) -> Option<Segment> {
         let start = self.cells[start.checked_sub(1)? as usize].start;
         let cell = &self.cells[start as usize];
-        Some(Stretch {
+        Some(Segment {
             start,
             end: cell.end,
             height: cell.height,
         })
     }
 
-    fn right_of(&self, end: u32) -> Option<Stretch> {
-        self.cells.get(end as usize).map(|cell| Stretch {
+    fn right_of(&self, end: u32) -> Option<Segment> {
+        self.cells.get(end as usize).map(|cell| Segment {
             start: end,
             end: cell.end,
             height: cell.height,
         })
     }
 
-    fn write(&mut self, stretch: Stretch) {
-        let cell = &mut self.cells[stretch.start as usize];
-        (cell.end, cell.height) = (stretch.end, stretch.height);
-        self.cells[stretch.end as usize - 1].start = stretch.start;
+    fn write(&mut self, segment: Segment) {
+        let cell = &mut self.cells[segment.start as usize];
+        (cell.end, cell.height) = (segment.end, segment.height);
+        self.cells[segment.end as usize - 1].start = segment.start;
     }
 
-    /// Makes a stretch part of the outline, joined with neighbours of its height.
-    fn put(&mut self, mut stretch: Stretch) {
+    /// Adds a segment to the skyline, merged with neighbours of its height.
+    fn put(&mut self, mut segment: Segment) {
         if let Some(left) = self
-            .left_of(stretch.start)
-            .filter(|left| left.height == stretch.height)
+            .left_of(segment.start)
+            .filter(|left| left.height == segment.height)
         {
-            self.cells[stretch.start as usize].end = 0;
-            stretch.start = left.start;
+            self.cells[segment.start as usize].end = 0;
+            segment.start = left.start;
         }
         if let Some(right) = self
-            .right_of(stretch.end)
-            .filter(|right| right.height == stretch.height)
+            .right_of(segment.end)
+            .filter(|right| right.height == segment.height)
         {
             self.cells[right.start as usize].end = 0;
-            stretch.end = right.end;
+            segment.end = right.end;
         }
-        self.write(stretch);
-        self.queue.push(stretch);
+        self.write(segment);
+        self.queue.push(segment);
     }
 
-    /// Lays a span onto the valley that contains it.
-    fn stack(&mut self, valley: Stretch, span: &Span, top: u64) {
+    /// Stacks a span onto the valley that contains it.
+    fn stack(&mut self, valley: Segment, span: &Span, top: u64) {
         self.cells[valley.start as usize].end = 0;
-        // The rests of the valley come first, so that the new stretch finds its true neighbours.
+        // The rests of the valley come first, so that the new segment finds its true neighbours.
         let rests = [
-            Stretch {
+            Segment {
                 start: span.end,
                 ..valley
             },
-            Stretch {
+            Segment {
                 end: span.start,
                 ..valley
             },
@@ -202,32 +201,33 @@ impl Outline {
             self.write(rest);
             self.lowest.push(rest);
         }
-        self.put(Stretch {
+        self.put(Segment {
             start: span.start,
             end: span.end,
             height: top,
         });
     }
 
-    /// Lifts a valley to its lower neighbour. A valley without neighbours is all there is, and
-    /// nothing fits it any more.
-    fn raise(&mut self, valley: Stretch) {
+    /// Raises a valley to its lower neighbour. A valley without neighbours covers all sections, and
+    /// nothing fits into it any more.
+    fn raise(&mut self, valley: Segment) {
         let neighbours = [self.left_of(valley.start), self.right_of(valley.end)];
         if let Some(height) = neighbours.into_iter().flatten().map(|n| n.height).min() {
-            self.put(Stretch { height, ..valley });
+            self.put(Segment { height, ..valley });
         }
     }
 }
 
-/// Stretches by height, for a caller that never puts in anything lower than what it has taken out:
-/// a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, 1990). Each stretch moves to ever smaller
-/// buckets, and no two are ever compared.
+/// A priority queue of segments by height, for a caller that never inserts a height below the last
+/// one removed: a radix heap (Ahuja, Mehlhorn, Orlin and Tarjan, 1990). Each segment moves to ever
+/// smaller buckets, and no two are ever compared.
 #[derive(Clone, Debug)]
 struct Queue {
-    /// What was taken out last.
+    /// The height removed last.
     last: u64,
-    /// By the highest bit in which the height differs from `last`; in the first those that do not.
-    buckets: [Vec<Stretch>; u64::BITS as usize + 1],
+    /// Segments by the highest bit in which their height differs from `last`; those that do not
+    /// differ are in the first bucket.
+    buckets: [Vec<Segment>; u64::BITS as usize + 1],
 }
 
 impl Default for Queue {
@@ -245,13 +245,13 @@ impl Queue {
         self.buckets.iter_mut().for_each(Vec::clear);
     }
 
-    fn push(&mut self, stretch: Stretch) {
-        let bits = u64::BITS - (stretch.height ^ self.last).leading_zeros();
-        self.buckets[bits as usize].push(stretch);
+    fn push(&mut self, segment: Segment) {
+        let bits = u64::BITS - (segment.height ^ self.last).leading_zeros();
+        self.buckets[bits as usize].push(segment);
     }
 
-    /// Moves all of the lowest height into `lowest`. False: there are none.
-    fn pop_lowest(&mut self, lowest: &mut Vec<Stretch>) -> bool {
+    /// Moves all segments of the lowest height into `lowest`; false if there are none.
+    fn pop_lowest(&mut self, lowest: &mut Vec<Segment>) -> bool {
         if self.buckets[0].is_empty() {
             let Some(first) = self.buckets.iter().position(|bucket| !bucket.is_empty()) else {
                 return false;
@@ -259,11 +259,11 @@ impl Queue {
             let mut bucket = std::mem::take(&mut self.buckets[first]);
             self.last = bucket
                 .iter()
-                .map(|stretch| stretch.height)
+                .map(|segment| segment.height)
                 .min()
                 .unwrap_or(self.last);
-            bucket.drain(..).for_each(|stretch| self.push(stretch));
-            // Its memory serves again.
+            bucket.drain(..).for_each(|segment| self.push(segment));
+            // Reuses its memory.
             self.buckets[first] = bucket;
         }
         lowest.append(&mut self.buckets[0]);

@@ -15,7 +15,7 @@ fn item(start: u64, end: u64, size: u64) -> Item {
     }
 }
 
-/// Valid by definition, pair by pair: the naive check of the packing.
+/// Checks a packing by the definition, pair by pair.
 fn assert_valid(problem: &Problem, packing: &Packing) {
     assert_eq!(packing.offsets.len(), problem.items.len());
     let mut height = 0;
@@ -57,7 +57,7 @@ pub(super) fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<P
     Ok(problem)
 }
 
-/// The packing that consists of these offsets, with the numbers that belong to it.
+/// The packing that consists of these offsets, with its numbers.
 fn packing_of(problem: &Problem, offsets: Vec<u64>, method: Method) -> Packing {
     let placed = problem
         .items
@@ -139,7 +139,8 @@ pub(super) fn sections(problem: &Problem) -> Sections {
     Sections::new(problem, &placed)
 }
 
-/// Everything is aligned, no two share a byte at a time, and the height is what it is said to be.
+/// Checks that everything is aligned, no two items share a byte at a time, and the height is the
+/// reported one.
 pub(super) fn assert_apart(sections: &Sections, found: &Found) {
     let mut height = 0;
     for (i, (a, &low)) in sections.spans.iter().zip(&found.offsets).enumerate() {
@@ -171,7 +172,7 @@ fn every_method_is_valid_on_random_problems() {
             assert_valid(&problem, &packing);
             lowest = lowest.min(packing.height);
         }
-        // What lies on top counts in whole units of the finest alignment until the end.
+        // The top item counts in whole units of the finest alignment until the end.
         let unit = problem
             .items
             .iter()
@@ -180,7 +181,7 @@ fn every_method_is_valid_on_random_problems() {
             .min()
             .unwrap_or(1);
         let whole = |bytes: u64| bytes.next_multiple_of(unit);
-        // Lower than each of them it can be: different stretches of time may be packed by different
+        // It can be lower than each of them, because different parts may be packed by different
         // methods.
         assert!(
             whole(best.height) <= whole(lowest),
@@ -195,8 +196,8 @@ fn every_method_is_valid_on_random_problems() {
     });
 }
 
-/// The optimum: first fit in some order finds it (in the order of an optimal solution's offsets
-/// nothing lands higher than there), so all orders are tried.
+/// The optimum. First fit in some order finds it, because in the order of an optimal solution's
+/// offsets no item lies higher than there; so all orders are tried.
 pub(super) fn optimum(problem: &Problem) -> u64 {
     fn permute(
         sections: &Sections,
@@ -245,7 +246,7 @@ pub(super) fn optimum(problem: &Problem) -> u64 {
 }
 
 #[test]
-fn no_packing_of_few_items_is_below_the_optimum_and_no_optimum_below_the_bound() {
+fn packings_of_few_items_respect_the_optimum_and_the_bound() {
     let (mut tried, mut optimal) = (0, 0);
     arbtest(|u| {
         let problem = random_problem(u, 6)?;
@@ -299,8 +300,8 @@ fn the_lower_bound_is_the_fullest_instant() {
     });
 }
 
-/// Cuts a rectangle of time × bytes into `pieces`, by straight cuts through one piece at a time:
-/// the optimum is its height.
+/// Cuts a rectangle of time × bytes into `pieces`, by straight cuts through one piece at a time.
+/// The optimum is its height.
 fn tiling(u: &mut Unstructured, pieces: usize) -> Result<Problem> {
     let mut items = vec![item(0, 1 << 20, 1 << 20)];
     while items.len() < pieces {
@@ -323,7 +324,7 @@ fn tiling(u: &mut Unstructured, pieces: usize) -> Result<Problem> {
 }
 
 #[test]
-fn tilings_have_their_height_as_bound() {
+fn the_bound_of_a_tiling_is_its_height() {
     arbtest(|u| {
         let pieces = u.int_in_range(1..=60)?;
         let problem = tiling(u, pieces)?;
@@ -388,7 +389,7 @@ fn edges() {
 
 #[test]
 fn many_items_are_packed_by_the_methods_that_scale() {
-    // A hundred thousand items, the quadratic methods out of play.
+    // A hundred thousand items, too many for the quadratic methods.
     let items = (0..100_000u64)
         .map(|i| item(i, i + 1 + (i * 7919) % 300, 64 * (1 + (i * 104_729) % 50)))
         .collect();

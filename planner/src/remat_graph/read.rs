@@ -1,4 +1,4 @@
-//! Reading and verifying.
+//! The reader and verifier of graph files.
 
 use super::{GraphError, Node, RematGraph};
 use crate::dag::DagError;
@@ -7,14 +7,14 @@ use crate::shorten::brief;
 use serde_json::{Map, Value};
 use std::io::Read;
 
-/// The most text a graph may have, unpacked: some hundred thousand nodes, and little enough to be
+/// The largest permitted text, decompressed: some hundred thousand nodes, and small enough to be
 /// parsed in memory.
 pub const TEXT_MAX: u64 = 64 << 20;
-/// What the file says it is.
+/// The format's name in the file.
 const FORMAT: &str = "remat-graph-v1";
 
 pub(super) fn read(content: &[u8]) -> Result<RematGraph, GraphError> {
-    // Both bytes of gzip's magic: JSON starts with neither.
+    // Both bytes of gzip's magic number; JSON begins with neither.
     let value: Value = if content.starts_with(&[0x1f, 0x8b]) {
         let mut text = Vec::new();
         Gunzip::new(content)
@@ -84,7 +84,7 @@ fn parse(text: &[u8]) -> Result<Value, GraphError> {
     )?)
 }
 
-/// A label, or nothing.
+/// A label; empty if it is missing.
 fn text(object: &Map<String, Value>, key: &str) -> String {
     object
         .get(key)
@@ -96,7 +96,7 @@ fn text(object: &Map<String, Value>, key: &str) -> String {
 fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
     let object = value
         .as_object()
-        .ok_or_else(|| GraphError::Format(format!("node {index} is no JSON object")))?;
+        .ok_or_else(|| GraphError::Format(format!("node {index} is not a JSON object")))?;
     let name = text(object, "name");
     let error = |what: String| GraphError::Node {
         index,
@@ -129,7 +129,7 @@ fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
             None => return Ok(Vec::new()),
             Some(value) => value
                 .as_array()
-                .ok_or_else(|| error(format!("\"{key}\" is no list")))?,
+                .ok_or_else(|| error(format!("\"{key}\" is not a list")))?,
         };
         let known = |value: &Value| match value.as_u64().filter(|&j| j < count as u64) {
             Some(j) => Ok(j as u32),
@@ -157,7 +157,7 @@ fn node(index: usize, value: &Value, count: usize) -> Result<Node, GraphError> {
     })
 }
 
-/// A number written with a point or an exponent, if it is whole and exact all the same.
+/// A number written with a point or an exponent, if it is still whole and exact.
 fn whole(number: f64) -> Option<u64> {
     const EXACT: f64 = (1u64 << 53) as f64;
     (number.fract() == 0.0 && (0.0..=EXACT).contains(&number)).then_some(number as u64)
@@ -220,7 +220,7 @@ fn verify(graph: &mut RematGraph) -> Result<(), GraphError> {
             )));
         }
     }
-    // What no checker would let take place is no permission.
+    // Drops permissions that no checker would accept.
     let sizes: Vec<Option<u64>> = (0u32..)
         .zip(&graph.nodes)
         .map(|(i, node)| {
@@ -233,7 +233,7 @@ fn verify(graph: &mut RematGraph) -> Result<(), GraphError> {
             bytes > 0 && inputs.binary_search(&j).is_ok() && sizes[j as usize] == Some(bytes)
         });
     }
-    // A circle is told as one; only then a mere disorder.
+    // A cycle is reported first; only then a wrong order.
     graph.to_dag(true).dag.verify()?;
     forward.map_or(Ok(()), Err)
 }

@@ -1,4 +1,4 @@
-//! Schedules of a graph: which node runs when, and what its buffer takes over.
+//! Schedules of a graph: the order of its nodes, and the buffer that each of them takes over.
 
 use super::RematGraph;
 use serde_json::{Value, json};
@@ -10,23 +10,23 @@ pub enum Step {
     Compute {
         /// The node.
         node: u32,
-        /// The node whose buffer it takes over, which is gone afterwards.
+        /// The node whose buffer it takes over; that buffer is gone afterwards.
         reuse: Option<u32>,
     },
     /// The buffer of a node is freed.
     Free(u32),
-    /// The buffer of a node starts to be copied to the host.
+    /// The copy of a node's buffer to the host begins.
     Offload(u32),
-    /// That copy is waited for, and the buffer freed on the device.
+    /// The copy to the host completes, and the buffer on the device is freed.
     Offloaded(u32),
-    /// A buffer for a node is taken, and what the host has of it starts to be copied in.
+    /// A buffer for a node is allocated, and the copy from the host into it begins.
     Prefetch(u32),
-    /// That copy is waited for.
+    /// The copy from the host completes.
     Prefetched(u32),
 }
 
 impl Step {
-    /// The node that it is about.
+    /// The node of the step.
     pub fn node(self) -> u32 {
         match self {
             Step::Compute { node, .. } => node,
@@ -54,18 +54,18 @@ impl Step {
     }
 }
 
-/// Where a step's bytes are in the slab.
+/// The offsets of a step's bytes in the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// The offset of the buffer that is computed or fetched.
+    /// The offset of the buffer that is computed or prefetched.
     pub offset: u64,
-    /// The offset of the workspace; 0 where there is none.
+    /// The offset of the workspace; 0 if there is none.
     pub workspace: u64,
 }
 
-/// The steps of an order in which each node runs at most once, computing in place wherever
-/// [`Node::inplace`](super::Node::inplace) permits it, and freeing each buffer after its last use.
-/// The order may leave out persistent nodes only.
+/// The steps of an order in which each node runs at most once. They compute in place wherever
+/// [`Node::inplace`](super::Node::inplace) permits it, and free each buffer after its last use. The
+/// order may omit persistent nodes only.
 pub fn steps_in_place(graph: &RematGraph, order: &[u32]) -> Vec<Step> {
     let mut readers: Vec<usize> = graph.readers().iter().map(Vec::len).collect();
     let mut steps = Vec::with_capacity(2 * order.len());
@@ -97,7 +97,7 @@ pub fn steps_in_place(graph: &RematGraph, order: &[u32]) -> Vec<Step> {
     steps
 }
 
-/// A schedule that only says in which order nodes run, as JSON: `{"order": [i, ...]}`.
+/// A schedule that consists only of the order of nodes, as JSON: `{"order": [i, ...]}`.
 pub fn order_json(order: &[u32]) -> String {
     json!({ "order": order }).to_string()
 }

@@ -4,7 +4,7 @@
 use slabwise_planner::Lifetime;
 use slabwise_planner::pack::{Item, Limits, Packing, Problem, Proof, Space, check};
 
-/// A number below the first argument, as random as the state.
+/// A number below the first argument, pseudo-random.
 fn below(n: u64, state: &mut u64) -> u64 {
     *state = state
         .wrapping_mul(6_364_136_223_846_793_005)
@@ -13,8 +13,8 @@ fn below(n: u64, state: &mut u64) -> u64 {
 }
 
 /// The lowest height of all orders in which each item gets the lowest offset free for its whole
-/// life. That is the optimum: taken in the order of an optimal packing's offsets, no item comes to
-/// lie higher than there.
+/// life. That is the optimum, because in the order of an optimal packing's offsets no item lies
+/// higher than in that packing.
 fn optimum(items: &[Item]) -> u64 {
     let mut best = items
         .iter()
@@ -67,7 +67,7 @@ fn packed(problem: &Problem, effort: u64) -> Packing {
     packing
 }
 
-/// Items that live at once or at random, with one alignment or with mixed ones, of sizes that are
+/// Items that live at once or at random, with one alignment or with mixed ones, whose sizes are
 /// seldom multiples of them.
 fn random_items(count: u64, state: &mut u64) -> Vec<Item> {
     let (at_once, mixed) = (below(2, state) == 0, below(2, state) == 0);
@@ -90,7 +90,7 @@ fn random_items(count: u64, state: &mut u64) -> Vec<Item> {
 }
 
 #[test]
-fn two_items_end_with_the_one_that_leaves_most_of_its_last_unit() {
+fn the_item_that_leaves_most_of_its_last_unit_is_on_top() {
     let item = |size| Item {
         life: Lifetime::new(0, 1),
         size,
@@ -108,7 +108,7 @@ fn two_items_end_with_the_one_that_leaves_most_of_its_last_unit() {
 }
 
 #[test]
-fn nothing_is_lower_than_small_packings_and_their_height_as_a_capacity_is_met() {
+fn small_packings_are_optimal_and_meet_their_height_as_a_capacity() {
     let (mut state, mut rests) = (1, 0);
     for case in 0..400 {
         let count = if case % 20 == 0 {
@@ -144,7 +144,7 @@ fn nothing_is_lower_than_small_packings_and_their_height_as_a_capacity_is_met() 
             optimum,
             "{problem:?}"
         );
-        // With bounds below the optimum, what is proved is the optimum and nothing else.
+        // With bounds below the optimum, only the optimum is proved.
         assert!(problem.lower_bound() <= optimum, "{problem:?}");
     }
     assert!(rests > 100, "{rests} optima end within a unit");

@@ -1,4 +1,4 @@
-//! Items and rules with numbers at the ends of what 64 bits hold: packed, or refused by an error
+//! Items and constraints with numbers at the limits of 64 bits: packed, or rejected by an error
 //! that names the item.
 
 use crate::random_problem::random_problem;
@@ -111,7 +111,7 @@ fn absurd_numbers_are_packed_or_refused() {
     .budget_ms(2_000);
 }
 
-/// The same by way of a table: what is read again is what was written.
+/// The same through a table: reading returns the table that was written.
 #[test]
 fn absurd_numbers_in_tables() {
     for column in ["lower", "upper", "size", "alignment", "fixed", "offset"] {

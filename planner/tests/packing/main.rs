@@ -1,4 +1,4 @@
-//! The packer from outside: random problems, brute force, and what the checker rejects.
+//! The packer from outside: random problems, brute force, and packings that the checker rejects.
 
 mod alignments;
 mod extremes;

@@ -1,5 +1,5 @@
-//! The checker is worth its trust only if it rejects: one valid packing, broken in every way it can
-//! tell.
+//! The checker must reject invalid packings: one valid packing, broken in every way that it can
+//! detect.
 
 use crate::oracle;
 use crate::random_problem::sound_problem;
@@ -23,8 +23,8 @@ fn item(start: u64, end: u64, size: u64) -> Item {
     }
 }
 
-/// B in the place of A, a view of a whole with a gap, two neighbours, a pinned one, and one in a
-/// memory of its own.
+/// B in the place of A, a view of a whole with a gap, two neighbours, a fixed item, and one in a
+/// separate memory.
 fn sample() -> (Problem, Packing) {
     let items = vec![
         item(0, 4, 64),
@@ -67,7 +67,7 @@ fn sample() -> (Problem, Packing) {
     (problem, packing)
 }
 
-/// What the checker says about the sample after a change.
+/// The violation that the checker reports for the sample after a change.
 fn broken(change: impl FnOnce(&mut Problem, &mut Packing)) -> Violation {
     let (mut problem, mut packing) = sample();
     change(&mut problem, &mut packing);
@@ -139,7 +139,7 @@ fn items_where_they_may_not_be() {
 }
 
 #[test]
-fn groups_torn_apart() {
+fn members_of_groups_at_wrong_distances() {
     let (_, packing) = sample();
     let at = |item: usize| packing.offsets[item];
     let aliases = broken(|_, packing| packing.offsets[VIEW] += 16);
@@ -167,7 +167,7 @@ fn groups_torn_apart() {
 }
 
 #[test]
-fn pairs_that_are_none() {
+fn pairs_that_are_not_permitted_or_lie_apart() {
     let unknown = broken(|_, packing| packing.in_place = vec![InPlace { from: B, to: A }]);
     assert_eq!(unknown, Violation::PairUnknown { from: B, to: A });
     let beyond = broken(|_, packing| packing.in_place.push(InPlace { from: 99, to: A }));
@@ -190,8 +190,8 @@ fn pairs_that_are_none() {
     );
 }
 
-/// Four items at one place, of which two die where the others are born, and one of a single step
-/// between them.
+/// Four items at one place, of which two die where the others are born, and one that lives for the
+/// single step between them.
 fn crowd(pairs: &[(usize, usize)]) -> Violation {
     let pairs: Vec<InPlace> = pairs
         .iter()
@@ -251,7 +251,7 @@ fn pairs_that_share_a_partner() {
 
 #[test]
 fn shared_bytes() {
-    // Without the pair being named, its items overlap at their common step.
+    // If the pair is not listed, its items overlap at their common step.
     let unsaid = broken(|_, packing| packing.in_place.clear());
     assert!(
         matches!(
@@ -280,7 +280,7 @@ fn shared_bytes() {
         space: 0,
     };
     assert_eq!(onto, expected);
-    // An alias is one only for its own group.
+    // Aliases may share bytes only within their own group.
     let alias = broken(|problem, packing| {
         problem.aliases.clear();
         packing.offsets[VIEW] = packing.offsets[WHOLE];
@@ -289,7 +289,7 @@ fn shared_bytes() {
         matches!(alias, Violation::Overlap { step: 2, .. }),
         "{alias}"
     );
-    // Without its gap the whole needs its upper half while something else is there.
+    // Without its gap the whole needs its upper half while another item is there.
     let (mut problem, mut packing) = sample();
     problem.items[A].life = Lifetime::new(4, 6);
     problem.in_place.clear();
@@ -388,7 +388,8 @@ fn too_small_a_memory() {
     );
 }
 
-/// One offset or pair of a right packing changed at random: checker and oracle agree on every one.
+/// One offset or pair of a valid packing changed at random: checker and oracle agree on every
+/// change.
 #[test]
 fn checker_and_oracle_agree_on_random_changes() {
     let (mut right, mut wrong) = (0, 0);
@@ -407,7 +408,7 @@ fn checker_and_oracle_agree_on_random_changes() {
         } else {
             packing.in_place.pop();
         }
-        // The numbers are made right, so that only places decide.
+        // The numbers are corrected, so that only offsets decide.
         for (extent, height) in packing
             .spaces
             .iter_mut()

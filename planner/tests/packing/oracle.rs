@@ -1,8 +1,8 @@
-//! What a packing is, from the definition, byte by byte and step by step where that is simplest.
+//! The definition of a packing, byte by byte and step by step where that is simplest.
 
 use slabwise_planner::pack::{InPlace, Packing, Problem};
 
-/// Which bytes of the item (from, to) belong to it at a step.
+/// The bytes of the item (from, to) that belong to it at a step.
 pub fn needed(problem: &Problem, item: usize, step: u64) -> (u64, u64) {
     let it = &problem.items[item];
     if !it.life.contains(step) {
@@ -22,7 +22,7 @@ pub fn needed(problem: &Problem, item: usize, step: u64) -> (u64, u64) {
     if low < high { (low, high) } else { (0, 0) }
 }
 
-/// The step after the last one at which anything lives.
+/// The step after the last one at which an item lives.
 pub fn end(problem: &Problem) -> u64 {
     problem
         .items
@@ -53,7 +53,7 @@ fn may_share(problem: &Problem, in_place: &[InPlace], a: usize, b: usize) -> boo
     aliases(problem, a, b) || pair(a, b) || pair(b, a)
 }
 
-/// Whether offsets and pairs are right, each item against each other.
+/// Whether offsets and pairs are valid, checked for each pair of items.
 pub fn is_valid(problem: &Problem, offsets: &[u64], in_place: &[InPlace]) -> bool {
     let items = &problem.items;
     let aligned = items
@@ -109,21 +109,21 @@ fn apart(problem: &Problem, offsets: &[u64], in_place: &[InPlace], a: usize, b: 
 }
 
 /// Whether an item needs bytes at any step.
-pub fn is_needy(problem: &Problem, item: usize) -> bool {
+pub fn needs_bytes(problem: &Problem, item: usize) -> bool {
     (0..end(problem)).any(|step| needed(problem, item, step) != (0, 0))
 }
 
 /// The height of each space.
 pub fn heights(problem: &Problem, offsets: &[u64]) -> Vec<u64> {
     let mut heights = vec![0; problem.spaces.len().max(1)];
-    for item in (0..problem.items.len()).filter(|&item| is_needy(problem, item)) {
+    for item in (0..problem.items.len()).filter(|&item| needs_bytes(problem, item)) {
         let height: &mut u64 = &mut heights[space(problem, item)];
         *height = (*height).max(offsets[item] + problem.items[item].size);
     }
     heights
 }
 
-/// Whether everything about a packing is right, the lower bounds apart (no more than the heights).
+/// Whether a packing is valid; its lower bounds only have to be no more than the heights.
 pub fn accepts(problem: &Problem, packing: &Packing) -> bool {
     let heights = heights(problem, &packing.offsets);
     is_valid(problem, &packing.offsets, &packing.in_place)

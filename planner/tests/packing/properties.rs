@@ -1,4 +1,4 @@
-//! Random problems with every rule, judged by the oracle and by brute force.
+//! Random problems with every constraint, judged by the oracle and by brute force.
 
 use crate::oracle;
 use crate::random_problem::{random_problem, sound_problem};
@@ -10,7 +10,7 @@ use slabwise_planner::pack::{
     InPlace, Limits, Packing, Placement, Problem, Proof, Violation, check,
 };
 
-/// Runs a test on many random problems, always the same ones, so that it may count.
+/// Runs a test on many random problems, always the same ones, so that it may count results.
 fn cases(count: u64, test: impl Fn(&mut Unstructured) -> Result<()>) {
     for seed in 0..count {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -32,9 +32,9 @@ fn thorough() -> Limits {
     }
 }
 
-/// The oracle and the checker agree that a packing is right; that a capacity is too small is no
-/// fault of it.
-fn assert_right(problem: &Problem, packing: &Packing) {
+/// Checks that the oracle and the checker accept a packing; a capacity that is too small is not its
+/// fault.
+fn assert_accepted(problem: &Problem, packing: &Packing) {
     assert!(
         oracle::accepts(problem, packing),
         "{problem:?}\n{packing:?}"
@@ -49,16 +49,16 @@ fn assert_right(problem: &Problem, packing: &Packing) {
 }
 
 #[test]
-fn packings_of_random_problems_are_right() {
+fn packings_of_random_problems_are_valid() {
     let features = RefCell::new([0; 7]);
     cases(1500, |u| {
         let problem = sound_problem(u, 12)?;
         let Ok(packing) = problem.pack() else {
             return Ok(());
         };
-        assert_right(&problem, &packing);
+        assert_accepted(&problem, &packing);
         let better = problem.pack_within(&thorough()).expect("packed before");
-        assert_right(&problem, &better);
+        assert_accepted(&problem, &better);
         assert!(
             better
                 .spaces
@@ -106,7 +106,7 @@ fn contradictions_are_errors() {
         match problem.pack() {
             Ok(packing) => {
                 accepted.set(accepted.get() + 1);
-                assert_right(&problem, &packing);
+                assert_accepted(&problem, &packing);
             }
             Err(error) => {
                 refused.set(refused.get() + 1);
@@ -133,8 +133,7 @@ fn the_same_problem_gives_the_same_packing() {
     });
 }
 
-/// What came out is a start that nothing worse comes out of, and a single offset of it a hint that
-/// does no harm.
+/// A packing as a start never gives a worse packing, and a single offset of it is a harmless hint.
 #[test]
 fn a_packing_is_a_start_to_improve_on() {
     arbtest(|u| {
@@ -149,7 +148,7 @@ fn a_packing_is_a_start_to_improve_on() {
             .map(|(item, &offset)| Placement { item, offset })
             .collect();
         let again = problem.pack().expect("packed before");
-        assert_right(&problem, &again);
+        assert_accepted(&problem, &again);
         assert!(
             again
                 .spaces
@@ -159,13 +158,13 @@ fn a_packing_is_a_start_to_improve_on() {
             "{problem:?}"
         );
         problem.start.truncate(1);
-        assert_right(&problem, &problem.pack().expect("packed before"));
+        assert_accepted(&problem, &problem.pack().expect("packed before"));
         Ok(())
     });
 }
 
-/// The smallest sum of heights: every offset up to a height is tried for every item, with every set
-/// of pairs.
+/// The smallest sum of heights: tries every offset up to a height for every item, with every set of
+/// pairs.
 fn optimum(problem: &Problem, heights: &[u64]) -> u64 {
     let mut best = heights.iter().sum();
     let sets = 1u32 << problem.in_place.len();
@@ -178,7 +177,7 @@ fn optimum(problem: &Problem, heights: &[u64]) -> u64 {
             .filter_map(chosen)
             .collect();
         let needy: Vec<bool> = (0..problem.items.len())
-            .map(|item| oracle::is_needy(problem, item))
+            .map(|item| oracle::needs_bytes(problem, item))
             .collect();
         try_all(
             problem,
@@ -217,7 +216,7 @@ fn try_all(
         .find(|at| at.item == item)
         .map(|at| at.offset);
     let top = heights[oracle::space(problem, item)];
-    // An item that needs nothing but is tied may lie above all others.
+    // A tied item that needs no bytes may lie above all others.
     let reach = if needy[item] {
         top.saturating_sub(it.size)
     } else {
@@ -233,7 +232,7 @@ fn try_all(
     let candidates: Vec<u64> = fixed.map_or_else(|| candidates.collect(), |offset| vec![offset]);
     for offset in candidates {
         offsets.push(offset);
-        // What is wrong with the first few stays wrong.
+        // A violation among the first few items cannot be repaired by the rest.
         let part = Problem {
             items: problem.items[..=item].to_vec(),
             fixed: Vec::new(),

@@ -1,11 +1,11 @@
-//! Random packing problems with every rule, for tests and for fuzzing.
+//! Random packing problems with every constraint, for tests and for fuzzing.
 
 use arbtest::arbitrary::{Result, Unstructured};
 use slabwise_planner::Lifetime;
 use slabwise_planner::pack::{Gap, InPlace, Item, Placement, Problem, Space, Window};
 
-/// A random problem of up to `items_max` items. Its rules are sound one by one, but may contradict
-/// each other.
+/// A random problem of up to `items_max` items. Each constraint is valid by itself, but they may
+/// contradict each other.
 pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = Problem::default();
     let (span, aligned) = (u.int_in_range(1..=12u64)?, u.ratio(1, 3)?);
@@ -24,7 +24,7 @@ pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem>
     if count == 0 {
         return Ok(problem);
     }
-    // Every rule in some problems only, so that many have few.
+    // Each kind of constraint occurs in some problems only, so that many problems have few.
     if u.ratio(1, 3)? {
         for _ in 0..u.int_in_range(1..=4)? {
             problem.gaps.push(gap(u, &problem, span)?);
@@ -73,7 +73,7 @@ pub fn random_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem>
     Ok(problem)
 }
 
-/// A sound one: of two rules that contradict each other, one is dropped.
+/// A problem without contradictions: of two constraints that contradict each other, one is dropped.
 pub fn sound_problem(u: &mut Unstructured, items_max: usize) -> Result<Problem> {
     let mut problem = random_problem(u, items_max)?;
     type Rule = fn(&mut Problem);
@@ -132,7 +132,7 @@ fn groups(u: &mut Unstructured, count: usize) -> Result<Vec<Vec<usize>>> {
     Ok(vec![some, rest])
 }
 
-/// Permits pairs; now and then moves an item so that there is one.
+/// Permits pairs; now and then moves an item so that a pair is possible.
 fn permit(u: &mut Unstructured, problem: &mut Problem) -> Result<()> {
     for _ in 0..u.int_in_range(1..=5)? {
         let (from, to) = (

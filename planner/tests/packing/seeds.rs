@@ -1,4 +1,4 @@
-//! The tables that fuzzing starts from, and cases at the edge.
+//! The seed tables of the fuzzer, and edge cases.
 
 use crate::oracle;
 use slabwise_planner::Lifetime;
@@ -7,7 +7,7 @@ use slabwise_planner::pack::*;
 use std::path::Path;
 
 #[test]
-fn every_seed_is_read_and_packed_or_refused() {
+fn every_seed_is_read_and_packed_or_rejected() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds");
     let mut heights = Vec::new();
     for entry in std::fs::read_dir(folder).expect("the folder of seeds") {
@@ -22,7 +22,7 @@ fn every_seed_is_read_and_packed_or_refused() {
         let packing = table.problem.pack();
         if let Ok(packing) = &packing {
             assert_eq!(check(&table.problem, packing), Ok(()), "{name}");
-            // The oracle goes from step to step.
+            // The oracle iterates over steps.
             let small = table.problem.items.iter().all(|item| item.life.end < 100);
             assert!(!small || oracle::accepts(&table.problem, packing), "{name}");
         }
@@ -58,7 +58,7 @@ fn packed(problem: &Problem) -> Packing {
 }
 
 #[test]
-fn nothing_and_next_to_nothing() {
+fn empty_problems_and_items_without_bytes() {
     let tied = Problem {
         fixed: vec![Placement { item: 0, offset: 7 }],
         aliases: vec![vec![0, 1]],
@@ -66,7 +66,8 @@ fn nothing_and_next_to_nothing() {
         ..Problem::new(vec![item(0, 0, 5), item(4, 9, 0), item(5, 5, 3)])
     };
     let packing = packed(&tied);
-    // What needs no bytes still lies where the rules put it, and makes no height.
+    // Items that need no bytes still lie where the constraints put them, and do not add to the
+    // height.
     assert_eq!((packing.offsets, packing.height), (vec![7, 7, 7], 0));
     let gone = Problem {
         gaps: vec![Gap {
@@ -105,7 +106,7 @@ fn fixed_pairs_that_never_need_bytes() {
 }
 
 #[test]
-fn an_alias_of_what_gives_its_place_is_not_asked() {
+fn an_alias_of_a_donor_keeps_its_bytes() {
     let at = |item| Placement { item, offset: 40 };
     let problem = Problem {
         fixed: vec![at(0), at(1)],
@@ -124,7 +125,7 @@ fn an_alias_of_what_gives_its_place_is_not_asked() {
 }
 
 #[test]
-fn sizes_that_64_bits_just_hold() {
+fn sizes_that_just_fit_64_bits() {
     let most = u64::MAX;
     let items = vec![
         item(0, most, most - 10),
@@ -172,7 +173,7 @@ fn sizes_that_64_bits_just_hold() {
     );
 }
 
-/// An offset to start from that would leave no room above it for the other items is not kept.
+/// A start offset that leaves too little space above it for the other items is dropped.
 #[test]
 fn offsets_to_start_from_leave_room_for_the_rest() {
     for offset in [(1 << 63) - 1, 1 << 63, u64::MAX - 1] {
@@ -203,7 +204,7 @@ fn offsets_to_start_from_leave_room_for_the_rest() {
     });
 }
 
-/// An item that never needs bytes has an offset as well, and an end that 64 bits must hold.
+/// An item that never needs bytes has an offset as well, and an end that must fit 64 bits.
 #[test]
 fn ends_of_items_without_bytes_do_not_overflow() {
     let items = vec![item(0, 6, 3), item(0, 2, 2), item(5, 5, 8)];
@@ -224,8 +225,8 @@ fn ends_of_items_without_bytes_do_not_overflow() {
     );
 }
 
-/// Pairs are chosen with the offsets: a chain of equal sizes is one rectangle; where the taker is
-/// larger, the rest must be free; and a pair that does harm is not taken.
+/// Pairs are chosen with the offsets: a chain of equal sizes is one rectangle; if the recipient is
+/// larger, the rest must be free; and a harmful pair is not used.
 #[test]
 fn pairs_are_chosen_with_the_offsets() {
     let pair = |from, to| InPlace { from, to };
@@ -254,7 +255,7 @@ fn pairs_are_chosen_with_the_offsets() {
 }
 
 #[test]
-fn memories_have_heights_of_their_own() {
+fn each_memory_has_its_own_height() {
     let spaces = vec![
         Space {
             capacity: Some(10),
@@ -300,7 +301,7 @@ fn memories_have_heights_of_their_own() {
     assert_eq!(across.pack(), Err(error));
 }
 
-/// Each rule that contradicts itself or another is named with the items and numbers.
+/// Each constraint that contradicts itself or another is named with the items and numbers.
 #[test]
 fn contradictions_are_named() {
     let items = || {
@@ -388,7 +389,7 @@ fn contradictions_are_named() {
         step: 3,
     };
     assert_eq!(overlap, expected);
-    // At the very same offset, a permitted pair may.
+    // At the same offset, a permitted pair may share bytes.
     let mut same = Problem {
         fixed: vec![fixed(0, 4), fixed(1, 4)],
         in_place: vec![pair(0, 1)],

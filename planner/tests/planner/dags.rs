@@ -1,5 +1,5 @@
-//! Every broken invariant of a dag has its error, which names what is wrong; small dags have the
-//! plans one expects.
+//! Every broken invariant of a dag has its error, which names the fault; small dags have the
+//! expected plans.
 
 use slabwise_planner::{
     Buffer, BufferId, Dag, DagError, Kind, Lifetime, MayReuse, Options, Plan, PlanError, Task,
@@ -135,7 +135,7 @@ fn sizes() {
 }
 
 #[test]
-fn data_from_nowhere() {
+fn data_without_a_writer() {
     let found = error(|dag| dag.buffers[0].live_in = false);
     assert_eq!(
         found,
@@ -162,7 +162,7 @@ fn data_from_nowhere() {
 }
 
 #[test]
-fn circles_are_named() {
+fn cycles_are_named() {
     let found = error(|dag| dag.tasks[0].after.push(TaskId(1)));
     assert!(
         matches!(found, DagError::Cycle { ref tasks } if tasks.len() == 2),
@@ -181,7 +181,7 @@ fn circles_are_named() {
             tasks: vec!["g".into()]
         }
     );
-    // A long way from the first stuck task to the circle, and tasks behind it.
+    // A long path from the first stuck task to the cycle, and tasks behind it.
     let mut dag = Dag::new();
     for i in 0..10u32 {
         let mut task = Task::new(format!("t{i}"), &[], &[]);

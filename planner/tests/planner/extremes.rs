@@ -1,5 +1,5 @@
-//! Numbers at the ends of what 64 bits hold, and options that are no numbers: each is planned or
-//! refused by name, and nothing panics.
+//! Numbers at the limits of 64 bits, and options that are not numbers: each is planned or rejected
+//! by name, and nothing panics.
 
 use crate::generate::random_dag;
 use crate::remat::cases;
@@ -11,8 +11,7 @@ use slabwise_planner::{
     plan, plan_with_link, plan_within, report,
 };
 
-/// Where arithmetic on 64 bits ends, with and without a sign, in whole units of an alignment and
-/// not.
+/// The limits of signed and unsigned 64-bit arithmetic, in whole units of an alignment and not.
 const NUMBERS: [u64; 14] = [
     0,
     1,
@@ -30,7 +29,7 @@ const NUMBERS: [u64; 14] = [
     u64::MAX,
 ];
 
-/// Puts such a number in the place of a few.
+/// Replaces a few numbers by extreme ones.
 fn strain(u: &mut Unstructured, dag: &mut Dag) -> Result<()> {
     for _ in 0..u.int_in_range(1..=3)? {
         let number = *u.choose(&NUMBERS)?;
@@ -99,7 +98,7 @@ fn dags_of_absurd_sizes_are_planned_or_refused() {
             cost_per_byte: *u.choose(&[0.0, 1e-300, 1.0, 1e30, f64::MAX])?,
             host_bytes,
         };
-        // What leaves for the host counts twice, which 64 bits may no longer hold.
+        // Offloaded bytes count twice, which may exceed 64 bits.
         let Ok(found) = plan_with_link(&dag, once, budget, &link, &options) else {
             return Ok(());
         };
@@ -208,7 +207,7 @@ fn graphs_of_absurd_sizes_are_searched_or_refused() {
 }
 
 #[test]
-fn options_that_are_no_numbers_are_named() {
+fn options_that_are_not_numbers_are_named() {
     let graph = RematGraph {
         name: "chain".into(),
         nodes: (0..4).map(|i| node(i, 8, 1, 0)).collect(),

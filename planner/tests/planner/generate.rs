@@ -1,5 +1,5 @@
-//! Dags for tests: random ones that touch every rule, and training steps as a runtime would make
-//! them.
+//! Dags for tests: random ones that exercise every rule, and training steps like those of a
+//! runtime.
 
 use arbtest::arbitrary::{Result, Unstructured};
 use slabwise_planner::{Buffer, BufferId, Dag, Kind, MayReuse, Task, TaskId};
@@ -15,7 +15,7 @@ pub fn random_dag(u: &mut Unstructured) -> Result<Dag> {
         (buffer.live_in, buffer.live_out) = (true, u.ratio(1, 4)?);
         dag.add_buffer(buffer);
     }
-    // Buffers that a later task may still write a part of: nobody has read them.
+    // Buffers without a reader so far, of which a later task may still write a part.
     let mut open: Vec<BufferId> = Vec::new();
     for t in 0..u.int_in_range(0..=20)? {
         let mut reads: Vec<BufferId> = Vec::new();
@@ -70,7 +70,7 @@ pub fn random_dag(u: &mut Unstructured) -> Result<Dag> {
 }
 
 fn random_buffer(u: &mut Unstructured, name: String, mixed_alignments: bool) -> Result<Buffer> {
-    // Few different sizes, so that equal ones meet.
+    // Few different sizes, so that equal sizes meet.
     let bytes = *u.choose(&[0, 1, 64, 100, 128, 128, 512, 512, 700, 1024, 4096])?;
     let mut buffer = Buffer::new(name, *u.choose(&Kind::ALL)?, bytes);
     if mixed_alignments {
@@ -102,8 +102,8 @@ fn shuffled(u: &mut Unstructured, dag: &Dag) -> Result<Dag> {
     Ok(shuffled)
 }
 
-/// Builds training steps: operations append tasks, remember what the backward pass needs, and
-/// `finish` appends it.
+/// Builds training steps: operations append tasks and record the operands of the backward pass,
+/// which `finish` appends.
 pub struct Step {
     pub dag: Dag,
     batch: u64,
@@ -196,8 +196,8 @@ impl Step {
         to
     }
 
-    /// Loss, backward pass, and (after all gradients, as a naive program would) one update per
-    /// layer.
+    /// Appends the loss, the backward pass, and (after all gradients, as a naive program would) one
+    /// update per layer.
     pub fn finish(mut self, logits: BufferId) -> Dag {
         let loss = self.dag.add_buffer(Buffer {
             live_out: true,

@@ -1,16 +1,16 @@
-//! What a schedule of a graph needs and takes, by the rules of the format, one step after the
+//! The peak and cost of a schedule of a graph, by the rules of the format, one step after the
 //! other.
 
 use slabwise_planner::remat_graph::{Place, RematGraph, Step};
 
-/// What a valid schedule comes to, above the persistent nodes.
+/// The results of a valid schedule, above the persistent nodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Judged {
     pub peak: u64,
     pub cost: u64,
-    /// With one stream for computing, and one engine for each direction of copies.
+    /// With one stream for computation, and one engine for each direction of copies.
     pub time: f64,
-    /// The end of the slab, if steps have places.
+    /// The end of the slab, if steps have offsets.
     pub height: u64,
 }
 
@@ -23,7 +23,7 @@ enum Copying {
 
 struct Judge<'g> {
     graph: &'g RematGraph,
-    /// Node → the offset of its buffer, while there is one.
+    /// Node → the offset of its buffer, while it is live.
     live: Vec<Option<u64>>,
     copying: Vec<Copying>,
     on_host: Vec<bool>,
@@ -35,8 +35,8 @@ struct Judge<'g> {
     judged: Judged,
 }
 
-/// Judges a schedule in which moving a byte takes `link`; why it is none, else. Places count where
-/// steps have some.
+/// Judges a schedule in which copying a byte takes `link`, or returns why it is invalid. Offsets
+/// count if steps have them.
 pub fn judge(
     graph: &RematGraph,
     steps: impl IntoIterator<Item = (Step, Option<Place>)>,
@@ -61,7 +61,7 @@ pub fn judge(
             .map_err(|why| format!("{step:?}: {why}"))?;
     }
     for (i, node) in graph.nodes.iter().enumerate() {
-        let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !judge.is_there(i);
+        let missing = graph.outputs.contains(&(i as u32)) && !node.persistent && !judge.is_live(i);
         if missing || (!node.mutates.is_empty() && judge.runs[i] == 0) {
             return Err(format!("{i} is missing at the end"));
         }
@@ -70,7 +70,7 @@ pub fn judge(
 }
 
 impl Judge<'_> {
-    fn is_there(&self, i: usize) -> bool {
+    fn is_live(&self, i: usize) -> bool {
         self.live[i].is_some() && !matches!(self.copying[i], Copying::In(_))
     }
 
@@ -121,7 +121,7 @@ impl Judge<'_> {
             return Err("it runs again".into());
         }
         for &j in &node.inputs {
-            if !graph.nodes[j as usize].persistent && !self.is_there(j as usize) {
+            if !graph.nodes[j as usize].persistent && !self.is_live(j as usize) {
                 return Err(format!("it reads {j}, which is not there"));
             }
             if self.changed_by[j as usize].is_some_and(|by| by as usize != i) {
@@ -164,7 +164,7 @@ impl Judge<'_> {
             self.is_free(place.offset, bytes)?;
             self.judged.height = self.judged.height.max(place.offset + bytes);
         }
-        // Without places nothing is asked of offsets.
+        // Without places, offsets are not checked.
         self.live[i] = Some(place.map_or(u64::MAX, |place| place.offset));
         self.bytes += bytes;
         Ok(())

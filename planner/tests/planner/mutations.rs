@@ -1,5 +1,4 @@
-//! The checker is worth its trust only if it rejects: one valid plan, broken in every way it can
-//! tell.
+//! The checker must reject invalid plans: one valid plan, broken in every way that it can detect.
 
 use slabwise_planner::{
     Buffer, BufferId, Dag, DagError, Kind, Lifetime, MayReuse, Options, OrderPolicy, Plan, Task,
@@ -58,7 +57,7 @@ fn sample() -> (Dag, Plan) {
             to: a,
         },
     ];
-    // The last pair asks for more than x has.
+    // The last pair requires more bytes than x has.
     dag.may_reuse.pop();
     let plan = plan(
         &dag,
@@ -74,7 +73,7 @@ fn sample() -> (Dag, Plan) {
     (dag, plan)
 }
 
-/// What the checker says about the sample after a change.
+/// The violation that the checker reports for the sample after a change.
 fn broken(change: impl FnOnce(&mut Dag, &mut Plan)) -> Violation {
     let (mut dag, mut plan) = sample();
     change(&mut dag, &mut plan);
@@ -254,7 +253,8 @@ fn something_outside_the_slab() {
 
 #[test]
 fn two_buffers_on_the_same_bytes() {
-    // x and a are alive at steps 0 and 1; their last byte in common counts as much as all of them.
+    // x and a are alive at steps 0 and 1; sharing only their last byte counts as much as sharing
+    // all.
     let violation = broken(|_, plan| plan.offsets[X] = plan.offsets[A] + 192);
     match violation {
         Violation::Overlap {
@@ -277,7 +277,7 @@ fn a_workspace_on_a_living_buffer() {
 }
 
 #[test]
-fn bytes_shared_in_place_without_saying_so() {
+fn an_undeclared_pair_on_the_same_bytes() {
     let violation = broken(|_, plan| plan.reused.clear());
     assert!(
         matches!(violation, Violation::Overlap { step: 1, .. }),
@@ -352,8 +352,8 @@ fn a_pair_at_two_places() {
 }
 
 #[test]
-fn a_pair_that_takes_more_than_there_is() {
-    // 256 bytes either way, but in units of 512.
+fn a_pair_whose_recipient_is_larger_in_units() {
+    // 256 bytes in both cases, but in units of 512.
     let violation = broken(|dag, plan| {
         dag.buffers[B].align = 512;
         plan.height += 1024;
@@ -371,8 +371,8 @@ fn a_pair_that_takes_more_than_there_is() {
     );
 }
 
-/// x, 256 bytes → its first `part` bytes, computed in place of x: a valid plan, if they are no more
-/// than x has.
+/// x, 256 bytes → its first `part` bytes, computed in place of x: a valid plan if `part` does not
+/// exceed 256.
 fn prefix(part: u64) -> (Dag, Option<Plan>) {
     let mut dag = Dag::new();
     let x = dag.add_buffer(Buffer {
@@ -394,7 +394,7 @@ fn prefix(part: u64) -> (Dag, Option<Plan>) {
 }
 
 #[test]
-fn a_part_that_reaches_beyond_what_it_takes_over() {
+fn a_part_that_ends_beyond_its_donor() {
     let (dag, planned) = prefix(64);
     let planned = planned.expect("a valid dag");
     assert_eq!(
@@ -403,7 +403,7 @@ fn a_part_that_reaches_beyond_what_it_takes_over() {
         "the first part of a buffer is computed in its place"
     );
     assert!(check(&dag, planned.clone()).is_ok());
-    // The same plan, where what is written has grown past the end of what it takes over.
+    // The same plan, with a written buffer that ends beyond the buffer it takes over.
     for bytes in [257, 320, 1 << 20] {
         let mut longer = dag.clone();
         longer.buffers[1].bytes = bytes;
@@ -421,7 +421,7 @@ fn a_part_that_reaches_beyond_what_it_takes_over() {
         assert_eq!(check(&longer, grown), Err(Violation::Dag(too_small)));
         assert!(prefix(bytes).1.is_none(), "no plan is made of that");
     }
-    // A part that begins later than what it takes over is no part of it: the bytes of both are in
+    // A part that begins after the buffer it takes over is not part of it: the bytes of both are in
     // use at that step.
     let later = Plan {
         offsets: vec![planned.offsets[0], planned.offsets[0] + 64],
@@ -431,7 +431,7 @@ fn a_part_that_reaches_beyond_what_it_takes_over() {
         check(&dag, later),
         Err(Violation::ReuseMoved { .. })
     ));
-    // Undeclared, the part's bytes are those of another.
+    // Undeclared, the part's bytes belong to another buffer.
     let undeclared = Plan {
         reused: vec![],
         ..planned
@@ -443,7 +443,7 @@ fn a_part_that_reaches_beyond_what_it_takes_over() {
 }
 
 #[test]
-fn a_buffer_that_gives_or_takes_twice() {
+fn a_buffer_that_donates_or_receives_twice() {
     let violation = broken(|dag, plan| plan.reused.push(dag.may_reuse[0]));
     assert_eq!(
         violation,
@@ -456,7 +456,7 @@ fn a_buffer_that_gives_or_takes_twice() {
 }
 
 #[test]
-fn numbers_that_are_not_true() {
+fn wrong_numbers() {
     let (_, plan) = sample();
     let (height, bound, apart) = (plan.height, plan.lower_bound, plan.without_reuse);
     assert_eq!(

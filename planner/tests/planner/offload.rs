@@ -1,5 +1,5 @@
-//! Programs that send buffers to the host to keep a budget: they make what they would without, and
-//! the checkers see when not.
+//! Programs that offload buffers to the host to keep a budget: they compute the same values as
+//! without offload, and the checkers find plans that do not.
 
 use crate::generate::{mlp, random_dag};
 use crate::remat::cases;
@@ -12,7 +12,7 @@ use slabwise_planner::{
 };
 
 #[test]
-fn random_programs_make_the_same_within_any_budget_over_any_link() {
+fn random_programs_compute_the_same_within_any_budget_over_any_link() {
     let (mut sent, mut met, mut both) = (0, 0, 0);
     cases(40, |u| {
         let mut dag = if u.ratio(1, 3)? {
@@ -134,7 +134,7 @@ fn random_programs_make_the_same_within_any_budget_over_any_link() {
 const BYTES: u64 = 4096;
 const X: BufferId = BufferId(0);
 
-/// x is made first and read last; two large buffers live in between.
+/// x is written first and read last; two large buffers live in between.
 fn sample() -> Dag {
     let mut dag = Dag::new();
     let [x, a, b] =
@@ -161,8 +161,8 @@ fn sample() -> Dag {
     dag
 }
 
-/// The sample in two thirds of its bytes: x is away while b is made from a.
-fn sent() -> (Offloaded, Plan) {
+/// The sample in two thirds of its bytes: x is offloaded while b is computed from a.
+fn offloaded_sample() -> (Offloaded, Plan) {
     let dag = sample();
     let once = plan(&dag, &Options::default()).expect("a valid dag");
     assert_eq!(once.height, 3 * BYTES);
@@ -212,8 +212,8 @@ const NAMES: [&str; 9] = [
 ];
 
 #[test]
-fn a_buffer_is_sent_once_made_leaves_after_a_use_and_comes_back_for_the_next() {
-    let (offloaded, plan) = sent();
+fn a_buffer_is_offloaded_after_a_use_and_prefetched_for_the_next() {
+    let (offloaded, plan) = offloaded_sample();
     let names: Vec<&str> = plan
         .order
         .iter()
@@ -229,25 +229,26 @@ fn a_buffer_is_sent_once_made_leaves_after_a_use_and_comes_back_for_the_next() {
     );
     assert_eq!(offloaded.dag.buffers[4].space, Space::Host);
     let life = |b: usize| (plan.lifetimes[b].start, plan.lifetimes[b].end);
-    // Until its copy has ended, from the start of the other one, and there all the time between.
+    // The lives: until its copy has ended, from the start of the other copy, and on the host the
+    // whole time between.
     assert_eq!([life(0), life(5), life(4)], [(0, 4), (5, 9), (1, 8)]);
     assert_eq!(offloaded.bytes(), BYTES);
 }
 
-/// What the checker of plans says of the sample with copies after a change.
+/// The violation that the checker reports for the sample with copies after a change.
 fn broken(change: impl FnOnce(&Offloaded, &mut Plan)) -> Violation {
-    let (offloaded, mut plan) = sent();
+    let (offloaded, mut plan) = offloaded_sample();
     change(&offloaded, &mut plan);
     check(&offloaded.dag, plan).expect_err("a broken plan")
 }
 
-/// The plan of another order, as honest as it can be.
+/// The violation of a plan in another order that is otherwise consistent.
 fn reordered(from: usize, to: usize) -> Violation {
-    let (mut offloaded, plan) = sent();
+    let (mut offloaded, plan) = offloaded_sample();
     let mut order = plan.order.clone();
     let task = order.remove(from);
     order.insert(to, task);
-    // Lifetimes and places of the same dag without anything that forbids the order.
+    // Lifetimes and offsets of the same dag without the constraints that forbid the order.
     let kept = offloaded.dag.clone();
     let place: Vec<u32> = (0..9)
         .map(|t| order.iter().position(|o| o.0 == t).expect("in the order") as u32)
@@ -296,22 +297,22 @@ fn reordered(from: usize, to: usize) -> Violation {
 }
 
 #[test]
-fn plans_that_copy_too_late_or_give_bytes_away_too_early_are_seen() {
+fn plans_that_copy_too_late_or_reuse_bytes_too_early_are_rejected() {
     let late = |violation: Violation, late: &str, early: &str| match violation {
         Violation::Dependency {
             late: l, early: e, ..
         } => assert_eq!((&*l, &*e), (late, early)),
         other => panic!("{other}"),
     };
-    // It is read before it is back, fetched before it is sent, sent before it is made.
+    // Read before it is back, prefetched before it is offloaded, offloaded before it is written.
     late(reordered(7, 8), "fetched x on the host", "make y");
     late(reordered(5, 2), "sent x", "fetch x on the host");
     late(reordered(3, 6), "sent x", "fetch x on the host");
     late(reordered(1, 0), "make x", "send x");
-    // Halves in the wrong order.
+    // The halves of a copy in the wrong order.
     late(reordered(3, 1), "send x", "sent x");
-    // Its bytes are given away before the copy out of them has ended, or to what is still there
-    // when the copy into them begins.
+    // Its bytes are reused before the copy out of them has ended, or still in use when the copy
+    // into them begins.
     let overlap = |violation: Violation, first: &str, second: &str, step: usize| match violation {
         Violation::Overlap {
             first: f,
@@ -339,11 +340,11 @@ fn plans_that_copy_too_late_or_give_bytes_away_too_early_are_seen() {
         "a",
         2,
     );
-    // The wait for the sending comes after the first use of its bytes by another.
+    // The wait for the offload comes after the first use of its bytes by another buffer.
     overlap(reordered(3, 4), "x", "b", 3);
-    // The fetching begins while they are another's.
+    // The prefetch begins while another buffer holds the bytes.
     overlap(reordered(5, 4), "a", "x fetched", 4);
-    // The host's space is looked at like the slab.
+    // The host's space is checked like the slab.
     assert!(matches!(
         broken(|_, plan| plan.offsets[4] = 64),
         Violation::OutOfSlab { height: BYTES, .. }
@@ -362,7 +363,7 @@ fn plans_that_copy_too_late_or_give_bytes_away_too_early_are_seen() {
 }
 
 #[test]
-fn two_on_the_host_do_not_share_bytes() {
+fn buffers_on_the_host_do_not_share_bytes() {
     let mut dag = Dag::new();
     let [a, b] = ["a", "b"].map(|name| {
         dag.add_buffer(Buffer {
@@ -398,8 +399,8 @@ fn two_on_the_host_do_not_share_bytes() {
 }
 
 #[test]
-fn every_way_to_do_other_work_is_seen() {
-    let (right, _) = sent();
+fn every_deviation_from_the_program_is_rejected() {
+    let (right, _) = offloaded_sample();
     check_offload(&sample(), right.clone()).expect("right");
     let broken = |change: &dyn Fn(&mut Offloaded)| {
         let mut offloaded = right.clone();
@@ -447,7 +448,7 @@ fn every_way_to_do_other_work_is_seen() {
         broken(&|o| o.dag.tasks[0].cost = 1),
         V::Differs { .. }
     ));
-    // A read of what is something else, or of what is on the host.
+    // A read of another buffer, or of a buffer that is on the host.
     assert_eq!(
         broken(&|o| o.dag.tasks[8].reads = vec![BufferId(2)]),
         V::Dag(DagError::ReuseNotRead {
@@ -496,7 +497,7 @@ fn every_way_to_do_other_work_is_seen() {
             run: "make a".into()
         }
     );
-    // Copies that never end, begin or copy something else.
+    // Copies that never end, never begin or copy another buffer.
     let drop_task = |o: &mut Offloaded, at: usize| {
         let copy = o.dag.tasks.remove(at);
         o.work.remove(at);
@@ -562,7 +563,7 @@ fn every_way_to_do_other_work_is_seen() {
             ..
         }
     ));
-    // Both a task and a copy make it; something is there that should not be.
+    // Both a task and a copy write it; an extra writer.
     assert_eq!(
         broken(&|o| o.dag.tasks[0].writes.push(BufferId(5))),
         V::Touches {
@@ -588,7 +589,7 @@ fn every_way_to_do_other_work_is_seen() {
             ..
         }
     ));
-    // A buffer that nothing makes, and a task that never runs.
+    // A buffer that nothing writes, and a task that never runs.
     let spare = |o: &mut Offloaded| {
         o.dag
             .add_buffer(Buffer::new("x spare", Kind::Activation, BYTES));
@@ -631,11 +632,11 @@ fn the_host_may_be_too_small_and_the_order_of_the_program_is_kept() {
     assert_eq!((found.plan.height, found.offloaded), (once.height, None));
 }
 
-/// Layers of many widths over a link so slow that not all that goes can be copied while kernels
-/// run. Where recomputation is searched for first and copies then, the least that is found is 12.0
-/// and 10.8 % above the cost of running everything once.
+/// Layers of many widths over a link so slow that not all offloaded bytes can be copied while
+/// kernels run. If recomputation is searched for first and copies afterwards, the lowest costs
+/// found are 12.0 and 10.8 % above the cost of running everything once.
 #[test]
-fn copies_and_recomputation_are_searched_for_at_once() {
+fn copies_and_recomputation_are_searched_for_jointly() {
     for (shift, most) in [(0, 1.11), (1, 1.095)] {
         let widths: Vec<u64> = (0..14).map(|i| 8 + (i * 11 + shift * 5) % 29).collect();
         let mut dag = mlp(4096, &widths);

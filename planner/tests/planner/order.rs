@@ -1,5 +1,5 @@
-//! Orders and bounds against all orders there are, on small problems; against relabelling, on real
-//! ones.
+//! Orders and bounds: compared with all orders on small problems, and with relabelled copies on
+//! real ones.
 
 use crate::generate::random_dag;
 use crate::judge::judge;
@@ -9,8 +9,8 @@ use slabwise_planner::remat_graph::{Node, RematGraph, Step, steps_in_place};
 use slabwise_planner::{Dag, Effort, Options, minimise_peak, plan};
 use std::time::Duration;
 
-/// Runs nodes in an order and frees what no later one reads; in place where that is allowed, or
-/// never.
+/// Runs nodes in an order and frees buffers after their last reader; in place where that is
+/// permitted, or never.
 fn peak_of(graph: &RematGraph, order: &[u32], in_place: bool) -> std::result::Result<u64, String> {
     if in_place {
         return peak(graph, steps_in_place(graph, order));
@@ -93,7 +93,7 @@ pub fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph
     }
     for p in 0..persistent {
         if u.ratio(1, 2)? {
-            // The last one to read it may change it.
+            // The last reader may change it.
             if let Some(last) = graph
                 .nodes
                 .iter_mut()
@@ -116,7 +116,7 @@ pub fn random_graph(u: &mut Unstructured, nodes_max: usize) -> Result<RematGraph
     Ok(graph)
 }
 
-/// All orders, judged by `peak`, which refuses the start of those that are impossible.
+/// The smallest peak over all orders, judged by `peak`, which rejects the prefix of invalid orders.
 fn least_peak(
     nodes: &[u32],
     peak: &dyn Fn(&[u32]) -> Option<u64>,
@@ -149,7 +149,7 @@ fn least_peak(
 }
 
 #[test]
-fn small_graphs_get_the_best_of_all_orders() {
+fn small_graphs_get_the_best_order() {
     let mut seen = 0;
     arbtest(|u| {
         let graph = random_graph(u, 7)?;
@@ -193,8 +193,8 @@ fn small_graphs_get_the_best_of_all_orders() {
     assert!(seen > 20);
 }
 
-/// The live bytes of the fullest step, from the definition; none if the order breaks a dependency.
-/// Inputs that nobody touches are left out.
+/// The live bytes of the fullest step, from the definition; `None` if the order breaks a
+/// dependency. Inputs without readers are ignored.
 fn dag_peak(dag: &Dag, order: &[u32]) -> Option<u64> {
     let tasks: Vec<_> = order.iter().map(|&t| &dag.tasks[t as usize]).collect();
     let mut live = vec![0; order.len()];
@@ -253,7 +253,7 @@ fn dag_peak(dag: &Dag, order: &[u32]) -> Option<u64> {
 }
 
 #[test]
-fn small_dags_get_the_best_of_all_orders() {
+fn small_dags_get_the_best_order() {
     let mut seen = 0;
     arbtest(|u| {
         let mut dag = random_dag(u)?;
@@ -311,7 +311,7 @@ fn no_plan_is_below_the_bound() {
     .budget_ms(400);
 }
 
-/// The same graph with its nodes in another order that respects what they read.
+/// The same graph with its nodes in another topological order.
 fn relabelled(graph: &RematGraph, seed: u64) -> RematGraph {
     let n = graph.nodes.len();
     let mut state = seed;
@@ -352,7 +352,7 @@ fn relabelled(graph: &RematGraph, seed: u64) -> RematGraph {
     }
 }
 
-/// A graph that comes with the project.
+/// A graph that is part of the repository.
 pub fn real_graph(name: &str) -> RematGraph {
     let path = format!(
         "{}/../data/graphs/{name}.json.gz",
@@ -364,7 +364,7 @@ pub fn real_graph(name: &str) -> RematGraph {
 }
 
 #[test]
-fn real_graphs_reach_their_smallest_peak_whatever_their_labels() {
+fn real_graphs_reach_their_smallest_peak_under_any_labels() {
     for (name, least, least_in_place) in [
         ("cifar_vgg6_b128_sgd", 71_303_172, 66_322_436),
         ("randwire12_inf", 12_845_056, 11_239_424),
@@ -391,7 +391,7 @@ fn real_graphs_reach_their_smallest_peak_whatever_their_labels() {
 }
 
 #[test]
-fn no_time_is_enough_for_an_order() {
+fn an_order_is_found_without_time() {
     arbtest(|u| {
         let graph = random_graph(u, 30)?;
         let best = graph.minimise_peak(true, Effort::Within(Duration::ZERO));

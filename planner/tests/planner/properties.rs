@@ -1,4 +1,4 @@
-//! What holds for every dag, on random ones; the checker against a naive oracle.
+//! Properties of every dag, tested on random ones; the checker against a naive oracle.
 
 use crate::generate::random_dag;
 use arbtest::arbitrary::{Result, Unstructured};
@@ -191,7 +191,7 @@ fn planning_is_deterministic() {
     });
 }
 
-/// One random change to a plan, anywhere it can be wrong about running.
+/// One random change to a plan, in any field that affects a run.
 fn damage(u: &mut Unstructured, plan: &mut Plan) -> Result<()> {
     let index = |u: &mut Unstructured, len: usize| u.int_in_range(0..=len.saturating_sub(1));
     let near = |u: &mut Unstructured, offset: u64| -> Result<u64> {
@@ -223,8 +223,8 @@ fn damage(u: &mut Unstructured, plan: &mut Plan) -> Result<()> {
     Ok(())
 }
 
-/// Brings the numbers of a damaged plan in line with it, so that only its safety is in question.
-fn honest(dag: &Dag, mut plan: Plan) -> Plan {
+/// Recomputes the numbers of a damaged plan, so that only its safety is in question.
+fn with_right_numbers(dag: &Dag, mut plan: Plan) -> Plan {
     loop {
         match check(dag, plan.clone()) {
             Err(Violation::WrongLifetime {
@@ -255,10 +255,10 @@ fn the_checker_agrees_with_the_oracle_about_damaged_plans() {
         for _ in 0..u.int_in_range(1..=3)? {
             damage(u, &mut plan)?;
         }
-        let plan = honest(&dag, plan);
+        let plan = with_right_numbers(&dag, plan);
         let verdict = check(&dag, plan.clone());
-        // The checker refuses pairs that are listed and do not meet, even where no byte is at risk;
-        // the oracle does not.
+        // The checker rejects listed pairs that do not meet, even where no byte is at risk; the
+        // oracle does not.
         let harmless = matches!(
             verdict,
             Err(Violation::ReuseOfLive { .. }
@@ -275,7 +275,7 @@ fn the_checker_agrees_with_the_oracle_about_damaged_plans() {
         } += 1;
         Ok(())
     })
-    // Enough for both counts below on a machine that does ten other things.
+    // Enough for both counts below on a machine with ten other jobs.
     .budget_ms(2_000);
     assert!(
         accepted > 10 && rejected > 10,

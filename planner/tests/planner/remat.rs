@@ -1,5 +1,5 @@
-//! Schedules under a budget: judged by the rules of the format, and compared with the cheapest of
-//! all on small graphs.
+//! Schedules under a budget: judged by the rules of the format, and compared with the optimum on
+//! small graphs.
 
 use crate::judge::{Judged, judge};
 use crate::order::{random_graph, real_graph};
@@ -20,7 +20,7 @@ fn options(budget: u64) -> RematOptions {
     }
 }
 
-/// What a schedule comes to, which must be what it says.
+/// The judged peak and cost of a schedule, which must equal its reported ones.
 fn judged(graph: &RematGraph, found: &Remat, link: f64) -> Judged {
     let judged = judge(
         graph,
@@ -47,7 +47,7 @@ fn judged(graph: &RematGraph, found: &Remat, link: f64) -> Judged {
     judged
 }
 
-/// The same random cases every time, whatever the machine has to do besides.
+/// The same random cases every time, for any load of the machine.
 pub fn cases(
     count: u64,
     mut property: impl FnMut(&mut Unstructured) -> arbtest::arbitrary::Result<()>,
@@ -57,8 +57,8 @@ pub fn cases(
     }
 }
 
-/// The lowest cost of running every node at least once within the budget, by Dijkstra over what is
-/// live and what has run.
+/// The lowest cost of running every node at least once within the budget, by Dijkstra's algorithm
+/// over the sets of live buffers and of nodes that have run.
 fn cheapest(graph: &RematGraph, budget: u64) -> Option<u64> {
     let n = graph.nodes.len();
     let computed: Vec<usize> = (0..n).filter(|&i| !graph.nodes[i].persistent).collect();
@@ -116,7 +116,7 @@ fn cheapest(graph: &RematGraph, budget: u64) -> Option<u64> {
 }
 
 #[test]
-fn small_graphs_never_beat_the_cheapest_of_all_and_bounds_are_bounds() {
+fn small_graphs_never_beat_the_optimum_and_bounds_hold() {
     let (mut tight, mut best) = (0, 0);
     cases(30, |u| {
         let graph = random_graph(u, 7)?;
@@ -156,7 +156,7 @@ fn small_graphs_never_beat_the_cheapest_of_all_and_bounds_are_bounds() {
 }
 
 #[test]
-fn transfers_are_over_before_they_are_needed() {
+fn transfers_end_before_they_are_needed() {
     let (mut sent, mut sooner) = (0, 0);
     cases(80, |u| {
         let graph = random_graph(u, 14)?;
@@ -174,7 +174,7 @@ fn transfers_are_over_before_they_are_needed() {
         .expect("small");
         judged(&graph, &found, link);
         sent += u32::from(!found.transfers.is_empty());
-        // Never worse than without a link: within the budget, then sooner done.
+        // Never worse than without a link: first by the budget, then by the time.
         assert!(
             found.peak.max(budget) <= alone.peak.max(budget),
             "{graph:?}"
@@ -191,7 +191,7 @@ fn transfers_are_over_before_they_are_needed() {
     );
 }
 
-/// Parts of the smallest peak, times to copy a byte, and what that leaves of the overhead, in
+/// Fractions of the smallest peak, times to copy a byte, and the overhead that remains, in
 /// hundredths of a percent.
 #[test]
 fn real_graphs_take_less_time_with_a_link() {
@@ -227,7 +227,7 @@ fn real_graphs_take_less_time_with_a_link() {
 }
 
 #[test]
-fn slabs_hold_what_lives() {
+fn slabs_hold_all_live_buffers() {
     cases(40, |u| {
         let graph = random_graph(u, 14)?;
         let least = remat(&graph, &options(0)).expect("small");
@@ -256,7 +256,7 @@ fn slabs_hold_what_lives() {
 /// Budgets and the lowest costs known for them, in hundredths of a percent above the cost of
 /// running everything once.
 #[test]
-fn real_graphs_cost_what_is_known_to_be_enough() {
+fn real_graphs_reach_their_lowest_known_costs() {
     for (name, budget, most) in [
         ("cifar_vgg6_b128_sgd", 55_616_474, 228),
         ("cifar_vgg6_b128_sgd", 53_477_379, 319),
@@ -289,7 +289,7 @@ fn real_graphs_cost_what_is_known_to_be_enough() {
     }
 }
 
-/// A chain forwards and, reading what that made, backwards.
+/// A chain forward and, reading its values, backward.
 fn chain(layers: u32) -> RematGraph {
     let mut graph = RematGraph::default();
     for i in 0..2 * layers {
@@ -313,7 +313,7 @@ fn chain(layers: u32) -> RematGraph {
     graph
 }
 
-/// In every mode; `check` gets what is found with the link that was used.
+/// Runs every mode; `check` gets each result.
 fn in_every_mode(graph: &RematGraph, options: RematOptions, mut check: impl FnMut(&Remat)) {
     for link in [None, Some(0.5)] {
         let options = RematOptions { link, ..options };
@@ -329,7 +329,7 @@ fn in_every_mode(graph: &RematGraph, options: RematOptions, mut check: impl FnMu
 }
 
 #[test]
-fn no_time_is_enough_for_a_schedule() {
+fn a_schedule_is_found_without_time() {
     let over = Limit::Time(Duration::ZERO);
     for graph in [chain(6), chain(1050), real_graph("unet_d2_c16_b4_grads")] {
         let largest: u64 = graph.nodes.iter().map(|node| node.bytes).max().unwrap_or(0);
@@ -365,7 +365,7 @@ fn no_time_is_enough_for_a_schedule() {
     }
 }
 
-/// What is not done for each step of a long schedule must not be missed.
+/// Work that is left out per step must not be missed in a long schedule.
 #[test]
 fn long_chains_keep_their_budgets_for_little() {
     let graph = chain(1050);

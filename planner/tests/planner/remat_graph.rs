@@ -1,12 +1,12 @@
-//! Graph files: what is read, what is refused and how it is told, and what becomes of a graph in
-//! the planner.
+//! Graph files: accepted content, rejected content with its error texts, and the planner's problem
+//! of a graph.
 
 use slabwise_planner::DagError;
 use slabwise_planner::remat_graph::{
     GraphError, RematGraph, Step, order_json, steps_in_place, steps_json,
 };
 
-/// A graph of nodes given as the inside of their JSON objects.
+/// A graph of nodes, each the inside of a JSON object.
 fn graph(nodes: &[&str], outputs: &str) -> Result<RematGraph, GraphError> {
     let nodes: Vec<String> = nodes
         .iter()
@@ -78,7 +78,7 @@ fn a_graph_is_read_whole() {
 }
 
 #[test]
-fn what_is_no_graph_is_told_apart() {
+fn each_kind_of_invalid_file_has_its_error() {
     let read = |text: &str| {
         RematGraph::read(text.as_bytes())
             .expect_err(text)
@@ -119,7 +119,7 @@ fn a_faulty_node_is_named() {
         ),
         (r#""bytes":1,"workspace":"4""#, "\"workspace\" is \"4\""),
         (r#""bytes":1,"cost":-1"#, "\"cost\" is -1"),
-        (r#""bytes":1,"inputs":3"#, "\"inputs\" is no list"),
+        (r#""bytes":1,"inputs":3"#, "\"inputs\" is not a list"),
         (
             r#""bytes":1,"inputs":[0,9]"#,
             "\"inputs\" names 9, which is none of the 3 nodes",
@@ -159,7 +159,7 @@ fn a_faulty_node_is_named() {
 }
 
 #[test]
-fn circles_are_named() {
+fn cycles_are_named() {
     let cycle = |error: GraphError| match error {
         GraphError::Dag(DagError::Cycle { tasks }) => tasks,
         other => panic!("{other}"),
@@ -168,14 +168,15 @@ fn circles_are_named() {
         &[r#""bytes":1,"inputs":[1]"#, r#""bytes":1,"inputs":[0]"#],
         "[]",
     );
-    assert_eq!(cycle(read.expect_err("a circle")).len(), 2);
-    // The third reads what the second changes, and the second must be last.
+    assert_eq!(cycle(read.expect_err("a cycle")).len(), 2);
+    // The third reads the buffer that the second changes, and the second must be last.
     let weight = r#""bytes":1,"persistent":true"#;
     let update = r#""bytes":0,"inputs":[0],"mutates":[0]"#;
     let after = graph(&[weight, update, r#""bytes":1,"inputs":[0,1]"#], "[2]");
     assert_eq!(cycle(after.expect_err("no order is possible")).len(), 2);
     let twice = cycle(
-        graph(&[weight, update, update], "[]").expect_err("each reads what the other has changed"),
+        graph(&[weight, update, update], "[]")
+            .expect_err("each reads a buffer that the other has changed"),
     );
     assert!(
         twice.len() == 2 && ["n1", "n2"].iter().all(|n| twice.contains(&n.to_string())),
@@ -183,7 +184,7 @@ fn circles_are_named() {
     );
     let own = refused(&[r#""bytes":1,"inputs":[0]"#], "[]");
     assert_eq!(own, "node 0 `n0`: it reads its own result");
-    // One reads it and changes it, the other only overwrites it afterwards.
+    // One node reads and changes it, the other only overwrites it afterwards.
     let both = graph(
         &[weight, r#""bytes":0,"inputs":[],"mutates":[0]"#, update],
         "[]",

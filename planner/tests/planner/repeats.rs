@@ -1,5 +1,5 @@
-//! Programs that run tasks again to keep a budget: they make what they would without, and the
-//! checker sees when not.
+//! Programs that recompute values to keep a budget: they compute the same values as without
+//! recomputation, and the checker finds plans that do not.
 
 use crate::generate::{mlp, random_dag};
 use crate::remat::cases;
@@ -9,9 +9,9 @@ use slabwise_planner::{
     Task, TaskId, Work, check, check_repeats, plan, plan_within,
 };
 
-/// What is handed out when tasks run in an order: for each such buffer, a number that every value
-/// on the way to it changes. What a task reads at its first run only changes nothing that it
-/// writes.
+/// The outputs of tasks run in an order: for each output buffer, a number that depends on every
+/// value it is computed from. A read that occurs only at the first run of a task does not affect
+/// its writes.
 fn results(
     original: &Dag,
     dag: &Dag,
@@ -22,8 +22,8 @@ fn results(
     results_with_copies(original, dag, order, task_of, buffer_of, &|_| None)
 }
 
-/// The same where some tasks are halves of copies. Bytes under way are nobody's: what is copied is
-/// what is there when the copy is waited for.
+/// The same where some tasks are halves of copies. The bytes of a running copy are undefined; the
+/// copied value is the one that is there when the copy is waited for.
 pub fn results_with_copies(
     original: &Dag,
     dag: &Dag,
@@ -75,7 +75,7 @@ pub fn results_with_copies(
 }
 
 #[test]
-fn random_programs_make_the_same_within_any_budget() {
+fn random_programs_compute_the_same_within_any_budget() {
     let (mut again, mut met) = (0, 0);
     cases(40, |u| {
         let mut dag = if u.ratio(1, 3)? {
@@ -180,8 +180,8 @@ fn small() -> Dag {
     dag
 }
 
-/// The small dag with `make` run a second time, for `update`.
-fn small_again() -> Repeated {
+/// The small dag with a second run of `make`, for `update`.
+fn small_repeated() -> Repeated {
     let mut dag = small();
     let copy = dag.add_buffer(Buffer::new("x again", Kind::Activation, 64));
     let again = dag.add_task(Task {
@@ -201,11 +201,11 @@ fn small_again() -> Repeated {
 }
 
 #[test]
-fn every_way_to_do_other_work_is_seen() {
-    let right = check_repeats(&small(), small_again()).expect("right");
+fn every_deviation_from_the_program_is_rejected() {
+    let right = check_repeats(&small(), small_repeated()).expect("right");
     assert_eq!((right.again(), right.cost()), (vec![TaskId(3)], 10));
     let broken = |change: &dyn Fn(&mut Repeated)| {
-        let mut repeated = small_again();
+        let mut repeated = small_repeated();
         change(&mut repeated);
         check_repeats(&small(), repeated).expect_err("broken")
     };
@@ -303,7 +303,7 @@ fn every_way_to_do_other_work_is_seen() {
     let mut once = small();
     once.tasks[0].repeatable = false;
     assert_eq!(
-        check_repeats(&once, small_again()),
+        check_repeats(&once, small_repeated()),
         Err(V::Runs {
             task: "make".into(),
             runs: 2
@@ -312,9 +312,9 @@ fn every_way_to_do_other_work_is_seen() {
 }
 
 #[test]
-fn what_a_task_does_once_it_does_once() {
+fn effects_of_the_first_run_happen_once() {
     let mut dag = small();
-    // At first `make` also does something for which it reads the input a second time.
+    // At its first run, `make` has an effect for which it reads the input a second time.
     let more = dag.add_buffer(Buffer {
         live_in: true,
         ..Buffer::new("more", Kind::Input, 64)
@@ -326,7 +326,7 @@ fn what_a_task_does_once_it_does_once() {
         cost: 3,
     });
     let leaner = || {
-        let mut repeated = small_again();
+        let mut repeated = small_repeated();
         repeated.dag.add_buffer(dag.buffers[more.index()].clone());
         repeated.buffer_of.push(more);
         repeated.dag.tasks[0].reads.push(BufferId(4));

@@ -1,5 +1,5 @@
-//! Training steps as a runtime would make them: the bound is reached, and order and in-place
-//! computation pay.
+//! Training steps like those of a runtime: the bound is reached, and the order and in-place
+//! computation save bytes.
 
 use crate::generate::{cnn, mlp};
 use slabwise_planner::{Checked, Dag, Options, OrderPolicy, Plan, check, plan};
@@ -80,7 +80,8 @@ fn order_and_in_place_computation_save_bytes() {
     }
 }
 
-/// Activations of equal width: all of them at the turning point, the rest of the step inside them.
+/// Activations of equal width: all of them live at the end of the forward pass, and the rest of the
+/// step fits inside them.
 #[test]
 fn a_deep_network_needs_its_activations_and_little_more() {
     let (layers, batch, width) = (60, 32, 128);

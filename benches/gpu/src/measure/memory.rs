@@ -9,7 +9,7 @@ fn elements() -> usize {
     if super::is_quick() { 1 << 18 } else { 1 << 27 }
 }
 
-/// Gigabytes per second of values moved in one of three ways. On the device they are read and
+/// Gigabytes per second of a copy in one of three directions. On the device, values are read and
 /// written.
 pub fn copy(which: &str) -> Result<Value> {
     let count = elements();
@@ -53,7 +53,7 @@ pub fn copy(which: &str) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// What a launch takes when kernels are so small that they take nothing: a chain of products that
+/// The time of a launch when kernels are so small that they take no time: a chain of products that
 /// do not fuse.
 pub fn launches() -> Result<Value> {
     const CHAIN: usize = 200;

@@ -1,4 +1,4 @@
-//! Measurements, each in a process of its own: the words say which; the result is a line of JSON.
+//! Measurements, each in its own process, selected by words; the result is a line of JSON.
 
 mod memory;
 mod products;
@@ -15,15 +15,15 @@ use crate::items::QUICK;
 
 /// Runs before the timed ones, unless they take longer than [`PATIENCE`].
 const WARM_UP: u32 = 20;
-/// The fewest of them: a graph is recorded at the second.
+/// The fewest warm-up runs: a graph is recorded at the second.
 const WARM_UP_LEAST: u32 = 3;
 /// Timed runs: as many as fit into this, and at least [`SAMPLES_LEAST`] groups.
 const PATIENCE: Duration = Duration::from_secs(1);
 const SAMPLES_LEAST: usize = 5;
-/// Runs are asked for in groups, as training does that looks at its loss now and then.
+/// Runs are requested in groups, like training that reads its loss now and then.
 const GROUP: u32 = 10;
 
-/// Does what the words say and prints the result.
+/// Runs the measurement that the words select and prints the result.
 pub fn child(words: &[String]) -> ExitCode {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let measured = match words[..] {
@@ -68,7 +68,7 @@ fn dtype(precision: &str) -> Result<DType> {
     }
 }
 
-/// The first device, with the versions of what is used on it.
+/// The first device, with the versions of its software.
 fn device() -> Result<Value> {
     Device::cuda(0)?;
     let text = |e: slabwise_cuda::driver::DriverError| Error::Value(e.to_string());
@@ -80,8 +80,8 @@ fn device() -> Result<Value> {
     );
     let cublaslt = slabwise_cuda::cublaslt::version()
         .map_or_else(|_| "none".into(), |version| version.to_string());
-    // The version of the kernel's module, where the system tells it: the library's own call gives
-    // CUDA's.
+    // The version of the kernel's module, if the system reports it, because the library's call
+    // gives the version of CUDA.
     let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     let module = module
         .split_whitespace()
@@ -112,7 +112,7 @@ impl Times {
         self.at(0.5)
     }
 
-    /// The median and between what eight of ten groups are.
+    /// The median, and the range of eight of ten groups.
     fn fields(&self) -> Map<String, Value> {
         Map::from_iter([
             ("ms".into(), json!(self.median())),
@@ -123,13 +123,13 @@ impl Times {
     }
 }
 
-/// Whether to see that it works is enough.
+/// Whether only to check that the measurement works.
 fn is_quick() -> bool {
     std::env::var_os(QUICK).is_some()
 }
 
-/// What a group of runs takes, for each of them. `work` asks for so many runs and waits until they
-/// are done.
+/// The time of a group of runs, divided by their number. `work` starts the given number of runs and
+/// waits until they are done.
 fn timed(group: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Times> {
     let (group, patience, least) = if is_quick() {
         (1, Duration::ZERO, 2)
@@ -167,8 +167,8 @@ fn runs<const N: usize>(
     })
 }
 
-/// Bytes that the driver gave and those that were planned, and which libraries and functions
-/// compute the program.
+/// Bytes allocated by the driver and bytes planned, and the libraries and functions that compute
+/// the program.
 fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String, Value> {
     let mut libraries: Vec<String> = program.libraries().into_iter().flatten().collect();
     libraries.sort();
@@ -184,7 +184,8 @@ fn about<const N: usize>(session: &Session, program: &Program<N>) -> Map<String,
     functions.sort();
     functions.dedup();
     let spilled = resources.iter().filter(|used| used.spill_bytes > 0).count();
-    // A step has hundreds of functions: those of one product are what was picked for it.
+    // A step has hundreds of functions; those of a single product are the ones that were chosen for
+    // it.
     let picks = if functions.len() <= 8 {
         json!(functions)
     } else {

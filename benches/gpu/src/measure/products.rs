@@ -13,8 +13,8 @@ use slabwise_kernels::memory::Element;
 
 use super::{dtype, number};
 
-/// What the tuner says of candidates, as it says it.
-static TOLD: Mutex<Vec<String>> = Mutex::new(Vec::new());
+/// The tuner's log messages about candidates.
+static MESSAGES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct Listener;
 
@@ -25,8 +25,9 @@ impl log::Log for Listener {
 
     fn log(&self, record: &log::Record<'_>) {
         if self.enabled(record.metadata()) {
-            TOLD.lock()
-                .expect("nobody panics with it")
+            MESSAGES
+                .lock()
+                .expect("no holder of the lock panics")
                 .push(record.args().to_string());
         }
     }
@@ -34,7 +35,7 @@ impl log::Log for Listener {
     fn flush(&self) {}
 }
 
-/// A session that times all candidates anew and says what it finds.
+/// A session that times all candidates anew and logs the results.
 fn session(precision: &str) -> Result<Session> {
     if log::set_logger(&Listener).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
@@ -48,10 +49,11 @@ fn session(precision: &str) -> Result<Session> {
 }
 
 fn candidates() -> Vec<String> {
-    std::mem::take(&mut *TOLD.lock().expect("nobody panics with it"))
+    std::mem::take(&mut *MESSAGES.lock().expect("no holder of the lock panics"))
 }
 
-/// Stored as its operands are, as peers do: products of halves are f32 here.
+/// A tensor stored in the type of its operands, as peers do, because products of halves are f32
+/// here.
 fn stored(tensor: Tensor<'_>, dtype: DType) -> Tensor<'_> {
     if dtype == BF16 {
         tensor.cast(BF16)
@@ -112,7 +114,7 @@ pub fn square(n: &str, precision: &str) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// A convolution forward, the gradient of its image and that of its weight.
+/// The forward pass of a convolution, the gradient of its image and that of its weight.
 pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     let read: Vec<u32> = sizes.split(',').map(number).collect::<Result<_>>()?;
     let [batch, inputs, outputs, image, k, stride] = read[..] else {
@@ -144,7 +146,7 @@ pub fn convolution(sizes: &str, precision: &str) -> Result<Value> {
     for (at, part) in ["forward", "data", "weight"].into_iter().enumerate() {
         let mut session = session(precision)?;
         let trace = Trace::inference().named(part);
-        // Forward reads no gradient of the result.
+        // The forward pass does not read the gradient of the result.
         let names = &["x", "w", "dy"][..if at == 0 { 2 } else { 3 }];
         let given: Vec<Tensor<'_>> = names
             .iter()

@@ -9,7 +9,8 @@ use slabwise::{
     Result, Session,
 };
 
-/// A link to the host, for choosing what to send; what PCIe 5 gives in each direction.
+/// The bandwidth of the link to the host, by which offloaded buffers are chosen: that of PCIe 5 in
+/// each direction.
 const LINK: Bytes = Bytes(50_000_000_000);
 /// Steps whose losses are compared.
 const COMPARED: usize = 5;
@@ -37,7 +38,7 @@ impl Step {
         };
         let params = Params::seeded(0);
         let network = model.build(&params).with_precision(of_products);
-        // As peers do, what stays in f32 beside products of halves may be rounded, too.
+        // As in peers, values that stay in f32 beside products of halves may be rounded, too.
         let options = CompileOptions {
             tf32: precision != "f32",
             ..CompileOptions::default()
@@ -60,7 +61,7 @@ impl Step {
         Ok(self.session.run(&self.program, (examples, labels))?[0].item())
     }
 
-    /// Its times and what it takes.
+    /// Its times and its memory.
     fn measured(&mut self) -> Result<Map<String, Value>> {
         let began = Instant::now();
         self.loss()?;
@@ -82,14 +83,14 @@ pub fn step(model: &str, batch: &str, precision: &str) -> Result<Value> {
     ))
 }
 
-/// What the driver gave for a step beside what the plan says. A difference is an error unless it is
-/// the rest of a page.
+/// The bytes that the driver allocated for a step beside the planned ones. A difference is an error
+/// unless it is the rest of a page.
 pub fn bytes(model: &str, batch: &str) -> Result<Value> {
     let mut step = Step::open(model, batch, "f32", |session| session)?;
     for _ in 0..3 {
         step.loss()?;
     }
-    // With what waits on its way to the next run, beside the slab.
+    // Includes the staging buffers for the next run, beside the slab.
     let (planned, measured) = (
         step.program.plan().slab_bytes(),
         step.session.last_run().peak_slab_bytes,
@@ -113,7 +114,8 @@ pub fn bytes(model: &str, batch: &str) -> Result<Value> {
     Ok(Value::Object(fields))
 }
 
-/// A step within half of its slab, beside the same in all of it: the losses must be the same.
+/// A step within half of its slab, compared with the same step in all of it: the losses must be
+/// equal.
 pub fn budget(model: &str, batch: &str, way: &str) -> Result<Value> {
     let link = match way {
         "recompute" => None,

@@ -1,29 +1,29 @@
-//! What a packing can break, one variant per invariant.
+//! Violations of the rules of a packing, one variant per invariant.
 
 use crate::pack::{DoesNotFit, ProblemError, Proof};
 
-/// What is wrong with a packing. Items are named by index.
+/// A violation found by [`check`](super::check). Items are named by index.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// The problem itself is broken.
     #[error("the problem cannot be packed: {0}")]
     Problem(#[from] ProblemError),
-    /// A list of the packing has not one entry for each item or space.
+    /// A list of the packing does not have one entry per item or space.
     #[error("the packing has {found} {what}, not {expected}")]
     Length {
-        /// Which list.
+        /// The name of the list.
         what: &'static str,
-        /// How long it should be.
+        /// Its expected length.
         expected: usize,
-        /// How long it is.
+        /// Its actual length.
         found: usize,
     },
-    /// An item lies at no multiple of its alignment.
-    #[error("item {item} lies at {offset}, which is no multiple of its alignment {align}")]
+    /// The offset of an item is not a multiple of its alignment.
+    #[error("item {item} lies at {offset}, which is not a multiple of its alignment {align}")]
     Misaligned {
         /// The index of the item.
         item: usize,
-        /// Where it lies.
+        /// Its offset.
         offset: u64,
         /// Its alignment.
         align: u64,
@@ -33,19 +33,19 @@ pub enum Violation {
     End {
         /// The index of the item.
         item: usize,
-        /// Where it lies.
+        /// Its offset.
         offset: u64,
         /// Its size.
         size: u64,
     },
-    /// An item is not where it must be.
+    /// An item is not at its fixed offset.
     #[error("item {item} is fixed at {fixed}, but lies at {offset}")]
     Moved {
         /// The index of the item.
         item: usize,
         /// Its fixed offset.
         fixed: u64,
-        /// Where it lies.
+        /// Its offset.
         offset: u64,
     },
     /// Two aliases have different offsets.
@@ -55,33 +55,33 @@ pub enum Violation {
     AliasesApart {
         /// The index of an item.
         first: usize,
-        /// Where it lies.
+        /// Its offset.
         first_offset: u64,
         /// The index of another item of the group.
         second: usize,
-        /// Where that lies.
+        /// The offset of that item.
         second_offset: u64,
     },
-    /// An item of a contiguous group does not begin where the one before it ends.
+    /// An item of a contiguous group does not begin at the end of the one before it.
     #[error("item {second} lies at {offset}, but must begin where item {first} ends, at {end}")]
     NotContiguous {
         /// The index of the item before.
         first: usize,
-        /// Where that ends.
+        /// The end of that item.
         end: u64,
         /// The index of the item.
         second: usize,
-        /// Where it lies.
+        /// Its offset.
         offset: u64,
     },
-    /// A pair is computed in place that was not permitted, or is listed twice.
+    /// A pair is computed in place that is not permitted, or is listed twice.
     #[error(
-        "item {to} is computed in the place of item {from}, which is not permitted or said twice"
+        "item {to} is computed in the place of item {from}, which is not permitted, or is listed twice"
     )]
     PairUnknown {
-        /// The index of the item that gives.
+        /// The index of the donor.
         from: usize,
-        /// The index of the item that takes.
+        /// The index of the recipient.
         to: usize,
     },
     /// The items of a pair computed in place lie at different offsets.
@@ -89,45 +89,45 @@ pub enum Violation {
         "item {to} is computed in the place of item {from}, but they lie at {to_offset} and {from_offset}"
     )]
     PairApart {
-        /// The index of the item that gives.
+        /// The index of the donor.
         from: usize,
-        /// Where it lies.
+        /// Its offset.
         from_offset: u64,
-        /// The index of the item that takes.
+        /// The index of the recipient.
         to: usize,
-        /// Where it lies.
+        /// Its offset.
         to_offset: u64,
     },
-    /// An item gives its bytes to two others.
+    /// An item donates its bytes to two others.
     #[error("item {from} gives its bytes to items {first} and {second}")]
     GivesTwice {
         /// The index of the item.
         from: usize,
-        /// The index of an item that takes them.
+        /// The index of one recipient.
         first: usize,
-        /// The index of another.
+        /// The index of the other recipient.
         second: usize,
     },
-    /// An item takes the bytes of two others.
+    /// An item receives the bytes of two others.
     #[error("item {to} takes the bytes of items {first} and {second}")]
     TakesTwice {
         /// The index of the item.
         to: usize,
-        /// The index of an item that gives them.
+        /// The index of one donor.
         first: usize,
-        /// The index of another.
+        /// The index of the other donor.
         second: usize,
     },
-    /// An item that lives for one step takes bytes and gives them on.
+    /// An item that lives for a single step both receives and donates bytes.
     #[error(
         "item {item} lives for one step, but takes the bytes of item {from} and gives them to item {to}"
     )]
     PassedOn {
         /// The index of the item.
         item: usize,
-        /// The index of the item that gives to it.
+        /// The index of its donor.
         from: usize,
-        /// The index of the item that takes from it.
+        /// The index of its recipient.
         to: usize,
     },
     /// Two items share bytes at the same time.
@@ -138,60 +138,60 @@ pub enum Violation {
     Overlap {
         /// The index of an item, or of an alias of it.
         first: usize,
-        /// What is needed of it then: first byte, and the byte after the last.
+        /// The bytes needed of it at that step: the first, and the one after the last.
         first_bytes: (u64, u64),
         /// The index of another item, or of an alias of it.
         second: usize,
-        /// What is needed of that.
+        /// The bytes needed of that item.
         second_bytes: (u64, u64),
         /// The first step at which both need a byte.
         step: u64,
         /// The index of their space.
         space: usize,
     },
-    /// The height of a space is wrong.
+    /// The reported height of a space is wrong.
     #[error("space {space} is {expected} bytes high, not {found}")]
     Height {
         /// The index of the space.
         space: usize,
         /// The right number.
         expected: u64,
-        /// What the packing says.
+        /// The reported number.
         found: u64,
     },
-    /// The lower bound of a space is wrong.
+    /// The reported lower bound of a space is wrong.
     #[error("the lower bound of space {space} is {expected}, not {found}")]
     LowerBound {
         /// The index of the space.
         space: usize,
         /// The right number.
         expected: u64,
-        /// What the packing says.
+        /// The reported number.
         found: u64,
     },
-    /// The height or bound of the whole is not the sum of those of its spaces.
+    /// The total height or bound is not the sum of those of the spaces.
     #[error("the {what} of all spaces is {expected}, not {found}")]
     Sum {
-        /// Which number.
+        /// The name of the number.
         what: &'static str,
-        /// The right one.
+        /// The right number.
         expected: u64,
-        /// What the packing says.
+        /// The reported number.
         found: u64,
     },
     /// The packing claims to be at its lower bound, but is above it, or the other way round.
     #[error(
-        "the height is {height} and the lower bound {lower_bound}, which does not go with the proof {proof:?}"
+        "the height is {height} and the lower bound {lower_bound}, which contradicts the proof {proof:?}"
     )]
     Proof {
-        /// What is claimed.
+        /// The claimed proof.
         proof: Option<Proof>,
         /// The height of all spaces.
         height: u64,
         /// Their lower bound.
         lower_bound: u64,
     },
-    /// A space is too small. All else is right.
+    /// A space is too small. The packing is valid otherwise.
     #[error(transparent)]
     Capacity(#[from] DoesNotFit),
 }

@@ -1,14 +1,14 @@
-//! Where to go on: the section with the fewest possibilities.
+//! The branching rule: the section with the fewest possibilities comes next.
 
 use super::state::State;
 use std::ops::Range;
 
-/// What can be done about a section.
+/// A decision about a section.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Child {
     /// This item lies on the section's floor.
     Place(u32),
-    /// Nothing does, and nothing below this offset.
+    /// No item lies on the floor, nor anywhere below this offset.
     Raise(u64),
 }
 
@@ -20,8 +20,8 @@ pub(super) struct Valley {
 }
 
 impl State {
-    /// Whether there is something under an item at its lowest offset that it can rest upon. In a
-    /// packing that nothing can be moved down in, everything rests on something.
+    /// Whether an item at its lowest offset has something to rest on. In a packing in which nothing
+    /// can be moved down, everything rests on something.
     pub(super) fn is_supported(&self, i: u32) -> bool {
         let item = &self.items[i as usize];
         self.aligned || (item.start as usize..item.end as usize).any(|s| self.real[s])
@@ -30,7 +30,7 @@ impl State {
     /// The items that can lie on the floor of a section in a valley.
     pub(super) fn candidates(&self, section: usize) -> impl Iterator<Item = u32> {
         let floor = self.floor[section];
-        self.waiting(section)
+        self.unplaced(section)
             .iter()
             .copied()
             .filter(move |&i| self.lowest[i as usize] == floor && self.is_supported(i))
@@ -72,13 +72,13 @@ impl State {
         best
     }
 
-    /// If nothing lies on the floor of a section in a valley, how far up nothing does: the lowest
-    /// item of the section rests on another one, which is not of this section. Nothing, if there is
-    /// none.
+    /// The offset below which nothing lies in a section of a valley if nothing lies on its floor:
+    /// the lowest item of the section then rests on an item that is not in this section. `None` if
+    /// there is no such item.
     pub(super) fn raised(&self, section: usize) -> Option<u64> {
         let floor = self.floor[section];
         let mut next: Option<u64> = None;
-        for &i in self.waiting(section) {
+        for &i in self.unplaced(section) {
             let item = self.items[i as usize];
             let lowest = self.lowest[i as usize];
             if lowest > floor {
@@ -86,7 +86,7 @@ impl State {
                 continue;
             }
             for s in (item.start as usize..item.end as usize).filter(|&s| s != section) {
-                for &j in self.waiting(s) {
+                for &j in self.unplaced(s) {
                     let other = self.items[j as usize];
                     if (other.start as usize..other.end as usize).contains(&section) {
                         continue;

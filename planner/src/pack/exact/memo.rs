@@ -1,9 +1,9 @@
-//! Which parts of partial packings are known to have no completion.
+//! The memo of partial packings that are known to have no completion.
 
 use std::ops::Range;
 
-/// A map of bounded size from what tells a state apart to the sections because of which it has no
-/// completion. Where it is full, newer entries replace older ones.
+/// A map of bounded size from the key of a state to the sections because of which the state has no
+/// completion. When it is full, newer entries replace older ones.
 ///
 /// A key is 128 scrambled bits. Two different states with the same key would end in a wrong proof;
 /// among 2^32 states that happens with a probability of 2^-65.
@@ -14,7 +14,7 @@ pub(super) struct Memo {
     largest: usize,
 }
 
-/// What is known about one state. The empty range: nothing, there is no such entry.
+/// The entry of one state. An empty range marks an empty slot.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Entry {
     key: [u64; 2],
@@ -61,7 +61,7 @@ impl Memo {
             let larger = vec![Entry::default(); self.entries.len() * 4];
             let old = std::mem::replace(&mut self.entries, larger);
             self.used = 0;
-            // The newest of a group comes first and is to stay first.
+            // The newest entry of a group comes first and stays first.
             let kept = old
                 .chunks(WAYS)
                 .flat_map(|group| group.iter().rev())
@@ -92,7 +92,8 @@ impl Memo {
     }
 }
 
-/// Scrambles a pair into 128 bits: each half is a bijection of either number while the other stays.
+/// Scrambles a pair into 128 bits: each half is a bijection of either number while the other is
+/// fixed.
 pub(super) fn mix(a: u64, b: u64) -> u128 {
     let low = scramble(scramble(a).wrapping_add(b));
     let high = scramble(scramble(b ^ 0xe703_7ed1_a0b4_28db).wrapping_add(a));

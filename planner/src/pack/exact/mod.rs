@@ -1,14 +1,15 @@
 //! Exact search: packings under ever lower limits, until one is proved to be the lowest.
 //!
 //! A partial packing is a set of placed items and the *floor* of each section, below which nothing
-//! more is placed. The search takes a valley of the floors and a section in it, and tries every
-//! item that can lie on the floor there, and that none does. Placing items from the ground up, the
-//! sum of floor and sizes of a section as a bound ("section inference"), floors that rise to the
-//! lowest item, and splitting where no life crosses are those of Moffitt, "MiniMalloc: A
-//! Lightweight Memory Allocator for Hardware-Accelerated Machine Learning" (ASPLOS 2023). Different
-//! are the branching, on the section with the fewest possibilities rather than on the order of
-//! offsets, and what comes with it: a state is told by its floors and the items left, so what was
-//! proved impossible once is never tried again, in any order and by any of the searches.
+//! more is placed. The search picks a valley of the floors and a section in it, and tries every
+//! item that can lie on the floor there, and then that no item does. Three ideas are those of
+//! Moffitt, "MiniMalloc: A Lightweight Memory Allocator for Hardware-Accelerated Machine Learning"
+//! (ASPLOS 2023): placing items from the ground up, with the sum of floor and sizes of a section as
+//! a bound ("section inference"); floors that rise to the lowest item; and splitting at instants
+//! that no life spans. Two differ: the search branches on the section with the fewest possibilities
+//! rather than on the order of offsets; and, because a state is then identified by its floors and
+//! the unplaced items, a state that was proved impossible is never tried again, in any order and by
+//! any of the searches.
 
 mod branch;
 mod memo;
@@ -29,25 +30,26 @@ use state::Units;
 use std::borrow::Cow;
 use std::time::Instant;
 
-/// The memo grows up to two to this many keys of 16 bytes.
+/// The memo grows up to two to the power of this many keys of 16 bytes.
 const MEMO_BITS: u32 = 22;
 
 /// Lowers a packing until it is optimal.
 ///
-/// The lowest possible limit is tried first, then limits halfway to what has been reached, all for
-/// the same number of nodes; then again for twice as many. Searches are resumed, not begun anew.
+/// The lowest possible limit is tried first, then limits halfway to the best height, all for the
+/// same number of nodes; then the sweep repeats with twice as many. Searches are resumed, not
+/// restarted.
 pub(super) struct Exact<'a> {
-    /// Sizes in bytes: rests of units count where they are.
+    /// Sizes in bytes: the unused rests of units matter here.
     sections: Cow<'a, Sections>,
     seed: u64,
     unit: u64,
     best: Found,
-    /// Proved: no packing is lower.
+    /// The proved lower bound of the height.
     lower_bound: u64,
     memo: Memo,
-    /// Searches by limit, in units, that have not come to an end.
+    /// Unfinished searches by limit, in units.
     searches: Vec<(u64, Search)>,
-    /// The limit in turn, the nodes for each in this sweep, and those left for this one.
+    /// The current limit, the nodes for each limit in this sweep, and the nodes left for this one.
     limit: u64,
     grant: u64,
     left: u64,
@@ -55,7 +57,7 @@ pub(super) struct Exact<'a> {
 }
 
 impl<'a> Exact<'a> {
-    /// Begins with the packing `best` and a proved lower bound.
+    /// Starts from the packing `best` and a proved lower bound.
     pub(super) fn new(sections: &'a Sections, best: Found, lower_bound: u64, seed: u64) -> Self {
         let sections = sections.in_bytes();
         let unit = Units::of(&sections).bytes;
@@ -76,7 +78,7 @@ impl<'a> Exact<'a> {
         exact
     }
 
-    /// Takes note of a packing found elsewhere.
+    /// Adopts a packing found elsewhere if it is lower.
     pub(super) fn offer(&mut self, found: &Found) {
         if found.height < self.best.height {
             self.best = found.clone();
@@ -88,34 +90,34 @@ impl<'a> Exact<'a> {
         &self.best
     }
 
-    /// No packing is lower than this.
+    /// The proved lower bound of the height.
     pub(super) fn lower_bound(&self) -> u64 {
         self.lower_bound
     }
 
-    /// Whether nothing is left to be done for a packing of at most `goal` bytes.
+    /// Whether the search is finished for a packing of at most `goal` bytes.
     pub(super) fn is_done(&self, goal: u64) -> bool {
         self.best.height <= goal.max(self.lower_bound)
     }
 
-    /// Goes on for so many nodes, or until the goal is met; several calls do what one with their
-    /// sum does. What a deadline leaves undone depends on the machine.
+    /// Visits `nodes` nodes, or stops when the goal is met. Several calls are equivalent to one
+    /// with the sum of their nodes. With a deadline, the result depends on the machine.
     pub(super) fn run(&mut self, goal: u64, nodes: u64, threads: usize, deadline: Option<Instant>) {
         self.credit = self.credit.saturating_add(nodes);
         while !self.is_done(goal)
             && self.credit >= ROUND
             && deadline.is_none_or(|deadline| Instant::now() < deadline)
         {
-            // What a limit that is settled took is not charged: there are few limits, as they halve
-            // what is open.
+            // Nodes spent on a decided limit are not charged: there are few limits, because each
+            // halves the open range.
             if self.round(goal, threads, deadline) {
                 self.credit -= ROUND;
             }
         }
     }
 
-    /// One round of the search at the limit in turn; whether that limit is still open. What is
-    /// lower than the goal is not asked for.
+    /// One round of the search at the current limit; returns whether that limit is still open.
+    /// Packings below the goal are not searched for.
     fn round(&mut self, goal: u64, threads: usize, deadline: Option<Instant>) -> bool {
         self.limit = self.limit.max(goal / self.unit);
         let at = self
@@ -149,7 +151,7 @@ impl<'a> Exact<'a> {
         let last = self.limit;
         self.searches
             .retain(|(limit, _)| (low..=high).contains(limit));
-        // The largest limit below that is open; halfway from there to what is reached.
+        // The largest open limit below; halfway from there to the best height.
         let open = self
             .searches
             .iter()

@@ -1,4 +1,4 @@
-//! One question, whether a packing under a limit exists, put to several searches at once.
+//! The decision whether a packing under a limit exists, by several searches at once.
 
 use super::super::sections::Sections;
 use super::super::{Found, Rank, luby};
@@ -11,18 +11,18 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
 use std::time::Instant;
 
-/// What is known about a limit.
+/// The result for a limit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// A packing under it.
     Found(Found),
-    /// There is none.
+    /// No packing exists.
     Infeasible,
-    /// Not known yet.
+    /// Undecided.
     Open,
 }
 
-/// The orders that searches begin with; then come random ones.
+/// The orders that searches start with; random ones follow.
 const RANKS: [Rank; 4] = [
     Rank::TotalWidthArea,
     Rank::SizeWidth,
@@ -30,10 +30,10 @@ const RANKS: [Rank; 4] = [
     Rank::Area,
 ];
 
-/// How many searches take turns.
+/// The number of searches that take turns.
 const SLOTS: usize = 8;
 
-/// So many of them go on for ever; the others are started afresh in other orders.
+/// The number of them that are never restarted; the others are restarted in other orders.
 const STEADY: usize = 4;
 
 /// Nodes of one search in one round.
@@ -42,21 +42,22 @@ const SLICE: u64 = 1000;
 /// Nodes of all searches in one round.
 pub(in crate::pack) const ROUND: u64 = SLICE * SLOTS as u64;
 
-/// Sections of all lives together, beyond which a search needs too much memory.
+/// The sum over all items of the sections of their lives, beyond which a search needs too much
+/// memory.
 const ENTRIES_MAX: u64 = 4 << 20;
 
 /// Searches for a packing under a limit, in rounds.
 ///
-/// In one round each of several searches goes on for the same number of nodes, in parallel. Then
-/// what they found is looked at in the order of the searches, and what they found impossible is
-/// shared. So threads decide nothing but the time.
+/// In one round each of several searches visits the same number of nodes, in parallel. Then their
+/// results are read in the order of the searches, and the impossible states that they found are
+/// shared. Therefore the number of threads affects only the time.
 pub(super) struct Search {
     units: Units,
     start: Option<State>,
     orders: Vec<Vec<u32>>,
     slots: Vec<Slot>,
     random: Random,
-    /// Nodes granted and not used up by whole rounds.
+    /// Granted nodes that whole rounds have not used up.
     credit: u64,
     restarts: u64,
     outcome: Outcome,
@@ -65,7 +66,7 @@ pub(super) struct Search {
 struct Slot {
     tree: Tree,
     status: Status,
-    /// Started afresh when its nodes exceed this.
+    /// The search is restarted when its nodes exceed this.
     nodes_max: u64,
 }
 
@@ -83,7 +84,7 @@ impl Search {
             outcome: Outcome::Open,
             units,
         };
-        // One above the other in whole units of the coarsest alignment everything fits.
+        // Stacked one above the other, in whole units of the coarsest alignment, everything fits.
         let coarsest = sections
             .spans
             .iter()
@@ -123,8 +124,8 @@ impl Search {
         search
     }
 
-    /// Goes on for so many nodes; several calls do what one with their sum does. A deadline ends it
-    /// at any time, and then what is found depends on the machine.
+    /// Visits `nodes` nodes; several calls are equivalent to one with the sum of their nodes. A
+    /// deadline ends it at any time; the result then depends on the machine.
     pub(super) fn run(
         &mut self,
         nodes: u64,
@@ -146,7 +147,7 @@ impl Search {
     }
 
     fn round(&mut self, memo: &mut Memo, threads: usize, over: &(impl Fn() -> bool + Sync)) {
-        // Searches after the first that found something need not go on.
+        // Searches after the first successful one need not go on.
         let (next, first) = (AtomicUsize::new(0), AtomicUsize::new(usize::MAX));
         let waiting: Vec<Mutex<&mut Slot>> = self.slots.iter_mut().map(Mutex::new).collect();
         let common = &*memo;
@@ -165,7 +166,7 @@ impl Search {
         };
         thread::scope(|scope| {
             for _ in 1..threads.min(SLOTS) {
-                // Where the system gives no more threads, those there are do all of it.
+                // If the system provides no more threads, the existing ones do all the work.
                 drop(Builder::new().spawn_scoped(scope, work));
             }
             work();
@@ -188,7 +189,7 @@ impl Search {
         }
     }
 
-    /// Another order for a search, and more nodes now and then.
+    /// Restarts a search in another order, now and then with more nodes.
     fn restart(&mut self, k: usize) {
         let order = self.random_order();
         self.restarts += 1;
@@ -198,7 +199,7 @@ impl Search {
         }
     }
 
-    /// One of the orders, disturbed.
+    /// One of the orders, perturbed.
     fn random_order(&mut self) -> Vec<u32> {
         let n = self.orders[0].len() as u64;
         let order = &self.orders[self.random.below(RANKS.len() as u64) as usize];

@@ -1,5 +1,4 @@
-//! What is placed and what follows from it: floors, lowest offsets, and a trail to take everything
-//! back.
+//! The state of a partial packing (floors and lowest offsets), and a trail to undo changes.
 
 use super::super::Found;
 use super::super::sections::Sections;
@@ -7,11 +6,11 @@ use super::memo::mix;
 use super::sums::Sums;
 use std::ops::Range;
 
-/// The smallest number of bytes that offsets differ by, and what remains to be aligned.
+/// The unit of sizes and offsets, and whether alignments coarser than it remain.
 pub(super) struct Units {
     /// Every size and offset is a multiple of this.
     pub(super) bytes: u64,
-    /// Whether some items need coarser offsets than that.
+    /// Whether some items need coarser alignments than that.
     pub(super) aligned: bool,
 }
 
@@ -48,7 +47,7 @@ fn gcd(a: u64, b: u64) -> u64 {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// What was changed, so that it can be changed back.
+/// An undo record of one change.
 #[derive(Clone)]
 enum Change {
     Floor { section: u32, real: bool, old: u64 },
@@ -56,14 +55,14 @@ enum Change {
     Placed { item: u32 },
 }
 
-/// An item as the search sees it, in units.
+/// An item in the search, in units.
 #[derive(Clone, Copy)]
 pub(super) struct Item {
     pub(super) start: u32,
     pub(super) end: u32,
     pub(super) size: u64,
     pub(super) align: u64,
-    /// Where its entries in `place_in_list` begin.
+    /// The index of its first entry in `place_in_list`.
     entries: u32,
 }
 
@@ -74,44 +73,44 @@ pub(super) struct State {
     pub(super) aligned: bool,
     pub(super) items: Vec<Item>,
     pub(super) offsets: Vec<u64>,
-    /// For each item not placed: no completion has it lower.
+    /// For each unplaced item: the lowest offset that any completion can give it.
     pub(super) lowest: Vec<u64>,
-    /// For each section: nothing more can lie below.
+    /// For each section: no further item can lie below.
     pub(super) floor: Vec<u64>,
-    /// Whether the floor is the top of a placed item (or the ground), something to rest upon.
+    /// Whether the floor is the top of a placed item (or the ground), so that items can rest on it.
     pub(super) real: Vec<bool>,
-    /// For each section the sum of the sizes not placed.
+    /// For each section the sum of the unplaced sizes.
     pub(super) rest: Vec<u64>,
-    /// For each section, the keys of the items not placed that begin there.
+    /// For each section, the keys of the unplaced items that begin there.
     pub(super) keys: Vec<u128>,
     item_keys: Vec<u128>,
-    /// For each section but the last, how many items not placed live in it and in the next.
+    /// For each section but the last, the number of unplaced items that live in it and in the next.
     pub(super) crossing: Vec<u32>,
-    /// For each section, where its list starts; the items not placed come first.
+    /// For each section, the start of its list; unplaced items come first.
     lists: Vec<u32>,
-    waiting: Vec<u32>,
+    unplaced: Vec<u32>,
     list: Vec<u32>,
     place_in_list: Vec<u32>,
     trail: Vec<Change>,
-    /// Sections to look at again, as bits.
+    /// Sections to propagate again, as bits.
     dirty: Vec<u64>,
-    /// Sections without slack to look at more closely, as bits.
+    /// Sections without slack, which get the stronger check, as bits.
     tight: Vec<u64>,
     scratch: Vec<(u64, u64)>,
     sums: Sums,
-    /// Whether the last change had consequences that had consequences.
+    /// Whether the consequences of the last change had further consequences.
     pub(super) chained: bool,
     /// The sections in which the last change changed anything.
     pub(super) touched: Range<u32>,
 }
 
 impl State {
-    /// Nothing placed. `limit` in units.
+    /// The empty packing. `limit` in units.
     pub(super) fn new(sections: &Sections, units: &Units, limit: u64) -> State {
         let count = sections.count();
         let mut items = Vec::with_capacity(sections.spans.len());
         let mut entries = 0u32;
-        let mut waiting = vec![0u32; count];
+        let mut unplaced = vec![0u32; count];
         let (mut rest, mut crossing) = (vec![0u64; count], vec![0; count]);
         for span in &sections.spans {
             let size = span.size / units.bytes;
@@ -129,14 +128,14 @@ impl State {
             });
             entries += span.end - span.start;
             for s in span.start as usize..span.end as usize {
-                waiting[s] += 1;
+                unplaced[s] += 1;
                 rest[s] = rest[s].saturating_add(size);
                 crossing[s] += u32::from(s + 1 < span.end as usize);
             }
         }
         let mut lists = Vec::with_capacity(count + 1);
         let mut total = 0;
-        for &length in &waiting {
+        for &length in &unplaced {
             lists.push(total);
             total += length;
         }
@@ -170,7 +169,7 @@ impl State {
             item_keys,
             crossing,
             lists,
-            waiting,
+            unplaced,
             list,
             place_in_list,
             trail: Vec::new(),
@@ -183,7 +182,7 @@ impl State {
         }
     }
 
-    /// The packing, when everything is placed.
+    /// The packing, when all items are placed.
     pub(super) fn found(&self, units: &Units) -> Found {
         let tops = self
             .items
@@ -205,17 +204,17 @@ impl State {
         self.floor.len()
     }
 
-    /// The items of a section that are not placed.
-    pub(super) fn waiting(&self, section: usize) -> &[u32] {
+    /// The unplaced items of a section.
+    pub(super) fn unplaced(&self, section: usize) -> &[u32] {
         let at = self.lists[section] as usize;
-        &self.list[at..at + self.waiting[section] as usize]
+        &self.list[at..at + self.unplaced[section] as usize]
     }
 
     pub(super) fn is_closed(&self, section: usize) -> bool {
-        self.waiting[section] == 0
+        self.unplaced[section] == 0
     }
 
-    /// Where `undo` gets back to.
+    /// The trail position that `undo` restores.
     pub(super) fn mark(&self) -> usize {
         self.trail.len()
     }
@@ -233,7 +232,7 @@ impl State {
                     self.keys[it.start as usize] ^= self.item_keys[item as usize];
                     for s in it.start as usize..it.end as usize {
                         self.rest[s] += it.size;
-                        self.waiting[s] += 1;
+                        self.unplaced[s] += 1;
                         self.crossing[s] += u32::from(s + 1 < it.end as usize);
                     }
                 }
@@ -252,8 +251,8 @@ impl State {
         self.real[section] = real;
     }
 
-    /// Places an item at its lowest offset, where every section of its life has its floor. The
-    /// section of a contradiction, if one shows.
+    /// Places an item at its lowest offset, which must be the floor of every section of its life.
+    /// Returns the section of a contradiction, if one is found.
     pub(super) fn place(&mut self, i: u32) -> Option<u32> {
         let item = self.items[i as usize];
         self.touched = item.start..item.end;
@@ -271,14 +270,14 @@ impl State {
             self.mark_dirty(s, s + 1);
             self.lift_items(s, top);
         }
-        self.settle()
+        self.propagate()
     }
 
     fn take_from_list(&mut self, i: u32, item: Item, s: usize) {
-        self.waiting[s] -= 1;
+        self.unplaced[s] -= 1;
         let (mine, last) = (
             self.place_in_list[item.entries as usize + s - item.start as usize],
-            self.lists[s] + self.waiting[s],
+            self.lists[s] + self.unplaced[s],
         );
         let other = self.list[last as usize];
         self.list.swap(mine as usize, last as usize);
@@ -289,14 +288,14 @@ impl State {
         }
     }
 
-    /// Decides that nothing lies below `floor` in a section. The section of a contradiction, if one
-    /// shows.
+    /// Decides that nothing lies below `floor` in a section. Returns the section of a
+    /// contradiction, if one is found.
     pub(super) fn raise(&mut self, section: usize, floor: u64) -> Option<u32> {
         self.touched = section as u32..section as u32 + 1;
         self.set_floor(section, floor, false);
         self.mark_dirty(section, section + 1);
         self.lift_items(section, floor);
-        self.settle()
+        self.propagate()
     }
 
     fn mark_dirty(&mut self, from: usize, to: usize) {
@@ -318,7 +317,7 @@ impl State {
 
     fn lift_items(&mut self, section: usize, floor: u64) {
         let at = self.lists[section] as usize;
-        for k in at..at + self.waiting[section] as usize {
+        for k in at..at + self.unplaced[section] as usize {
             let j = self.list[k] as usize;
             if self.lowest[j] < floor {
                 self.lift(j as u32, floor.next_multiple_of(self.items[j].align));
@@ -338,16 +337,16 @@ impl State {
     }
 
     /// Lifts the floors of dirty sections to the lowest item, and checks that their items fit under
-    /// the limit one above the other, none below its lowest offset.
-    fn settle(&mut self) -> Option<u32> {
+    /// the limit, stacked one above the other, none below its lowest offset.
+    fn propagate(&mut self) -> Option<u32> {
         self.chained = false;
-        // What costs little comes first, on all sections.
+        // Cheap checks come first, on all sections.
         loop {
             for word in 0..self.dirty.len() {
                 while self.dirty[word] != 0 {
                     let s = word * 64 + self.dirty[word].trailing_zeros() as usize;
                     self.dirty[word] &= self.dirty[word] - 1;
-                    if self.waiting[s] > 0 && !self.settle_section(s) {
+                    if self.unplaced[s] > 0 && !self.propagate_section(s) {
                         return self.conflict(s);
                     }
                 }
@@ -372,9 +371,9 @@ impl State {
         Some(section as u32)
     }
 
-    fn settle_section(&mut self, s: usize) -> bool {
+    fn propagate_section(&mut self, s: usize) -> bool {
         let (mut low, mut high) = (u64::MAX, 0);
-        for &j in self.waiting(s) {
+        for &j in self.unplaced(s) {
             low = low.min(self.lowest[j as usize]);
             high = high.max(self.lowest[j as usize]);
         }
@@ -394,7 +393,7 @@ impl State {
         let mut scratch = std::mem::take(&mut self.scratch);
         scratch.clear();
         scratch.extend(
-            self.waiting(s)
+            self.unplaced(s)
                 .iter()
                 .map(|&j| (self.lowest[j as usize], self.items[j as usize].size)),
         );
@@ -404,8 +403,8 @@ impl State {
     }
 }
 
-/// When a machine has done all jobs, each given by its release and its length, which together take
-/// `rest`; the first is released at `time`.
+/// The time at which a machine has finished all jobs, each given by its release and its length. The
+/// lengths sum to `rest`; the first job is released at `time`.
 fn finished(jobs: &mut Vec<(u64, u64)>, mut time: u64, mut rest: u64) -> u64 {
     loop {
         let before = time;

@@ -1,20 +1,21 @@
-//! Where stacks without room to spare can have their joints.
+//! The offsets at which stacks without slack can have joints.
 
 use super::state::State;
 
-/// Up to how many units of height sums are kept as bits.
+/// The most units of height for which sums are kept as bits.
 const UNITS_MAX: u64 = 4096;
 
-/// Up to how many items the sums of a higher section are listed: there are two to this many.
+/// The most items for which the sums of a higher section are listed: there are two to the power of
+/// this many.
 const LISTED_MAX: usize = 10;
 
 /// Sums of sizes as bits.
 #[derive(Clone, Default)]
 pub(super) struct Sums {
-    /// Every sum of sizes looked at so far.
+    /// Every sum of sizes so far.
     all: Vec<u64>,
     copy: Vec<u64>,
-    /// The sums that items can lie upon.
+    /// The sums at which items can lie.
     joints: Vec<u64>,
     /// (lowest top, size) of each item.
     tops: Vec<(u64, u64)>,
@@ -45,7 +46,7 @@ impl List {
         self.all.extend(shifted);
     }
 
-    fn settle(&mut self, from: u64, to: u64) {
+    fn add_joints(&mut self, from: u64, to: u64) {
         let at = |bound: u64| self.all.partition_point(|&sum| sum < bound);
         self.joints
             .extend_from_slice(&self.all[at(from)..at(to.max(from))]);
@@ -59,7 +60,7 @@ impl List {
 }
 
 impl Sums {
-    /// Nothing but the sum of nothing; bits for sums up to `room`.
+    /// Resets to the empty sum, with bits for sums up to `room`.
     fn clear(&mut self, room: u64) {
         let words = (room / 64 + 1) as usize;
         self.all.clear();
@@ -88,8 +89,8 @@ impl Sums {
         }
     }
 
-    /// Takes over the sums from `from` up to `to`.
-    fn settle(&mut self, from: u64, to: u64) {
+    /// Adds the sums from `from` up to `to` to the joints.
+    fn add_joints(&mut self, from: u64, to: u64) {
         let to = to.min(self.all.len() as u64 * 64);
         if from >= to {
             return;
@@ -122,25 +123,25 @@ impl Sums {
 }
 
 impl State {
-    /// Whether every byte of a section above its floor is needed, and sums are few enough to look
-    /// at.
+    /// Whether every byte of a section above its floor is needed, and the sums are few enough to
+    /// list.
     pub(super) fn is_tight(&self, section: usize) -> bool {
         let room = self.limit - self.floor[section];
         self.rest[section] == room
-            && (room <= UNITS_MAX || self.waiting(section).len() <= LISTED_MAX)
+            && (room <= UNITS_MAX || self.unplaced(section).len() <= LISTED_MAX)
             && !self.aligned
     }
 
-    /// Lifts the items of a tight section to where the sizes of others add up to, so that nothing
-    /// is wasted below: below an offset lie only items whose lowest top is not above it. Whether
-    /// all items find such a place.
+    /// Lifts the items of a tight section to sums of the other sizes, so that no byte is wasted
+    /// below: below an offset lie only items whose lowest top is not above it. Returns whether all
+    /// items find such an offset.
     pub(super) fn lift_to_joints(&mut self, section: usize, sums: &mut Sums) -> bool {
         let floor = self.floor[section];
         let room = self.limit - floor;
         let listed = room > UNITS_MAX;
         sums.clear(if listed { 0 } else { room });
         sums.tops.clear();
-        sums.tops.extend(self.waiting(section).iter().map(|&j| {
+        sums.tops.extend(self.unplaced(section).iter().map(|&j| {
             let size = self.items[j as usize].size;
             (self.lowest[j as usize] - floor + size, size)
         }));
@@ -149,22 +150,22 @@ impl State {
         for k in 0..sums.tops.len() {
             let (top, size) = sums.tops[k];
             if listed {
-                sums.list.settle(from, top);
+                sums.list.add_joints(from, top);
                 sums.list.shift_in(size);
             } else {
-                sums.settle(from, top);
+                sums.add_joints(from, top);
                 sums.shift_in(size, highest);
             }
             from = top;
             highest += size;
         }
         if listed {
-            sums.list.settle(from, room + 1);
+            sums.list.add_joints(from, room + 1);
         } else {
-            sums.settle(from, room + 1);
+            sums.add_joints(from, room + 1);
         }
-        for k in 0..self.waiting(section).len() {
-            let j = self.waiting(section)[k];
+        for k in 0..self.unplaced(section).len() {
+            let j = self.unplaced(section)[k];
             let lowest = self.lowest[j as usize] - floor;
             match if listed {
                 sums.list.next(lowest)

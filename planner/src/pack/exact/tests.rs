@@ -35,15 +35,15 @@ fn the_optimum_of_few_items_is_found_and_nothing_below_it() {
     });
 }
 
-/// What is known to exist is never called impossible: not by a wrong bound, not by leaving out a
-/// branch.
+/// The search never proves an existing packing impossible: not by a wrong bound, not by leaving out
+/// a branch.
 #[test]
-fn known_packings_are_not_proved_away() {
+fn known_packings_are_not_proved_impossible() {
     use crate::generate::{Cuts, tiling, with_holes};
     let mut open = 0;
     for seed in 0..400 {
         let cuts = [Cuts::Straight, Cuts::Spiral, Cuts::Mixed][seed as usize % 3];
-        // Tall ones without holes are where sums of sizes are looked at one by one.
+        // For tall tilings without gaps the search lists sums of sizes.
         let tall = seed % 4 == 0;
         let (items, time, height) = (
             8 + seed as usize % 25,

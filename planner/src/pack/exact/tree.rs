@@ -14,7 +14,7 @@ pub(super) enum Status {
 
 enum Frame {
     Choice(Choice),
-    /// Parts that do not touch each other; those before `next` are solved.
+    /// Parts without a common item; those before `next` are solved.
     Split {
         first: usize,
         next: usize,
@@ -22,27 +22,27 @@ enum Frame {
     },
 }
 
-/// A section, and what can be done about it: the children from `next` on are still to be tried.
+/// A section to branch on: the children from `next` on are still to be tried.
 struct Choice {
-    /// Sections that no item still to be placed leaves.
+    /// A range of sections that no unplaced item leaves.
     part: Range<u32>,
     key: u128,
     section: u32,
-    /// How the state is got back.
+    /// The mark that restores the state.
     mark: usize,
     first: usize,
     next: usize,
     /// The sections that the last child changed.
     touched: Range<u32>,
-    /// Whether what it changed somewhere depends on other sections that it changed.
+    /// Whether the last child's changes in one section depended on its changes in another.
     chained: bool,
-    /// Sections that explain why the children so far, and anything else than the children, were
+    /// Sections that explain why the children so far, and everything other than the children, are
     /// impossible.
     why: Range<u32>,
 }
 
 impl Choice {
-    /// Takes note that the last child is impossible because of these sections.
+    /// Records that the last child is impossible because of these sections.
     fn explain(&mut self, why: Range<u32>) {
         self.why = hull(&self.why, &why);
         if self.chained {
@@ -51,27 +51,27 @@ impl Choice {
     }
 }
 
-/// What the search does next.
+/// The next step of the search.
 #[derive(Clone)]
 enum Step {
     Enter(Range<u32>),
     Solved,
-    /// The part has no completion, nor has any that looks the same in these sections: the same
-    /// floors, the same items not placed, as low at the lowest.
+    /// The part has no completion, nor has any part that looks the same in these sections: the same
+    /// floors, the same unplaced items, the same lowest offsets.
     Failed(Range<u32>),
 }
 
-/// The smallest range around both.
+/// The smallest range that contains both.
 fn hull(a: &Range<u32>, b: &Range<u32>) -> Range<u32> {
     a.start.min(b.start)..a.end.max(b.end)
 }
 
-/// A search for one completion, in one order.
+/// A depth-first search for one completion, in one order.
 pub(super) struct Tree {
     pub(super) state: State,
     /// The place of each item in the order of preference.
     rank: Vec<u32>,
-    /// What this search found impossible since its memo was last emptied into the common one.
+    /// The impossible states that this search found since it last merged them into the common memo.
     failures: Vec<Entry>,
     memo: Memo,
     frames: Vec<Frame>,
@@ -81,14 +81,14 @@ pub(super) struct Tree {
     pub(super) nodes: u64,
 }
 
-/// How often a search asks whether to stop.
+/// The number of nodes between two checks whether to stop.
 const NODES_PER_STOP: u64 = 128;
 
-/// The memo of one search grows up to two to this many keys.
+/// The memo of one search grows up to two to the power of this many keys.
 const OWN_BITS: u32 = 16;
 
 impl Tree {
-    /// A search from `state` on; `rank` is each item's place in the order of preference.
+    /// A search that starts at `state`; `rank` is each item's place in the order of preference.
     pub(super) fn new(state: State, rank: Vec<u32>) -> Tree {
         let all = 0..state.sections() as u32;
         Tree {
@@ -108,7 +108,7 @@ impl Tree {
         }
     }
 
-    /// Goes on for about so many nodes, or until `stop` says so, which is asked now and then.
+    /// Visits about `nodes` nodes, or stops when `stop` says so, which is checked now and then.
     pub(super) fn run(&mut self, nodes: u64, common: &Memo, stop: impl Fn() -> bool) -> Status {
         let end = self.nodes.saturating_add(nodes);
         while self.nodes < end {
@@ -135,7 +135,7 @@ impl Tree {
         Status::Open
     }
 
-    /// Empties what the search found impossible into the memo of all.
+    /// Moves the impossible states that this search found into the common memo.
     pub(super) fn share(&mut self, common: &mut Memo) {
         self.failures
             .drain(..)
@@ -143,13 +143,13 @@ impl Tree {
         self.memo.clear();
     }
 
-    /// Why a state has no completion, if that is known.
+    /// The reason why a state has no completion, if it is known.
     fn known(&self, key: u128, common: &Memo) -> Option<Range<u32>> {
         common.get(key).or_else(|| self.memo.get(key))
     }
 
-    /// What tells a part of the state apart from others: the items not placed and the room above
-    /// the floors. What is impossible under one limit is so under others with the same room, unless
+    /// The key of a part of the state: the unplaced items and the headroom above the floors. A part
+    /// that is impossible under one limit is impossible under others with the same headroom, unless
     /// alignments make a difference.
     fn key(&self, part: &Range<u32>) -> u128 {
         let mut key = if self.state.aligned {
@@ -232,7 +232,7 @@ impl Tree {
         }
     }
 
-    /// Remembers that the topmost frame, a choice, has no completion, and leaves it.
+    /// Records that the topmost frame, a choice, has no completion, and leaves it.
     fn give_up(&mut self, why: Range<u32>) {
         if let Some(Frame::Choice(choice)) = self.frames.pop() {
             let entry = Entry::new(choice.key, why);
@@ -242,7 +242,7 @@ impl Tree {
         }
     }
 
-    /// Goes on with what is left of a part.
+    /// Continues with the unsolved rest of a part.
     fn split(&mut self, part: Range<u32>, common: &Memo) -> Step {
         let first = self.parts.len();
         let mut from = part.start;
@@ -265,7 +265,7 @@ impl Tree {
                     self.parts.truncate(first);
                     return Step::Failed(why);
                 }
-                // Small parts first: what they contradict is known soonest.
+                // Small parts first, because their contradictions are found soonest.
                 self.parts[first..].sort_by_key(|part| part.end - part.start);
                 self.frames.push(Frame::Split {
                     first,
@@ -277,7 +277,7 @@ impl Tree {
         }
     }
 
-    /// The part at hand is complete.
+    /// The current part is complete.
     fn solved(&mut self) -> Option<Step> {
         loop {
             match self.frames.last_mut()? {
@@ -292,7 +292,7 @@ impl Tree {
         }
     }
 
-    /// The part at hand has no completion, because of these sections. Choices that changed nothing
+    /// The current part has no completion, because of these sections. Choices that changed nothing
     /// there are left at once.
     fn failed(&mut self, why: Range<u32>, common: &Memo) -> Option<Step> {
         loop {

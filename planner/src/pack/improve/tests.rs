@@ -4,7 +4,7 @@ use super::*;
 use crate::generate::{Cuts, tiling};
 use arbtest::arbtest;
 
-/// A rectangle cut up, of which the skyline alone makes no rectangle again.
+/// A rectangle cut into pieces that the skyline alone does not reassemble.
 fn puzzle(seed: u64, pieces: usize) -> Sections {
     sections(&tiling(seed, pieces, 1 << 12, 1 << 12, Cuts::Mixed).problem)
 }
@@ -28,7 +28,7 @@ fn improved(sections: &Sections, incumbent: Found, efforts: &[u64], threads: usi
     improve.best().clone()
 }
 
-/// One round, however small the problem.
+/// One round, for a problem of any size.
 const ONE_ROUND: u64 = 1;
 
 #[test]
@@ -39,7 +39,7 @@ fn valid_and_never_worse() {
         let found = improved(&sections, incumbent.clone(), &[ONE_ROUND], 1);
         assert!(found.height <= incumbent.height);
         assert_apart(&sections, &found);
-        // What cannot be improved comes back as it is.
+        // A packing that cannot be improved is returned unchanged.
         assert_eq!(improved(&sections, found.clone(), &[], 1), found);
         Ok(())
     });
@@ -60,7 +60,7 @@ fn threads_change_nothing() {
 }
 
 #[test]
-fn goes_on_where_it_stopped() {
+fn resumes_where_it_stopped() {
     let sections = puzzle(2, 250);
     let round = (LANES * (ROUND / sections.spans.len()) * sections.spans.len()) as u64;
     let at_once = improved(&sections, stacked(&sections), &[6 * round], 2);
@@ -121,15 +121,15 @@ fn lower_than_any_order_alone() {
 }
 
 #[test]
-fn a_large_problem_is_charged_for_what_it_costs() {
+fn a_large_problem_is_charged_for_its_cost() {
     let sections = puzzle(4, 1_000);
     let lives = Lives::new(&sections);
     for effort in [1_000, 62_500, 1_000_000] {
         let mut improve = Improve::new(&sections, &lives, stacked(&sections), 0, effort);
         improve.run(&budget(0, effort, 1));
         let round = (improve.passes * sections.spans.len() * LANES) as u64;
-        // One round may begin just before the end; it has one pass of each lane at least, and no
-        // more than the effort else.
+        // One round may begin just before the end; it has at least one pass of each lane, and
+        // otherwise no more than the effort.
         assert!(
             round <= effort.max((sections.spans.len() * LANES) as u64),
             "{round} of {effort}"
