@@ -90,10 +90,9 @@ impl Session {
                 Some(part) => Piece::Slab(part),
                 None => {
                     self.within_budget(inner, b, bytes)?;
-                    let tag = self.found_tag(inner, b);
-                    let taken = self
-                        .pool
-                        .allocate(&mut self.memory, bytes, Stream::default(), tag);
+                    let tag = self.tag_ids(inner)[b];
+                    let source = self.memory.source();
+                    let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
                     let handle = taken.map_err(|bill| Error::Memory {
                         program: inner.name.to_string(),
                         bill,
@@ -130,14 +129,15 @@ impl Session {
         }
     }
 
-    fn found_tag(&self, inner: &Compiled, b: usize) -> TagId {
+    /// The pool's numbers of a program's tags.
+    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
         inner.tag_ids.get_or_init(|| {
             inner
                 .tags
                 .iter()
                 .map(|tag| self.pool.tag(tag.clone()))
                 .collect()
-        })[b]
+        })
     }
 
     /// A part of the slab that the plan and others leave free while a buffer lives.
@@ -194,7 +194,7 @@ impl Session {
             Some(Piece::Pool(handle, bytes)) => {
                 self.found.pooled = self.found.pooled.saturating_sub(bytes);
                 self.pool
-                    .free(&mut self.memory, handle)
+                    .free(self.memory.source(), handle)
                     .map_err(|e| Error::Internal(e.to_string()))?;
             }
             None => {}
@@ -214,7 +214,7 @@ impl Session {
             return Ok(());
         };
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
-        let length = self.memory.number(&part)?;
+        let length = self.memory.read_i32(&part)?;
         // The step's kernel has checked it, but where a device checks, the run has not stopped for
         // it.
         let most = if let Extent::Found(most) = inner.symbols.extent(symbol) {

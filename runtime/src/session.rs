@@ -1,12 +1,7 @@
 //! A session: the weights, the slab, and the programs that share them.
 
 mod copies;
-#[cfg(feature = "cuda")]
-mod dependencies;
-#[cfg(feature = "cuda")]
-mod device;
-#[cfg(feature = "cuda")]
-mod dump;
+mod load;
 mod measure;
 mod outputs;
 mod prefetch;
@@ -14,8 +9,6 @@ mod room;
 mod shared;
 mod slots;
 mod steps;
-#[cfg(feature = "cuda")]
-mod together;
 mod values;
 
 use std::collections::HashMap;
@@ -31,7 +24,7 @@ use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
-use crate::backend::{Backend, Target};
+use crate::backend::{self, Backend, Target};
 use crate::buffer::{Buffer, Output};
 use crate::compile::{CompileOptions, Tuning, lay_out, variable_bytes};
 use crate::device::Device;
@@ -51,7 +44,9 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 
-pub use measure::{KernelTime, Roofline};
+pub use crate::backend::Roofline;
+pub use measure::KernelTime;
+pub(crate) use steps::{Buffers, Run};
 
 /// A weight or state of a session.
 pub(crate) struct Variable {
@@ -88,7 +83,7 @@ pub struct Session {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) params: Params,
-    pub(crate) memory: Backend,
+    pub(crate) memory: Box<dyn Backend>,
     pub(crate) team: Team,
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
@@ -129,7 +124,7 @@ impl Session {
     /// before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
         settings::check()?;
-        let memory = Backend::open(device)?;
+        let memory = backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             device,
@@ -344,12 +339,6 @@ impl Session {
         Ok(())
     }
 
-    /// Without devices that want it loaded a program is ready.
-    #[cfg(not(feature = "cuda"))]
-    pub(crate) fn load_program(&mut self, _: &mut Compiled) -> Result<()> {
-        self.reserve_sizes()
-    }
-
     pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
         let bytes = inner.slab_bytes;
         if self.slab.is_some_and(|s| s.bytes >= bytes) {
@@ -418,7 +407,7 @@ impl Session {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
                 let seed = self.params.seed();
-                self.memory.edit(&region, |memory, region| {
+                self.memory.map_write(&region, &mut |memory, region| {
                     crate::init::fill(&info, seed, memory, region)
                 })?;
                 self.by_name.insert(info.name.clone(), self.variables.len());
@@ -570,7 +559,7 @@ impl Session {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
                     let is_bool = inner.inputs[at].dtype == DType::Bool;
                     let mut faulty = Ok(());
-                    let staged = self.memory.input(&region, &mut |bytes| {
+                    let staged = self.memory.upload(&region, &mut |bytes| {
                         copy(bytes);
                         if is_bool {
                             bytes
@@ -578,7 +567,7 @@ impl Session {
                                 .for_each(|byte| *byte = u8::from(*byte != 0));
                         }
                         if let Some(loaded) = &inner.loaded {
-                            faulty = loaded.look_at_input(at, dtype, bytes, env);
+                            faulty = loaded.check_input(at, dtype, bytes, env);
                         }
                     });
                     let staged = staged.and(std::mem::replace(&mut faulty, Ok(())));

@@ -2,9 +2,6 @@
 //!
 //! A program says at which steps copies start and are waited for; the device makes them.
 
-use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::Env;
-
 use super::Session;
 use crate::error::Result;
 use crate::memory::offload::Offload;
@@ -46,25 +43,5 @@ impl Session {
             self.host = Some(self.memory.reserve_host(inner.host_bytes, &what)?);
         }
         Ok(())
-    }
-
-    /// Starts a copy; `place` tells where buffers lie.
-    pub(super) fn start_copy(
-        &mut self,
-        inner: &Compiled,
-        copy: usize,
-        env: &Env,
-        place: impl Fn(usize) -> Region,
-    ) -> Result<()> {
-        let [from, to] = inner.copy_between(copy, env, place);
-        debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
-        let ticket = self.memory.start_copy(copy, &from, &to)?;
-        self.tickets.push(ticket);
-        Ok(())
-    }
-
-    /// Waits until a copy has ended.
-    pub(super) fn finish_copy(&mut self, copy: usize) -> Result<()> {
-        self.memory.finish_copy(copy, self.tickets[copy])
     }
 }

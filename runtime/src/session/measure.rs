@@ -9,9 +9,7 @@ use slabwise_planner::report::{Handed, Run, RunStep};
 use slabwise_planner::{BufferId, Holder};
 
 use super::Session;
-use crate::backend::{Backend, Kernel};
-#[cfg(feature = "cuda")]
-use crate::device::Device;
+use crate::backend::{Backend, Kernel, Roofline};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::passes::{moved, operations};
@@ -47,7 +45,7 @@ pub(super) struct StepClock {
 }
 
 impl StepClock {
-    pub fn start(memory: &mut Backend) -> StepClock {
+    pub fn start(memory: &mut dyn Backend) -> StepClock {
         StepClock {
             on_device: memory.begin_marks(),
             began: Instant::now(),
@@ -56,7 +54,7 @@ impl StepClock {
     }
 
     /// Notes that a step begins or ends.
-    pub fn mark(&mut self, memory: &mut Backend) -> Result<()> {
+    pub fn mark(&mut self, memory: &mut dyn Backend) -> Result<()> {
         if self.on_device {
             return memory.mark();
         }
@@ -65,7 +63,7 @@ impl StepClock {
     }
 
     /// When each step began and ended, in seconds from the start.
-    fn steps(&self, memory: &Backend) -> Result<Vec<[f64; 2]>> {
+    fn steps(&self, memory: &dyn Backend) -> Result<Vec<[f64; 2]>> {
         let marks = if self.on_device {
             memory.marks()?
         } else {
@@ -76,18 +74,6 @@ impl StepClock {
             .map(|pair| [pair[0], pair[1]])
             .collect())
     }
-}
-
-/// The most that a device can do.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Roofline {
-    /// Operations in a second: of products of f32, or of tf32 where [that is asked
-    /// for](crate::CompileOptions::tf32); of products of halves; of all other code.
-    pub flops: [f64; 3],
-    /// Bytes from or to memory in a second.
-    pub bytes: f64,
-    /// Where the numbers come from.
-    pub source: String,
 }
 
 impl Roofline {
@@ -165,7 +151,7 @@ impl Recording {
 impl Session {
     /// Gives the times of a run's steps to who asked for them.
     pub(super) fn note_times(&mut self, clock: &StepClock) -> Result<()> {
-        let steps = clock.steps(&self.memory)?;
+        let steps = clock.steps(&*self.memory)?;
         if let Some(recording) = &mut self.recording {
             recording.time(clock, &steps);
         }
@@ -180,7 +166,7 @@ impl Session {
     /// # Errors
     /// If one of them failed, which a device may tell only now.
     pub fn synchronize(&self) -> Result<()> {
-        self.memory.settle()
+        self.memory.synchronize()
     }
 
     /// Bytes that the device's driver has given this process, or on the CPU the session's arenas
@@ -251,22 +237,7 @@ impl Session {
     /// The most that the device can do, by its attributes; `None` of the CPU, and where the driver
     /// does not say.
     pub fn roofline(&self) -> Option<Roofline> {
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(ordinal) = self.device {
-            let rates = slabwise_cuda::driver::rates(ordinal).ok()??;
-            let product = if self.options.tf32 {
-                rates.tf32
-            } else {
-                rates.f32
-            };
-            let of = [product, rates.half, rates.f32];
-            return Some(Roofline {
-                flops: of,
-                bytes: rates.bytes,
-                source: rates.to_string(),
-            });
-        }
-        None
+        self.memory.roofline(self.options.tf32)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and
@@ -283,21 +254,22 @@ impl Session {
             .ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let kept = self.variables.iter().map(|v| {
             self.memory
-                .look(&v.region, |memory, region| memory.bytes(region).to_vec())
+                .map_read(&v.region, |memory, region| memory.bytes(region).to_vec())
         });
         let kept: Vec<Vec<u8>> = kept.collect::<Result<_>>()?;
         let mut touched = 0;
         for pattern in [0xA5u8, 0x5A] {
             self.memory.fill(&slab, pattern)?;
             self.run(program, &feed)?;
-            let last = self.memory.look(&slab, |memory, slab| {
+            let last = self.memory.map_read(&slab, |memory, slab| {
                 memory.bytes(slab).iter().rposition(|b| *b != pattern)
             })?;
             touched = touched.max(last.map_or(0, |l| l as u64 + 1));
             for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.edit(&variable.region, |memory, region| {
-                    memory.bytes_mut(region).copy_from_slice(bytes)
-                })?;
+                self.memory
+                    .map_write(&variable.region, &mut |memory, region| {
+                        memory.bytes_mut(region).copy_from_slice(bytes)
+                    })?;
             }
         }
         Ok(touched)

@@ -18,7 +18,7 @@ use slabwise_kernels::size::Env;
 
 use super::Session;
 use super::slots::Slots;
-use crate::backend::Backend;
+use crate::backend::{Slot, SlotWriter};
 use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -91,7 +91,7 @@ impl Session {
         }
         let ahead = (bytes / stride) as usize;
         let region = self.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
-        let number = self.memory.open_ring(&region, ahead, inner.copies.len())?;
+        let number = self.memory.open_queue(&region, ahead, inner.copies.len())?;
         let slots = Slots::new(ahead);
         let ring = Ring {
             region,
@@ -136,7 +136,7 @@ impl Session {
         let mut env = self.take_slot(inner, ring)?;
         // What is run at once overlaps with copies that were started before it; what is only asked
         // for, with those started after.
-        let at_once = self.memory.host().is_some();
+        let at_once = !self.memory.capabilities().asynchronous;
         if at_once {
             self.fill_slots(inner, ring, batches);
         }
@@ -240,30 +240,18 @@ impl Session {
         };
         let to = region.part(slot * *stride, *stride);
         *used = (*used).max((slot + 1) * *stride);
-        let ticket = match &mut self.memory {
-            Backend::Cpu(memory) => {
-                // The thread knows slots by their regions alone.
-                let _ = number;
-                let parts = Arc::clone(parts);
-                Some(memory.start_fill(
-                    &to,
-                    Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ())),
-                ))
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => {
-                gpu.send_ahead(*number, slot, |bytes| {
-                    let mut found = Ok(());
-                    write(&batch, parts, bytes, &mut |at, dtype, bytes| {
-                        if let (Some(loaded), true) = (&inner.loaded, found.is_ok()) {
-                            found = loaded.look_at_input(at, dtype, bytes, &env);
-                        }
-                    });
-                    found
-                })?;
-                None
-            }
+        let slot = Slot {
+            queue: *number,
+            number: slot,
+            region: to,
         };
+        let mut writer = BatchWriter {
+            batch: Some(batch),
+            parts,
+            inner,
+            env: &env,
+        };
+        let ticket = self.memory.fill_slot(slot, &mut writer)?;
         self.rings[ring].slots.fill(Batch { ticket, env });
         Ok(())
     }
@@ -297,19 +285,13 @@ impl Session {
                 slab.part(buffer.place.offset, buffer.bytes_at(&env)),
             ))
         };
-        let moves = parts.iter().filter_map(planned);
-        match &mut self.memory {
-            Backend::Cpu(memory) => {
-                let _ = number;
-                let from = region.part(slot * *stride, *stride);
-                ticket
-                    .into_iter()
-                    .for_each(|ticket| memory.wait_for(ticket));
-                moves.for_each(|(offset, to)| memory.copy(&from.part(offset, to.bytes), &to));
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.take_ahead(*number, slot, moves)?,
-        }
+        let slot = Slot {
+            queue: *number,
+            number: slot,
+            region: region.part(slot * *stride, *stride),
+        };
+        let mut moves = parts.iter().filter_map(planned);
+        self.memory.take_slot(slot, ticket, &mut moves)?;
         Ok(env)
     }
 
@@ -320,6 +302,38 @@ impl Session {
         self.run_fed(inner, env, &[])?;
         self.stats.peak_slab_bytes += self.rings[ring].used;
         Ok(())
+    }
+}
+
+/// Writes a batch to a slot.
+struct BatchWriter<'a, F> {
+    /// None once a task has it.
+    batch: Option<F>,
+    parts: &'a Arc<[Part]>,
+    inner: &'a Compiled,
+    env: &'a Env,
+}
+
+impl<F: Feed + Send + 'static> SlotWriter for BatchWriter<'_, F> {
+    fn write(&mut self, slot: &mut [u8]) -> Result<()> {
+        let mut checked = Ok(());
+        if let Some(batch) = &self.batch {
+            write(batch, self.parts, slot, &mut |at, dtype, bytes| {
+                if let (Some(loaded), true) = (&self.inner.loaded, checked.is_ok()) {
+                    checked = loaded.check_input(at, dtype, bytes, self.env);
+                }
+            });
+        }
+        checked
+    }
+
+    fn take_task(&mut self) -> Box<dyn FnOnce(&mut [u8]) + Send> {
+        let (batch, parts) = (self.batch.take(), Arc::clone(self.parts));
+        Box::new(move |bytes| {
+            if let Some(batch) = batch {
+                write(&batch, &parts, bytes, &mut |_, _, _| ());
+            }
+        })
     }
 }
 

@@ -15,10 +15,10 @@ impl Session {
     pub(crate) fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         let short = |result: &Result<Region>| matches!(result, Err(Error::OutOfMemory { .. }));
         let mut reserved = self.memory.reserve(bytes, what);
-        if short(&reserved) && self.pool.empty_cache(&mut self.memory) > 0 {
+        if short(&reserved) && self.pool.empty_cache(self.memory.source()) > 0 {
             reserved = self.memory.reserve(bytes, what);
         }
-        if short(&reserved) && self.memory.landing().0 > 0 && self.memory.set_landing(0)? {
+        if short(&reserved) && self.memory.staging().0 > 0 && self.memory.set_staging(0)? {
             reserved = self.memory.reserve(bytes, what);
         }
         reserved
@@ -36,12 +36,12 @@ impl Session {
     ) -> u64 {
         let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in);
         let wanted = inputs
-            .map(|buffer| self.memory.landing_bytes(buffer.occupied()))
+            .map(|buffer| self.memory.staging_bytes_for(buffer.occupied()))
             .sum();
         let needed = self
             .beside_landing(height)
             .saturating_add(ahead)
-            .saturating_add(self.memory.landing().0.max(wanted));
+            .saturating_add(self.memory.staging().0.max(wanted));
         if room.is_some_and(|room| needed > room) {
             0
         } else {
@@ -62,7 +62,7 @@ impl Session {
         inner: &mut Compiled,
         room: Option<u64>,
     ) -> Result<()> {
-        let (there, _) = self.memory.landing();
+        let (there, _) = self.memory.staging();
         let (ahead, landing) = (
             inner.plan.persistent().ahead,
             inner.plan.persistent().landing,
@@ -72,7 +72,7 @@ impl Session {
             Some(room) if beside.saturating_add(there) > room => landing,
             _ => there.max(landing),
         };
-        if !self.memory.set_landing(wanted)? {
+        if !self.memory.set_staging(wanted)? {
             log::warn!(
                 "\"{}\": no room for {} of inputs beside those of the run at work",
                 inner.name,

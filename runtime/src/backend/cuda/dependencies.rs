@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use slabwise_kernels::spec::{Access, Body};
 
-use crate::backend::{Group, Kernel};
-use crate::program::{Compiled, Place, Step};
+use super::fusion::Group;
+use crate::backend::{Extent, LoadRequest, LoadStep};
 
 /// The most steps that are looked at to find that one dependency follows from another.
 const WALK_MAX: usize = 2000;
@@ -49,27 +49,27 @@ pub(super) struct Guarded {
 }
 
 impl Guarded {
-    pub fn of(inner: &Compiled) -> Guarded {
-        let checks = |step: &Step| matches!(step.kernel(), Some(Kernel::Cuda(spec, _)) if matches!(spec.body, Body::CheckIndex(_)));
+    pub fn of(steps: &[LoadStep<'_>]) -> Guarded {
         Guarded {
-            checked: inner.steps.iter().any(checks),
+            checked: steps.iter().any(|step| step.check.is_some()),
         }
     }
 
     /// Whether this step does.
-    pub fn step(self, step: &Step) -> bool {
-        let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+    pub fn step(self, step: &LoadStep<'_>) -> bool {
+        let Some(kernel) = step.kernel else {
             return false;
         };
-        let assigns = |(place, (_, _, access)): (&Place, &(_, _, Access))| {
-            matches!(place, Place::Variable(_)) && *access != Access::Read
+        let assigns = |(extent, (_, _, access)): (&Extent, &(_, _, Access))| {
+            matches!(extent, Extent::Variable(_)) && *access != Access::Read
         };
-        self.checked && step.places.iter().zip(&spec.arguments()).any(assigns)
+        let arguments = kernel.spec().arguments();
+        self.checked && step.arguments.iter().zip(&arguments).any(assigns)
     }
 }
 
 /// The memory that a step reads and writes.
-pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<Touched> {
+pub(super) fn touched(step: &LoadStep<'_>, guarded: Guarded) -> Vec<Touched> {
     let guarded = guarded.step(step);
     let slab = |from, to, written| Touched {
         memory: Memory::Slab,
@@ -77,15 +77,11 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
         to,
         written,
     };
-    let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+    let Some(kernel) = step.kernel else {
         return vec![slab(0, u64::MAX, true)];
     };
-    let mut list = vec![slab(
-        step.workspace.offset,
-        step.workspace.offset + step.workspace.bytes,
-        true,
-    )];
-    if guarded || matches!(spec.body, Body::CheckIndex(_)) {
+    let mut list = vec![slab(step.workspace.0, step.workspace.1, true)];
+    if guarded || matches!(kernel.spec().body, Body::CheckIndex(_)) {
         list.push(Touched {
             memory: Memory::Faults,
             from: 0,
@@ -93,20 +89,17 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
             written: !guarded,
         });
     }
-    for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
+    for (extent, (_, _, access)) in step.arguments.iter().zip(kernel.spec().arguments()) {
         let written = access != Access::Read;
-        list.push(match *place {
-            Place::Planned(b) | Place::Slice(b, _) => {
-                let place = inner.buffers[b].place;
-                slab(place.offset, place.offset + place.bytes, written)
-            }
-            Place::Variable(v) => Touched {
+        list.push(match *extent {
+            Extent::Slab(from, to) => slab(from, to, written),
+            Extent::Variable(v) => Touched {
                 memory: Memory::Variable(v),
                 from: 0,
                 to: 1,
                 written,
             },
-            Place::Sizes => Touched {
+            Extent::Sizes => Touched {
                 memory: Memory::Sizes,
                 from: 0,
                 to: 1,
@@ -121,11 +114,11 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
 /// run; a group of steps is one launch, at the turn of its last step. `None` if the program copies
 /// to or from the host meanwhile: then launches run one after the other, and the copies beside
 /// them.
-pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
-    if !inner.copies.is_empty() {
+pub(super) fn dependencies(request: &LoadRequest<'_>, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
+    if request.has_copies {
         return None;
     }
-    let guarded = Guarded::of(inner);
+    let guarded = Guarded::of(&request.steps);
     let mut last_of = HashMap::new();
     for group in groups {
         let last = *group.members.last()?;
@@ -133,8 +126,8 @@ pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec
     }
     let mut waiting: HashMap<usize, Vec<Touched>> = HashMap::new();
     let mut order = Order::default();
-    for (at, step) in inner.steps.iter().enumerate() {
-        let mut own = touched(inner, step, guarded);
+    for (at, step) in request.steps.iter().enumerate() {
+        let mut own = touched(step, guarded);
         match last_of.get(&at) {
             Some(&last) if last != at => {
                 waiting.entry(last).or_default().append(&mut own);

@@ -8,42 +8,39 @@
 //! steps that touch none of the bytes it writes and write none of those it reads. So every step
 //! computes what it did, and offsets and peak stay as they were planned.
 
-use slabwise_cuda::Target;
+use slabwise_cuda::{Lowered, Target};
 
 use super::dependencies::{Guarded, Touched, touched};
-use crate::backend::{Group, Kernel};
+use crate::backend::{Kernel, LoadRequest};
 use crate::error::{Error, Result};
-use crate::program::Compiled;
 
 /// Most steps of a group: their arguments are counted in 16 bits.
 const MEMBERS_MAX: usize = 1000;
 
+/// Steps of a program that a recorded run does by one launch, at the turn of the last of them.
+pub(super) struct Group {
+    /// The steps, ascending.
+    pub members: Vec<usize>,
+    /// The fused kernel: its arguments are those of one step after those of the other.
+    pub kernel: Lowered,
+}
+
 /// The groups of a program's steps.
-pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
-    if inner.finds {
+pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Group>> {
+    if request.is_dynamic {
         // Its runs are not recorded.
         return Ok(Vec::new());
     }
     let invalid = |e: slabwise_kernels::cpu::SpecError| Error::Internal(e.to_string());
-    let bounds = inner.symbols.bounds();
-    let specs: Vec<_> = inner
-        .steps
+    let bounds = request.bounds;
+    let steps = &request.steps;
+    let specs: Vec<_> = steps
         .iter()
-        .map(|step| {
-            if let Some(Kernel::Cuda(spec, _)) = step.kernel() {
-                Some(&**spec)
-            } else {
-                None
-            }
-        })
+        .map(|step| step.kernel.map(|kernel| Kernel::spec(kernel)))
         .collect();
-    let is_guarded = Guarded::of(inner);
-    let guarded = |at: usize| is_guarded.step(&inner.steps[at]);
-    let all: Vec<Vec<Touched>> = inner
-        .steps
-        .iter()
-        .map(|step| touched(inner, step, is_guarded))
-        .collect();
+    let is_guarded = Guarded::of(steps);
+    let guarded = |at: usize| is_guarded.step(&steps[at]);
+    let all: Vec<Vec<Touched>> = steps.iter().map(|step| touched(step, is_guarded)).collect();
     let clear = |a: usize, b: usize| {
         all[a]
             .iter()
