@@ -1,6 +1,6 @@
 //! The back ends: the devices that a session's memory lies on and its kernels run on.
 //!
-//! There are two halves, one for each time. [`Target`] is the device at compile time: it prepares
+//! A back end has two halves. [`Target`] is the device at compile time: it prepares
 //! kernels and answers which [`Capabilities`] the passes may rely on. [`Backend`] is the device at
 //! run time: its memory, and the kernels that are launched on it. The memory of the CPU is at hand;
 //! that of another device is reached by copies, so [`map_read`](Backend::map_read) and
@@ -36,7 +36,7 @@ use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
 use crate::memory::{MemoryConfig, Source};
 
-/// The properties of a device that passes and sessions depend on.
+/// The properties of a device that the passes and the session depend on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
     /// Products take f16 and bf16 operands; else they are converted to f32 first.
@@ -94,7 +94,7 @@ pub(crate) enum CheckKind {
 /// A step that looks for values out of range.
 #[derive(Clone, Debug)]
 pub(crate) struct Check {
-    /// The mistake that a fault is, at the user's line; its message is filled in.
+    /// The mistake to report at the user's line; its message is filled in.
     pub mistake: Mistake,
     /// The step's number.
     pub step: u32,
@@ -123,7 +123,7 @@ pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
             )
         }
         CheckKind::Length => format!(
-            "a length of {value} is asked for; 0 to {} are possible",
+            "a length of {value} is requested; 0 to {} are possible",
             limit.saturating_sub(1)
         ),
         CheckKind::Index if of.is_empty() => fault.to_string(),
@@ -131,7 +131,7 @@ pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
     }
 }
 
-/// A compiled program, as a device that loads programs needs to know it.
+/// The description of a compiled program for a device that loads its kernels.
 pub(crate) struct LoadRequest<'a> {
     pub name: &'a str,
     /// The sizes at which dynamic dimensions have their bounds.
@@ -152,7 +152,7 @@ pub(crate) struct LoadStep<'a> {
     pub name: &'a str,
     /// The kernel; none if the step starts or finishes a copy.
     pub kernel: Option<&'a Arc<Kernel>>,
-    /// Where the kernel's arguments lie.
+    /// The memory of the kernel's arguments.
     pub arguments: Vec<Extent>,
     /// The bytes of the slab from one offset to another that are its workspace.
     pub workspace: (u64, u64),
@@ -163,7 +163,7 @@ pub(crate) struct LoadStep<'a> {
     pub flops: u64,
 }
 
-/// Where an argument lies.
+/// The memory of an argument.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Extent {
     /// In the slab, from one offset to another.
@@ -198,7 +198,7 @@ pub(crate) struct Bindings<'a> {
     pub fed: &'a [Option<Region>],
 }
 
-/// The way in which a run proceeds after a device looked for a recording of it.
+/// The result of looking for a recording of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Replay {
     /// The run was replayed.
@@ -228,8 +228,8 @@ pub(crate) struct Slot {
     pub region: Region,
 }
 
-/// A device in use by a session. Methods with a body are those that a device whose memory and
-/// kernels are the host's has no use for.
+/// A device in use by a session. The default methods are those of a device that shares the memory
+/// and the clock of the host.
 pub(crate) trait Backend: Send + Sync {
     fn capabilities(&self) -> Capabilities;
 
@@ -348,8 +348,8 @@ pub(crate) trait Backend: Send + Sync {
     /// Records the kernels and copies from here on instead of starting them.
     fn begin_recording(&mut self) {}
 
-    /// Makes a run of the steps `recorded` since then, and replays it; `false` if that cannot be.
-    /// Drops them if they could not be recorded.
+    /// Makes a replayable run of the recorded steps and replays it; `false` if the device keeps no
+    /// recording of it. Drops the steps if `recorded` is an error.
     fn end_recording(
         &mut self,
         loaded: &Loaded,

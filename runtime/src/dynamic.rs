@@ -1,5 +1,5 @@
-//! Dynamic mode, for comparison: the same kernels in the same order, with every buffer taken from a
-//! caching pool when it is first written and given back after its last use, as eager frameworks do
+//! The dynamic mode, for comparison: the same kernels in the same order, but every buffer is taken
+//! from a caching pool at its first write and given back after its last use, as eager frameworks do
 //! it.
 
 use slabwise_kernels::memory::Region;
@@ -18,7 +18,7 @@ use crate::session::{Buffers, Run, Session};
 pub(crate) struct Pooled {
     /// By buffer of the program.
     held: Held,
-    /// That of the kernel at work.
+    /// The workspace of the running kernel.
     workspace: Option<Handle>,
 }
 
@@ -26,16 +26,16 @@ pub(crate) struct Pooled {
 type Held = Vec<Option<Handle>>;
 
 impl Session {
-    /// How the memory of the dynamic mode is managed, and how much of a device's memory is taken
-    /// when. Settings left open are read from the environment.
+    /// Sets how the memory of the dynamic mode is managed, and how much of a device's memory is
+    /// reserved and when. Settings left open are read from the environment.
     ///
     /// # Errors
-    /// If a setting makes no sense; the error names it.
+    /// If a setting is invalid; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
         let pool = open_pool(config)?;
         self.memory.configure(config)?;
         self.reset_pool();
-        // Programs that have run know their buffers' tags by number.
+        // Programs that have run refer to their buffers' tags by number.
         pool.know_tags_of(&self.pool);
         self.pool = pool;
         Ok(self)
@@ -45,8 +45,8 @@ impl Session {
     /// bit-equal to [`Session::run`].
     ///
     /// # Errors
-    /// As [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`], with the
-    /// bill. The session stays usable.
+    /// As [`Session::run`], and if the pool has no memory for a buffer: [`Error::Memory`], with an
+    /// OOM report. The session stays usable.
     pub fn run_dynamic<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -57,7 +57,7 @@ impl Session {
         self.memory.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.
         let last = std::mem::take(&mut self.dynamic);
-        self.give_all(last)?;
+        self.free_all(last)?;
         let mut blocks = Pooled {
             held: vec![None; inner.buffers.len()],
             workspace: None,
@@ -65,8 +65,8 @@ impl Session {
         let done = self.run_in_blocks(inner, &feed, &mut env, &mut blocks);
         let Pooled { held, workspace } = blocks;
         if let Err(error) = done {
-            self.give_all([workspace])?;
-            self.give_all(held)?;
+            self.free_all([workspace])?;
+            self.free_all(held)?;
             return Err(error);
         }
         self.pool.end_step(self.memory.source());
@@ -124,18 +124,18 @@ impl Session {
     }
 
     /// Gives back the blocks of the values that a step is the last to use, and of its workspace.
-    pub(crate) fn give_blocks(
+    pub(crate) fn free_blocks(
         &mut self,
         inner: &Compiled,
         blocks: &mut Pooled,
         at: usize,
     ) -> Result<()> {
-        self.give_all([blocks.workspace.take()])?;
+        self.free_all([blocks.workspace.take()])?;
         let (step, last) = (&inner.steps[at], at + 1 == inner.steps.len());
         for (b, slot) in blocks.held.iter_mut().enumerate() {
             let ends = (last || step.ends.contains(&b)) && !inner.outputs.contains(&b);
             if ends {
-                self.give_all([slot.take()])?;
+                self.free_all([slot.take()])?;
             }
         }
         Ok(())
@@ -179,7 +179,7 @@ impl Session {
         })
     }
 
-    /// Where a block lies now; an empty region if there is none.
+    /// The region of a block; empty if there is none.
     fn place(&self, handle: Option<Handle>) -> Result<Region> {
         handle.map_or(Ok(Region::default()), |handle| {
             self.pool.region(handle).map_err(lost)
@@ -190,33 +190,33 @@ impl Session {
         held.iter().map(|&handle| self.place(handle)).collect()
     }
 
-    fn give_all(&mut self, blocks: impl IntoIterator<Item = Option<Handle>>) -> Result<()> {
+    fn free_all(&mut self, blocks: impl IntoIterator<Item = Option<Handle>>) -> Result<()> {
         blocks
             .into_iter()
             .flatten()
             .try_for_each(|handle| self.pool.free(self.memory.source(), handle).map_err(lost))
     }
 
-    /// What the pool of the dynamic mode did.
+    /// The statistics of the dynamic mode's pool.
     pub fn pool_statistics(&self) -> Statistics {
         self.pool.statistics()
     }
 
-    /// How the pool of the dynamic mode finds memory.
+    /// The policy of the dynamic mode's pool.
     pub fn pool_policy(&self) -> Policy {
         self.pool.policy()
     }
 
-    /// The pool of the dynamic mode, to look at.
+    /// The pool of the dynamic mode.
     pub fn pool(&self) -> &Pool {
         &self.pool
     }
 
-    /// Gives the dynamic mode's memory back, and starts its statistics anew.
+    /// Gives the dynamic mode's memory back, and resets its statistics.
     pub fn reset_pool(&mut self) {
         let last = std::mem::take(&mut self.dynamic);
-        // What the pool handed out it takes back.
-        let freed = self.give_all(last);
+        // The pool takes back every block that it handed out.
+        let freed = self.free_all(last);
         debug_assert!(freed.is_ok());
         self.pool.empty_cache(self.memory.source());
         self.pool.reset_statistics();
@@ -228,12 +228,12 @@ pub(crate) fn open_pool(config: &MemoryConfig) -> Result<Pool> {
     Pool::new(config).map_err(|e| Error::Value(e.to_string()))
 }
 
-/// A block of a run that its pool does not know.
+/// The error for a block of a run that its pool does not know.
 fn lost(e: NotInUse) -> Error {
     Error::Internal(e.to_string())
 }
 
-/// Says of each holder which kernel uses it next.
+/// Adds to each holder of an OOM report the kernel that uses it next.
 fn with_next_uses(
     mut bill: Box<OutOfMemory>,
     inner: &Compiled,

@@ -49,7 +49,7 @@ pub(super) fn open(ordinal: u32) -> Result<Box<dyn Backend>> {
     Ok(Box::new(Gpu::open(ordinal, &MemoryConfig::default())?))
 }
 
-/// A CUDA device in use by a session, and the work it was given lately.
+/// A CUDA device in use by a session, and its latest work.
 pub(super) struct Gpu {
     device: Device,
     name: String,
@@ -58,7 +58,7 @@ pub(super) struct Gpu {
     running: Mutex<(Arc<[Check]>, Env)>,
     /// The last checkpoint.
     saved: Mutex<Option<PathBuf>>,
-    /// An error that was met where none could be returned.
+    /// An asynchronous error that has not been reported yet.
     pending: Mutex<Option<Error>>,
     /// Whether runs are recorded as graphs.
     graphs: bool,
@@ -127,7 +127,7 @@ impl Gpu {
         self.tunes.then(tuner)
     }
 
-    /// The error that a driver's is to a user.
+    /// The error to report to the user for an error of the driver.
     pub fn error(&self, error: DriverError) -> Error {
         match error {
             DriverError::Lost(why) => {
@@ -150,7 +150,7 @@ impl Gpu {
         }
     }
 
-    /// The OOM report: the requested bytes, and the users of the others.
+    /// The OOM report: the requested bytes, and the holders of the others.
     fn out_of_memory(&self, purpose: &str, bytes: u64) -> Error {
         let usage = self.device.usage();
         let (free, total) = self.device.memory().unwrap_or_default();
@@ -170,7 +170,8 @@ impl Gpu {
         }
     }
 
-    /// Returns the fault of a run that is done, if one met a value out of range, and forgets it.
+    /// Fails if a run that is done met a value out of range, or with the pending error; either is
+    /// reported once.
     pub fn faults(&self) -> Result<()> {
         if let Some(error) = self
             .pending
@@ -326,7 +327,7 @@ impl Backend for Gpu {
     fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
         self.running().1 = *sizes;
         if self.published.replace(*sizes) == Some(*sizes) {
-            // They are there since the last run.
+            // The device has them since the last run.
             return Ok(());
         }
         self.upload(region, &mut |bytes| write_sizes(bytes, sizes))
@@ -480,7 +481,7 @@ impl Backend for Gpu {
         self.device.finish_copy(copy).map_err(|e| self.error(e))
     }
 
-    /// Waits until no copy is in flight. None is if the device is lost.
+    /// Waits until no copy is in flight. If the device is lost, none is.
     fn finish_copies(&mut self) {
         let _ = self.device.settle_copies();
     }
@@ -513,7 +514,7 @@ impl Backend for Gpu {
 }
 
 impl Check {
-    /// The error for an index that is out of range.
+    /// The error for a value that is out of range.
     pub fn fault(&self, position: u64, value: i64, env: &Env) -> Error {
         let limit = u64::try_from(self.limit.at(env)).unwrap_or(0);
         let message = super::describe(
@@ -534,7 +535,7 @@ impl Check {
     }
 }
 
-/// The error for memory of the host that its system does not pin.
+/// The error for memory of the host that the system does not pin.
 fn pinned(what: &str, bytes: u64) -> Error {
     Error::OutOfMemory {
         what: what.into(),
@@ -543,21 +544,21 @@ fn pinned(what: &str, bytes: u64) -> Error {
     }
 }
 
-/// What a configuration says of a device's memory.
+/// The limits of a device's memory by a configuration.
 fn limits(config: &MemoryConfig) -> Result<Limits> {
     let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
     Ok(Limits {
         fraction: settings.fraction.unwrap_or(0.75),
         bytes_max: settings.limit,
-        // On a device that others may use too it is better to know at once; but what is taken is
-        // behind addresses for good.
+        // A device may be shared, so memory is reserved at once unless pages are to be mapped
+        // later: pages of a reservation stay at their addresses.
         preallocate: settings
             .preallocate
             .unwrap_or(settings.policy != Some(Policy::Vmm)),
     })
 }
 
-/// Whether the device can do what a pool that maps its pages itself needs, if one is asked for.
+/// Fails if a pool that maps pages is requested, and the device cannot map pages.
 fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()> {
     let settings = config.resolve().map_err(|e| Error::Value(e.to_string()))?;
     if settings.policy != Some(Policy::Vmm) {
@@ -590,8 +591,8 @@ fn check_pages(device: &Device, name: &str, config: &MemoryConfig) -> Result<()>
     }
 }
 
-/// Whether all that a kernel reaches lies in its arguments' regions, as the CPU's kernels make sure
-/// of at each run.
+/// Fails if a kernel reaches beyond its arguments' regions, which the CPU's kernels check at each
+/// run too.
 fn within(spec: &Spec, arguments: &[Region], env: &Env) -> Result<()> {
     for (at, ((operand, dims, _), region)) in spec.arguments().iter().zip(arguments).enumerate() {
         let needed = operand

@@ -1,4 +1,4 @@
-//! What a run gives: its outputs, where they lie.
+//! The outputs of a run.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -24,7 +24,7 @@ impl Session {
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
             *region = if inner.buffers[b].found {
-                self.found_region(b, slab)?
+                self.data_dependent_region(b, slab)?
             } else {
                 place(b)
             };

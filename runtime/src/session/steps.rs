@@ -1,8 +1,8 @@
 //! The step loop: the kernels and copies of a program, one after the other.
 //!
-//! The same loop runs a program in its slab and in blocks of the pool, and records a run on a device
-//! that replays it. The cases differ in [where buffers lie](Buffers), and in whether the device
-//! launches a kernel or notes it.
+//! The same loop runs a program in its slab and in blocks of the pool, and records a run on a
+//! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
+//! device launches a kernel or notes it.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -52,7 +52,7 @@ impl Session {
         env: &mut Env,
         fed: &[Option<Region>],
     ) -> Result<()> {
-        self.begin_found(inner)?;
+        self.begin_data_dependent(inner)?;
         let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
         let (_, staged) = self.memory.staging();
         self.memory.start(inner.loaded.as_ref(), env)?;
@@ -69,7 +69,7 @@ impl Session {
                 return Err(error);
             }
         }
-        let (lent_bytes, pool_bytes) = self.found.most();
+        let (lent_bytes, pool_bytes) = self.data_dependent.most();
         self.stats = RunStats {
             peak_slab_bytes: inner.peak() + staged,
             lent_bytes,
@@ -152,7 +152,7 @@ impl Session {
     fn begin_step(&mut self, run: &mut Run<'_>, at: usize, env: &Env) -> Result<Region> {
         match &mut run.buffers {
             Buffers::Planned { slab, .. } => {
-                self.make_room(run.inner, at, env, *slab)?;
+                self.allocate_data_dependent(run.inner, at, env, *slab)?;
                 let planned = run.inner.steps[at].workspace;
                 Ok(slab.part(planned.offset, planned.bytes))
             }
@@ -163,8 +163,8 @@ impl Session {
     /// Gives back the memory of the values that a step is the last to use.
     fn end_step(&mut self, run: &mut Run<'_>, at: usize) -> Result<()> {
         match &mut run.buffers {
-            Buffers::Planned { .. } => self.end_found(run.inner, at),
-            Buffers::Pooled(blocks) => self.give_blocks(run.inner, blocks, at),
+            Buffers::Planned { .. } => self.free_data_dependent(run.inner, at),
+            Buffers::Pooled(blocks) => self.free_blocks(run.inner, blocks, at),
         }
     }
 
@@ -184,7 +184,7 @@ impl Session {
         let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
         match &run.buffers {
             Buffers::Planned { slab, .. } if inner.buffers[buffer].found => {
-                self.found_region(buffer, *slab)
+                self.data_dependent_region(buffer, *slab)
             }
             Buffers::Planned { slab, host } => Ok(fed().unwrap_or_else(|| {
                 let space = if inner.buffers[buffer].on_host {

@@ -1,5 +1,5 @@
-//! What lies on the device between runs, read and written: weights, state, and buffers of the
-//! user's.
+//! Access to the values that stay on the device between runs: weights, state, and buffers of the
+//! user.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::program::Program;
 use crate::words;
 
 impl Session {
-    /// Puts an array into memory of its own that stays between runs.
+    /// Copies an array to a buffer of the device, which stays between runs.
     pub fn upload<T: Element + crate::feed::ToBytes, S, D>(
         &mut self,
         name: &str,
@@ -44,7 +44,7 @@ impl Session {
         ))
     }
 
-    /// A handle for a region of its own.
+    /// A handle of a buffer.
     fn buffer_at(
         &mut self,
         region: Region,
@@ -71,9 +71,9 @@ impl Session {
         }
     }
 
-    /// Runs a program as [`Session::run`] does and copies each output, on the device, into a buffer
-    /// of its own, which outlives the next run: to feed it to another program, or to the same one
-    /// later, without a way through the host. [`Session::free`] gives its bytes back.
+    /// Runs a program as [`Session::run`] does and copies each output, on the device, to a buffer
+    /// that outlives the next run. It can be fed to another program, or to the same one later,
+    /// without a copy through the host. [`Session::free`] gives its bytes back.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -118,7 +118,7 @@ impl Session {
         })
     }
 
-    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    /// Gives a buffer's bytes back; every handle of it is invalid after that.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
         let region = self.resident(&buffer)?;
         let slot = &mut self.slots[buffer.slot];

@@ -1,5 +1,5 @@
-//! What a program became on a CUDA device, as files to read: the source and the code of each
-//! function, and what each step launches.
+//! Dumps of a program's CUDA code: the source and the binary of each function, and the launches of
+//! each step.
 
 use std::collections::HashMap;
 use std::fs;
@@ -17,14 +17,15 @@ use super::{Gpu, Kernel, cuda_kernel};
 use crate::backend::{LoadRequest, LoadStep};
 use crate::error::{Error, Result};
 
-/// Writes into a folder of the program's own in `folder`: `NAME.cu` and `NAME.cubin` of each
-/// function, `prelude.cuh`, which the sources include, and `steps.json`. That has for each step its
-/// name, what it launches at the bounds (function, grid, block, registers, bytes of static and
-/// dynamic shared memory and of spilled registers), what cuBLASLt computes of it, and how many
-/// bytes and arithmetic operations that is; and the steps that a recorded run does together.
+/// Writes a program's files to a new folder in `folder`: `NAME.cu` and `NAME.cubin` of each
+/// function, `prelude.cuh`, which the sources include, and `steps.json`. The latter has for each
+/// step its name, its launches at the bounds (function, grid, block, registers, bytes of static and
+/// dynamic shared memory and of spilled registers), the part that cuBLASLt computes, and the
+/// numbers of bytes and arithmetic operations; and the groups of steps that a recorded run fuses
+/// horizontally.
 ///
 /// # Errors
-/// If the folder cannot be written to, or a function not be compiled by itself.
+/// If the folder cannot be written to, or a function cannot be compiled on its own.
 pub(super) fn write(
     folder: &Path,
     gpu: &Gpu,
@@ -110,7 +111,7 @@ pub(super) fn write(
     save("steps.json", format!("{report:#}\n").as_bytes())
 }
 
-/// What a kernel launches at these sizes.
+/// The launches of a kernel at these sizes.
 fn launches(kernel: &Lowered, sizes: &Env, used: &HashMap<String, Usage>) -> Vec<Value> {
     let one = |dispatch: Dispatch| {
         let name = &kernel.functions[dispatch.function].name;

@@ -25,8 +25,8 @@ impl Source for Gpu {
         self.device.release(arena);
     }
 
-    /// Addresses for a pool of so many bytes, if its pages can be mapped one by one. Memory that was
-    /// preallocated is a range already, from which the pool has arenas.
+    /// Addresses for a pool of so many bytes, if its pages can be mapped one by one. Memory that
+    /// was preallocated is a range already, from which the pool has arenas.
     fn range(&mut self, bytes: u64) -> Option<Range> {
         match self.device.range(Range::addresses(bytes, 1, true)) {
             Ok(range) => range.map(|(arena, page)| Range {

@@ -1,5 +1,5 @@
-//! Recorded runs: a run whose sizes and addresses come again is recorded as a graph, and replayed
-//! by one call.
+//! Recorded runs: a run whose sizes and addresses repeat is recorded as a graph, and replayed by
+//! one call.
 
 use slabwise_cuda::{Launch, Run, Work};
 use slabwise_kernels::memory::Region;

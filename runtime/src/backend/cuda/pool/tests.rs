@@ -1,4 +1,4 @@
-//! A pool of a CUDA device's memory, over a driver without one.
+//! A pool of a CUDA device's memory, over a driver without a device.
 
 use slabwise_cuda::fake::FakeDriver;
 
@@ -10,12 +10,12 @@ use crate::memory::{Handle, MemoryConfig, OutOfMemory, Policy, Pool, TagId};
 
 const INVALID_VALUE: i32 = 1;
 const REFUSED: i32 = 2;
-/// What the driver maps at once.
+/// The bytes of a page of the driver.
 const PAGE: u64 = 2 << 20;
 /// Policies that cut blocks.
 const CUTTING: [Policy; 3] = [Policy::Tlsf, Policy::Bfc, Policy::Vmm];
 
-/// A device and a pool of so many bytes at most, whose memory is taken as it is needed.
+/// A device and a pool of so many bytes at most, whose memory is not preallocated.
 fn open(policy: Policy, limit: u64) -> (Box<dyn Backend>, Pool) {
     let config = MemoryConfig {
         limit: Some(limit),
@@ -32,7 +32,7 @@ fn open(policy: Policy, limit: u64) -> (Box<dyn Backend>, Pool) {
     )
 }
 
-/// A block full of a byte.
+/// Takes a block and fills it with a byte.
 fn take(
     (backend, pool): &mut (Box<dyn Backend>, Pool),
     bytes: u64,
@@ -48,7 +48,7 @@ fn give((backend, pool): &mut (Box<dyn Backend>, Pool), handle: Handle) {
     pool.free(backend.source(), handle).expect("it is in use");
 }
 
-/// That a block is memory and full of a byte.
+/// Asserts that a block holds nothing but this byte.
 fn assert_holds((backend, pool): &(Box<dyn Backend>, Pool), handle: Handle, byte: u8) {
     let region = pool.region(handle).expect("it is in use");
     let full = backend.map_read(&region, |memory, region| {
@@ -198,7 +198,7 @@ fn what_the_driver_refuses_is_asked_for_again_and_leaves_everything_in_its_place
         let (mut own, kept) = in_pieces(Policy::Vmm);
         let live = driver.get("live_bytes");
         driver.fail(call, if call == "cuMemMap" { 2 } else { 0 }, INVALID_VALUE);
-        // Nothing was moved; the rungs above go on, with the same pages or by copies.
+        // Nothing was moved; later retry steps continue, with the same pages or by copies.
         let whole = take(&mut own, 4 * PAGE, 99).expect("as much is free");
         let statistics = own.1.statistics();
         assert!(
@@ -246,11 +246,11 @@ fn a_device_that_maps_no_pages_gives_arenas_and_has_no_such_allocator() {
         ..vmm.clone()
     });
     assert!(ahead.contains("nothing is left to map"), "{ahead}");
-    // Who came first has taken all of it.
+    // The first session has preallocated all memory.
     let mut first = backend::open(Device::Cuda(0)).expect("it is there");
     let taken = first.reserve(1000, "something").expect("room");
     assert!(refused(&vmm).contains("another session"));
-    // And its pool has arenas of that.
+    // Its pool takes arenas from that memory.
     let pool = Pool::new(&MemoryConfig::default()).expect("settings that make sense");
     let live = driver.get("live_bytes");
     let handle = pool
