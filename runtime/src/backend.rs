@@ -29,7 +29,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::slice::Slice;
 use slabwise_planner::Bytes;
 
-pub(crate) use cuda::{Choice, Loaded};
+pub(crate) use cuda::{Choice, Loaded, survey, usable};
 pub use target::{Kernel, Target};
 
 use crate::device::Device;

@@ -6,6 +6,7 @@ mod fusion;
 mod load;
 mod pool;
 mod recording;
+mod survey;
 mod target;
 
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
 pub(crate) use self::load::Loaded;
+pub(crate) use self::survey::{survey, usable};
 pub use self::target::{Kernel, Target};
 pub(crate) use slabwise_cuda::Choice;
 

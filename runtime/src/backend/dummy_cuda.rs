@@ -26,6 +26,19 @@ pub(super) fn open(ordinal: u32) -> Result<Box<dyn Backend>> {
     Err(Error::Internal("this build has no CUDA".into()))
 }
 
+/// Fails, because no CUDA device can be used.
+pub(crate) fn usable(_ordinal: u32) -> Result<(), String> {
+    Err("this build has no CUDA; build it with the feature \"cuda\", or use cpu or auto".into())
+}
+
+/// As of a build with CUDA.
+pub(crate) fn survey() -> Vec<(String, String)> {
+    vec![(
+        "CUDA".into(),
+        "not in this build; the feature \"cuda\" adds it".into(),
+    )]
+}
+
 impl Target {
     pub(super) fn capabilities(&self) -> Capabilities {
         match *self {}
@@ -49,12 +62,12 @@ impl Target {
         match *self {}
     }
 
-    pub(super) fn with_tf32(self, _: bool) -> Target {
-        match self {}
+    pub(super) fn set_tf32(&mut self, _: bool) {
+        match *self {}
     }
 
-    pub(super) fn timed_from(self, _: Option<i64>) -> Target {
-        match self {}
+    pub(super) fn time_from(&mut self, _: Option<i64>) {
+        match *self {}
     }
 }
 

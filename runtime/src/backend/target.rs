@@ -68,19 +68,19 @@ impl Target {
     }
 
     /// The same target with products of f32 rounded to tf32 or not, where that is faster.
-    pub(crate) fn with_tf32(self, tf32: bool) -> Target {
-        match self {
-            Target::Cpu(_) => self,
-            Target::Cuda(target) => Target::Cuda(target.with_tf32(tf32)),
+    pub(crate) fn with_tf32(mut self, tf32: bool) -> Target {
+        if let Target::Cuda(target) = &mut self {
+            target.set_tf32(tf32);
         }
+        self
     }
 
     /// The same target with products timed that have this many multiplications and more, or none.
-    pub(crate) fn timed_from(self, worth: Option<i64>) -> Target {
-        match self {
-            Target::Cpu(_) => self,
-            Target::Cuda(target) => Target::Cuda(target.timed_from(worth)),
+    pub(crate) fn timed_from(mut self, worth: Option<i64>) -> Target {
+        if let Target::Cuda(target) = &mut self {
+            target.time_from(worth);
         }
+        self
     }
 }
 

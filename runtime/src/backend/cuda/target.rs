@@ -62,14 +62,13 @@ impl Target {
         slabwise_cuda::sums_alike(a, b, bounds, &self.target).ok()
     }
 
-    pub(in crate::backend) fn with_tf32(mut self, tf32: bool) -> Target {
+    pub(in crate::backend) fn set_tf32(&mut self, tf32: bool) {
         self.target.tf32 = tf32;
-        self
     }
 
-    pub(in crate::backend) fn timed_from(mut self, worth: Option<i64>) -> Target {
-        self.tuner = worth.and_then(|worth| self.tuner.map(|tuner| Tuner { worth, ..tuner }));
-        self
+    pub(in crate::backend) fn time_from(&mut self, worth: Option<i64>) {
+        let tuner = self.tuner.take();
+        self.tuner = worth.and_then(|worth| tuner.map(|tuner| Tuner { worth, ..tuner }));
     }
 }
 
