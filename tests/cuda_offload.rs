@@ -351,7 +351,7 @@ fn a_copy_that_fails_says_so() {
         .expect_err("it was told to fail")
         .to_string();
     assert!(
-        error.contains("sends to the host") && error.contains("pins no more"),
+        error.contains("offloads to the host") && error.contains("pins no more"),
         "{error}"
     );
     driver.fail("", -1, 0);

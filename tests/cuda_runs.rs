@@ -345,8 +345,8 @@ fn ends_of_dynamic_slices_are_checked() {
     for (start, length, said) in [
         (-1, 2, "index -1 at position 0 is outside 0..8"),
         (3, 5, "index 8 at position 0 is outside 0..8"),
-        (0, -1, "a length of -1 is asked for; 0 to 7 are possible"),
-        (0, 8, "a length of 8 is asked for; 0 to 7 are possible"),
+        (0, -1, "a length of -1 is requested; 0 to 7 are possible"),
+        (0, 8, "a length of 8 is requested; 0 to 7 are possible"),
     ] {
         for dynamic in [true, false] {
             let error = part(dynamic, start, length).expect_err("outside");

@@ -1,236 +1,114 @@
-//! What a session's device does for it: memory to hold weights and slab, and kernels that run
-//! there.
+//! The back ends: the devices that a session's memory lies on and its kernels run on.
 //!
-//! On the CPU both are at hand. What lies on another device is reached by copies: [`Backend::look`]
-//! and [`Backend::edit`] show a region as host memory wherever it lies.
+//! A back end has two halves. [`Target`] is the device at compile time: it prepares
+//! kernels and answers which [`Capabilities`] the passes may rely on. [`Backend`] is the device at
+//! run time: its memory, and the kernels that are launched on it. The memory of the CPU is at hand;
+//! that of another device is reached by copies, so [`map_read`](Backend::map_read) and
+//! [`map_write`](Backend::map_write) give access to a region as host memory wherever it lies.
+//!
+//! Without the feature `cuda` the module `cuda` is a dummy whose types have no values, so nothing
+//! else depends on the feature.
 
-mod copies;
-#[cfg(feature = "cuda")]
+#![cfg_attr(
+    not(feature = "cuda"),
+    allow(dead_code, reason = "some data is for devices that load programs")
+)]
+
+mod cpu;
+#[cfg_attr(not(feature = "cuda"), path = "backend/dummy_cuda.rs")]
 mod cuda;
-mod pool;
+mod target;
 
-use slabwise_kernels::cpu::{self, Config, Fault, SpecError, Team};
-use slabwise_kernels::memory::{Memory, Region};
-use slabwise_kernels::size::Env;
+use std::path::Path;
+use std::sync::Arc;
+
+use slabwise_kernels::copies::Ticket;
+use slabwise_kernels::cpu::{Config, Fault, Team};
+use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
+use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::slice::Slice;
-use slabwise_kernels::spec::Spec;
 use slabwise_planner::Bytes;
 
-#[cfg(feature = "cuda")]
-pub(crate) use cuda::{Check, Gpu, Group, Loaded, Recorded};
+pub(crate) use cuda::{Choice, Loaded, survey, usable};
+pub use target::{Kernel, Target};
 
 use crate::device::Device;
-use crate::error::{Error, Result};
-use crate::memory::{MemoryConfig, available};
+use crate::error::{Error, Mistake, Result};
+use crate::memory::{MemoryConfig, Source};
 
-/// What kernels are prepared for.
-#[derive(Clone, Debug)]
-pub enum Target {
-    /// The CPU, and the most bytes of a kernel's workspace, where one can do with fewer than it is
-    /// fastest with.
-    Cpu(Config, u64),
-    /// A CUDA device, and who times products there, if somebody does.
-    #[cfg(feature = "cuda")]
-    Cuda(slabwise_cuda::Target, Option<slabwise_cuda::Tuner>),
+/// The properties of a device that the passes and the session depend on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Capabilities {
+    /// Products take f16 and bf16 operands; else they are converted to f32 first.
+    pub half_products: bool,
+    /// The bits of a product do not depend on its epilogue, so a task may be fused into the product
+    /// that it reads after the kernels are chosen.
+    pub late_epilogues: bool,
+    /// A convolution may compute its input while it reads it.
+    pub prologues: bool,
+    /// Kernels may run on part of the batch.
+    pub micro_batches: bool,
+    /// Runs are recorded, and replayed by one call.
+    pub recorded_launches: bool,
+    /// Launches return before the kernel has run.
+    pub asynchronous: bool,
 }
 
-/// How a spec is computed, where there is a choice.
-#[cfg(feature = "cuda")]
-pub(crate) use slabwise_cuda::Choice;
-
-/// Without the feature there is no choice.
-#[cfg(not(feature = "cuda"))]
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Choice {}
-
-impl Target {
-    /// Whether products take halves as they are; the CPU has kernels for f32 alone.
-    pub(crate) fn multiplies_halves(&self) -> bool {
-        match self {
-            Target::Cpu(..) => false,
-            #[cfg(feature = "cuda")]
-            Target::Cuda(..) => true,
-        }
-    }
-
-    /// How each of a program's specs is best computed. `guarded` as for [`Kernel::new`].
-    pub(crate) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {
-        match self {
-            #[cfg(feature = "cuda")]
-            Target::Cuda(target, Some(tuner)) => {
-                let of = |&(spec, guarded): &(_, bool)| {
-                    (spec, slabwise_cuda::Target { guarded, ..*target })
-                };
-                tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
-            }
-            _ => {
-                let _ = bounds;
-                vec![Choice::default(); specs.len()]
-            }
-        }
-    }
-
-    /// Whether what two loops both sum has the same bits in both, in every run; `None` where that
-    /// is not known.
-    pub(crate) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
-        match self {
-            Target::Cpu(config, _) => cpu::sums_alike(a, b, bounds, config),
-            #[cfg(feature = "cuda")]
-            Target::Cuda(target, _) => slabwise_cuda::sums_alike(a, b, bounds, target).ok(),
-        }
-    }
-
-    /// The same with the smallest workspaces that kernels can do with, if it matters to them.
-    pub(crate) fn lean(&self) -> Option<Target> {
-        match self {
-            Target::Cpu(config, _) => Some(Target::Cpu(*config, 0)),
-            #[cfg(feature = "cuda")]
-            Target::Cuda(..) => None,
-        }
-    }
-
-    /// The same with products of f32 that round to tf32 or not, where that is faster.
-    pub(crate) fn with_tf32(self, tf32: bool) -> Target {
-        match self {
-            #[cfg(feature = "cuda")]
-            Target::Cuda(target, tuner) => {
-                Target::Cuda(slabwise_cuda::Target { tf32, ..target }, tuner)
-            }
-            cpu => {
-                let _ = tf32;
-                cpu
-            }
-        }
-    }
-
-    /// The same with products timed of this many multiplications and more, or none.
-    pub(crate) fn timed_from(self, worth: Option<i64>) -> Target {
-        match self {
-            #[cfg(feature = "cuda")]
-            Target::Cuda(target, tuner) => {
-                let timed = worth
-                    .and_then(|worth| tuner.map(|tuner| slabwise_cuda::Tuner { worth, ..tuner }));
-                Target::Cuda(target, timed)
-            }
-            cpu => {
-                let _ = worth;
-                cpu
-            }
-        }
-    }
-}
-
-/// A prepared kernel.
-pub enum Kernel {
-    /// For the CPU.
-    Cpu(Box<cpu::Kernel>),
-    /// For a CUDA device, with what it was made from.
-    #[cfg(feature = "cuda")]
-    Cuda(Box<Spec>, slabwise_cuda::Lowered),
-}
-
-impl Kernel {
-    /// Prepares a spec. `guarded`: it stores to weights or state, which it must not if an index was
-    /// out of range before it.
-    pub(crate) fn new(
-        spec: Spec,
-        bounds: &Env,
-        target: &Target,
-        guarded: bool,
-        choice: &Choice,
-    ) -> Result<Kernel, SpecError> {
-        match target {
-            // On the CPU a run has stopped by then.
-            Target::Cpu(config, workspace) => {
-                let _ = (guarded, choice);
-                cpu::Kernel::within(spec, bounds, config, *workspace)
-                    .map(|kernel| Kernel::Cpu(Box::new(kernel)))
-            }
-            #[cfg(feature = "cuda")]
-            Target::Cuda(target, _) => {
-                let lowered = slabwise_cuda::lower_as(
-                    &spec,
-                    bounds,
-                    &slabwise_cuda::Target { guarded, ..*target },
-                    choice,
-                )?;
-                Ok(Kernel::Cuda(Box::new(spec), lowered))
-            }
-        }
-    }
-
-    /// Bytes of scratch memory a run needs, whatever the sizes up to the bounds.
-    pub fn workspace(&self) -> u64 {
-        match self {
-            Kernel::Cpu(kernel) => kernel.workspace(),
-            #[cfg(feature = "cuda")]
-            Kernel::Cuda(_, lowered) => slabwise_cuda::workspace_bytes(lowered),
-        }
-    }
-
-    /// What of it a library of NVIDIA's computes.
-    pub(crate) fn library(&self) -> Option<String> {
-        match self {
-            Kernel::Cpu(_) => None,
-            #[cfg(feature = "cuda")]
-            Kernel::Cuda(_, lowered) => lowered.library(),
-        }
-    }
-
-    /// What it computes.
-    pub(crate) fn spec(&self) -> &Spec {
-        match self {
-            Kernel::Cpu(kernel) => kernel.spec(),
-            #[cfg(feature = "cuda")]
-            Kernel::Cuda(spec, _) => spec,
-        }
-    }
-
-    /// The kernel as the CPU runs it, if it is one of its.
-    pub(crate) fn cpu(&self) -> Option<&cpu::Kernel> {
-        match self {
-            Kernel::Cpu(kernel) => Some(kernel),
-            #[cfg(feature = "cuda")]
-            Kernel::Cuda(..) => None,
-        }
-    }
-
-    /// The largest team that its workspace has room for, where a team runs it.
-    pub(crate) fn threads(&self) -> Option<usize> {
-        match self {
-            Kernel::Cpu(kernel) => Some(kernel.threads()),
-            #[cfg(feature = "cuda")]
-            Kernel::Cuda(..) => None,
-        }
-    }
-}
-
-/// What a kernel's function uses of a GPU's multiprocessor, as its assembler says.
+/// The resources of a GPU's multiprocessor that a kernel's function uses, as its assembler reports
+/// them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
-    /// The function's name, which says what kind of kernel it is.
+    /// The function's name, which says which kind of kernel it is.
     pub function: String,
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes that a thread writes to memory because it has too few registers.
     pub spill_bytes: u32,
-    /// Bytes of shared memory of a block, without what a launch adds.
+    /// Bytes of shared memory of a block, without those that a launch adds.
     pub shared_bytes: u32,
 }
 
-/// What a check of a run is for.
+/// The upper limits of a device's speed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Roofline {
+    /// Operations in a second: of products of f32, or of tf32 where [that is
+    /// allowed](crate::CompileOptions::tf32); of products of halves; of all other code.
+    pub flops: [f64; 3],
+    /// Bytes from or to memory in a second.
+    pub bytes: f64,
+    /// The source of the numbers.
+    pub source: String,
+}
+
+/// The property of its values that a check tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CheckKind {
     /// Indices lie in range.
     Index,
-    /// A length that is asked for is possible.
+    /// A requested length is possible.
     Length,
     /// Elements are finite.
     Finite,
 }
 
-/// What is said of a check that failed: an element of `of`, a length that is asked for, or a number
-/// that is none.
+/// A step that looks for values out of range.
+#[derive(Clone, Debug)]
+pub(crate) struct Check {
+    /// The mistake to report at the user's line; its message is filled in.
+    pub mistake: Mistake,
+    /// The step's number.
+    pub step: u32,
+    /// The name of the checked value.
+    pub of: String,
+    /// The checked property.
+    pub kind: CheckKind,
+    /// One more than the largest value allowed.
+    pub limit: Size,
+    /// The input that is checked as a whole, if it is one. The host can check it before the run.
+    pub input: Option<usize>,
+}
+
+/// The message for a check of `of` that failed.
 pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
     let Fault::Index {
         value,
@@ -245,7 +123,7 @@ pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
             )
         }
         CheckKind::Length => format!(
-            "a length of {value} is asked for; 0 to {} are possible",
+            "a length of {value} is requested; 0 to {} are possible",
             limit.saturating_sub(1)
         ),
         CheckKind::Index if of.is_empty() => fault.to_string(),
@@ -253,384 +131,333 @@ pub(crate) fn describe(fault: Fault, kind: CheckKind, of: &str) -> String {
     }
 }
 
-/// Without the feature no program is loaded anywhere.
-#[cfg(not(feature = "cuda"))]
-pub(crate) enum Loaded {}
-
-#[cfg(not(feature = "cuda"))]
-impl Loaded {
-    pub fn look_at_input(
-        &self,
-        _: usize,
-        _: slabwise_kernels::dtype::DType,
-        _: &[u8],
-        _: &Env,
-    ) -> Result<()> {
-        match *self {}
-    }
+/// The description of a compiled program for a device that loads its kernels.
+pub(crate) struct LoadRequest<'a> {
+    pub name: &'a str,
+    /// The sizes at which dynamic dimensions have their bounds.
+    pub bounds: Env,
+    pub steps: Vec<LoadStep<'a>>,
+    /// Whether it copies to or from the host while it runs.
+    pub has_copies: bool,
+    /// Whether sizes of its buffers depend on data.
+    pub is_dynamic: bool,
+    /// Bytes of inputs and sizes that are written before each run.
+    pub input_bytes: u64,
+    /// Whether steps may be fused horizontally.
+    pub horizontal_fusion: bool,
 }
 
-/// A device in use by a session.
-pub(crate) enum Backend {
-    /// The host's memory.
-    Cpu(Memory),
-    #[cfg(feature = "cuda")]
-    Cuda(Box<Gpu>),
+/// A step of a [`LoadRequest`].
+pub(crate) struct LoadStep<'a> {
+    pub name: &'a str,
+    /// The kernel; none if the step starts or finishes a copy.
+    pub kernel: Option<&'a Arc<Kernel>>,
+    /// The memory of the kernel's arguments.
+    pub arguments: Vec<Extent>,
+    /// The bytes of the slab from one offset to another that are its workspace.
+    pub workspace: (u64, u64),
+    pub check: Option<Check>,
+    /// Bytes that it moves at the bounds.
+    pub bytes: u64,
+    /// Arithmetic operations at the bounds.
+    pub flops: u64,
 }
 
-impl Backend {
-    /// Opens a device.
-    pub fn open(device: Device) -> Result<Backend> {
-        match device {
-            Device::Cpu => Ok(Backend::Cpu(Memory::new())),
-            #[cfg(feature = "cuda")]
-            Device::Cuda(ordinal) => {
-                Gpu::open(ordinal, &MemoryConfig::default()).map(|gpu| Backend::Cuda(Box::new(gpu)))
-            }
-            #[cfg(not(feature = "cuda"))]
-            Device::Cuda(_) => device.check().map(|()| Backend::Cpu(Memory::new())),
-        }
+/// The memory of an argument.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Extent {
+    /// In the slab, from one offset to another.
+    Slab(u64, u64),
+    /// In this variable.
+    Variable(usize),
+    /// In the sizes of the run.
+    Sizes,
+}
+
+/// A kernel to launch: on all of the batch, or on a slice of it.
+pub(crate) struct Call<'a> {
+    pub loaded: Option<&'a Loaded>,
+    pub step: usize,
+    pub kernel: &'a Kernel,
+    pub slice: Option<Slice>,
+    pub arguments: &'a [Region],
+    pub workspace: Region,
+    pub sizes: &'a Env,
+    pub team: &'a Team,
+}
+
+/// The sizes and addresses of a run, by which a recorded run is found again.
+pub(crate) struct Bindings<'a> {
+    pub sizes: &'a Env,
+    pub slab: Region,
+    /// The memory of the host that copies of the run use.
+    pub host: Option<Region>,
+    /// The number of inputs.
+    pub inputs: usize,
+    /// Where inputs lie that are not at their planned offsets; it may be shorter than `inputs`.
+    pub fed: &'a [Option<Region>],
+}
+
+/// The result of looking for a recording of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Replay {
+    /// The run was replayed.
+    Done,
+    /// The run should be recorded.
+    Record,
+    /// The kernels should be launched one by one.
+    Launch,
+}
+
+/// The bytes of a batch, written to a slot of a prefetch queue: now or by a thread.
+pub(crate) trait SlotWriter {
+    /// Writes the bytes, and checks them.
+    fn write(&mut self, slot: &mut [u8]) -> Result<()>;
+    /// A function that writes the bytes later. Called at most once, and then instead of
+    /// [`write`](SlotWriter::write).
+    fn take_task(&mut self) -> Box<dyn FnOnce(&mut [u8]) + Send>;
+}
+
+/// A slot of a prefetch queue.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Slot {
+    /// The device's number of the queue.
+    pub queue: usize,
+    pub number: u64,
+    /// The slot's bytes.
+    pub region: Region,
+}
+
+/// A device in use by a session. The default methods are those of a device that shares the memory
+/// and the clock of the host.
+pub(crate) trait Backend: Send + Sync {
+    fn capabilities(&self) -> Capabilities;
+
+    /// The target that kernels are prepared for. Products are timed in at most `room` bytes, where
+    /// they are timed.
+    fn target(&self, config: Config, room: Option<u64>) -> Target;
+
+    /// The host's memory, if everything lies there.
+    fn host(&self) -> Option<&Memory> {
+        None
     }
 
-    /// What kernels are prepared for. Where products are timed that takes at most `room` bytes.
-    pub fn target(&self, config: Config, room: Option<u64>) -> Target {
-        match self {
-            Backend::Cpu(_) => {
-                let _ = room;
-                Target::Cpu(config, u64::MAX)
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => Target::Cuda(gpu.target(), gpu.tuner(room)),
-        }
-    }
+    /// The memory as the pool sees it. All work of a session is one stream's, in order. Therefore
+    /// memory of that stream can be used again without waiting, and a device waits by itself before
+    /// it gives memory back.
+    fn source(&mut self) -> &mut dyn Source;
 
-    /// The host's memory, if that is where everything lies.
-    pub fn host(&self) -> Option<&Memory> {
-        match self {
-            Backend::Cpu(memory) => Some(memory),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => None,
-        }
-    }
-
-    /// An arena of zeros for what the error would name.
-    pub fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
-        match self {
-            Backend::Cpu(memory) => {
-                if bytes >= available::WORTH_ASKING
-                    && let Some(there) = available::available().filter(|&there| there < bytes)
-                {
-                    let more = format!(
-                        ": {} are free, swap and the limit of the control group counted",
-                        Bytes(there)
-                    );
-                    return Err(Error::OutOfMemory {
-                        what: what.into(),
-                        bytes: Bytes(bytes),
-                        more,
-                    });
-                }
-                memory.reserve(bytes).map_err(|e| refused(what, e))
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.reserve(bytes, what),
-        }
-    }
-
-    /// Gives an arena back.
-    pub fn release(&mut self, arena: u32) {
-        match self {
-            Backend::Cpu(memory) => memory.release(arena),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.release(arena),
-        }
-    }
-
-    /// Copies one region to another of the same length.
-    pub fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
-        match self {
-            Backend::Cpu(memory) => {
-                memory.copy(from, to);
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.copy(from, to),
-        }
-    }
-
-    /// Fills a region with a byte.
-    pub fn fill(&mut self, region: &Region, byte: u8) -> Result<()> {
-        match self {
-            Backend::Cpu(memory) => {
-                memory.bytes_mut(region).fill(byte);
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.fill(region, byte),
-        }
-    }
-
-    /// Shows what a region holds, after all that runs have been asked for.
-    pub fn look<T>(&self, region: &Region, see: impl FnOnce(&Memory, &Region) -> T) -> Result<T> {
-        match self {
-            Backend::Cpu(memory) => Ok(see(memory, region)),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu
-                .fetch(region)
-                .map(|(memory, region)| see(&memory, &region)),
-        }
-    }
-
-    /// What a region holds, in memory of the host of its own.
-    pub fn fetch(&self, region: &Region) -> Result<(Memory, Region)> {
-        match self {
-            Backend::Cpu(memory) => {
-                let (mut copy, own) = scratch(region.bytes)?;
-                copy.bytes_mut(&own).copy_from_slice(memory.bytes(region));
-                Ok((copy, own))
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.fetch(region),
-        }
-    }
-
-    /// Lets `change` write all of a region.
-    pub fn edit(
-        &mut self,
-        region: &Region,
-        change: impl FnOnce(&mut Memory, &Region),
-    ) -> Result<()> {
-        match self {
-            Backend::Cpu(memory) => {
-                change(memory, region);
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.edit(region, change),
-        }
-    }
-
-    /// Begins to put a run's inputs in place.
-    pub fn begin_inputs(&mut self) -> Result<()> {
-        match self {
-            Backend::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.begin_inputs(),
-        }
-    }
-
-    /// Lets `write` write an input's bytes, for the run that is asked for next.
-    pub fn input(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
-        match self {
-            Backend::Cpu(memory) => {
-                write(memory.bytes_mut(region));
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.input(region, write),
-        }
-    }
-
-    /// Puts the sizes of a run where its kernels find them.
-    pub fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(gpu) = self {
-            gpu.note_sizes(sizes);
-            if gpu.published.replace(*sizes) == Some(*sizes) {
-                // They are there since the last run.
-                return Ok(());
-            }
-        }
-        self.input(region, &mut |bytes| {
-            for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
-                slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
-            }
-        })
-    }
-
-    /// The bytes that an input of so many takes on its way, beside those that it is planned at.
-    pub fn landing_bytes(&self, input: u64) -> u64 {
-        match self {
-            Backend::Cpu(_) => {
-                let _ = input;
-                0
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(_) => slabwise_cuda::landing_bytes(input),
-        }
-    }
-
-    /// Makes the place for large inputs on their way this large; `false` if the device has not so
-    /// much memory.
-    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
-        match self {
-            Backend::Cpu(_) => {
-                let _ = bytes;
-                Ok(true)
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.set_landing(bytes),
-        }
-    }
-
-    /// Bytes for inputs on their way; those that the last run used.
-    pub fn landing(&self) -> (u64, u64) {
-        match self {
-            Backend::Cpu(_) => (0, 0),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => (gpu.device.landing(), gpu.device.landed()),
-        }
-    }
-
-    /// Ends what [`Backend::begin_inputs`] began.
-    pub fn end_inputs(&mut self) -> Result<()> {
-        match self {
-            Backend::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.end_inputs(),
-        }
-    }
-
-    /// Makes a program the one whose faults are met from here on, in runs of these sizes.
-    pub fn start(&mut self, loaded: Option<&Loaded>, sizes: &Env) -> Result<()> {
-        match (self, loaded) {
-            #[cfg(feature = "cuda")]
-            (Backend::Cuda(gpu), Some(loaded)) => gpu.start(loaded, sizes),
-            _ => {
-                let _ = sizes;
-                Ok(())
-            }
-        }
-    }
-
-    /// Runs one kernel of a program, on all of a batch or on a slice of it, or asks for it to be
-    /// run.
-    #[allow(clippy::too_many_arguments)]
-    pub fn run(
-        &mut self,
-        loaded: Option<&Loaded>,
-        (step, kernel, slice): (usize, &Kernel, Option<Slice>),
-        args: &[Region],
-        workspace: &Region,
-        env: &Env,
-        team: &Team,
-    ) -> Result<Result<(), Fault>> {
-        // Without other devices there is nothing that a kernel could be at odds with.
-        let _ = step;
-        match (self, kernel, loaded) {
-            (Backend::Cpu(memory), Kernel::Cpu(kernel), _) => Ok(match slice {
-                Some(slice) => kernel.run_slice(memory, args, workspace, env, team, slice),
-                None => kernel.run(memory, args, workspace, env, team),
-            }),
-            #[cfg(feature = "cuda")]
-            (Backend::Cuda(gpu), Kernel::Cuda(spec, kernel), Some(loaded)) => gpu
-                .launch(loaded, (step, spec, kernel), args, workspace, env)
-                .map(Ok),
-            #[cfg(feature = "cuda")]
-            _ => Err(Error::Internal(format!(
-                "kernel {step} was prepared for another device"
-            ))),
-        }
-    }
-
-    /// Reads a number that a kernel has made for the host, after all that was asked for before it;
-    /// fails if an index was out of range until then.
-    pub fn number(&self, region: &Region) -> Result<i32> {
-        #[cfg(feature = "cuda")]
-        if let Backend::Cuda(gpu) = self {
-            gpu.look_for_faults()?;
-        }
-        self.look(region, |memory, region| memory.elements::<i32>(region)[0])
-    }
-
-    /// Ends a run whose kernels were run one by one.
-    pub fn end_run(&mut self, loaded: Option<&Loaded>) -> Result<()> {
-        match (self, loaded) {
-            #[cfg(feature = "cuda")]
-            (Backend::Cuda(gpu), Some(loaded)) => gpu.end_launches(loaded),
-            _ => Ok(()),
-        }
+    /// Sets the limits of the memory from here on.
+    fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
+        let _ = config;
+        Ok(())
     }
 
     /// Bytes taken from the device.
-    pub fn reserved_bytes(&self) -> u64 {
-        match self {
-            Backend::Cpu(memory) => memory.reserved_bytes(),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.device.usage().reserved,
-        }
+    fn reserved_bytes(&self) -> u64;
+
+    /// A new arena of zeros. An error names its `purpose`.
+    fn reserve(&mut self, bytes: u64, purpose: &str) -> Result<Region>;
+
+    /// Gives an arena back.
+    fn release(&mut self, arena: u32);
+
+    /// Copies one region to another of the same length.
+    fn copy(&mut self, from: &Region, to: &Region) -> Result<()>;
+
+    /// Fills a region with a byte.
+    fn fill(&mut self, region: &Region, byte: u8) -> Result<()>;
+
+    /// A copy of a region in memory of the host, after all runs that were launched.
+    fn download(&self, region: &Region) -> Result<(Memory, Region)>;
+
+    /// Lets `change` overwrite all of a region.
+    fn map_write(
+        &mut self,
+        region: &Region,
+        change: &mut dyn FnMut(&mut Memory, &Region),
+    ) -> Result<()>;
+
+    /// Reads an `i32` that a kernel has written; fails if a value was out of range before that.
+    fn read_i32(&self, region: &Region) -> Result<i32>;
+
+    /// Begins to write the inputs of a run.
+    fn begin_inputs(&mut self) -> Result<()> {
+        Ok(())
     }
 
-    /// Keeps an error that could not be told, for the next run.
-    pub fn keep(&self, error: Error) {
-        match self {
-            Backend::Cpu(_) => drop(error),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.keep(error),
-        }
+    /// Lets `write` write an input of the next run.
+    fn upload(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()>;
+
+    /// Writes the sizes of a run to where its kernels read them.
+    fn publish(&mut self, region: &Region, sizes: &Env) -> Result<()> {
+        self.upload(region, &mut |bytes| write_sizes(bytes, sizes))
     }
 
-    /// Memory settings from here on.
-    pub fn configure(&mut self, config: &MemoryConfig) -> Result<()> {
-        match self {
-            Backend::Cpu(_) => {
-                let _ = config;
-                Ok(())
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.configure(config),
-        }
+    /// Ends the inputs that [`begin_inputs`](Backend::begin_inputs) began.
+    fn end_inputs(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Bytes of the staging buffer that an input of so many bytes passes through, beside the bytes
+    /// that are planned for it.
+    fn staging_bytes_for(&self, input: u64) -> u64 {
+        let _ = input;
+        0
+    }
+
+    /// Sets the bytes of the staging buffer for large inputs; `false` if the device has not so much
+    /// memory.
+    fn set_staging(&mut self, bytes: u64) -> Result<bool> {
+        let _ = bytes;
+        Ok(true)
+    }
+
+    /// Bytes of the staging buffer, and those that the last run used.
+    fn staging(&self) -> (u64, u64) {
+        (0, 0)
+    }
+
+    /// Compiles and loads a program's kernels, if the device has kernels to load.
+    fn load(&mut self, request: &LoadRequest<'_>) -> Result<Option<Loaded>> {
+        let _ = request;
+        Ok(None)
+    }
+
+    /// Makes a program the one that faults are reported for from here on, in runs of these sizes.
+    fn start(&mut self, loaded: Option<&Loaded>, sizes: &Env) -> Result<()> {
+        let _ = (loaded, sizes);
+        Ok(())
+    }
+
+    /// Runs a kernel, or launches it.
+    fn run(&mut self, call: &Call<'_>) -> Result<Result<(), Fault>>;
+
+    /// Ends a run whose kernels were launched one by one.
+    fn end_run(&mut self, loaded: Option<&Loaded>) -> Result<()> {
+        let _ = loaded;
+        Ok(())
+    }
+
+    /// Replays a run, if it was recorded.
+    fn replay(&mut self, loaded: &Loaded, run: &Bindings<'_>) -> Result<Replay> {
+        let _ = (loaded, run);
+        Ok(Replay::Launch)
+    }
+
+    /// Records the kernels and copies from here on instead of starting them.
+    fn begin_recording(&mut self) {}
+
+    /// Makes a replayable run of the recorded steps and replays it; `false` if the device keeps no
+    /// recording of it. Drops the steps if `recorded` is an error.
+    fn end_recording(
+        &mut self,
+        loaded: &Loaded,
+        run: &Bindings<'_>,
+        recorded: Result<()>,
+    ) -> Result<bool> {
+        let _ = (loaded, run);
+        recorded.map(|()| false)
+    }
+
+    /// Keeps an error that could not be returned, for the next run.
+    fn defer(&self, error: Error) {
+        drop(error);
+    }
+
+    /// Waits until all work that was launched is done.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Begins to note moments by the device's own clock, if it has one.
-    pub fn begin_marks(&mut self) -> bool {
-        match self {
-            Backend::Cpu(_) => false,
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => {
-                gpu.device.begin_marks();
-                true
-            }
-        }
+    fn begin_marks(&mut self) -> bool {
+        false
     }
 
-    /// Notes the moment at which all is done that was asked for, where that is by the device's
-    /// clock.
-    pub fn mark(&mut self) -> Result<()> {
-        match self {
-            Backend::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.mark(),
-        }
+    /// Notes the moment at which all work launched so far is done, by the device's clock.
+    fn mark(&mut self) -> Result<()> {
+        Ok(())
     }
 
     /// Seconds from the first moment noted to each. Waits for the last.
-    pub fn marks(&self) -> Result<Vec<f64>> {
-        match self {
-            Backend::Cpu(_) => Ok(Vec::new()),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.marks(),
-        }
+    fn marks(&self) -> Result<Vec<f64>> {
+        Ok(Vec::new())
     }
 
-    /// Waits until all that was asked for is done.
-    pub fn settle(&self) -> Result<()> {
-        match self {
-            Backend::Cpu(_) => Ok(()),
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.settle(),
-        }
+    /// The limits of the device's speed, where they are known.
+    fn roofline(&self, tf32: bool) -> Option<Roofline> {
+        let _ = tf32;
+        None
     }
 
-    /// Where the last checkpoint was written, for what is said if the device is lost.
-    pub fn saved(&self, path: &std::path::Path) {
-        match self {
-            Backend::Cpu(_) => {
-                let _ = path;
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.saved(path),
+    /// Notes where the last checkpoint was written, which is told if the device is lost.
+    fn saved(&self, path: &Path) {
+        let _ = path;
+    }
+
+    /// An arena of the host for values that leave the slab. An error names its `purpose`.
+    fn reserve_host(&mut self, bytes: u64, purpose: &str) -> Result<Region> {
+        self.reserve(bytes, purpose)
+    }
+
+    /// Prepares for so many copies in flight at once, so that starting them allocates nothing.
+    fn prepare_copies(&mut self, most: usize) -> Result<()>;
+
+    /// Starts a copy of a run, whose number is `copy`. The ticket, if there is one, is for
+    /// [`finish_copy`](Backend::finish_copy).
+    fn start_copy(&mut self, copy: usize, from: &Region, to: &Region) -> Result<Option<Ticket>>;
+
+    /// Makes later work wait for a copy.
+    fn finish_copy(&mut self, copy: usize, ticket: Option<Ticket>) -> Result<()>;
+
+    /// Waits until no copy is in flight.
+    fn finish_copies(&mut self);
+
+    /// Opens a prefetch queue of so many slots in a region, for a program of so many copies; the
+    /// device's number of the queue.
+    fn open_queue(&mut self, region: &Region, slots: usize, copies: usize) -> Result<usize>;
+
+    /// Starts to write a batch to a slot.
+    fn fill_slot(&mut self, slot: Slot, writer: &mut dyn SlotWriter) -> Result<Option<Ticket>>;
+
+    /// Moves the parts of a batch, at these offsets of its slot, to where a run reads them.
+    fn take_slot(
+        &mut self,
+        slot: Slot,
+        ticket: Option<Ticket>,
+        parts: &mut dyn Iterator<Item = (u64, Region)>,
+    ) -> Result<()>;
+}
+
+impl dyn Backend + '_ {
+    /// Shows a region as memory of the host, after all runs that were launched.
+    pub fn map_read<T>(
+        &self,
+        region: &Region,
+        read: impl FnOnce(&Memory, &Region) -> T,
+    ) -> Result<T> {
+        match self.host() {
+            Some(memory) => Ok(read(memory, region)),
+            None => self
+                .download(region)
+                .map(|(memory, region)| read(&memory, &region)),
         }
+    }
+}
+
+/// Opens a device.
+pub(crate) fn open(device: Device) -> Result<Box<dyn Backend>> {
+    match device {
+        Device::Cpu => Ok(Box::new(cpu::Cpu::new())),
+        Device::Cuda(ordinal) => cuda::open(ordinal),
+    }
+}
+
+/// Writes the sizes of a run as the kernels of a device read them.
+fn write_sizes(bytes: &mut [u8], sizes: &Env) {
+    for (slot, &size) in bytes.chunks_exact_mut(4).zip(&sizes.0) {
+        slot.copy_from_slice(&i32::try_from(size).unwrap_or(i32::MAX).to_ne_bytes());
     }
 }
 
@@ -643,10 +470,10 @@ fn scratch(bytes: u64) -> Result<(Memory, Region)> {
     Ok((memory, region))
 }
 
-/// The error for memory the host refused.
-fn refused(what: &str, e: slabwise_kernels::memory::OutOfMemory) -> Error {
+/// The error for memory that the host refused.
+fn refused(purpose: &str, e: OutOfMemory) -> Error {
     Error::OutOfMemory {
-        what: what.into(),
+        what: purpose.into(),
         bytes: Bytes(e.bytes),
         more: String::new(),
     }

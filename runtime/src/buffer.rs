@@ -51,13 +51,13 @@ pub struct Donated(pub(crate) Buffer);
 /// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie
 /// there.
 pub(crate) struct Shown<'s> {
-    backend: &'s Backend,
+    backend: &'s dyn Backend,
     region: Region,
     copy: OnceCell<(Memory, Region)>,
 }
 
 impl<'s> Shown<'s> {
-    pub fn new(backend: &'s Backend, region: Region) -> Self {
+    pub fn new(backend: &'s dyn Backend, region: Region) -> Self {
         Shown {
             backend,
             region,
@@ -76,7 +76,7 @@ impl<'s> Shown<'s> {
             (Some(memory), _) => Ok((memory, self.region)),
             (None, Some((memory, region))) => Ok((memory, *region)),
             (None, None) => {
-                let fetched = self.backend.fetch(&self.region)?;
+                let fetched = self.backend.download(&self.region)?;
                 let (memory, region) = self.copy.get_or_init(|| fetched);
                 Ok((memory, *region))
             }
@@ -104,7 +104,7 @@ impl Output<'_> {
     /// and if the run failed on a device that tells so only now; then the next run says why.
     pub fn item(&self) -> f32 {
         self.number().unwrap_or_else(|error| {
-            self.shown.backend.keep(error);
+            self.shown.backend.defer(error);
             f32::NAN
         })
     }
@@ -127,7 +127,7 @@ impl Output<'_> {
             None => self
                 .shown
                 .backend
-                .look(&self.shown.region.part(0, bytes), read),
+                .map_read(&self.shown.region.part(0, bytes), read),
         }
     }
 

@@ -26,7 +26,7 @@ impl Session {
             None => {
                 let copy = |v: &Variable| {
                     self.memory
-                        .look(&v.region, |memory, region| memory.bytes(region).to_vec())
+                        .map_read(&v.region, |memory, region| memory.bytes(region).to_vec())
                 };
                 variables().map(copy).collect::<Result<Vec<_>>>()?
             }
@@ -125,9 +125,10 @@ impl Session {
         let (found, loaded) = weights::fit(&expected, file, options, |name| state.contains(name))?;
         for (variable, name) in wanted.into_iter().zip(found) {
             if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
-                self.memory.edit(&variable.region, |memory, region| {
-                    memory.bytes_mut(region).copy_from_slice(&bytes)
-                })?;
+                self.memory
+                    .map_write(&variable.region, &mut |memory, region| {
+                        memory.bytes_mut(region).copy_from_slice(&bytes)
+                    })?;
             }
         }
         if options.is_weights {

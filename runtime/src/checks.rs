@@ -125,7 +125,7 @@ impl Watch {
         }
         self.live.add(workspace);
         let mut broken = None;
-        session.memory.look(&slab, |memory, slab| {
+        session.memory.map_read(&slab, |memory, slab| {
             self.live.gaps(slab.bytes, |from, to| {
                 let bytes = memory.bytes(&slab.part(from, to - from));
                 if let Some(at) = bytes.iter().position(|b| *b != POISON) {

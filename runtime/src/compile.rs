@@ -105,7 +105,7 @@ pub(crate) fn lay_out(
     clock.ended("simplify", graph.nodes.len());
     let graph = remake(&graph, options.fuse.recompute.then_some(REMADE_MIN));
     clock.ended("remake", graph.nodes.len());
-    let graph = legalise(&graph, session.target().multiplies_halves());
+    let graph = legalise(&graph, session.target().capabilities().half_products);
     debug_verify(&graph)?;
     clock.ended("legalise", graph.nodes.len());
     let clusters: Clusters = fuse(&graph, &options.fuse);

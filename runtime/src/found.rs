@@ -1,9 +1,9 @@
-//! Values whose size a run finds: where they lie.
+//! Memory for values of data-dependent size.
 //!
-//! All else of a program is planned, and its order too; so it is known between which steps such a
-//! value lives. When its first step comes, its size is known as well. It then takes a hole of the
-//! slab, one that the plan leaves free for just as long, if there is one; else a block of the pool.
-//! After its last step it gives them back.
+//! The rest of a program is planned, and so is its order. Therefore the steps between which such a
+//! value lives are known at compile time, and its size is known at its first step. It is then
+//! allocated in a gap of the slab that the plan leaves unused for as long, if there is one, else in
+//! a block of the pool. After its last step the memory is given back.
 
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::memory::Region;
@@ -16,12 +16,12 @@ use crate::program::{Binds, Compiled, Planned, lengths};
 use crate::session::Session;
 use crate::shape::Extent;
 
-/// What the values of a run that have no place in the plan take.
+/// The memory of a run's values of data-dependent size.
 #[derive(Default)]
-pub(crate) struct Found {
-    /// By buffer of the program; outputs are kept until the next run.
+pub(crate) struct DataDependent {
+    /// The piece of each buffer of the program; outputs are kept until the next run.
     held: Vec<Option<Piece>>,
-    /// Bytes of the slab and of the pool that are taken now, and the most of each in this run.
+    /// Bytes of the slab and of the pool in use, and the most of each in this run.
     lent: u64,
     lent_max: u64,
     pooled: u64,
@@ -34,7 +34,7 @@ enum Piece {
     Pool(Handle, u64),
 }
 
-impl Found {
+impl DataDependent {
     fn add(&mut self, piece: Piece) {
         match piece {
             Piece::Slab(part) => self.lent += part.bytes,
@@ -46,7 +46,7 @@ impl Found {
         );
     }
 
-    /// The most bytes of the slab's holes, and of the pool, that values took at once in the last
+    /// The most bytes in gaps of the slab, and of the pool, that values took at once in the last
     /// run.
     pub fn most(&self) -> (u64, u64) {
         (self.lent_max, self.pooled_max)
@@ -54,24 +54,24 @@ impl Found {
 }
 
 impl Session {
-    /// Gives back what the last run left, and makes ready for this one.
-    pub(crate) fn begin_found(&mut self, inner: &Compiled) -> Result<()> {
-        for at in 0..self.found.held.len() {
-            self.give_piece(at)?;
+    /// Gives back the outputs of the last run, and resets the counts.
+    pub(crate) fn begin_data_dependent(&mut self, inner: &Compiled) -> Result<()> {
+        for at in 0..self.data_dependent.held.len() {
+            self.free_piece(at)?;
         }
-        self.found = Found {
-            held: std::mem::take(&mut self.found.held),
-            ..Found::default()
+        self.data_dependent = DataDependent {
+            held: std::mem::take(&mut self.data_dependent.held),
+            ..DataDependent::default()
         };
-        self.found.held.clear();
+        self.data_dependent.held.clear();
         if inner.finds {
-            self.found.held.resize(inner.buffers.len(), None);
+            self.data_dependent.held.resize(inner.buffers.len(), None);
         }
         Ok(())
     }
 
-    /// Memory for the values of unplanned size that a step begins to write.
-    pub(crate) fn make_room(
+    /// Allocates the values of data-dependent size that a step is the first to write.
+    pub(crate) fn allocate_data_dependent(
         &mut self,
         inner: &Compiled,
         at: usize,
@@ -86,14 +86,13 @@ impl Session {
             let buffer = &inner.buffers[b];
             let elements: usize = lengths(&buffer.dims, env).iter().product();
             let bytes = elements as u64 * buffer.dtype.bytes() as u64;
-            let piece = match self.lend(inner, b, bytes, slab) {
+            let piece = match self.gap_for(inner, b, bytes, slab) {
                 Some(part) => Piece::Slab(part),
                 None => {
-                    self.within_budget(inner, b, bytes)?;
-                    let tag = self.found_tag(inner, b);
-                    let taken = self
-                        .pool
-                        .allocate(&mut self.memory, bytes, Stream::default(), tag);
+                    self.check_budget(inner, b, bytes)?;
+                    let tag = self.tag_ids(inner)[b];
+                    let source = self.memory.source();
+                    let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
                     let handle = taken.map_err(|bill| Error::Memory {
                         program: inner.name.to_string(),
                         bill,
@@ -101,19 +100,19 @@ impl Session {
                     Piece::Pool(handle, bytes)
                 }
             };
-            self.found.add(piece);
-            self.found.held[b] = Some(piece);
+            self.data_dependent.add(piece);
+            self.data_dependent.held[b] = Some(piece);
         }
         Ok(())
     }
 
-    /// Weights, state, slab and what such values have of the pool share one budget.
-    fn within_budget(&self, inner: &Compiled, b: usize, bytes: u64) -> Result<()> {
+    /// Fails if a block exceeds the budget, which weights, state, slab and such blocks share.
+    fn check_budget(&self, inner: &Compiled, b: usize, bytes: u64) -> Result<()> {
         let planned = self.persistent_bytes().saturating_add(self.slab_bytes());
         match self.budget.bytes() {
             Some(budget)
                 if planned
-                    .saturating_add(self.found.pooled)
+                    .saturating_add(self.data_dependent.pooled)
                     .saturating_add(bytes)
                     > budget.0 =>
             {
@@ -123,28 +122,29 @@ impl Session {
                     bytes: Bytes(bytes),
                     budget,
                     planned: Bytes(planned),
-                    pool: Bytes(self.found.pooled),
+                    pool: Bytes(self.data_dependent.pooled),
                 })
             }
             _ => Ok(()),
         }
     }
 
-    fn found_tag(&self, inner: &Compiled, b: usize) -> TagId {
+    /// The pool's numbers of a program's tags.
+    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
         inner.tag_ids.get_or_init(|| {
             inner
                 .tags
                 .iter()
                 .map(|tag| self.pool.tag(tag.clone()))
                 .collect()
-        })[b]
+        })
     }
 
-    /// A part of the slab that the plan and others leave free while a buffer lives.
-    fn lend(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
+    /// A part of the slab that neither the plan nor another such value uses while a buffer lives.
+    fn gap_for(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
         let holes = inner.holes.get(b).filter(|holes| !holes.is_empty())?;
         let mut taken: Vec<Planned> = self
-            .found
+            .data_dependent
             .held
             .iter()
             .filter_map(|p| {
@@ -164,9 +164,9 @@ impl Session {
         )
     }
 
-    /// Where a value of unplanned size lies now; nowhere before its first step.
-    pub(crate) fn found_region(&self, b: usize, slab: Region) -> Result<Region> {
-        match self.found.held.get(b).copied().flatten() {
+    /// The region of a value of data-dependent size; empty before its first step.
+    pub(crate) fn data_dependent_region(&self, b: usize, slab: Region) -> Result<Region> {
+        match self.data_dependent.held.get(b).copied().flatten() {
             Some(Piece::Slab(part)) => Ok(slab.part(part.offset, part.bytes)),
             Some(Piece::Pool(handle, _)) => self
                 .pool
@@ -176,25 +176,27 @@ impl Session {
         }
     }
 
-    /// After a step: the length it found, if it found one, and the memory of what had its last use.
-    pub(crate) fn end_found(&mut self, inner: &Compiled, at: usize) -> Result<()> {
+    /// Gives back the memory of the values that a step is the last to use.
+    pub(crate) fn free_data_dependent(&mut self, inner: &Compiled, at: usize) -> Result<()> {
         for &b in inner.steps[at]
             .ends
             .iter()
             .filter(|&&b| inner.buffers[b].found && !inner.outputs.contains(&b))
         {
-            self.give_piece(b)?;
+            self.free_piece(b)?;
         }
         Ok(())
     }
 
-    fn give_piece(&mut self, b: usize) -> Result<()> {
-        match self.found.held[b].take() {
-            Some(Piece::Slab(part)) => self.found.lent = self.found.lent.saturating_sub(part.bytes),
+    fn free_piece(&mut self, b: usize) -> Result<()> {
+        match self.data_dependent.held[b].take() {
+            Some(Piece::Slab(part)) => {
+                self.data_dependent.lent = self.data_dependent.lent.saturating_sub(part.bytes)
+            }
             Some(Piece::Pool(handle, bytes)) => {
-                self.found.pooled = self.found.pooled.saturating_sub(bytes);
+                self.data_dependent.pooled = self.data_dependent.pooled.saturating_sub(bytes);
                 self.pool
-                    .free(&mut self.memory, handle)
+                    .free(self.memory.source(), handle)
                     .map_err(|e| Error::Internal(e.to_string()))?;
             }
             None => {}
@@ -202,7 +204,7 @@ impl Session {
         Ok(())
     }
 
-    /// Reads the length that a step found and makes it that of the rest of the run.
+    /// Reads the length that a step computed and binds it for the rest of the run.
     pub(crate) fn bind_length(
         &mut self,
         inner: &Compiled,
@@ -214,9 +216,8 @@ impl Session {
             return Ok(());
         };
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
-        let length = self.memory.number(&part)?;
-        // The step's kernel has checked it, but where a device checks, the run has not stopped for
-        // it.
+        let length = self.memory.read_i32(&part)?;
+        // The step's kernel has checked it, but a device does not stop the run when a check fails.
         let most = if let Extent::Found(most) = inner.symbols.extent(symbol) {
             most.at(env)
         } else {
@@ -243,8 +244,8 @@ impl Session {
     }
 }
 
-/// The stretches of the slab, ascending, that nothing planned takes between two steps. The last has
-/// no end: it goes as far as the slab does.
+/// The gaps of the slab, ascending, that no planned buffer uses during a lifetime. The last has no
+/// end, because the slab may be larger than the plan.
 pub(crate) fn holes(
     planned: impl Iterator<Item = (Planned, Lifetime)>,
     life: Lifetime,
@@ -266,7 +267,7 @@ pub(crate) fn holes(
     holes
 }
 
-/// The smallest stretch of free bytes in the holes that is large enough; `taken` are lent already,
+/// The smallest free part of the gaps that is large enough; `taken` are the parts in use,
 /// ascending.
 pub(crate) fn fit(
     holes: &[(u64, u64)],
@@ -299,11 +300,10 @@ pub(crate) fn fit(
 mod tests {
     use super::*;
 
-    /// Random rectangles over steps × bytes, and requests that come and go: nothing that was lent
-    /// meets what was planned or lent at the same step, and a request is refused only where no
-    /// offset would do.
+    /// Random rectangles over steps × bytes, and random requests: no part that was lent overlaps a
+    /// planned or lent one at the same step, and a request is refused only if no offset would do.
     #[test]
-    fn what_is_lent_overlaps_nothing_in_time() {
+    fn lent_parts_overlap_nothing_in_time() {
         arbtest::arbtest(|u| {
             let steps = u.int_in_range(1..=12u64)?;
             let life = |u: &mut arbtest::arbitrary::Unstructured<'_>| -> arbtest::arbitrary::Result<Lifetime> {

@@ -180,6 +180,8 @@ pub(crate) struct Compiled {
     /// The copies, in the order they start.
     pub copies: Vec<Copied>,
     pub inputs: Vec<InputSlot>,
+    /// For each buffer the input that it holds, if it holds one.
+    pub input_of: Vec<Option<usize>>,
     pub outputs: Vec<usize>,
     pub symbols: Symbols,
     /// Lengths that must not be 0.
@@ -351,6 +353,9 @@ impl Compiled {
                 last_of.entry(*id).or_insert(b);
             }
         }
+        let input_of = (0..nodes.len())
+            .map(|b| buffer_of.iter().position(|of| *of == Some(b)))
+            .collect();
         let inputs = graph
             .inputs
             .iter()
@@ -454,6 +459,7 @@ impl Compiled {
                 })
                 .collect(),
             inputs,
+            input_of,
             outputs,
             symbols: graph.symbols.clone(),
             needed,
@@ -470,7 +476,6 @@ impl Compiled {
 
     /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {
-        #[cfg(feature = "cuda")]
         if let Some(loaded) = &self.loaded {
             return self
                 .steps
@@ -485,7 +490,6 @@ impl Compiled {
     }
 
     /// One past the highest byte of the slab that a kernel is given.
-    #[cfg(feature = "cuda")]
     pub fn peak(&self) -> u64 {
         self.steps
             .iter()
@@ -548,19 +552,6 @@ impl Compiled {
     pub fn place_in(&self, space: Region, buffer: usize) -> Region {
         let Planned { offset, bytes } = self.buffers[buffer].place;
         space.part(offset, bytes)
-    }
-
-    /// The regions that a copy is from and to, in a run of these sizes; `place` tells where buffers
-    /// lie.
-    pub fn copy_between(
-        &self,
-        copy: usize,
-        sizes: &Env,
-        place: impl Fn(usize) -> Region,
-    ) -> [Region; 2] {
-        let Copied { from, to } = self.copies[copy];
-        let bytes = self.buffers[from].bytes_at(sizes);
-        [from, to].map(|buffer| place(buffer).part(0, bytes))
     }
 }
 

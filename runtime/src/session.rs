@@ -1,12 +1,7 @@
-//! A session: the weights, the slab, and the programs that share them.
+//! Sessions: weights, one slab, and the programs that share them.
 
 mod copies;
-#[cfg(feature = "cuda")]
-mod dependencies;
-#[cfg(feature = "cuda")]
-mod device;
-#[cfg(feature = "cuda")]
-mod dump;
+mod load;
 mod measure;
 mod outputs;
 mod prefetch;
@@ -14,8 +9,6 @@ mod room;
 mod shared;
 mod slots;
 mod steps;
-#[cfg(feature = "cuda")]
-mod together;
 mod values;
 
 use std::collections::HashMap;
@@ -31,13 +24,13 @@ use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
 use slabwise_planner::{ALIGN, Bytes};
 use smallvec::SmallVec;
 
-use crate::backend::{Backend, Target};
+use crate::backend::{self, Backend, Target};
 use crate::buffer::{Buffer, Output};
 use crate::compile::{CompileOptions, Tuning, lay_out, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
-use crate::found::Found;
+use crate::found::DataDependent;
 use crate::graph::{Graph, VariableInfo};
 use crate::memory::budget::{Allowance, Budget};
 use crate::memory::offload::Offload;
@@ -51,35 +44,36 @@ use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
 
-pub use measure::{KernelTime, Roofline};
+pub use crate::backend::Roofline;
+pub use measure::KernelTime;
+pub(crate) use steps::{Buffers, Run};
 
-/// A weight or state of a session.
+/// A weight or state variable of a session.
 pub(crate) struct Variable {
     pub info: VariableInfo,
     pub region: Region,
 }
 
-/// What a run used, measured from the addresses its kernels were given.
+/// The memory that a run used, measured from the addresses that its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RunStats {
-    /// One past the highest byte of the slab that was handed to a kernel, staged as input or read
-    /// as output, holes lent to values of unplanned size aside.
+    /// One past the highest byte of the slab that was passed to a kernel, staged as input or read
+    /// as output, without the gaps lent to values of data-dependent size.
     pub peak_slab_bytes: u64,
-    /// The most bytes of the slab's holes that were lent at once to values of a size that the run
-    /// found.
+    /// The most bytes in gaps of the slab that values of data-dependent size took at once.
     pub lent_bytes: u64,
     /// The most bytes of the pool that such values took at once.
     pub pool_bytes: u64,
 }
 
-/// Where a buffer of the user's lies.
+/// The place of a buffer of the user.
 struct Slot {
     region: Region,
-    /// How many buffers had the slot before, or how often this one was donated: what handles are
-    /// told apart by.
+    /// The number of buffers that had the slot before, or of donations of this one. It tells
+    /// handles apart.
     generation: u64,
-    /// The first generation of the buffer that has the slot now, or of the next: those before
-    /// belong to buffers that were freed.
+    /// The first generation of the buffer that has the slot now, or of the next. Earlier ones
+    /// belong to freed buffers.
     born: u64,
 }
 
@@ -88,26 +82,26 @@ pub struct Session {
     pub(crate) id: u64,
     pub(crate) device: Device,
     pub(crate) params: Params,
-    pub(crate) memory: Backend,
+    pub(crate) memory: Box<dyn Backend>,
     pub(crate) team: Team,
     pub(crate) variables: Vec<Variable>,
     pub(crate) options: CompileOptions,
     pub(crate) pool: Pool,
     pub(crate) dynamic: Vec<Option<Handle>>,
-    pub(crate) found: Found,
+    pub(crate) data_dependent: DataDependent,
     by_name: HashMap<Arc<str>, usize>,
     counters: Vec<shared::SharedCounter>,
     slab: Option<Region>,
-    /// What programs send to the host lies here.
+    /// The memory of the host for values that programs offload.
     host: Option<Region>,
     /// The copies that a run has started.
     tickets: Vec<Option<Ticket>>,
     sizes: Region,
     pub(crate) budget: Allowance,
     pub(crate) offload: Option<Offload>,
-    slots_of_inputs: usize,
-    /// Batches ahead of programs.
-    rings: Vec<prefetch::Ring>,
+    input_slots: usize,
+    /// The prefetch queues of programs.
+    queues: Vec<prefetch::Queue>,
     slots: Vec<Slot>,
     /// The slots that no buffer has.
     free_slots: Vec<usize>,
@@ -118,7 +112,7 @@ pub struct Session {
 
 static SESSIONS: AtomicU64 = AtomicU64::new(1);
 
-/// Threads a session uses unless told otherwise: `SLABWISE_THREADS`, or one for each core.
+/// The default number of threads of a session: `SLABWISE_THREADS`, or one for each core.
 fn default_threads() -> Result<usize> {
     Ok(settings::threads()?
         .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from)))
@@ -129,7 +123,7 @@ impl Session {
     /// before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
         settings::check()?;
-        let memory = Backend::open(device)?;
+        let memory = backend::open(device)?;
         Ok(Session {
             id: SESSIONS.fetch_add(1, Ordering::Relaxed),
             device,
@@ -140,7 +134,7 @@ impl Session {
             options: CompileOptions::default(),
             pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
             dynamic: Vec::new(),
-            found: Found::default(),
+            data_dependent: DataDependent::default(),
             by_name: HashMap::new(),
             counters: Vec::new(),
             slab: None,
@@ -149,8 +143,8 @@ impl Session {
             sizes: Region::default(),
             budget: Allowance::default(),
             offload: None,
-            slots_of_inputs: 1,
-            rings: Vec::new(),
+            input_slots: 1,
+            queues: Vec::new(),
             slots: Vec::new(),
             free_slots: Vec::new(),
             stats: RunStats::default(),
@@ -159,23 +153,24 @@ impl Session {
         })
     }
 
-    /// The most memory that weights, state and slab may take. A program that needs more computes
-    /// some of its values again instead of keeping them, with the same results; compiling one that
-    /// needs more even so is an error.
+    /// Sets the most memory that weights, state and slab may take. A program that needs more
+    /// recomputes some of its values instead of keeping them, with the same results. If that does
+    /// not suffice, compiling it is an error.
     #[must_use]
     pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
         self.budget = Allowance::new(budget.into());
         self
     }
 
-    /// How many threads kernels use, the caller's included. Results do not depend on it.
+    /// Sets the number of threads that kernels use, including the caller's. Results do not depend
+    /// on it.
     #[must_use]
     pub fn with_threads(mut self, threads: usize) -> Self {
         self.team = Team::new(threads.clamp(1, 1024));
         self
     }
 
-    /// How programs are compiled from now on.
+    /// Sets the options of programs compiled from now on.
     #[must_use]
     pub fn with_options(mut self, options: CompileOptions) -> Self {
         self.options = options;
@@ -187,12 +182,12 @@ impl Session {
         self.device
     }
 
-    /// Threads kernels use.
+    /// The number of threads that kernels use.
     pub fn threads(&self) -> usize {
         self.team.threads()
     }
 
-    /// What kernels are prepared for.
+    /// The target that kernels are prepared for.
     pub(crate) fn target(&self) -> Target {
         let used = self.persistent_bytes().saturating_add(self.slab_bytes());
         let room = self
@@ -208,8 +203,9 @@ impl Session {
             .with_tf32(self.options.tf32)
     }
 
-    /// What a graph's kernels are prepared for. Where lengths have no bound there is a program for
-    /// each range of them, more than one wants to wait for.
+    /// The target that a graph's kernels are prepared for. Products of a graph with unbounded
+    /// dimensions are not timed, because each range of lengths is another program and timing all of
+    /// them would take too long.
     pub(crate) fn target_of(&self, graph: &Graph) -> Target {
         let target = self.target();
         match self.options.tuning {
@@ -228,23 +224,23 @@ impl Session {
             .sum()
     }
 
-    /// Bytes of the slab: what the largest program compiled so far needs.
+    /// Bytes of the slab, as the largest program compiled so far needs them.
     pub fn slab_bytes(&self) -> u64 {
         self.slab.map_or(0, |s| s.bytes)
     }
 
-    /// What the last run used, measured.
+    /// The memory that the last run used, measured.
     pub fn last_run(&self) -> RunStats {
         self.stats
     }
 
-    /// Compiles what a trace says for these outputs. Programs of one session share weights and
-    /// slab.
+    /// Compiles a trace for these outputs. Programs of one session share weights and slab.
     ///
     /// # Errors
-    /// All mistakes of the model together, or what of it cannot be planned; and if weights, state
-    /// or slab are larger than the memory that the host has free now, swap and the limit of its
-    /// control group counted: Linux would promise it, and end the process later.
+    /// All mistakes of the model together, or the part of it that cannot be planned; and if
+    /// weights, state or slab are larger than the memory that the host has free now, swap and the
+    /// limit of its control group counted. Linux would promise that memory, and end the process
+    /// later.
     #[track_caller]
     pub fn compile<const N: usize>(
         &mut self,
@@ -255,8 +251,8 @@ impl Session {
         self.compile_graph(trace.name(), &graph)
     }
 
-    /// Plans what a trace says for these outputs, as [`Session::compile`] would, but allocates
-    /// neither weights nor slab: so a program can be planned that is larger than this machine.
+    /// Plans a trace for these outputs as [`Session::compile`] would, but allocates neither weights
+    /// nor slab, so that a program larger than this machine can be planned.
     ///
     /// # Errors
     /// As [`Session::compile`].
@@ -307,8 +303,8 @@ impl Session {
         }
     }
 
-    /// Compiles a graph, one made by other means than a [`Trace`] too. Programs of one session
-    /// share weights and slab.
+    /// Compiles a graph, which need not come from a [`Trace`]. Programs of one session share
+    /// weights and slab.
     ///
     /// # Errors
     /// If the graph does not have `N` outputs, a tensor is beyond any machine's memory, or the
@@ -334,7 +330,7 @@ impl Session {
         Ok(program)
     }
 
-    /// Makes room for the sizes of runs.
+    /// Reserves the memory for the sizes of a run.
     pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
         if self.sizes.bytes == 0 {
             self.sizes = self
@@ -342,12 +338,6 @@ impl Session {
                 .reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
         }
         Ok(())
-    }
-
-    /// Without devices that want it loaded a program is ready.
-    #[cfg(not(feature = "cuda"))]
-    pub(crate) fn load_program(&mut self, _: &mut Compiled) -> Result<()> {
-        self.reserve_sizes()
     }
 
     pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
@@ -418,7 +408,7 @@ impl Session {
                 let region = arena.part(at, bytes);
                 at += bytes.next_multiple_of(ALIGN);
                 let seed = self.params.seed();
-                self.memory.edit(&region, |memory, region| {
+                self.memory.map_write(&region, &mut |memory, region| {
                     crate::init::fill(&info, seed, memory, region)
                 })?;
                 self.by_name.insert(info.name.clone(), self.variables.len());
@@ -433,8 +423,7 @@ impl Session {
             .collect())
     }
 
-    /// The bytes of new variables, each rounded up to its alignment, if the budget has room for
-    /// them.
+    /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.
     fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
         let total = fresh.iter().try_fold(0u64, |n, (_, b)| {
             n.checked_add(b.checked_next_multiple_of(ALIGN)?)
@@ -459,11 +448,10 @@ impl Session {
         Ok(total)
     }
 
-    /// Runs a program on these inputs, inside the slab. The outputs can be looked at until the next
-    /// run.
+    /// Runs a program on these inputs, inside the slab. The outputs can be read until the next run.
     ///
-    /// On an error nothing has changed: inputs are checked before anything runs, and checks of
-    /// their values (labels within range) run before any weight is written.
+    /// An error changes nothing, because inputs are checked before the first kernel runs, and
+    /// checks of their values (labels within range) run before any weight is written.
     pub fn run<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -507,7 +495,7 @@ impl Session {
         Ok(())
     }
 
-    /// Checks the feed and publishes the sizes of the run.
+    /// Checks the inputs of a run and publishes its sizes.
     pub(crate) fn begin(&mut self, inner: &Compiled, feed: &dyn Feed) -> Result<Env> {
         self.ready(inner)?;
         let mut result = Ok(());
@@ -545,7 +533,8 @@ impl Session {
         Ok(env)
     }
 
-    /// Copies host inputs to where `place` says and returns where resident ones are.
+    /// Copies inputs of the host to the regions that `place` returns; the regions of those that are
+    /// on the device.
     pub(crate) fn stage(
         &mut self,
         inner: &Compiled,
@@ -570,7 +559,7 @@ impl Session {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
                     let is_bool = inner.inputs[at].dtype == DType::Bool;
                     let mut faulty = Ok(());
-                    let staged = self.memory.input(&region, &mut |bytes| {
+                    let staged = self.memory.upload(&region, &mut |bytes| {
                         copy(bytes);
                         if is_bool {
                             bytes
@@ -578,7 +567,7 @@ impl Session {
                                 .for_each(|byte| *byte = u8::from(*byte != 0));
                         }
                         if let Some(loaded) = &inner.loaded {
-                            faulty = loaded.look_at_input(at, dtype, bytes, env);
+                            faulty = loaded.check_input(at, dtype, bytes, env);
                         }
                     });
                     let staged = staged.and(std::mem::replace(&mut faulty, Ok(())));
@@ -618,8 +607,8 @@ impl Session {
         }
     }
 
-    /// Donated inputs become the outputs they were declared for: their bytes, a new generation of
-    /// handle.
+    /// Makes donated inputs the outputs that they were declared for: the same bytes, under a new
+    /// generation of the handle.
     pub(crate) fn give_donated<const N: usize>(
         &mut self,
         inner: &Compiled,
@@ -635,7 +624,7 @@ impl Session {
             }
         });
         for (at, buffer) in donated {
-            // A buffer whose bytes no output takes was refused before the run.
+            // A buffer whose bytes no output can take was refused before the run.
             let Some(to) = inner.inputs[at]
                 .donated_to
                 .map(|t| t as usize)
@@ -700,7 +689,7 @@ impl Session {
     }
 }
 
-/// A size that is fixed, as a variable's are.
+/// The lengths of a variable, all of which are fixed.
 pub(crate) fn fixed(dims: &[Size]) -> Vec<u64> {
     dims.iter()
         .map(|d| {

@@ -1,10 +1,10 @@
-//! Dimensions without a bound: the lengths that a program is planned for, and the plans it keeps.
+//! Unbounded dimensions: the lengths that a program is planned for, and the cache of its plans.
 //!
-//! A plan for a length is a plan for every shorter one, as long as no size grows where a length
-//! shrinks: offsets stay, and kernels evaluate sizes and strides when they are launched. So one
-//! plan serves a range of lengths. It is made at the range's upper end; whether it holds at the
-//! lower end, and at samples between, is asked of the independent checker, and where it does not,
-//! each length gets a plan of its own.
+//! A plan for a length is valid for every shorter one, as long as no size grows when a length
+//! shrinks: offsets stay, and kernels evaluate sizes and strides when they are launched. Therefore
+//! one plan serves a range of lengths. It is made at the range's upper end. The independent checker
+//! tests it at the lower end and at samples between; if it fails there, each length gets a separate
+//! plan.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -20,15 +20,14 @@ use crate::program::{Compiled, Program};
 use crate::session::Session;
 use crate::shape::elements;
 
-/// What lengths are planned together.
+/// The ranges of lengths that share a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ranges {
-    /// None: a plan for each length, without an unused byte.
+    /// Each length has a plan, without an unused byte.
     Exact,
-    /// The lengths between two rungs of a ladder of which each is so many percent, but at least 1,
-    /// above the one before: 1 to 1000 percent. A plan for the upper rung has at most that much to
-    /// spare; the logarithm of the longest length is the number of plans. 100 rounds up to powers
-    /// of two.
+    /// The upper end of each range is so many percent, but at least 1, above that of the range
+    /// before: 1 to 1000 percent. A plan has at most that much memory to spare, and the number of
+    /// plans grows with the logarithm of the longest length. 100 rounds up to powers of two.
     Growth(u32),
 }
 
@@ -50,16 +49,16 @@ impl Ranges {
     }
 }
 
-/// How what has no size at compile time is planned and where it lives. The default: ranges that
-/// grow by 25 percent, at most 64 plans a program, and holes of the slab lent.
+/// How values without a size at compile time are planned and allocated. The default: ranges that
+/// grow by 25 percent, at most 64 plans a program, and allocation in gaps of the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shapes {
     /// Which lengths of [free](crate::Dim::free) dimensions share a plan.
     pub ranges: Ranges,
-    /// Most plans that a program keeps, from 1 on; of more, the one unused for longest goes.
+    /// The most plans that a program keeps, at least 1; the least recently used one is dropped.
     pub plans_max: u32,
-    /// Whether values whose size is found by a run may lie in bytes of the slab that the plan
-    /// leaves free for as long as they live.
+    /// Whether values of data-dependent size may lie in bytes of the slab that the plan leaves
+    /// unused for as long as they live.
     pub lend: bool,
 }
 
@@ -91,25 +90,25 @@ impl Shapes {
     }
 }
 
-/// The plans of a program.
+/// The counts of a program's plans.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PlanCounts {
     /// Plans made, the one of `compile` among them.
     pub made: u64,
-    /// Runs that found a plan.
+    /// Runs for which there was a plan.
     pub hits: u64,
-    /// Plans there are now.
+    /// Plans in the cache.
     pub kept: usize,
     /// Plans dropped to make room for others.
     pub dropped: u64,
-    /// Bytes of the largest slab among the plans there are now.
+    /// Bytes of the largest slab among the plans in the cache.
     pub slab_bytes: u64,
 }
 
-/// The length that a free dimension is planned for by `compile`, which does not know any.
+/// The length that `compile` plans unbounded dimensions for, because it knows none.
 const FIRST: u32 = 64;
 
-/// The graph as it is planned before any run.
+/// The graph with the lengths that are planned before the first run.
 pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
     let (_, first) = shapes.ranges.around(FIRST);
     Graph {
@@ -118,7 +117,7 @@ pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
     }
 }
 
-/// What a program with free dimensions is planned from, and its plans.
+/// The graph of a program with unbounded dimensions, and its plans.
 pub(crate) struct PerShape {
     graph: Graph,
     shapes: Shapes,
@@ -134,7 +133,7 @@ struct Plans {
     dropped: u64,
 }
 
-/// A plan and the lengths it is for, from the least to the largest.
+/// A plan and its range of lengths.
 struct Kept {
     least: Env,
     most: Env,
@@ -144,7 +143,7 @@ struct Kept {
 
 impl PerShape {
     fn lock(&self) -> MutexGuard<'_, Plans> {
-        // Nothing that holds the lock can leave half a change behind.
+        // No holder of the lock can leave half a change behind.
         self.plans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -184,7 +183,7 @@ impl PerShape {
         compiled
     }
 
-    /// The range around lengths of a run.
+    /// The range around the lengths of a run.
     fn around(&self, lengths: &Env) -> (Env, Env) {
         let (mut least, mut most) = (*lengths, *lengths);
         for s in self.graph.symbols.free() {
@@ -196,9 +195,8 @@ impl PerShape {
 }
 
 impl<const N: usize> Program<N> {
-    /// How many plans were made and how often one was found: one, and no count of finds, unless
-    /// dimensions are
-    /// [free](crate::Dim::free).
+    /// The number of plans made, and of runs for which there was one. Without
+    /// [free](crate::Dim::free) dimensions there is one plan, and runs are not counted.
     pub fn plan_counts(&self) -> PlanCounts {
         let Some(shaped) = &self.shaped else {
             return PlanCounts {
@@ -226,8 +224,8 @@ impl<const N: usize> Program<N> {
 }
 
 impl Session {
-    /// Compiles a graph; one with free dimensions for the first lengths, and ready to be planned
-    /// for others.
+    /// Compiles a graph; one with unbounded dimensions is compiled for the first lengths, and can
+    /// be planned for others.
     pub(crate) fn compile_for_shapes<const N: usize>(
         &mut self,
         name: &str,
@@ -235,13 +233,13 @@ impl Session {
     ) -> Result<Program<N>> {
         let shapes = self.options.shapes;
         shapes.check()?;
-        let nobody = |s: &Symbol| {
+        let in_no_input = |s: &Symbol| {
             !graph
                 .inputs
                 .iter()
                 .any(|i| i.dims.contains(&Size::symbol(*s)))
         };
-        if let Some(s) = graph.symbols.free().find(nobody) {
+        if let Some(s) = graph.symbols.free().find(in_no_input) {
             let free = graph.symbols.name(s);
             return Err(Error::Value(format!(
                 "\"{name}\": no input has the free dimension \"{free}\", so no run can say its length"
@@ -267,7 +265,7 @@ impl Session {
         })
     }
 
-    /// The plan for what a run is fed with: the one there is, or a new one.
+    /// The plan for the lengths of a run, from the cache or new.
     pub(crate) fn planned_for<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -289,8 +287,7 @@ impl Session {
 }
 
 impl PerShape {
-    /// Plans for the range around some lengths if one plan does for it, else for these lengths
-    /// alone.
+    /// Plans the range around some lengths if one plan serves it, else these lengths alone.
     fn plan(&self, session: &mut Session, name: &str, lengths: &Env) -> Result<Arc<Compiled>> {
         let started = Instant::now();
         let lay_out_for = |session: &Session, most: &Env| {
@@ -301,7 +298,7 @@ impl PerShape {
             lay_out(session, name, &graph, started)
         };
         let (least, most) = self.around(lengths);
-        // What a whole range has no memory for may have it for one length.
+        // There may be memory for one length but not for the whole range.
         let range = if least == most {
             None
         } else {
@@ -323,8 +320,9 @@ fn at(env: &Env, symbol: Symbol) -> u32 {
     env.0[usize::from(symbol.0)]
 }
 
-/// Whether a plan made for the largest lengths of a range holds for all of it, as far as its ends
-/// and samples between say: no buffer is larger than planned, and the checker accepts the offsets.
+/// Whether a plan made for the largest lengths of a range is valid for all of it, as far as its
+/// ends and samples between tell: no buffer is larger than planned, and the checker accepts the
+/// offsets.
 fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
     let symbols = &laid.graph.symbols;
     let free: Vec<Symbol> = symbols.free().collect();
@@ -394,7 +392,7 @@ fn possible(graph: &Graph, lengths: &Env) -> Result<()> {
     Ok(())
 }
 
-/// The largest number that an index has.
+/// The largest value of an index.
 fn last_index(dims: &[Size], strides: &[Size], env: &Env) -> i64 {
     let along = |(d, s): (&Size, &Size)| (d.at(env) - 1).max(0).saturating_mul(s.at(env));
     dims.iter()
@@ -441,7 +439,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ladders_reach_every_length_with_few_rungs_and_little_to_spare() {
+    fn ranges_cover_every_length_in_small_number_with_little_to_spare() {
         for (percent, rungs_max) in [(1, 1300), (25, 80), (100, 24), (1000, 12)] {
             let ranges = Ranges::Growth(percent);
             let (mut length, mut rungs) = (1u32, 0);
@@ -466,7 +464,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn errors_name_the_invalid_setting() {
         let message = |shapes: Shapes| {
             shapes
                 .check()

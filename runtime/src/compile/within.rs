@@ -188,7 +188,7 @@ impl Fit<'_> {
             &unfuse(graph, target, &all.tasks, &vec![true; all.tasks.len()]),
         );
         let may_make_images =
-            matches!(target, Target::Cpu(..)) && !self.session.options.stored_images;
+            target.capabilities().prologues && !self.session.options.stored_images;
         let mut ways: Vec<Vec<Task>> = may_make_images
             .then(|| prologues(graph, &named))
             .flatten()

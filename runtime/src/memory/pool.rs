@@ -100,7 +100,7 @@ impl Pool {
     /// # Errors
     /// If there is no memory for it, after everything was tried: the bill. The pool goes on as
     /// before.
-    pub fn allocate<S: Source>(
+    pub fn allocate<S: Source + ?Sized>(
         &self,
         source: &mut S,
         bytes: u64,
@@ -148,7 +148,7 @@ impl Pool {
     ///
     /// # Errors
     /// If the block is not in use; the pool is then unchanged.
-    pub fn free<S: Source>(&self, source: &mut S, handle: Handle) -> Result<(), NotInUse> {
+    pub fn free<S: Source + ?Sized>(&self, source: &mut S, handle: Handle) -> Result<(), NotInUse> {
         let mut heap = self.enter(source);
         let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
         if heap.moving {
@@ -223,7 +223,7 @@ impl Pool {
 
     /// Waits for all work that was submitted, and takes back what was dropped: after it, every free
     /// block serves every stream.
-    pub fn wait_all<S: Source>(&self, source: &mut S) {
+    pub fn wait_all<S: Source + ?Sized>(&self, source: &mut S) {
         let mut heap = self.enter(source);
         let behind = heap.streams.behind();
         if !behind.is_empty() {
@@ -236,14 +236,14 @@ impl Pool {
 
     /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how
     /// many bytes that were.
-    pub fn empty_cache<S: Source>(&self, source: &mut S) -> u64 {
+    pub fn empty_cache<S: Source + ?Sized>(&self, source: &mut S) -> u64 {
         let heap = self.polled(source);
         self.give_back(heap, source, |_| true)
     }
 
     /// Ends a step: what nobody has used for as long as the configuration says goes back to the
     /// driver. How many bytes that were.
-    pub fn end_step<S: Source>(&self, source: &mut S) -> u64 {
+    pub fn end_step<S: Source + ?Sized>(&self, source: &mut S) -> u64 {
         let mut heap = self.enter(source);
         heap.step += 1;
         let (time, steps) = (heap.settings.idle_time, heap.settings.idle_steps);
@@ -262,7 +262,7 @@ impl Pool {
 
     /// Moves blocks together until a free block has so many bytes, if it can be done; whether there
     /// is one now.
-    pub fn defragment<S: Source>(&self, source: &mut S, bytes: u64) -> bool {
+    pub fn defragment<S: Source + ?Sized>(&self, source: &mut S, bytes: u64) -> bool {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, Stream(0), 0) else {
             return false;
@@ -283,7 +283,7 @@ impl Pool {
     }
 
     /// Free and total bytes, as the driver says.
-    pub fn memory_info<S: Source>(&self, source: &mut S) -> MemoryInfo {
+    pub fn memory_info<S: Source + ?Sized>(&self, source: &mut S) -> MemoryInfo {
         source.info()
     }
 
@@ -395,7 +395,7 @@ impl Pool {
     }
 
     /// The lock at the beginning of an operation: dropped blocks come back first.
-    fn enter<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
+    fn enter<S: Source + ?Sized>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.lock();
         if heap.journal.is_some() || heap.settings.idle_time.is_some() {
             heap.now = u64::try_from(source.now().as_nanos()).unwrap_or(u64::MAX);
@@ -428,7 +428,7 @@ impl Pool {
     }
 
     /// The lock, once streams have been asked how far they are and no block is on its way.
-    fn polled<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
+    fn polled<S: Source + ?Sized>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.enter(source);
         let streams: Vec<Stream> = heap
             .streams
@@ -444,7 +444,7 @@ impl Pool {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn give_back<S: Source>(
+    fn give_back<S: Source + ?Sized>(
         &self,
         mut heap: MutexGuard<'_, Heap>,
         source: &mut S,
@@ -462,7 +462,7 @@ impl Pool {
     }
 
     /// Makes a call of the driver without the lock, and takes note of what came of it.
-    fn make<'a, S: Source>(
+    fn make<'a, S: Source + ?Sized>(
         &'a self,
         heap: MutexGuard<'a, Heap>,
         source: &mut S,
@@ -480,7 +480,7 @@ impl Pool {
         heap
     }
 
-    fn perform<S: Source>(&self, source: &mut S, call: &Call) -> Outcome {
+    fn perform<S: Source + ?Sized>(&self, source: &mut S, call: &Call) -> Outcome {
         match call {
             Call::Info => Outcome::Info(source.info(), source.preallocates()),
             Call::Range { bytes } => Outcome::Range(source.range(*bytes)),
@@ -557,7 +557,7 @@ impl Pool {
 }
 
 /// Does some work of a source; what came of it, and the nanoseconds it took.
-fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
+fn timed<S: Source + ?Sized, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
     let start = source.now();
     let done = work(source);
     (

@@ -230,9 +230,9 @@ impl<'a> Joining<'a> {
     /// Whether what a task sums is the same sum with other steps behind it. On other devices than
     /// the CPU the way of a product may follow from them, or be a measured choice.
     fn takes_steps(&self, task: &Task) -> bool {
-        let on_cpu = matches!(self.target, Target::Cpu(..));
+        let late_epilogues = self.target.capabilities().late_epilogues;
         task.spec.body == Body::Loop
-            || on_cpu && matches!(task.spec.body, Body::Matmul(_) | Body::Conv2d(_))
+            || late_epilogues && matches!(task.spec.body, Body::Matmul(_) | Body::Conv2d(_))
     }
 
     /// The bytes that lie in memory earlier if the second task runs with the first, and those that

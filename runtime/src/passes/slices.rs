@@ -17,7 +17,6 @@ mod search;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use slabwise_kernels::cpu::{Config, Kernel};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
@@ -27,7 +26,7 @@ use slabwise_planner::{ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Rerun, Task
 use super::cost::cost;
 use super::lower::{Arg, Task};
 use super::schedule::Scheduled;
-use crate::backend::Kernel as Prepared;
+use crate::backend::{Kernel, Target};
 use crate::graph::Graph;
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
@@ -109,7 +108,7 @@ impl Scheduled {
     ) -> Option<Stretch> {
         let sliced = self.sliced.as_ref()?;
         let (slice, piece) = (sliced.tasks[task.index()]?, sliced.buffers[buffer.index()]);
-        let kernel = self.kernels[task.index()].cpu()?;
+        let kernel = &self.kernels[task.index()];
         let example = kernel.slicing()?.steps[argument].filter(|_| piece == Piece::Whole)?;
         Some(Stretch {
             slice,
@@ -135,9 +134,7 @@ pub(super) struct Cuttable<'a> {
     scheduled: &'a Scheduled,
     batch: Symbol,
     bounds: Env,
-    config: Config,
-    /// The most bytes of a kernel's workspace, if that can be.
-    workspace: u64,
+    target: &'a Target,
     guard: u64,
     /// For each task whether it can be sliced, and the number of examples that slices must be a
     /// multiple of.
@@ -152,7 +149,7 @@ impl<'a> Cuttable<'a> {
     fn new(
         graph: &'a Graph,
         scheduled: &'a Scheduled,
-        (config, workspace): (&Config, u64),
+        target: &'a Target,
         guard: u64,
     ) -> Result<Option<Self>, String> {
         let Some(batch) = batch(graph) else {
@@ -164,8 +161,7 @@ impl<'a> Cuttable<'a> {
             scheduled,
             batch,
             bounds,
-            config: *config,
-            workspace,
+            target,
             guard,
             units: Vec::new(),
             pays: Vec::new(),
@@ -193,8 +189,7 @@ impl<'a> Cuttable<'a> {
             self.batch,
             most,
             &self.bounds,
-            &self.config,
-            self.workspace,
+            self.target,
         );
         kernel.map_err(|e| format!("{}: {e}", task.name))
     }
@@ -292,7 +287,7 @@ impl<'a> Cuttable<'a> {
             }
         };
         let kernels = (0..joins.len())
-            .map(|task| Ok(kernel(task)?.map(|kernel| Arc::new(Prepared::Cpu(Box::new(kernel))))))
+            .map(|task| Ok(kernel(task)?.map(Arc::new)))
             .collect::<Result<_, String>>()?;
         let last = (all - 1) / examples * examples;
         let slices = (0..all).step_by(examples as usize).map(|from| Slice {
@@ -332,7 +327,7 @@ enum Becomes {
 struct Rewriting<'a> {
     from: &'a Cuttable<'a>,
     /// For each task its kernel for slices, if it is chosen.
-    chosen: Vec<Option<Arc<Prepared>>>,
+    chosen: Vec<Option<Arc<Kernel>>>,
     slices: Vec<Slice>,
     buffers: Vec<Becomes>,
     /// The sums of each chosen task that has any.
@@ -346,7 +341,7 @@ struct Rewriting<'a> {
 impl<'a> Rewriting<'a> {
     fn new(
         from: &'a Cuttable<'a>,
-        chosen: Vec<Option<Arc<Prepared>>>,
+        chosen: Vec<Option<Arc<Kernel>>>,
         slices: Vec<Slice>,
         examples: u32,
     ) -> Self {
@@ -449,7 +444,6 @@ impl<'a> Rewriting<'a> {
         for task in 0..self.chosen.len() {
             let Some(bytes) = self.chosen[task]
                 .as_ref()
-                .and_then(|kernel| kernel.cpu())
                 .map(|kernel| kernel.sums())
                 .filter(|&bytes| bytes > 0)
             else {
@@ -566,7 +560,7 @@ impl<'a> Rewriting<'a> {
                 .collect();
             let folds = self.chosen[task]
                 .as_ref()
-                .and_then(|kernel| kernel.cpu()?.slicing())
+                .and_then(|kernel| kernel.slicing())
                 .is_some_and(|slicing| slicing.folds);
             for id in self.made[task]
                 .iter()

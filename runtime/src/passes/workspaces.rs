@@ -8,7 +8,6 @@
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
-use slabwise_kernels::cpu;
 use slabwise_kernels::size::Env;
 use slabwise_planner::{ALIGN, Plan, Space};
 
@@ -27,8 +26,7 @@ pub fn widen(
 ) -> Result<(Scheduled, Plan), String> {
     // A copy's steps have no workspace, and no kernel; and where kernels have the largest already,
     // there is nothing to give.
-    let is_wide = !matches!(target, Target::Cpu(_, most) if *most < u64::MAX);
-    if is_wide || scheduled.work.is_some() {
+    if !target.limits_workspaces() || scheduled.work.is_some() {
         return Ok((scheduled, plan));
     }
     let bounds = graph.symbols.bounds();
@@ -58,9 +56,7 @@ pub fn widen(
             plan.workspace_offsets[task.index()] = gap.0;
             plan.without_reuse += planned.workspace_occupied() - before;
         }
-        let slower = scheduled.kernels[task.index()]
-            .cpu()
-            .map_or(1.0, cpu::Kernel::slower);
+        let slower = scheduled.kernels[task.index()].slower();
         planned.cost = (planned.cost as f64 * slower) as u64;
         bound = bound.max(
             busy.iter().map(|(from, to)| to - from).sum::<u64>() + planned.workspace_occupied(),
@@ -126,9 +122,6 @@ fn variants(
     target: &Target,
     bounds: &Env,
 ) -> Result<Vec<Arc<Kernel>>, String> {
-    let (Target::Cpu(config, _), Some(kernel)) = (target, kernel.cpu()) else {
-        return Ok(Vec::new());
-    };
     let examples = scheduled
         .sliced
         .as_ref()
@@ -136,13 +129,7 @@ fn variants(
     let mut list: Vec<Arc<Kernel>> = Vec::new();
     let mut most = u64::MAX;
     loop {
-        let spec = kernel.spec().clone();
-        let made = match kernel.slicing() {
-            Some(slicing) => {
-                cpu::Kernel::sliced(spec, slicing.batch, examples, bounds, config, most)
-            }
-            None => cpu::Kernel::within(spec, bounds, config, most).map(Some),
-        };
+        let made = kernel.with_workspace(examples, bounds, target, most);
         let Some(made) = made
             .map_err(|e| e.to_string())?
             .filter(|made| made.workspace() > kernel.workspace() && made.workspace() <= most)
@@ -150,7 +137,7 @@ fn variants(
             return Ok(list);
         };
         most = made.workspace() - 1;
-        list.push(Arc::new(Kernel::Cpu(Box::new(made))));
+        list.push(Arc::new(made));
     }
 }
 

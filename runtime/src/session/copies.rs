@@ -1,9 +1,7 @@
-//! What leaves the slab for the host and comes back, while a program runs.
+//! Offloading: values that are copied to the host while they lie idle, and prefetched before their
+//! next use.
 //!
-//! A program says at which steps copies start and are waited for; the device makes them.
-
-use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::Env;
+//! A program says at which steps copies start and must have ended; the device makes them.
 
 use super::Session;
 use crate::error::Result;
@@ -11,27 +9,27 @@ use crate::memory::offload::Offload;
 use crate::program::Compiled;
 
 impl Session {
-    /// Lets programs whose slab would be larger than the budget send values to the host while they
-    /// lie idle, where that costs less time than computing them again. Results are the same bits.
-    /// Without a budget nothing is sent.
+    /// Lets programs whose slab would be larger than the budget offload values to the host while
+    /// they lie idle, where that costs less time than recomputing them. Results are the same bits.
+    /// Without a budget nothing is offloaded.
     ///
-    /// On a CUDA device the host's space is pinned memory, and copies have streams of their own,
-    /// one in each direction. On the CPU it is memory beside the slab, and copies are made by a
-    /// thread: so that plans for devices with memory of their own can be made, tested and compared,
-    /// not to save memory of the machine.
+    /// On a CUDA device the host's space is pinned memory, and there is a stream for the copies of
+    /// each direction. On the CPU it is memory beside the slab, and a thread makes the copies. That
+    /// saves no memory of the machine; it is there so that plans for devices with separate memory
+    /// can be made, tested and compared.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
         self.offload = offload.into();
         self
     }
 
-    /// Bytes of the host's memory that hold what leaves the slab: what the program that sends most
-    /// needs.
+    /// Bytes of the host's memory for offloaded values, as the program that offloads most needs
+    /// them.
     pub fn host_bytes(&self) -> u64 {
         self.host.map_or(0, |host| host.bytes)
     }
 
-    /// Memory for what a program sends to the host, and what makes its copies, if it makes any.
+    /// Reserves the host's memory for a program's offloaded values, and prepares for its copies.
     pub(crate) fn prepare_copies(&mut self, inner: &Compiled) -> Result<()> {
         if inner.copies.is_empty() {
             return Ok(());
@@ -42,29 +40,9 @@ impl Session {
             if let Some(old) = self.host.take() {
                 self.memory.release(old.arena);
             }
-            let what = format!("what \"{}\" sends to the host", inner.name);
-            self.host = Some(self.memory.reserve_host(inner.host_bytes, &what)?);
+            let purpose = format!("the values that \"{}\" offloads to the host", inner.name);
+            self.host = Some(self.memory.reserve_host(inner.host_bytes, &purpose)?);
         }
         Ok(())
-    }
-
-    /// Starts a copy; `place` tells where buffers lie.
-    pub(super) fn start_copy(
-        &mut self,
-        inner: &Compiled,
-        copy: usize,
-        env: &Env,
-        place: impl Fn(usize) -> Region,
-    ) -> Result<()> {
-        let [from, to] = inner.copy_between(copy, env, place);
-        debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
-        let ticket = self.memory.start_copy(copy, &from, &to)?;
-        self.tickets.push(ticket);
-        Ok(())
-    }
-
-    /// Waits until a copy has ended.
-    pub(super) fn finish_copy(&mut self, copy: usize) -> Result<()> {
-        self.memory.finish_copy(copy, self.tickets[copy])
     }
 }

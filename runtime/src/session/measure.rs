@@ -1,4 +1,4 @@
-//! What a run takes: seconds of each kernel, bytes touched.
+//! Measurements of a run: the seconds of each kernel, and the bytes touched.
 
 use std::panic::Location;
 use std::time::Instant;
@@ -9,23 +9,22 @@ use slabwise_planner::report::{Handed, Run, RunStep};
 use slabwise_planner::{BufferId, Holder};
 
 use super::Session;
-use crate::backend::{Backend, Kernel};
-#[cfg(feature = "cuda")]
-use crate::device::Device;
+use crate::backend::{Backend, Kernel, Roofline};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::passes::{moved, operations};
 use crate::program::{Compiled, Program, Step};
 
-/// What a kernel took.
+/// The time and the work of a kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelTime {
-    /// The kernel's name in the plan: the layer and the operations in it.
+    /// The kernel's name in the plan: its layer and its operations.
     pub name: String,
-    /// The user's line that it computes.
+    /// The line of the user's code that it computes.
     pub location: &'static Location<'static>,
-    /// Seconds, the least of all runs: on a CUDA device by its own clock, between events before and
-    /// after the kernel; one that is done before the next is launched shows the time of a launch.
+    /// Seconds, the least of all runs. On a CUDA device they are of its own clock, between events
+    /// before and after the kernel; a kernel that ends before the next is launched shows the time
+    /// of a launch.
     pub seconds: f64,
     /// Arithmetic operations: of products a multiplication and an addition each, of other code one
     /// for each instruction of each element.
@@ -33,12 +32,11 @@ pub struct KernelTime {
     /// Bytes of operands and results, each moved once.
     pub bytes: u64,
     /// The least seconds that the device could take by its [roofline](Session::roofline), where
-    /// that is known.
+    /// it is known.
     pub least_seconds: Option<f64>,
 }
 
-/// When the steps of a run began and ended: by the device's clock, where it has one, else by the
-/// host's.
+/// The clock of a run's steps: the device's, if it has one, else the host's.
 pub(super) struct StepClock {
     began: Instant,
     on_device: bool,
@@ -47,7 +45,7 @@ pub(super) struct StepClock {
 }
 
 impl StepClock {
-    pub fn start(memory: &mut Backend) -> StepClock {
+    pub fn start(memory: &mut dyn Backend) -> StepClock {
         StepClock {
             on_device: memory.begin_marks(),
             began: Instant::now(),
@@ -55,8 +53,8 @@ impl StepClock {
         }
     }
 
-    /// Notes that a step begins or ends.
-    pub fn mark(&mut self, memory: &mut Backend) -> Result<()> {
+    /// Notes the moment at which a step begins or ends.
+    pub fn mark(&mut self, memory: &mut dyn Backend) -> Result<()> {
         if self.on_device {
             return memory.mark();
         }
@@ -64,8 +62,8 @@ impl StepClock {
         Ok(())
     }
 
-    /// When each step began and ended, in seconds from the start.
-    fn steps(&self, memory: &Backend) -> Result<Vec<[f64; 2]>> {
+    /// The beginning and end of each step, in seconds from the start.
+    fn steps(&self, memory: &dyn Backend) -> Result<Vec<[f64; 2]>> {
         let marks = if self.on_device {
             memory.marks()?
         } else {
@@ -76,18 +74,6 @@ impl StepClock {
             .map(|pair| [pair[0], pair[1]])
             .collect())
     }
-}
-
-/// The most that a device can do.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Roofline {
-    /// Operations in a second: of products of f32, or of tf32 where [that is asked
-    /// for](crate::CompileOptions::tf32); of products of halves; of all other code.
-    pub flops: [f64; 3],
-    /// Bytes from or to memory in a second.
-    pub bytes: f64,
-    /// Where the numbers come from.
-    pub source: String,
 }
 
 impl Roofline {
@@ -109,14 +95,14 @@ fn multiplies_halves(spec: &Spec) -> bool {
     }
 }
 
-/// What is written down of a run, while it runs.
+/// The record of a run, written while it runs.
 pub(super) struct Recording {
     run: Run,
     began: Instant,
 }
 
 impl Recording {
-    /// Writes down what a kernel was handed, once it has run.
+    /// Notes the memory that a kernel was passed, once it has run.
     pub(super) fn note(
         &mut self,
         inner: &Compiled,
@@ -149,7 +135,7 @@ impl Recording {
         });
     }
 
-    /// Writes down when its steps ran.
+    /// Notes the times of the steps.
     fn time(&mut self, clock: &StepClock, steps: &[[f64; 2]]) {
         let before = clock
             .began
@@ -163,9 +149,9 @@ impl Recording {
 }
 
 impl Session {
-    /// Gives the times of a run's steps to who asked for them.
+    /// Adds the times of a run's steps to the record and to the profile that are being made.
     pub(super) fn note_times(&mut self, clock: &StepClock) -> Result<()> {
-        let steps = clock.steps(&self.memory)?;
+        let steps = clock.steps(&*self.memory)?;
         if let Some(recording) = &mut self.recording {
             recording.time(clock, &steps);
         }
@@ -175,12 +161,12 @@ impl Session {
         Ok(())
     }
 
-    /// Waits until all runs are done that were asked for. On the CPU they always are.
+    /// Waits until all runs are done. On the CPU they always are.
     ///
     /// # Errors
-    /// If one of them failed, which a device may tell only now.
+    /// If one of them failed, which a device may report only now.
     pub fn synchronize(&self) -> Result<()> {
-        self.memory.settle()
+        self.memory.synchronize()
     }
 
     /// Bytes that the device's driver has given this process, or on the CPU the session's arenas
@@ -189,9 +175,8 @@ impl Session {
         self.memory.reserved_bytes()
     }
 
-    /// Runs a program once and writes down which bytes of the slab each of its kernels was really
-    /// handed, and when; see
-    /// [`Plan::html`](crate::Plan::html).
+    /// Runs a program once and records which bytes of the slab each of its kernels was really
+    /// passed, and when; see [`Plan::html`](crate::Plan::html).
     ///
     /// # Errors
     /// As [`Session::run`].
@@ -208,9 +193,8 @@ impl Session {
         result.map(|()| run)
     }
 
-    /// Runs a program `steps` times and returns what each of its kernels took at its fastest, in
-    /// the order of
-    /// [`Plan::steps`](crate::Plan::steps).
+    /// Runs a program `steps` times and returns the fastest time of each of its kernels, in the
+    /// order of [`Plan::steps`](crate::Plan::steps).
     pub fn profile<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -248,30 +232,15 @@ impl Session {
         Ok(inner.steps.iter().zip(fastest).map(time).collect())
     }
 
-    /// The most that the device can do, by its attributes; `None` of the CPU, and where the driver
-    /// does not say.
+    /// The limits of the device's speed, by its attributes; `None` for the CPU, and where the
+    /// driver does not tell them.
     pub fn roofline(&self) -> Option<Roofline> {
-        #[cfg(feature = "cuda")]
-        if let Device::Cuda(ordinal) = self.device {
-            let rates = slabwise_cuda::driver::rates(ordinal).ok()??;
-            let product = if self.options.tf32 {
-                rates.tf32
-            } else {
-                rates.f32
-            };
-            let of = [product, rates.half, rates.f32];
-            return Some(Roofline {
-                flops: of,
-                bytes: rates.bytes,
-                source: rates.to_string(),
-            });
-        }
-        None
+        self.memory.roofline(self.options.tf32)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and
-    /// looking for the last byte that changed. Runs the program twice, with two patterns; weights
-    /// and state are put back as they were.
+    /// looking for the last byte that changed. Runs the program twice, with two patterns, and
+    /// restores weights and state.
     pub fn measure_touched<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -283,21 +252,22 @@ impl Session {
             .ok_or_else(|| Error::Internal("a program without a slab".into()))?;
         let kept = self.variables.iter().map(|v| {
             self.memory
-                .look(&v.region, |memory, region| memory.bytes(region).to_vec())
+                .map_read(&v.region, |memory, region| memory.bytes(region).to_vec())
         });
         let kept: Vec<Vec<u8>> = kept.collect::<Result<_>>()?;
         let mut touched = 0;
         for pattern in [0xA5u8, 0x5A] {
             self.memory.fill(&slab, pattern)?;
             self.run(program, &feed)?;
-            let last = self.memory.look(&slab, |memory, slab| {
+            let last = self.memory.map_read(&slab, |memory, slab| {
                 memory.bytes(slab).iter().rposition(|b| *b != pattern)
             })?;
             touched = touched.max(last.map_or(0, |l| l as u64 + 1));
             for (variable, bytes) in self.variables.iter().zip(&kept) {
-                self.memory.edit(&variable.region, |memory, region| {
-                    memory.bytes_mut(region).copy_from_slice(bytes)
-                })?;
+                self.memory
+                    .map_write(&variable.region, &mut |memory, region| {
+                        memory.bytes_mut(region).copy_from_slice(bytes)
+                    })?;
             }
         }
         Ok(touched)

@@ -1,4 +1,4 @@
-//! What a run gives: its outputs, where they lie.
+//! The outputs of a run.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -24,7 +24,7 @@ impl Session {
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
             *region = if inner.buffers[b].found {
-                self.found_region(b, slab)?
+                self.data_dependent_region(b, slab)?
             } else {
                 place(b)
             };
@@ -46,7 +46,7 @@ impl Session {
         let lengths = lengths(&planned.dims, env);
         let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
         Output {
-            shown: Shown::new(&self.memory, region.part(0, bytes as u64)),
+            shown: Shown::new(&*self.memory, region.part(0, bytes as u64)),
             dtype: planned.dtype,
             lengths,
             buffer,

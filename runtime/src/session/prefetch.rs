@@ -1,13 +1,13 @@
-//! Inputs that arrive while a step runs.
+//! Prefetching: the inputs of the next runs are copied to the device while a run is in progress.
 //!
-//! A program has `n` slots for its inputs: the planned places, which kernels read, and a ring of `n
-//! - 1` more, which take the batches that come next: on the CPU a thread copies them there, on a
-//! CUDA device they are written to pinned memory of the host and travel on a stream of their own. A
-//! batch moves from the ring to its places when its step begins. So every step runs at the same
-//! addresses, inputs share bytes of the slab with what lives after them as without slots, and each
-//! slot more takes the bytes of the inputs once more. (To run steps in the slots themselves, in
-//! turn, would save that move, and take `n` slots of their own for the whole step, and `n` recorded
-//! steps of a device that replays them.)
+//! A program has `n` slots for its inputs: the planned offsets, which kernels read, and a queue of
+//! `n - 1` more for the next batches. On the CPU a thread copies a batch to its slot; on a CUDA
+//! device it is written to pinned memory of the host, and a separate stream sends it. A batch moves
+//! from the queue to the planned offsets when its run begins. Therefore every run uses the same
+//! addresses, inputs share bytes of the slab with later values as they do without a queue, and each
+//! slot takes the bytes of the inputs once. (To read the slots in place, in turn, would save the
+//! move, but it would reserve all `n` slots for the whole run, and a device that replays runs would
+//! record `n` of them.)
 
 use std::sync::Arc;
 
@@ -18,20 +18,20 @@ use slabwise_kernels::size::Env;
 
 use super::Session;
 use super::slots::Slots;
-use crate::backend::Backend;
+use crate::backend::{Slot, SlotWriter};
 use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
 use crate::program::{Compiled, Program};
 
-/// A batch under way.
+/// A batch in a slot, or on its way to it.
 struct Batch {
-    /// Names it, where a thread copies it.
+    /// The thread's copy, where a thread copies it.
     ticket: Option<Ticket>,
     env: Env,
 }
 
-/// Where an input lies in a slot.
+/// The place of an input in a slot.
 #[derive(Clone, Copy)]
 struct Part {
     /// None if no kernel reads it.
@@ -40,39 +40,39 @@ struct Part {
     dtype: DType,
 }
 
-/// The slots ahead of a program.
-pub(super) struct Ring {
+/// The prefetch queue of a program.
+pub(super) struct Queue {
     pub(super) region: Region,
-    /// From one slot to the next.
+    /// Bytes from one slot to the next.
     stride: u64,
     parts: Arc<[Part]>,
     slots: Slots<Batch>,
-    /// The device's number of it, where copies are the device's to make.
+    /// The device's number of the queue.
     number: usize,
     /// The end of the highest byte in use so far.
     used: u64,
-    /// What was wrong with the batch that follows those in slots.
+    /// The error of the batch after those in slots.
     failed: Option<Error>,
 }
 
 impl Session {
-    /// How many slots inputs have, the one that kernels read included: 1 unless told otherwise.
-    /// Programs compiled from now on can take up to `slots - 1` batches
-    /// [ahead](Session::run_ahead), for which their slab grows by the bytes of their inputs as
-    /// often, and on a CUDA device as much of the host's memory is pinned; those with
-    /// [free](crate::Dim::free) lengths take none. Results do not depend on it.
+    /// Sets the number of slots for inputs, including the one that kernels read; the default is 1.
+    /// Programs compiled from now on can [prefetch](Session::run_ahead) up to `slots - 1` batches.
+    /// Each takes the bytes of the inputs beside the slab, and on a CUDA device as much pinned
+    /// memory of the host. Programs with [free](crate::Dim::free) lengths prefetch none. Results do
+    /// not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
-        self.slots_of_inputs = slots.max(1);
+        self.input_slots = slots.max(1);
         self
     }
 
-    /// The slots of inputs beside the planned ones.
+    /// The slots of a prefetch queue.
     pub(crate) fn slots_ahead(&self) -> usize {
-        self.slots_of_inputs - 1
+        self.input_slots - 1
     }
 
-    /// Memory for the slots of a program; which ring it is, if its plan has any.
+    /// Reserves the prefetch queue of a program; its number, if the plan has one.
     pub(crate) fn open_slots(&mut self, inner: &Compiled) -> Result<Option<usize>> {
         let mut stride = 0;
         let part = |input: &crate::program::InputSlot| {
@@ -91,9 +91,9 @@ impl Session {
         }
         let ahead = (bytes / stride) as usize;
         let region = self.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
-        let number = self.memory.open_ring(&region, ahead, inner.copies.len())?;
+        let number = self.memory.open_queue(&region, ahead, inner.copies.len())?;
         let slots = Slots::new(ahead);
-        let ring = Ring {
+        let queue = Queue {
             region,
             stride,
             parts,
@@ -102,17 +102,17 @@ impl Session {
             used: 0,
             failed: None,
         };
-        self.rings.push(ring);
-        Ok(Some(self.rings.len() - 1))
+        self.queues.push(queue);
+        Ok(Some(self.queues.len() - 1))
     }
 
-    /// Runs a program on the next of these batches, while up to one less than [the
-    /// slots](Session::with_prefetch) of those that follow are copied to the device; nothing once
-    /// all have run. Call it with the same batches until then.
+    /// Runs a program on the next of these batches while the batches after it are copied to the
+    /// device, as many as there are [slots](Session::with_prefetch) less one; `None` once all have
+    /// run. Call it with the same batches until then.
     ///
     /// # Errors
-    /// As [`Session::run`]; what is wrong with a batch is told when it is its turn, and the next
-    /// call goes on with the one after it.
+    /// As [`Session::run`]. The error of a batch is returned when it is its turn, and the next call
+    /// continues with the batch after it.
     pub fn run_ahead<const N: usize, F>(
         &mut self,
         program: &Program<N>,
@@ -123,37 +123,37 @@ impl Session {
     {
         let inner = &program.inner;
         self.ready(inner)?;
-        let Some(ring) = inner.ring else {
+        let Some(queue) = inner.ring else {
             return match batches.next() {
                 Some(batch) => self.run(program, batch).map(Some),
                 None => Ok(None),
             };
         };
-        self.fill_slots(inner, ring, batches);
-        if self.rings[ring].slots.first().is_none() {
-            return self.rings[ring].failed.take().map_or(Ok(None), Err);
+        self.fill_slots(inner, queue, batches);
+        if self.queues[queue].slots.first().is_none() {
+            return self.queues[queue].failed.take().map_or(Ok(None), Err);
         }
-        let mut env = self.take_slot(inner, ring)?;
-        // What is run at once overlaps with copies that were started before it; what is only asked
-        // for, with those started after.
-        let at_once = self.memory.host().is_some();
+        let mut env = self.take_slot(inner, queue)?;
+        // Kernels that run at once overlap with copies started before them; kernels that are only
+        // launched overlap with copies started after.
+        let at_once = !self.memory.capabilities().asynchronous;
         if at_once {
-            self.fill_slots(inner, ring, batches);
+            self.fill_slots(inner, queue, batches);
         }
-        self.run_taken(inner, ring, &mut env)?;
+        self.run_taken(inner, queue, &mut env)?;
         if !at_once {
-            self.fill_slots(inner, ring, batches);
+            self.fill_slots(inner, queue, batches);
         }
         let slab = self.slab()?;
         self.outputs(inner, &(), &env, slab).map(Some)
     }
 
-    /// Starts to copy a batch into the program's next free [slot](Session::with_prefetch), for
-    /// [`Session::run_prefetched`]. On a CUDA device, indices out of range are found here.
+    /// Starts to copy a batch to the program's next free [slot](Session::with_prefetch), for
+    /// [`Session::run_prefetched`]. On a CUDA device, indices out of range are detected here.
     ///
     /// # Errors
-    /// If the batch does not fit the program, one of its inputs is no array of the host, or no slot
-    /// is free.
+    /// If the batch does not fit the program, one of its inputs is not an array of the host, or no
+    /// slot is free.
     pub fn prefetch<const N: usize>(
         &mut self,
         program: &Program<N>,
@@ -161,51 +161,51 @@ impl Session {
     ) -> Result<()> {
         let inner = &program.inner;
         self.ready(inner)?;
-        let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
-        self.fill_slot(inner, ring, batch)
+        let queue = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        self.fill_slot(inner, queue, batch)
     }
 
     /// Runs a program on the batch that was [prefetched](Session::prefetch) first.
     ///
     /// # Errors
-    /// As [`Session::run`], and if there is none.
+    /// As [`Session::run`], and if no batch was prefetched.
     pub fn run_prefetched<const N: usize>(
         &mut self,
         program: &Program<N>,
     ) -> Result<[Output<'_>; N]> {
         let inner = &program.inner;
         self.ready(inner)?;
-        let ring = inner.ring.ok_or_else(|| self.no_slots(inner))?;
-        let mut env = self.take_slot(inner, ring)?;
-        self.run_taken(inner, ring, &mut env)?;
+        let queue = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        let mut env = self.take_slot(inner, queue)?;
+        self.run_taken(inner, queue, &mut env)?;
         let slab = self.slab()?;
         self.outputs(inner, &(), &env, slab)
     }
 
     fn no_slots(&self, inner: &Compiled) -> Error {
         Error::Value(format!(
-            "\"{}\" has no slots for batches ahead: it takes no inputs, has free lengths, or was compiled without with_prefetch(2) or more",
+            "\"{}\" has no slots for prefetched batches: it takes no inputs, has free lengths, or was compiled without with_prefetch(2) or more",
             inner.name
         ))
     }
 
-    /// Fills free slots for as long as there are batches, up to the first that is wrong.
+    /// Fills free slots while there are batches, up to the first with an error.
     fn fill_slots<F: Feed + Send + 'static>(
         &mut self,
         inner: &Compiled,
-        ring: usize,
+        queue: usize,
         batches: &mut impl Iterator<Item = F>,
     ) {
-        while self.rings[ring].failed.is_none() && self.rings[ring].slots.free().is_some() {
+        while self.queues[queue].failed.is_none() && self.queues[queue].slots.free().is_some() {
             let Some(batch) = batches.next() else { return };
-            self.rings[ring].failed = self.fill_slot(inner, ring, batch).err();
+            self.queues[queue].failed = self.fill_slot(inner, queue, batch).err();
         }
     }
 
     fn fill_slot(
         &mut self,
         inner: &Compiled,
-        ring: usize,
+        queue: usize,
         batch: impl Feed + Send + 'static,
     ) -> Result<()> {
         let env = inner.sizes(&batch)?;
@@ -216,13 +216,13 @@ impl Session {
             }
         });
         if let Some(at) = elsewhere {
-            let message = "it is a buffer of the device, which needs no copy ahead; run the step with it instead".into();
+            let message = "it is a buffer of the device, which needs no prefetch; run the step with it instead".into();
             return Err(Error::Input {
                 name: inner.inputs[at].name.to_string(),
                 message,
             });
         }
-        let Ring {
+        let Queue {
             region,
             stride,
             parts,
@@ -230,7 +230,7 @@ impl Session {
             number,
             used,
             ..
-        } = &mut self.rings[ring];
+        } = &mut self.queues[queue];
         let Some(slot) = slots.free() else {
             let message = format!(
                 "all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one",
@@ -240,53 +240,41 @@ impl Session {
         };
         let to = region.part(slot * *stride, *stride);
         *used = (*used).max((slot + 1) * *stride);
-        let ticket = match &mut self.memory {
-            Backend::Cpu(memory) => {
-                // The thread knows slots by their regions alone.
-                let _ = number;
-                let parts = Arc::clone(parts);
-                Some(memory.start_fill(
-                    &to,
-                    Box::new(move |bytes| write(&batch, &parts, bytes, &mut |_, _, _| ())),
-                ))
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => {
-                gpu.send_ahead(*number, slot, |bytes| {
-                    let mut found = Ok(());
-                    write(&batch, parts, bytes, &mut |at, dtype, bytes| {
-                        if let (Some(loaded), true) = (&inner.loaded, found.is_ok()) {
-                            found = loaded.look_at_input(at, dtype, bytes, &env);
-                        }
-                    });
-                    found
-                })?;
-                None
-            }
+        let slot = Slot {
+            queue: *number,
+            number: slot,
+            region: to,
         };
-        self.rings[ring].slots.fill(Batch { ticket, env });
+        let mut writer = BatchWriter {
+            batch: Some(batch),
+            parts,
+            inner,
+            env: &env,
+        };
+        let ticket = self.memory.fill_slot(slot, &mut writer)?;
+        self.queues[queue].slots.fill(Batch { ticket, env });
         Ok(())
     }
 
-    /// Moves the first batch to where kernels read it; the sizes it has.
-    fn take_slot(&mut self, inner: &Compiled, ring: usize) -> Result<Env> {
+    /// Moves the first batch to its planned offsets; its sizes.
+    fn take_slot(&mut self, inner: &Compiled, queue: usize) -> Result<Env> {
         let slab = self.slab()?;
-        if self.rings[ring].slots.first().is_none() {
+        if self.queues[queue].slots.first().is_none() {
             return Err(Error::Value(format!(
                 "no batch was prefetched for \"{}\"",
                 inner.name
             )));
         }
-        // What an earlier run met is told before this batch leaves its slot.
+        // An error of an earlier run is returned before this batch leaves its slot.
         self.memory.begin_inputs()?;
-        let Ring {
+        let Queue {
             region,
             stride,
             parts,
             slots,
             number,
             ..
-        } = &mut self.rings[ring];
+        } = &mut self.queues[queue];
         let (Some(slot), Some(Batch { ticket, env })) = (slots.first(), slots.take()) else {
             return Err(Error::Internal("a slot holds no batch".into()));
         };
@@ -297,33 +285,59 @@ impl Session {
                 slab.part(buffer.place.offset, buffer.bytes_at(&env)),
             ))
         };
-        let moves = parts.iter().filter_map(planned);
-        match &mut self.memory {
-            Backend::Cpu(memory) => {
-                let _ = number;
-                let from = region.part(slot * *stride, *stride);
-                ticket
-                    .into_iter()
-                    .for_each(|ticket| memory.wait_for(ticket));
-                moves.for_each(|(offset, to)| memory.copy(&from.part(offset, to.bytes), &to));
-            }
-            #[cfg(feature = "cuda")]
-            Backend::Cuda(gpu) => gpu.take_ahead(*number, slot, moves)?,
-        }
+        let slot = Slot {
+            queue: *number,
+            number: slot,
+            region: region.part(slot * *stride, *stride),
+        };
+        let mut moves = parts.iter().filter_map(planned);
+        self.memory.take_slot(slot, ticket, &mut moves)?;
         Ok(env)
     }
 
-    /// Runs a program whose inputs lie in their places, taken from a slot.
-    fn run_taken(&mut self, inner: &Compiled, ring: usize, env: &mut Env) -> Result<()> {
+    /// Runs a program whose inputs were taken from a slot.
+    fn run_taken(&mut self, inner: &Compiled, queue: usize, env: &mut Env) -> Result<()> {
         self.memory.publish(&self.sizes, env)?;
         self.memory.end_inputs()?;
         self.run_fed(inner, env, &[])?;
-        self.stats.peak_slab_bytes += self.rings[ring].used;
+        self.stats.peak_slab_bytes += self.queues[queue].used;
         Ok(())
     }
 }
 
-/// Writes the inputs of a batch to their parts of a slot, and shows each to `look` as it was given.
+/// Writes a batch to a slot.
+struct BatchWriter<'a, F> {
+    /// None once a task has it.
+    batch: Option<F>,
+    parts: &'a Arc<[Part]>,
+    inner: &'a Compiled,
+    env: &'a Env,
+}
+
+impl<F: Feed + Send + 'static> SlotWriter for BatchWriter<'_, F> {
+    fn write(&mut self, slot: &mut [u8]) -> Result<()> {
+        let mut checked = Ok(());
+        if let Some(batch) = &self.batch {
+            write(batch, self.parts, slot, &mut |at, dtype, bytes| {
+                if let (Some(loaded), true) = (&self.inner.loaded, checked.is_ok()) {
+                    checked = loaded.check_input(at, dtype, bytes, self.env);
+                }
+            });
+        }
+        checked
+    }
+
+    fn take_task(&mut self) -> Box<dyn FnOnce(&mut [u8]) + Send> {
+        let (batch, parts) = (self.batch.take(), Arc::clone(self.parts));
+        Box::new(move |bytes| {
+            if let Some(batch) = batch {
+                write(&batch, &parts, bytes, &mut |_, _, _| ());
+            }
+        })
+    }
+}
+
+/// Writes the inputs of a batch to their parts of a slot, and passes the bytes of each to `look`.
 fn write(
     batch: &dyn Feed,
     parts: &[Part],

@@ -1,4 +1,5 @@
-//! Memory that a session has only to be faster, and does without where room is short.
+//! Optional memory: buffers that make a session faster, and that it gives up where memory is
+//! short.
 
 use slabwise_kernels::memory::Region;
 use slabwise_planner::Bytes;
@@ -9,24 +10,24 @@ use crate::passes::Scheduled;
 use crate::program::Compiled;
 
 impl Session {
-    /// An arena for what the error would name. If there is no memory for it, what is kept only to
-    /// be faster goes first: what the pool holds and nobody uses, and where inputs of the next run
-    /// wait.
+    /// A new arena; an error names its purpose. If there is no memory for it, optional memory is
+    /// given up first: the unused blocks of the pool, then the staging buffer of the next run's
+    /// inputs.
     pub(crate) fn reserve(&mut self, bytes: u64, what: &str) -> Result<Region> {
         let short = |result: &Result<Region>| matches!(result, Err(Error::OutOfMemory { .. }));
         let mut reserved = self.memory.reserve(bytes, what);
-        if short(&reserved) && self.pool.empty_cache(&mut self.memory) > 0 {
+        if short(&reserved) && self.pool.empty_cache(self.memory.source()) > 0 {
             reserved = self.memory.reserve(bytes, what);
         }
-        if short(&reserved) && self.memory.landing().0 > 0 && self.memory.set_landing(0)? {
+        if short(&reserved) && self.memory.staging().0 > 0 && self.memory.set_staging(0)? {
             reserved = self.memory.reserve(bytes, what);
         }
         reserved
     }
 
-    /// The bytes that large inputs of a program wait in, if there is room for them beside a slab of
-    /// this height and slots ahead of it: a budget is not kept for them by computing anything
-    /// again.
+    /// The bytes of the staging buffer for a program's large inputs, if the budget has them beside
+    /// a slab of this height and its prefetch queue; else 0. No value is recomputed to make room
+    /// for it.
     pub(crate) fn landing_within(
         &self,
         scheduled: &Scheduled,
@@ -36,12 +37,12 @@ impl Session {
     ) -> u64 {
         let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in);
         let wanted = inputs
-            .map(|buffer| self.memory.landing_bytes(buffer.occupied()))
+            .map(|buffer| self.memory.staging_bytes_for(buffer.occupied()))
             .sum();
         let needed = self
-            .beside_landing(height)
+            .bytes_beside_staging(height)
             .saturating_add(ahead)
-            .saturating_add(self.memory.landing().0.max(wanted));
+            .saturating_add(self.memory.staging().0.max(wanted));
         if room.is_some_and(|room| needed > room) {
             0
         } else {
@@ -49,32 +50,34 @@ impl Session {
         }
     }
 
-    /// Bytes of the slab, if it must be this high, and of all slots.
-    fn beside_landing(&self, height: u64) -> u64 {
-        let rings = self.rings.iter().map(|ring| ring.region.bytes);
-        rings.fold(self.slab_bytes().max(height), u64::saturating_add)
+    /// Bytes of the slab, if it must be this high, and of all prefetch queues.
+    fn bytes_beside_staging(&self, height: u64) -> u64 {
+        let queues = self.queues.iter().map(|queue| queue.region.bytes);
+        queues.fold(self.slab_bytes().max(height), u64::saturating_add)
     }
 
-    /// Makes room for a program's large inputs on their way, as it is planned, or gives up what
-    /// others have if there is no more room beside this program.
+    /// Makes the staging buffer as large as a program's plan says, or gives up that of other
+    /// programs if the budget has no room for it beside this one.
     pub(crate) fn prepare_landing(
         &mut self,
         inner: &mut Compiled,
         room: Option<u64>,
     ) -> Result<()> {
-        let (there, _) = self.memory.landing();
+        let (there, _) = self.memory.staging();
         let (ahead, landing) = (
             inner.plan.persistent().ahead,
             inner.plan.persistent().landing,
         );
-        let beside = self.beside_landing(inner.slab_bytes).saturating_add(ahead);
+        let beside = self
+            .bytes_beside_staging(inner.slab_bytes)
+            .saturating_add(ahead);
         let wanted = match room {
             Some(room) if beside.saturating_add(there) > room => landing,
             _ => there.max(landing),
         };
-        if !self.memory.set_landing(wanted)? {
+        if !self.memory.set_staging(wanted)? {
             log::warn!(
-                "\"{}\": no room for {} of inputs beside those of the run at work",
+                "\"{}\": no memory for a staging buffer of {} beside the inputs of the current run",
                 inner.name,
                 Bytes(wanted)
             );

@@ -1,4 +1,4 @@
-//! What programs of a session share beside weights: counters of steps, and averages of weights.
+//! State that programs of a session share beside weights: step counters, and averages of weights.
 
 use std::sync::Arc;
 
@@ -10,18 +10,18 @@ use crate::graph::Graph;
 #[derive(Clone, Debug)]
 pub(super) struct SharedCounter {
     counter: Arc<str>,
-    /// The program that brought it, and what it counts the updates of, sorted.
+    /// The program that declared it, and the weights whose updates it counts, sorted.
     program: String,
     counts: Vec<Arc<str>>,
 }
 
 impl Session {
-    /// The counters that a program brings.
+    /// The counters that a program declares.
     ///
     /// # Errors
     /// If a counter counts the updates of other weights, or by another rule, in a program compiled
-    /// before: what follows the count, such as the correction of Adam's averages, would be wrong
-    /// for both.
+    /// before. Values computed from the count, such as the correction of Adam's averages, would be
+    /// wrong for both.
     pub(super) fn new_counters(&self, name: &str, graph: &Graph) -> Result<Vec<SharedCounter>> {
         let mut fresh = Vec::new();
         for counter in &graph.counters {
@@ -50,7 +50,7 @@ impl Session {
         self.counters.extend(counters);
     }
 
-    /// Makes the averages among the variables from `first` on what their weights are.
+    /// Sets the averages among the variables from `first` on to their weights' values.
     pub(crate) fn restart_averages(&mut self, first: usize) -> Result<()> {
         for at in first..self.variables.len() {
             let Some(of) = &self.variables[at].info.average_of else {

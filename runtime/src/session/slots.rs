@@ -1,4 +1,4 @@
-//! Which slot holds which batch.
+//! The slots of a prefetch queue, and the batch that each holds.
 
 use std::collections::VecDeque;
 
@@ -31,7 +31,7 @@ impl<Held> Slots<Held> {
         (!self.held.is_empty()).then(|| taken % self.slots)
     }
 
-    /// Notes that the free slot is filled.
+    /// Notes that the next slot is filled.
     pub fn fill(&mut self, held: Held) {
         debug_assert!(self.free().is_some(), "a slot is filled that is not free");
         self.filled += 1;
@@ -48,16 +48,16 @@ impl<Held> Slots<Held> {
 mod tests {
     use super::*;
 
-    /// Something done to a slot: a batch begins to be written, or is read for the last time.
+    /// An access of a slot: the first write or the last read of a batch.
     #[derive(Clone, Copy, Debug)]
     enum Access {
         Write { batch: u64, slot: u64 },
         Read { batch: u64, slot: u64 },
     }
 
-    /// What is wrong with what was done to slots, if anything: each batch is read in its turn where
-    /// it was written, and no slot is written before the last read of what it held. By the
-    /// definition, from the accesses alone.
+    /// Checks the definition on the accesses alone: each batch is read in its turn from the slot
+    /// that it was written to, and no slot is written before the last read of the batch that it
+    /// held.
     fn check(slots: u64, accesses: &[Access]) -> Result<(), String> {
         let mut holds: Vec<Option<u64>> = vec![None; slots as usize];
         let (mut written, mut read) = (0, 0);
@@ -97,21 +97,21 @@ mod tests {
     }
 
     #[test]
-    fn no_slot_is_written_before_the_last_read_of_what_it_held() {
+    fn no_slot_is_written_before_its_batch_was_read() {
         arbtest::arbtest(|u| {
             let slots = u.int_in_range(1..=4u64)?;
-            let mut ring = Slots::new(slots as usize);
+            let mut queue = Slots::new(slots as usize);
             let mut accesses = Vec::new();
             let mut batch = 0;
             for _ in 0..u.int_in_range(0..=30)? {
                 if u.ratio(3, 5)? {
-                    let Some(slot) = ring.free() else { continue };
+                    let Some(slot) = queue.free() else { continue };
                     assert_eq!(slot, batch % slots);
-                    ring.fill(batch);
+                    queue.fill(batch);
                     accesses.push(Access::Write { batch, slot });
                     batch += 1;
                 } else {
-                    let (first, taken) = (ring.first(), ring.take());
+                    let (first, taken) = (queue.first(), queue.take());
                     assert_eq!(first.is_some(), taken.is_some());
                     accesses.extend(
                         first
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_wrong_with_slots_is_named() {
+    fn errors_name_the_slot_and_the_batch() {
         let write = |batch, slot| Access::Write { batch, slot };
         let read = |batch, slot| Access::Read { batch, slot };
         let wrong = |slots, accesses: &[Access]| check(slots, accesses).expect_err("wrong");

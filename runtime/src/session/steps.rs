@@ -1,4 +1,8 @@
-//! The steps of a planned program, one after the other.
+//! The step loop: the kernels and copies of a program, one after the other.
+//!
+//! The same loop runs a program in its slab and in blocks of the pool, and records a run on a
+//! device that replays it. The cases differ in [where buffers lie](Buffers), and in whether the
+//! device launches a kernel or notes it.
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -7,9 +11,33 @@ use smallvec::SmallVec;
 
 use super::measure::StepClock;
 use super::{RunStats, Session};
+use crate::backend::Call;
 use crate::checks::Watch;
+use crate::dynamic::Pooled;
 use crate::error::{Error, Result};
-use crate::program::{Compiled, Place, Work};
+use crate::program::{Compiled, Copied, Place, Work};
+
+/// Where the buffers of a run lie.
+pub(crate) enum Buffers<'a> {
+    /// At their planned offsets in the slab and in the host's space; those of data-dependent size
+    /// in gaps of the slab or in the pool.
+    Planned { slab: Region, host: Region },
+    /// In blocks of the pool.
+    Pooled(&'a mut Pooled),
+}
+
+/// A run of a program.
+pub(crate) struct Run<'a> {
+    pub inner: &'a Compiled,
+    /// Where inputs lie that are read where the caller has them.
+    pub fed: &'a [Option<Region>],
+    pub buffers: Buffers<'a>,
+    /// Whether the device notes the kernels instead of launching them.
+    pub recorded: bool,
+}
+
+/// The regions of a kernel's arguments.
+type Arguments = SmallVec<[Region; MAX_ARGUMENTS]>;
 
 impl Session {
     pub(super) fn slab(&self) -> Result<Region> {
@@ -17,129 +45,180 @@ impl Session {
             .ok_or_else(|| Error::Internal("a program without a slab".into()))
     }
 
-    /// Runs a program whose inputs are where they are planned, or where `fed` says of each.
+    /// Runs a program whose inputs lie at their planned offsets, or where `fed` says of each.
     pub(super) fn run_fed(
         &mut self,
         inner: &Compiled,
         env: &mut Env,
         fed: &[Option<Region>],
     ) -> Result<()> {
-        self.begin_found(inner)?;
+        self.begin_data_dependent(inner)?;
         let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
-        let (_, landed) = self.memory.landing();
-        #[cfg(feature = "cuda")]
-        if self.run_recorded(inner, slab, fed, env)? {
-            self.stats = RunStats {
-                peak_slab_bytes: inner.peak() + landed,
-                ..RunStats::default()
+        let (_, staged) = self.memory.staging();
+        self.memory.start(inner.loaded.as_ref(), env)?;
+        if !self.run_recorded(inner, slab, fed, env)? {
+            let mut run = Run {
+                inner,
+                fed,
+                buffers: Buffers::Planned { slab, host },
+                recorded: false,
             };
-            return Ok(());
+            if let Err(error) = self.run_launched(&mut run, env) {
+                // The next run finds no copy in flight.
+                self.memory.finish_copies();
+                return Err(error);
+            }
         }
-        let fed = |buffer: usize| {
-            inner
-                .inputs
-                .iter()
-                .position(|i| i.buffer == Some(buffer))
-                .and_then(|i| *fed.get(i)?)
-        };
-        let place = |buffer: usize| {
-            fed(buffer).unwrap_or_else(|| {
-                inner.place_in(
-                    if inner.buffers[buffer].on_host {
-                        host
-                    } else {
-                        slab
-                    },
-                    buffer,
-                )
-            })
-        };
-        let done = self.run_kernels(inner, slab, env, &place);
-        if done.is_err() {
-            // Whoever comes next finds nothing under way.
-            self.memory.settle_copies();
-        }
-        let (lent_bytes, pool_bytes) = self.found.most();
+        let (lent_bytes, pool_bytes) = self.data_dependent.most();
         self.stats = RunStats {
-            peak_slab_bytes: done? + landed,
+            peak_slab_bytes: inner.peak() + staged,
             lent_bytes,
             pool_bytes,
         };
         if pool_bytes > 0 {
-            self.pool.end_step(&mut self.memory);
+            self.pool.end_step(self.memory.source());
         }
         Ok(())
     }
 
-    /// Runs the steps on buffers that lie where `place` says; the end of the highest byte of the
-    /// slab in use.
-    fn run_kernels(
-        &mut self,
-        inner: &Compiled,
-        slab: Region,
-        env: &mut Env,
-        place: &dyn Fn(usize) -> Region,
-    ) -> Result<u64> {
-        let mut peak = 0;
+    fn run_launched(&mut self, run: &mut Run<'_>, env: &mut Env) -> Result<()> {
+        self.run_steps(run, env)?;
+        self.memory.end_run(run.inner.loaded.as_ref())
+    }
+
+    /// Runs the steps of a program.
+    pub(crate) fn run_steps(&mut self, run: &mut Run<'_>, env: &mut Env) -> Result<()> {
+        let inner = run.inner;
         let timed = self.profile.is_some() || self.recording.is_some();
-        let mut clock = timed.then(|| StepClock::start(&mut self.memory));
+        let mut clock = timed.then(|| StepClock::start(&mut *self.memory));
         self.tickets.clear();
-        let mut watch = if inner.guard > 0 {
-            Some(Watch::begin(self, inner, slab)?)
-        } else {
-            None
+        let mut watch = match run.buffers {
+            Buffers::Planned { slab, .. } if inner.guard > 0 => {
+                Some((Watch::begin(self, inner, slab)?, slab))
+            }
+            _ => None,
         };
         for (at, step) in inner.steps.iter().enumerate() {
-            self.make_room(inner, at, env, slab)?;
-            let workspace = slab.part(step.workspace.offset, step.workspace.bytes);
-            let args: SmallVec<[Region; MAX_ARGUMENTS]> = step
+            let workspace = self.begin_step(run, at, env)?;
+            let arguments: Arguments = step
                 .places
                 .iter()
-                .map(|p| match *p {
-                    Place::Planned(b) if inner.buffers[b].found => self.found_region(b, slab),
-                    Place::Slice(b, _) if inner.buffers[b].found => {
-                        Ok(p.part(self.found_region(b, slab)?, env))
-                    }
-                    Place::Planned(b) | Place::Slice(b, _) => Ok(p.part(place(b), env)),
-                    Place::Variable(v) => Ok(self.variables[v].region),
-                    Place::Sizes => Ok(self.sizes),
-                })
+                .map(|place| self.argument(run, place, env))
                 .collect::<Result<_>>()?;
-            peak = peak.max(step.slab_end(inner));
-            clock
-                .as_mut()
-                .map_or(Ok(()), |clock| clock.mark(&mut self.memory))?;
+            if let Some(clock) = &mut clock {
+                clock.mark(&mut *self.memory)?;
+            }
             match &step.work {
                 Work::Run(kernel) => {
-                    let done = self.memory.run(
-                        inner.loaded.as_ref(),
-                        (at, kernel, step.slice),
-                        &args,
-                        &workspace,
-                        env,
-                        &self.team,
-                    )?;
+                    let call = Call {
+                        loaded: inner.loaded.as_ref(),
+                        step: at,
+                        kernel,
+                        slice: step.slice,
+                        arguments: &arguments,
+                        workspace,
+                        sizes: env,
+                        team: &self.team,
+                    };
+                    let done = self.memory.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;
-                    self.bind_length(inner, at, args.first(), env)?;
+                    if !run.recorded {
+                        self.bind_length(inner, at, arguments.first(), env)?;
+                    }
                 }
-                Work::Start(copy) => self.start_copy(inner, *copy, env, place)?,
-                Work::Finish(copy) => self.finish_copy(*copy)?,
+                Work::Start(copy) => self.start_copy(run, *copy, env)?,
+                Work::Finish(copy) => self.finish_copy(run, *copy)?,
             }
-            clock
-                .as_mut()
-                .map_or(Ok(()), |clock| clock.mark(&mut self.memory))?;
-            if let Some(recording) = &mut self.recording {
-                recording.note(inner, at, &args, workspace, slab);
+            if let Some(clock) = &mut clock {
+                clock.mark(&mut *self.memory)?;
             }
-            self.end_found(inner, at)?;
-            if let Some(watch) = &mut watch {
-                watch.after(self, inner, slab, at)?;
+            if let (Some(recording), Buffers::Planned { slab, .. }) =
+                (&mut self.recording, &run.buffers)
+            {
+                recording.note(inner, at, &arguments, workspace, *slab);
+            }
+            self.end_step(run, at)?;
+            if let Some((watch, slab)) = &mut watch {
+                watch.after(self, inner, *slab, at)?;
             }
         }
-        self.memory.end_run(inner.loaded.as_ref())?;
         if let Some(clock) = clock {
             self.note_times(&clock)?;
         }
-        Ok(peak)
+        Ok(())
+    }
+
+    /// Makes room for the values that a step is the first to write; its workspace.
+    fn begin_step(&mut self, run: &mut Run<'_>, at: usize, env: &Env) -> Result<Region> {
+        match &mut run.buffers {
+            Buffers::Planned { slab, .. } => {
+                self.allocate_data_dependent(run.inner, at, env, *slab)?;
+                let planned = run.inner.steps[at].workspace;
+                Ok(slab.part(planned.offset, planned.bytes))
+            }
+            Buffers::Pooled(blocks) => self.take_blocks(run.inner, blocks, at, env),
+        }
+    }
+
+    /// Gives back the memory of the values that a step is the last to use.
+    fn end_step(&mut self, run: &mut Run<'_>, at: usize) -> Result<()> {
+        match &mut run.buffers {
+            Buffers::Planned { .. } => self.free_data_dependent(run.inner, at),
+            Buffers::Pooled(blocks) => self.free_blocks(run.inner, blocks, at),
+        }
+    }
+
+    /// The region of an argument.
+    fn argument(&self, run: &Run<'_>, place: &Place, env: &Env) -> Result<Region> {
+        match *place {
+            Place::Planned(b) => self.region_of(run, b),
+            Place::Slice(b, _) => Ok(place.part(self.region_of(run, b)?, env)),
+            Place::Variable(v) => Ok(self.variables[v].region),
+            Place::Sizes => Ok(self.sizes),
+        }
+    }
+
+    /// The region of a buffer.
+    fn region_of(&self, run: &Run<'_>, buffer: usize) -> Result<Region> {
+        let inner = run.inner;
+        let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
+        match &run.buffers {
+            Buffers::Planned { slab, .. } if inner.buffers[buffer].found => {
+                self.data_dependent_region(buffer, *slab)
+            }
+            Buffers::Planned { slab, host } => Ok(fed().unwrap_or_else(|| {
+                let space = if inner.buffers[buffer].on_host {
+                    *host
+                } else {
+                    *slab
+                };
+                inner.place_in(space, buffer)
+            })),
+            Buffers::Pooled(blocks) => fed().map_or_else(|| self.block(blocks, buffer), Ok),
+        }
+    }
+
+    /// Starts a copy between the slab and the host.
+    fn start_copy(&mut self, run: &Run<'_>, copy: usize, env: &Env) -> Result<()> {
+        let Copied { from, to } = run.inner.copies[copy];
+        let bytes = run.inner.buffers[from].bytes_at(env);
+        let from = self.region_of(run, from)?.part(0, bytes);
+        let to = self.region_of(run, to)?.part(0, bytes);
+        if let Buffers::Pooled(_) = run.buffers {
+            // At once: this mode is for comparing memory, and a caching pool plans no copies ahead.
+            return self.memory.copy(&from, &to);
+        }
+        debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
+        let ticket = self.memory.start_copy(copy, &from, &to)?;
+        self.tickets.push(ticket);
+        Ok(())
+    }
+
+    /// Waits until a copy has ended.
+    fn finish_copy(&mut self, run: &Run<'_>, copy: usize) -> Result<()> {
+        if let Buffers::Pooled(_) = run.buffers {
+            return Ok(());
+        }
+        self.memory.finish_copy(copy, self.tickets[copy])
     }
 }

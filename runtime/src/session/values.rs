@@ -1,5 +1,5 @@
-//! What lies on the device between runs, read and written: weights, state, and buffers of the
-//! user's.
+//! Access to the values that stay on the device between runs: weights, state, and buffers of the
+//! user.
 
 use std::sync::Arc;
 
@@ -17,7 +17,7 @@ use crate::program::Program;
 use crate::words;
 
 impl Session {
-    /// Puts an array into memory of its own that stays between runs.
+    /// Copies an array to a buffer of the device, which stays between runs.
     pub fn upload<T: Element + crate::feed::ToBytes, S, D>(
         &mut self,
         name: &str,
@@ -29,7 +29,7 @@ impl Session {
     {
         let bytes = (array.len() * size_of::<T>()) as u64;
         let region = self.reserve(bytes, name)?;
-        self.memory.edit(&region, |memory, region| {
+        self.memory.map_write(&region, &mut |memory, region| {
             memory
                 .elements_mut::<T>(region)
                 .iter_mut()
@@ -44,7 +44,7 @@ impl Session {
         ))
     }
 
-    /// A handle for a region of its own.
+    /// A handle of a buffer.
     fn buffer_at(
         &mut self,
         region: Region,
@@ -71,9 +71,9 @@ impl Session {
         }
     }
 
-    /// Runs a program as [`Session::run`] does and copies each output, on the device, into a buffer
-    /// of its own, which outlives the next run: to feed it to another program, or to the same one
-    /// later, without a way through the host. [`Session::free`] gives its bytes back.
+    /// Runs a program as [`Session::run`] does and copies each output, on the device, to a buffer
+    /// that outlives the next run. It can be fed to another program, or to the same one later,
+    /// without a copy through the host. [`Session::free`] gives its bytes back.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -118,7 +118,7 @@ impl Session {
         })
     }
 
-    /// Gives a buffer's bytes back; every handle of it is dead after that.
+    /// Gives a buffer's bytes back; every handle of it is invalid after that.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
         let region = self.resident(&buffer)?;
         let slot = &mut self.slots[buffer.slot];
@@ -218,7 +218,7 @@ impl Session {
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
         let region = self.resident(buffer)?;
         let output = Output {
-            shown: Shown::new(&self.memory, region),
+            shown: Shown::new(&*self.memory, region),
             dtype: buffer.dtype,
             lengths: buffer.lengths.clone(),
             buffer: None,
@@ -237,7 +237,7 @@ impl Session {
             .collect();
         let values = self
             .memory
-            .look(&variable.region, |memory, region| -> Vec<f32> {
+            .map_read(&variable.region, |memory, region| -> Vec<f32> {
                 match variable.info.dtype {
                     DType::F32 => memory.elements::<f32>(region).to_vec(),
                     DType::F16 => memory
@@ -289,38 +289,39 @@ impl Session {
                 array.shape()
             )));
         }
-        self.memory.edit(&region, |memory, region| match dtype {
-            DType::F32 => memory
-                .elements_mut::<f32>(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = *v),
-            DType::F16 => memory
-                .elements_mut::<f16>(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = f16::from_f32(*v)),
-            DType::BF16 => memory
-                .elements_mut::<bf16>(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = bf16::from_f32(*v)),
-            DType::I32 => memory
-                .elements_mut::<i32>(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = *v as i32),
-            DType::U8 => memory
-                .bytes_mut(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = *v as u8),
-            DType::Bool => memory
-                .bytes_mut(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(s, v)| *s = u8::from(*v != 0.0)),
-        })
+        self.memory
+            .map_write(&region, &mut |memory, region| match dtype {
+                DType::F32 => memory
+                    .elements_mut::<f32>(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = *v),
+                DType::F16 => memory
+                    .elements_mut::<f16>(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = f16::from_f32(*v)),
+                DType::BF16 => memory
+                    .elements_mut::<bf16>(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = bf16::from_f32(*v)),
+                DType::I32 => memory
+                    .elements_mut::<i32>(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = *v as i32),
+                DType::U8 => memory
+                    .bytes_mut(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = *v as u8),
+                DType::Bool => memory
+                    .bytes_mut(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(s, v)| *s = u8::from(*v != 0.0)),
+            })
     }
 }
 

@@ -68,13 +68,10 @@ pub fn slices_within(
     room: u64,
     options: &Options,
 ) -> Result<Option<Found>, String> {
-    // Slices are of the CPU's kernels alone.
-    let (config, workspace) = match target {
-        Target::Cpu(config, workspace) => (config, *workspace),
-        #[cfg(feature = "cuda")]
-        Target::Cuda(..) => return Ok(None),
-    };
-    let Some(cuttable) = Cuttable::new(graph, scheduled, (config, workspace), guard)? else {
+    if !target.capabilities().micro_batches {
+        return Ok(None);
+    }
+    let Some(cuttable) = Cuttable::new(graph, scheduled, target, guard)? else {
         return Ok(None);
     };
     let search = Search {

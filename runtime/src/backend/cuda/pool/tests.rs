@@ -1,27 +1,28 @@
-//! A pool of a CUDA device's memory, over a driver without one.
+//! A pool of a CUDA device's memory, over a driver without a device.
 
 use slabwise_cuda::fake::FakeDriver;
 
 use super::*;
+use crate::backend::{self, Backend};
 use crate::device::Device;
 use crate::error::Error;
 use crate::memory::{Handle, MemoryConfig, OutOfMemory, Policy, Pool, TagId};
 
 const INVALID_VALUE: i32 = 1;
 const REFUSED: i32 = 2;
-/// What the driver maps at once.
+/// The bytes of a page of the driver.
 const PAGE: u64 = 2 << 20;
 /// Policies that cut blocks.
 const CUTTING: [Policy; 3] = [Policy::Tlsf, Policy::Bfc, Policy::Vmm];
 
-/// A device and a pool of so many bytes at most, whose memory is taken as it is needed.
-fn open(policy: Policy, limit: u64) -> (Backend, Pool) {
+/// A device and a pool of so many bytes at most, whose memory is not preallocated.
+fn open(policy: Policy, limit: u64) -> (Box<dyn Backend>, Pool) {
     let config = MemoryConfig {
         limit: Some(limit),
         preallocate: Some(false),
         ..MemoryConfig::with_policy(policy)
     };
-    let mut backend = Backend::open(Device::Cuda(0)).expect("it is there");
+    let mut backend = backend::open(Device::Cuda(0)).expect("it is there");
     backend
         .configure(&config)
         .expect("settings that make sense");
@@ -31,26 +32,26 @@ fn open(policy: Policy, limit: u64) -> (Backend, Pool) {
     )
 }
 
-/// A block full of a byte.
+/// Takes a block and fills it with a byte.
 fn take(
-    (backend, pool): &mut (Backend, Pool),
+    (backend, pool): &mut (Box<dyn Backend>, Pool),
     bytes: u64,
     byte: u8,
 ) -> Result<Handle, Box<OutOfMemory>> {
-    let handle = pool.allocate(backend, bytes, Stream::default(), TagId::default())?;
+    let handle = pool.allocate(backend.source(), bytes, Stream::default(), TagId::default())?;
     let region = pool.region(handle).expect("it is in use");
     backend.fill(&region, byte).expect("it is memory");
     Ok(handle)
 }
 
-fn give((backend, pool): &mut (Backend, Pool), handle: Handle) {
-    pool.free(backend, handle).expect("it is in use");
+fn give((backend, pool): &mut (Box<dyn Backend>, Pool), handle: Handle) {
+    pool.free(backend.source(), handle).expect("it is in use");
 }
 
-/// That a block is memory and full of a byte.
-fn assert_holds((backend, pool): &(Backend, Pool), handle: Handle, byte: u8) {
+/// Asserts that a block holds nothing but this byte.
+fn assert_holds((backend, pool): &(Box<dyn Backend>, Pool), handle: Handle, byte: u8) {
     let region = pool.region(handle).expect("it is in use");
-    let full = backend.look(&region, |memory, region| {
+    let full = backend.map_read(&region, |memory, region| {
         memory.bytes(region).iter().all(|b| *b == byte)
     });
     assert!(
@@ -88,7 +89,7 @@ fn the_driver_sees_the_bytes_that_the_pool_counts() {
                 give(&mut own, handle);
             }
             if turn % 40 == 39 {
-                own.1.empty_cache(&mut own.0);
+                own.1.empty_cache(own.0.source());
             }
             let counted = own.1.statistics().pool_bytes;
             assert_eq!(
@@ -107,7 +108,7 @@ fn the_driver_sees_the_bytes_that_the_pool_counts() {
             .for_each(|&(handle, byte)| assert_holds(&own, handle, byte));
         held.drain(..)
             .for_each(|(handle, _)| give(&mut own, handle));
-        own.1.empty_cache(&mut own.0);
+        own.1.empty_cache(own.0.source());
         assert_eq!(
             (driver.get("live_bytes"), own.1.statistics().pool_bytes),
             (before, 0),
@@ -117,7 +118,7 @@ fn the_driver_sees_the_bytes_that_the_pool_counts() {
 }
 
 /// A pool with every other page in use, up to its limit.
-fn in_pieces(policy: Policy) -> ((Backend, Pool), Vec<(Handle, u8)>) {
+fn in_pieces(policy: Policy) -> ((Box<dyn Backend>, Pool), Vec<(Handle, u8)>) {
     let mut own = open(policy, 10 * PAGE);
     let all: Vec<Handle> = (0..10)
         .map(|byte| take(&mut own, PAGE, byte).expect("room"))
@@ -197,7 +198,7 @@ fn what_the_driver_refuses_is_asked_for_again_and_leaves_everything_in_its_place
         let (mut own, kept) = in_pieces(Policy::Vmm);
         let live = driver.get("live_bytes");
         driver.fail(call, if call == "cuMemMap" { 2 } else { 0 }, INVALID_VALUE);
-        // Nothing was moved; the rungs above go on, with the same pages or by copies.
+        // Nothing was moved; later retry steps continue, with the same pages or by copies.
         let whole = take(&mut own, 4 * PAGE, 99).expect("as much is free");
         let statistics = own.1.statistics();
         assert!(
@@ -227,7 +228,7 @@ fn a_device_that_maps_no_pages_gives_arenas_and_has_no_such_allocator() {
         return;
     };
     let refused = |config: &MemoryConfig| {
-        let mut backend = Backend::open(Device::Cuda(0)).expect("it is there");
+        let mut backend = backend::open(Device::Cuda(0)).expect("it is there");
         match backend.configure(config) {
             Err(Error::Device { device, why }) => {
                 assert!(
@@ -245,18 +246,18 @@ fn a_device_that_maps_no_pages_gives_arenas_and_has_no_such_allocator() {
         ..vmm.clone()
     });
     assert!(ahead.contains("nothing is left to map"), "{ahead}");
-    // Who came first has taken all of it.
-    let mut first = Backend::open(Device::Cuda(0)).expect("it is there");
+    // The first session has preallocated all memory.
+    let mut first = backend::open(Device::Cuda(0)).expect("it is there");
     let taken = first.reserve(1000, "something").expect("room");
     assert!(refused(&vmm).contains("another session"));
-    // And its pool has arenas of that.
+    // Its pool takes arenas from that memory.
     let pool = Pool::new(&MemoryConfig::default()).expect("settings that make sense");
     let live = driver.get("live_bytes");
     let handle = pool
-        .allocate(&mut first, PAGE, Stream::default(), TagId::default())
+        .allocate(first.source(), PAGE, Stream::default(), TagId::default())
         .expect("room");
     assert_eq!(driver.get("live_bytes"), live);
-    pool.free(&mut first, handle).expect("it is in use");
+    pool.free(first.source(), handle).expect("it is in use");
     first.release(taken.arena);
     drop((first, pool));
     driver.set("maps_pages", 0);
@@ -278,7 +279,7 @@ fn a_device_that_maps_no_pages_gives_arenas_and_has_no_such_allocator() {
         handles
             .into_iter()
             .for_each(|handle| give(&mut own, handle));
-        own.1.empty_cache(&mut own.0);
+        own.1.empty_cache(own.0.source());
         assert_eq!(driver.get("live_bytes"), before, "{policy}");
     }
 }

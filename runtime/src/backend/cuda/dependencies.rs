@@ -1,31 +1,31 @@
-//! Which steps of a program must run after which, by the bytes that they read and write.
+//! Dependencies between the steps of a program, by the bytes that they read and write.
 //!
-//! A recorded run is a graph whose edges are these dependencies: a step waits for those that wrote
-//! what it reads or writes, and for those that read what it writes. Steps that conflict in no byte
-//! may run side by side. Offsets stay as planned, so memory that is used again makes steps wait
-//! that no value connects.
+//! A recorded run is a graph whose edges are these dependencies: a step depends on the writers of
+//! the bytes that it reads or writes, and on the readers of the bytes that it writes. Steps without
+//! a conflict may run side by side. Because offsets stay as planned, a step that reuses memory
+//! depends on its earlier users even if no value connects them.
 
 use std::collections::{BTreeMap, HashMap};
 
 use slabwise_kernels::spec::{Access, Body};
 
-use crate::backend::{Group, Kernel};
-use crate::program::{Compiled, Place, Step};
+use super::fusion::Group;
+use crate::backend::{Extent, LoadRequest, LoadStep};
 
-/// The most steps that are looked at to find that one dependency follows from another.
+/// The most steps that are visited to find that one dependency follows from another.
 const WALK_MAX: usize = 2000;
 
-/// Where a step reads or writes.
+/// A memory that a step reads or writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Memory {
     Slab,
     Variable(usize),
     Sizes,
-    /// What was found out of range.
+    /// The record of values out of range.
     Faults,
 }
 
-/// Some bytes, and whether they are written.
+/// Bytes that a step reads or writes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Touched {
     memory: Memory,
@@ -41,35 +41,35 @@ impl Touched {
     }
 }
 
-/// Which steps of a program look at the fault record before they write: where some step looks for
-/// indices out of range, those that assign variables.
+/// The guarded steps of a program, which read the fault record before they write: if some step
+/// checks values, those that assign variables.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guarded {
     checked: bool,
 }
 
 impl Guarded {
-    pub fn of(inner: &Compiled) -> Guarded {
-        let checks = |step: &Step| matches!(step.kernel(), Some(Kernel::Cuda(spec, _)) if matches!(spec.body, Body::CheckIndex(_)));
+    pub fn of(steps: &[LoadStep<'_>]) -> Guarded {
         Guarded {
-            checked: inner.steps.iter().any(checks),
+            checked: steps.iter().any(|step| step.check.is_some()),
         }
     }
 
-    /// Whether this step does.
-    pub fn step(self, step: &Step) -> bool {
-        let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+    /// Whether this step is guarded.
+    pub fn step(self, step: &LoadStep<'_>) -> bool {
+        let Some(kernel) = step.kernel else {
             return false;
         };
-        let assigns = |(place, (_, _, access)): (&Place, &(_, _, Access))| {
-            matches!(place, Place::Variable(_)) && *access != Access::Read
+        let assigns = |(extent, (_, _, access)): (&Extent, &(_, _, Access))| {
+            matches!(extent, Extent::Variable(_)) && *access != Access::Read
         };
-        self.checked && step.places.iter().zip(&spec.arguments()).any(assigns)
+        let arguments = kernel.spec().arguments();
+        self.checked && step.arguments.iter().zip(&arguments).any(assigns)
     }
 }
 
 /// The memory that a step reads and writes.
-pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<Touched> {
+pub(super) fn touched(step: &LoadStep<'_>, guarded: Guarded) -> Vec<Touched> {
     let guarded = guarded.step(step);
     let slab = |from, to, written| Touched {
         memory: Memory::Slab,
@@ -77,15 +77,11 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
         to,
         written,
     };
-    let Some(Kernel::Cuda(spec, _)) = step.kernel() else {
+    let Some(kernel) = step.kernel else {
         return vec![slab(0, u64::MAX, true)];
     };
-    let mut list = vec![slab(
-        step.workspace.offset,
-        step.workspace.offset + step.workspace.bytes,
-        true,
-    )];
-    if guarded || matches!(spec.body, Body::CheckIndex(_)) {
+    let mut list = vec![slab(step.workspace.0, step.workspace.1, true)];
+    if guarded || matches!(kernel.spec().body, Body::CheckIndex(_)) {
         list.push(Touched {
             memory: Memory::Faults,
             from: 0,
@@ -93,20 +89,17 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
             written: !guarded,
         });
     }
-    for (place, (_, _, access)) in step.places.iter().zip(spec.arguments()) {
+    for (extent, (_, _, access)) in step.arguments.iter().zip(kernel.spec().arguments()) {
         let written = access != Access::Read;
-        list.push(match *place {
-            Place::Planned(b) | Place::Slice(b, _) => {
-                let place = inner.buffers[b].place;
-                slab(place.offset, place.offset + place.bytes, written)
-            }
-            Place::Variable(v) => Touched {
+        list.push(match *extent {
+            Extent::Slab(from, to) => slab(from, to, written),
+            Extent::Variable(v) => Touched {
                 memory: Memory::Variable(v),
                 from: 0,
                 to: 1,
                 written,
             },
-            Place::Sizes => Touched {
+            Extent::Sizes => Touched {
                 memory: Memory::Sizes,
                 from: 0,
                 to: 1,
@@ -117,15 +110,15 @@ pub(super) fn touched(inner: &Compiled, step: &Step, guarded: Guarded) -> Vec<To
     list
 }
 
-/// The launches that each launch of a recorded run waits for, by their numbers in the order of the
+/// The launches that each launch of a recorded run depends on, by their numbers in the order of the
 /// run; a group of steps is one launch, at the turn of its last step. `None` if the program copies
-/// to or from the host meanwhile: then launches run one after the other, and the copies beside
+/// to or from the host while it runs. Then launches run one after the other, and the copies beside
 /// them.
-pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
-    if !inner.copies.is_empty() {
+pub(super) fn dependencies(request: &LoadRequest<'_>, groups: &[Group]) -> Option<Vec<Vec<u32>>> {
+    if request.has_copies {
         return None;
     }
-    let guarded = Guarded::of(inner);
+    let guarded = Guarded::of(&request.steps);
     let mut last_of = HashMap::new();
     for group in groups {
         let last = *group.members.last()?;
@@ -133,8 +126,8 @@ pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec
     }
     let mut waiting: HashMap<usize, Vec<Touched>> = HashMap::new();
     let mut order = Order::default();
-    for (at, step) in inner.steps.iter().enumerate() {
-        let mut own = touched(inner, step, guarded);
+    for (at, step) in request.steps.iter().enumerate() {
+        let mut own = touched(step, guarded);
         match last_of.get(&at) {
             Some(&last) if last != at => {
                 waiting.entry(last).or_default().append(&mut own);
@@ -148,7 +141,7 @@ pub(super) fn dependencies(inner: &Compiled, groups: &[Group]) -> Option<Vec<Vec
     Some(order.after)
 }
 
-/// Launches in their order, and which earlier ones each waits for.
+/// Launches in their order, and the earlier ones that each depends on.
 #[derive(Default)]
 struct Order {
     /// The memory touched so far: by its kind, then by the first byte of a range.
@@ -156,7 +149,7 @@ struct Order {
     after: Vec<Vec<u32>>,
 }
 
-/// Bytes that the same launches touched.
+/// A range of bytes that the same launches touched.
 #[derive(Clone, Debug)]
 struct Range {
     to: u64,
@@ -167,11 +160,11 @@ struct Range {
 }
 
 impl Order {
-    /// The next launch touches these bytes.
+    /// Adds the next launch, which touches these bytes.
     fn push(&mut self, touched: &[Touched]) {
         let at = self.after.len() as u32;
         let mut waits: Vec<u32> = Vec::new();
-        // Reads first: a launch does not wait for itself.
+        // Reads come first, so that a launch does not depend on itself.
         for one in touched
             .iter()
             .filter(|one| !one.written && one.from < one.to)
@@ -191,8 +184,8 @@ impl Order {
         self.after.push(waits);
     }
 
-    /// The ranges that these bytes are: those that reach over an end of theirs are cut there, and
-    /// what nobody touched is one too.
+    /// The ranges of a memory, split so that some of them are exactly these bytes. Bytes that no
+    /// launch touched become ranges too.
     fn cut(&mut self, bytes: &Touched) -> &mut BTreeMap<u64, Range> {
         let ranges = self.memories.entry(bytes.memory).or_default();
         for end in [bytes.from, bytes.to] {
@@ -258,8 +251,8 @@ impl Order {
         );
     }
 
-    /// Leaves out launches that another of them waits for, directly or not, as far as [`WALK_MAX`]
-    /// steps of looking tell.
+    /// Removes launches that another of them depends on, directly or not, as far as visiting
+    /// [`WALK_MAX`] steps tells.
     fn reduce(&self, waits: &mut Vec<u32>) {
         let Some(&first) = waits.first() else { return };
         let mut seen = std::collections::HashSet::new();
@@ -279,10 +272,10 @@ impl Order {
 mod tests {
     use super::*;
 
-    /// Random launches on few bytes: each pair that conflicts is connected, and no other is
-    /// connected but through pairs that do.
+    /// Random launches on few bytes: each pair that conflicts is connected, and any other pair only
+    /// through pairs that conflict.
     #[test]
-    fn launches_wait_for_those_they_conflict_with_and_no_others() {
+    fn launches_depend_on_those_they_conflict_with_and_no_others() {
         arbtest::arbtest(|u| {
             let count = u.int_in_range(1..=12usize)?;
             let mut launches: Vec<Vec<Touched>> = Vec::new();

@@ -1,5 +1,5 @@
-//! What a program became on a CUDA device, as files to read: the source and the code of each
-//! function, and what each step launches.
+//! Dumps of a program's CUDA code: the source and the binary of each function, and the launches of
+//! each step.
 
 use std::collections::HashMap;
 use std::fs;
@@ -12,22 +12,28 @@ use slabwise_cuda::{Dispatch, Lowered, PRELUDE};
 use slabwise_kernels::size::Env;
 use slabwise_planner::files;
 
-use crate::backend::{Gpu, Group, Kernel};
+use super::fusion::Group;
+use super::{Gpu, Kernel, cuda_kernel};
+use crate::backend::{LoadRequest, LoadStep};
 use crate::error::{Error, Result};
-use crate::passes::{moved, operations};
-use crate::program::{Compiled, Step};
 
-/// Writes into a folder of the program's own in `folder`: `NAME.cu` and `NAME.cubin` of each
-/// function, `prelude.cuh`, which the sources include, and `steps.json`. That has for each step its
-/// name, what it launches at the bounds (function, grid, block, registers, bytes of static and
-/// dynamic shared memory and of spilled registers), what cuBLASLt computes of it, and how many
-/// bytes and arithmetic operations that is; and the steps that a recorded run does together.
+/// Writes a program's files to a new folder in `folder`: `NAME.cu` and `NAME.cubin` of each
+/// function, `prelude.cuh`, which the sources include, and `steps.json`. The latter has for each
+/// step its name, its launches at the bounds (function, grid, block, registers, bytes of static and
+/// dynamic shared memory and of spilled registers), the part that cuBLASLt computes, and the
+/// numbers of bytes and arithmetic operations; and the groups of steps that a recorded run fuses
+/// horizontally.
 ///
 /// # Errors
-/// If the folder cannot be written to, or a function not be compiled by itself.
-pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]) -> Result<()> {
+/// If the folder cannot be written to, or a function cannot be compiled on its own.
+pub(super) fn write(
+    folder: &Path,
+    gpu: &Gpu,
+    request: &LoadRequest<'_>,
+    groups: &[Group],
+) -> Result<()> {
     static PROGRAMS: AtomicU32 = AtomicU32::new(0);
-    let plain: String = inner
+    let plain: String = request
         .name
         .chars()
         .map(|c| {
@@ -48,17 +54,16 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
         let path = own.join(name);
         files::replace(&path, bytes).map_err(io(&path))
     };
-    let kernel = |step: &Step| {
-        if let Some(Kernel::Cuda(_, lowered)) = step.kernel() {
-            Some(lowered.functions.clone())
-        } else {
-            None
-        }
-    };
-    let functions = inner
+    let kernels: Vec<Option<&Kernel>> = request
         .steps
         .iter()
-        .filter_map(kernel)
+        .enumerate()
+        .map(|(at, step)| step.kernel.and_then(|kernel| cuda_kernel(at, kernel).ok()))
+        .collect();
+    let functions = kernels
+        .iter()
+        .flatten()
+        .map(|kernel| kernel.lowered.functions.clone())
         .chain(groups.iter().map(|group| group.kernel.functions.clone()))
         .flatten();
     let mut used: HashMap<String, Usage> = HashMap::new();
@@ -68,7 +73,7 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
             continue;
         }
         let code = gpu.device.code_of(&function).map_err(|e| Error::Device {
-            device: inner.name.to_string(),
+            device: request.name.to_string(),
             why: e.to_string(),
         })?;
         save(
@@ -82,32 +87,31 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
                 .map(|usage| (usage.name.clone(), usage.clone())),
         );
     }
-    let bounds = inner.symbols.bounds();
-    let step = |(at, step): (usize, &Step)| {
-        let Some(Kernel::Cuda(spec, lowered)) = step.kernel() else {
+    let bounds = request.bounds;
+    let step = |(at, step): (usize, &LoadStep<'_>)| {
+        let Some(Kernel { lowered, .. }) = kernels[at] else {
             return json!({ "step": at, "name": step.name, "launches": [], "bytes": 0, "flops": 0 });
         };
-        let [product, code] = operations(spec, &bounds);
         json!({
             "step": at,
             "name": step.name,
             "library": lowered.library(),
             "launches": launches(lowered, &bounds, &used),
             "workspace_bytes": lowered.workspace,
-            "bytes": moved(spec, &bounds),
-            "flops": product.saturating_add(code),
+            "bytes": step.bytes,
+            "flops": step.flops,
         })
     };
     let together = |group: &Group| json!({ "steps": group.members, "launches": launches(&group.kernel, &bounds, &used) });
     let report = json!({
-        "program": &*inner.name,
-        "steps": inner.steps.iter().enumerate().map(step).collect::<Vec<_>>(),
+        "program": request.name,
+        "steps": request.steps.iter().enumerate().map(step).collect::<Vec<_>>(),
         "together": groups.iter().map(together).collect::<Vec<_>>(),
     });
     save("steps.json", format!("{report:#}\n").as_bytes())
 }
 
-/// What a kernel launches at these sizes.
+/// The launches of a kernel at these sizes.
 fn launches(kernel: &Lowered, sizes: &Env, used: &HashMap<String, Usage>) -> Vec<Value> {
     let one = |dispatch: Dispatch| {
         let name = &kernel.functions[dispatch.function].name;

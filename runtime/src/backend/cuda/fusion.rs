@@ -1,49 +1,46 @@
-//! Which steps of a program a device does by one launch.
+//! Horizontal fusion: independent steps of a program that a device runs by one launch.
 //!
-//! An optimizer's updates are one small program over many parameters, and so are the sums over a
-//! batch that the gradients of biases are: loops that come to the same function
-//! ([`slabwise_cuda::lower_many`]). In the plan's order they stand apart, since each runs as soon
-//! as its gradient is there, so that the gradient's bytes can be used again. Here they are brought
-//! together without asking for another plan: a step is put off to a later one's turn only past
-//! steps that touch none of the bytes it writes and write none of those it reads. So every step
-//! computes what it did, and offsets and peak stay as they were planned.
+//! The updates of an optimizer are the same small loop over many parameters, and so are the sums
+//! over a batch that make the gradients of biases: loops that lower to the same function
+//! ([`slabwise_cuda::lower_many`]). In the plan's order they are apart, because each runs as soon
+//! as its gradient is there, so that the gradient's bytes can be reused. Here they are grouped
+//! without another plan: a step moves to the turn of a later one only past steps that touch none of
+//! the bytes it writes and write none of the bytes it reads. Therefore every step computes the same
+//! value, and offsets and peak stay as planned.
 
-use slabwise_cuda::Target;
+use slabwise_cuda::{Lowered, Target};
 
 use super::dependencies::{Guarded, Touched, touched};
-use crate::backend::{Group, Kernel};
+use crate::backend::{Kernel, LoadRequest};
 use crate::error::{Error, Result};
-use crate::program::Compiled;
 
-/// Most steps of a group: their arguments are counted in 16 bits.
+/// The most steps of a group, because their arguments are counted in 16 bits.
 const MEMBERS_MAX: usize = 1000;
 
+/// Steps of a program that a recorded run does by one launch, at the turn of the last of them.
+pub(super) struct Group {
+    /// The steps, ascending.
+    pub members: Vec<usize>,
+    /// The fused kernel: its arguments are those of one step after those of the other.
+    pub kernel: Lowered,
+}
+
 /// The groups of a program's steps.
-pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
-    if inner.finds {
-        // Its runs are not recorded.
+pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Group>> {
+    if request.is_dynamic {
+        // Runs of such programs are not recorded.
         return Ok(Vec::new());
     }
     let invalid = |e: slabwise_kernels::cpu::SpecError| Error::Internal(e.to_string());
-    let bounds = inner.symbols.bounds();
-    let specs: Vec<_> = inner
-        .steps
+    let bounds = request.bounds;
+    let steps = &request.steps;
+    let specs: Vec<_> = steps
         .iter()
-        .map(|step| {
-            if let Some(Kernel::Cuda(spec, _)) = step.kernel() {
-                Some(&**spec)
-            } else {
-                None
-            }
-        })
+        .map(|step| step.kernel.map(|kernel| Kernel::spec(kernel)))
         .collect();
-    let is_guarded = Guarded::of(inner);
-    let guarded = |at: usize| is_guarded.step(&inner.steps[at]);
-    let all: Vec<Vec<Touched>> = inner
-        .steps
-        .iter()
-        .map(|step| touched(inner, step, is_guarded))
-        .collect();
+    let is_guarded = Guarded::of(steps);
+    let guarded = |at: usize| is_guarded.step(&steps[at]);
+    let all: Vec<Vec<Touched>> = steps.iter().map(|step| touched(step, is_guarded)).collect();
     let clear = |a: usize, b: usize| {
         all[a]
             .iter()
@@ -72,7 +69,7 @@ pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
     }
     let mut groups = Vec::new();
     for (_, steps) in kinds {
-        for members in together(&steps, &clear) {
+        for members in group_steps(&steps, &clear) {
             let own: Vec<_> = members.iter().filter_map(|&at| specs[at]).collect();
             let target = Target {
                 guarded: guarded(members[0]),
@@ -90,10 +87,10 @@ pub(super) fn groups(inner: &Compiled, target: Target) -> Result<Vec<Group>> {
     Ok(groups)
 }
 
-/// Those of these steps, ascending, that can be done with a later one, in groups of two and more;
-/// `clear` tells whether two steps may change places. A group is closed when one of its steps can
-/// be put off no further, which makes the fewest groups.
-fn together(steps: &[usize], clear: &dyn Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
+/// The groups of two and more of these steps, ascending, that can run at the turn of their last
+/// step; `clear` tells whether two steps may be exchanged. A group is closed when one of its steps
+/// cannot move further, which makes the fewest groups.
+fn group_steps(steps: &[usize], clear: &dyn Fn(usize, usize) -> bool) -> Vec<Vec<usize>> {
     let (mut found, mut open) = (Vec::new(), Vec::<usize>::new());
     for &next in steps {
         let from = open.last().map_or(0, |last| last + 1);
@@ -114,10 +111,10 @@ mod tests {
 
     use super::*;
 
-    /// Random steps on few bytes: whatever is brought together, each byte sees its reads and writes
-    /// in the order it did.
+    /// Random steps on few bytes: groups leave the order of reads and writes of each byte as it
+    /// was, and there are no fewer launches.
     #[test]
-    fn steps_are_put_off_past_nothing_that_they_meet() {
+    fn steps_move_past_no_step_that_they_conflict_with() {
         arbtest::arbtest(|u| {
             let count = u.int_in_range(1..=9usize)?;
             let mut bytes: Vec<Vec<(u8, bool)>> = Vec::new();
@@ -139,7 +136,7 @@ mod tests {
             };
             let groups: Vec<Vec<usize>> = kinds
                 .iter()
-                .flat_map(|steps| together(steps, &clear))
+                .flat_map(|steps| group_steps(steps, &clear))
                 .collect();
             // When each step runs, by the definition: with the last of its group.
             let turn = |at: usize| {

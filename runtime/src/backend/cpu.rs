@@ -1,0 +1,218 @@
+//! The CPU as a back end. Its memory is the host's, kernels have run when their launch returns, and
+//! a thread makes the copies that overlap with kernels.
+
+use slabwise_kernels::copies::Ticket;
+use slabwise_kernels::cpu::{self, Config, Fault, SpecError};
+use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::size::{Env, Symbol};
+use slabwise_kernels::spec::Spec;
+use slabwise_planner::Bytes;
+
+use super::{Backend, Call, Capabilities, Kernel, Slot, SlotWriter, refused, scratch};
+use crate::error::{Error, Result};
+use crate::memory::{Source, available};
+
+pub(super) const CAPABILITIES: Capabilities = Capabilities {
+    half_products: false,
+    late_epilogues: true,
+    prologues: true,
+    micro_batches: true,
+    recorded_launches: false,
+    asynchronous: false,
+};
+
+/// The CPU as a target of kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct Target {
+    pub(super) config: Config,
+    /// The most bytes of a kernel's workspace, if it can run with fewer than it is fastest with.
+    pub(super) workspace_max: u64,
+}
+
+impl Target {
+    pub(super) fn prepare(&self, spec: Spec, bounds: &Env) -> Result<cpu::Kernel, SpecError> {
+        cpu::Kernel::within(spec, bounds, &self.config, self.workspace_max)
+    }
+
+    pub(super) fn sliced(
+        &self,
+        spec: Spec,
+        batch: Symbol,
+        examples: u32,
+        bounds: &Env,
+    ) -> Result<Option<cpu::Kernel>, SpecError> {
+        cpu::Kernel::sliced(
+            spec,
+            batch,
+            examples,
+            bounds,
+            &self.config,
+            self.workspace_max,
+        )
+    }
+
+    pub(super) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
+        cpu::sums_alike(a, b, bounds, &self.config)
+    }
+}
+
+/// The CPU in use by a session.
+pub(super) struct Cpu {
+    memory: Memory,
+}
+
+impl Cpu {
+    pub fn new() -> Cpu {
+        Cpu {
+            memory: Memory::new(),
+        }
+    }
+}
+
+impl Backend for Cpu {
+    fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    fn target(&self, config: Config, _room: Option<u64>) -> super::Target {
+        super::Target::Cpu(Target {
+            config,
+            workspace_max: u64::MAX,
+        })
+    }
+
+    fn host(&self) -> Option<&Memory> {
+        Some(&self.memory)
+    }
+
+    fn source(&mut self) -> &mut dyn Source {
+        &mut self.memory
+    }
+
+    fn reserved_bytes(&self) -> u64 {
+        self.memory.reserved_bytes()
+    }
+
+    fn reserve(&mut self, bytes: u64, purpose: &str) -> Result<Region> {
+        if bytes >= available::WORTH_ASKING
+            && let Some(free) = available::available().filter(|&free| free < bytes)
+        {
+            let more = format!(
+                ": {} are free, swap and the limit of the control group counted",
+                Bytes(free)
+            );
+            return Err(Error::OutOfMemory {
+                what: purpose.into(),
+                bytes: Bytes(bytes),
+                more,
+            });
+        }
+        self.memory.reserve(bytes).map_err(|e| refused(purpose, e))
+    }
+
+    fn release(&mut self, arena: u32) {
+        self.memory.release(arena);
+    }
+
+    fn copy(&mut self, from: &Region, to: &Region) -> Result<()> {
+        self.memory.copy(from, to);
+        Ok(())
+    }
+
+    fn fill(&mut self, region: &Region, byte: u8) -> Result<()> {
+        self.memory.bytes_mut(region).fill(byte);
+        Ok(())
+    }
+
+    fn download(&self, region: &Region) -> Result<(Memory, Region)> {
+        let (mut copy, own) = scratch(region.bytes)?;
+        copy.bytes_mut(&own)
+            .copy_from_slice(self.memory.bytes(region));
+        Ok((copy, own))
+    }
+
+    fn map_write(
+        &mut self,
+        region: &Region,
+        change: &mut dyn FnMut(&mut Memory, &Region),
+    ) -> Result<()> {
+        change(&mut self.memory, region);
+        Ok(())
+    }
+
+    fn read_i32(&self, region: &Region) -> Result<i32> {
+        Ok(self.memory.elements::<i32>(region)[0])
+    }
+
+    fn upload(&mut self, region: &Region, write: &mut dyn FnMut(&mut [u8])) -> Result<()> {
+        write(self.memory.bytes_mut(region));
+        Ok(())
+    }
+
+    fn run(&mut self, call: &Call<'_>) -> Result<Result<(), Fault>> {
+        let Kernel::Cpu(kernel) = call.kernel else {
+            return Err(Error::Internal(format!(
+                "kernel {} was prepared for another device",
+                call.step
+            )));
+        };
+        let (memory, workspace) = (&mut self.memory, &call.workspace);
+        Ok(match call.slice {
+            Some(slice) => kernel.run_slice(
+                memory,
+                call.arguments,
+                workspace,
+                call.sizes,
+                call.team,
+                slice,
+            ),
+            None => kernel.run(memory, call.arguments, workspace, call.sizes, call.team),
+        })
+    }
+
+    fn prepare_copies(&mut self, most: usize) -> Result<()> {
+        self.memory.prepare_copies(most);
+        Ok(())
+    }
+
+    fn start_copy(&mut self, _copy: usize, from: &Region, to: &Region) -> Result<Option<Ticket>> {
+        Ok(Some(self.memory.start_copy(from, to)))
+    }
+
+    fn finish_copy(&mut self, _copy: usize, ticket: Option<Ticket>) -> Result<()> {
+        if let Some(ticket) = ticket {
+            self.memory.wait_for(ticket);
+        }
+        Ok(())
+    }
+
+    fn finish_copies(&mut self) {
+        self.memory.wait_for_all();
+    }
+
+    fn open_queue(&mut self, _region: &Region, slots: usize, copies: usize) -> Result<usize> {
+        self.memory.prepare_copies(slots + copies);
+        Ok(0)
+    }
+
+    fn fill_slot(&mut self, slot: Slot, writer: &mut dyn SlotWriter) -> Result<Option<Ticket>> {
+        Ok(Some(
+            self.memory.start_fill(&slot.region, writer.take_task()),
+        ))
+    }
+
+    fn take_slot(
+        &mut self,
+        slot: Slot,
+        ticket: Option<Ticket>,
+        parts: &mut dyn Iterator<Item = (u64, Region)>,
+    ) -> Result<()> {
+        if let Some(ticket) = ticket {
+            self.memory.wait_for(ticket);
+        }
+        for (offset, to) in parts {
+            self.memory.copy(&slot.region.part(offset, to.bytes), &to);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! A CUDA device as a target of kernels.
+
+use slabwise_cuda::{Choice, Lowered, Tuner};
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::Env;
+use slabwise_kernels::spec::Spec;
+
+use super::CAPABILITIES;
+use crate::backend::Capabilities;
+
+/// A CUDA device that kernels are prepared for.
+#[derive(Clone, Debug)]
+pub struct Target {
+    pub(super) target: slabwise_cuda::Target,
+    /// The tuner of products, if they are timed.
+    pub(super) tuner: Option<Tuner>,
+}
+
+/// A kernel for a CUDA device.
+pub struct Kernel {
+    /// The spec that it was lowered from.
+    pub(super) spec: Spec,
+    pub(super) lowered: Lowered,
+}
+
+impl Target {
+    pub(in crate::backend) fn capabilities(&self) -> Capabilities {
+        CAPABILITIES
+    }
+
+    /// As [`Kernel::new`](crate::backend::Kernel::new).
+    pub(in crate::backend) fn prepare(
+        &self,
+        spec: Spec,
+        bounds: &Env,
+        guarded: bool,
+        choice: &Choice,
+    ) -> Result<Kernel, SpecError> {
+        let target = slabwise_cuda::Target {
+            guarded,
+            ..self.target
+        };
+        let lowered = slabwise_cuda::lower_as(&spec, bounds, &target, choice)?;
+        Ok(Kernel { spec, lowered })
+    }
+
+    pub(in crate::backend) fn choose(&self, specs: &[(&Spec, bool)], bounds: &Env) -> Vec<Choice> {
+        let Some(tuner) = &self.tuner else {
+            return vec![Choice::default(); specs.len()];
+        };
+        let of = |&(spec, guarded): &(_, bool)| {
+            let target = slabwise_cuda::Target {
+                guarded,
+                ..self.target
+            };
+            (spec, target)
+        };
+        tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
+    }
+
+    pub(in crate::backend) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
+        slabwise_cuda::sums_alike(a, b, bounds, &self.target).ok()
+    }
+
+    pub(in crate::backend) fn set_tf32(&mut self, tf32: bool) {
+        self.target.tf32 = tf32;
+    }
+
+    pub(in crate::backend) fn time_from(&mut self, worth: Option<i64>) {
+        let tuner = self.tuner.take();
+        self.tuner = worth.and_then(|worth| tuner.map(|tuner| Tuner { worth, ..tuner }));
+    }
+}
+
+impl Kernel {
+    pub(in crate::backend) fn spec(&self) -> &Spec {
+        &self.spec
+    }
+
+    pub(in crate::backend) fn workspace(&self) -> u64 {
+        slabwise_cuda::workspace_bytes(&self.lowered)
+    }
+
+    pub(in crate::backend) fn library(&self) -> Option<String> {
+        self.lowered.library()
+    }
+}
