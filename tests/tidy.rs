@@ -29,6 +29,7 @@ const FLOORS: &[&[&str]] = &[
     &["params"],
     &["ops"],
     &["graph"],
+    &["ir"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
     &[

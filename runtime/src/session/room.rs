@@ -1,11 +1,10 @@
 //! Memory that a session has only to be faster, and does without where room is short.
 
 use slabwise_kernels::memory::Region;
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, Dag};
 
 use super::Session;
 use crate::error::{Error, Result};
-use crate::passes::Scheduled;
 use crate::program::Compiled;
 
 impl Session {
@@ -29,12 +28,12 @@ impl Session {
     /// again.
     pub(crate) fn landing_within(
         &self,
-        scheduled: &Scheduled,
+        dag: &Dag,
         room: Option<u64>,
         height: u64,
         ahead: u64,
     ) -> u64 {
-        let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in);
+        let inputs = dag.buffers.iter().filter(|buffer| buffer.live_in);
         let wanted = inputs
             .map(|buffer| self.memory.landing_bytes(buffer.occupied()))
             .sum();
