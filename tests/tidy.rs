@@ -39,6 +39,7 @@ const FLOORS: &[&[&str]] = &[
     &["params"],
     &["ops"],
     &["graph"],
+    &["ir"],
     &["passes", "reference"],
     &["nn", "optim", "tensor", "trace"],
     &[

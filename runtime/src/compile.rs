@@ -1,19 +1,20 @@
 //! From graph to program: every stage in its order.
 
-mod within;
+mod budget;
 
 use std::time::Instant;
 
 use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
-use slabwise_planner::{Buffer, Bytes, Options};
+use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
+use crate::ir::{self, KernelCall};
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    Clusters, Fuse, REMADE_MIN, Scheduled, Simplify, Task, count_prologues, fuse, legalise, lower,
-    remake, schedule, simplify,
+    Clusters, Fuse, REMADE_MIN, Simplify, count_prologues, fuse, legalise, lower, prepare, remake,
+    simplify,
 };
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
@@ -78,23 +79,21 @@ pub enum Tuning {
     Off,
 }
 
-/// A program as far as it can be made without memory.
-pub(crate) struct Laid {
-    pub graph: Graph,
-    pub scheduled: Scheduled,
+/// A compiled program without memory.
+pub(crate) struct CompiledPlan {
+    pub program: ir::Program,
     pub plan: Plan,
-    pub guard: u64,
-    /// What the budget leaves for the slab, if there is one.
+    /// The bytes that the budget leaves for the slab, if there is one.
     pub room: Option<u64>,
 }
 
-/// Every stage up to a checked plan. Nothing is allocated but the plan itself.
-pub(crate) fn lay_out(
+/// Compiles a graph, up to a checked plan. Nothing is allocated but the plan itself.
+pub(crate) fn compile(
     session: &Session,
     name: &str,
     graph: &Graph,
     started: Instant,
-) -> Result<Laid> {
+) -> Result<CompiledPlan> {
     let internal = |e: String| Error::Internal(e);
     refuse_absurd_sizes(graph)?;
     debug_verify(graph)?;
@@ -114,23 +113,23 @@ pub(crate) fn lay_out(
         clusters.verify().map_err(internal)?;
     }
     log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
-    let tasks = lower(&clusters).map_err(internal)?;
-    clock.ended("lower", tasks.len());
-    refuse_many_axes(&graph, &tasks)?;
+    let program = lower(&clusters)?;
+    clock.ended("lower", program.kernels.len());
+    refuse_many_axes(&program)?;
     let guard = if options.check_memory { GUARD } else { 0 };
-    let mut scheduled =
-        schedule(&graph, tasks, &session.target_of(&graph), guard).map_err(internal)?;
-    clock.ended("schedule", scheduled.tasks.len());
-    let mut offsets = slabwise_planner::plan(&scheduled.dag, &options.planner)
-        .map_err(|e| internal(e.to_string()))?;
-    clock.ended("plan", scheduled.tasks.len());
+    let mut program = prepare(program, &session.target_of(&graph), guard)?;
+    clock.ended("schedule", program.kernels.len());
+    let mut dag = program.to_dag();
+    let mut offsets =
+        slabwise_planner::plan(&dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    clock.ended("plan", program.kernels.len());
     let mut again = Again {
         once: offsets.height,
         floor: offsets.lower_bound,
         ..Again::default()
     };
     let beside = session.persistent_bytes_with(&graph)?;
-    let ahead = bytes_ahead(session, &graph, &scheduled);
+    let ahead = bytes_ahead(session, &graph, &dag);
     let room = session
         .budget
         .room(beside, offsets.height.saturating_add(ahead));
@@ -138,19 +137,20 @@ pub(crate) fn lay_out(
         .map(|room| room.saturating_sub(ahead))
         .filter(|&room| room < offsets.height)
     {
-        let fitted = within::within(&graph, (scheduled, offsets), room, session, guard)?;
-        within::Fitted {
-            scheduled,
+        let fitted = budget::fit((program, offsets), room, session)?;
+        budget::Candidate {
+            program,
             offsets,
             again,
         } = fitted;
-        again.prologues = count_prologues(&scheduled.tasks);
-        clock.ended("budget", scheduled.tasks.len());
+        again.prologues = count_prologues(&program);
+        dag = program.to_dag();
+        clock.ended("budget", program.kernels.len());
     }
-    let offsets = slabwise_planner::check(&scheduled.dag, offsets)
+    let offsets = slabwise_planner::check(&dag, offsets)
         .map_err(|v| internal(format!("the plan is wrong: {v}")))?;
-    clock.ended("check", scheduled.tasks.len());
-    let landing = session.landing_within(&scheduled, room, offsets.height, ahead);
+    clock.ended("check", program.kernels.len());
+    let landing = session.landing_within(&dag, room, offsets.height, ahead);
     let mut persistent = Persistent {
         ahead,
         landing,
@@ -164,12 +164,12 @@ pub(crate) fn lay_out(
         }) += variable_bytes(&graph, info)?;
     }
     let bounds = graph.symbols.describe();
-    let found = found_buffers(&graph, &scheduled);
+    let found = data_dependent_buffers(&program);
     let plan = Plan::new(
         name,
         session.device,
         bounds,
-        scheduled.dag.clone(),
+        dag,
         offsets,
         persistent,
         again,
@@ -180,25 +180,22 @@ pub(crate) fn lay_out(
         Some(room) if plan.slab_bytes() > room => {
             Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
         }
-        _ => Ok(Laid {
-            graph,
-            scheduled,
+        _ => Ok(CompiledPlan {
+            program,
             plan,
-            guard,
             room,
         }),
     }
 }
 
-/// The bytes of inputs in slots ahead of those that the plan has.
-fn bytes_ahead(session: &Session, graph: &Graph, scheduled: &Scheduled) -> u64 {
-    // What has other lengths with every shape has no slots.
+/// The bytes of inputs that are prefetched into slots beside those that the plan has.
+fn bytes_ahead(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
+    // Inputs whose lengths differ from shape to shape have no slots.
     let free = graph
         .symbols
         .iter()
         .any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
-    let inputs = scheduled
-        .dag
+    let inputs = dag
         .buffers
         .iter()
         .filter(|buffer| buffer.live_in && !free)
@@ -207,24 +204,20 @@ fn bytes_ahead(session: &Session, graph: &Graph, scheduled: &Scheduled) -> u64 {
     inputs.saturating_mul(session.slots_ahead() as u64)
 }
 
-/// Makes a program of what was laid out, for a session whose variables it may add to.
-pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
-    let Laid {
-        graph,
-        scheduled,
+/// Links a compiled plan for a session, to whose variables the program may add.
+pub(crate) fn link(session: &mut Session, compiled: CompiledPlan) -> Result<Compiled> {
+    let CompiledPlan {
+        program,
         mut plan,
-        guard,
         room,
-    } = laid;
-    let variables = session.adopt(&graph)?;
+    } = compiled;
+    let variables = session.adopt(&program.graph)?;
     plan.stage_ended("variables");
     session.budget.settle(room);
     let mut compiled = Compiled::link(
-        &graph,
-        scheduled,
+        &program,
         &variables,
         plan,
-        guard,
         session.options.shapes.lend,
         session.id,
     )?;
@@ -237,9 +230,9 @@ pub(crate) fn link(session: &mut Session, laid: Laid) -> Result<Compiled> {
     Ok(compiled)
 }
 
-/// What of a program the plan has no place for, and why.
-fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
-    let symbols = &graph.symbols;
+/// The values for which the plan has no place, and the reasons.
+fn data_dependent_buffers(program: &ir::Program) -> Vec<FoundBuffer> {
+    let (graph, symbols) = (&program.graph, &program.graph.symbols);
     let finders = graph.ids().filter_map(|id| {
         if let Op::Bind { symbol } = graph.node(id).op {
             Some((symbol, id))
@@ -254,14 +247,9 @@ fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
             .location;
         Some(format!("{}:{}", location.file(), location.line()))
     };
-    let nodes = scheduled
-        .nodes
-        .iter()
-        .zip(&scheduled.dag.buffers)
-        .filter(|(id, _)| symbols.any_found(&graph.node(**id).dims));
-    let found = nodes.map(|(&id, buffer)| {
-        let node = graph.node(id);
-        let mut lengths: Vec<Symbol> = node
+    let values = program.values.iter().filter(|value| value.data_dependent);
+    let found = values.map(|value| {
+        let mut lengths: Vec<Symbol> = value
             .dims
             .iter()
             .flat_map(|d| d.symbols())
@@ -278,8 +266,8 @@ fn found_buffers(graph: &Graph, scheduled: &Scheduled) -> Vec<FoundBuffer> {
         };
         let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
         FoundBuffer {
-            name: buffer.name.clone(),
-            shape: format!("{} {}", node.dtype, symbols.show(&node.dims)),
+            name: value.name.clone(),
+            shape: format!("{} {}", value.dtype, symbols.show(&value.dims)),
             why,
         }
     });
@@ -335,19 +323,23 @@ fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
     }
 }
 
-/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be walked
-/// as one count as one.
-fn refuse_many_axes(graph: &Graph, tasks: &[Task]) -> Result<()> {
-    let many = tasks.iter().filter(|task| task.spec.dims.len() > MAX_AXES);
-    let mistake = |task: &Task| {
-        let (node, origin) = (graph.node(task.node), graph.origin(task.node));
-        // What is put in order for another operation has no name that a user gave.
+/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be
+/// iterated as one count as one.
+fn refuse_many_axes(program: &ir::Program) -> Result<()> {
+    let graph = &program.graph;
+    let many = program
+        .kernels
+        .iter()
+        .filter(|call| call.spec.dims.len() > MAX_AXES);
+    let mistake = |call: &KernelCall| {
+        let (node, origin) = (graph.node(call.node), program.origin(call));
+        // A copy that the compiler adds for another operation has no name that a user gave.
         let op = if node.op == Op::Copy {
             "rearranging"
         } else {
             node.op.name()
         };
-        let (shape, axes) = (graph.symbols.show(&node.dims), task.spec.dims.len());
+        let (shape, axes) = (graph.symbols.show(&node.dims), call.spec.dims.len());
         let message = format!(
             "{op} {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
         );

@@ -18,6 +18,7 @@ pub mod fit;
 mod found;
 pub mod graph;
 mod init;
+pub mod ir;
 pub mod memory;
 pub mod models;
 pub mod nn;

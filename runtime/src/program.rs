@@ -3,25 +3,23 @@
 mod fed;
 #[cfg(feature = "profiles")]
 mod ledger;
+mod link;
 
 use std::sync::{Arc, OnceLock};
 
-use rustc_hash::FxHashMap;
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::slice::Slice;
-use slabwise_kernels::spec::{Body, Dims};
-use slabwise_planner::{self as planner, Lifetime, Space};
+use slabwise_kernels::spec::Dims;
 
 use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
 use crate::error::{Error, Mistake, Result};
 use crate::feed::Lengths;
-use crate::graph::{Graph, Needed, Origin};
+use crate::graph::Origin;
 use crate::memory::{Tag, TagId};
-use crate::ops::{Checked, NodeId, Op};
-use crate::passes::{Arg, Scheduled, Stretch};
+use crate::passes::Stretch;
 use crate::plan::Plan;
 use crate::shape::Symbols;
 use crate::shapes::PerShape;
@@ -209,271 +207,6 @@ pub(crate) struct Compiled {
 pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
-    /// Puts kernels and checked offsets together: a program exists only with a plan that the
-    /// checker accepted.
-    pub fn link(
-        graph: &Graph,
-        scheduled: Scheduled,
-        variables: &[usize],
-        plan: Plan,
-        guard: u64,
-        lend: bool,
-        session: u64,
-    ) -> Result<Self> {
-        let offsets = plan.offsets();
-        let Scheduled {
-            dag,
-            tasks,
-            kernels,
-            nodes,
-            sliced,
-            copies,
-            ..
-        } = &scheduled;
-        let buffers: Vec<PlannedBuffer> = nodes
-            .iter()
-            .enumerate()
-            .map(|(at, &id)| {
-                let node = graph.node(id);
-                let bytes = dag.buffers[at].bytes.next_multiple_of(planner::ALIGN);
-                PlannedBuffer {
-                    place: Planned {
-                        offset: offsets.offsets[at],
-                        bytes,
-                    },
-                    on_host: dag.buffers[at].space == Space::Host,
-                    used: dag.buffers[at].bytes.saturating_sub(guard),
-                    dtype: sliced
-                        .as_ref()
-                        .map_or(node.dtype, |sliced| sliced.dtype(at, node.dtype)),
-                    dims: sliced
-                        .as_ref()
-                        .map_or_else(|| node.dims.clone(), |sliced| sliced.dims(at, &node.dims)),
-                    found: graph.symbols.any_found(&node.dims),
-                }
-            })
-            .collect();
-        let (mut begins, mut ends) = (
-            vec![Vec::new(); offsets.order.len()],
-            vec![Vec::new(); offsets.order.len()],
-        );
-        for (b, lifetime) in offsets.lifetimes.iter().enumerate() {
-            begins
-                .get_mut(lifetime.start as usize)
-                .into_iter()
-                .for_each(|list| list.push(b));
-            ends.get_mut(lifetime.end.saturating_sub(1) as usize)
-                .into_iter()
-                .for_each(|list| list.push(b));
-        }
-        let mut steps = Vec::with_capacity(dag.tasks.len());
-        for (step, &id) in offsets.order.iter().enumerate() {
-            let place = |(at, arg): (usize, &Arg)| match arg {
-                Arg::Buffer(node) => {
-                    scheduled
-                        .buffer_of(id, *node)
-                        .map(|b| match scheduled.stretch(id, at, b) {
-                            Some(stretch) => Place::Slice(b.index(), stretch),
-                            None => Place::Planned(b.index()),
-                        })
-                }
-                Arg::Variable(v) => Some(Place::Variable(variables[*v as usize])),
-                Arg::Sizes => Some(Place::Sizes),
-            };
-            let copied = |k: u32| nodes[copies[k as usize].from.index()];
-            let (work, places, node, task) = match scheduled.work(id) {
-                planner::Work::Run(task) => {
-                    let task = task.index();
-                    let sums = scheduled
-                        .sums_of(id)
-                        .map(|b| Some(Place::Planned(b.index())));
-                    let places = tasks[task]
-                        .args
-                        .iter()
-                        .enumerate()
-                        .map(place)
-                        .chain(sums)
-                        .collect::<Option<_>>();
-                    let places = places
-                        .ok_or_else(|| Error::Internal("an argument has no buffer".into()))?;
-                    (
-                        Work::Run(kernels[task].clone()),
-                        places,
-                        tasks[task].node,
-                        Some(task),
-                    )
-                }
-                planner::Work::Start(k) => (Work::Start(k as usize), Vec::new(), copied(k), None),
-                planner::Work::Finish(k) => (Work::Finish(k as usize), Vec::new(), copied(k), None),
-            };
-            let workspace = if let Work::Run(kernel) = &work {
-                kernel.workspace()
-            } else {
-                0
-            };
-            let binds =
-                task.and_then(
-                    |task| match (&graph.node(node).op, &tasks[task].spec.body) {
-                        (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds {
-                            symbol,
-                            offset: check.index.offset,
-                        }),
-                        _ => None,
-                    },
-                );
-            steps.push(Step {
-                workspace: Planned {
-                    offset: offsets.workspace_offsets[id.index()],
-                    bytes: workspace,
-                },
-                work,
-                places,
-                slice: sliced.as_ref().and_then(|sliced| sliced.tasks[task?]),
-                name: dag.tasks[id.index()].name.clone(),
-                origin: graph.origin(node).clone(),
-                ends: std::mem::take(&mut ends[step]),
-                begins: std::mem::take(&mut begins[step]),
-                binds,
-                finite: matches!(
-                    graph.node(node).op,
-                    Op::CheckIndex {
-                        of: Checked::Finite,
-                        ..
-                    }
-                ),
-            });
-        }
-        let mut buffer_of = vec![None; graph.inputs.len()];
-        let mut last_of: FxHashMap<NodeId, usize> = FxHashMap::default();
-        for (b, id) in nodes.iter().enumerate() {
-            if let Op::Input(i) = graph.node(*id).op {
-                buffer_of[i as usize].get_or_insert(b);
-            }
-            if dag.buffers[b].live_out {
-                last_of.entry(*id).or_insert(b);
-            }
-        }
-        let input_of = (0..nodes.len())
-            .map(|b| buffer_of.iter().position(|of| *of == Some(b)))
-            .collect();
-        let inputs = graph
-            .inputs
-            .iter()
-            .enumerate()
-            .map(|(i, info)| InputSlot {
-                name: info.name.clone(),
-                dtype: info.dtype,
-                dims: info.dims.clone(),
-                buffer: buffer_of[i],
-                donated_to: info.donated_to,
-            })
-            .collect();
-        let outputs = graph
-            .outputs
-            .iter()
-            .map(|o| {
-                last_of
-                    .get(o)
-                    .copied()
-                    .ok_or_else(|| Error::Internal("an output has no buffer".into()))
-            })
-            .collect::<Result<_>>()?;
-        let finds = buffers.iter().any(|b| b.found);
-        // Memory checks fill what the plan leaves free.
-        let lends = lend && finds && guard == 0;
-        let at_step = |(step, s): (usize, &Step)| {
-            (
-                s.workspace,
-                Lifetime {
-                    start: step as u64,
-                    end: step as u64 + 1,
-                },
-            )
-        };
-        let holes = |at: usize| match buffers[at].found {
-            true if lends => {
-                let planned = buffers
-                    .iter()
-                    .map(|b| b.place)
-                    .zip(offsets.lifetimes.iter().copied());
-                crate::found::holes(
-                    planned.chain(steps.iter().enumerate().map(at_step)),
-                    offsets.lifetimes[at],
-                )
-            }
-            _ => Vec::new(),
-        };
-        let holes = if lends {
-            (0..buffers.len()).map(holes).collect()
-        } else {
-            Vec::new()
-        };
-        let tag = |name: &str, origin: &Origin| Tag {
-            name: name.into(),
-            layer: origin.layer.clone(),
-            location: Some(origin.location),
-        };
-        let named = plan
-            .dag()
-            .buffers
-            .iter()
-            .zip(nodes)
-            .map(|(buffer, &node)| tag(&buffer.name, graph.origin(node)));
-        let tags = named
-            .chain(
-                steps
-                    .iter()
-                    .map(|s: &Step| tag(&format!("workspace of {}", s.name), &s.origin)),
-            )
-            .collect();
-        let need = |needed: &Needed| {
-            let binds = |step: &Step| {
-                step.binds
-                    .is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol))
-            };
-            let origin = &graph.origins[needed.origin as usize];
-            let mistake = Mistake {
-                location: origin.location,
-                layer: origin.layer.to_string(),
-                message: needed.why.clone(),
-            };
-            Need {
-                length: needed.length,
-                after: steps.iter().rposition(binds),
-                mistake,
-            }
-        };
-        let needed = graph.needed.iter().map(need).collect();
-        Ok(Compiled {
-            tags,
-            tag_ids: OnceLock::new(),
-            session,
-            name: plan.name().into(),
-            steps,
-            buffers,
-            copies: copies
-                .iter()
-                .map(|copy| Copied {
-                    from: copy.from.index(),
-                    to: copy.to.index(),
-                })
-                .collect(),
-            inputs,
-            input_of,
-            outputs,
-            symbols: graph.symbols.clone(),
-            needed,
-            slab_bytes: offsets.height,
-            host_bytes: offsets.host_height,
-            ring: None,
-            plan,
-            guard,
-            finds,
-            holes,
-            loaded: None,
-        })
-    }
-
     /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         if let Some(loaded) = &self.loaded {

@@ -26,7 +26,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{self, Backend, Target};
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, Tuning, lay_out, variable_bytes};
+use crate::compile::{CompileOptions, Tuning, compile, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -260,7 +260,7 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(lay_out(
+        Ok(compile(
             self,
             trace.name(),
             &first_lengths(graph, &self.options.shapes),

@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 
-use crate::compile::{Laid, lay_out, link};
+use crate::compile::{CompiledPlan, compile, link};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::graph::Graph;
@@ -247,9 +247,9 @@ impl Session {
         }
         let started = Instant::now();
         if graph.symbols.free().next().is_none() {
-            let laid = lay_out(self, name, graph, started)?;
+            let compiled = compile(self, name, graph, started)?;
             return Ok(Program {
-                inner: Arc::new(link(self, laid)?),
+                inner: Arc::new(link(self, compiled)?),
                 shaped: None,
             });
         }
@@ -290,28 +290,28 @@ impl PerShape {
     /// Plans the range around some lengths if one plan serves it, else these lengths alone.
     fn plan(&self, session: &mut Session, name: &str, lengths: &Env) -> Result<Arc<Compiled>> {
         let started = Instant::now();
-        let lay_out_for = |session: &Session, most: &Env| {
+        let compile_for = |session: &Session, most: &Env| {
             let graph = Graph {
                 symbols: self.graph.symbols.planned_for(most),
                 ..self.graph.clone()
             };
-            lay_out(session, name, &graph, started)
+            compile(session, name, &graph, started)
         };
         let (least, most) = self.around(lengths);
         // There may be memory for one length but not for the whole range.
         let range = if least == most {
             None
         } else {
-            lay_out_for(session, &most)
+            compile_for(session, &most)
                 .ok()
-                .filter(|laid| holds(laid, &least, &most))
+                .filter(|compiled| holds(compiled, &least, &most))
         };
-        let (least, most, laid) = match range {
-            Some(laid) => (least, most, laid),
-            None => (*lengths, *lengths, lay_out_for(session, lengths)?),
+        let (least, most, compiled) = match range {
+            Some(compiled) => (least, most, compiled),
+            None => (*lengths, *lengths, compile_for(session, lengths)?),
         };
         log::debug!("{name}: planned for {:?} to {:?}", least.0, most.0);
-        let compiled = link(session, laid)?;
+        let compiled = link(session, compiled)?;
         Ok(self.keep(least, most, compiled))
     }
 }
@@ -323,8 +323,8 @@ fn at(env: &Env, symbol: Symbol) -> u32 {
 /// Whether a plan made for the largest lengths of a range is valid for all of it, as far as its
 /// ends and samples between tell: no buffer is larger than planned, and the checker accepts the
 /// offsets.
-fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
-    let symbols = &laid.graph.symbols;
+fn holds(compiled: &CompiledPlan, least: &Env, most: &Env) -> bool {
+    let (program, symbols) = (&compiled.program, &compiled.program.graph.symbols);
     let free: Vec<Symbol> = symbols.free().collect();
     let mut samples = vec![*least, *most];
     for &s in &free {
@@ -342,20 +342,20 @@ fn holds(laid: &Laid, least: &Env, most: &Env) -> bool {
     }
     samples.iter().all(|lengths| {
         let env = symbols.planned_for(lengths).bounds();
-        let mut dag = laid.scheduled.dag.clone();
-        for (buffer, &node) in dag.buffers.iter_mut().zip(&laid.scheduled.nodes) {
-            let node = laid.graph.node(node);
-            if symbols.any_found(&node.dims) {
+        let mut dag = program.to_dag();
+        for (buffer, value) in dag.buffers.iter_mut().zip(&program.values) {
+            let Some(node) = value.node.filter(|_| !value.data_dependent) else {
                 continue;
-            }
+            };
+            let node = program.graph.node(node);
             let bytes = bytes_at(&node.dims, node.dtype.bytes(), &env)
-                .and_then(|b| b.checked_add(laid.guard));
+                .and_then(|b| b.checked_add(program.guard));
             match bytes {
                 Some(bytes) if bytes <= buffer.bytes => buffer.bytes = bytes,
                 _ => return false,
             }
         }
-        slabwise_planner::check_within(&dag, laid.plan.offsets()).is_ok()
+        slabwise_planner::check_within(&dag, compiled.plan.offsets()).is_ok()
     })
 }
 

@@ -15,6 +15,8 @@ mod clusters;
 mod inline;
 mod merge;
 
+use std::sync::Arc;
+
 use rustc_hash::FxHashMap;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
@@ -746,7 +748,7 @@ impl Builder<'_> {
                 is_output[id.at()] || users[id.at()].iter().filter(|u| plain(u)).any(elsewhere);
         }
         Clusters {
-            graph: graph.clone(),
+            graph: Arc::new(graph.clone()),
             list,
             places,
             edges,

@@ -1,4 +1,7 @@
-//! Lowering: each kernel of the clusters as a [`Spec`] and a list of what its arguments are.
+//! Lowering: each kernel of the clusters becomes a call in the late IR, a [`Spec`] with the values
+//! that are its arguments.
+
+mod assemble;
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
@@ -10,17 +13,19 @@ use slabwise_kernels::spec::{
 };
 use smallvec::SmallVec;
 
+use super::error::PassError;
 use super::fuse::Clusters;
 use super::layout::{AxisMap, Containers, Views, contiguous};
 use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
+use crate::ir::Program;
 use crate::ops::{ConvGeometry, NodeId, Op};
 use crate::shape::Extent;
 
-/// What a kernel's argument is.
+/// What an argument of a kernel refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Arg {
+enum Arg {
     /// The buffer of a node's value: an input, a stored value, a concatenation.
     Buffer(NodeId),
     /// A weight or state.
@@ -29,27 +34,28 @@ pub enum Arg {
     Sizes,
 }
 
-/// One kernel, ready to be planned.
-#[derive(Clone, Debug)]
-pub struct Task {
+/// A lowered kernel, whose arguments are named by their nodes.
+#[derive(Debug)]
+struct Lowered {
     /// Shown in plans.
-    pub name: String,
+    name: String,
     /// The kernel.
-    pub spec: Spec,
+    spec: Spec,
     /// Its arguments, in the order of [`Spec::arguments`].
-    pub args: Vec<Arg>,
-    /// Tasks that must run before, for reasons other than data: readers of a variable before its
-    /// writer, checks before updates.
-    pub after: Vec<usize>,
+    args: Vec<Arg>,
+    /// Control dependencies: kernels that must run before, for reasons other than data.
+    after: Vec<usize>,
     /// Pairs (read, written) of buffers that may be one: read and written at the same places.
-    pub in_place: Vec<(NodeId, NodeId)>,
+    in_place: Vec<(NodeId, NodeId)>,
     /// The node it is named after.
-    pub node: NodeId,
+    node: NodeId,
 }
 
-/// Makes the kernels of a program, in an order in which they can run. `Err` says which kernel has
-/// no form; the rules of the graph leave no such kernel.
-pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
+/// The program of the clusters, its calls in an order in which they can run.
+///
+/// # Errors
+/// If a kernel has no form; the rules of the graph leave no such kernel.
+pub fn lower(clusters: &Clusters) -> Result<Program, PassError> {
     let graph = &clusters.graph;
     let views = Views::of(graph);
     let mut updates = place_updates(clusters, &views);
@@ -78,7 +84,10 @@ pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
     let mut tasks = Vec::new();
     let stages = stages(graph);
     for &(id, value) in &canvases {
-        let mut task = fill(graph, id, value).ok_or("a canvas has no strides")?;
+        let no_strides = || PassError::NoStrides {
+            kernel: graph.name(id),
+        };
+        let mut task = fill(graph, id, value).ok_or_else(no_strides)?;
         task.after.extend(
             updates
                 .finders(stages[id.at()])
@@ -89,7 +98,9 @@ pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
     for at in 0..clusters.list.len() {
         let mut task = Lowering::new(clusters, &around, at)
             .run(&updates)
-            .ok_or_else(|| format!("{} has no strides", clusters.name(at)))?;
+            .ok_or_else(|| PassError::NoStrides {
+                kernel: clusters.name(at),
+            })?;
         task.after
             .extend(updates.after[at].iter().map(|a| a + first));
         tasks.push(task);
@@ -97,14 +108,17 @@ pub fn lower(clusters: &Clusters) -> Result<Vec<Task>, String> {
     for deferred in &deferred {
         let after = deferred.after.iter().map(|a| a + first).collect();
         tasks.push(
-            copy_to_variable(graph, deferred.value, deferred.variable, after)
-                .ok_or("a variable has no strides")?,
+            copy_to_variable(graph, deferred.value, deferred.variable, after).ok_or_else(|| {
+                PassError::NoStrides {
+                    kernel: graph.name(deferred.value),
+                }
+            })?,
         );
     }
-    Ok(tasks)
+    assemble::assemble(graph, tasks)
 }
 
-fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Task> {
+fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Lowered> {
     let node = graph.node(id);
     let spec = Spec {
         body: Body::Loop,
@@ -118,7 +132,7 @@ fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Task> {
             operand: 0,
         }],
     };
-    Some(Task {
+    Some(Lowered {
         name: format!("{}.fill", graph.name(id)),
         spec,
         args: vec![Arg::Buffer(id)],
@@ -128,7 +142,12 @@ fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Task> {
     })
 }
 
-fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>) -> Option<Task> {
+fn copy_to_variable(
+    graph: &Graph,
+    id: NodeId,
+    variable: u32,
+    after: Vec<usize>,
+) -> Option<Lowered> {
     let node = graph.node(id);
     let operand = Operand::contiguous(node.dtype, &node.dims)?;
     let spec = Spec {
@@ -144,7 +163,7 @@ fn copy_to_variable(graph: &Graph, id: NodeId, variable: u32, after: Vec<usize>)
         }],
     };
     let args = vec![Arg::Buffer(id), Arg::Variable(variable)];
-    Some(Task {
+    Some(Lowered {
         name: format!("{}.update", graph.variables[variable as usize].name),
         spec,
         args,
@@ -238,7 +257,7 @@ impl<'a> Lowering<'a> {
         }
     }
 
-    fn run(&mut self, updates: &Updates) -> Option<Task> {
+    fn run(&mut self, updates: &Updates) -> Option<Lowered> {
         let c = &self.clusters.list[self.cluster];
         let mut stores = Vec::new();
         for &id in &c.members {
@@ -284,7 +303,7 @@ impl<'a> Lowering<'a> {
         spread(&mut spec);
         let in_place = in_place_pairs(&spec, &args);
         let node = *c.members.last().expect("kernels have members");
-        Some(Task {
+        Some(Lowered {
             name: self.clusters.name(self.cluster),
             spec,
             args,

@@ -1,38 +1,38 @@
-//! The way of a program from graph to kernels. Each stage is a type, so none can be left out or run
-//! out of order: `Graph` → [`autodiff`] → [`mod@simplify`] → [`fn@remake`] → [`legalise`] →
-//! [`Clusters`] → [`Task`]s → [`Scheduled`] → plan → check → program.
+//! The passes of the compiler: of a graph, and from lowering on of a [`Program`](crate::ir::Program)
+//! in the late IR.
 
-mod alias;
 pub mod autodiff;
 mod cost;
+mod error;
 mod fuse;
+mod fuse_recomputed;
 mod layout;
 mod lower;
+mod micro_batch;
+mod prepare;
 mod prologue;
-mod rejoin;
-mod remake;
-mod rerun;
-mod schedule;
+mod prune_outputs;
+mod recompute;
+mod remat;
 mod sequence;
 pub mod simplify;
-mod slices;
+mod split_fusions;
 mod stages;
-mod stores;
-mod unfuse;
+mod undo_remat;
 mod update;
 mod workspaces;
 
-pub(crate) use alias::alias;
 pub(crate) use cost::{UNITS_PER_SECOND, moved, operations};
+pub use error::PassError;
 pub use fuse::{Cluster, Clusters, Fuse, fuse};
+pub(crate) use fuse_recomputed::fuse_recomputed;
 pub use layout::legalise;
-pub use lower::{Arg, Task, lower};
-pub(crate) use prologue::{count_prologues, prologues};
-pub(crate) use rejoin::rejoin;
-pub use remake::{REMADE_MIN, remake};
-pub use schedule::{Scheduled, schedule};
+pub use lower::lower;
+pub(crate) use micro_batch::{Stretch, micro_batches_within, stretch};
+pub use prepare::prepare;
+pub(crate) use prologue::{count_prologues, fuse_prologues};
+pub use remat::{REMADE_MIN, remake};
 pub use simplify::{Simplify, simplify};
-pub use slices::{Found, Piece, Sliced, slices_within};
-pub(crate) use slices::{Stretch, time};
-pub(crate) use unfuse::unfuse;
-pub(crate) use workspaces::widen;
+pub(crate) use split_fusions::split_fusions;
+pub(crate) use undo_remat::undo_remat;
+pub(crate) use workspaces::grow_workspaces;

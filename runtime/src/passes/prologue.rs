@@ -1,11 +1,11 @@
-//! Activations that convolutions make themselves, of what these are made of.
+//! Prologue fusion: convolutions compute the activations that they read.
 //!
-//! A convolution packs its image tile by tile. Where the image is pointwise work over another
-//! tensor that is in memory in any case, a norm and an activation behind the convolution before,
-//! the tile can be made of that as it is packed: a prologue, the mirror of an epilogue. The image
-//! is then nowhere in memory, neither on the way forward nor for the gradient of the weight, and
-//! its bytes need not fit into a budget. It is made once for each kernel that takes it rather than
-//! once, so nothing is gained where there is room.
+//! A convolution packs its image tile by tile. Where the image is elementwise work over another
+//! tensor that is in memory in any case, as a norm and an activation of the result of an earlier
+//! convolution, the tile can be computed from that as it is packed: a prologue, the mirror of an
+//! epilogue. The image is then never in memory, neither in the forward pass nor for the gradient of
+//! the weight, and its bytes need not fit into a budget. Because it is computed once for each
+//! kernel that reads it rather than once, nothing is gained where memory suffices.
 
 use std::collections::BTreeMap;
 
@@ -14,152 +14,150 @@ use slabwise_kernels::spec::{
     Access, Body, Conv2d, ConvKind, Dims, Inst, MAX_ARGUMENTS, Operand, Spec,
 };
 
-use super::lower::{Arg, Task};
-use super::rerun::{assigned, kept};
-use super::stores::argument;
-use crate::graph::Graph;
-use crate::ops::NodeId;
+use super::recompute::kept;
+use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 
-/// Most tensors as large as the image that it is made of.
+/// Most tensors as large as the image that a prologue reads.
 const SOURCES_MAX: usize = 1;
 
-/// Tasks that do what these do, where convolutions make images that only they take: each is made by
-/// one task, by itself and point by point. `None` if there is no such image. Every bit stays as it
-/// was. Only the CPU has kernels for it.
-pub(crate) fn prologues(graph: &Graph, tasks: &[Task]) -> Option<Vec<Task>> {
-    let makers = makers(graph, tasks);
-    if makers.is_empty() {
+/// The program in which convolutions compute their images, where each is written by one call alone,
+/// per element, and read by convolutions only. `None` if there is no such image. Every bit stays as
+/// it was. Only the CPU has kernels for it.
+pub(crate) fn fuse_prologues(program: &Program) -> Option<Program> {
+    let producers = producers(program);
+    if producers.is_empty() {
         return None;
     }
-    // For each old task the new ones that do its work: who waits for a maker waits for all that
-    // take its image.
-    let mut names: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
-    (0..tasks.len())
-        .filter(|at| !makers.contains_key(at))
-        .enumerate()
-        .for_each(|(new, at)| names[at].push(new));
-    for (&maker, takers) in &makers {
-        names[maker] = takers.iter().map(|&at| names[at][0]).collect();
-    }
-    let made_by: FxHashMap<usize, usize> = makers
+    let producer_of: FxHashMap<usize, usize> = producers
         .iter()
-        .flat_map(|(&maker, takers)| takers.iter().map(move |&at| (at, maker)))
+        .flat_map(|(&producer, readers)| readers.iter().map(move |&at| (at, producer)))
         .collect();
-    let mut out: Vec<Task> = Vec::with_capacity(tasks.len() - makers.len());
-    for (at, task) in tasks
-        .iter()
-        .enumerate()
-        .filter(|(at, _)| !makers.contains_key(at))
-    {
-        let mut new = made_by
-            .get(&at)
-            .map_or_else(|| task.clone(), |&maker| with_prologue(task, &tasks[maker]));
-        new.after = new
-            .after
-            .iter()
-            .flat_map(|&old| names[old].iter().copied())
-            .filter(|&before| before != out.len())
-            .collect();
-        new.after.sort_unstable();
-        new.after.dedup();
-        out.push(new);
+    let mut rewriter = Rewriter::new(program);
+    for (at, call) in program.kernels.iter().enumerate() {
+        if producers.contains_key(&at) {
+            continue;
+        }
+        let mut new = match producer_of.get(&at) {
+            Some(&producer) => with_prologue(call, &program.kernels[producer]),
+            None => call.clone(),
+        };
+        (new.kernel, new.recompute) = (None, Recompute::Never);
+        rewriter.add_call(CallId(at as u32), new);
     }
-    Some(out)
+    // A dependency on a producer becomes one on all the convolutions that compute its image.
+    for (&producer, readers) in &producers {
+        let by: Vec<CallId> = readers
+            .iter()
+            .flat_map(|&at| rewriter.done_by(CallId(at as u32)).to_vec())
+            .collect();
+        rewriter.replace(CallId(producer as u32), by);
+    }
+    Some(rewriter.finish(None))
 }
 
-/// The number of kernels that make an image themselves.
-pub(crate) fn count_prologues(tasks: &[Task]) -> usize {
-    tasks
-        .iter()
-        .filter(|task| matches!(&task.spec.body, Body::Conv2d(conv) if conv.prologue.is_some()))
-        .count()
+/// The number of convolutions with a prologue.
+pub(crate) fn count_prologues(program: &Program) -> usize {
+    let has_prologue = |call: &&KernelCall| matches!(&call.spec.body, Body::Conv2d(conv) if conv.prologue.is_some());
+    program.kernels.iter().filter(has_prologue).count()
 }
 
-/// The tasks that make images which only convolutions take, each with those that do.
-fn makers(graph: &Graph, tasks: &[Task]) -> BTreeMap<usize, Vec<usize>> {
+/// The calls that write images which only convolutions read, each with those convolutions.
+fn producers(program: &Program) -> BTreeMap<usize, Vec<usize>> {
+    let (graph, calls) = (&program.graph, &program.kernels);
     let kept = kept(graph);
-    let mut made: BTreeMap<NodeId, usize> = BTreeMap::new();
-    let mut takers: FxHashMap<NodeId, Vec<usize>> = FxHashMap::default();
-    let mut others: FxHashSet<NodeId> = FxHashSet::default();
-    for (at, task) in tasks.iter().enumerate() {
-        let own = image_of(task);
-        for (k, (arg, (_, _, access))) in task.args.iter().zip(task.spec.arguments()).enumerate() {
-            let &Arg::Buffer(node) = arg else { continue };
-            let makes = access == Access::Write
-                && own == Some(*arg)
-                && !kept.contains(arg)
-                && !graph.outputs.contains(&node);
-            if access == Access::Read && k == 0 && anchor(task).is_some() {
-                takers.entry(node).or_default().push(at);
-            } else if !(makes && made.insert(node, at).is_none()) {
-                others.insert(node);
+    let mut written: BTreeMap<ValueId, usize> = BTreeMap::new();
+    let mut readers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    let mut others: FxHashSet<ValueId> = FxHashSet::default();
+    for (at, call) in calls.iter().enumerate() {
+        let own = image_of(call);
+        for (k, (value, access)) in call.accesses().enumerate() {
+            let Some(node) = program.value(value).node else {
+                continue;
+            };
+            let produces = access == Access::Write
+                && own == Some(value)
+                && !kept.contains(&node)
+                && !program.value(value).output;
+            if access == Access::Read && k == 0 && anchor(call).is_some() {
+                readers.entry(value).or_default().push(at);
+            } else if !(produces && written.insert(value, at).is_none()) {
+                others.insert(value);
             }
         }
     }
-    let mut next = followers(tasks);
-    let mut waits: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
-    for (at, task) in tasks.iter().enumerate() {
-        task.after.iter().for_each(|&before| waits[before].push(at));
+    let mut next = followers(program);
+    let mut dependents: Vec<Vec<usize>> = vec![Vec::new(); calls.len()];
+    for (at, call) in calls.iter().enumerate() {
+        call.after
+            .iter()
+            .for_each(|before| dependents[before.index()].push(at));
     }
-    waits.iter_mut().for_each(Vec::dedup);
-    let mut makers = BTreeMap::new();
-    for (node, maker) in made {
-        let Some(takers) = takers.remove(&node).filter(|_| !others.contains(&node)) else {
+    dependents.iter_mut().for_each(Vec::dedup);
+    // Producers are considered in the order of the nodes whose values they write.
+    let mut written: Vec<(ValueId, usize)> = written.into_iter().collect();
+    written.sort_by_key(|(value, _)| program.value(*value).node);
+    let mut producers = BTreeMap::new();
+    for (value, producer) in written {
+        let Some(readers) = readers.remove(&value).filter(|_| !others.contains(&value)) else {
             continue;
         };
-        let part = |at: usize| graph.origin(tasks[at].node).part;
-        let possible = takers
+        let part = |at: usize| program.origin(&calls[at]).part;
+        let possible = readers
             .iter()
-            .all(|&at| fits(&tasks[at], &tasks[maker]) && part(at) == part(maker));
+            .all(|&at| fits(program, &calls[at], &calls[producer]) && part(at) == part(producer));
         if !possible {
             continue;
         }
-        // Who has to wait until the maker has read, a variable's update for one, has to wait for
-        // the takers then. None may need it first.
-        let waiting: Vec<usize> = waits[maker]
+        // Calls that depend on the producer's reads, such as the update of a variable, depend on
+        // those of the convolutions then. None of these may depend on such a call.
+        let waiting: Vec<usize> = dependents[producer]
             .iter()
             .copied()
-            .filter(|at| !takers.contains(at))
+            .filter(|at| !readers.contains(at))
             .collect();
-        if reaches(&next, &waiting, &takers) {
+        if reaches(&next, &waiting, &readers) {
             continue;
         }
-        takers.iter().for_each(|&at| next[at].extend(&waiting));
-        makers.insert(maker, takers);
+        readers.iter().for_each(|&at| next[at].extend(&waiting));
+        producers.insert(producer, readers);
     }
-    makers
+    producers
 }
 
-/// For each task those that come after it.
-fn followers(tasks: &[Task]) -> Vec<Vec<usize>> {
-    let mut writers: FxHashMap<NodeId, Vec<usize>> = FxHashMap::default();
-    let mut readers: Vec<(NodeId, usize)> = Vec::new();
-    for (at, task) in tasks.iter().enumerate() {
-        for (arg, (_, _, access)) in task.args.iter().zip(task.spec.arguments()) {
-            let &Arg::Buffer(node) = arg else { continue };
+/// For each call those that depend on it.
+fn followers(program: &Program) -> Vec<Vec<usize>> {
+    let mut writers: FxHashMap<ValueId, Vec<usize>> = FxHashMap::default();
+    let mut readers: Vec<(ValueId, usize)> = Vec::new();
+    for (at, call) in program.kernels.iter().enumerate() {
+        for (value, access) in call.accesses() {
+            if !program.value(value).is_planned() {
+                continue;
+            }
             if access == Access::Read {
-                readers.push((node, at))
+                readers.push((value, at))
             } else {
-                writers.entry(node).or_default().push(at)
+                writers.entry(value).or_default().push(at)
             }
         }
     }
-    let mut next: Vec<Vec<usize>> = vec![Vec::new(); tasks.len()];
-    for (node, reader) in readers {
+    let mut next: Vec<Vec<usize>> = vec![Vec::new(); program.kernels.len()];
+    for (value, reader) in readers {
         writers
-            .get(&node)
+            .get(&value)
             .into_iter()
             .flatten()
             .filter(|&&writer| writer != reader)
             .for_each(|&writer| next[writer].push(reader));
     }
-    for (at, task) in tasks.iter().enumerate() {
-        task.after.iter().for_each(|&before| next[before].push(at));
+    for (at, call) in program.kernels.iter().enumerate() {
+        call.after
+            .iter()
+            .for_each(|before| next[before.index()].push(at));
     }
     next
 }
 
-/// Whether one of `to` is one of `from` or comes after one.
+/// Whether one of `to` is one of `from` or depends on one.
 fn reaches(next: &[Vec<usize>], from: &[usize], to: &[usize]) -> bool {
     let (mut seen, mut stack) = (vec![false; next.len()], from.to_vec());
     while let Some(at) = stack.pop() {
@@ -173,9 +171,9 @@ fn reaches(next: &[Vec<usize>], from: &[usize], to: &[usize]) -> bool {
     false
 }
 
-/// The convolution of a task that can make its image itself.
-fn anchor(task: &Task) -> Option<&Conv2d> {
-    match &task.spec.body {
+/// The convolution of a call that can compute its image.
+fn anchor(call: &KernelCall) -> Option<&Conv2d> {
+    match &call.spec.body {
         Body::Conv2d(conv)
             if conv.kind != ConvKind::InputGrad && conv.groups == 1 && conv.prologue.is_none() =>
         {
@@ -185,9 +183,9 @@ fn anchor(task: &Task) -> Option<&Conv2d> {
     }
 }
 
-/// What a task makes, if that is one value, by itself and point by point, of few others.
-fn image_of(task: &Task) -> Option<Arg> {
-    let spec = &task.spec;
+/// The value that a call writes, if it writes one value alone, per element, from few others.
+fn image_of(call: &KernelCall) -> Option<ValueId> {
+    let spec = &call.spec;
     let [store] = spec.stores[..] else {
         return None;
     };
@@ -205,55 +203,55 @@ fn image_of(task: &Task) -> Option<Arg> {
     let few = spec.operands.iter().filter(wide).count() <= SOURCES_MAX + 1;
     let possible =
         spec.body == Body::Loop && spec.reduced == 0 && spec.dims.len() == 4 && !reads && few;
-    possible.then(|| argument(task, store.operand))
+    possible.then(|| call.operand(store.operand))
 }
 
-/// Whether a convolution can make its image as the maker does.
-fn fits(task: &Task, maker: &Task) -> bool {
-    let Some(conv) = anchor(task) else {
+/// Whether a convolution can compute its image as the producer does.
+fn fits(program: &Program, call: &KernelCall, producer: &KernelCall) -> bool {
+    let Some(conv) = anchor(call) else {
         return false;
     };
-    let Some(made) = maker
+    let Some(written) = producer
         .spec
         .stores
         .first()
-        .map(|store| &maker.spec.operands[usize::from(store.operand)])
+        .map(|store| &producer.spec.operands[usize::from(store.operand)])
     else {
         return false;
     };
     let space = Dims::from_slice(&[conv.n, conv.ci, conv.hw[0], conv.hw[1]]);
-    // Along an axis of one point there is no step.
-    let steps = made
+    // The stride along an axis of length 1 does not matter.
+    let steps = written
         .strides
         .iter()
         .zip(&conv.a.strides)
         .zip(&space)
-        .all(|((made, taken), dim)| made == taken || dim.is(1));
-    let same = steps && (made.dtype, made.offset) == (conv.a.dtype, conv.a.offset);
-    // A variable that it assigns it writes while it still makes the image.
-    let assigned = assigned(task);
-    let possible =
-        same && maker.spec.dims == space && !maker.args.iter().any(|arg| assigned.contains(arg));
-    possible && task.args.len() + maker.args.len() - 2 <= MAX_ARGUMENTS
+        .all(|((written, read), dim)| written == read || dim.is(1));
+    let same = steps && (written.dtype, written.offset) == (conv.a.dtype, conv.a.offset);
+    // A convolution writes the variables that it assigns while it still computes the image.
+    let assigned = program.assigned(call);
+    let possible = same
+        && producer.spec.dims == space
+        && !producer.args.iter().any(|arg| assigned.contains(arg));
+    possible && call.args.len() + producer.args.len() - 2 <= MAX_ARGUMENTS
 }
 
-/// The convolution with its image made in a prologue.
-fn with_prologue(task: &Task, maker: &Task) -> Task {
-    let mut task = task.clone();
-    let (prologue, sources) = stored_last(maker);
-    task.in_place
-        .retain(|(from, _)| !sources.contains(&Arg::Buffer(*from)));
-    task.args.splice(..1, sources);
-    task.after.extend(&maker.after);
-    if let Body::Conv2d(conv) = &mut task.spec.body {
+/// The convolution with its image computed in a prologue.
+fn with_prologue(call: &KernelCall, producer: &KernelCall) -> KernelCall {
+    let mut call = call.clone();
+    let (prologue, sources) = stored_last(producer);
+    call.in_place.retain(|(from, _)| !sources.contains(from));
+    call.args.splice(..1, sources);
+    call.after.extend(&producer.after);
+    if let Body::Conv2d(conv) = &mut call.spec.body {
         conv.prologue = Some(Box::new(prologue));
     }
-    task
+    call
 }
 
-/// A loop with the operand that it stores as its last one, and what the others are.
-fn stored_last(maker: &Task) -> (Spec, Vec<Arg>) {
-    let (mut spec, mut args) = (maker.spec.clone(), maker.args.clone());
+/// A loop with the operand that it stores as its last one, and the values of the others.
+fn stored_last(producer: &KernelCall) -> (Spec, Vec<ValueId>) {
+    let (mut spec, mut args) = (producer.spec.clone(), producer.args.clone());
     let (last, stored) = (spec.operands.len() as u16 - 1, spec.stores[0].operand);
     let place = |k: u16| if k > stored { k - 1 } else { k };
     let operand = spec.operands.remove(usize::from(stored));

@@ -1,92 +1,93 @@
-//! Workspaces within a budget: kernels that pack and sum up less at a time, and how much of that is
-//! taken back once a plan is known.
+//! Workspaces within a budget: programs are planned with the smallest, then kernels get larger ones
+//! where the plan leaves bytes free.
 //!
-//! How a product is cut into blocks changes no bit of it but a good deal of its time, for small
+//! The block sizes of a product change no bit of it but a good deal of its time, because small
 //! blocks are packed more often. So a program is first planned with the smallest workspaces; then
-//! each kernel gets the largest one that fits between the buffers that live at its step.
+//! each kernel gets the largest one that fits between the buffers that are live at its step.
 
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::size::Env;
-use slabwise_planner::{ALIGN, Plan, Space};
+use slabwise_kernels::spec::SpecError;
+use slabwise_planner::{ALIGN, Dag, Plan, Space};
 
-use super::schedule::Scheduled;
+use super::error::PassError;
 use crate::backend::{Kernel, Target};
-use crate::graph::Graph;
+use crate::ir::Program;
 
-/// Gives kernels of a planned program larger workspaces where there is room for them, and says what
-/// time they take with what they get: buffers stay where they are.
-pub fn widen(
-    graph: &Graph,
-    mut scheduled: Scheduled,
+/// The program with larger workspaces for kernels where its plan has headroom, and with the
+/// modelled times that the kernels take with them; and its plan. Buffers keep their offsets.
+///
+/// # Errors
+/// If the device has no kernel for a call.
+pub fn grow_workspaces(
+    mut program: Program,
     mut plan: Plan,
     target: &Target,
     room: u64,
-) -> Result<(Scheduled, Plan), String> {
-    // A copy's steps have no workspace, and no kernel; and where kernels have the largest already,
-    // there is nothing to give.
-    if !target.limits_workspaces() || scheduled.work.is_some() {
-        return Ok((scheduled, plan));
+) -> Result<(Program, Plan), PassError> {
+    // Steps of copies have neither workspace nor kernel. Without a limit, kernels have the largest
+    // workspaces already.
+    if !target.limits_workspaces() || !program.copy_steps.is_empty() {
+        return Ok((program, plan));
     }
-    let bounds = graph.symbols.bounds();
-    let mut wider: FxHashMap<*const Kernel, Vec<Arc<Kernel>>> = FxHashMap::default();
+    let bounds = program.graph.symbols.bounds();
+    let dag = program.to_dag();
+    let mut larger: FxHashMap<*const Kernel, Vec<Arc<Kernel>>> = FxHashMap::default();
     let (mut bound, order) = (0, plan.order.clone());
+    let occupied = |bytes: u64| bytes.next_multiple_of(ALIGN);
+    let examples = program.micro_batches.map_or(0, |micro| micro.examples);
     for (step, &task) in (0..).zip(&order) {
-        let busy = busy(&scheduled, &plan, step);
+        let busy = busy(&dag, &plan, step);
         let gap = gaps(&busy, room)
             .max_by_key(|gap| (gap.1, std::cmp::Reverse(gap.0)))
             .unwrap_or((0, 0));
-        let kernel = &scheduled.kernels[task.index()];
-        let kernels = match wider.entry(Arc::as_ptr(kernel)) {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => {
-                new.insert(variants(kernel, &scheduled, target, &bounds)?)
-            }
+        let call = &mut program.kernels[task.index()];
+        let Some(kernel) = &call.kernel else { continue };
+        let kernels = match larger.entry(Arc::as_ptr(kernel)) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(variants(kernel, examples, target, &bounds).map_err(
+                |source| PassError::Prepare {
+                    kernel: call.name.clone(),
+                    source,
+                },
+            )?),
         };
-        let planned = &mut scheduled.dag.tasks[task.index()];
-        let before = planned.workspace_occupied();
+        let before = occupied(call.workspace());
         if let Some(kernel) = kernels
             .iter()
             .find(|kernel| kernel.workspace() <= gap.1)
             .filter(|kernel| kernel.workspace() > before)
         {
-            planned.workspace = kernel.workspace();
-            scheduled.kernels[task.index()] = kernel.clone();
+            call.kernel = Some(kernel.clone());
             plan.workspace_offsets[task.index()] = gap.0;
-            plan.without_reuse += planned.workspace_occupied() - before;
         }
-        let slower = scheduled.kernels[task.index()].slower();
-        planned.cost = (planned.cost as f64 * slower) as u64;
-        bound = bound.max(
-            busy.iter().map(|(from, to)| to - from).sum::<u64>() + planned.workspace_occupied(),
-        );
+        let slower = call.kernel.as_ref().map_or(1.0, |kernel| kernel.slower());
+        call.cost = (call.cost as f64 * slower) as u64;
+        let after = occupied(call.workspace());
+        plan.without_reuse += after - before;
+        bound = bound.max(busy.iter().map(|(from, to)| to - from).sum::<u64>() + after);
     }
     plan.lower_bound = bound;
-    let buffers = scheduled
-        .dag
+    let buffers = dag
         .buffers
         .iter()
         .zip(&plan.offsets)
         .map(|(buffer, offset)| offset + buffer.occupied());
-    let workspaces = scheduled
-        .dag
-        .tasks
+    let workspaces = program
+        .kernels
         .iter()
         .zip(&plan.workspace_offsets)
-        .map(|(task, offset)| offset + task.workspace_occupied());
+        .map(|(call, offset)| offset + occupied(call.workspace()));
     plan.height = buffers.chain(workspaces).max().unwrap_or(0);
-    Ok((scheduled, plan))
+    Ok((program, plan))
 }
 
-/// The stretches of the slab that buffers take at a step, in ascending order, each once.
-fn busy(scheduled: &Scheduled, plan: &Plan, step: u64) -> Vec<(u64, u64)> {
-    let lives = scheduled
-        .dag
-        .buffers
-        .iter()
-        .zip(&plan.lifetimes)
-        .zip(&plan.offsets);
+/// The ranges of the slab that live buffers take at a step, ascending and disjoint.
+fn busy(dag: &Dag, plan: &Plan, step: u64) -> Vec<(u64, u64)> {
+    let lives = dag.buffers.iter().zip(&plan.lifetimes).zip(&plan.offsets);
     let here =
         lives.filter(|((buffer, life), _)| life.contains(step) && buffer.space == Space::Device);
     let mut all: Vec<(u64, u64)> = here
@@ -97,7 +98,7 @@ fn busy(scheduled: &Scheduled, plan: &Plan, step: u64) -> Vec<(u64, u64)> {
     let mut joined: Vec<(u64, u64)> = Vec::with_capacity(all.len());
     for (from, to) in all {
         match joined.last_mut() {
-            // What is computed in place lies in what it takes the place of.
+            // A buffer that is computed in place lies inside of the other.
             Some(last) if from < last.1 => last.1 = last.1.max(to),
             _ => joined.push((from, to)),
         }
@@ -105,7 +106,7 @@ fn busy(scheduled: &Scheduled, plan: &Plan, step: u64) -> Vec<(u64, u64)> {
     joined
 }
 
-/// What is free between them: first bytes, aligned, and how many there are.
+/// The gaps between these ranges: the first byte, aligned, and the number of bytes.
 fn gaps(busy: &[(u64, u64)], room: u64) -> impl Iterator<Item = (u64, u64)> {
     let starts = std::iter::once(0).chain(busy.iter().map(|s| s.1));
     let ends = busy.iter().map(|s| s.0).chain([room]);
@@ -115,24 +116,19 @@ fn gaps(busy: &[(u64, u64)], room: u64) -> impl Iterator<Item = (u64, u64)> {
     })
 }
 
-/// A kernel with all the workspaces that it can do with, the largest first.
+/// A kernel with all larger workspaces that it can use, the largest first.
 fn variants(
     kernel: &Kernel,
-    scheduled: &Scheduled,
+    examples: u32,
     target: &Target,
     bounds: &Env,
-) -> Result<Vec<Arc<Kernel>>, String> {
-    let examples = scheduled
-        .sliced
-        .as_ref()
-        .map_or(0, |sliced| sliced.examples);
+) -> Result<Vec<Arc<Kernel>>, SpecError> {
     let mut list: Vec<Arc<Kernel>> = Vec::new();
     let mut most = u64::MAX;
     loop {
-        let made = kernel.with_workspace(examples, bounds, target, most);
-        let Some(made) = made
-            .map_err(|e| e.to_string())?
-            .filter(|made| made.workspace() > kernel.workspace() && made.workspace() <= most)
+        let made = kernel.with_workspace(examples, bounds, target, most)?;
+        let Some(made) =
+            made.filter(|made| made.workspace() > kernel.workspace() && made.workspace() <= most)
         else {
             return Ok(list);
         };

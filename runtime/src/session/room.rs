@@ -2,11 +2,10 @@
 //! short.
 
 use slabwise_kernels::memory::Region;
-use slabwise_planner::Bytes;
+use slabwise_planner::{Bytes, Dag};
 
 use super::Session;
 use crate::error::{Error, Result};
-use crate::passes::Scheduled;
 use crate::program::Compiled;
 
 impl Session {
@@ -30,12 +29,12 @@ impl Session {
     /// for it.
     pub(crate) fn landing_within(
         &self,
-        scheduled: &Scheduled,
+        dag: &Dag,
         room: Option<u64>,
         height: u64,
         ahead: u64,
     ) -> u64 {
-        let inputs = scheduled.dag.buffers.iter().filter(|buffer| buffer.live_in);
+        let inputs = dag.buffers.iter().filter(|buffer| buffer.live_in);
         let wanted = inputs
             .map(|buffer| self.memory.staging_bytes_for(buffer.occupied()))
             .sum();

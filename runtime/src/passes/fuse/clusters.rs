@@ -2,6 +2,7 @@
 
 use std::collections::BinaryHeap;
 use std::fmt;
+use std::sync::Arc;
 
 use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::Dims;
@@ -52,7 +53,7 @@ pub(in crate::passes) struct Edge {
 #[derive(Clone, Debug)]
 pub struct Clusters {
     /// The graph.
-    pub graph: Graph,
+    pub graph: Arc<Graph>,
     /// The kernels; empty ones were merged away.
     pub list: Vec<Cluster>,
     pub(in crate::passes) places: Vec<Option<Place>>,

@@ -1,31 +1,25 @@
-//! A kernel with only some of its stores, and only the code and operands that these need: the same
-//! bits with less work.
+//! Pruning outputs: a call with only some of its stores, and only the code and operands that these
+//! need, so that it writes the same bits with less work.
 //!
-//! What is made point by point comes out the same whatever else a kernel does. Sums do so too as
-//! long as they are cut into the same parts; [`keep_stores`] gives up where that is not certain. A
-//! GPU's kernels say how they are cut, the CPU's once their sizes are known; of all others a rule
-//! knows what is enough.
+//! Values computed per element do not depend on the rest of a kernel. Neither do sums, as long as
+//! they are split into the same parts; [`prune_outputs`] gives up where that is not certain. A
+//! GPU's kernels tell how they split sums, the CPU's do so once their sizes are known; for all
+//! others a rule decides.
 
-use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId};
+use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId as InstId};
 
-use super::lower::{Arg, Task};
 use crate::backend::Target;
-use crate::graph::Graph;
+use crate::ir::{KernelCall, Program, Recompute};
 
-/// What an argument of `code` is.
-pub(super) fn argument(task: &Task, operand: u16) -> Arg {
-    task.args[task.args.len() - task.spec.operands.len() + usize::from(operand)]
-}
-
-/// The task with these of its stores, at least one, for a device; `None` if a bit of what they
-/// write could differ there.
-pub(super) fn keep_stores(
-    graph: &Graph,
+/// The call with these of its stores, at least one, neither prepared nor recomputable; `None` if a
+/// bit of their values could differ on the device.
+pub(super) fn prune_outputs(
+    program: &Program,
     target: &Target,
-    task: &Task,
+    call: &KernelCall,
     stores: &[Store],
-) -> Option<Task> {
-    let spec = &task.spec;
+) -> Option<KernelCall> {
+    let spec = &call.spec;
     let needed = needed(spec, stores);
     let folded = spec.folded();
     let needs = |which: fn(&Inst) -> bool| {
@@ -36,27 +30,27 @@ pub(super) fn keep_stores(
     };
     let folds = needs(|inst| matches!(inst, Inst::Reduce(..)));
     let points_only = !folds && stores.iter().all(|s| !folded[usize::from(s.value)]);
-    // An anchor is there for its values.
+    // Without its values an anchor has no purpose.
     let possible =
         !stores.is_empty() && (spec.body == Body::Loop || needs(|inst| *inst == Inst::Acc));
     if !possible {
         return None;
     }
-    let mut fewer = without(task, stores, &needed);
+    let mut fewer = without(call, stores, &needed);
     if points_only {
         fewer.spec.reduced = 0;
     }
     let by_rule = || sums_alike(spec, stores, &needed, &folded);
     let alike = |fewer: &Spec| {
         target
-            .sums_alike(spec, fewer, &graph.symbols.bounds())
+            .sums_alike(spec, fewer, &program.graph.symbols.bounds())
             .unwrap_or_else(by_rule)
     };
     let same_bits = spec.reduced == 0 || points_only || alike(&fewer.spec);
     same_bits.then_some(fewer)
 }
 
-/// For each instruction whether something that is stored needs it.
+/// For each instruction whether one of the stores needs it.
 fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
     let mut needed = vec![false; spec.code.len()];
     stores
@@ -73,7 +67,7 @@ fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
     needed
 }
 
-fn arguments(inst: &Inst) -> &[ValueId] {
+fn arguments(inst: &Inst) -> &[InstId] {
     match inst {
         Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => &[],
         Inst::Uniform { index, .. } => std::slice::from_ref(index),
@@ -82,9 +76,9 @@ fn arguments(inst: &Inst) -> &[ValueId] {
     }
 }
 
-/// Whether sums are certain to be split into the same parts without the rest. How they are split
-/// follows from the passes over the points, and from how what is read and written at the points
-/// lies in memory.
+/// Whether sums are certain to be split into the same parts without the rest of the kernel. Their
+/// split follows from the passes over the elements, and from the strides of the operands that vary
+/// over the elements.
 fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
     let code = || spec.code.iter().zip(needed).zip(folded);
     let dropped = |((_, needed), _): &((&Inst, &bool), &bool)| !**needed;
@@ -101,11 +95,11 @@ fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -
             .iter()
             .filter(|s| !stores.contains(s))
             .all(|s| !stored_points(s));
-    // One pass then and now, over what lies in memory in one way.
+    // One pass with and without the rest, over operands with the same strides.
     all_points_stay || is_one_pass(spec, folded) && is_one_walk(spec)
 }
 
-/// Whether nothing that varies over the points follows from what is folded over them.
+/// Whether no value per element depends on one that is reduced over the elements.
 fn is_one_pass(spec: &Spec, folded: &[bool]) -> bool {
     let mut follows = vec![false; spec.code.len()];
     for (at, inst) in spec.code.iter().enumerate() {
@@ -119,7 +113,7 @@ fn is_one_pass(spec: &Spec, folded: &[bool]) -> bool {
     true
 }
 
-/// Whether all operands that vary over the points are walked in one way.
+/// Whether all operands that vary over the elements have the same strides.
 fn is_one_walk(spec: &Spec) -> bool {
     let kept = spec.dims.len() - spec.reduced;
     let varies = |o: &&Operand| !o.strides[kept..].iter().all(|s| s.is(0));
@@ -129,9 +123,9 @@ fn is_one_walk(spec: &Spec) -> bool {
         .is_none_or(|first| walks.all(|strides| strides == first))
 }
 
-/// The task with these stores and the instructions they need, both numbered anew.
-fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
-    let old = &task.spec;
+/// The call with these stores and the instructions they need, both renumbered.
+fn without(call: &KernelCall, stores: &[Store], needed: &[bool]) -> KernelCall {
+    let old = &call.spec;
     let mut used = vec![false; old.operands.len()];
     stores
         .iter()
@@ -153,7 +147,7 @@ fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
     let (operand, value) = (number(&used), number(needed));
     let (operand, value) = (
         |k: u16| operand[usize::from(k)],
-        |v: ValueId| value[usize::from(v)],
+        |v: InstId| value[usize::from(v)],
     );
     let renamed = |inst: &Inst| match *inst {
         Inst::Load(k) => Inst::Load(operand(k)),
@@ -199,7 +193,7 @@ fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
             .collect(),
         ..old.clone()
     };
-    let (anchors, own) = task.args.split_at(task.args.len() - old.operands.len());
+    let (anchors, own) = call.args.split_at(call.args.len() - old.operands.len());
     let mut args = anchors.to_vec();
     args.extend(
         own.iter()
@@ -207,14 +201,14 @@ fn without(task: &Task, stores: &[Store], needed: &[bool]) -> Task {
             .filter(|(_, used)| **used)
             .map(|(arg, _)| *arg),
     );
-    let stay = |(from, to): &(_, _)| {
-        args.contains(&Arg::Buffer(*from)) && args.contains(&Arg::Buffer(*to))
-    };
-    let in_place = task.in_place.iter().copied().filter(stay).collect();
-    Task {
+    let stay = |(from, to): &(_, _)| args.contains(from) && args.contains(to);
+    let in_place = call.in_place.iter().copied().filter(stay).collect();
+    KernelCall {
         spec,
         args,
         in_place,
-        ..task.clone()
+        kernel: None,
+        recompute: Recompute::Never,
+        ..call.clone()
     }
 }

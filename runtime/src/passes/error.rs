@@ -1,0 +1,82 @@
+//! What can go wrong in a pass.
+
+use std::path::PathBuf;
+
+use slabwise_kernels::spec::SpecError;
+use slabwise_planner::PlanError;
+
+use crate::error::Error;
+use crate::graph::GraphError;
+use crate::ir::IrError;
+
+/// A failure of a pass. The rules of the graph leave no program for which one fails, so all but
+/// those about files are bugs of the compiler.
+#[derive(Debug, thiserror::Error)]
+pub enum PassError {
+    /// A kernel has no form, because no strides describe its operands.
+    #[error("{kernel} has no strides")]
+    NoStrides {
+        /// The kernel.
+        kernel: String,
+    },
+    /// The byte count of a value overflows.
+    #[error("{value}: the byte count of {shape} overflows")]
+    Overflow {
+        /// The value.
+        value: String,
+        /// Its shape.
+        shape: String,
+    },
+    /// The device has no kernel for a spec.
+    #[error("{kernel}: {source}")]
+    Prepare {
+        /// The call.
+        kernel: String,
+        /// The spec's fault.
+        source: SpecError,
+    },
+    /// The planner refuses a program.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A pass left a graph that is not well-formed.
+    #[error("after {pass}: {source}")]
+    Graph {
+        /// The pass.
+        pass: &'static str,
+        /// The broken invariant.
+        source: GraphError,
+    },
+    /// Fusion left kernels that are not well-formed.
+    #[error("after {pass}: {why}")]
+    Clusters {
+        /// The pass.
+        pass: &'static str,
+        /// The broken invariant.
+        why: String,
+    },
+    /// A pass left a program that is not well-formed.
+    #[error("after {pass}: {source}")]
+    Program {
+        /// The pass.
+        pass: &'static str,
+        /// The broken invariant.
+        source: IrError,
+    },
+    /// A dump could not be written.
+    #[error("{path}: {source}")]
+    Dump {
+        /// The file or folder.
+        path: PathBuf,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
+
+impl From<PassError> for Error {
+    fn from(error: PassError) -> Self {
+        match error {
+            PassError::Dump { path, source } => Error::Io { path, source },
+            error => Error::Internal(error.to_string()),
+        }
+    }
+}

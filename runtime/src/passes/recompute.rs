@@ -1,0 +1,63 @@
+//! Recompute clones: calls that make the outputs of another a second time, without its side
+//! effects.
+//!
+//! A norm over a batch moves its running statistics where it computes the batch's. Recomputed, it
+//! may not move them a second time.
+
+use rustc_hash::FxHashSet;
+use slabwise_kernels::spec::{Access, Body, Store};
+
+use super::layout::Containers;
+use super::prune_outputs::prune_outputs;
+use crate::backend::Target;
+use crate::graph::Graph;
+use crate::ir::{KernelCall, Program, Source, ValueId};
+use crate::ops::NodeId;
+
+/// The recompute clone of a call: the call itself if it assigns no variable, else a smaller one.
+/// `None` if it may run only once, as the calls that write one of the `kept` values.
+pub(super) fn recompute_clone(
+    program: &Program,
+    target: &Target,
+    call: &KernelCall,
+    kept: &FxHashSet<NodeId>,
+) -> Option<KernelCall> {
+    if matches!(call.spec.body, Body::CheckIndex(_)) || writes_any(program, call, kept) {
+        return None;
+    }
+    let assigned = program.assigned(call);
+    if assigned.is_empty() {
+        return Some(call.clone());
+    }
+    let is_variable = |value: ValueId| matches!(program.value(value).source, Source::Variable(_));
+    let stores: Vec<Store> = call
+        .spec
+        .stores
+        .iter()
+        .copied()
+        .filter(|s| !is_variable(call.operand(s.operand)))
+        .collect();
+    // It cannot read a variable that has been assigned by then.
+    prune_outputs(program, target, call, &stores)
+        .filter(|clone| !clone.args.iter().any(|arg| assigned.contains(arg)))
+}
+
+/// The nodes of the values that are never recomputed: those marked as kept, or the concatenations
+/// that they are parts of.
+pub(super) fn kept(graph: &Graph) -> FxHashSet<NodeId> {
+    if graph.kept.is_empty() {
+        return FxHashSet::default();
+    }
+    let containers = Containers::of_all(graph);
+    let node = |&id: &NodeId| containers.of(id).unwrap_or(id);
+    graph.kept.iter().map(node).collect()
+}
+
+/// Whether a call writes a value of one of these nodes.
+pub(super) fn writes_any(program: &Program, call: &KernelCall, nodes: &FxHashSet<NodeId>) -> bool {
+    !nodes.is_empty()
+        && call.accesses().any(|(value, access)| {
+            let node = program.value(value).node;
+            access != Access::Read && node.is_some_and(|node| nodes.contains(&node))
+        })
+}

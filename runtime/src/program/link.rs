@@ -1,0 +1,295 @@
+//! Linking: a program in the late IR and its checked plan become steps with resolved arguments.
+
+use std::sync::OnceLock;
+
+use rustc_hash::FxHashMap;
+use slabwise_kernels::spec::Body;
+use slabwise_planner::{self as planner, Lifetime, Space};
+
+use super::{Binds, Compiled, Copied, InputSlot, Need, Place, Planned, PlannedBuffer, Step, Work};
+use crate::error::{Error, Mistake, Result};
+use crate::graph::{Graph, InputInfo, Needed, Origin};
+use crate::ir::{self, KernelCall, Source, ValueId};
+use crate::memory::Tag;
+use crate::ops::{Checked, NodeId, Op};
+use crate::passes::stretch;
+use crate::plan::Plan;
+
+impl Compiled {
+    /// Joins prepared kernels with checked offsets: a program exists only with a plan that the
+    /// checker accepted. `variables` says where the session keeps each variable of the graph.
+    pub fn link(
+        program: &ir::Program,
+        variables: &[usize],
+        plan: Plan,
+        lend: bool,
+        session: u64,
+    ) -> Result<Self> {
+        let graph = &program.graph;
+        let buffers = planned_buffers(program, &plan);
+        let steps = steps(program, &plan, variables);
+        let (inputs, outputs) = (inputs(program), outputs(program)?);
+        let input_of = |b| {
+            inputs
+                .iter()
+                .position(|input: &InputSlot| input.buffer == Some(b))
+        };
+        let input_of = (0..buffers.len()).map(input_of).collect();
+        let finds = buffers.iter().any(|b| b.found);
+        // Memory checks fill the bytes that the plan leaves free.
+        let lends = lend && finds && program.guard == 0;
+        let holes = if lends {
+            holes(&buffers, &steps, &plan)
+        } else {
+            Vec::new()
+        };
+        let offsets = plan.offsets();
+        let copied = |copy: &ir::Copy| Copied {
+            from: copy.from.index(),
+            to: copy.to.index(),
+        };
+        Ok(Compiled {
+            tags: tags(program, &steps),
+            tag_ids: OnceLock::new(),
+            session,
+            name: plan.name().into(),
+            needed: needs(graph, &steps),
+            steps,
+            buffers,
+            copies: program.copies.iter().map(copied).collect(),
+            inputs,
+            input_of,
+            outputs,
+            symbols: graph.symbols.clone(),
+            slab_bytes: offsets.height,
+            host_bytes: offsets.host_height,
+            ring: None,
+            plan,
+            guard: program.guard,
+            finds,
+            holes,
+            loaded: None,
+        })
+    }
+}
+
+/// The buffers of a program: its planned values, where the plan places them.
+fn planned_buffers(program: &ir::Program, plan: &Plan) -> Vec<PlannedBuffer> {
+    let placed = plan.dag().buffers.iter().zip(&plan.offsets().offsets);
+    let values = program.values.iter().zip(placed);
+    let buffer = |(value, (buffer, &offset)): (&ir::Value, (&planner::Buffer, _))| PlannedBuffer {
+        place: Planned {
+            offset,
+            bytes: buffer.bytes.next_multiple_of(planner::ALIGN),
+        },
+        on_host: value.space == Space::Host,
+        used: value.bytes,
+        dtype: value.dtype,
+        dims: value.dims.clone(),
+        found: value.data_dependent,
+    };
+    values.map(buffer).collect()
+}
+
+/// The steps of a program in the order of its plan.
+fn steps(program: &ir::Program, plan: &Plan, variables: &[usize]) -> Vec<Step> {
+    let offsets = plan.offsets();
+    let (mut begins, mut ends) = (
+        vec![Vec::new(); offsets.order.len()],
+        vec![Vec::new(); offsets.order.len()],
+    );
+    for (b, lifetime) in offsets.lifetimes.iter().enumerate() {
+        begins
+            .get_mut(lifetime.start as usize)
+            .into_iter()
+            .for_each(|list| list.push(b));
+        ends.get_mut(lifetime.end.saturating_sub(1) as usize)
+            .into_iter()
+            .for_each(|list| list.push(b));
+    }
+    let work = program.work();
+    let step = |(step, task): (usize, &planner::TaskId)| {
+        let moment = Moment {
+            name: plan.dag().task_name(*task).to_owned(),
+            workspace: offsets.workspace_offsets[task.index()],
+            begins: std::mem::take(&mut begins[step]),
+            ends: std::mem::take(&mut ends[step]),
+        };
+        match work[task.index()] {
+            planner::Work::Run(call) => {
+                let call = &program.kernels[call.index()];
+                kernel_step(program, call, variables, moment)
+            }
+            planner::Work::Start(copy) => {
+                copy_step(program, copy, Work::Start(copy as usize), moment)
+            }
+            planner::Work::Finish(copy) => {
+                copy_step(program, copy, Work::Finish(copy as usize), moment)
+            }
+        }
+    };
+    offsets.order.iter().enumerate().map(step).collect()
+}
+
+/// The parts of a step that the plan decides.
+struct Moment {
+    name: String,
+    workspace: u64,
+    begins: Vec<usize>,
+    ends: Vec<usize>,
+}
+
+/// The step that runs a call.
+fn kernel_step(
+    program: &ir::Program,
+    call: &KernelCall,
+    variables: &[usize],
+    moment: Moment,
+) -> Step {
+    let place = |(at, &value): (usize, &ValueId)| match program.value(value).source {
+        Source::Variable(v) => Place::Variable(variables[v as usize]),
+        Source::Sizes => Place::Sizes,
+        Source::Input(_) | Source::Computed => match stretch(program, call, at) {
+            Some(stretch) => Place::Slice(value.index(), stretch),
+            None => Place::Planned(value.index()),
+        },
+    };
+    let op = &program.graph.node(call.node).op;
+    let binds = match (op, &call.spec.body) {
+        (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds {
+            symbol,
+            offset: check.index.offset,
+        }),
+        _ => None,
+    };
+    Step {
+        workspace: Planned {
+            offset: moment.workspace,
+            bytes: call.workspace(),
+        },
+        work: Work::Run(call.kernel.clone().expect("a planned call is prepared")),
+        places: call.args.iter().enumerate().map(place).collect(),
+        slice: call.micro_batch,
+        name: moment.name,
+        origin: program.origin(call).clone(),
+        ends: moment.ends,
+        begins: moment.begins,
+        binds,
+        finite: matches!(
+            op,
+            Op::CheckIndex {
+                of: Checked::Finite,
+                ..
+            }
+        ),
+    }
+}
+
+/// The step that starts a copy or waits for its end.
+fn copy_step(program: &ir::Program, copy: u32, work: Work, moment: Moment) -> Step {
+    let from = program.value(program.copies[copy as usize].from);
+    let origin = from.node.map(|node| program.graph.origin(node).clone());
+    Step {
+        workspace: Planned {
+            offset: moment.workspace,
+            bytes: 0,
+        },
+        work,
+        places: Vec::new(),
+        slice: None,
+        name: moment.name,
+        origin: origin.expect("only values of nodes are copied"),
+        ends: moment.ends,
+        begins: moment.begins,
+        binds: None,
+        finite: false,
+    }
+}
+
+/// The inputs of a program, each with its buffer if a call reads it.
+fn inputs(program: &ir::Program) -> Vec<InputSlot> {
+    let graph = &program.graph;
+    let mut buffer_of = vec![None; graph.inputs.len()];
+    for (at, value) in program.values.iter().enumerate() {
+        if let Source::Input(input) = value.source {
+            buffer_of[input as usize] = Some(at);
+        }
+    }
+    let slot = |(info, buffer): (&InputInfo, Option<usize>)| InputSlot {
+        name: info.name.clone(),
+        dtype: info.dtype,
+        dims: info.dims.clone(),
+        buffer,
+        donated_to: info.donated_to,
+    };
+    graph.inputs.iter().zip(buffer_of).map(slot).collect()
+}
+
+/// The buffers of the outputs of a program.
+fn outputs(program: &ir::Program) -> Result<Vec<usize>> {
+    let values = program.values.iter().enumerate();
+    let returned = values.filter(|(_, value)| value.output);
+    let buffer_of: FxHashMap<Option<NodeId>, usize> =
+        returned.map(|(at, value)| (value.node, at)).collect();
+    let buffer = |output: &NodeId| {
+        let buffer = buffer_of.get(&Some(*output)).copied();
+        buffer.ok_or_else(|| Error::Internal("an output has no buffer".into()))
+    };
+    program.graph.outputs.iter().map(buffer).collect()
+}
+
+/// For each data-dependent buffer, the ranges of the slab that the plan leaves free while it lives.
+fn holes(buffers: &[PlannedBuffer], steps: &[Step], plan: &Plan) -> Vec<Vec<(u64, u64)>> {
+    let lifetimes = &plan.offsets().lifetimes;
+    let at_step = |(step, s): (usize, &Step)| {
+        let (start, end) = (step as u64, step as u64 + 1);
+        (s.workspace, Lifetime { start, end })
+    };
+    let holes = |(buffer, &lifetime): (&PlannedBuffer, &Lifetime)| {
+        if !buffer.found {
+            return Vec::new();
+        }
+        let places = buffers.iter().map(|b| b.place);
+        let planned = places.zip(lifetimes.iter().copied());
+        let workspaces = steps.iter().enumerate().map(at_step);
+        crate::found::holes(planned.chain(workspaces), lifetime)
+    };
+    buffers.iter().zip(lifetimes).map(holes).collect()
+}
+
+/// The tags of a program's buffers, then of the workspaces of its steps.
+fn tags(program: &ir::Program, steps: &[Step]) -> Vec<Tag> {
+    let tag = |name: &str, origin: &Origin| Tag {
+        name: name.into(),
+        layer: origin.layer.clone(),
+        location: Some(origin.location),
+    };
+    let values = program.values.iter();
+    let named = values.filter_map(|v| Some(tag(&v.name, program.graph.origin(v.node?))));
+    let workspaces = steps
+        .iter()
+        .map(|s| tag(&format!("workspace of {}", s.name), &s.origin));
+    named.chain(workspaces).collect()
+}
+
+/// The lengths that must not be 0, each with the step after which it is known.
+fn needs(graph: &Graph, steps: &[Step]) -> Vec<Need> {
+    let need = |needed: &Needed| {
+        let binds = |step: &Step| {
+            step.binds
+                .is_some_and(|b| needed.length.symbols().any(|s| s == b.symbol))
+        };
+        let origin = &graph.origins[needed.origin as usize];
+        let mistake = Mistake {
+            location: origin.location,
+            layer: origin.layer.to_string(),
+            message: needed.why.clone(),
+        };
+        Need {
+            length: needed.length,
+            after: steps.iter().rposition(binds),
+            mistake,
+        }
+    };
+    graph.needed.iter().map(need).collect()
+}
