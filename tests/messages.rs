@@ -190,7 +190,7 @@ fn statistics_and_parameters() {
         +4: a parameter needs a name
         +5: parameter "low" cannot be uniform between 1 and 0
         +5: parameter "low" has the negative length -3
-        +7: "scale" is a parameter: what changes it is an optimizer"#]],
+        +7: "scale" is a parameter: an optimizer changes it"#]],
     );
 }
 
@@ -457,7 +457,7 @@ fn buffers() {
         0,
         session.run(&sum, (&donated, &numbers)).map(|_| ()),
         expect![[
-            r#"the buffer "donated" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"#
+            r#"the buffer "donated" was donated to a run and holds nothing any more; Output::buffer gives the new value"#
         ]],
     );
     let kept = session.upload("kept", &numbers).expect("room");
@@ -483,7 +483,7 @@ fn buffers() {
         0,
         session.download::<i32>(&kept),
         expect![
-            "the values are f32, not i32; ask for them as what they are, or cast in the program"
+            "the values are f32, not i32; request them in their type, or cast in the program"
         ],
     );
     let other = self::session(&params);

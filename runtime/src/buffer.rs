@@ -1,4 +1,4 @@
-//! Values that stay on the device between runs, and what a run gives back.
+//! Values that stay on the device between runs, and the results of a run.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -48,8 +48,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Donated(pub(crate) Buffer);
 
-/// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie
-/// there.
+/// A region of a session's memory, copied to the host on access if it is not there already.
 pub(crate) struct Shown<'s> {
     backend: &'s Backend,
     region: Region,
@@ -100,8 +99,9 @@ impl fmt::Debug for Output<'_> {
 }
 
 impl Output<'_> {
-    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element,
-    /// and if the run failed on a device that tells so only now; then the next run says why.
+    /// The first element as a number, for instance a loss or an accuracy. NaN if there is no
+    /// element, and if the run failed on a device that reports the failure only now; the next run
+    /// then says why.
     pub fn item(&self) -> f32 {
         self.number().unwrap_or_else(|error| {
             self.shown.backend.keep(error);
@@ -109,7 +109,7 @@ impl Output<'_> {
         })
     }
 
-    /// The first element. Waits for the run, and copies no more than that from another device.
+    /// The first element. Waits for the run, and copies only this element from another device.
     fn number(&self) -> Result<f32> {
         if self.lengths.contains(&0) {
             return Ok(f32::NAN);
@@ -168,7 +168,7 @@ impl Output<'_> {
         let bool_as_byte = self.dtype == DType::Bool && T::DTYPE == DType::U8;
         if T::DTYPE != self.dtype && !bool_as_byte {
             return Err(Error::Value(format!(
-                "the values are {}, not {}; ask for them as what they are, or cast in the program",
+                "the values are {}, not {}; request them in their type, or cast in the program",
                 self.dtype,
                 T::DTYPE
             )));

@@ -41,8 +41,8 @@ impl Device {
         device.check().map(|()| device)
     }
 
-    /// What there is for CUDA on this machine: libraries and where they were found, or what to
-    /// install; devices; where compiled kernels are kept. A name and a text each.
+    /// The CUDA installation of this machine: libraries and where they were found, or how to
+    /// install them; devices; where compiled kernels are kept. A name and a text each.
     pub fn survey() -> Vec<(String, String)> {
         survey()
     }

@@ -1,4 +1,4 @@
-//! Two plans side by side: what made one larger than the other.
+//! Two plans side by side, and the reasons why one is larger than the other.
 //!
 //! Plans are compared as files ([`PlanFile`]), which `slabwise plan --json` writes, so that
 //! yesterday's plan can be held against today's. Buffers are the same if they have the same name,
@@ -41,7 +41,7 @@ impl Causes {
     }
 }
 
-/// What holds bytes at either peak: a buffer of one plan or of both, with its bytes at each.
+/// A holder of bytes at either peak: a buffer of one plan or of both, with its bytes at each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// The buffer, or the layer.
@@ -52,12 +52,12 @@ pub struct Holding {
     pub b: u64,
 }
 
-/// What differs between two plans.
+/// The differences between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diff {
     /// Where the difference of the peaks comes from.
     pub causes: Causes,
-    /// Who holds bytes at either peak, the largest first.
+    /// The holders of bytes at either peak, the largest first.
     pub holders: Vec<Holding>,
     /// The same by layer, those that changed most first; layers without bytes at either are left
     /// out.

@@ -66,7 +66,7 @@ pub use trace::{Precision, State, Trace};
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-/// What most programs need: `use slabwise::prelude::*`.
+/// The names that most programs need: `use slabwise::prelude::*`.
 pub mod prelude {
     pub use crate::nn::Module;
     pub use crate::ops::ConvGeometry;

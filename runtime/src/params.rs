@@ -11,7 +11,7 @@ use slabwise_kernels::size::Size;
 use crate::error::Mistake;
 use crate::shape::{Dim, Dims, Shape};
 
-/// What a variable holds before it is first written.
+/// The value of a variable before it is first written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// One value everywhere.
@@ -70,7 +70,7 @@ impl Init {
         }
     }
 
-    /// What is wrong with these numbers, if anything is.
+    /// The mistake in these numbers, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         match *self {
             Init::Uniform { low, high }
@@ -98,8 +98,8 @@ pub struct Params {
 
 #[derive(Default)]
 struct Registry {
-    /// In the order of declaration. What is declared does not hold the registry: nothing would ever
-    /// free either.
+    /// In the order of declaration. Declarations do not hold the registry: the cycle would never be
+    /// freed.
     declared: Vec<Arc<Declaration>>,
     /// Where each name stands in it.
     places: HashMap<Arc<str>, usize>,
@@ -317,7 +317,7 @@ impl Scope {
         self.params.registry().remove(param.name());
     }
 
-    /// Records what is wrong with a declaration.
+    /// Records a mistake in a declaration.
     #[track_caller]
     pub(crate) fn mistake(&self, message: String) {
         let mistake = Mistake {
@@ -399,7 +399,7 @@ impl Div<&str> for Scope {
     }
 }
 
-/// What is declared under a name.
+/// The declaration of a name.
 struct Declaration {
     name: Arc<str>,
     /// The path of the layer it belongs to.
@@ -412,7 +412,7 @@ struct Declaration {
     number: u64,
     /// Whether it may stand beside another of its name in one program.
     shared: bool,
-    /// Whether a mistake was recorded of it: what is made of it is not a second.
+    /// Whether a mistake of it was recorded: errors that follow from it are not reported again.
     faulty: bool,
 }
 
@@ -435,7 +435,7 @@ impl Param {
         &self.it.name
     }
 
-    /// What it holds at first.
+    /// Its initial value.
     pub fn init(&self) -> Init {
         self.it.init
     }

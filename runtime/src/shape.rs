@@ -126,7 +126,7 @@ impl<D: Into<Dim> + Copy> From<&[D]> for Shape {
     }
 }
 
-/// What is known of a symbol's length before a run.
+/// The knowledge of a symbol's length before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// The most it can be.
@@ -137,7 +137,7 @@ pub enum Extent {
     Found(Size),
 }
 
-/// The symbols of a trace: the name of each, and what is known of its length.
+/// The symbols of a trace: the name and the known extent of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols(Vec<(&'static str, Extent)>);
 
@@ -160,12 +160,13 @@ impl Symbols {
             (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => Err(format!(
                 "dimension \"{name}\" is bounded by {bound} and free"
             )),
-            // Free dimensions of one name are one, whatever length the program is planned for.
+            // Unbounded dimensions of one name are one, whichever length the program is planned
+            // for.
             _ => Ok(Symbol(at as u8)),
         }
     }
 
-    /// A symbol of its own for a length that a kernel finds.
+    /// A new symbol for a data-dependent length.
     pub fn found(&mut self, most: Size) -> Result<Symbol, String> {
         const NAMES: [&str; MAX_SYMBOLS] = [
             "found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8",
@@ -201,12 +202,12 @@ impl Symbols {
         self.0[usize::from(symbol.0)].0
     }
 
-    /// What is known of a symbol's length.
+    /// The known extent of a symbol.
     pub fn extent(&self, symbol: Symbol) -> Extent {
         self.0[usize::from(symbol.0)].1
     }
 
-    /// Symbols, names and what is known of them, in order.
+    /// Symbols, names and extents, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Symbol, &'static str, Extent)> {
         self.0
             .iter()
@@ -244,7 +245,7 @@ impl Symbols {
         symbols
     }
 
-    /// What is known of each, as reports say it.
+    /// The known extent of each symbol, as reports say it.
     pub fn describe(&self) -> String {
         let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
             Extent::Bounded(max) => format!("{name} ≤ {max}"),

@@ -1,8 +1,8 @@
-//! Tracing: a model runs once on symbols, and what it does is written down as a graph.
+//! Tracing: a model runs once on symbolic tensors, and its operations are recorded as a graph.
 //!
 //! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a
-//! *poisoned* tensor, and whatever is made of that one stays silent; `compile` returns all mistakes
-//! together.
+//! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
+//! mistakes together.
 
 mod learn;
 mod precision;
@@ -60,11 +60,12 @@ struct Building {
     streams: u32,
     /// The update being written down.
     updating: Option<learn::Updating>,
-    /// What stays as it is when a model learns.
+    /// The parameters that do not change when a model learns.
     frozen: Vec<learn::Frozen>,
     /// Whose states optimizers make: a prefix of their names.
     owner: Option<Arc<str>>,
-    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    /// How many segments the backward pass recomputes, and whether nodes belong to the last of
+    /// them.
     segments: u32,
     in_segment: bool,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
@@ -155,9 +156,9 @@ impl Trace {
     /// The same with new random numbers in each run, for sampling from a model: they follow from
     /// the seed of the session's parameters and from the number of runs of such programs before,
     /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
-    /// is saved with the weights, so that a session that goes on draws what an uninterrupted one
-    /// would; [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from
-    /// another state, which sampling leaves alone.
+    /// is saved with the weights, so that a resumed session draws the same numbers as an
+    /// uninterrupted one; [`Session::set_value`](crate::Session::set_value) sets it anew. Training
+    /// draws from another state, which sampling leaves alone.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -203,7 +204,7 @@ impl Trace {
         self
     }
 
-    /// What matrix products and convolutions multiply.
+    /// The operand type of matrix products and convolutions.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -291,14 +292,14 @@ impl Trace {
         self.read_param(param, Location::caller())
     }
 
-    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces
-    /// it.
+    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and its
+    /// replacement.
     #[track_caller]
     pub fn statistic(&self, statistic: &Param) -> State<'_> {
         let at = Location::caller();
         if statistic.is_trained() {
             let message = format!(
-                "\"{}\" is a parameter: what changes it is an optimizer",
+                "\"{}\" is a parameter: an optimizer changes it",
                 statistic.name()
             );
             return State::mistaken(self.fail(at, statistic.layer(), message));
@@ -336,7 +337,7 @@ impl Trace {
         if let Some(message) = foreign {
             return State::mistaken(self.fail(at, param.layer(), message));
         }
-        // Its declaration was reported; what follows from it is not a second mistake.
+        // Its declaration was reported; errors that follow from it are not reported again.
         if param.is_faulty() {
             return State::mistaken(self.poisoned());
         }
@@ -356,8 +357,8 @@ impl Trace {
         state
     }
 
-    /// What is wrong if this is another declaration of a parameter than those read before, when it
-    /// is first read.
+    /// The mistake if this is another declaration of a parameter than those read before, when it is
+    /// first read.
     fn second_declaration(&self, param: &Param, variable: u32) -> Option<String> {
         let (number, location) = param.declaration();
         let known = &mut self.building.borrow_mut().variables[variable as usize].declarations;
@@ -422,9 +423,9 @@ impl Trace {
         })
     }
 
-    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of what it
-    /// belongs to: zeros where the scalar does not depend on it. Gradients are tensors like any
-    /// other and can be differentiated again.
+    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of its
+    /// parameter or tensor: zeros where the scalar does not depend on it. Gradients are tensors
+    /// like any other and can be differentiated again.
     #[track_caller]
     pub fn gradients<'t, W: Operand<'t>, const N: usize>(
         &'t self,
@@ -491,7 +492,7 @@ impl Trace {
         if !building.mistakes.is_empty() {
             return Err(building.mistakes.clone());
         }
-        // What a mistaken declaration gave was not reported here.
+        // A mistake in a declaration was not reported here.
         if outputs.iter().any(|o| o.is_poisoned()) {
             return Err(building
                 .params
@@ -526,8 +527,8 @@ impl Trace {
         }
     }
 
-    /// Writes an operation down. `build` adds its nodes and says which is the result, or what is
-    /// wrong; then none is added.
+    /// Records an operation. `build` adds its nodes and returns the result, or the mistake; then no
+    /// node is added.
     pub(crate) fn record<'t>(
         &'t self,
         at: Line,
@@ -609,8 +610,8 @@ impl Trace {
         result
     }
 
-    /// What is recorded during `work` is a segment of which the way back makes again what it needs.
-    /// A segment inside of another is part of that one.
+    /// Records the nodes of `work` as a segment, which the backward pass recomputes. A segment
+    /// inside of another is part of that one.
     pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
         let outermost = {
             let mut building = self.building.borrow_mut();
@@ -669,7 +670,7 @@ pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, Stri
     shape.dims().iter().map(size).collect()
 }
 
-/// Refuses what has more elements than an i32 can number.
+/// Refuses a shape with more elements than an i32 can number.
 pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<(), String> {
     match elements(dims).and_then(|n| n.checked_at(&symbols.bounds())) {
         Some(n) if n <= 1 << 31 => Ok(()),

@@ -42,7 +42,7 @@ fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
     near.into_iter().map(|(_, name)| name).take(3).collect()
 }
 
-/// What is added where all names are listed: `; did you mean "x"?`, or nothing if none is near.
+/// The suffix of an error that lists all names: `; did you mean "x"?`, or nothing if none is near.
 pub fn meant<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let near: Vec<String> = nearest(wanted, known)
         .into_iter()
@@ -55,10 +55,10 @@ pub fn meant<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Stri
     }
 }
 
-/// What is added where names are too many to list: the names that may be meant, or if none is near,
-/// some of what there is.
+/// The suffix of an error about names too many to list: those that may be meant, or if none is
+/// near, some of the known ones.
 ///
-/// `wanted` is what was written, `plural` what the known ones are (`weights`).
+/// `wanted` is the name written, `plural` the kind of the known ones (`weights`).
 pub fn instead<'a>(
     wanted: &str,
     plural: &str,

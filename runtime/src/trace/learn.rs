@@ -1,5 +1,5 @@
-//! Learning: what of a model changes, by which gradients, from one batch or from several parts of
-//! it.
+//! Learning: which parameters of a model change, by which gradients, from one batch or from several
+//! micro-batches.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -278,13 +278,13 @@ impl Trace {
         }
     }
 
-    /// What is wrong with an update, at the line that asks for it.
+    /// Records a mistake of an update, at the line that requests it.
     #[track_caller]
     pub(crate) fn fail_update(&self, message: String) {
         self.fail(Location::caller(), "", format!("minimize: {message}"));
     }
 
-    /// What a variable is.
+    /// The description of a variable.
     pub(crate) fn info(&self, variable: u32) -> VariableInfo {
         self.building.borrow().graph.variables[variable as usize].clone()
     }
@@ -296,7 +296,7 @@ impl Trace {
         self.building.borrow_mut().owner = before;
     }
 
-    /// Keeps an average of what a variable is after each step: average ← decay·average + (1 −
+    /// Keeps an average of a variable's value after each step: average ← decay·average + (1 −
     /// decay)·variable.
     #[track_caller]
     pub(crate) fn keep_average(&self, variable: u32, decay: f32) {

@@ -1,4 +1,4 @@
-//! What matrix products and convolutions of a trace multiply.
+//! The operand types of a trace's matrix products and convolutions.
 
 use std::fmt;
 use std::str::FromStr;

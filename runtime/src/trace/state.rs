@@ -25,8 +25,8 @@ const SAMPLING: &str = "sampling";
 const STEPS: &str = "optim.step";
 
 /// A named variable that accompanies weights: it lives in the session, is saved with the weights,
-/// and a step may replace it. A step reads the value that stood when the step began; what is
-/// [set](State::set) stands when the step has ended.
+/// and a step may replace it. A step reads the value from before the step; a value that is
+/// [set](State::set) takes effect when the step has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'t> {
     trace: &'t Trace,
@@ -48,7 +48,7 @@ impl<'t> State<'t> {
         self.variable
     }
 
-    /// What it holds when a step begins.
+    /// Its value when a step begins.
     pub fn value(self) -> Tensor<'t> {
         let id = self
             .variable
@@ -59,16 +59,16 @@ impl<'t> State<'t> {
         })
     }
 
-    /// What it will hold when the step has ended, as far as the trace is written: what it was
-    /// [set](State::set) to, else what it holds when the step begins.
+    /// Its value after the step, as far as the trace is recorded: the value it was
+    /// [set](State::set) to, else the value when the step begins.
     pub fn last(self) -> Tensor<'t> {
         self.variable
             .map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
     }
 
-    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow
-    /// each other within one step of the program, as the running statistics of a layer that is
-    /// applied several times.
+    /// Replaces its next value by the rule's result for it: successive updates of one state within
+    /// one step of the program, as for the running statistics of a layer that is applied several
+    /// times.
     #[track_caller]
     pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
         let next = rule(self.last());
@@ -77,7 +77,7 @@ impl<'t> State<'t> {
         }
     }
 
-    /// What it holds when the step has ended: a tensor of its type and shape. Once per trace.
+    /// Sets its value after the step: a tensor of its type and shape. Once per trace.
     #[track_caller]
     pub fn set(self, value: Tensor<'t>) {
         if let Some(variable) = self.variable {
@@ -106,8 +106,8 @@ pub(super) fn variable(
 }
 
 impl Trace {
-    /// Declares a named state of fixed lengths, or gives the one of this name. `init` is what it
-    /// holds before the first step of a session that has none of this name yet.
+    /// Declares a named state of fixed lengths, or gives the existing one of this name. `init` is
+    /// its value before the first step of a session that has no such state yet.
     #[track_caller]
     pub fn state(
         &self,
@@ -241,7 +241,7 @@ impl Trace {
         self.declare(at, &layer, info)
     }
 
-    /// Makes `value` what a variable holds after the step.
+    /// Makes `value` a variable's value after the step.
     pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         let index = variable as usize;
         let before = self.building.borrow().variables[index].assigned.is_some();
@@ -270,7 +270,7 @@ impl Trace {
         }
     }
 
-    /// Makes `value` what a variable holds after the step, in place of an earlier assignment.
+    /// Makes `value` a variable's value after the step, in place of an earlier assignment.
     fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         if !value.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
@@ -282,7 +282,7 @@ impl Trace {
         self.assign(at, variable, value);
     }
 
-    /// What a variable will hold after the step, as far as the trace is written.
+    /// A variable's value after the step, as far as the trace is recorded.
     pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
         let building = self.building.borrow();
         let held = &building.variables[variable as usize];

@@ -16,14 +16,14 @@ use slabwise_planner::{brief, shortened};
 
 use super::{CHECKSUMS, Entry, METADATA_KEY, WeightsError, from_format};
 
-/// The most bytes of a file: beyond any machine that this crate would train on, and short of what
-/// would only fill it.
+/// The most bytes of a file: more than fits any machine that this crate would train on, but less
+/// than a file that could only fill its disk.
 pub const FILE_MAX: u64 = 1 << 38;
 
-/// Most characters of what a parser says.
+/// Most characters of a parser's message.
 const DETAIL_MAX: usize = 160;
 
-/// What the header says of one tensor.
+/// The header's entry of one tensor.
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) dtype: Dtype,
@@ -47,7 +47,7 @@ impl File {
     ///
     /// [`WeightsError::Read`] when there is no such readable file, [`WeightsError::Malformed`] when
     /// its header is damaged, has a name twice or does not agree with its length,
-    /// [`WeightsError::Damaged`] when a tensor is not what was saved.
+    /// [`WeightsError::Damaged`] when a tensor differs from the one that was saved.
     pub fn open(path: impl AsRef<Path>) -> Result<File, WeightsError> {
         let path = path.as_ref();
         let read = || -> io::Result<Vec<u8>> {
@@ -81,7 +81,7 @@ impl File {
         File::of_bytes(path, bytes)
     }
 
-    /// As [`File::open`], of what a file contains; `path` names it in errors.
+    /// As [`File::open`], from a file's contents; `path` names it in errors.
     ///
     /// # Errors
     ///
@@ -234,8 +234,8 @@ impl File {
         if !is_cast(info.dtype, to) {
             return None;
         }
-        // Narrower ones hold fewer values: what lies between two goes to the nearest, the even one
-        // of two as near.
+        // Narrower types hold fewer values: a value between two of them goes to the nearest, a tie
+        // to the even one.
         let floats: Vec<f32> = match info.dtype {
             Dtype::F16 => bytes
                 .as_chunks()

@@ -1,4 +1,4 @@
-//! What is written is read again, bit by bit; what is damaged or does not fit is refused.
+//! Written files are read back bit by bit; damaged files and those that do not fit are refused.
 
 use std::collections::HashMap;
 use std::fs;
@@ -137,7 +137,7 @@ fn truncated_at_every_length_is_an_error() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
         let error = File::of_bytes(&path, bytes).unwrap_err();
-        // A bool of 2 is none whatever was saved.
+        // A bool of 2 is invalid, whichever file it comes from.
         assert!(
             matches!(&error, WeightsError::Damaged { .. }) || error.to_string().contains("bool"),
             "{at}: {error}"
@@ -327,7 +327,7 @@ fn floats_are_cast_to_the_nearest() {
     assert_eq!(
         floats("d"),
         [1.0, 0.1, f32::NEG_INFINITY],
-        "what is too large for the type is infinite"
+        "a value too large for the type is infinite"
     );
     let narrow = file.elements("s", DType::F16).unwrap();
     assert_eq!(
