@@ -16,8 +16,8 @@ use crate::ops::{Emit, Op};
 pub enum Mask<'t> {
     /// All to all.
     None,
-    /// Truth values that broadcast to `[batch…, queries, keys]`: what holds is seen. A query that
-    /// sees nothing gives NaN.
+    /// Truth values that broadcast to `[batch…, queries, keys]`: true positions are visible. A
+    /// query with no visible key gives NaN.
     Seen(Tensor<'t>),
     /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores.
     Added(Tensor<'t>),
@@ -29,11 +29,11 @@ pub enum Tiles {
     /// Tiles of 128 queries where there are 512 or more of them, else all at once.
     #[default]
     Auto,
-    /// All scores `[batch…, queries, keys]`, kept for the way back.
+    /// All scores `[batch…, queries, keys]`, saved for the backward pass.
     Whole,
-    /// Those of this many queries at a time, and in inference with `causal` only of the keys they
-    /// see; the way back makes them again, tile by tile. What Dao et al., "FlashAttention" (2022),
-    /// do within a kernel is here a matter of the plan.
+    /// Those of this many queries at a time, and in inference with `causal` only of the keys
+    /// visible to them; the backward pass recomputes them, tile by tile. Dao et al.,
+    /// "FlashAttention" (2022), do this within a kernel; here it is a matter of the plan.
     Queries(usize),
 }
 
@@ -118,7 +118,7 @@ impl<'t> Tensor<'t> {
                 Err("attention: queries and keys must be of fixed width".into())
             });
         };
-        // (Products of no width are 0, whatever they are scaled by.)
+        // (Products of width 0 are 0, whichever factor scales them.)
         let scale = (1.0 / (fixed.max(1) as f64).sqrt()) as f32;
         let Some(axis) = q.rank().checked_sub(2) else {
             return q;
@@ -129,8 +129,8 @@ impl<'t> Tensor<'t> {
         };
         let tile = |first: usize| {
             let range = first..all.min(first + rows);
-            // Of the keys only those that the last query of the tile sees. Where there is a way
-            // back, all: there the gradient of the keys is one sum that each tile adds to.
+            // Only the keys visible to the last query of the tile. With a backward pass, all keys:
+            // their gradient is then one sum that each tile adds to.
             let fewer = causal && !self.trace.is_training();
             let seen = keys
                 .len(axis_of_keys(keys))
@@ -154,7 +154,7 @@ impl<'t> Tensor<'t> {
         let mut tiles: Vec<Tensor<'t>> = Vec::new();
         for first in (0..all).step_by(rows) {
             let tile = self.trace.on_behalf(at, || tile(first));
-            // What is mistaken in one tile is so in all.
+            // A mistake in one tile is in all.
             if tile.is_poisoned() {
                 return tile;
             }

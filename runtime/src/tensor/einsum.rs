@@ -134,7 +134,7 @@ fn contract(
     let mut rest = operands.into_iter();
     let mut joined = rest.next().ok_or("no operand is named")?;
     while let Some(right) = rest.next() {
-        // What the result or a later operand still names.
+        // The axes that the result or a later operand still names.
         let needed =
             |c: char| result.contains(&c) || rest.as_slice().iter().any(|o| o.letters.contains(&c));
         let left = joined.sum(g, |c| needed(c) || right.letters.contains(&c));
@@ -196,7 +196,7 @@ impl Labelled {
     }
 }
 
-/// The sum over what both have and nothing else needs.
+/// The sum over axes that both operands have and nothing else needs.
 fn product(
     g: &mut Graph,
     left: &Labelled,

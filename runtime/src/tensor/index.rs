@@ -14,7 +14,7 @@ use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
 use crate::shape::elements;
 
-/// Refuses what is not an index.
+/// Refuses a tensor that is not an index.
 pub(super) fn require_index(g: &Graph, what: &str, index: NodeId) -> Result<(), String> {
     match g.dtype(index) {
         DType::I32 | DType::U8 => Ok(()),

@@ -18,8 +18,8 @@ use crate::words::count;
 const PARTS_MAX: usize = 1 << 16;
 
 impl<'t> Tensor<'t> {
-    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only what it has
-    /// at every length.
+    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only positions
+    /// that exist at every length.
     #[track_caller]
     pub fn slice(self, axis: usize, range: impl RangeBounds<usize>) -> Tensor<'t> {
         self.slice_step(axis, range, 1)

@@ -198,9 +198,9 @@ impl<'t> Tensor<'t> {
         (x - target).abs().mean_loss("l1")
     }
 
-    /// This tensor and what a loss compares it with element by element: a number, or a tensor of
-    /// the same shape and type. Repeated to one shape, `[n, 1]` and `[n]` would give the mean over
-    /// n × n pairs, which nobody means.
+    /// This tensor and the target that a loss compares it with element by element: a number, or a
+    /// tensor of the same shape and type. Broadcasting is refused, because `[n, 1]` and `[n]` would
+    /// silently give the mean over n × n pairs.
     fn beside_target(
         self,
         what: &str,
@@ -239,7 +239,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 −
-    /// p) (Srivastava et al. 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
+    /// p) (Srivastava et al. 2014); otherwise the identity. Dropped elements become 0, even NaN and
+    /// ∞.
     #[track_caller]
     pub fn dropout(self, p: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |g, x| {

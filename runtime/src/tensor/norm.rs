@@ -1,4 +1,4 @@
-//! Normalisation: what norm layers compute, without their weights.
+//! Normalisation: the computation of norm layers, without their weights.
 
 use std::panic::Location;
 
@@ -11,7 +11,7 @@ use super::reduce::count;
 use super::{AxisSet, Tensor};
 use crate::ops::{Axes, Emit, Op};
 
-/// Statistics of a batch for each channel, and what normalises by them.
+/// Statistics of a batch for each channel, and the factors that normalise by them.
 pub(crate) struct BatchStatistics<'t> {
     /// x less a constant near the mean, of x's shape.
     centred: Tensor<'t>,
@@ -57,8 +57,7 @@ impl<'t> Tensor<'t> {
         let centred = self - near.detach();
         let rest = centred.mean_keep(axes);
         let variance = centred.square().mean_keep(axes) - rest.square();
-        // Rounding may leave less than nothing; what that is the variance of has a slope like any
-        // other.
+        // Rounding may give less than 0; the clamp keeps the gradient of the unclamped variance.
         let variance = variance
             .maximum(0.0)
             .detach()
@@ -77,8 +76,8 @@ impl<'t> Tensor<'t> {
         let raised = self + eps;
         // ∞ · 0 is NaN, and of any other variance it is 0.
         let value = (raised.rsqrt() + raised * 0.0).detach();
-        // The slope is said in terms of the value, so that the way back needs no second root; and
-        // that of the slope in its turn.
+        // The slope is expressed in terms of the value, so that the backward pass needs no second
+        // root; its own slope likewise.
         let slope = |root: Tensor<'t>| root / raised * -0.5;
         value.with_slope(self, slope(value.with_slope(self, slope(raised.rsqrt()))))
     }
@@ -105,7 +104,7 @@ impl<'t> Tensor<'t> {
     ///
     /// Both come from one pass: the K of [`Tensor::moments`] is the mean of the first example,
     /// which is one of n groups of equal size. So (mean − K)² is at most n times the variance, and
-    /// what cancels in the difference costs at most a factor n + 1 in rounding.
+    /// cancellation in the difference costs at most a factor n + 1 in rounding.
     #[track_caller]
     pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
         let at = Location::caller();

@@ -57,8 +57,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This tensor, where the axes have elements; `what` is the operation, and nothing without
-    /// elements `has` what it asks for.
+    /// This tensor, if the axes have elements; `what` is the operation, and `has` completes the
+    /// message "nothing without elements …".
     pub(super) fn with_elements(
         self,
         at: &'static Location<'static>,

@@ -1,8 +1,8 @@
-//! Choosing by value: what comes out has a length that only the run finds.
+//! Selection by value: results have data-dependent lengths.
 //!
-//! Such a length is a dimension like a bounded one to everything that follows. What has it among
-//! its own is no part of the slab: it lives in the pool, or in bytes of the slab that the plan
-//! leaves free meanwhile.
+//! To later operations such a length is a dimension like a bounded one. Values that have it are not
+//! planned in the slab: they live in the pool, or in bytes of the slab that the plan leaves free
+//! meanwhile.
 
 use std::panic::Location;
 
@@ -42,8 +42,8 @@ fn found(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     Ok(Size::symbol(symbol))
 }
 
-/// A length of which a scalar (i32) says how much it is in a run, where whatever has it is checked
-/// to lie within `most`. A scalar is asked once, so that what it says the length of has one length.
+/// A data-dependent length, given by a scalar (i32) in a run and checked to lie within `most`. Each
+/// scalar has one length, so that values measured by it have the same length.
 fn found_once(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     let asked = g.ids().rev().find_map(|id| match g.node(id).op {
         Op::Bind { symbol } if same_view(g, g.node(id).inputs[0], length) => Some(symbol),
@@ -63,8 +63,8 @@ fn same_view(g: &Graph, a: NodeId, b: NodeId) -> bool {
             && same_view(g, x.inputs[0], y.inputs[0]))
 }
 
-/// Row-major positions of true elements: i32 of one axis. A mask is asked once, so that what it
-/// selects has one length.
+/// Row-major positions of true elements: i32 of one axis. Each mask is searched once, so that all
+/// selections by it have the same length.
 fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, String> {
     let most = numbered(g, what, mask)?;
     let mask = flat(g, mask, most);
@@ -237,9 +237,9 @@ impl<'t> Tensor<'t> {
     }
 
     /// The part of an axis that begins at `start` and is `length` long, both i32 scalars of the
-    /// run. A part that is not inside of the axis fails the run. What one length tensor measures
-    /// has one length: two such parts can be added, whatever they are parts of. A gradient goes
-    /// back to where its element came from.
+    /// run. A part that is not inside of the axis fails the run. Parts measured by the same length
+    /// tensor have the same length: two of them can be added, even parts of different tensors. A
+    /// gradient goes back to the position of its element.
     #[track_caller]
     pub fn dynamic_slice(
         self,
@@ -335,8 +335,8 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// The length of the axis of which a part is taken, and the shape as text; refuses what is no axis,
-/// or no scalar beside it.
+/// The length of the axis of which a part is taken, and the shape as text; refuses a missing axis,
+/// or a start or length that is not a scalar.
 fn part_of(g: &Graph, what: &str, ids: &[NodeId], axis: usize) -> Result<(Size, String), String> {
     let Some(&len) = g.dims(ids[0]).get(axis) else {
         return Err(no_axis(g, what, axis, ids[0]));
