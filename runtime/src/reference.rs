@@ -41,14 +41,14 @@ pub enum Precision {
     Double,
 }
 
-/// What a run of the reference gives.
+/// The result of a run of the reference.
 #[derive(Clone, Debug)]
 pub struct Evaluated {
     /// The value of every node.
     pub values: Vec<Array>,
-    /// The values asked for.
+    /// The requested values.
     pub outputs: Vec<Array>,
-    /// What each variable holds after the step, if the step assigns it.
+    /// The value of each variable after the step, if the step assigns it.
     pub assigned: Vec<Option<Array>>,
 }
 
@@ -66,7 +66,7 @@ pub enum Fault {
         limit: usize,
     },
     /// An input or a variable that is missing or of another type or shape.
-    #[error("node {node}: {what} is missing or has another type or shape than the graph says")]
+    #[error("node {node}: {what} is missing or has another type or shape than in the graph")]
     Argument {
         /// The node that refers to it.
         node: u32,
@@ -76,7 +76,7 @@ pub enum Fault {
     /// A length of 0 where elements are needed.
     #[error("{why}")]
     Empty {
-        /// What is wrong without elements.
+        /// The message for a length of 0.
         why: String,
     },
 }
@@ -242,7 +242,7 @@ pub fn evaluate(
                 let Extent::Found(most) = graph.symbols.extent(*symbol) else {
                     return Err(Fault::Argument {
                         node: id.0,
-                        what: "a length to be found",
+                        what: "a data-dependent length",
                     });
                 };
                 let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);

@@ -11,8 +11,8 @@ use slabwise_planner::files::Gunzip;
 
 use super::DataError;
 
-/// Most bytes of elements a file may declare: some twenty times MNIST, and short of what would
-/// endanger the machine.
+/// Most bytes of elements that a file may declare: some twenty times MNIST, and too few to endanger
+/// the machine.
 const MAX_BYTES: u64 = 1 << 30;
 /// Reserved at most before any element has been seen: MNIST fits, and a false header costs no more.
 const MAX_RESERVE: u64 = 64 << 20;
@@ -35,8 +35,8 @@ impl Idx {
     /// # Errors
     ///
     /// A [`DataError`] for an unreadable file, another kind of file, extents above 1 GiB in all,
-    /// missing or trailing bytes, and damaged gzip data. Memory follows what the file holds, not
-    /// what its header declares.
+    /// missing or trailing bytes, and damaged gzip data. Memory use follows the file's contents,
+    /// not its header.
     pub fn read(path: &Path, rank: usize) -> Result<Idx, DataError> {
         let io_error = |source| DataError::Io {
             path: path.to_owned(),
@@ -49,7 +49,7 @@ impl Idx {
         )
     }
 
-    /// As [`Idx::read`], of what a file contains.
+    /// As [`Idx::read`], from a file's contents.
     ///
     /// # Errors
     ///
@@ -80,7 +80,7 @@ fn read_from(path: &Path, mut plain: impl BufRead, rank: usize) -> Result<Idx, D
     }
 }
 
-/// Parses what `reader` yields; `failed` wraps its errors.
+/// Parses the bytes of `reader`; `failed` wraps its errors.
 fn parse(
     path: &Path,
     mut reader: impl Read,

@@ -24,7 +24,7 @@ impl Mnist {
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file and what helps: missing, damaged, cut short or too long,
+    /// A [`DataError`] that names the file and the remedy: missing, damaged, cut short or too long,
     /// without images, labels above 9, and images that do not match their labels in number or the
     /// other split in size.
     pub fn load(folder: impl AsRef<Path>) -> Result<Mnist, DataError> {
@@ -81,7 +81,7 @@ fn load_split(
     let labels = find(folder, labels, &format!("{prefix}-labels"), 1)?;
     let pixels = Idx::read(&images, 3)?;
     let of_images = Idx::read(&labels, 1)?;
-    // As many extents as were asked for.
+    // As many extents as were requested.
     let extent = |idx: &Idx, axis: usize| idx.dims.get(axis).copied().unwrap_or(0);
     let shape = [1, extent(&pixels, 1), extent(&pixels, 2)];
     let (image_count, label_count) = (extent(&pixels, 0), extent(&of_images, 0));

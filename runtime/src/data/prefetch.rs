@@ -28,7 +28,7 @@ pub struct Prefetched<T> {
     /// None once the thread is done.
     items: Option<Receiver<T>>,
     thread: Option<JoinHandle<()>>,
-    /// What the source said is left, less what was handed out.
+    /// The size hint of the source, less the items handed out.
     left: (usize, Option<usize>),
 }
 
@@ -46,11 +46,10 @@ impl<T: Send + 'static> Prefetched<T> {
         depth: usize,
     ) -> Prefetched<T> {
         let left = source.size_hint();
-        // A thread that cannot be started drops what was to run on it, and the source is still
-        // wanted.
+        // A thread that cannot be started drops its closure, and the source is still needed.
         let given = Arc::new(Mutex::new(Some(source)));
         let taken = Arc::clone(&given);
-        // The thread itself holds one more item than the channel while it waits for room.
+        // The thread itself holds one more item than the channel while it waits for space.
         let (sender, items) = sync_channel(
             depth
                 .saturating_sub(1)
@@ -74,7 +73,7 @@ impl<T: Send + 'static> Prefetched<T> {
             },
             Err(reason) => {
                 log::warn!(
-                    "batches are made when they are asked for, because no thread can be started: {reason}"
+                    "batches are made on request, because no thread can be started: {reason}"
                 );
                 let source = given.lock().unwrap_or_else(PoisonError::into_inner).take();
                 Prefetched {
@@ -137,7 +136,7 @@ impl<T> fmt::Debug for Prefetched<T> {
 
 impl<T> Drop for Prefetched<T> {
     fn drop(&mut self) {
-        // Nobody asked for the item whose making failed, and a panic while dropping could abort.
+        // The caller did not request the item that failed, and a panic while dropping could abort.
         let _ = self.end();
     }
 }
@@ -217,7 +216,7 @@ mod tests {
         );
         assert_eq!(items.next(), Some((0, 2)));
         drop(items);
-        // What the thread owned is gone, so the thread is.
+        // The thread's values are gone, so the thread is.
         assert_eq!(Arc::strong_count(&owned), 1);
     }
 

@@ -192,8 +192,7 @@ impl Split {
     }
 }
 
-/// Batches of a [`Split`], assembled one by one as asked for. Holds on to the data, not to the
-/// split.
+/// Batches of a [`Split`], assembled one by one on request. Holds on to the data, not to the split.
 #[derive(Clone, Debug)]
 pub struct Batches {
     data: Arc<Images>,

@@ -1,4 +1,4 @@
-//! Built-in models: what the command line plans and measures, under names that other frameworks'
+//! Built-in models, which the command line plans and measures, under names that other frameworks'
 //! benchmarks share.
 
 mod gpt;
@@ -129,9 +129,8 @@ impl Model {
         }
     }
 
-    /// The model of a name, with sizes of its own or others: `gpt2`, or `lstm:length=320,layers=2`,
-    /// which sets what it names.
-    /// [`Model::help`] lists all names and sizes.
+    /// The model of a name, with default or given sizes: `gpt2`, or `lstm:length=320,layers=2`,
+    /// which sets the sizes it names. [`Model::help`] lists all names and sizes.
     ///
     /// # Errors
     /// For an unknown name, with those that are known; for an unknown size, with those of the
@@ -182,7 +181,7 @@ impl Model {
         self.sizes().classes()
     }
 
-    /// The shape of one example's labels: of a class none, of what has one for each pixel or token
+    /// The shape of one example's labels: none for a class; for one label per pixel or token,
     /// theirs.
     fn label(self) -> Vec<usize> {
         match self.sizes().row().labelled {
@@ -197,7 +196,7 @@ impl Model {
         self.sizes().row().labelled == Labelled::Token
     }
 
-    /// The optimizer it is measured with unless another is asked for.
+    /// The optimizer it is measured with by default.
     pub fn optimizer(self) -> OptimizerKind {
         self.sizes().row().optimizer
     }
@@ -304,7 +303,7 @@ impl Network {
     /// for an example, pixel or token) in, the mean cross-entropy out.
     ///
     /// # Errors
-    /// What [`Session::compile`] refuses.
+    /// Any error of [`Session::compile`].
     pub fn training(
         &self,
         session: &mut Session,
@@ -319,7 +318,7 @@ impl Network {
     /// The same step without memory for weights and slab; see [`Session::plan`].
     ///
     /// # Errors
-    /// What [`Session::plan`] refuses.
+    /// Any error of [`Session::plan`].
     pub fn plan_training(
         &self,
         session: &Session,
@@ -331,11 +330,11 @@ impl Network {
         session.plan(&trace, [loss])
     }
 
-    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; of what has
-    /// labels for each pixel `[batch, classes, h, w]`, for each token `[batch, length, classes]`.
+    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; for models with
+    /// a label per pixel `[batch, classes, h, w]`, per token `[batch, length, classes]`.
     ///
     /// # Errors
-    /// What [`Session::compile`] refuses.
+    /// Any error of [`Session::compile`].
     pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
         let trace = Trace::inference().with_precision(self.precision);
         let logits = self.logits(&trace, batch.into());
@@ -562,7 +561,7 @@ mod tests {
         );
     }
 
-    /// What each wrong size is answered.
+    /// The message for each wrong size.
     #[test]
     fn sizes_are_refused_by_name() {
         let said = |text: &str| Model::parse(text).unwrap_err().to_string();

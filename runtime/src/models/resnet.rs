@@ -4,7 +4,7 @@ use crate::nn::{BatchNorm2d, Conv2d, Linear, Module, Sequential};
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// What a residual network is made of. Its parameters are named as torchvision names them.
+/// The layers of a residual network. Its parameters are named as torchvision names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResNet {
     /// A 7×7 convolution of stride 2 and max pooling before the blocks (for photographs), rather
@@ -115,7 +115,7 @@ impl Module for Layers {
     }
 }
 
-/// Convolutions with norms, and what is added to their result.
+/// Convolutions with norms, and the shortcut added to their result.
 struct Block {
     channels: usize,
     main: Vec<(Conv2d, BatchNorm2d)>,

@@ -1,5 +1,5 @@
-//! The table of built-in models: the sizes that each has, what they usually are and may be, and
-//! what is made of them.
+//! The table of built-in models: the sizes of each, their defaults and bounds, and the function
+//! that builds it.
 
 use std::fmt;
 
@@ -16,8 +16,8 @@ const KEYS_MAX: usize = 8;
 const UNROLLED_MAX: usize = 10_000;
 const PLACES_MAX: usize = 1 << 18;
 
-/// The flag of a model of which the last layer alone learns, and what the names of that one's
-/// weights begin with.
+/// The flag of a model of which the last layer alone learns, and the prefix of that layer's
+/// weights.
 const FROZEN: &str = "frozen";
 const HEAD: &str = "fc.";
 
@@ -54,7 +54,7 @@ const fn flag(name: &'static str, usual: bool) -> Key {
     }
 }
 
-/// What has a label.
+/// The part of an example that has a label.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Labelled {
     Example,
@@ -68,12 +68,12 @@ pub(super) struct Row {
     pub name: &'static str,
     keys: &'static [Key],
     pub labelled: Labelled,
-    /// The optimizer it is measured with unless another is asked for.
+    /// The optimizer it is measured with by default.
     pub optimizer: OptimizerKind,
     example: fn(&Values) -> Vec<usize>,
     classes: fn(&Values) -> usize,
     layers: fn(&Values, &Scope) -> Box<dyn Module>,
-    /// What is wrong with sizes that are each within their bounds.
+    /// The mistake in sizes that are each within their bounds.
     fault: fn(&Values) -> Option<String>,
 }
 
@@ -460,7 +460,7 @@ impl Sizes {
         })
     }
 
-    /// These, but for what `text` sets, as in `length=320,layers=2`.
+    /// These, changed by `text`, as in `length=320,layers=2`.
     pub(super) fn set(mut self, text: &str) -> Result<Sizes> {
         let (name, keys) = (self.row().name, self.row().keys);
         let refuse = |why: String| Err(Error::Value(format!("{name}{why}")));
@@ -529,7 +529,7 @@ impl Sizes {
         (self.row().classes)(&self.values)
     }
 
-    /// What the names of the weights that learn begin with, if not all do.
+    /// The prefix of the names of the weights that learn, if not all do.
     pub(super) fn head(&self) -> Option<&'static str> {
         let mut flags = self.row().keys.iter().zip(&self.values);
         flags
@@ -572,8 +572,8 @@ impl fmt::Debug for Sizes {
     }
 }
 
-/// What can be set of each model, for the help of commands: one line for each, with the usual
-/// numbers.
+/// The sizes of each model that can be set, for the help of commands: one line for each, with the
+/// defaults.
 pub(super) fn help() -> String {
     let line = |row: &Row| {
         let set = |key: &Key| {

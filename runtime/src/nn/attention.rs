@@ -54,7 +54,7 @@ impl MultiHeadAttention {
         self
     }
 
-    /// The result under a mask, on top of which a causal layer hides what is later.
+    /// The result under a mask, on top of which a causal layer hides later positions.
     #[track_caller]
     pub fn masked<'t>(&self, x: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         let trace = x.trace();

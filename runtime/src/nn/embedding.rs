@@ -74,7 +74,7 @@ impl Module for LearnedPositions {
         let weight = x.trace().param(&self.weight);
         match x.rank().checked_sub(2).and_then(|axis| x.len(axis)) {
             Some(length) => x + weight.slice(0, ..length),
-            // What is no sequence of a fixed length does not fit, unless it is the whole.
+            // A bounded sequence does not fit, unless it is the whole.
             None => x + weight,
         }
     }

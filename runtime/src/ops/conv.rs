@@ -41,7 +41,7 @@ impl Default for ConvGeometry {
 pub(super) const STEP_MAX: usize = 1 << 24;
 
 impl ConvGeometry {
-    /// What is wrong with the numbers, whatever the image is.
+    /// The mistake in the numbers, for any image.
     fn check(&self) -> Result<(), String> {
         if self.groups == 0 || self.stride.contains(&0) || self.dilation.contains(&0) {
             return Err("groups, stride and dilation are at least 1".into());

@@ -1,4 +1,4 @@
-//! The operations of the graph: what each is, and its rules.
+//! The operations of the graph and their rules.
 //!
 //! The elementwise operations stand in one table, `slabwise_kernels::scalar`. Every other operation
 //! is *structural* and has a file here with its shape rule and its gradient. Operations that are
@@ -33,7 +33,7 @@ pub use rules::{Given, Gradients, Rule, gradient, infer};
 /// Axis numbers, or one small number per axis.
 pub type Axes = SmallVec<[usize; 6]>;
 
-/// What is checked where the elements of a tensor must lie in a range.
+/// The meaning of a tensor whose elements are checked to lie in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
     /// Indices.
@@ -48,7 +48,7 @@ pub enum Checked {
 pub enum Op {
     /// The program's input of this index.
     Input(u32),
-    /// What a variable (weight or state) held when the step began.
+    /// The value of a variable (weight or state) when the step began.
     Variable(u32),
     /// One number, of shape `[]`.
     Const(Value),
@@ -121,14 +121,14 @@ pub enum Op {
         start: Dims,
         /// Distance between placed elements, per axis; at least 1.
         step: SmallVec<[u32; 6]>,
-        /// What is everywhere else.
+        /// The value everywhere else.
         value: Value,
     },
     /// Fails the run if an element of the operand lies outside `0..limit`; its value is never read.
     CheckIndex {
         /// One more than the largest index.
         limit: Size,
-        /// What the operand says.
+        /// The meaning of the operand.
         of: Checked,
     },
     /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the
@@ -165,7 +165,7 @@ impl Op {
         )
     }
 
-    /// Done for what it does, not for its value.
+    /// Executed for its effect, not for its value.
     pub fn is_effect(&self) -> bool {
         self.is_check() || matches!(self, Op::Assign(_))
     }
@@ -175,7 +175,7 @@ impl Op {
         matches!(self, Op::CheckIndex { .. } | Op::Bind { .. })
     }
 
-    /// Has a kernel that writes its result in a buffer of its own, and does nothing else.
+    /// Opaque: has a kernel that only writes its result, in a buffer that no other task writes.
     pub fn stands_alone(&self) -> bool {
         matches!(self, Op::Compact | Op::Sort { .. } | Op::Suppress { .. })
     }

@@ -99,7 +99,7 @@ pub(super) fn gradient(
 }
 
 /// The gradient of a pooling is linear in dy: for an upstream `d` of the image's shape it gives
-/// back what the windows select.
+/// back the elements that the windows select.
 pub(super) fn gradient_of_grad(
     g: &mut dyn Emit,
     kind: PoolKind,

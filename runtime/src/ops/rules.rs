@@ -1,4 +1,4 @@
-//! The rules of every operation in one place each: what it accepts and gives, and its gradient.
+//! The rules of every operation in one place: accepted operands, result, and gradient.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -17,7 +17,7 @@ pub struct Given<'a> {
     pub dims: &'a [Size],
 }
 
-/// What an operation gives: its type and shape; or what is wrong, in words that name the shapes.
+/// The result of an operation: its type and shape; or the mistake, in words that name the shapes.
 pub type Rule = Result<(DType, Dims), String>;
 
 /// The gradient of each operand, `None` where there is none.
@@ -64,8 +64,8 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
     }
 }
 
-/// What the gradient `dy` of a node's value gives its operands. `wanted` says for which operands it
-/// is asked.
+/// The contributions of the gradient `dy` of a node's value to its operands. `wanted` marks the
+/// operands that need one.
 pub fn gradient(
     g: &mut dyn Emit,
     op: &Op,

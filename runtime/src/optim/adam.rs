@@ -109,7 +109,7 @@ impl Moments {
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rate = self.rate.rate(trace);
-        // What all weights share is computed once, on scalars.
+        // Values that all weights share are computed once, on scalars.
         let t = (trace.completed_steps() + 1).cast(DType::F32);
         let [first, second] = self.betas.map(|beta| correction(t, beta));
         let root = second.sqrt();

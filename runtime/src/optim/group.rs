@@ -4,7 +4,7 @@ use super::{Optimizer, Weight, at_least_zero};
 use crate::graph::VariableInfo;
 use crate::trace::{Trace, names};
 
-/// What differs for the weights of a group; see [`Optimizer::group`].
+/// Settings that differ for the weights of a group; see [`Optimizer::group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Group {
     pub(super) rate_scale: Option<f64>,
@@ -29,7 +29,7 @@ impl Group {
         self
     }
 
-    /// What this group sets, else what the other does.
+    /// This group's settings, else the other's.
     fn over(self, other: Group) -> Group {
         Group {
             rate_scale: self.rate_scale.or(other.rate_scale),
@@ -38,7 +38,7 @@ impl Group {
     }
 }
 
-/// An optimizer with a group of its own rules; see [`Optimizer::group`].
+/// An optimizer with a group of weights that has other rules; see [`Optimizer::group`].
 #[derive(Clone, Debug)]
 pub struct Grouped<O, F> {
     inner: O,

@@ -28,7 +28,7 @@ use crate::trace::{State, Trace};
 
 /// A rule that changes weights by their gradients; see [`Trace::minimize`].
 pub trait Optimizer {
-    /// What is wrong with its numbers, if anything is.
+    /// The mistake in its numbers, if there is one.
     fn check(&self) -> Result<(), String>;
 
     /// Adds the update of every weight to the trace.
@@ -83,10 +83,10 @@ pub trait Optimizer {
         Ema::new(self, decay)
     }
 
-    /// The same with states of its own, named `name.adam.m.<weight>`, `name.optim.step`,
+    /// The same with separate states, named `name.adam.m.<weight>`, `name.optim.step`,
     /// `name.optim.lr` and so on. Without a name, optimizers of all programs of a session share one
     /// step counter, which is right if the programs train the same weights by the same rule;
-    /// compiling one that does not is an error, and names are what helps.
+    /// compiling one that does not is an error, which names avoid.
     fn named(self, name: &str) -> Named<Self>
     where
         Self: Sized,
@@ -114,7 +114,7 @@ impl<'t> Weight<'t> {
         }
     }
 
-    /// What it is when the step begins.
+    /// The weight's value when the step begins.
     pub fn value(&self) -> Tensor<'t> {
         self.value
     }
@@ -124,7 +124,7 @@ impl<'t> Weight<'t> {
         self.gradient
     }
 
-    /// What the learning rate is to be multiplied by: 1 unless a group says otherwise.
+    /// The factor of the learning rate: 1 unless a group sets another.
     pub fn rate_scale(&self) -> f64 {
         self.group.rate_scale.unwrap_or(1.0)
     }
@@ -157,7 +157,7 @@ impl<'t> Weight<'t> {
         trace.beside_variable(Location::caller(), self.variable, slot)
     }
 
-    /// Makes `value` what the weight is after the step.
+    /// Makes `value` the weight's value after the step.
     #[track_caller]
     pub fn set(&self, value: Tensor<'t>) {
         self.value

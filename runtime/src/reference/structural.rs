@@ -159,7 +159,7 @@ fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usi
     });
 }
 
-/// What the mean over a window divides by; 1 for a window with nothing in it.
+/// The divisor of the mean over a window; 1 for an empty window.
 fn divisor(w: &Window, inside: usize, count_pad: bool) -> f64 {
     (if count_pad {
         w.k[0] * w.k[1]

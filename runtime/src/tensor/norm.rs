@@ -57,7 +57,7 @@ impl<'t> Tensor<'t> {
         let centred = self - near.detach();
         let rest = centred.mean_keep(axes);
         let variance = centred.square().mean_keep(axes) - rest.square();
-        // Rounding may give less than 0; the clamp keeps the gradient of the unclamped variance.
+        // Rounding may give less than 0; the clamped value keeps the gradient of the unclamped variance.
         let variance = variance
             .maximum(0.0)
             .detach()

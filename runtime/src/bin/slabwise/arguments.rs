@@ -13,8 +13,8 @@ pub struct Rounding {
     /// 2^-11 off, and compute several times faster; the CPU does not
     #[arg(long)]
     pub tf32: bool,
-    /// What matrix products and convolutions multiply, f32 or bf16; weights, gradients, norms and
-    /// losses stay in f32
+    /// The operand type of matrix products and convolutions, f32 or bf16; weights, gradients, norms
+    /// and losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub dtype: Precision,
 }

@@ -71,7 +71,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What is timed.
+/// The subject of the measurement.
 #[derive(Clone, Copy)]
 enum Subject {
     Model(Model),
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
     pairs(&fields)
 }
 
-/// A value as a person reads it; the ending of the name says what it counts.
+/// A value as text; the suffix of the name gives its unit.
 fn show(name: &str, value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -1,4 +1,4 @@
-//! `slabwise diff`: what made a plan grow.
+//! `slabwise diff`: the reasons why a plan grew.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ pub struct Args {
 
 /// Rows of each list that are shown.
 const SHOWN: usize = 12;
-/// Most characters of a cell: names are what somebody wrote into a file.
+/// Most characters of a cell: names come from a file, so their length is not under control.
 const CELL_MAX: usize = 100;
 
 /// A file that cannot be read or is malformed ends with 2.

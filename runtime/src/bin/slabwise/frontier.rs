@@ -1,4 +1,4 @@
-//! `slabwise plan --frontier`: what a smaller slab costs in time.
+//! `slabwise plan --frontier`: the time that a smaller slab costs.
 
 use std::fmt::Write;
 
@@ -11,7 +11,7 @@ use crate::plan::{Args, of_batch};
 /// Budgets between all that a step needs if nothing is computed twice, and the least that was found
 /// to be enough.
 const BUDGETS: u64 = 10;
-/// Kernels that are named as computed again.
+/// Recomputed kernels that are named.
 const NAMED: usize = 6;
 
 /// A plan under a budget.
@@ -120,8 +120,8 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// What runs on slices, and the largest of what is computed again or sent to the host, and for
-/// whom.
+/// The kernels that run on micro-batches, and the largest of the values that are recomputed or sent
+/// to the host, with their consumers.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));

@@ -1,4 +1,4 @@
-//! What commands print and write.
+//! Output of commands: text and files.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -17,7 +17,7 @@ pub const WRONG_USAGE: u8 = 2;
 /// Most characters of a line of an error message: room for sentences and a path, not for a file
 /// that is echoed.
 const LINE_MAX: usize = 2000;
-/// The same of what is wrong with an argument, and of the argument in it.
+/// The same for a mistake in an argument, and for the argument in it.
 const USAGE_MAX: usize = 360;
 const VALUE_MAX: usize = 80;
 
@@ -74,7 +74,7 @@ pub fn line(text: impl Display) -> Result<()> {
     })
 }
 
-/// A message without control characters and without endless lines, whatever it quotes.
+/// A message without control characters and without endless lines, whichever text it quotes.
 fn legible(text: &str, most: usize) -> String {
     text.lines()
         .map(|line| shortened(line, most))
@@ -82,7 +82,7 @@ fn legible(text: &str, most: usize) -> String {
         .join("\n")
 }
 
-/// Tells why a command fails; who cannot read it has the exit code.
+/// Reports why a command fails; if stderr is closed, the exit code remains.
 pub fn complain(reason: impl Display) {
     let _ = writeln!(
         stderr(),
@@ -91,13 +91,13 @@ pub fn complain(reason: impl Display) {
     );
 }
 
-/// Tells what is wrong with an argument or an input file.
+/// Reports a defect of an argument or an input file.
 pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
     complain(reason);
     Ok(WRONG_USAGE.into())
 }
 
-/// Prints what was found in place of a command: help that was asked for, or what is wrong with the
+/// Prints the result of parsing in place of a command: requested help, or the mistake in the
 /// arguments.
 pub fn told(mut found: clap::Error) -> ExitCode {
     for kind in [

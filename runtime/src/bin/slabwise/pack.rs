@@ -19,12 +19,12 @@ use crate::output::{bad_input, complain, line, pairs, save};
 pub struct Args {
     /// A table of buffers, `id,lower,upper,size` and more, gzipped or not
     file: PathBuf,
-    /// The bytes there are, such as 24MiB: what fits is good enough, and what does not is a
-    /// failure. SPACE=BYTES for one of several memories
+    /// The bytes available, such as 24MiB: any packing that fits is accepted, and none that fits is
+    /// a failure. SPACE=BYTES for one of several memories
     #[arg(long, value_name = "[SPACE=]BYTES")]
     capacity: Vec<Capacity>,
-    /// Seconds to look for a lower packing. What is found in them depends on how fast and how busy
-    /// the machine is: use --effort where it has to be the same every time
+    /// Seconds to search for a lower packing. The result depends on the speed and load of the
+    /// machine: use --effort if it has to be reproducible
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     time_limit: Duration,
     /// How many placements of a buffer to spend on a lower packing, in place of a time. The same

@@ -17,8 +17,8 @@ pub struct Args {
     /// RMM's CSV log, a memory snapshot of PyTorch (pickle or JSON), or lifetimes
     /// (`id,lower,upper,size`); gzipped or not
     trace: PathBuf,
-    /// The policy: tlsf, bfc, naive, round, unpooled, platform, async or vmm [default: what the
-    /// environment says, else tlsf]
+    /// The policy: tlsf, bfc, naive, round, unpooled, platform, async or vmm [default: that of the
+    /// environment, else tlsf]
     #[arg(long, conflicts_with = "all")]
     policy: Option<Policy>,
     /// Every policy
@@ -35,7 +35,7 @@ pub struct Args {
     /// JSON if the name ends in .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub snapshot: Option<PathBuf>,
-    /// Write what led to the trace's peak for Perfetto (JSON)
+    /// Write the events up to the trace's peak for Perfetto (JSON)
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub perfetto: Option<PathBuf>,
     /// One JSON object instead of a table (with --all, an array of them)
@@ -150,7 +150,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Writes the files that are asked for.
+/// Writes the requested files.
 fn write(args: &Args, pool: &Pool) -> Result<()> {
     let internal = |e: export::ExportError| Error::Internal(e.to_string());
     if let Some(path) = &args.snapshot {

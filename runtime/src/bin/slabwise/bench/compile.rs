@@ -10,7 +10,7 @@ use super::{Args, open};
 use crate::output::{line, table};
 use crate::plan::of_batch;
 
-/// What compiling a model's training step takes.
+/// The cost of compiling a model's training step.
 struct Compiled {
     model: Model,
     /// The first is the trace, in which the model writes its graph down and is differentiated.
@@ -90,7 +90,7 @@ impl Compiled {
     }
 }
 
-/// A row for each stage, and for each model the milliseconds and what came out: nodes, and kernels
+/// A row for each stage, and for each model the milliseconds and the result: nodes, and kernels
 /// from fusion on.
 fn show(all: &[Compiled]) -> String {
     let mut names: Vec<&str> = Vec::new();
