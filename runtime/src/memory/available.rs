@@ -1,8 +1,8 @@
-//! How much memory the host has to give now: what its kernel says is available, within the limit of
-//! the control group.
+//! The memory that the host can give now: the kernel's available bytes, within the limit of the
+//! control group.
 //!
-//! Linux promises more than it has and ends a process when pages are touched that are not there. So
-//! what is asked for is compared with what can be touched before it is taken.
+//! Linux overcommits memory and kills a process that touches pages it cannot back. Therefore a
+//! request is compared with the bytes that can be backed before it is made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -60,8 +60,8 @@ fn of_groups(text: &str, root: &Path) -> Option<u64> {
     folders.filter_map(of_group).min()
 }
 
-/// What one control group leaves, of either version: its limit less what it has in use, file pages
-/// that can be dropped aside.
+/// The bytes that one control group leaves, of either version: its limit less its use, without
+/// droppable file pages.
 fn of_group(folder: &Path) -> Option<u64> {
     let number = |name: &str| {
         fs::read_to_string(folder.join(name))

@@ -1,8 +1,8 @@
-//! The table of blocks: who holds which bytes, on the host's side alone. Nothing is written into
-//! the memory itself.
+//! The table of blocks: which bytes are in use, kept on the host's side alone. Nothing is written
+//! into the memory itself.
 //!
 //! A block is a row. Rows name their neighbours by index, in address order within a *chain*: the
-//! blocks of one arena, or those inside a page of small blocks. A row that holds no block waits for
+//! blocks of one arena, or those inside a page of small blocks. A row without a block is reused for
 //! the next one; its generation tells handles of the old block from those of the new.
 
 use slabwise_kernels::memory::Region;
@@ -20,15 +20,15 @@ pub struct Handle {
     pub(crate) generation: u32,
 }
 
-/// What a row is.
+/// The state of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
     /// No block.
     #[default]
     Unused,
-    /// Memory that nobody uses.
+    /// Free memory.
     Free,
-    /// Memory that somebody uses.
+    /// Memory in use.
     Live,
     /// Memory that is cut into small blocks, which are a chain of their own.
     Page,
@@ -54,14 +54,14 @@ pub(crate) struct Block {
     pub generation: u32,
     /// How many hold the block where it is; of a page, those of all its blocks.
     pub pins: u32,
-    /// The stream that used the block last, and how far it must come until nobody does.
+    /// The stream that used the block last, and the point it must reach until the block is unused.
     pub stream: Stream,
     pub sequence: u64,
     /// The page a small block lies in, or `NONE`; of a page, the first block in it.
     pub page: u32,
-    /// Bytes asked for, of a block in use.
+    /// The requested bytes, of a block in use.
     pub requested: u64,
-    /// What the block is for, of a block in use.
+    /// The purpose of a block in use.
     pub tag: u32,
     /// The allocation that this block is, counted from 1; of a free one, the step at which it
     /// became free.
@@ -192,7 +192,7 @@ impl Table {
             .map(|(i, b)| (i as u32, b))
     }
 
-    /// Cuts a block after `bytes` bytes; the rest is a row of its own, with the same state.
+    /// Cuts a block after `bytes` bytes; the rest is a new row, with the same state.
     pub fn split(&mut self, index: u32, bytes: u64) -> u32 {
         let block = self[index];
         debug_assert!(bytes > 0 && bytes < block.bytes);

@@ -26,8 +26,8 @@ pub enum Policy {
     /// MXNet's `Unpooled`: each request is a call of the driver, each free another, once the stream
     /// is done with the block.
     Unpooled,
-    /// JAX's `platform` allocator: as `unpooled`, but a free waits for the device as `cudaFree`
-    /// does, and no fraction limits it.
+    /// JAX's `platform` allocator: as `unpooled`, but a free synchronizes with the device as
+    /// `cudaFree` does, and no fraction limits it.
     Platform,
     /// JAX's `cuda_async`: the driver's own stream-ordered pool; nothing is kept here.
     Async,
@@ -102,14 +102,14 @@ fn names(policies: &[Policy]) -> String {
 pub struct ConfigError {
     /// The variable, or the field.
     pub name: &'static str,
-    /// What it is.
+    /// Its value.
     pub value: String,
-    /// What it may be.
+    /// The values allowed.
     pub expected: String,
 }
 
-/// What a user sets about a pool; what is `None` is read from the environment, and has a default if
-/// it is not there either.
+/// The user's settings of a pool; a field that is `None` is read from the environment, else it has
+/// its default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryConfig {
     /// `SLABWISE_ALLOCATOR` (`pool`, `platform`, `async`, `vmm`) and `SLABWISE_POOL` (`tlsf`,
@@ -121,7 +121,7 @@ pub struct MemoryConfig {
     /// `SLABWISE_MEM_FRACTION`: the part of the device's total memory that the pool may take, above
     /// 0 and at most 1; 0.75 by default.
     pub fraction: Option<f64>,
-    /// The most bytes that the pool may take, whatever the fraction says.
+    /// The most bytes that the pool may take, independent of the fraction.
     pub limit: Option<u64>,
     /// `SLABWISE_POOL_PAGE_SIZE`: bytes that `naive` and `round` round up to at least, a power of
     /// two; 4096 by default.
@@ -130,19 +130,19 @@ pub struct MemoryConfig {
     /// by `round`; 20 to 34, 24 by default.
     pub round_cutoff: Option<u32>,
     /// `SLABWISE_POOL_RESERVE`: percent of the device's memory that `naive` and `round` leave free
-    /// while they hold blocks that nobody uses; 0 to 100, 5 by default.
+    /// while they hold unused blocks; 0 to 100, 5 by default.
     pub reserve: Option<u32>,
     /// Whether blocks are moved when a request would fail otherwise; they are by default.
     pub defragment: Option<bool>,
     /// Bytes that may be moved for each byte allocated, beyond one pool's worth; 1 by default.
     pub defragment_rate: Option<f64>,
-    /// Blocks that nobody has used for so long go back to the driver. Never by default.
+    /// Blocks unused for so long go back to the driver. Never by default.
     pub idle_time: Option<Duration>,
-    /// Blocks that nobody has used for so many steps go back to the driver. Never by default.
+    /// Blocks unused for so many steps go back to the driver. Never by default.
     pub idle_steps: Option<u64>,
 }
 
-/// All settings, with what stands for those nobody made.
+/// All settings, with the defaults of those not made.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub policy: Policy,
@@ -159,7 +159,7 @@ pub(crate) struct Settings {
 }
 
 impl MemoryConfig {
-    /// A configuration with this policy, whatever the environment says.
+    /// A configuration with this policy, overriding the environment.
     pub fn with_policy(policy: Policy) -> MemoryConfig {
         MemoryConfig {
             policy: Some(policy),
@@ -167,7 +167,7 @@ impl MemoryConfig {
         }
     }
 
-    /// The variables of the environment that say what fields leave open.
+    /// The variables of the environment that set the fields left open.
     pub const VARIABLES: [&str; 7] = [
         "SLABWISE_ALLOCATOR",
         "SLABWISE_POOL",
@@ -178,8 +178,8 @@ impl MemoryConfig {
         "SLABWISE_POOL_RESERVE",
     ];
 
-    /// The configuration with everything that is read from the environment or has a default filled
-    /// in. Still `None` are what the device decides, and limits that nobody set.
+    /// The configuration with every field filled in from the environment or a default. The fields
+    /// still `None` are those that the device decides, and limits that were not set.
     ///
     /// # Errors
     /// If a variable or a field makes no sense; the error names it.
@@ -207,7 +207,8 @@ impl MemoryConfig {
         })
     }
 
-    /// What the environment and the defaults say, variables that make no sense left out; and those.
+    /// The configuration of the environment and the defaults, without invalid variables; and the
+    /// errors of those.
     pub fn survey() -> (MemoryConfig, Vec<ConfigError>) {
         let none = MemoryConfig::default();
         let only = |name: &'static str| {
@@ -230,7 +231,7 @@ impl MemoryConfig {
         (config, mistakes)
     }
 
-    /// Fills what is `None` from the variables that `lookup` knows.
+    /// Fills the fields that are `None` from the variables that `lookup` knows.
     ///
     /// # Errors
     /// If a variable or a field makes no sense. A variable that a field overrides is not looked at.

@@ -1,12 +1,12 @@
 //! Moving blocks so that free memory comes together.
 //!
-//! *Window eviction* first: of all stretches of addresses that are long enough for the request, the
-//! one with the fewest bytes in use whose blocks fit into holes elsewhere is emptied. If there is
-//! none, everything *slides down* until a hole is long enough. Pinned blocks stay where they are,
-//! and so does everything that is just being mapped.
+//! *Window eviction* first: of all address ranges that are long enough for the request, the one
+//! with the fewest bytes in use whose blocks fit into gaps elsewhere is emptied. If there is none,
+//! all blocks *slide down* until a gap is long enough. Pinned blocks stay where they are, and so do
+//! rows that are just being mapped.
 //!
-//! What is done here is done to the table; the copies follow, in the order of the list, while
-//! nobody may use the pool.
+//! This changes the table only; the copies follow, in the order of the list, while the pool is
+//! locked against other use.
 
 use std::collections::BTreeMap;
 
@@ -30,7 +30,7 @@ pub(crate) struct Move {
     pub stream: Stream,
 }
 
-/// What a chain's memory looks like to somebody who wants to empty a part of it.
+/// A piece of a chain's memory, as the eviction of a window sees it.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     row: u32,
@@ -65,9 +65,9 @@ impl Ground<'_> {
         heads.into_iter().map(|(_, row)| row).collect()
     }
 
-    /// The stream whose copy of a block is ordered behind all that is done there, and before all
-    /// that will be; `None` if the block cannot be moved. What several streams are at work on in a
-    /// page is ordered by none of them.
+    /// The stream whose copy of a block is ordered after all past uses of the block, and before all
+    /// future ones; `None` if the block cannot be moved. A page that several streams use is ordered
+    /// by none of them.
     fn owner(&self, block: &Block) -> Option<Stream> {
         if !matches!(block.state, State::Live | State::Page) || block.pins > 0 {
             return None;
@@ -88,7 +88,7 @@ impl Ground<'_> {
         owner.or(Some(block.stream))
     }
 
-    /// The pieces of an arena, and where it is cut by what cannot be moved: runs of pieces.
+    /// The pieces of an arena, in runs between the blocks that cannot be moved.
     fn runs(&self, stream: Stream) -> Vec<Vec<Piece>> {
         let mut runs = vec![Vec::new()];
         for head in self.heads() {
@@ -171,7 +171,7 @@ impl Ground<'_> {
             })
             .map(|&(bytes, row)| ((bytes, row), 0))
             .collect();
-        // On paper first: which hole each block goes to.
+        // A trial first: the gap that each block would move to.
         let mut chosen = Vec::with_capacity(blocks.len());
         for block in &blocks {
             let (&(bytes, hole), &used) = holes.range((block.bytes, 0)..).next()?;
@@ -181,8 +181,8 @@ impl Ground<'_> {
             }
             chosen.push((hole, used));
         }
-        // A hole is filled from its start in the order in which it was chosen, so what is left of
-        // it is the row behind.
+        // A gap is filled from its start in the order in which it was chosen, so its rest is the
+        // row behind.
         let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
         let mut moves = Vec::with_capacity(blocks.len());
         let mut left = Vec::with_capacity(blocks.len());

@@ -1,4 +1,4 @@
-//! A pool's state: what stands under its lock.
+//! A pool's state: the data under its lock.
 
 use std::collections::VecDeque;
 
@@ -17,7 +17,7 @@ use super::stats::Statistics;
 use super::streams::Streams;
 use super::tags::{TagId, Tags};
 
-/// What blocks are made of.
+/// The origin of a pool's blocks.
 #[derive(Debug)]
 pub(crate) enum Engine {
     Chain(Box<Chain>),
@@ -25,7 +25,7 @@ pub(crate) enum Engine {
     Direct,
 }
 
-/// What a pool may take, fixed at its first use.
+/// The memory that a pool may take, fixed at its first use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
     pub limit: u64,
@@ -54,10 +54,10 @@ pub(crate) struct Heap {
     /// All that the pool may take is to be taken now.
     pub preallocates: bool,
     pub has_callbacks: bool,
-    /// Blocks are being moved; nobody may use the pool until that is done.
+    /// Blocks are being moved; no other operation may use the pool until that is done.
     pub moving: bool,
-    /// The source is being asked for what the pool needs before its first block: nobody else asks
-    /// meanwhile.
+    /// One operation is querying the source for the pool's set-up before its first block: the
+    /// others wait for it.
     pub opening: bool,
     /// Bytes that calls under way ask for.
     pub reserving: u64,
@@ -65,7 +65,7 @@ pub(crate) struct Heap {
     pub allocated_bytes: u64,
     /// Steps that have ended.
     pub step: u64,
-    /// When the current operation began, in nanoseconds; 0 unless somebody wants to know.
+    /// When the current operation began, in nanoseconds; 0 unless events are recorded.
     pub now: u64,
     pub journal: Option<Journal>,
     waiting_arenas: VecDeque<Waiting>,
@@ -101,12 +101,12 @@ impl Heap {
         }
     }
 
-    /// A request at the foot of the ladder; `None` if no memory could be so large.
+    /// A request at its first retry step; `None` if no memory could be so large.
     pub fn request(&self, bytes: u64, stream: Stream, tag: u32) -> Option<Request> {
         let rounded = match &self.engine {
             Engine::Chain(chain) => chain.rounded(bytes),
             Engine::Buckets(buckets) => buckets.rounding.rounded(bytes),
-            // What a driver aligns to.
+            // The driver's alignment.
             Engine::Direct => bytes.max(1).checked_next_multiple_of(GRANULE),
         };
         Some(Request {
@@ -157,7 +157,7 @@ impl Heap {
                 });
                 buckets.give(&mut self.table, row);
             }
-            // The block of the request that asked for it, and nobody else's.
+            // The block of the request that allocated it, reserved for that request.
             Engine::Direct => {
                 return Some(self.table.add(Block {
                     arena,
@@ -202,7 +202,7 @@ impl Heap {
         self.unpin(row, u32::MAX);
         let (now, step) = (self.now, self.step);
         let row_of = &mut self.table[row];
-        // Handles of the block die with it, whatever becomes of the row.
+        // Handles of the block die with it, independent of the row.
         row_of.generation = row_of.generation.wrapping_add(1);
         (
             row_of.sequence,
@@ -285,7 +285,7 @@ impl Heap {
         })
     }
 
-    /// Whether arenas wait for their streams.
+    /// Whether arenas wait for their streams to finish.
     pub fn has_waiting_arenas(&self) -> bool {
         !self.waiting_arenas.is_empty()
     }
@@ -308,7 +308,7 @@ impl Heap {
         }
     }
 
-    /// Writes down what happened to a block, if somebody wants to know.
+    /// Records an event of a block, if events are recorded.
     pub fn note(&mut self, action: Action, row: u32) {
         if self.journal.is_some() {
             let block = self.table[row];

@@ -1,10 +1,10 @@
-//! What is tried for a request, one rung after the other, until there is memory or a reason why
-//! not.
+//! The retry policy of a request: the steps tried one after the other, until there is memory or a
+//! reason for its lack.
 //!
-//! The ladder is a state machine without input or output: it looks at the table under the pool's
-//! lock and says which call of the driver is needed next; the pool makes the call without the lock
-//! and tells what came of it. So no lock is ever held across a driver call, and every path can be
-//! tested without a driver.
+//! The retry policy is a state machine without input or output: it reads the table under the pool's
+//! lock and returns the next driver call; the pool makes the call without the lock and reports its
+//! outcome. So no lock is ever held across a driver call, and every path can be tested without a
+//! driver.
 
 use slabwise_kernels::memory::Region;
 
@@ -16,7 +16,7 @@ use super::journal::Action;
 use super::policy::chain::{Effort, Return};
 use super::source::{MemoryInfo, Range, Refused, Stream};
 
-/// A request for memory on its way up the ladder.
+/// A request for memory on its way through the retry steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub bytes: u64,
@@ -26,33 +26,33 @@ pub(crate) struct Request {
     pub rung: Rung,
     /// Whether memory at hand did not suffice.
     pub missed: bool,
-    /// What the driver last said is free; only asked where a reserve is kept.
+    /// The driver's last report of free memory; only queried where a reserve is kept.
     pub info: Option<MemoryInfo>,
-    /// How often memory was asked for; others may have taken it.
+    /// How often new memory was requested; other requests may have taken it.
     pub grown: u32,
-    /// How often the driver refused on this rung.
+    /// How often the driver refused in this step.
     pub refused: u32,
-    /// The block, where each request has one of its own from the driver.
+    /// The block, where the driver allocates one for each request.
     pub got: Option<u32>,
-    /// There is new memory: it is looked for before the ladder is climbed any further.
+    /// There is new memory: it is searched before the next retry step.
     pub look: bool,
 }
 
-/// What is tried next.
+/// A step of the retry policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Rung {
     Search,
     /// Blocks of other streams that are done by now.
     Poll,
     SearchPolled,
-    /// Caches of the program drop what they hold.
+    /// Caches of the program drop their memory.
     Callbacks,
     SearchAll,
     /// Move a few bytes rather than take many more.
     EvictEarly,
     SearchEvicted,
     Grow,
-    /// What nobody uses goes back to the driver, so that there is room to grow.
+    /// Unused memory goes back to the driver, to leave bytes to grow.
     Trim,
     GrowTrimmed,
     /// Wait for all streams; then search again, and grow again.
@@ -68,7 +68,7 @@ pub(crate) enum Rung {
     Fail,
 }
 
-/// A call of the driver that the ladder needs.
+/// A driver call that the retry policy needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
     Info,
@@ -104,10 +104,10 @@ pub(crate) enum Call {
     },
 }
 
-/// What came of a call.
+/// The outcome of a driver call.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// And whether the source is taken whole unless somebody says otherwise.
+    /// And whether the source is taken whole by default.
     Info(MemoryInfo, bool),
     Range(Option<Range>),
     Reserved(Result<u32, Refused>),
@@ -129,8 +129,8 @@ pub(crate) enum Next {
     /// This row is the block.
     Served(u32),
     Call(Call),
-    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back
-    /// after that.
+    /// Another request's blocks are being moved, or the pool's first memory is being allocated:
+    /// retry after that.
     Wait,
     Failed,
 }
@@ -172,7 +172,7 @@ impl Heap {
         }
     }
 
-    /// One rung: the next one, and the call that this one needs.
+    /// Executes one step: the next step, and the call that this one needs.
     fn climb(&mut self, r: &mut Request) -> (Rung, Option<Call>) {
         match r.rung {
             Rung::Search => {
@@ -198,8 +198,8 @@ impl Heap {
             ),
             Rung::SearchAll => (Rung::EvictEarly, None),
             Rung::EvictEarly => {
-                // As much memory as is asked for lies about, if only in pieces: bytes that are
-                // moved once are cheaper than as many that are kept from then on.
+                // Enough memory for the request is free, but in pieces: moving bytes once is
+                // cheaper than keeping as many more from then on.
                 let free = self
                     .statistics
                     .pool_bytes
@@ -244,9 +244,9 @@ impl Heap {
         }
     }
 
-    /// A call for more memory, after which this rung is climbed again; or the rung after it.
+    /// A call for more memory, after which this step is repeated; or the step after it.
     fn grow_or(&mut self, r: &mut Request, next: Rung) -> (Rung, Option<Call>) {
-        // Where arenas are larger than the request, a refused one is asked for again in the least
+        // Where arenas are larger than the request, a refused one is requested again in the least
         // size.
         let patience = match &self.engine {
             Engine::Chain(chain) if chain.range.is_none() => 1,
@@ -261,7 +261,7 @@ impl Heap {
         }
     }
 
-    /// What the source must be asked once, and what is taken at the first use.
+    /// The set-up queries to the source, and the memory taken at the first use.
     fn begin(&mut self) -> Option<Call> {
         let Some(capacity) = self.capacity else {
             return Some(Call::Info);
@@ -327,7 +327,7 @@ impl Heap {
                 }
             }
             Engine::Chain(chain) => {
-                // A failed call is tried again with what is needed at least.
+                // A failed call is retried with the least size that suffices.
                 let wanted = if r.refused == 0 {
                     chain.segment(r.rounded)
                 } else {
@@ -364,8 +364,8 @@ impl Heap {
         Some(call)
     }
 
-    /// `naive` and `round` leave a part of the device free: before they take more, they ask what is
-    /// free, and give back what nobody uses if it is too little.
+    /// `naive` and `round` leave a part of the device free: before they take more, they query the
+    /// free bytes, and release unused memory if these are too few.
     fn keep_reserve(&mut self, r: &mut Request) -> Option<Call> {
         let Engine::Buckets(_) = &self.engine else {
             return None;
@@ -377,7 +377,7 @@ impl Heap {
         if info.free.saturating_sub(r.rounded) >= reserve && info.free >= r.rounded {
             return None;
         }
-        // Once is enough: what cannot go back will not the second time.
+        // Once is enough: memory that could not be released will not be the second time.
         r.info = Some(MemoryInfo {
             free: u64::MAX,
             ..info
@@ -385,7 +385,7 @@ impl Heap {
         self.trim(|_| true)
     }
 
-    /// Gives back what nobody uses. The addresses of a range are no scarcer for what is mapped, so
+    /// Releases unused memory. Returning the mapped memory of a range would free no addresses, so
     /// it keeps its memory.
     fn trim_for_room(&mut self) -> Option<Call> {
         let in_range = matches!(&self.engine, Engine::Chain(chain) if chain.range.is_some());
@@ -417,7 +417,7 @@ impl Heap {
         })
     }
 
-    /// Takes note of what came of a call.
+    /// Applies the outcome of a call.
     pub fn conclude(&mut self, r: Option<&mut Request>, call: Call, outcome: Outcome) {
         match (call, outcome) {
             (Call::Info, Outcome::Info(info, preallocates)) => {
@@ -511,8 +511,7 @@ impl Heap {
                 }
             }
             (Call::Remap { from, to }, Outcome::Remapped { done: Err(_), ns }) => {
-                // Everything is where it was: the pages are free, and where they should have gone
-                // is a hole.
+                // Nothing has moved: the pages are free, and their destination is a gap.
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
                 self.statistics.defrags -= 1;
@@ -562,7 +561,7 @@ impl Heap {
         self.note_segment(Action::SegmentAlloc, region);
     }
 
-    /// What a driver says about its streams.
+    /// Applies the driver's report on its streams.
     fn progress(&mut self, all: &[(Stream, u64)]) {
         let mut news = false;
         for &(stream, sequence) in all {

@@ -16,8 +16,8 @@ pub struct Offload {
 
 impl Offload {
     /// Over a link that moves so many bytes per second in each direction, to as much of the host's
-    /// memory as needed. How fast the link is decides what is sent rather than computed again;
-    /// results do not depend on it.
+    /// memory as needed. The speed of the link decides which values are sent rather than
+    /// recomputed; results do not depend on it.
     pub fn new(per_second: Bytes) -> Self {
         Offload {
             per_second,

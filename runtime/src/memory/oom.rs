@@ -1,5 +1,5 @@
-//! The bill that a request gets for which there is no memory: what was asked, what there is, who
-//! holds it, what would help.
+//! The OOM report of a request for which there is no memory: the request, the memory there is, its
+//! holders, and possible remedies.
 
 use std::fmt;
 
@@ -12,27 +12,27 @@ use super::ladder::Request;
 use super::stats::Fragmentation;
 use super::tags::Tag;
 
-/// Holders that a bill names.
+/// The most holders that a report names.
 const HOLDERS: usize = 8;
 
-/// Who holds memory.
+/// A holder of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holder {
     /// The block; it may be freed by now.
     pub handle: Handle,
-    /// What it is for.
+    /// Its purpose.
     pub tag: Tag,
-    /// The bytes it was asked for.
+    /// The requested bytes.
     pub bytes: u64,
     /// Which allocation of the pool it is, counted from 1.
     pub allocation: u64,
     /// Whether something holds it where it is.
     pub pinned: bool,
-    /// The step that needs it next, where somebody knows.
+    /// The step that needs it next, if known.
     pub next_use: Option<String>,
 }
 
-/// Something that would have let the request succeed, from the numbers of the bill.
+/// A change that would have let the request succeed, from the numbers of the report.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Help {
     /// So many bytes more that the pool may take.
@@ -50,7 +50,7 @@ pub enum Help {
     /// The memory is there, but kept for other sizes; a policy that cuts and joins blocks would
     /// have it.
     Policy(Policy),
-    /// Memory that scales with the batch fits if the batch is at most this part of what it is.
+    /// Memory that scales with the batch fits if the batch is at most this part of its size.
     Batch(f64),
     /// The device has the bytes, but others hold them.
     Others {
@@ -62,9 +62,9 @@ pub enum Help {
 /// No memory for a request, after everything was tried. The pool goes on as before.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// The requested bytes.
     pub requested: u64,
-    /// What they are for.
+    /// Their purpose.
     pub tag: Tag,
     /// The most that the pool may take.
     pub capacity: u64,
@@ -80,13 +80,13 @@ pub struct OutOfMemory {
     pub holders: Vec<Holder>,
     /// Blocks in use beside those.
     pub more_holders: usize,
-    /// What would have helped, the least first.
+    /// The remedies, the least first.
     pub help: Vec<Help>,
 }
 
 impl Heap {
-    /// The bill of a request that failed; of one that no memory could hold, if it has no rounded
-    /// size.
+    /// The OOM report of a failed request; `None` for a request that no memory could hold, which
+    /// has no rounded size.
     pub(super) fn bill(&self, bytes: u64, tag: u32, request: Option<&Request>) -> OutOfMemory {
         let capacity = self.capacity.map_or(0, |c| c.limit);
         let (in_use, reserved) = (self.statistics.bytes_in_use, self.statistics.pool_bytes);
@@ -140,7 +140,7 @@ impl Heap {
                 .filter(|(_, b)| b.state == State::Live && b.pins > 0)
                 .map(|(_, b)| b.bytes)
                 .sum();
-            // Without a limit nobody knows what the driver once had.
+            // Without a limit the driver's initial capacity is unknown.
             if room >= r.rounded && capacity < UNLIMITED {
                 help.push(Help::Others { bytes: room });
             }
@@ -200,7 +200,7 @@ impl fmt::Display for OutOfMemory {
         }
         for (at, help) in self.help.iter().enumerate() {
             f.write_str(if at == 0 {
-                "; what would help: "
+                "; remedies: "
             } else {
                 ", or "
             })?;

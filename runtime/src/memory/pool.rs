@@ -26,13 +26,13 @@ pub struct NotInUse {
     pub handle: Handle,
 }
 
-/// What a program does when memory is short, such as dropping a cache.
+/// A callback of the program for when memory is short, such as dropping a cache.
 type Callback = Box<dyn FnMut() + Send>;
 
 /// A caching pool of one device's memory. See the [module documentation](super).
 ///
-/// Every method takes the source that the pool's memory is from, which must be the same in each
-/// call. A pool can be shared by threads, each with a source of its own for the same device.
+/// Every method takes the source of the pool's memory, which must be the same in each call. A pool
+/// can be shared by threads, each with a separate source for the same device.
 pub struct Pool {
     heap: Mutex<Heap>,
     /// Signalled when blocks have been moved, and when the pool has its first memory.
@@ -63,7 +63,7 @@ impl Drop for Lease {
 }
 
 impl Pool {
-    /// A pool that holds nothing yet. What the configuration leaves open is read from the
+    /// A pool that holds nothing yet. Settings that the configuration leaves open are read from the
     /// environment.
     ///
     /// # Errors
@@ -94,12 +94,11 @@ impl Pool {
         self.lock().tags = tags;
     }
 
-    /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held
-    /// last. A request for no bytes has a block as well, so that it can be freed like any other.
+    /// A block of at least so many bytes, aligned to 256. Its contents are undefined. A request for
+    /// no bytes has a block as well, so that it can be freed like any other.
     ///
     /// # Errors
-    /// If there is no memory for it, after everything was tried: the bill. The pool goes on as
-    /// before.
+    /// If there is no memory for it, after every retry step: the OOM report. The pool stays usable.
     pub fn allocate<S: Source>(
         &self,
         source: &mut S,
@@ -144,7 +143,7 @@ impl Pool {
     }
 
     /// Takes a block back. The stream it was allocated for may use it at once; others once that
-    /// stream has done what it was given so far.
+    /// stream has finished the work submitted so far.
     ///
     /// # Errors
     /// If the block is not in use; the pool is then unchanged.
@@ -175,7 +174,7 @@ impl Pool {
         }
     }
 
-    /// Where a block lies, with the bytes it was asked for. It may be moved by the next
+    /// Where a block lies, with its requested bytes. It may be moved by the next
     /// [`Pool::allocate`]; see [`Pool::pin`].
     ///
     /// # Errors
@@ -189,8 +188,8 @@ impl Pool {
         })
     }
 
-    /// Holds a block where it is until [`Pool::unpin`], for as long as a kernel in flight, a
-    /// captured graph or somebody outside knows its address; tells where. Pins count.
+    /// Holds a block in place until [`Pool::unpin`], for as long as a kernel in flight, a captured
+    /// graph or external code knows its address; returns its region. Pins count.
     ///
     /// # Errors
     /// If the block is not in use.
@@ -221,8 +220,8 @@ impl Pool {
         self.lock().streams.submit(stream)
     }
 
-    /// Waits for all work that was submitted, and takes back what was dropped: after it, every free
-    /// block serves every stream.
+    /// Waits for all submitted work, and takes dropped blocks back: after it, every free block
+    /// serves every stream.
     pub fn wait_all<S: Source>(&self, source: &mut S) {
         let mut heap = self.enter(source);
         let behind = heap.streams.behind();
@@ -234,15 +233,15 @@ impl Pool {
         }
     }
 
-    /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how
-    /// many bytes that were.
+    /// Returns unused memory to the driver, as far as streams are done with it; gives the number of
+    /// bytes.
     pub fn empty_cache<S: Source>(&self, source: &mut S) -> u64 {
         let heap = self.polled(source);
         self.give_back(heap, source, |_| true)
     }
 
-    /// Ends a step: what nobody has used for as long as the configuration says goes back to the
-    /// driver. How many bytes that were.
+    /// Ends a step: memory unused for as long as the configuration says goes back to the driver.
+    /// Gives the number of bytes.
     pub fn end_step<S: Source>(&self, source: &mut S) -> u64 {
         let mut heap = self.enter(source);
         heap.step += 1;
@@ -297,7 +296,7 @@ impl Pool {
         self.lock().has_callbacks = true;
     }
 
-    /// What the pool has done and holds.
+    /// The statistics of the pool.
     pub fn statistics(&self) -> Statistics {
         let heap = self.lock();
         Statistics {
@@ -306,7 +305,7 @@ impl Pool {
         }
     }
 
-    /// Counts and peaks start anew; what the pool holds stays.
+    /// Counts and peaks start anew; the pool's memory stays.
     pub fn reset_statistics(&self) {
         let mut heap = self.lock();
         let Statistics {
@@ -461,7 +460,7 @@ impl Pool {
         bytes
     }
 
-    /// Makes a call of the driver without the lock, and takes note of what came of it.
+    /// Makes a driver call without the lock, and applies its outcome.
     fn make<'a, S: Source>(
         &'a self,
         heap: MutexGuard<'a, Heap>,
@@ -556,7 +555,7 @@ impl Pool {
     }
 }
 
-/// Does some work of a source; what came of it, and the nanoseconds it took.
+/// Does some work of a source; its result, and its nanoseconds.
 fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
     let start = source.now();
     let done = work(source);

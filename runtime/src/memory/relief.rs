@@ -1,5 +1,5 @@
-//! The rungs of the ladder that move blocks, or the pages behind addresses: which moves, within
-//! which rate, and who waits.
+//! The retry steps that move blocks, or the pages behind addresses: which moves, within which rate,
+//! and which streams wait.
 
 use super::block::{Block, NONE, State};
 use super::config::Policy;
@@ -50,7 +50,7 @@ impl Heap {
             streams,
         }
         .evict(r.rounded, r.stream, most)?;
-        // The requester's stream waits for the copies of others.
+        // The requester's stream waits for the copies of other streams.
         let mut after: Vec<(Stream, u64)> = Vec::new();
         for m in moves.iter().filter(|m| m.stream != r.stream) {
             if !after.iter().any(|(stream, _)| *stream == m.stream) {
@@ -96,7 +96,7 @@ impl Heap {
         Some(self.copy(before, moves, after))
     }
 
-    /// The call for moves that are planned; nobody uses the pool until it is made.
+    /// The call for planned moves; the pool is locked until it is made.
     fn copy(
         &mut self,
         before: Vec<(Stream, u64)>,

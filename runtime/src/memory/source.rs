@@ -15,20 +15,20 @@ use slabwise_kernels::memory::{Memory, Region};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stream(pub u16);
 
-/// What a device has, in bytes, as its driver says.
+/// The memory of a device, in bytes, as its driver reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Bytes nobody uses.
+    /// Unused bytes.
     pub free: u64,
     /// All of its bytes.
     pub total: u64,
 }
 
-/// A driver that did not give what it was asked for.
+/// A refused request to a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the driver has no {bytes} bytes to give")]
 pub struct Refused {
-    /// Bytes asked for.
+    /// The requested bytes.
     pub bytes: u64,
 }
 
@@ -88,8 +88,8 @@ pub trait Source {
     fn unmap(&mut self, pages: Region);
 
     /// Maps the memory behind some pages of a range, one region after the other, at `to`, whose
-    /// pages have none, and leaves the first without. Only asked of a range whose pages move. What
-    /// they hold may be lost.
+    /// pages have none, and leaves the first without. Only called for a range whose pages move.
+    /// Their contents may be lost.
     ///
     /// # Errors
     /// If the driver cannot do it; then every page has its memory where it was.
@@ -106,8 +106,8 @@ pub trait Source {
     /// Waits until a stream's work is done up to this number.
     fn synchronize(&mut self, stream: Stream, sequence: u64);
 
-    /// A new arena from the driver's own pool of a stream. What the stream released before may be
-    /// handed out again at once.
+    /// A new arena from the driver's own pool of a stream. Memory that the stream released before
+    /// may be reused at once.
     ///
     /// # Errors
     /// If there is not so much memory.
@@ -146,7 +146,7 @@ impl Source for Memory {
                 .ok()?
                 .checked_mul(1024)
         };
-        // Where the system does not tell, the bound is what addresses can name.
+        // Where the system does not report it, the bound is the size of the address space.
         let unknown = isize::MAX as u64;
         MemoryInfo {
             free: field("MemAvailable").unwrap_or(unknown),

@@ -1,6 +1,6 @@
-//! What memory holds and what happened to it, in the formats that others' viewers open: PyTorch's
-//! memory snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
-//! [`Ledger`], which a pool has (its blocks of now, and the events that [`Pool::record`] kept) and
+//! Contents and history of memory, in the formats of other tools' viewers: PyTorch's memory
+//! snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
+//! [`Ledger`], which a pool has (its current blocks, and the events that [`Pool::record`] kept) and
 //! a run in a planned slab as well ([`Ledger::of_slab`]).
 
 mod perfetto;
@@ -25,10 +25,10 @@ pub use pprof::heap_profile;
 pub use slab::{Kernel, Life};
 pub use snapshot::{ExportError, snapshot_json, snapshot_pickle};
 
-/// What memory holds and what happened to it, to be written down.
+/// The profile to export: contents and history of memory.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    /// Who manages it.
+    /// The allocator that manages it.
     manager: String,
     /// Whether its memory is one range that grows.
     expandable: bool,
@@ -75,7 +75,7 @@ struct Segment {
 #[derive(Clone, Debug)]
 struct Piece {
     region: Region,
-    /// Bytes asked for; `None` of a free block.
+    /// The requested bytes; `None` for a free block.
     requested: Option<u64>,
     tag: Tag,
 }

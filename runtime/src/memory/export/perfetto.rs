@@ -60,8 +60,8 @@ pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
                 );
                 rows.push(instant);
             }
-            // What was allocated before the first event that was kept has no beginning; the place a
-            // block leaves is no end.
+            // A block allocated before the first event kept has no beginning; a move away is no
+            // end.
             Action::Free | Action::MoveFrom | Action::SegmentAlloc | Action::SegmentFree => {}
         }
         let mut counters = row("C", "bytes");

@@ -1,8 +1,8 @@
 //! Blocks that are kept whole: MXNet's `Naive` and `Round` pools.
 //!
-//! Each block is an arena of its own. A freed block waits in the bucket of its size for a request
-//! that rounds to the same, last in, first out; it is never cut and serves no other size. What
-//! differs is how requests are rounded.
+//! Each block is a separate arena. A freed block waits in the bucket of its size for a request that
+//! rounds to the same, last in, first out; it is never cut and serves no other size. The policies
+//! differ in the rounding of requests.
 
 use std::collections::BTreeMap;
 

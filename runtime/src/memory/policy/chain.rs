@@ -1,13 +1,13 @@
 //! Memory that is cut: arenas as chains of blocks that are split for a request and joined again
 //! when they come back.
 //!
-//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a hole
+//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a gap
 //! of addresses behind it (or, once pages were given back, in between), so that growing makes the
 //! last free block longer instead of adding an arena that could be too small for the next request.
-//! Elsewhere each growth is an arena of its own.
+//! Elsewhere each growth adds an arena.
 //!
-//! Small blocks lie in pages, so that those which live long are together and do not cut up what
-//! large requests need. A page is a block of the chain whose inside is a chain of its own.
+//! Small blocks lie in pages, so that long-lived ones are together and do not split the memory for
+//! large requests. A page is a block of the chain that contains a chain.
 
 use slabwise_kernels::memory::Region;
 
@@ -49,7 +49,7 @@ pub(crate) enum Return {
 }
 
 impl Return {
-    /// What goes back.
+    /// The region to return.
     pub fn region(&self) -> Region {
         match *self {
             Return::Release { arena, bytes, .. } => Region {
@@ -102,7 +102,7 @@ impl Chain {
         }
     }
 
-    /// What a request of so many bytes takes up.
+    /// The rounded size of a request.
     pub fn rounded(&self, bytes: u64) -> Option<u64> {
         bytes.max(1).checked_next_multiple_of(GRANULE)
     }
@@ -162,16 +162,16 @@ impl Chain {
             self.small.as_mut()?.insert(table, rest);
             return Some(inside);
         }
-        // No room for a page: the block stands alone.
+        // Not enough memory for a page: the block is allocated outside of pages.
         (effort == Effort::Last)
             .then(|| self.find(table, bytes, true, usable))?
             .map(|found| self.cut(table, found, bytes))
     }
 
-    /// A free block that fits. Those at the border of a hole come last: they are what a request
-    /// that is larger than all of them makes longer, and cost the less the longer they are. (Wilson
-    /// et al., "Dynamic storage allocation: a survey and critical review", 1995, call it preserving
-    /// the wilderness.)
+    /// A free block that fits. Those at the border of a gap come last: a request that is larger
+    /// than all of them extends one of these, at the less cost the longer it is. (Wilson et al.,
+    /// "Dynamic storage allocation: a survey and critical review", 1995, call it preserving the
+    /// wilderness.)
     fn find(
         &self,
         table: &Table,
@@ -200,7 +200,7 @@ impl Chain {
             })
     }
 
-    /// Takes a free block out of its list and cuts off what the request does not need.
+    /// Takes a free block out of its list and splits off the unneeded rest.
     fn cut(&mut self, table: &mut Table, found: u32, bytes: u64) -> u32 {
         self.bins.remove(table, found);
         if self.bins.splits(table[found].bytes, bytes) {
@@ -210,7 +210,7 @@ impl Chain {
         found
     }
 
-    /// Cuts a block that is in no list down to so many bytes, whatever the policy would do.
+    /// Cuts a block that is in no list down to so many bytes, independent of the policy.
     fn cut_exactly(&mut self, table: &mut Table, found: u32, bytes: u64) {
         if table[found].bytes > bytes {
             let rest = table.split(found, bytes);
@@ -227,7 +227,7 @@ impl Chain {
         table[found].state = State::Live;
     }
 
-    /// Takes a block back. Its stream and sequence say who may use it.
+    /// Takes a block back. Its stream and sequence say which stream may use it.
     pub fn give(&mut self, table: &mut Table, streams: &Streams, index: u32) {
         let page = table[index].page;
         table[index].state = State::Free;
@@ -237,7 +237,7 @@ impl Chain {
             return;
         }
         if !table[index].is_alone() {
-            // A page has been made only where there are lists for what lies in it.
+            // A page has been made only where there are lists for its blocks.
             if let Some(small) = self.small.as_mut() {
                 small.insert(table, index);
             }
@@ -281,7 +281,7 @@ impl Chain {
         index
     }
 
-    /// Joins a block with its follower; what is left is idle from when the later of both was.
+    /// Joins a block with its follower; the joined block is idle since the later of both.
     fn merge(&mut self, table: &mut Table, index: u32, stream: Stream, sequence: u64) {
         let after = table[table[index].after];
         let row = &mut table[index];
@@ -293,7 +293,7 @@ impl Chain {
         table.join(index);
     }
 
-    /// Who may use two neighbours if they are joined; `None` if they cannot be.
+    /// The stream that may use two neighbours if they are joined; `None` if they cannot be.
     fn joined(&self, table: &Table, streams: &Streams, a: u32, b: u32) -> Option<(Stream, u64)> {
         if a == NONE || b == NONE || table[a].state != State::Free || table[b].state != State::Free
         {
@@ -331,7 +331,7 @@ impl Chain {
         }
     }
 
-    /// The arena that a source without ranges is asked for, for a request of rounded size.
+    /// The size of the arena requested from a source without ranges, for a request of rounded size.
     pub fn segment(&self, bytes: u64) -> u64 {
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
         let least = if self.doubles {
@@ -370,8 +370,8 @@ impl Chain {
         self.holes.push(row);
     }
 
-    /// Where a range grows for a request of rounded size: the hole that needs the fewest new bytes,
-    /// and how many. The free block before the hole becomes part of the new block if the stream may
+    /// Where a range grows for a request of rounded size: the gap that needs the fewest new bytes,
+    /// and how many. The free block before the gap becomes part of the new block if the stream may
     /// use it.
     pub fn place_to_grow(
         &self,
@@ -397,7 +397,7 @@ impl Chain {
         holes.min().map(|(new, _, hole)| (hole, new))
     }
 
-    /// Makes the first bytes of a hole a row of their own, busy until memory is mapped there.
+    /// Makes the first bytes of a gap a separate row, busy until memory is mapped there.
     pub fn open(&mut self, table: &mut Table, hole: u32, bytes: u64) -> u32 {
         if table[hole].bytes > bytes {
             let rest = table.split(hole, bytes);
@@ -415,7 +415,7 @@ impl Chain {
         self.give(table, streams, row);
     }
 
-    /// A busy row has no memory (any more): it joins the holes beside it.
+    /// A busy row has no memory (any more): it joins the gaps beside it.
     pub fn unmapped(&mut self, table: &mut Table, mut row: u32) {
         table[row].state = State::Hole;
         let is_hole =
@@ -453,7 +453,7 @@ impl Chain {
                     }
                 }
                 Some(_) => {
-                    // Such a range goes back whole: one free block, and the hole behind it.
+                    // Such a range goes back whole: one free block, and the gap behind it.
                     let rest = block.after;
                     if block.before == NONE
                         && (rest == NONE

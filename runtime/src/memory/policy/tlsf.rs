@@ -12,13 +12,13 @@ use super::super::block::{Block, NONE, Table};
 /// Lists for each power of two, as a power of two.
 const SUB_BITS: u32 = 5;
 const SUBS: usize = 1 << SUB_BITS;
-/// Powers of two from `SUBS` granules on, and one row of lists for what is smaller.
+/// Powers of two from `SUBS` granules on, and one row of lists for smaller sizes.
 const ROWS: usize = 64;
 /// Most blocks of a list that are looked at.
 const SCAN: usize = 16;
 
-/// Sizes are multiples of this many bytes, as is every address: what XLA and RMM round to, and
-/// devices like to read.
+/// Sizes are multiples of this many bytes, as is every address: XLA and RMM round to it, and
+/// devices read it efficiently.
 pub(crate) const GRANULE: u64 = 256;
 
 /// Lists of free blocks. See the module documentation.

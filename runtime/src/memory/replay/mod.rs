@@ -1,4 +1,4 @@
-//! Allocation traces, and what a pool's policies make of them.
+//! Allocation traces, and their replay under a pool's policies.
 //!
 //! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it
 //! through a pool over a [`FakeDevice`], whose memory is not there, only counted; so traces of
@@ -27,7 +27,7 @@ pub use file::{FILE_MAX, TraceError};
 /// One line of a trace. Allocations are numbered in their order, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Memory is asked for.
+    /// A request for memory.
     Alloc {
         /// How much.
         bytes: u64,
@@ -45,12 +45,12 @@ pub struct Trace {
     allocations: u32,
 }
 
-/// What a policy made of a trace.
+/// The result of a trace under a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
     /// The policy.
     pub policy: Policy,
-    /// The largest sum of bytes asked for and not yet given back.
+    /// The largest sum of requested bytes not yet given back.
     pub peak_live_bytes: u64,
     /// Nanoseconds of this machine for each allocation or free, on average.
     pub ns_per_op: f64,
@@ -66,7 +66,7 @@ impl Trace {
     /// A trace of these operations.
     ///
     /// # Errors
-    /// The operation at fault: one that frees what was not allocated before it, or was freed
+    /// The operation at fault: a free of a block that was not allocated before it, or was freed
     /// before, or the first that makes more than 2³² − 1 allocations or 2⁶² bytes live.
     pub fn new(ops: Vec<Op>) -> Result<Trace, usize> {
         let mut live: Vec<Option<u64>> = Vec::new();
@@ -90,7 +90,7 @@ impl Trace {
         Ok(Trace { ops, allocations })
     }
 
-    /// The trace of what a pool has recorded; see [`Pool::record`]. Blocks that were in use before
+    /// The trace of a pool's recorded events; see [`Pool::record`]. Blocks that were in use before
     /// are allocated first.
     ///
     /// # Errors
@@ -122,7 +122,7 @@ impl Trace {
         &self.ops
     }
 
-    /// The largest sum of bytes asked for and not yet given back.
+    /// The largest sum of requested bytes not yet given back.
     pub fn peak_live_bytes(&self) -> u64 {
         self.peak().1
     }
@@ -150,7 +150,7 @@ impl Trace {
     /// of which are the pool's; without a capacity, on one that is larger than any.
     ///
     /// # Errors
-    /// If a setting makes no sense, or the bill of the first request that failed.
+    /// If a setting is invalid, or the OOM report of the first request that failed.
     pub fn run(&self, config: &MemoryConfig, capacity: Option<u64>) -> Result<Replay, ReplayError> {
         self.watch(config, capacity, 0, |_| {})
     }
@@ -228,7 +228,7 @@ pub enum ReplayError {
     OutOfMemory {
         /// Which operation, counted from 0.
         at: usize,
-        /// The bill.
+        /// The OOM report.
         bill: Box<OutOfMemory>,
     },
 }

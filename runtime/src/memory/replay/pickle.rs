@@ -38,7 +38,7 @@ impl<'a> Data<'a> {
     /// Reads a pickle: its values, and which of them it is.
     ///
     /// # Errors
-    /// The byte at which it is none, or none that is plain data.
+    /// The byte at which it is not a pickle, or not one of plain data.
     pub fn read(bytes: &'a [u8]) -> Result<(Data<'a>, Id), String> {
         let mut machine = Machine {
             data: Data {
@@ -88,7 +88,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// What a dictionary has under a name; the last, if there are several.
+    /// The value of a dictionary under a name; the last, if there are several.
     pub fn field(&self, id: Id, name: &str) -> Option<Id> {
         let Value::Dict(pairs) = &self.values[id as usize] else {
             return None;
@@ -152,7 +152,7 @@ impl Machine<'_> {
             .filter(|id| self.data.values[*id as usize] != Value::Mark)
     }
 
-    /// What lies above the last mark, and the mark goes too.
+    /// The items above the last mark, which goes too.
     fn above_mark(&mut self) -> Option<Vec<Id>> {
         let mark = self
             .stack
@@ -206,8 +206,8 @@ impl Machine<'_> {
         let slot = usize::try_from(slot).ok()?;
         let top = *self.stack.last()?;
         if slot >= self.memo.len() {
-            // A writer numbers what it remembers; a slot far beyond would only be there to make the
-            // table large.
+            // A writer numbers the items it remembers; a slot far beyond would only serve to make
+            // the table large.
             (slot <= self.data.bytes.len()).then_some(())?;
             self.memo.resize(slot + 1, None);
         }

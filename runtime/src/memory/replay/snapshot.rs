@@ -10,10 +10,10 @@ use super::Trace;
 use super::events::{Before, Logged, trace};
 use super::pickle::{Data, Id};
 
-/// Most characters of what a parser says.
+/// Most characters of a parser's message.
 const MESSAGE_MAX: usize = 160;
 
-/// What is read of a snapshot.
+/// The parts of a snapshot that are read.
 #[derive(Debug, Deserialize)]
 struct Snapshot {
     #[serde(default)]
@@ -52,8 +52,8 @@ struct Event {
 }
 
 impl Trace {
-    /// The trace of a snapshot in JSON: the events of the device that has most of them. What was
-    /// there before the events begin, and at their end, is allocated first.
+    /// The trace of a snapshot in JSON: the events of the device that has most of them. Blocks that
+    /// were live before the events begin, and at their end, are allocated first.
     ///
     /// # Errors
     /// The place that is wrong, and how.
@@ -93,7 +93,7 @@ impl Snapshot {
             segments: Vec::new(),
             device_traces: Vec::new(),
         };
-        // Rows of a pickle can be shared; what is made of them here is not, and grows with their
+        // Rows of a pickle can be shared; the rows made of them here are not, and grow with their
         // number, not with the file.
         let mut left = data.len();
         let mut count = |rows: &[Id]| {

@@ -1,4 +1,4 @@
-//! Reuse, moving, failing: what a pool does with its blocks.
+//! Reuse, moving, failing: the behaviour of a pool's blocks.
 
 use slabwise_kernels::memory::Memory;
 
@@ -190,8 +190,8 @@ fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     assert!(pool.statistics().defrag_bytes > 0);
 }
 
-/// What a stream does in a page of small blocks is ordered before a copy of the page only if the
-/// copy is that stream's own.
+/// A stream's work in a page of small blocks is ordered before a copy of the page only if the copy
+/// is on that stream.
 #[test]
 fn pages_of_several_streams_stay_where_they_are() {
     for (freed, alone) in [(false, false), (true, false), (false, true)] {
@@ -438,7 +438,7 @@ fn caches_of_the_program_are_dropped_before_more_is_taken() {
     let (inner, on) = (pool.clone(), device.clone());
     pool.on_pressure(move || {
         if cache.take().is_some() {
-            // Dropping is enough; the pool takes it back when it is next asked for something.
+            // Dropping is enough; the pool frees it at the next request.
             inner.wait_all(&mut &*on);
         }
     });

@@ -1,4 +1,4 @@
-//! Random programs against a naive owner who remembers what was handed out.
+//! Random programs against a naive owner that remembers its blocks.
 
 use super::audit::{Owned, audit, intact, pattern};
 use super::*;
