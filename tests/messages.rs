@@ -482,9 +482,7 @@ fn buffers() {
     says(
         0,
         session.download::<i32>(&kept),
-        expect![
-            "the values are f32, not i32; request them in their type, or cast in the program"
-        ],
+        expect!["the values are f32, not i32; request them in their type, or cast in the program"],
     );
     let other = self::session(&params);
     says(

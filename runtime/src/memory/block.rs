@@ -33,7 +33,7 @@ pub(crate) enum State {
     /// Memory that is cut into small blocks, which are a chain of their own.
     Page,
     /// Addresses of a range without memory.
-    Hole,
+    Gap,
     /// Addresses of a range to which memory is just being mapped, or from which it is being taken.
     Busy,
 }

@@ -162,7 +162,7 @@ impl Ground<'_> {
         let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
         blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
         let alike = blocks.iter().all(|p| p.stream == stream);
-        let mut holes: BTreeMap<(u64, u32), u64> = free
+        let mut gaps: BTreeMap<(u64, u32), u64> = free
             .iter()
             .filter(|(_, row)| window.iter().all(|p| p.row != *row))
             .filter(|(_, row)| {
@@ -174,22 +174,22 @@ impl Ground<'_> {
         // A trial first: the gap that each block would move to.
         let mut chosen = Vec::with_capacity(blocks.len());
         for block in &blocks {
-            let (&(bytes, hole), &used) = holes.range((block.bytes, 0)..).next()?;
-            holes.remove(&(bytes, hole));
+            let (&(bytes, gap), &used) = gaps.range((block.bytes, 0)..).next()?;
+            gaps.remove(&(bytes, gap));
             if bytes > block.bytes {
-                holes.insert((bytes - block.bytes, hole), used + block.bytes);
+                gaps.insert((bytes - block.bytes, gap), used + block.bytes);
             }
-            chosen.push((hole, used));
+            chosen.push((gap, used));
         }
         // A gap is filled from its start in the order in which it was chosen, so its rest is the
         // row behind.
         let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
         let mut moves = Vec::with_capacity(blocks.len());
         let mut left = Vec::with_capacity(blocks.len());
-        for (block, (hole, _)) in blocks.iter().zip(chosen) {
-            let place = rest_of.get(&hole).copied().unwrap_or(hole);
+        for (block, (gap, _)) in blocks.iter().zip(chosen) {
+            let place = rest_of.get(&gap).copied().unwrap_or(gap);
             self.chain.claim(self.table, place, block.bytes);
-            rest_of.insert(hole, self.table[place].after);
+            rest_of.insert(gap, self.table[place].after);
             let from = self.table[block.row].region();
             self.table.exchange(block.row, place);
             self.rebase(block.row);

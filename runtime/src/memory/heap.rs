@@ -7,11 +7,11 @@ use slabwise_kernels::memory::Region;
 use super::block::{Block, Handle, NONE, State, Table};
 use super::config::{Policy, Settings};
 use super::defrag::Move;
-use super::journal::{Action, Event, Journal};
-use super::ladder::{Call, Request, Rung};
+use super::event_log::{Action, Event, EventLog};
 use super::policy::bucket::{Buckets, Rounding};
 use super::policy::chain::{Chain, Return};
 use super::policy::tlsf::GRANULE;
+use super::retry::{Call, Request, RetryStep};
 use super::source::{MemoryInfo, Stream};
 use super::stats::Statistics;
 use super::streams::Streams;
@@ -67,7 +67,7 @@ pub(crate) struct Heap {
     pub step: u64,
     /// When the current operation began, in nanoseconds; 0 unless events are recorded.
     pub now: u64,
-    pub journal: Option<Journal>,
+    pub event_log: Option<EventLog>,
     waiting_arenas: VecDeque<Waiting>,
 }
 
@@ -96,7 +96,7 @@ impl Heap {
             allocated_bytes: 0,
             step: 0,
             now: 0,
-            journal: None,
+            event_log: None,
             waiting_arenas: VecDeque::new(),
         }
     }
@@ -114,7 +114,7 @@ impl Heap {
             rounded: rounded?,
             stream,
             tag,
-            rung: Rung::Search,
+            step: RetryStep::Search,
             missed: false,
             info: None,
             grown: 0,
@@ -310,7 +310,7 @@ impl Heap {
 
     /// Records an event of a block, if events are recorded.
     pub fn note(&mut self, action: Action, row: u32) {
-        if self.journal.is_some() {
+        if self.event_log.is_some() {
             let block = self.table[row];
             self.note_at(
                 action,
@@ -330,7 +330,7 @@ impl Heap {
 
     /// As [`Heap::note`], of blocks that move: one, or those inside a page.
     pub fn note_move(&mut self, m: &Move) {
-        if self.journal.is_none() {
+        if self.event_log.is_none() {
             return;
         }
         let outer = self.table[m.row];
@@ -372,8 +372,8 @@ impl Heap {
             since: allocation,
             ..
         } = *block;
-        if let Some(journal) = &mut self.journal {
-            journal.push(Event {
+        if let Some(event_log) = &mut self.event_log {
+            event_log.push(Event {
                 action,
                 region,
                 stream,

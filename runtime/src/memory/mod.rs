@@ -18,19 +18,19 @@ pub mod budget;
 mod config;
 mod deferred;
 mod defrag;
+mod event_log;
 #[cfg(feature = "profiles")]
 pub mod export;
 mod fake;
 mod heap;
-mod journal;
-mod ladder;
+mod moves;
 pub mod offload;
 mod oom;
 mod policy;
 mod pool;
-mod relief;
 #[cfg(feature = "profiles")]
 pub mod replay;
+mod retry;
 mod source;
 mod stats;
 mod streams;
@@ -44,8 +44,8 @@ mod tags;
 
 pub use block::Handle;
 pub use config::{ConfigError, MemoryConfig, Policy};
+pub use event_log::{Action, Event};
 pub use fake::FakeDevice;
-pub use journal::{Action, Event};
 pub use oom::{Help, Holder, OutOfMemory};
 pub use pool::{Lease, NotInUse, Pool};
 pub use source::{MemoryInfo, Range, Refused, Source, Stream};

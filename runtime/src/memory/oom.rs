@@ -8,7 +8,7 @@ use slabwise_planner::Bytes;
 use super::block::{Handle, State};
 use super::config::Policy;
 use super::heap::{Engine, Heap};
-use super::ladder::Request;
+use super::retry::Request;
 use super::stats::Fragmentation;
 use super::tags::Tag;
 
@@ -87,7 +87,12 @@ pub struct OutOfMemory {
 impl Heap {
     /// The OOM report of a failed request; `None` for a request that no memory could hold, which
     /// has no rounded size.
-    pub(super) fn bill(&self, bytes: u64, tag: u32, request: Option<&Request>) -> OutOfMemory {
+    pub(super) fn oom_report(
+        &self,
+        bytes: u64,
+        tag: u32,
+        request: Option<&Request>,
+    ) -> OutOfMemory {
         let capacity = self.capacity.map_or(0, |c| c.limit);
         let (in_use, reserved) = (self.statistics.bytes_in_use, self.statistics.pool_bytes);
         let fragmentation = Fragmentation::of_table(&self.table);
@@ -199,11 +204,7 @@ impl fmt::Display for OutOfMemory {
             write!(f, ", {} more", self.more_holders)?;
         }
         for (at, help) in self.help.iter().enumerate() {
-            f.write_str(if at == 0 {
-                "; remedies: "
-            } else {
-                ", or "
-            })?;
+            f.write_str(if at == 0 { "; remedies: " } else { ", or " })?;
             match help {
                 Help::Limit(bytes) => write!(f, "a limit {} higher", Bytes(*bytes))?,
                 Help::Defragment => f.write_str("letting the pool move blocks")?,

@@ -9,11 +9,11 @@ use super::block::{Block, Handle};
 use super::config::{ConfigError, MemoryConfig, Policy, environment};
 use super::deferred::Deferred;
 use super::defrag::in_pieces;
+use super::event_log::{Action, Event, EventLog};
 use super::heap::Heap;
-use super::journal::{Action, Event, Journal};
-use super::ladder::{Call, Next, Outcome, Request};
 use super::oom::{Holder, OutOfMemory};
 use super::policy::chain::Return;
+use super::retry::{Call, Next, Outcome, Request};
 use super::source::{MemoryInfo, Source, Stream};
 use super::stats::{Fragmentation, Statistics};
 use super::tags::{Tag, TagId};
@@ -109,7 +109,7 @@ impl Pool {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, stream, tag.0) else {
             heap.statistics.ooms += 1;
-            return Err(Box::new(heap.bill(bytes, tag.0, None)));
+            return Err(Box::new(heap.oom_report(bytes, tag.0, None)));
         };
         loop {
             match heap.advance(&mut request) {
@@ -136,7 +136,7 @@ impl Pool {
                             ..Block::default()
                         },
                     );
-                    return Err(Box::new(heap.bill(bytes, tag.0, Some(&request))));
+                    return Err(Box::new(heap.oom_report(bytes, tag.0, Some(&request))));
                 }
             }
         }
@@ -339,7 +339,7 @@ impl Pool {
 
     /// Keeps the last events from now on, so many at most; 0 keeps none.
     pub fn record(&self, most: usize) {
-        self.lock().journal = (most > 0).then(|| Journal {
+        self.lock().event_log = (most > 0).then(|| EventLog {
             events: std::collections::VecDeque::new(),
             most,
         });
@@ -347,9 +347,12 @@ impl Pool {
 
     /// The events that were kept, oldest first.
     pub fn events(&self) -> Vec<Event> {
-        self.lock().journal.as_ref().map_or(Vec::new(), |journal| {
-            journal.events.iter().copied().collect()
-        })
+        self.lock()
+            .event_log
+            .as_ref()
+            .map_or(Vec::new(), |event_log| {
+                event_log.events.iter().copied().collect()
+            })
     }
 
     /// A tag by its number.
@@ -396,7 +399,7 @@ impl Pool {
     /// The lock at the beginning of an operation: dropped blocks come back first.
     fn enter<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.lock();
-        if heap.journal.is_some() || heap.settings.idle_time.is_some() {
+        if heap.event_log.is_some() || heap.settings.idle_time.is_some() {
             heap.now = u64::try_from(source.now().as_nanos()).unwrap_or(u64::MAX);
         }
         if !heap.moving && self.deferred.is_pending() {

@@ -15,7 +15,7 @@ use slabwise_kernels::memory::Region;
 use super::TagId;
 use super::block::{Block, State};
 use super::config::Policy;
-use super::journal::Event;
+use super::event_log::Event;
 use super::pool::Pool;
 use super::source::Stream;
 use super::tags::Tag;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::super::journal::Action;
+use super::super::event_log::Action;
 use super::Ledger;
 
 /// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use slabwise_kernels::memory::Region;
 
 use super::super::TagId;
-use super::super::journal::{Action, Event};
+use super::super::event_log::{Action, Event};
 use super::super::source::Stream;
 use super::super::tags::{Tag, Tags};
 use super::{Ledger, Piece, Segment};

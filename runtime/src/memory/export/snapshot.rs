@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::journal::{Action, Event};
+use super::super::event_log::{Action, Event};
 use super::super::tags::Tag;
 use super::{Addresses, Ledger, Segment};
 

@@ -74,7 +74,7 @@ pub(crate) struct Chain {
     /// Free blocks inside pages; `None`: this policy has no pages.
     small: Option<Tlsf>,
     pub range: Option<Range>,
-    holes: Vec<u32>,
+    gaps: Vec<u32>,
     /// Bytes of the next arena, where there are no ranges, at least.
     segment: u64,
     /// Whether the arenas of this policy double.
@@ -87,7 +87,7 @@ impl Chain {
             bins: Bins::Tlsf(Tlsf::default()),
             small: pages.then(Tlsf::default),
             range: None,
-            holes: Vec::new(),
+            gaps: Vec::new(),
             segment: SEGMENT_GRANULE,
             doubles: false,
         }
@@ -179,17 +179,17 @@ impl Chain {
         thorough: bool,
         usable: impl Fn(&Block) -> bool,
     ) -> Option<u32> {
-        if self.holes.is_empty() {
+        if self.gaps.is_empty() {
             return self.bins.find(table, bytes, thorough, usable);
         }
-        let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Hole;
+        let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Gap;
         self.bins
             .find(table, bytes, thorough, |b| inner(b) && usable(b))
             .or_else(|| {
                 let borders = self
-                    .holes
+                    .gaps
                     .iter()
-                    .map(|&hole| table[hole].before)
+                    .map(|&gap| table[gap].before)
                     .filter(|&row| row != NONE);
                 let fitting = borders.filter(|&row| {
                     table[row].state == State::Free
@@ -363,11 +363,11 @@ impl Chain {
         let row = table.add(Block {
             arena: range.arena,
             bytes,
-            state: State::Hole,
+            state: State::Gap,
             ..Block::default()
         });
         self.range = Some(range);
-        self.holes.push(row);
+        self.gaps.push(row);
     }
 
     /// Where a range grows for a request of rounded size: the gap that needs the fewest new bytes,
@@ -382,8 +382,8 @@ impl Chain {
     ) -> Option<(u32, u64)> {
         let page = self.range?.page;
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
-        let holes = self.holes.iter().filter_map(|&hole| {
-            let before = table[hole].before;
+        let gaps = self.gaps.iter().filter_map(|&gap| {
+            let before = table[gap].before;
             let joins = before != NONE
                 && table[before].state == State::Free
                 && streams.may_use(stream, &table[before]);
@@ -392,21 +392,21 @@ impl Chain {
                 .saturating_sub(there)
                 .max(1)
                 .checked_next_multiple_of(page)?;
-            (new <= table[hole].bytes).then_some((new, table[hole].offset, hole))
+            (new <= table[gap].bytes).then_some((new, table[gap].offset, gap))
         });
-        holes.min().map(|(new, _, hole)| (hole, new))
+        gaps.min().map(|(new, _, gap)| (gap, new))
     }
 
     /// Makes the first bytes of a gap a separate row, busy until memory is mapped there.
-    pub fn open(&mut self, table: &mut Table, hole: u32, bytes: u64) -> u32 {
-        if table[hole].bytes > bytes {
-            let rest = table.split(hole, bytes);
-            table[rest].state = State::Hole;
-            self.holes.push(rest);
+    pub fn open(&mut self, table: &mut Table, gap: u32, bytes: u64) -> u32 {
+        if table[gap].bytes > bytes {
+            let rest = table.split(gap, bytes);
+            table[rest].state = State::Gap;
+            self.gaps.push(rest);
         }
-        self.holes.retain(|&h| h != hole);
-        table[hole].state = State::Busy;
-        hole
+        self.gaps.retain(|&h| h != gap);
+        table[gap].state = State::Busy;
+        gap
     }
 
     /// A busy row has memory now, for a stream to begin with.
@@ -417,20 +417,19 @@ impl Chain {
 
     /// A busy row has no memory (any more): it joins the gaps beside it.
     pub fn unmapped(&mut self, table: &mut Table, mut row: u32) {
-        table[row].state = State::Hole;
-        let is_hole =
-            |table: &Table, other: u32| other != NONE && table[other].state == State::Hole;
+        table[row].state = State::Gap;
+        let is_hole = |table: &Table, other: u32| other != NONE && table[other].state == State::Gap;
         let Block { before, after, .. } = table[row];
         if is_hole(table, after) {
-            self.holes.retain(|&h| h != after);
+            self.gaps.retain(|&h| h != after);
             table.join(row);
         }
         if is_hole(table, before) {
-            self.holes.retain(|&h| h != before);
+            self.gaps.retain(|&h| h != before);
             table.join(before);
             row = before;
         }
-        self.holes.push(row);
+        self.gaps.push(row);
     }
 
     /// Free memory that may go back to the driver, as `may_go` says of each block: whole arenas,
@@ -457,14 +456,14 @@ impl Chain {
                     let rest = block.after;
                     if block.before == NONE
                         && (rest == NONE
-                            || (table[rest].state == State::Hole && table[rest].after == NONE))
+                            || (table[rest].state == State::Gap && table[rest].after == NONE))
                     {
                         self.bins.remove(table, row);
                         table.remove(row);
                         if rest != NONE {
                             table.remove(rest);
                         }
-                        self.holes.clear();
+                        self.gaps.clear();
                         self.range = None;
                         returns.push(Return::Release {
                             arena: block.arena,

@@ -14,8 +14,8 @@ mod snapshot;
 use std::time::{Duration, Instant};
 
 use super::config::{ConfigError, MemoryConfig, Policy};
+use super::event_log::{Action, Event};
 use super::fake::FakeDevice;
-use super::journal::{Action, Event};
 use super::oom::OutOfMemory;
 use super::pool::Pool;
 use super::source::Stream;
@@ -190,7 +190,7 @@ impl Trace {
             match *op {
                 Op::Alloc { bytes, stream } => {
                     let handle = pool.allocate(&mut source, bytes, stream, TagId::default());
-                    handles.push(handle.map_err(|bill| ReplayError::OutOfMemory { at, bill })?);
+                    handles.push(handle.map_err(|report| ReplayError::OutOfMemory { at, report })?);
                 }
                 Op::Free(id) => {
                     let freed = pool.free(&mut source, handles[id as usize]);
@@ -224,11 +224,11 @@ pub enum ReplayError {
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// There was no memory for a request.
-    #[error("operation {at} of the trace: {bill}")]
+    #[error("operation {at} of the trace: {report}")]
     OutOfMemory {
         /// Which operation, counted from 0.
         at: usize,
         /// The OOM report.
-        bill: Box<OutOfMemory>,
+        report: Box<OutOfMemory>,
     },
 }

@@ -52,7 +52,7 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
                 "a gap between {b:?} and {after:?}"
             );
             let both = |state| b.state == state && after.state == state;
-            assert!(!both(State::Hole), "two holes were not joined");
+            assert!(!both(State::Gap), "two gaps were not joined");
             assert!(
                 !synchronous || !both(State::Free),
                 "two free neighbours were not joined: {b:?} and {after:?}"

@@ -213,10 +213,10 @@ fn memory_info_is_the_drivers() {
         }
     );
     // Memory held by others is not available; the OOM report says so.
-    let bill = take(&pool, &device, 60 * MIB).expect_err("others hold it");
+    let report = take(&pool, &device, 60 * MIB).expect_err("others hold it");
     assert!(
-        bill.help.contains(&Help::Others { bytes: 63 * MIB }),
-        "{bill}"
+        report.help.contains(&Help::Others { bytes: 63 * MIB }),
+        "{report}"
     );
 }
 

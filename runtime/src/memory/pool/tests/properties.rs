@@ -55,10 +55,11 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
                             );
                             owned.push(one);
                         }
-                        Err(bill) => {
-                            assert_eq!(bill.requested, bytes);
+                        Err(report) => {
+                            assert_eq!(report.requested, bytes);
                             assert!(
-                                bill.in_use <= bill.capacity && bill.holders.len() <= owned.len()
+                                report.in_use <= report.capacity
+                                    && report.holders.len() <= owned.len()
                             );
                         }
                     }

@@ -49,12 +49,12 @@ pub struct Event {
 
 /// The last events of a pool, at most so many.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct EventLog {
     pub events: VecDeque<Event>,
     pub most: usize,
 }
 
-impl Journal {
+impl EventLog {
     pub fn push(&mut self, event: Event) {
         if self.events.len() >= self.most {
             self.events.pop_front();

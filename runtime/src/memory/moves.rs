@@ -5,7 +5,7 @@ use super::block::{Block, NONE, State};
 use super::config::Policy;
 use super::defrag::{Ground, Move};
 use super::heap::{Engine, Heap};
-use super::ladder::{Call, Request};
+use super::retry::{Call, Request};
 use super::source::Stream;
 
 impl Heap {
@@ -127,8 +127,8 @@ impl Heap {
             return None;
         };
         let page = chain.range.filter(|range| range.pages_move)?.page;
-        let (hole, new) = chain.place_to_grow(table, streams, r.rounded, r.stream)?;
-        let before = table[hole].before;
+        let (gap, new) = chain.place_to_grow(table, streams, r.rounded, r.stream)?;
+        let before = table[gap].before;
         let whole =
             |b: &Block| (b.end() / page * page).saturating_sub(b.offset.next_multiple_of(page));
         let donor = |index: u32, b: &Block| {
@@ -143,7 +143,7 @@ impl Heap {
         if donors.iter().map(|(bytes, _)| bytes).sum::<u64>() < new {
             return None;
         }
-        let to = chain.open(table, hole, new);
+        let to = chain.open(table, gap, new);
         let mut from = Vec::new();
         let mut missing = new;
         for (_, donor) in donors {

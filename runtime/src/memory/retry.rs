@@ -11,8 +11,8 @@ use slabwise_kernels::memory::Region;
 use super::block::Block;
 use super::config::Policy;
 use super::defrag::Move;
+use super::event_log::Action;
 use super::heap::{Engine, Heap};
-use super::journal::Action;
 use super::policy::chain::{Effort, Return};
 use super::source::{MemoryInfo, Range, Refused, Stream};
 
@@ -23,7 +23,7 @@ pub(crate) struct Request {
     pub rounded: u64,
     pub stream: Stream,
     pub tag: u32,
-    pub rung: Rung,
+    pub step: RetryStep,
     /// Whether memory at hand did not suffice.
     pub missed: bool,
     /// The driver's last report of free memory; only queried where a reserve is kept.
@@ -40,7 +40,7 @@ pub(crate) struct Request {
 
 /// A step of the retry policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rung {
+pub(crate) enum RetryStep {
     Search,
     /// Blocks of other streams that are done by now.
     Poll,
@@ -149,22 +149,24 @@ impl Heap {
             return Next::Call(call);
         }
         loop {
-            let effort = match r.rung {
+            let effort = match r.step {
                 _ if std::mem::take(&mut r.look) => Some(Effort::Last),
-                Rung::Search | Rung::SearchPolled => Some(Effort::Quick),
-                Rung::SearchAll | Rung::SearchEvicted | Rung::GrowTrimmed => Some(Effort::Thorough),
-                Rung::SearchSynchronized | Rung::SearchMoved => Some(Effort::Last),
+                RetryStep::Search | RetryStep::SearchPolled => Some(Effort::Quick),
+                RetryStep::SearchAll | RetryStep::SearchEvicted | RetryStep::GrowTrimmed => {
+                    Some(Effort::Thorough)
+                }
+                RetryStep::SearchSynchronized | RetryStep::SearchMoved => Some(Effort::Last),
                 _ => None,
             };
             if let Some(row) = effort.and_then(|effort| self.search(r, effort)) {
                 return Next::Served(row);
             }
-            let (next, call) = self.climb(r);
-            if r.rung == Rung::Fail {
+            let (next, call) = self.run_step(r);
+            if r.step == RetryStep::Fail {
                 return Next::Failed;
             }
-            if r.rung != next {
-                (r.rung, r.refused) = (next, 0);
+            if r.step != next {
+                (r.step, r.refused) = (next, 0);
             }
             if let Some(call) = call {
                 return Next::Call(call);
@@ -173,31 +175,31 @@ impl Heap {
     }
 
     /// Executes one step: the next step, and the call that this one needs.
-    fn climb(&mut self, r: &mut Request) -> (Rung, Option<Call>) {
-        match r.rung {
-            Rung::Search => {
+    fn run_step(&mut self, r: &mut Request) -> (RetryStep, Option<Call>) {
+        match r.step {
+            RetryStep::Search => {
                 if !r.missed {
                     r.missed = true;
                     self.statistics.cache_misses += 1;
                 }
-                (Rung::Poll, None)
+                (RetryStep::Poll, None)
             }
-            Rung::Poll => {
+            RetryStep::Poll => {
                 let behind = self.streams.behind();
                 let streams: Vec<Stream> = behind.into_iter().map(|(stream, _)| stream).collect();
                 if streams.is_empty() {
-                    (Rung::Callbacks, None)
+                    (RetryStep::Callbacks, None)
                 } else {
-                    (Rung::SearchPolled, Some(Call::Poll(streams)))
+                    (RetryStep::SearchPolled, Some(Call::Poll(streams)))
                 }
             }
-            Rung::SearchPolled => (Rung::Callbacks, None),
-            Rung::Callbacks => (
-                Rung::SearchAll,
+            RetryStep::SearchPolled => (RetryStep::Callbacks, None),
+            RetryStep::Callbacks => (
+                RetryStep::SearchAll,
                 self.has_callbacks.then_some(Call::Callbacks),
             ),
-            Rung::SearchAll => (Rung::EvictEarly, None),
-            Rung::EvictEarly => {
+            RetryStep::SearchAll => (RetryStep::EvictEarly, None),
+            RetryStep::EvictEarly => {
                 // Enough memory for the request is free, but in pieces: moving bytes once is
                 // cheaper than keeping as many more from then on.
                 let free = self
@@ -212,40 +214,40 @@ impl Heap {
                     None
                 };
                 if call.is_some() {
-                    (Rung::SearchEvicted, call)
+                    (RetryStep::SearchEvicted, call)
                 } else {
-                    (Rung::Grow, None)
+                    (RetryStep::Grow, None)
                 }
             }
-            Rung::SearchEvicted => (Rung::Grow, None),
-            Rung::Grow => match self.keep_reserve(r) {
-                Some(call) => (Rung::Grow, Some(call)),
-                None => self.grow_or(r, Rung::Trim),
+            RetryStep::SearchEvicted => (RetryStep::Grow, None),
+            RetryStep::Grow => match self.keep_reserve(r) {
+                Some(call) => (RetryStep::Grow, Some(call)),
+                None => self.grow_or(r, RetryStep::Trim),
             },
-            Rung::Trim => (Rung::GrowTrimmed, self.trim_for_room()),
-            Rung::GrowTrimmed => self.grow_or(r, Rung::Synchronize),
-            Rung::Synchronize => {
+            RetryStep::Trim => (RetryStep::GrowTrimmed, self.trim_for_room()),
+            RetryStep::GrowTrimmed => self.grow_or(r, RetryStep::Synchronize),
+            RetryStep::Synchronize => {
                 let behind = self.streams.behind();
                 self.statistics.retries += 1;
                 (
-                    Rung::SearchSynchronized,
+                    RetryStep::SearchSynchronized,
                     (!behind.is_empty()).then_some(Call::Synchronize(behind)),
                 )
             }
-            Rung::SearchSynchronized => (Rung::TrimSynchronized, None),
-            Rung::TrimSynchronized => (Rung::GrowSynchronized, self.trim_for_room()),
-            Rung::GrowSynchronized => self.grow_or(r, Rung::Evict),
-            Rung::Evict => match self.evict(r, u64::MAX) {
-                Some(call) => (Rung::SearchMoved, Some(call)),
-                None => (Rung::Compact, None),
+            RetryStep::SearchSynchronized => (RetryStep::TrimSynchronized, None),
+            RetryStep::TrimSynchronized => (RetryStep::GrowSynchronized, self.trim_for_room()),
+            RetryStep::GrowSynchronized => self.grow_or(r, RetryStep::Evict),
+            RetryStep::Evict => match self.evict(r, u64::MAX) {
+                Some(call) => (RetryStep::SearchMoved, Some(call)),
+                None => (RetryStep::Compact, None),
             },
-            Rung::Compact => (Rung::SearchMoved, self.compact(r)),
-            Rung::SearchMoved | Rung::Fail => (Rung::Fail, None),
+            RetryStep::Compact => (RetryStep::SearchMoved, self.compact(r)),
+            RetryStep::SearchMoved | RetryStep::Fail => (RetryStep::Fail, None),
         }
     }
 
     /// A call for more memory, after which this step is repeated; or the step after it.
-    fn grow_or(&mut self, r: &mut Request, next: Rung) -> (Rung, Option<Call>) {
+    fn grow_or(&mut self, r: &mut Request, next: RetryStep) -> (RetryStep, Option<Call>) {
         // Where arenas are larger than the request, a refused one is requested again in the least
         // size.
         let patience = match &self.engine {
@@ -256,7 +258,7 @@ impl Heap {
             return (next, None);
         }
         match self.growth(r) {
-            Some(call) => (r.rung, Some(call)),
+            Some(call) => (r.step, Some(call)),
             None => (next, None),
         }
     }
@@ -317,10 +319,10 @@ impl Heap {
         } = self;
         let call = match engine {
             Engine::Chain(chain) if chain.range.is_some() => {
-                let (hole, new) = chain
+                let (gap, new) = chain
                     .place_to_grow(table, streams, r.rounded, r.stream)
                     .filter(|(_, new)| *new <= room)?;
-                let row = chain.open(table, hole, new);
+                let row = chain.open(table, gap, new);
                 Call::Map {
                     row,
                     pages: table[row].region(),
