@@ -140,7 +140,7 @@ impl Session {
 /// The metadata value that lists the names of the states in a file.
 ///
 /// # Errors
-/// If a name has a line break, at which the note would be cut when it is read.
+/// If a name has a line break, which would split it when read.
 fn note<'n>(state: impl Iterator<Item = &'n str>) -> Result<String, WeightsError> {
     let names: Vec<&str> = state.collect();
     match names.iter().find(|name| name.contains(['\n', '\r'])) {

@@ -35,7 +35,7 @@ impl Parts {
         }
     }
 
-    /// Calls `visit` with every stretch of the slab that is in none of the parts.
+    /// Calls `visit` with every range of the slab that is in none of the parts.
     fn gaps(&self, end: u64, mut visit: impl FnMut(u64, u64)) {
         let mut at = 0;
         for &(start, stop) in self.0.keys() {
@@ -72,7 +72,7 @@ pub(crate) struct Watch {
     ended: usize,
 }
 
-/// The part of the slab that a buffer takes.
+/// The part of the slab that a buffer occupies.
 fn part(inner: &Compiled, buffer: usize) -> (u64, u64) {
     let buffer = &inner.buffers[buffer];
     (buffer.place.offset, buffer.place.offset + buffer.used)

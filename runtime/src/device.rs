@@ -19,7 +19,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The best device there is: the first CUDA device, if there are a driver, a compiler and a
+    /// The best device available: the first CUDA device, if there are a driver, a compiler and a
     /// device, else the CPU.
     pub fn auto() -> Self {
         let first = Device::Cuda(0);

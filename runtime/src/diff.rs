@@ -19,7 +19,7 @@ pub struct Both {
     pub b: usize,
 }
 
-/// Where the difference of two peaks comes from. Their sum is the difference.
+/// The causes of the difference of two peaks. Their sum is the difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Causes {
     /// Buffers at the second peak that the first plan does not have at all.
@@ -28,9 +28,9 @@ pub struct Causes {
     pub gone: i128,
     /// Buffers at both peaks whose sizes changed.
     pub resized: i128,
-    /// Buffers of both plans that are alive at the second peak alone.
+    /// Buffers of both plans that are live at the second peak alone.
     pub kept: i128,
-    /// Buffers of both plans that were alive at the first peak alone.
+    /// Buffers of both plans that were live at the first peak alone.
     pub dropped: i128,
 }
 
@@ -55,7 +55,7 @@ pub struct Holding {
 /// The differences between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diff {
-    /// Where the difference of the peaks comes from.
+    /// The causes of the difference of the peaks.
     pub causes: Causes,
     /// The holders of bytes at either peak, the largest first.
     pub holders: Vec<Holding>,
@@ -167,7 +167,7 @@ impl Diff {
         }
     }
 
-    /// Whether nothing differs that is looked at.
+    /// Whether the plans have no difference of these kinds.
     pub fn is_empty(&self) -> bool {
         let same = |of: &[Holding]| of.iter().all(|h| h.a == h.b);
         self.new.is_empty()
@@ -178,9 +178,8 @@ impl Diff {
     }
 }
 
-/// Rows with their names, and which of that name each is. Of a kernel's workspace, how many
-/// operations were fused into the kernel (`conv2d +3`) is no part of its name: another optimizer
-/// changes that.
+/// Rows with their names, and which of that name each is. The number of operations fused into a
+/// kernel (`conv2d +3`) is no part of its workspace's name, because another optimizer changes it.
 fn numbered(file: &PlanFile) -> impl Iterator<Item = (usize, (&str, usize))> {
     let mut seen: HashMap<&str, usize> = HashMap::new();
     file.buffers.iter().enumerate().map(move |(at, row)| {

@@ -67,7 +67,7 @@ pub enum Error {
         /// The largest buffers at the peak, by name.
         holders: String,
     },
-    /// The machine has no memory left to give.
+    /// The machine has no memory left.
     #[error(
         "{what} needs {bytes}, which the machine cannot give{more}; a smaller batch or model would help"
     )]
@@ -95,7 +95,7 @@ pub enum Error {
         /// The file that the session saved last.
         saved: Option<PathBuf>,
     },
-    /// The pool of the dynamic mode has no memory for a buffer, after everything was tried.
+    /// The pool of the dynamic mode has no memory for a buffer, after every retry step.
     #[error("\"{program}\" is out of memory: {bill}")]
     Memory {
         /// Which program.
@@ -103,7 +103,7 @@ pub enum Error {
         /// The OOM report: the request, the memory there is, its holders, and possible remedies.
         bill: Box<crate::memory::OutOfMemory>,
     },
-    /// The budget has no room for a value whose size a run found.
+    /// The budget has no headroom for a value whose size is data-dependent.
     #[error(
         "the budget of {budget} has no room for {bytes} of {what} in \"{program}\": weights, state and slab take {planned}, and {pool} of the \
          pool are in use; fewer elements or a larger budget would help"

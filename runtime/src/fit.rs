@@ -79,7 +79,7 @@ pub struct Epoch {
     pub number: u32,
     /// Steps made.
     pub steps: u64,
-    /// The mean of the steps' losses, each counting as often as it has examples.
+    /// The mean of the steps' losses, weighted by their examples.
     pub loss: f64,
     /// The result of the validation, if there is one.
     pub validation: Option<f64>,
@@ -124,7 +124,7 @@ pub enum End {
     Epochs,
     /// A callback stopped it.
     Stopped,
-    /// The validation had not become better for as many epochs as there was patience for.
+    /// The validation did not improve for as many epochs as the patience.
     Patience,
 }
 
@@ -365,7 +365,7 @@ fn first<const N: usize>(outputs: [Output<'_>; N]) -> Result<f32> {
     )
 }
 
-/// A mean in which each value counts as often as it has examples.
+/// A mean in which each value is weighted by its examples.
 #[derive(Default)]
 struct Mean {
     sum: f64,
@@ -380,7 +380,7 @@ impl Mean {
         self.values += 1;
     }
 
-    /// `None` if there was nothing.
+    /// `None` if there was no value.
     fn value(&self) -> Option<f64> {
         (self.values > 0).then(|| self.sum / self.examples)
     }

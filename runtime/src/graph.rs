@@ -36,8 +36,8 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
-    /// Which part of the batch, where a step takes one after the other: kernels of a part run when
-    /// those of the parts before have run.
+    /// Which micro-batch, where a step runs them one after the other: kernels of a micro-batch run
+    /// after those of the earlier ones.
     pub part: u32,
     /// The segment whose interior the backward pass recomputes
     /// ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1; 0 outside of all.
@@ -68,7 +68,7 @@ pub struct InputInfo {
     pub dtype: DType,
     /// Its shape.
     pub dims: Dims,
-    /// Its bytes become those of the output of this position.
+    /// The position of the output that takes its bytes.
     pub donated_to: Option<u32>,
 }
 
@@ -156,7 +156,7 @@ pub struct Needed {
 /// A computation: nodes in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// Every node after all it takes.
+    /// Every node, after its operands.
     pub nodes: Vec<Node>,
     /// The inputs that [`Op::Input`] refers to.
     pub inputs: Vec<InputInfo>,
@@ -177,7 +177,7 @@ pub struct Graph {
     pub needed: Vec<Needed>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
-    /// The part of the batch that is written down.
+    /// The micro-batch that is recorded.
     pub current_part: u32,
 }
 
@@ -211,7 +211,7 @@ impl Graph {
         &self.origins[self.node(id).origin as usize]
     }
 
-    /// Makes `origin` the one that the next nodes get.
+    /// Sets the origin of the next nodes.
     pub fn set_origin(&mut self, origin: Origin) {
         // The last few are the likely ones; a duplicate further back costs a few bytes only.
         let recent = self.origins.len().saturating_sub(8);
@@ -286,8 +286,7 @@ impl Graph {
         live
     }
 
-    /// The nodes that take each node's value, in order; a consumer that takes it twice is there
-    /// twice.
+    /// The consumers of each node's value, in order; a consumer that reads it twice is there twice.
     pub fn consumers(&self) -> Vec<SmallVec<[NodeId; 4]>> {
         let mut consumers = vec![SmallVec::new(); self.nodes.len()];
         for id in self.ids() {
@@ -430,12 +429,13 @@ pub(crate) fn count_a_look() {
     LOOKS.set(LOOKS.get() + 1);
 }
 
-/// For each node of a graph that grows, the one that its views look at: itself if it is no view.
+/// For each node of a growing graph, the node that lies below its views: itself if it is not a
+/// view.
 #[derive(Debug, Default)]
 pub(crate) struct Bases(Vec<NodeId>);
 
 impl Bases {
-    /// The node that lies below a node's views, of nodes that stay in the graph.
+    /// The node below a node's views, for nodes that stay in the graph.
     pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
         for at in self.0.len()..=id.at() {
             let node = &graph.nodes[at];

@@ -41,7 +41,7 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
     let name = hash(&info.name);
     match (info.init, info.dtype) {
         (Init::RandomState, _) => {
-            // Each state has its own numbers; that of training is as old as the seed.
+            // Each state has different numbers; those of training depend on the seed alone.
             let seed = if &*info.name == RANDOM {
                 seed
             } else {

@@ -1,4 +1,4 @@
-//! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one
+//! slabwise compiles a tensor program once, plans every byte before it runs, and runs it inside one
 //! slab.
 #![forbid(unsafe_code)]
 

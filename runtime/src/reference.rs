@@ -1,7 +1,7 @@
-//! The slow, obviously right evaluator: the oracle that everything fast is tested against.
+//! The reference evaluator, slow and simple: the oracle of all tests.
 //!
-//! It computes every node of a graph on its own, point by point, in plain loops: no fusion, no
-//! planning, no kernels, nothing in place. Sums accumulate in double precision and are rounded
+//! It computes every node of a graph separately, point by point, in plain loops: no fusion, no
+//! planning, no kernels, no in-place updates. Sums accumulate in double precision and are rounded
 //! once.
 
 mod double;
@@ -34,10 +34,10 @@ pub struct Array {
 /// How floats are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// As the definitions in the scalar table say, every value rounded to `f32`.
+    /// By the definitions in the scalar table, every value rounded to `f32`.
     Single,
-    /// In `f64` by formulas of the reference's own, so that finite differences say something;
-    /// integers as before.
+    /// In `f64` by independent formulas, so that finite differences are meaningful; integers as in
+    /// `Single`.
     Double,
 }
 
@@ -58,7 +58,7 @@ pub enum Fault {
     /// An index outside of its range.
     #[error("node {node}: index {index} is not in 0..{limit}")]
     Index {
-        /// The node that found it.
+        /// The node that detected it.
         node: u32,
         /// The index.
         index: i64,
@@ -177,7 +177,7 @@ fn convert(x: f64, from: DType, to: DType) -> f64 {
     }
 }
 
-/// A number as a float type holds it.
+/// A number rounded to a float type.
 fn single(x: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f16::from_f32(x as f32).to_f64(),

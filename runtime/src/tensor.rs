@@ -1,8 +1,7 @@
-//! Tensors of a trace: symbols for values that exist when the program runs.
+//! Tensors of a trace: symbolic values that exist when the program runs.
 //!
-//! Methods are grouped by kind in the files below. Every method records a mistake rather than
-//! failing: see
-//! [`trace`](crate::trace).
+//! Methods are grouped by kind in the files below. Every method records a mistake instead of
+//! failing: see [`trace`](crate::trace).
 
 mod attention;
 mod einsum;
@@ -39,7 +38,7 @@ pub use reduce::AxisSet;
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);
 
-/// A value of a program that is being traced: a small handle to copy at will.
+/// A value of a program that is being traced: a small handle, free to copy.
 #[derive(Clone, Copy)]
 pub struct Tensor<'t> {
     pub(crate) trace: &'t Trace,
@@ -118,10 +117,10 @@ impl<'t> Tensor<'t> {
         self
     }
 
-    /// This tensor, of which every element must be a finite number: a run in which one is NaN or
-    /// infinite fails before it has changed any weight or state, and the error names this line.
-    /// Without it a loss that is NaN makes every weight NaN that it depends on, as in other
-    /// frameworks. It costs one kernel over the tensor, next to nothing for a loss.
+    /// This tensor, checked to be finite: a run in which an element is NaN or infinite fails before
+    /// it has changed any weight or state, and the error names this line. Without the check a NaN
+    /// loss makes every weight that it depends on NaN, as in other frameworks. It costs one kernel
+    /// over the tensor, negligible for a loss.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -185,7 +184,7 @@ impl<'t> Tensor<'t> {
         }
     }
 
-    /// This tensor if `check` has nothing against it.
+    /// This tensor if `check` finds no mistake.
     fn require(
         self,
         at: Line,
@@ -295,7 +294,7 @@ impl<'t> Lift<'t> for i32 {
     }
 }
 
-/// The type that arithmetic on a type gives.
+/// The type of arithmetic results on a type.
 fn computed(dtype: DType) -> DType {
     dtype.lane().stored()
 }
@@ -322,12 +321,12 @@ pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
     }
 }
 
-/// Adds a node under its shape rule; for operations whose shape follows from their operands.
+/// Adds a node and checks its shape rule; for operations whose shape follows from their operands.
 fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
     checked_as(g, op, inputs, DType::F32, &Dims::new())
 }
 
-/// Adds a node under its shape rule; for operations whose type or shape is part of the node.
+/// Adds a node and checks its shape rule; for operations whose type or shape is part of the node.
 fn checked_as(
     g: &mut Graph,
     op: Op,
@@ -346,7 +345,7 @@ fn checked_as(
     Ok(g.emit(op, inputs, dtype, dims))
 }
 
-/// The text of a mistaken axis.
+/// The message for an axis that does not exist.
 fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
     format!("{what}: {} has no axis {axis}", g.symbols.show(g.dims(x)))
 }

@@ -36,7 +36,7 @@ pub use state::State;
 /// The user's line.
 pub(crate) type Line = &'static Location<'static>;
 
-/// A program being written down.
+/// A program that is being recorded.
 pub struct Trace {
     building: RefCell<Building>,
     training: bool,
@@ -51,18 +51,18 @@ struct Building {
     graph: Graph,
     bases: Bases,
     mistakes: Vec<Mistake>,
-    /// Where the parameters come from.
+    /// The declarations of the parameters.
     params: Option<Params>,
     variables: Vec<Held>,
     /// Their numbers by name.
     names: HashMap<Arc<str>, u32>,
-    /// How many random operations there are.
+    /// The number of random operations.
     streams: u32,
-    /// The update being written down.
+    /// The update that is being recorded.
     updating: Option<learn::Updating>,
     /// The parameters that do not change when a model learns.
     frozen: Vec<learn::Frozen>,
-    /// Whose states optimizers make: a prefix of their names.
+    /// The prefix of the names of the states that the current optimizer declares.
     owner: Option<Arc<str>>,
     /// How many segments the backward pass recomputes, and whether nodes belong to the last of
     /// them.
@@ -72,7 +72,7 @@ struct Building {
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
-    /// The last line outside of this library that something was recorded for.
+    /// The last line outside of this library for which an operation was recorded.
     last_line: Option<Line>,
 }
 
@@ -83,7 +83,7 @@ struct Held {
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
     /// Of a parameter, the declarations that the trace reads: number and line, and whether another
-    /// may stand beside it.
+    /// may be read in the same program.
     declarations: SmallVec<[(u64, Line, bool); 1]>,
 }
 
@@ -102,11 +102,11 @@ impl Building {
         self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
-    /// The layer of an operation: that of a parameter among its operands, else the first an operand
-    /// has.
+    /// The layer of an operation: that of a parameter among its operands, else the first layer of
+    /// an operand.
     fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
         let Building { graph, bases, .. } = self;
-        // A transposed weight is the weight still.
+        // A transposed weight counts as the weight.
         let mut weight = |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
         let layer = |id: &NodeId| &graph.origin(*id).layer;
         let found = operands
@@ -129,9 +129,9 @@ impl Building {
 }
 
 impl Trace {
-    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves
-    /// on with every step. One that changes no weight and no state is compiled, with a warning in
-    /// the log: most likely it lacks its `minimize`.
+    /// A program that learns: dropout is active, [`Trace::minimize`] is allowed, and random numbers
+    /// change with every step. A program that changes no weight and no state is compiled with a
+    /// warning in the log, because it most likely lacks its `minimize`.
     pub fn training() -> Self {
         Trace {
             building: RefCell::default(),
@@ -143,7 +143,7 @@ impl Trace {
         }
     }
 
-    /// A program that only computes: dropout is the identity, and random numbers are the same in
+    /// A program without learning: dropout is the identity, and random numbers are the same in
     /// every run, unless the trace is one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
         Trace {
@@ -178,17 +178,18 @@ impl Trace {
 
     /// The same on averaged weights: parameters are read as the averages that
     /// [`Optimizer::ema`](crate::optim::Optimizer::ema) keeps of them, statistics as they are. An
-    /// average of which no program has made a step is the weight's first value.
+    /// average before the first step is the weight's initial value.
     pub fn averaged(mut self) -> Self {
         self.averaged = true;
         self
     }
 
-    /// The same with matrix products and convolutions in this precision, those of the backward pass
-    /// too: each rounds its operands and sums in f32. All else stays in f32: weights, their
-    /// gradients and optimizer states, norms, softmax, losses. So this is mixed precision, for
-    /// which a model is written as usual. On a CUDA device tensor cores multiply halves many times
-    /// as fast as other cores multiply f32; the CPU gives the same sums but gains nothing.
+    /// The same with matrix products and convolutions in this precision, including those of the
+    /// backward pass: each rounds its operands and sums in f32. Everything else stays in f32:
+    /// weights, their gradients and optimizer states, norms, softmax, losses. This is mixed
+    /// precision, and the model is written as usual. On a CUDA device tensor cores multiply halves
+    /// many times as fast as other cores multiply f32; the CPU gives the same sums but gains
+    /// nothing.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -225,12 +226,12 @@ impl Trace {
         self.training
     }
 
-    /// The declarations that the parameters read so far belong to.
+    /// The declarations of the parameters read so far.
     pub fn params(&self) -> Option<Params> {
         self.building.borrow().params.clone()
     }
 
-    /// Declares an input. In a run inputs are handed over in the order of declaration.
+    /// Declares an input. A run passes inputs in the order of declaration.
     #[track_caller]
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -250,10 +251,10 @@ impl Trace {
         })
     }
 
-    /// Says that the bytes of an input become those of output `position` of the program: a
+    /// Donates the bytes of an input to output `position` of the program: a
     /// [`Buffer`](crate::Buffer) fed to it by [`donate`](crate::Buffer::donate) holds that output
-    /// after the run, and every handle made before is dead. The two have one type and shape; each
-    /// is named once.
+    /// after the run, and every earlier handle is dead. The two have one type and shape; each is
+    /// named once.
     #[track_caller]
     pub fn donate(&self, input: Tensor<'_>, position: usize) {
         let at = Location::caller();
@@ -286,7 +287,7 @@ impl Trace {
         }
     }
 
-    /// The value of a parameter, as it is when a step begins.
+    /// The value of a parameter when a step begins.
     #[track_caller]
     pub fn param(&self, param: &Param) -> Tensor<'_> {
         self.read_param(param, Location::caller())
@@ -382,7 +383,7 @@ impl Trace {
         ))
     }
 
-    /// One value everywhere. Numbers that the type cannot hold are mistakes.
+    /// A tensor of one value. Numbers that the type cannot hold are mistakes.
     #[track_caller]
     pub fn full(&self, value: f32, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -475,8 +476,7 @@ impl Trace {
         })
     }
 
-    /// The graph that computes `outputs`, with everything that the trace does besides; or all
-    /// mistakes so far.
+    /// The graph that computes `outputs`, with all effects of the trace; or all mistakes so far.
     #[track_caller]
     pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {
         let mut building = self.building.borrow_mut();
@@ -630,7 +630,7 @@ impl Trace {
         self.building.borrow_mut().graph.keep(id);
     }
 
-    /// Whether a step changes a weight or a state, the random one aside.
+    /// Whether a step changes a weight or a state other than the random one.
     pub(crate) fn changes_anything(&self) -> bool {
         let building = self.building.borrow();
         building
@@ -681,7 +681,7 @@ pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<
     }
 }
 
-/// Refuses values whose size has no form or overflows, among the nodes from `start` on.
+/// Refuses values whose size cannot be expressed or overflows, among the nodes from `start` on.
 fn fits(graph: &Graph, start: usize) -> Result<(), String> {
     for node in &graph.nodes[start..] {
         let say = |why: &str| {

@@ -6,10 +6,10 @@
 //! reported at once. Elements are little-endian, row-major, and travel as bytes, so every bit
 //! survives, NaN payloads included.
 //!
-//! A file that [`save`] wrote has a checksum of each tensor among its notes (`slabwise.crc32`:
+//! A file that [`save`] wrote has a checksum of each tensor in its metadata (`slabwise.crc32`:
 //! CRC-32 of the bytes, eight hexadecimal digits for each tensor in the order of names), and a
-//! tensor that has changed since is refused by name. Files without that note, of other programs,
-//! are read as they are.
+//! tensor that has changed since is refused by name. Files of other programs, without this entry,
+//! are read unchecked.
 
 mod file;
 mod fit;
@@ -82,12 +82,13 @@ pub enum WeightsError {
         /// The defect.
         detail: String,
     },
-    /// The file's tensors are not those expected.
+    /// The file's tensors do not match the expected ones.
     #[error("{} does not fit this model:{problems}\n{help}", path.display())]
     Mismatch {
         /// The file compared.
         path: PathBuf,
-        /// One line per difference, each starting with a line break; of very many, the first.
+        /// One line per difference, each starting with a line break; truncated if there are very
+        /// many.
         problems: String,
         /// The remedy.
         help: String,
@@ -103,14 +104,14 @@ pub struct Entry<'a> {
     pub dtype: DType,
     /// Extents, outermost first; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Elements in row-major order, little-endian, with no alignment promised.
+    /// Elements in row-major order, little-endian, without guaranteed alignment.
     pub bytes: &'a [u8],
 }
 
-/// Name the format keeps for its metadata.
+/// The name that the format reserves for its metadata.
 const METADATA_KEY: &str = "__metadata__";
 
-/// The note with the checksums of all tensors.
+/// The metadata key of the checksums of all tensors.
 const CHECKSUMS: &str = "slabwise.crc32";
 
 /// Writes `tensors` and `metadata` to `path`, replacing an earlier file in one step; see

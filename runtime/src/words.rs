@@ -1,4 +1,4 @@
-//! Words of messages: counts, lists of names, and the names that a misspelt one is nearest to.
+//! Words of messages: counts, lists of names, and suggestions for a misspelt name.
 
 /// A number with its noun: `1 input`, `2 inputs`.
 pub fn count(n: usize, noun: &str) -> String {
@@ -20,8 +20,8 @@ pub fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Of the known names those that a misspelt one is likely to mean, the nearest first, three at
-/// most: the fewest letters to insert, remove, replace or swap, or the same last part.
+/// The known names that a misspelt one likely means, the nearest first, three at most: the fewest
+/// letters to insert, remove, replace or swap, or the same last part.
 fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let most = (wanted.chars().count() / 3).max(1);
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_lowercase();

@@ -19,9 +19,9 @@ const FOLDER: &str = "cifar-10-batches-bin";
 /// A training and a test split of photographs, `[3, 32, 32]`, ten classes.
 #[derive(Clone, Debug)]
 pub struct Cifar10 {
-    /// Images to learn from; 50,000 in the full set.
+    /// Images for training; 50,000 in the full set.
     pub train: Split,
-    /// Images to judge by; 10,000 in the full set.
+    /// Images for testing; 10,000 in the full set.
     pub test: Split,
 }
 

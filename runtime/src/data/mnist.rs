@@ -11,16 +11,16 @@ const CLASSES: usize = 10;
 /// A training and a test split of labelled images.
 #[derive(Clone, Debug)]
 pub struct Mnist {
-    /// Images to learn from; 60,000 of 28 by 28 in the full sets.
+    /// Images for training; 60,000 of 28 by 28 in the full sets.
     pub train: Split,
-    /// Images to judge by; 10,000 of 28 by 28 in the full sets.
+    /// Images for testing; 10,000 of 28 by 28 in the full sets.
     pub test: Split,
 }
 
 impl Mnist {
     /// Loads the four files of `folder`: `train-` and `t10k-`, each with `images-idx3-ubyte` and
     /// `labels-idx1-ubyte` (or with a point, as in `images.idx3-ubyte`), with or without `.gz`.
-    /// Whether a file is compressed is told by its content.
+    /// Compression is detected by content.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ impl Mnist {
         Ok(Mnist { train, test })
     }
 
-    /// Where the examples look: `data/mnist` in the current folder, else in the source tree this
-    /// was built from.
+    /// The default folder of the examples: `data/mnist` in the current folder, else in the source
+    /// tree this was built from.
     pub fn default_dir() -> PathBuf {
         let here = PathBuf::from("data/mnist");
         if here.is_dir() {

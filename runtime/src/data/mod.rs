@@ -68,7 +68,7 @@ pub enum DataError {
         /// The contents found.
         detail: String,
     },
-    /// The header declares more than is read into memory.
+    /// The header declares more than is allowed in memory.
     #[error(
         "{} declares extents {dims:?}, more than the {most} bytes read at most; its header may be damaged: fetch it again",
         path.display()

@@ -31,7 +31,7 @@ struct Images {
 
 impl Split {
     /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the
-    /// other in `pixels`, with as many classes as the largest label asks for.
+    /// other in `pixels`, with as many classes as the largest label requires.
     ///
     /// # Errors
     ///
@@ -177,7 +177,7 @@ impl Split {
 
     /// Every image once, in an order that `seed` alone decides, `batch` at a time (0 counts as 1);
     /// the last batch may be smaller. The order is the same on every platform and in every version.
-    /// Take [`epoch_seed`] for a new order per epoch.
+    /// Use [`epoch_seed`] for a new order per epoch.
     pub fn shuffled(&self, batch: usize, seed: u64) -> Batches {
         self.in_order_of(Some(permutation(self.len(), seed)), batch)
     }
@@ -204,12 +204,12 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The same batches with each image as one row, as a multilayer perceptron takes them.
+    /// The same batches with each image as one row, as a multilayer perceptron expects them.
     pub fn flat(self) -> FlatBatches {
         FlatBatches(self)
     }
 
-    /// Assembles batches on a thread of their own, at most `depth` ahead (0 counts as 1).
+    /// Assembles batches on a background thread, at most `depth` ahead (0 counts as 1).
     ///
     /// # Panics
     ///

@@ -54,7 +54,7 @@ pub struct Row {
     pub source: String,
     /// Bytes that are used.
     pub bytes: u64,
-    /// Bytes of the slab that it takes up.
+    /// Bytes of the slab that it occupies.
     pub occupied_bytes: u64,
     /// The first of them.
     pub offset: u64,
@@ -157,7 +157,7 @@ impl Row {
     }
 }
 
-/// Why a file is no plan.
+/// Why a file is not a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFileError {
     /// It could not be read, or is longer than [`FILE_MAX`] bytes.
@@ -229,7 +229,7 @@ impl PlanFile {
             workspaces
                 .filter(|(_, _, task)| task.workspace > 0)
                 .map(|(step, id, task)| Row {
-                    // Its own it has none; but it is one layer's values that the task makes.
+                    // A workspace has no layer, but its task makes the values of one.
                     layer: task
                         .writes
                         .iter()

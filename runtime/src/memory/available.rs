@@ -7,12 +7,12 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Requests below this are made without asking: reading the system's files would cost more than
-/// they are worth.
+/// Requests below this are made without a query: reading the system's files would cost more than it
+/// is worth.
 pub(crate) const WORTH_ASKING: u64 = 64 << 20;
 
 /// Bytes that the host can give without ending a process, swap included; `None` where the system
-/// does not say.
+/// does not report it.
 pub(crate) fn available() -> Option<u64> {
     let machine = of_machine(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").ok();
@@ -36,7 +36,7 @@ fn of_machine(text: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// The least that the control groups of a process leave, from its own up to the root; `None`
+/// The least bytes that the control groups of a process leave, from its own up to the root; `None`
 /// without a limit.
 fn of_groups(text: &str, root: &Path) -> Option<u64> {
     let path = |line: &str| {

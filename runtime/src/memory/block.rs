@@ -30,11 +30,11 @@ pub(crate) enum State {
     Free,
     /// Memory in use.
     Live,
-    /// Memory that is cut into small blocks, which are a chain of their own.
+    /// Memory that is split into small blocks, which form a separate chain.
     Page,
     /// Addresses of a range without memory.
     Gap,
-    /// Addresses of a range to which memory is just being mapped, or from which it is being taken.
+    /// Addresses of a range to which memory is being mapped, or from which it is being unmapped.
     Busy,
 }
 
@@ -52,7 +52,7 @@ pub(crate) struct Block {
     pub list_before: u32,
     pub list_after: u32,
     pub generation: u32,
-    /// How many hold the block where it is; of a page, those of all its blocks.
+    /// The number of pins; of a page, those of all its blocks.
     pub pins: u32,
     /// The stream that used the block last, and the point it must reach until the block is unused.
     pub stream: Stream,
@@ -63,10 +63,10 @@ pub(crate) struct Block {
     pub requested: u64,
     /// The purpose of a block in use.
     pub tag: u32,
-    /// The allocation that this block is, counted from 1; of a free one, the step at which it
+    /// The number of the block's allocation, counted from 1; of a free one, the step at which it
     /// became free.
     pub since: u64,
-    /// When the block became free, in nanoseconds; 0 unless idle blocks are looked for.
+    /// When the block became free, in nanoseconds; 0 unless idle blocks are released.
     pub idle_since: u64,
 }
 
@@ -107,7 +107,7 @@ impl Block {
         }
     }
 
-    /// Whether it is all of its chain.
+    /// Whether it is the only block of its chain.
     pub fn is_alone(&self) -> bool {
         self.before == NONE && self.after == NONE
     }
@@ -152,7 +152,7 @@ impl Table {
                     .filter(|i| *i != NONE)
                     .expect("fewer blocks than 2^32 - 1");
                 self.rows.push(block);
-                // Rows are given back without allocating: there is room for all of them.
+                // Freeing rows must not allocate: the list has capacity for all of them.
                 self.unused.reserve(self.rows.len() - self.unused.len());
                 index
             }
@@ -234,7 +234,7 @@ impl Table {
     pub fn exchange(&mut self, a: u32, b: u32) {
         let (x, y) = (self[a], self[b]);
         debug_assert_eq!(x.bytes, y.bytes);
-        // Neighbours of each other keep being so, the other way round.
+        // Two neighbours stay neighbours, in the other order.
         let other = |link: u32| match link {
             l if l == a => b,
             l if l == b => a,

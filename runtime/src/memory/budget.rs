@@ -1,4 +1,4 @@
-//! How much memory a session may take.
+//! The memory budget of a session.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use slabwise_planner::{Bytes, BytesError, brief};
 
 use crate::error::Error;
 
-/// How much memory a session may take.
+/// The memory budget of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Budget {
     /// As much as its programs need.

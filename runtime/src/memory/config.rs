@@ -1,4 +1,5 @@
-//! How a pool is set up: fields of a struct, or variables of the environment. The struct wins.
+//! The settings of a pool: fields of a struct, or variables of the environment. The struct takes
+//! precedence.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use slabwise_planner::{Bytes, brief};
 
-/// How a pool finds memory for a request. Each imitates an allocator in use, so that they can be
-/// compared.
+/// The policy by which a pool finds memory for a request. Each imitates an allocator in use, so
+/// that they can be compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Two-level segregated fit (Masmano et al., 2004) with 32 lists for each power of two, a
@@ -23,8 +24,8 @@ pub enum Policy {
     /// MXNet's `Round`: requests rounded up to a power of two, above the cutoff to a multiple of
     /// it; blocks are never split.
     Round,
-    /// MXNet's `Unpooled`: each request is a call of the driver, each free another, once the stream
-    /// is done with the block.
+    /// MXNet's `Unpooled`: each request is a driver call, each free another, once the stream is
+    /// done with the block.
     Unpooled,
     /// JAX's `platform` allocator: as `unpooled`, but a free synchronizes with the device as
     /// `cudaFree` does, and no fraction limits it.
@@ -32,8 +33,8 @@ pub enum Policy {
     /// JAX's `cuda_async`: the driver's own stream-ordered pool; nothing is kept here.
     Async,
     /// PyTorch's expandable segments: the lists of `tlsf` over one address range, to which memory
-    /// is mapped page by page, and in which pages of free blocks are mapped to where they are
-    /// needed instead of being copied.
+    /// is mapped page by page, and in which pages of free blocks are remapped instead of copying
+    /// blocks.
     Vmm,
 }
 
@@ -96,7 +97,7 @@ fn names(policies: &[Policy]) -> String {
         .join(", ")
 }
 
-/// A setting that makes no sense.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {:?}; it is {expected}", brief(value))]
 pub struct ConfigError {
@@ -182,7 +183,7 @@ impl MemoryConfig {
     /// still `None` are those that the device decides, and limits that were not set.
     ///
     /// # Errors
-    /// If a variable or a field makes no sense; the error names it.
+    /// If a variable or a field is invalid; the error names it.
     pub fn resolve(&self) -> Result<MemoryConfig, ConfigError> {
         self.resolved(environment)
     }
@@ -234,7 +235,7 @@ impl MemoryConfig {
     /// Fills the fields that are `None` from the variables that `lookup` knows.
     ///
     /// # Errors
-    /// If a variable or a field makes no sense. A variable that a field overrides is not looked at.
+    /// If a variable or a field is invalid. A variable that a field overrides is not read.
     pub(crate) fn settings(
         &self,
         lookup: impl Fn(&str) -> Option<String>,
@@ -352,7 +353,7 @@ fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigE
     }
 }
 
-/// A field, or else a variable, or else the default; within its bounds.
+/// A field, or else a variable, or else the default; checked against its bounds.
 fn setting<T: FromStr + Copy + ToString>(
     field: Option<T>,
     lookup: &impl Fn(&str) -> Option<String>,

@@ -1,4 +1,4 @@
-//! Moving blocks so that free memory comes together.
+//! Moving blocks to join free memory.
 //!
 //! *Window eviction* first: of all address ranges that are long enough for the request, the one
 //! with the fewest bytes in use whose blocks fit into gaps elsewhere is emptied. If there is none,
@@ -17,13 +17,13 @@ use super::policy::chain::Chain;
 use super::source::Stream;
 use super::streams::Streams;
 
-/// Windows that are tried, those with the fewest bytes in use first.
+/// The number of windows tried, those with the fewest bytes in use first.
 const WINDOWS: usize = 64;
 
 /// Bytes to copy. The regions may overlap; then `to` lies lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
-    /// Whose: a block, or a page of them.
+    /// The block, or the page of blocks, that moves.
     pub row: u32,
     pub from: Region,
     pub to: Region,
@@ -37,11 +37,11 @@ struct Piece {
     bytes: u64,
     /// Bytes that would have to be moved.
     live: u64,
-    /// Whose work the bytes are ordered by.
+    /// The stream whose work orders the bytes.
     stream: Stream,
 }
 
-/// The pool's parts that moving touches.
+/// The parts of the pool that moving changes.
 pub(crate) struct Ground<'a> {
     pub table: &'a mut Table,
     pub chain: &'a mut Chain,
@@ -52,7 +52,7 @@ impl Ground<'_> {
     /// The first rows of all arenas, in their order.
     fn heads(&self) -> Vec<u32> {
         let is_head = |b: &Block| b.before == NONE && b.state != State::Unused;
-        // Inside a page, rows know their page; a page's own row knows the first inside, which knows
+        // Inside a page, rows name their page; a page's row names its first inner row, which names
         // it back.
         let outside = |b: &Block| b.page == NONE || b.state == State::Page;
         let mut heads: Vec<(u32, u32)> = self
@@ -224,7 +224,7 @@ impl Ground<'_> {
         }
     }
 
-    /// How many bytes [`Ground::compact`] would move at most.
+    /// The most bytes that [`Ground::compact`] would move.
     pub fn movable_bytes(&self) -> u64 {
         let moves = |b: &Block| matches!(b.state, State::Live | State::Page) && b.pins == 0;
         self.table
@@ -234,7 +234,7 @@ impl Ground<'_> {
             .sum()
     }
 
-    /// Slides blocks down, arena by arena, until a free block has so many bytes. Copies are all for
+    /// Slides blocks down, arena by arena, until a free block has so many bytes. All copies are on
     /// one stream.
     pub fn compact(&mut self, bytes: u64, stream: Stream) -> Vec<Move> {
         let mut moves = Vec::new();

@@ -31,7 +31,7 @@ pub(crate) struct Capacity {
     pub limit: u64,
 }
 
-/// An arena that goes back once its stream has come so far.
+/// An arena that is returned once its stream has come so far.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     stream: Stream,
@@ -51,7 +51,7 @@ pub(crate) struct Heap {
     pub tags: Tags,
     pub capacity: Option<Capacity>,
     pub range_refused: bool,
-    /// All that the pool may take is to be taken now.
+    /// The whole capacity is still to be taken.
     pub preallocates: bool,
     pub has_callbacks: bool,
     /// Blocks are being moved; no other operation may use the pool until that is done.
@@ -59,7 +59,7 @@ pub(crate) struct Heap {
     /// One operation is querying the source for the pool's set-up before its first block: the
     /// others wait for it.
     pub opening: bool,
-    /// Bytes that calls under way ask for.
+    /// Bytes requested by calls under way.
     pub reserving: u64,
     /// Bytes of all requests ever served.
     pub allocated_bytes: u64,
@@ -124,7 +124,7 @@ impl Heap {
         })
     }
 
-    /// The part of the device that is the pool's, and whether it is taken at once.
+    /// Sets the pool's share of the device, and whether it is taken at once.
     pub fn set_capacity(&mut self, info: MemoryInfo, source_preallocates: bool) {
         // A product of 53 bits of fraction and 64 bits of total, rounded down.
         let share = if self.settings.fraction >= 1.0 {
@@ -144,7 +144,7 @@ impl Heap {
         self.statistics.bytes_limit = limit;
     }
 
-    /// A new arena joins the pool; its row, if it is a block for one request alone.
+    /// Adds a new arena to the pool; gives its row, if it is a block for one request alone.
     pub fn add_arena(&mut self, arena: u32, bytes: u64, stream: Stream) -> Option<u32> {
         match &mut self.engine {
             Engine::Chain(chain) => chain.add_segment(&mut self.table, arena, bytes, stream),
@@ -171,7 +171,7 @@ impl Heap {
         None
     }
 
-    /// The block of a request that was served; its handle.
+    /// Marks the block of a served request; gives its handle.
     pub fn serve(&mut self, row: u32, r: &Request) -> Handle {
         let since = self.statistics.num_allocs + 1;
         let block = &mut self.table[row];
@@ -190,7 +190,7 @@ impl Heap {
         self.table.handle(row)
     }
 
-    /// Takes a block back that is in use; the calls of the driver that this needs.
+    /// Takes back a block in use; gives the driver calls that this needs.
     pub fn release(&mut self, row: u32) -> Vec<Call> {
         let block = self.table[row];
         let s = &mut self.statistics;
@@ -257,7 +257,7 @@ impl Heap {
         }
     }
 
-    /// The call that gives back arenas whose streams have come far enough since they were freed.
+    /// The call that returns arenas whose streams have come far enough since they were freed.
     pub fn returned_arenas(&mut self) -> Option<Call> {
         if self.waiting_arenas.is_empty() {
             return None;
@@ -290,7 +290,7 @@ impl Heap {
         !self.waiting_arenas.is_empty()
     }
 
-    /// Holds a block where it is, `by` times more.
+    /// Adds `by` pins to a block.
     pub fn pin(&mut self, row: u32, by: u32) {
         self.table[row].pins += by;
         let page = self.table[row].page;
@@ -359,7 +359,7 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::note`], of a place that is not where the block is.
+    /// As [`Heap::note`], for a place other than the block's.
     pub fn note_at(&mut self, action: Action, region: Region, block: &Block) {
         let Statistics {
             bytes_in_use,

@@ -9,8 +9,7 @@ use super::retry::{Call, Request};
 use super::source::Stream;
 
 impl Heap {
-    /// Bytes that may be moved now: a pool's worth to begin with, and more with everything
-    /// allocated.
+    /// Bytes that may be moved now: initially the size of the pool, and more with each allocation.
     fn may_move(&self) -> u64 {
         let limit = self.capacity.map_or(0, |c| c.limit);
         let earned = self.allocated_bytes as f64 * self.settings.defragment_rate;
@@ -19,12 +18,12 @@ impl Heap {
             .saturating_sub(self.statistics.defrag_bytes)
     }
 
-    /// A call that brings free memory together for a request, the cheapest that there is.
+    /// The cheapest call that joins free memory for a request.
     pub(super) fn defragment(&mut self, r: &mut Request) -> Option<Call> {
         self.evict(r, u64::MAX).or_else(|| self.compact(r))
     }
 
-    /// A call that moves a few blocks out of a window, or free pages to where they are needed.
+    /// A call that moves a few blocks out of a window, or remaps free pages.
     pub(super) fn evict(&mut self, r: &Request, most: u64) -> Option<Call> {
         if !self.settings.defragment {
             return None;
@@ -60,7 +59,7 @@ impl Heap {
         Some(self.copy(Vec::new(), moves, after))
     }
 
-    /// A call that slides blocks down until there is room.
+    /// A call that slides blocks down until the request fits.
     pub(super) fn compact(&mut self, r: &Request) -> Option<Call> {
         let most = self.may_move();
         let defragment = self.settings.defragment;
@@ -115,7 +114,7 @@ impl Heap {
         }
     }
 
-    /// A call that maps the pages of free blocks behind addresses where they are one block.
+    /// A call that remaps the pages of free blocks, so that they form one block.
     fn remap(&mut self, r: &Request) -> Option<Call> {
         let Heap {
             table,

@@ -1,4 +1,4 @@
-//! The way by which idle values may leave the slab.
+//! Offload of idle values from the slab.
 
 use std::str::FromStr;
 
@@ -6,8 +6,8 @@ use slabwise_planner::{Bytes, brief};
 
 use crate::error::Error;
 
-/// The way by which values that lie idle may leave the slab: a link to the host's memory, and how
-/// much of that they may take.
+/// The settings of offload: a link to the host's memory for values that lie idle, and the host
+/// bytes that they may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offload {
     per_second: Bytes,

@@ -26,7 +26,7 @@ pub struct Holder {
     pub bytes: u64,
     /// Which allocation of the pool it is, counted from 1.
     pub allocation: u64,
-    /// Whether something holds it where it is.
+    /// Whether it is pinned.
     pub pinned: bool,
     /// The step that needs it next, if known.
     pub next_use: Option<String>,
@@ -47,19 +47,19 @@ pub enum Help {
     /// The memory is there, but in pieces, and moving them would go beyond the rate that is
     /// allowed.
     DefragmentRate,
-    /// The memory is there, but kept for other sizes; a policy that cuts and joins blocks would
-    /// have it.
+    /// The memory is there, but kept for other sizes; a policy that splits and joins blocks could
+    /// use it.
     Policy(Policy),
     /// Memory that scales with the batch fits if the batch is at most this part of its size.
     Batch(f64),
     /// The device has the bytes, but others hold them.
     Others {
-        /// Bytes that the pool may still take, and the driver does not give.
+        /// Bytes that the pool may still take, but the driver refuses.
         bytes: u64,
     },
 }
 
-/// No memory for a request, after everything was tried. The pool goes on as before.
+/// No memory for a request, after every retry step. The pool stays usable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfMemory {
     /// The requested bytes.
@@ -78,7 +78,7 @@ pub struct OutOfMemory {
     pub policy: Policy,
     /// The largest blocks in use, largest first.
     pub holders: Vec<Holder>,
-    /// Blocks in use beside those.
+    /// The number of other blocks in use.
     pub more_holders: usize,
     /// The remedies, the least first.
     pub help: Vec<Help>,
@@ -223,7 +223,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A limit of so many bytes is none: no device has them.
+/// A limit of so many bytes counts as none: no device has them.
 const UNLIMITED: u64 = 1 << 62;
 
 /// The most that a pool may take.
@@ -240,7 +240,7 @@ impl fmt::Display for Limit {
 
 impl std::error::Error for OutOfMemory {}
 
-/// Layer and line of a tag, as far as they are known.
+/// The layer and line of a tag, if known.
 fn place(f: &mut fmt::Formatter<'_>, tag: &Tag) -> fmt::Result {
     match (&*tag.layer, tag.location) {
         ("", None) => Ok(()),

@@ -1,4 +1,4 @@
-//! A pool: one lock, and the calls of the driver that are made without it.
+//! A pool: one lock, and the driver calls that are made without it.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -41,8 +41,8 @@ pub struct Pool {
     callbacks: Mutex<Vec<Callback>>,
 }
 
-/// A block that comes back when this is dropped: not at once, but with the pool's next operation,
-/// so that dropping calls no driver and waits for no other thread.
+/// A block that is freed when this is dropped: not at once, but with the pool's next operation, so
+/// that dropping calls no driver and waits for no other thread.
 #[derive(Debug)]
 pub struct Lease {
     handle: Handle,
@@ -67,7 +67,7 @@ impl Pool {
     /// environment.
     ///
     /// # Errors
-    /// If a setting makes no sense; the error names it.
+    /// If a setting is invalid; the error names it.
     pub fn new(config: &MemoryConfig) -> Result<Pool, ConfigError> {
         let settings = config.settings(environment)?;
         Ok(Pool {
@@ -78,7 +78,7 @@ impl Pool {
         })
     }
 
-    /// How the pool finds memory.
+    /// The policy by which the pool finds memory.
     pub fn policy(&self) -> Policy {
         self.lock().settings.policy
     }
@@ -88,7 +88,7 @@ impl Pool {
         self.lock().tags.id(tag)
     }
 
-    /// Numbers of tags of another pool mean the same here from now on.
+    /// Adopts the tags of another pool, so that their numbers mean the same here.
     pub(crate) fn know_tags_of(&self, other: &Pool) {
         let tags = other.lock().tags.clone();
         self.lock().tags = tags;
@@ -151,7 +151,7 @@ impl Pool {
         let mut heap = self.enter(source);
         let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
         if heap.moving {
-            // Wait until its bytes have come to rest.
+            // Wait until its bytes are no longer moving.
             while heap.moving {
                 heap = self
                     .moved
@@ -214,8 +214,8 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts a piece of work that was given to a stream; its number. [`Source::completed`] speaks
-    /// of these numbers.
+    /// Counts a piece of work submitted to a stream; gives its number. [`Source::completed`] refers
+    /// to these numbers.
     pub fn submit(&self, stream: Stream) -> u64 {
         self.lock().streams.submit(stream)
     }
@@ -259,8 +259,8 @@ impl Pool {
         })
     }
 
-    /// Moves blocks together until a free block has so many bytes, if it can be done; whether there
-    /// is one now.
+    /// Moves blocks together until a free block has so many bytes, if possible; whether there is
+    /// one now.
     pub fn defragment<S: Source>(&self, source: &mut S, bytes: u64) -> bool {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, Stream(0), 0) else {
@@ -281,13 +281,13 @@ impl Pool {
         fits(&heap)
     }
 
-    /// Free and total bytes, as the driver says.
+    /// Free and total bytes, as the driver reports them.
     pub fn memory_info<S: Source>(&self, source: &mut S) -> MemoryInfo {
         source.info()
     }
 
-    /// Has this called when memory is short, before more is taken from the driver. It may free
-    /// blocks and drop leases.
+    /// Registers a callback for when memory is short, before more is taken from the driver. It may
+    /// free blocks and drop leases.
     pub fn on_pressure(&self, callback: impl FnMut() + Send + 'static) {
         self.callbacks
             .lock()
@@ -305,7 +305,7 @@ impl Pool {
         }
     }
 
-    /// Counts and peaks start anew; the pool's memory stays.
+    /// Resets counts and peaks; the pool's memory stays.
     pub fn reset_statistics(&self) {
         let mut heap = self.lock();
         let Statistics {
@@ -337,7 +337,7 @@ impl Pool {
         self.settled().holders()
     }
 
-    /// Keeps the last events from now on, so many at most; 0 keeps none.
+    /// Records events from now on, the last `most` of them; 0 records none.
     pub fn record(&self, most: usize) {
         self.lock().event_log = (most > 0).then(|| EventLog {
             events: std::collections::VecDeque::new(),
@@ -345,7 +345,7 @@ impl Pool {
         });
     }
 
-    /// The events that were kept, oldest first.
+    /// The recorded events, oldest first.
     pub fn events(&self) -> Vec<Event> {
         self.lock()
             .event_log
@@ -366,8 +366,8 @@ impl Pool {
         self.lock().tags.all().to_vec()
     }
 
-    /// Calls `visit` with every block but those that only hold others, arena by arena, in the order
-    /// of addresses.
+    /// Calls `visit` with every block except those that only contain others, arena by arena, in the
+    /// order of addresses.
     #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
         let heap = self.settled();
@@ -383,12 +383,11 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Heap> {
-        // A panic in a thread that held the lock leaves at worst one block that is never handed out
-        // again.
+        // A panic in a thread that held the lock leaks at worst one block.
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, while no block is on its way.
+    /// The lock, while no block is being moved.
     fn settled(&self) -> MutexGuard<'_, Heap> {
         let heap = self.lock();
         self.moved
@@ -396,7 +395,7 @@ impl Pool {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock at the beginning of an operation: dropped blocks come back first.
+    /// The lock at the beginning of an operation, after dropped blocks are freed.
     fn enter<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.lock();
         if heap.event_log.is_some() || heap.settings.idle_time.is_some() {
@@ -429,7 +428,7 @@ impl Pool {
         heap
     }
 
-    /// The lock, once streams have been asked how far they are and no block is on its way.
+    /// The lock, after the streams' progress was queried and while no block is being moved.
     fn polled<S: Source>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.enter(source);
         let streams: Vec<Stream> = heap

@@ -42,7 +42,7 @@ pub(crate) struct Request {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum RetryStep {
     Search,
-    /// Blocks of other streams that are done by now.
+    /// Blocks of other streams whose work is done.
     Poll,
     SearchPolled,
     /// Caches of the program drop their memory.
@@ -97,7 +97,7 @@ pub(crate) enum Call {
         moves: Vec<Move>,
         after: Vec<(Stream, u64)>,
     },
-    /// Memory moves from rows with it to a row without.
+    /// Memory moves from mapped rows to an unmapped one.
     Remap {
         from: Vec<(u32, Region)>,
         to: (u32, Region),
@@ -135,11 +135,12 @@ pub(crate) enum Next {
     Failed,
 }
 
-/// How often memory may be got for one request: others may be faster to take it, but not for ever.
+/// The most allocations for one request: concurrent requests may take the memory first, but not
+/// forever.
 const GROWN_MOST: u32 = 64;
 
 impl Heap {
-    /// Takes a request as far as it goes without a call of the driver.
+    /// Advances a request as far as possible without a driver call.
     pub fn advance(&mut self, r: &mut Request) -> Next {
         if self.moving || self.opening {
             return Next::Wait;
@@ -307,7 +308,7 @@ impl Heap {
             .saturating_sub(self.reserving)
     }
 
-    /// The call that gets memory for a request, if there is room for it.
+    /// The call that gets memory for a request, if the limit permits it.
     fn growth(&mut self, r: &mut Request) -> Option<Call> {
         let room = self.room();
         let Heap {
@@ -399,7 +400,7 @@ impl Heap {
         call
     }
 
-    /// The call that gives back free memory that no stream uses and that `may_go`.
+    /// The call that returns free memory that no stream uses and that `may_go` permits.
     pub fn trim(&mut self, may_go: impl Fn(&Block) -> bool) -> Option<Call> {
         let Heap {
             table,
@@ -444,8 +445,8 @@ impl Heap {
                 }
             }
             (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
-                // Others' requests wait while the pool opens, so a call for memory that ends then
-                // is the one it opens with.
+                // Other requests wait while the pool opens, so a call for memory that ends then is
+                // the opening one.
                 self.opening = false;
                 self.reserving -= bytes;
                 let got = reserved.ok().map(|arena| {
@@ -469,7 +470,7 @@ impl Heap {
                 if taken {
                     self.took(pages);
                 }
-                // New memory is first of all the requester's.
+                // New memory belongs to the requester first.
                 let stream = r.as_ref().map_or(Stream(0), |r| r.stream);
                 if let Some(r) = r {
                     (r.look, r.refused) = (taken, r.refused + u32::from(!taken));

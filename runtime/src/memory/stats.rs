@@ -34,7 +34,7 @@ pub struct Statistics {
     pub driver_allocs: u64,
     /// Calls that gave memory back to the driver.
     pub driver_frees: u64,
-    /// Searches repeated after memory had been given back, waited for, or moved.
+    /// Searches repeated after memory had been returned, synchronized, or moved.
     pub retries: u64,
     /// Requests that failed.
     pub ooms: u64,
@@ -48,7 +48,7 @@ pub struct Statistics {
     pub defrag_ns: u64,
 }
 
-/// The free memory of a pool, counted.
+/// Measures of a pool's fragmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fragmentation {
     /// Bytes of all free blocks.

@@ -1,7 +1,7 @@
-//! How far streams have come, without an event for each free.
+//! The progress of streams, without an event for each free.
 //!
 //! Work of a stream is counted as it is submitted. A freed block remembers its stream and that
-//! stream's count: the same stream may use it at once, for its work is done in order; any other
+//! stream's count: the same stream may use it at once, because its work is done in order; any other
 //! once the stream has come so far.
 
 use super::block::Block;
@@ -66,7 +66,7 @@ impl Streams {
         block.stream == stream || self.is_done(block)
     }
 
-    /// Streams with work that is not known to be done, and how much each was given.
+    /// Streams with work that is not known to be done, and the number of the last piece.
     pub fn behind(&self) -> Vec<(Stream, u64)> {
         let behind = self
             .all

@@ -69,12 +69,12 @@ pub enum Model {
     UNet,
     /// [`Vgg::vgg16`] on 3×224×224: 138,357,544 weights.
     Vgg16,
-    /// A transformer of any size; [`Gpt::SMALL`] unless told otherwise.
+    /// A transformer of any size; [`Gpt::SMALL`] by default.
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one that is there for its unrolled length alone ([`Ode`]),
-    /// as [`Model::parse`] reads it.
+    /// One of these in other sizes, or one that exists only for its unrolled length ([`Ode`]), as
+    /// [`Model::parse`] reads it.
     Sized(Sizes),
 }
 
@@ -133,8 +133,8 @@ impl Model {
     /// which sets the sizes it names. [`Model::help`] lists all names and sizes.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known; for an unknown size, with those of the
-    /// model; for one that is given twice, is no number or outside of its bounds.
+    /// For an unknown name, with the known ones; for an unknown size, with those of the model; for
+    /// one that is given twice, is not a number or outside of its bounds.
     pub fn parse(text: &str) -> Result<Model> {
         let (name, sizes) = text
             .split_once(':')
@@ -157,7 +157,7 @@ impl Model {
         Ok(standard.copied().unwrap_or(Model::Sized(sizes)))
     }
 
-    /// Every model with its sizes as they usually are, one in a line, as [`Model::parse`] reads it.
+    /// Every model with its default sizes, one in a line, as [`Model::parse`] reads it.
     pub fn help() -> String {
         table::help()
     }
@@ -176,7 +176,7 @@ impl Model {
         self.sizes().example()
     }
 
-    /// How many classes, or kinds of tokens, it tells apart.
+    /// The number of classes, or kinds of tokens.
     pub fn classes(self) -> usize {
         self.sizes().classes()
     }
@@ -221,7 +221,7 @@ impl Model {
         4 * (batch as u64).saturating_mul(one as u64)
     }
 
-    /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in
+    /// A batch of synthetic examples and labels, the same for the same seed. Images are uniform in
     /// 0..1.
     pub fn batch(self, batch: usize, seed: u64) -> (Examples, ArrayD<i32>) {
         let shape = |one: Vec<usize>| IxDyn(&[vec![batch], one].concat());
@@ -352,7 +352,7 @@ impl Network {
             .apply(&*self.layers)
     }
 
-    /// Writes a training step down; its loss.
+    /// Traces a training step; gives its loss.
     pub(crate) fn step<'t>(
         &self,
         trace: &'t Trace,
@@ -360,7 +360,7 @@ impl Network {
         optimizer: OptimizerKind,
     ) -> Tensor<'t> {
         let loss = self.loss(trace, batch);
-        // Of a model whose rest is frozen the last layer learns.
+        // Only the last layer of a frozen model learns.
         if let Some(head) = self.model.sizes().head() {
             trace.freeze(move |weight| !weight.name.starts_with(head));
         }
@@ -387,7 +387,7 @@ impl Module for Network {
     }
 }
 
-/// So many of one shape.
+/// The shape of a batch of examples.
 fn shape(batch: Dim, one: &[usize]) -> Shape {
     let dims: Vec<Dim> = [batch]
         .into_iter()
@@ -427,7 +427,7 @@ impl OptimizerKind {
     /// The optimizer of a name.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known.
+    /// For an unknown name, with the known ones.
     pub fn parse(name: &str) -> Result<OptimizerKind> {
         OptimizerKind::ALL
             .iter()
@@ -452,7 +452,7 @@ impl OptimizerKind {
     }
 }
 
-/// The name, and of sizes those that are not the usual ones.
+/// The name, and the sizes that differ from the defaults.
 impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.sizes().to_string())

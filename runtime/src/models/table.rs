@@ -11,8 +11,8 @@ use crate::params::Scope;
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
 
-/// Most steps that an unrolled model is written down with, and most places of a transformer in all
-/// its layers: a program of so many is compiled in seconds.
+/// Most steps of an unrolled model, and most places of a transformer in all its layers: a program
+/// of so many is compiled in seconds.
 const UNROLLED_MAX: usize = 10_000;
 const PLACES_MAX: usize = 1 << 18;
 
@@ -27,10 +27,11 @@ type Values = [usize; KEYS_MAX];
 struct Key {
     name: &'static str,
     usual: usize,
-    /// The bounds keep products of sizes numbers, and the count of layers one that can be compiled.
+    /// The bounds keep products of sizes from overflowing, and the number of layers small enough to
+    /// compile.
     least: usize,
     most: usize,
-    /// `true` or `false` rather than a number.
+    /// `true` or `false` instead of a number.
     flag: bool,
 }
 
@@ -358,7 +359,7 @@ const TABLE: &[Row] = &[
         classes: |v| v[1],
         layers: |&[_, classes, width, places, hidden, ..], at| {
             let vgg = Vgg::vgg16();
-            // As many times the width of the first stage as usually.
+            // The stage widths in the usual multiples of the first.
             let stages = vgg
                 .stages
                 .iter()
@@ -431,7 +432,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Sizes {
-    /// The usual sizes of the model of this name.
+    /// The default sizes of the model of this name.
     pub(super) fn usual(name: &str) -> Option<Sizes> {
         let row = TABLE.iter().position(|row| row.name == name)?;
         let mut values = [0; KEYS_MAX];
@@ -542,7 +543,7 @@ impl Sizes {
     }
 }
 
-/// The model's name and the sizes that are not the usual ones, as they are read.
+/// The model's name and the sizes that differ from the defaults, as they are parsed.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().name)?;

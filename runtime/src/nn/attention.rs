@@ -48,7 +48,7 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Each place sees itself and those before it only.
+    /// Each position sees itself and the earlier ones only.
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self

@@ -29,7 +29,7 @@ impl Lstm {
         Lstm::numbered(at, 0, inputs, hidden)
     }
 
-    /// Declares the parameters of a layer of several over each other: they end in its number
+    /// Declares the parameters of one of several stacked layers: their names end in its number
     /// instead of 0, as PyTorch's do.
     #[track_caller]
     pub fn numbered(at: Scope, layer: usize, inputs: usize, hidden: usize) -> Self {

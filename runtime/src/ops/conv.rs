@@ -1,5 +1,5 @@
 //! Two-dimensional convolution and its two gradients. The three form a closed family: each is
-//! linear in both operands, and the gradient of one is made of the others.
+//! linear in both operands, and the gradient of one consists of the others.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -36,8 +36,8 @@ impl Default for ConvGeometry {
     }
 }
 
-/// The largest stride, padding, dilation and side of a window: coordinates have to be numbers that
-/// kernels compute with.
+/// The largest stride, padding, dilation and side of a window: coordinates must fit the integers
+/// that kernels use.
 pub(super) const STEP_MAX: usize = 1 << 24;
 
 impl ConvGeometry {

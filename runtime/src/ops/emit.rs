@@ -1,4 +1,4 @@
-//! The small trait that rules are written against.
+//! The small trait that rules build on.
 
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -112,7 +112,7 @@ pub trait Emit {
         self.emit(Op::Expand, &[a], dtype, dims.clone())
     }
 
-    /// Fold along axes, which stay with length 1; the node itself if there are none.
+    /// Reduces along axes, which stay with length 1; the node itself if there are none.
     fn reduce(&mut self, op: ReduceOp, a: NodeId, axes: &[usize]) -> NodeId {
         if axes.is_empty() {
             return self.cast(a, self.dtype(a).lane().stored());

@@ -89,7 +89,7 @@ pub fn gradient(
             SmallVec::from_elem(None, inputs.len())
         }
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
-        // Only float to float carries a gradient, which is f32 for halves too.
+        // Only casts from float to float carry a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),
         Op::Copy => one(dy),
         Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),

@@ -29,7 +29,7 @@ struct Moments {
     rate: Schedule,
     betas: [f64; 2],
     eps: f64,
-    /// `None` of an optimizer that knows no decay.
+    /// `None` for an optimizer without decay.
     weight_decay: Option<f64>,
 }
 

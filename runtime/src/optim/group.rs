@@ -1,4 +1,4 @@
-//! Parameter groups: weights that learn at another rate, or decay otherwise, than the rest.
+//! Parameter groups: weights with another learning rate or weight decay than the rest.
 
 use super::{Optimizer, Weight, at_least_zero};
 use crate::graph::VariableInfo;
@@ -17,13 +17,13 @@ impl Group {
         Group::default()
     }
 
-    /// The optimizer's learning rate, times this.
+    /// Multiplies the optimizer's learning rate by this.
     pub fn rate_scale(mut self, scale: f64) -> Self {
         self.rate_scale = Some(scale);
         self
     }
 
-    /// This weight decay in place of the optimizer's.
+    /// Replaces the optimizer's weight decay.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.weight_decay = Some(weight_decay);
         self
@@ -78,7 +78,7 @@ impl<O: Optimizer, F: Fn(&VariableInfo) -> bool> Optimizer for Grouped<O, F> {
             ));
         }
         let grouped = |(w, info): (&Weight<'t>, &VariableInfo)| {
-            // Groups given later come first here.
+            // Groups added later come first here.
             let group = if (self.chosen)(info) {
                 w.group.over(self.group)
             } else {

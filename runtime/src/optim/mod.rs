@@ -1,6 +1,6 @@
-//! Optimizers: how gradients change weights. An update is part of the program like any other
-//! operation, so that a weight's update runs as soon as its gradient exists, and the gradient's
-//! bytes end there.
+//! Optimizers: the rules by which gradients change weights. An update is part of the program like
+//! any other operation, so that it runs as soon as its gradient exists, and the gradient's bytes
+//! are free after it.
 
 mod adam;
 mod average;
@@ -34,8 +34,8 @@ pub trait Optimizer {
     /// Adds the update of every weight to the trace.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]);
 
-    /// The same on gradients scaled down so that their norm, all of them taken as one vector, is at
-    /// most `max` (Pascanu et al. 2013).
+    /// The same on gradients scaled down so that their global norm is at most `max` (Pascanu et al.
+    /// 2013).
     fn clip_norm(self, max: f64) -> ClipNorm<Self>
     where
         Self: Sized,
@@ -43,7 +43,7 @@ pub trait Optimizer {
         ClipNorm::new(self, max)
     }
 
-    /// The same on gradients of which each number is brought into ±`max`.
+    /// The same on gradients whose elements are clipped to ±`max`.
     fn clip_value(self, max: f64) -> ClipValue<Self>
     where
         Self: Sized,
@@ -51,9 +51,9 @@ pub trait Optimizer {
         ClipValue::new(self, max)
     }
 
-    /// The same with other rules for the weights that `chosen` holds for, of all that learn. A
-    /// weight in several groups follows for each rule the last group that has it. A group that
-    /// chooses no weight is a mistake.
+    /// The same with other rules for the weights for which `chosen` is true, among those that
+    /// learn. A weight in several groups follows, for each rule, the last group that sets it. A
+    /// group that chooses no weight is a mistake.
     ///
     /// ```
     /// # use slabwise::optim::{AdamW, Group, Optimizer};
@@ -72,8 +72,8 @@ pub trait Optimizer {
     }
 
     /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`:
-    /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts as the weight's
-    /// first value, also when that is read by
+    /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts with the
+    /// weight's first value, even if that is read by
     /// [`Session::load_weights`](crate::Session::load_weights). A trace that is
     /// [averaged](Trace::averaged) reads it.
     fn ema(self, decay: f64) -> Ema<Self>
@@ -95,7 +95,7 @@ pub trait Optimizer {
     }
 }
 
-/// A weight as an optimizer sees it.
+/// A weight, as an optimizer receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<'t> {
     variable: u32,
@@ -129,12 +129,12 @@ impl<'t> Weight<'t> {
         self.group.rate_scale.unwrap_or(1.0)
     }
 
-    /// The weight decay of its group, if a group sets one, in place of the optimizer's.
+    /// The weight decay that its group sets in place of the optimizer's, if it sets one.
     pub fn weight_decay(&self) -> Option<f64> {
         self.group.weight_decay
     }
 
-    /// The learning rate of this weight, where that of the optimizer is `rate`.
+    /// The learning rate of this weight, given the optimizer's `rate`.
     fn scaled(&self, rate: Tensor<'t>) -> Tensor<'t> {
         if self.rate_scale() == 1.0 {
             rate

@@ -1,4 +1,4 @@
-//! Sums of products in Einstein's notation, made of permutations, reshapes and matrix products.
+//! Sums of products in Einstein's notation, composed of permutations, reshapes and matrix products.
 
 use std::panic::Location;
 
@@ -24,8 +24,8 @@ impl Trace {
     /// a letter, and sums over every letter that is not in the result. Without `->` the result has
     /// the letters that occur once, in alphabetical order.
     ///
-    /// Operands are joined from left to right, each time by one matrix product. A letter stands for
-    /// one length and once in an operand.
+    /// Operands are combined from left to right, each by one matrix product. A letter has one
+    /// length and occurs once in an operand.
     #[track_caller]
     pub fn einsum<'t>(&'t self, equation: &str, operands: &[Tensor<'t>]) -> Tensor<'t> {
         self.record(Location::caller(), operands, |g, ids| {
@@ -165,7 +165,7 @@ impl Labelled {
         }
     }
 
-    /// The axes in the order of letters, which are this tensor's.
+    /// Permutes the axes into the order of `letters`, which are this tensor's.
     fn arrange(&self, g: &mut Graph, letters: &[char]) -> NodeId {
         let axes: Vec<usize> = letters
             .iter()
@@ -174,8 +174,8 @@ impl Labelled {
         g.permute(self.node, &axes)
     }
 
-    /// As matrices: the axes of each group, which together are all, joined into one; those of
-    /// `batch` stay apart.
+    /// As matrices: the axes of each group joined into one, except those of `batch`; the groups
+    /// together are all axes.
     fn matrices(
         &self,
         g: &mut Graph,

@@ -15,13 +15,13 @@ use crate::ops::{Axes, Emit, Op};
 pub(crate) struct BatchStatistics<'t> {
     /// x less a constant near the mean, of x's shape.
     centred: Tensor<'t>,
-    /// The mean of that: `[1, channels, 1…]`.
+    /// The mean of `centred`: `[1, channels, 1…]`.
     rest: Tensor<'t>,
     /// The mean of x: `[1, channels, 1…]`.
     pub mean: Tensor<'t>,
     /// The biased variance of x: `[1, channels, 1…]`.
     pub variance: Tensor<'t>,
-    /// How many elements a channel has, an f32 scalar.
+    /// The number of elements of a channel, an f32 scalar.
     pub count: Tensor<'t>,
 }
 
@@ -50,8 +50,8 @@ impl<'t> Tensor<'t> {
 
     /// Mean and biased variance over some axes, given a number K near the mean: the mean is K + E[x
     /// − K] and the variance E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). With the rounded
-    /// mean as K both are as good as f32 can say. The result does not depend on K but for rounding,
-    /// so no gradient flows through it.
+    /// mean as K both are exact to f32 rounding. The result depends on K only by rounding, so no
+    /// gradient flows through it.
     #[track_caller]
     fn moments(self, near: Tensor<'t>, axes: &[usize]) -> Moments<'t> {
         let centred = self - near.detach();
@@ -70,11 +70,11 @@ impl<'t> Tensor<'t> {
     }
 
     /// 1/√(variance + ε) of a variance, or of a mean square: NaN where it is too large for f32,
-    /// which would make zeros of all that it scales.
+    /// because it would otherwise silently scale all elements to 0.
     #[track_caller]
     pub(crate) fn inverse_deviation(self, eps: f32) -> Tensor<'t> {
         let raised = self + eps;
-        // ∞ · 0 is NaN, and of any other variance it is 0.
+        // ∞ · 0 is NaN; for any other variance the term is 0.
         let value = (raised.rsqrt() + raised * 0.0).detach();
         // The slope is expressed in terms of the value, so that the backward pass needs no second
         // root; its own slope likewise.

@@ -35,7 +35,7 @@ pub struct State<'t> {
 }
 
 impl<'t> State<'t> {
-    /// The state that a mistake gave; the poisoned tensor says of which trace.
+    /// The state that a mistaken call gives; the poisoned tensor names the trace.
     pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
         State {
             trace: poisoned.trace(),
@@ -43,7 +43,7 @@ impl<'t> State<'t> {
         }
     }
 
-    /// Which variable of the trace it is.
+    /// The variable of the trace.
     pub(super) fn variable(self) -> Option<u32> {
         self.variable
     }
@@ -260,7 +260,7 @@ impl Trace {
             }
             Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
         });
-        // A value that is wrong already was reported; the next one is not a second.
+        // A poisoned value was already reported, so the next one is not reported again.
         if !done.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
             building.variables[index].assigned = Some(done.id);
@@ -275,7 +275,7 @@ impl Trace {
         if !value.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
             if let Some(earlier) = building.variables[variable as usize].assigned.take() {
-                // A copy that nothing reads does nothing.
+                // A copy without readers has no effect.
                 building.graph.nodes[earlier.at()].op = Op::Copy;
             }
         }
@@ -301,7 +301,7 @@ impl Trace {
         })
     }
 
-    /// A variable that holds these bytes and is never written. Equal ones are one.
+    /// A variable that holds these bytes and is never written. Equal constants share one variable.
     pub(crate) fn constant_of(
         &self,
         at: Line,
@@ -333,7 +333,7 @@ impl Trace {
     }
 
     /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling
-    /// that reads it counts its last number up.
+    /// that reads it increments its last number.
     pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
         let dims = Dims::from_slice(&[Size::fixed(3)]);
         let advances = self.is_training() || self.sampling;
@@ -369,13 +369,14 @@ impl Trace {
         state.value()
     }
 
-    /// How many training steps were completed before this one: an i32 scalar, kept in the state
-    /// "optim.step", which an optimizer of a [name](crate::optim::Optimizer::named) has for itself.
-    /// A training trace that asks for it counts it up, once, however many optimizers ask.
+    /// The number of training steps completed before this one: an i32 scalar, kept in the state
+    /// "optim.step", of which a [named](crate::optim::Optimizer::named) optimizer has a separate
+    /// one. A training trace that reads it increments it once per step, however many optimizers
+    /// read it.
     ///
-    /// Programs of a session that train the same weights by the same optimizer share the count.
-    /// Were it shared by programs that do not, corrections and schedules that follow it would be
-    /// wrong: compiling the second of them is an error.
+    /// Programs of a session that train the same weights by the same optimizer share the count. If
+    /// other programs shared it, corrections and schedules that depend on it would be wrong;
+    /// therefore compiling the second of them is an error.
     #[track_caller]
     pub fn completed_steps(&self) -> Tensor<'_> {
         let state = self.owned_state(STEPS, DType::I32, Init::Constant(0.0));
@@ -403,7 +404,7 @@ impl Trace {
         }
     }
 
-    /// A scalar state of the optimizer at work.
+    /// A scalar state of the current optimizer.
     #[track_caller]
     pub(crate) fn owned_state(&self, name: &str, dtype: DType, init: Init) -> State<'_> {
         let name = self.building.borrow().owned(name);

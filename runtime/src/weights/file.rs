@@ -66,7 +66,7 @@ impl File {
                 );
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
             }
-            // More than there is memory for is an error, not the end of the process.
+            // A file larger than memory is an error, not the end of the process.
             let reserved = usize::try_from(length).map(|length| bytes.try_reserve_exact(length));
             reserved
                 .map_err(io::Error::other)?
@@ -178,7 +178,7 @@ impl File {
         Ok(())
     }
 
-    /// Where the file was read from.
+    /// The path that the file was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -197,15 +197,15 @@ impl File {
             .and_then(|(name, info)| self.entry(name, info))
     }
 
-    /// The names of all tensors in order, each with the format's name of its type and its shape:
-    /// also those of types that no model can have, such as I64.
+    /// The names of all tensors in order, each with its type's name in the format and its shape,
+    /// including types that no model can have, such as I64.
     pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, String, &[u64])> {
         self.tensors
             .iter()
             .map(|(name, info)| (&**name, info.dtype.to_string(), &*info.shape))
     }
 
-    /// The free-form notes saved with the tensors.
+    /// The free-form metadata saved with the tensors.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -220,11 +220,11 @@ impl File {
     }
 
     fn data(&self, info: &Info) -> &[u8] {
-        // The range was looked at when the file was read.
+        // The range was checked when the file was read.
         self.bytes.get(info.range.clone()).unwrap_or_default()
     }
 
-    /// A tensor's elements as those of a type of which [`is_cast`] or which it has.
+    /// A tensor's elements converted to a type that it has or that [`is_cast`] permits.
     pub(crate) fn elements(&self, name: &str, to: DType) -> Option<Cow<'_, [u8]>> {
         let info = self.tensors.get(name)?;
         let bytes = self.data(info);
@@ -278,7 +278,7 @@ impl File {
     }
 }
 
-/// Whether a type of a file is cast to a type of a model: floats are, but 64 bits not to 16, which
+/// Whether a type of a file is cast to a type of a model: floats are, except 64 bits to 16, which
 /// would round twice.
 pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     let half = matches!(to, DType::F16 | DType::BF16);
@@ -289,8 +289,7 @@ pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     }
 }
 
-/// The keys of an object of JSON, each of which stands there once: of the header, and of the notes
-/// in it.
+/// The keys of a JSON object, which must be unique: of the header, and of its metadata.
 struct Names;
 
 impl<'de> Deserialize<'de> for Names {

@@ -1,4 +1,4 @@
-//! Which tensor of a file is which of a model.
+//! The mapping of a file's tensors to a model's.
 
 use std::borrow::Cow;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -86,8 +86,8 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` takes a
-    /// prefix away, `("", "encoder.")` puts one before all. Several renamings follow one another.
+    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` removes
+    /// a prefix, `("", "encoder.")` adds one to all. Several renamings are applied in order.
     #[must_use]
     pub fn prefix(self, from: impl Into<String>, to: impl Into<String>) -> Self {
         let (from, to) = (from.into(), to.into());
@@ -119,15 +119,15 @@ impl<'a> LoadOptions<'a> {
 /// The names that were loaded, and those that were not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// How many weights and states have values of the file.
+    /// The number of weights and states loaded from the file.
     pub count: usize,
-    /// Names of the session that the file does not have, whose values are as before.
+    /// Names of the session that the file does not have, whose values are unchanged.
     pub missing: Vec<String>,
     /// Names of the file that were passed over, those of types that no model can have among them
     /// (such as the I64 counters of PyTorch's batch norms), but not those that a renaming left out,
     /// nor states where only weights were requested.
     pub extra: Vec<String>,
-    /// Names of the session whose values were cast, for the file has another type of floats.
+    /// Names of the session whose values were cast, because the file has another type of floats.
     pub cast: Vec<String>,
 }
 
@@ -139,7 +139,7 @@ pub(crate) struct Expected {
 }
 
 /// The name in the file of each expected tensor, if the file has it, and the differences.
-/// `is_state` tells names of the file that are states.
+/// `is_state` marks names of the file that are states.
 ///
 /// # Errors
 ///

@@ -80,7 +80,7 @@ fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     };
     let (network, mut session) = open()?;
     let train = network.training(&mut session, batch, model.optimizer())?;
-    // Made once a step of this batch is known to fit.
+    // Built once a step of this batch is known to fit.
     let (images, labels) = model.batch(batch as usize, 1);
     let train = measure(&mut session, &train, (&images, &labels), steps)?;
     let (network, mut session) = open()?;
@@ -97,7 +97,7 @@ fn measure(
 ) -> Result<Measured> {
     let (mut dynamic, mut planned) = (Times::default(), Times::default());
     let item = |output: Result<[slabwise::Output<'_>; 1]>| output.map(|[output]| output.item());
-    // Once before, so that neither mode is timed while its memory is new.
+    // Each mode runs once before, so that neither is timed while its memory is new.
     item(session.run_dynamic(program, &feed))?;
     item(session.run(program, &feed))?;
     // The steps' requests to the pool are the same under any policy, so they are recorded once and

@@ -46,12 +46,12 @@ enum Command {
     /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling
     /// models
     Bench(bench::Args),
-    /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
+    /// Assign offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
     /// Order the operations of a graph so that as few bytes as possible live at once
     Order(order::Args),
-    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers
-    /// again or sending them to the host
+    /// Find the cheapest schedule of a graph file within a memory budget, by recomputing buffers or
+    /// sending them to the host
     Remat(remat::Args),
     /// Replay a trace of allocations through a pool's policies
     Replay(replay::Args),
@@ -63,7 +63,7 @@ enum Command {
 }
 
 impl Command {
-    /// The files that it is asked to write.
+    /// The requested output files.
     fn outputs(&self) -> Vec<&Path> {
         let all: &[&Option<PathBuf>] = match self {
             Command::Plan(args) => &args.outputs(),
@@ -76,7 +76,7 @@ impl Command {
         all.iter().filter_map(|path| path.as_deref()).collect()
     }
 
-    /// Variables of the environment that it reads and that make no sense.
+    /// The invalid ones among the environment variables that it reads.
     fn mistakes(&self) -> Vec<Error> {
         match self {
             Command::Plan(_) | Command::Compare(_) | Command::Bench(_) => settings::mistakes(),

@@ -14,7 +14,7 @@ use slabwise_planner::{files, shortened};
 /// The exit code of wrong usage.
 pub const WRONG_USAGE: u8 = 2;
 
-/// Most characters of a line of an error message: room for sentences and a path, not for a file
+/// Most characters of a line of an error message: enough for sentences and a path, not for a file
 /// that is echoed.
 const LINE_MAX: usize = 2000;
 /// The same for a mistake in an argument, and for the argument in it.
@@ -32,7 +32,7 @@ fn is_stdout(path: &Path) -> bool {
 /// Notes which output goes to stdout.
 ///
 /// # Errors
-/// If more than one would.
+/// If more than one output would.
 pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
     match outputs.iter().filter(|path| is_stdout(path)).count() {
         0 => Ok(()),
@@ -132,7 +132,7 @@ pub fn told(mut found: clap::Error) -> ExitCode {
 pub struct Times(Vec<f64>);
 
 impl Times {
-    /// Does `work` and keeps how long it took.
+    /// Does `work` and records its duration.
     pub fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = work();
@@ -145,7 +145,7 @@ impl Times {
         self.0.len()
     }
 
-    /// The middle one; of an even number, the mean of the two in the middle.
+    /// The median; of an even number, the mean of the two middle ones.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -177,7 +177,7 @@ fn widest<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
         .min(WIDTH_MAX)
 }
 
-/// Rows under a head, columns aligned: the first to the left, the others to the right.
+/// Rows under a head, columns aligned: the first left, the others right.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

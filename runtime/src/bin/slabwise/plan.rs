@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
-    /// that computing nothing twice needs, such as 50%
+    /// without recomputation, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
     /// Send values to the host as well to keep the budget, over a link of this speed in each
@@ -86,8 +86,8 @@ impl Args {
     }
 }
 
-/// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which
-/// may run in slices.
+/// Makes a program of a fixed batch, or if a budget refuses it, one of a named batch dimension,
+/// which may run in micro-batches.
 pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
     match make(batch.into()) {
         Err(Error::Budget { .. }) => make(Dim::bounded("batch", batch)),
@@ -305,7 +305,7 @@ fn export(args: &Args, ran: &Ran) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that can be allocated without taking them from others, where the system tells it.
+/// Bytes that can be allocated without taking them from other processes, if the system reports it.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = text.lines().find_map(|l| {

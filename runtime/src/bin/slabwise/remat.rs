@@ -56,8 +56,8 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
     }
 }
 
-/// Beyond it, times of copies cannot be told from each other; any graph is done before its first
-/// byte has been sent.
+/// The slowest link: beyond it, times of copies become indistinguishable; any graph ends before its
+/// first byte has been sent.
 const SLOWEST_LINK: f64 = 1e15;
 
 fn link(text: &str) -> std::result::Result<f64, String> {
@@ -75,8 +75,8 @@ fn link(text: &str) -> std::result::Result<f64, String> {
     Ok(number)
 }
 
-/// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written
-/// all the same.
+/// Bad input gives exit code 2, a budget that is not met 1: the best schedule found is shown and
+/// written all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let graph = match graph_file::read(&args.graph) {
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Solves, reports and writes; says why not if the budget is not met.
+/// Solves, reports and writes; says why if the budget is not met.
 fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<String>> {
     let limit = args.time_limit.saturating_sub(start.elapsed());
     let options = RematOptions {

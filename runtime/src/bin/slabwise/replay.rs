@@ -31,7 +31,7 @@ pub struct Args {
     /// Never move blocks
     #[arg(long)]
     no_defragment: bool,
-    /// Write the pool at the trace's peak, and all that led to it, as a memory snapshot of PyTorch:
+    /// Write the pool at the trace's peak, and the events before, as a memory snapshot of PyTorch:
     /// JSON if the name ends in .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub snapshot: Option<PathBuf>,
@@ -72,8 +72,8 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     }
 }
 
-/// A malformed trace ends with 2, one for which a policy has no memory with 1 (with --all: if none
-/// has).
+/// A malformed trace gives exit code 2; one for which a policy has no memory gives 1 (with --all:
+/// if none has).
 pub fn run(args: &Args) -> Result<ExitCode> {
     let trace = match Trace::read_file(&args.trace) {
         Ok(trace) => trace,

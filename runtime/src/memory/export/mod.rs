@@ -63,7 +63,7 @@ impl From<&Pool> for Ledger {
     }
 }
 
-/// A stretch of memory that was taken from the driver, and its blocks by address.
+/// A range of memory that was taken from the driver, and its blocks by address.
 #[derive(Clone, Debug)]
 struct Segment {
     region: Region,
@@ -80,7 +80,7 @@ struct Piece {
     tag: Tag,
 }
 
-/// The pool's memory, without the addresses behind which there is none.
+/// The pool's memory, without addresses that have none mapped.
 fn segments(pool: &Pool) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     pool.inspect(|block: &Block, tag: &Tag| {
@@ -113,7 +113,7 @@ fn segments(pool: &Pool) -> Vec<Segment> {
     segments
 }
 
-/// One space of addresses for all arenas, as viewers want it: each arena behind the one before.
+/// One address space for all arenas, as viewers expect it: each arena behind the one before.
 struct Addresses {
     starts: BTreeMap<u32, u64>,
 }

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::super::event_log::Action;
 use super::Ledger;
 
-/// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
+/// The recorded events as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
 /// number of the allocation as id) and each kernel (`X`), counters of the bytes in use and
 /// reserved, instants where requests failed. Times are microseconds.
 pub fn trace_events_json(memory: impl Into<Ledger>) -> String {

@@ -15,13 +15,13 @@ use super::{Ledger, Piece, Segment};
 pub struct Life {
     /// Their purpose.
     pub tag: Tag,
-    /// The first of them, in the slab.
+    /// The offset in the slab.
     pub offset: u64,
     /// How many.
     pub bytes: u64,
     /// When the value begins, in nanoseconds of the run.
     pub from_ns: u64,
-    /// When it ends; `None`: not as far as was looked.
+    /// When it ends; `None` if it lives beyond the end.
     pub to_ns: Option<u64>,
 }
 

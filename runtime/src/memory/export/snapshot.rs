@@ -141,7 +141,7 @@ fn snapshot(memory: &Ledger) -> Snapshot {
         time_us: e.time_ns / 1000,
         frames: frames(memory.tag(e.tag)),
     };
-    // A move is a free and an allocation: the format knows nothing else.
+    // A move is a free and an allocation, because the format has no moves.
     let actions = |action| -> &'static [&'static str] {
         match action {
             Action::Alloc | Action::MoveTo => &["alloc"],

@@ -7,7 +7,7 @@ use super::super::block::{Block, Table};
 use super::tlsf::GRANULE;
 
 const BINS: usize = 21;
-/// A rest of this many bytes is always cut off.
+/// A rest of this many bytes is always split off.
 const LARGE_REST: u64 = 128 << 20;
 
 /// Size, arena, address, row.

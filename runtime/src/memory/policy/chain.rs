@@ -1,5 +1,5 @@
-//! Memory that is cut: arenas as chains of blocks that are split for a request and joined again
-//! when they come back.
+//! Memory that is split: arenas as chains of blocks that are split for a request and joined again
+//! when freed.
 //!
 //! Where the source has address ranges, all memory is one chain: mapped memory in front, and a gap
 //! of addresses behind it (or, once pages were given back, in between), so that growing makes the
@@ -24,21 +24,21 @@ pub(crate) const PAGE: u64 = 64 << 10;
 /// Where there are no ranges, arenas are multiples of this many bytes.
 pub(crate) const SEGMENT_GRANULE: u64 = 2 << 20;
 
-/// How much is looked at.
+/// The effort of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// As much as takes bounded time.
+    /// A search in bounded time.
     Quick,
     /// Everything there is.
     Thorough,
-    /// Also places that are kept for other sizes.
+    /// Includes places reserved for other sizes.
     Last,
 }
 
 /// Memory that may go back to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// All of an arena, whose row is gone already.
+    /// A whole arena, whose row is already removed.
     Release {
         arena: u32,
         bytes: u64,
@@ -219,8 +219,8 @@ impl Chain {
         }
     }
 
-    /// Takes the free block `found` out of its list, cut down to so many bytes; it is in use
-    /// afterwards.
+    /// Takes the free block `found` out of its list, cut down to so many bytes, and marks it in
+    /// use.
     pub fn claim(&mut self, table: &mut Table, found: u32, bytes: u64) {
         self.bins.remove(table, found);
         self.cut_exactly(table, found, bytes);
@@ -262,8 +262,8 @@ impl Chain {
         self.give(table, streams, page);
     }
 
-    /// Joins a free block that is in no list with its free neighbours; the block that is left is in
-    /// no list either.
+    /// Joins a free block that is in no list with its free neighbours; the resulting block is in no
+    /// list either.
     fn join(&mut self, table: &mut Table, streams: &Streams, mut index: u32) -> u32 {
         // Once streams are done, there can be more than one on each side.
         while let Some((stream, sequence)) = self.joined(table, streams, index, table[index].after)
@@ -345,7 +345,7 @@ impl Chain {
             .unwrap_or(bytes)
     }
 
-    /// Memory of a new arena joins the pool.
+    /// Adds the memory of a new arena to the pool.
     pub fn add_segment(&mut self, table: &mut Table, arena: u32, bytes: u64, stream: Stream) {
         self.segment = self.segment.saturating_mul(2).min(1 << 40);
         let row = table.add(Block {
@@ -358,7 +358,7 @@ impl Chain {
         self.bins.insert(table, row);
     }
 
-    /// Addresses without memory join the pool.
+    /// Adds addresses without memory to the pool.
     pub fn add_range(&mut self, table: &mut Table, range: Range, bytes: u64) {
         let row = table.add(Block {
             arena: range.arena,
@@ -409,7 +409,7 @@ impl Chain {
         gap
     }
 
-    /// A busy row has memory now, for a stream to begin with.
+    /// A busy row has memory now, initially for one stream.
     pub fn mapped(&mut self, table: &mut Table, streams: &Streams, row: u32, stream: Stream) {
         (table[row].stream, table[row].sequence) = (stream, 0);
         self.give(table, streams, row);
@@ -487,7 +487,7 @@ impl Chain {
         returns
     }
 
-    /// Makes the whole pages inside a free block, so many bytes at most, a busy row of their own;
+    /// Makes the whole pages inside a free block, so many bytes at most, a separate busy row;
     /// `None` if it has none.
     pub fn whole_pages(
         &mut self,

@@ -43,7 +43,7 @@ pub(super) fn trace(
     let number = |count: usize| {
         u32::try_from(count).map_err(|_| (end, "more than 4294967295 allocations".to_string()))
     };
-    // Allocations of the log are numbered behind those from before it, which are not known until
+    // Allocations of the log are numbered after those from before it, whose number is known only at
     // its end.
     let mut ops = Vec::with_capacity(log.len());
     let mut place = Vec::with_capacity(log.len());

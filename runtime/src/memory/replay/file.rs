@@ -1,4 +1,4 @@
-//! Traces in files, gzipped or not, in any of the formats that there are.
+//! Traces in files, gzipped or not, in any of the known formats.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::{Trace, rmm};
 /// unpacked size of a small file.
 pub const FILE_MAX: u64 = 1 << 29;
 
-/// Why a file is no trace.
+/// Why a file is not a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It could not be read, or is longer than [`FILE_MAX`] bytes.
@@ -44,9 +44,9 @@ impl Trace {
     /// Reads a file's contents; see [`Trace::read_file`].
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_bytes(bytes: &[u8]) -> Result<Trace, String> {
-        // The first opcode of a pickle of any protocol above 1; before that, of one that is a
+        // The first opcode of a pickle of any protocol above 1; in older protocols, that of a
         // dictionary.
         if bytes.first() == Some(&0x80) || bytes.starts_with(b"(d") || bytes.starts_with(b"}q") {
             return Trace::of_snapshot_pickle(bytes);

@@ -13,7 +13,7 @@ impl Trace {
     /// and sizes are read: the pool chooses offsets, so their constraints are ignored.
     ///
     /// # Errors
-    /// If so many bytes are live at once that they cannot be counted.
+    /// If the bytes live at once overflow.
     pub fn of_lifetimes(table: &Table) -> Result<Trace, String> {
         let items = &table.problem.items;
         let mut order: Vec<usize> = (0..items.len())

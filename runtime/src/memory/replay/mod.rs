@@ -1,8 +1,8 @@
 //! Allocation traces, and their replay under a pool's policies.
 //!
-//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it
-//! through a pool over a [`FakeDevice`], whose memory is not there, only counted; so traces of
-//! devices larger than this machine can be replayed.
+//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] replays it
+//! in a pool over a [`FakeDevice`], whose memory is only counted; therefore traces of devices
+//! larger than this machine can be replayed.
 
 mod events;
 mod file;
@@ -34,7 +34,7 @@ pub enum Op {
         /// For which stream.
         stream: Stream,
     },
-    /// The memory of an allocation comes back.
+    /// The memory of an allocation is freed.
     Free(u32),
 }
 
@@ -56,7 +56,7 @@ pub struct Replay {
     pub ns_per_op: f64,
     /// Calls of the driver.
     pub driver_calls: u64,
-    /// The free memory when most was live for the first time.
+    /// The free memory at the first peak of live bytes.
     pub fragmentation: Fragmentation,
     /// Everything else.
     pub statistics: Statistics,
@@ -127,7 +127,7 @@ impl Trace {
         self.peak().1
     }
 
-    /// The first operation after which most is live, and how much that is.
+    /// The first operation after which the most bytes are live, and their number.
     fn peak(&self) -> (usize, u64) {
         let mut sizes = Vec::with_capacity(self.allocations as usize);
         let (mut live, mut peak) = (0u64, (0, 0));
@@ -146,8 +146,8 @@ impl Trace {
         peak
     }
 
-    /// Sends the trace through a pool with this configuration, on a device of `capacity` bytes, all
-    /// of which are the pool's; without a capacity, on one that is larger than any.
+    /// Replays the trace in a pool with this configuration, on a device of `capacity` bytes, all of
+    /// which are the pool's; without a capacity, on one larger than any.
     ///
     /// # Errors
     /// If a setting is invalid, or the OOM report of the first request that failed.
@@ -155,9 +155,9 @@ impl Trace {
         self.watch(config, capacity, 0, |_| {})
     }
 
-    /// As [`Trace::run`], while the pool keeps its last `events` events; `at_peak` looks at the
-    /// pool when most is live for the first time. Each operation takes a microsecond of the
-    /// device's time.
+    /// As [`Trace::run`], while the pool records its last `events` events; `at_peak` receives the
+    /// pool at the first peak of live bytes. Each operation takes a microsecond of the device's
+    /// time.
     ///
     /// # Errors
     /// As [`Trace::run`].
@@ -220,7 +220,7 @@ impl Trace {
 /// Why a trace could not be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// There was no memory for a request.

@@ -42,7 +42,7 @@ struct Block {
 #[derive(Debug, Deserialize)]
 struct Event {
     action: String,
-    // An event that is about no memory, such as running out of it, has other fields instead.
+    // Missing in events that are not about memory, such as running out of it.
     #[serde(default)]
     addr: u64,
     #[serde(default)]
@@ -56,7 +56,7 @@ impl Trace {
     /// were live before the events begin, and at their end, are allocated first.
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_snapshot_json(text: &str) -> Result<Trace, String> {
         let snapshot: Snapshot = serde_json::from_str(text).map_err(|e| {
             format!(
@@ -70,7 +70,7 @@ impl Trace {
     /// As [`Trace::of_snapshot_json`], of a pickle.
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_snapshot_pickle(bytes: &[u8]) -> Result<Trace, String> {
         let (data, root) = Data::read(bytes)?;
         Snapshot::of_pickle(&data, root)?.trace()
@@ -178,7 +178,7 @@ impl Snapshot {
             place.push(at);
             seen.insert(address);
         }
-        // Blocks in use that no event speaks of were there all the time.
+        // Blocks in use that no event mentions were live the whole time.
         let blocks = self
             .segments
             .iter()

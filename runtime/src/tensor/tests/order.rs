@@ -162,7 +162,7 @@ fn more_losses() {
     for (got, expected) in got.iter().zip([cross, cross, huber, smoothed]) {
         assert_close(&got.values, &[expected], 1e-6);
     }
-    // Targets of 0 and 1 among impossible probabilities cost a finite lot.
+    // Targets of 0 and 1 with impossible probabilities give a finite loss.
     assert!(got[4].values[0].is_finite() && got[4].values[0] > 40.0);
 }
 

@@ -13,7 +13,7 @@ use crate::plan::of_batch;
 /// The cost of compiling a model's training step.
 struct Compiled {
     model: Model,
-    /// The first is the trace, in which the model writes its graph down and is differentiated.
+    /// The first is the trace, in which the model is recorded as a graph and differentiated.
     stages: Vec<CompileStage>,
 }
 
@@ -69,7 +69,7 @@ impl Compiled {
         self.stages.iter().map(|stage| stage.seconds).sum()
     }
 
-    /// How many the stage gave that gave the last nodes, or the last kernels.
+    /// The number of nodes or kernels that the stage of this name produced.
     fn count(&self, stage: &str) -> usize {
         self.stages
             .iter()

@@ -11,7 +11,7 @@ pub(super) struct Owned {
     pub seed: u8,
 }
 
-/// The bytes that an owner fills a block with.
+/// The bytes with which an owner fills a block.
 pub(super) fn pattern(owned: &Owned) -> Vec<u8> {
     (0..owned.bytes)
         .map(|k| (k as u8).wrapping_mul(31).wrapping_add(owned.seed))

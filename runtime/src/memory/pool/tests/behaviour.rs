@@ -50,7 +50,7 @@ fn direct_policies_call_the_driver_for_everything() {
             (0, 0)
         );
     }
-    // `unpooled` waits with the free until the stream is done; `platform` makes the stream be done.
+    // `unpooled` delays the free until the stream is done; `platform` synchronizes the stream.
     for (policy, kept) in [(Policy::Unpooled, 1024), (Policy::Platform, 0)] {
         let device = FakeDevice::new(64 * MIB);
         device.hold(S0);
@@ -277,7 +277,7 @@ fn moving_has_a_rate() {
         preallocate: Some(true),
         ..whole(Policy::Tlsf)
     });
-    // A pool's worth may be moved, and not a byte more.
+    // The size of the pool may be moved, and not a byte more.
     let mut failed = false;
     for _ in 0..20 {
         let blocks: Vec<Handle> = (0..64)
@@ -347,7 +347,7 @@ fn after_waiting_for_streams_the_pool_searches_again() {
             .expect("room");
         pool.submit(S0);
         give(&pool, &device, block);
-        // Only that memory is there, and stream 0 is still at work on it.
+        // Only this memory is there, and stream 0 is still at work on it.
         let got = pool.allocate(&mut &device, 2 * MIB, S1, TagId::default());
         assert!(
             got.is_ok() || policy == Policy::Unpooled,

@@ -130,7 +130,7 @@ fn streams_never_share_a_block_before_its_time() {
         streams.iter().for_each(|s| device.hold(*s));
         let pool = open(&whole(policy));
         let mut owned: Vec<(Owned, Stream)> = Vec::new();
-        // Places that came back: which stream may still be at work there, and until which number.
+        // Freed places: which stream may still be at work there, and until which number.
         let mut busy: Vec<(Region, Stream, u64)> = Vec::new();
         let mut done = [0u64; 3];
         let mut submitted = [0u64; 3];
