@@ -599,7 +599,7 @@ fn images() {
         +3: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
         +4: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
         +5: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
-        +6: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves nothing of the result, which has -5×-5 pixels with it
+        +6: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves no pixel of the result, which has -5×-5 pixels with it
         +7: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
         +8: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
         +9: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],

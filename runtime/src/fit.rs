@@ -261,7 +261,7 @@ impl<'a, const N: usize> Fit<'a, N> {
     {
         if self.validation.is_none() && (self.patience.is_some() || self.best.is_some()) {
             return Err(Error::Value(
-                "fit: which epoch is the best is told by a validation, and none is given".into(),
+                "fit: the best epoch is decided by a validation, and none is given".into(),
             ));
         }
         let mut fitted = Fitted {

@@ -329,7 +329,7 @@ impl Graph {
             };
             if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
                 return Err(fail(format!(
-                    "takes node {}, which does not come before it",
+                    "reads node {}, which does not precede it",
                     late.0
                 )));
             }

@@ -74,7 +74,7 @@ impl Split {
         let [channels, height, width] = shape;
         if channels == 0 || height == 0 || width == 0 {
             return wrong(format!(
-                "images of {height}x{width} pixels and {channels} channels hold nothing"
+                "images of {height}x{width} pixels and {channels} channels are empty"
             ));
         }
         let all = [channels, height, width, labels.len()]

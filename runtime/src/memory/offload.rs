@@ -52,7 +52,7 @@ impl FromStr for Offload {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::Value(format!(
-                "`{}` is no speed of a link: bytes per second, more than none, such as 16GB/s",
+                "`{}` is not a link speed: bytes per second above 0, such as 16GB/s",
                 brief(text)
             ))
         };

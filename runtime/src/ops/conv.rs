@@ -189,7 +189,7 @@ pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -
     };
     if oh <= 0 || ow <= 0 {
         return say(format!(
-            "padding {}×{} leaves nothing of the result, which has {oh}×{ow} pixels with it",
+            "padding {}×{} leaves no pixel of the result, which has {oh}×{ow} pixels with it",
             c.pad[0], c.pad[1]
         ));
     }

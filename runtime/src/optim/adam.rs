@@ -125,7 +125,7 @@ impl Moments {
             let decay = weight.weight_decay().unwrap_or(usual);
             if self.weight_decay.is_none() && decay != 0.0 {
                 return trace.fail_update(format!(
-                    "{} has no weight decay, which a group asks for; AdamW has",
+                    "{} has no weight decay, which a group sets; AdamW has",
                     self.name
                 ));
             }

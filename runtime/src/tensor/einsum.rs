@@ -42,14 +42,14 @@ fn parse(equation: &str) -> Result<(Vec<Vec<char>>, Vec<char>), String> {
     let letters = |text: &str| -> Result<Vec<char>, String> {
         let letters: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
         if let Some(other) = letters.iter().find(|c| !c.is_ascii_alphabetic()) {
-            return Err(format!("{other:?} is no letter"));
+            return Err(format!("{other:?} is not a letter"));
         }
         match letters
             .iter()
             .enumerate()
             .find(|(i, c)| letters[..*i].contains(c))
         {
-            Some((_, twice)) => Err(format!("{twice} stands twice in \"{}\"", text.trim())),
+            Some((_, twice)) => Err(format!("{twice} occurs twice in \"{}\"", text.trim())),
             None => Ok(letters),
         }
     };

@@ -153,7 +153,7 @@ impl File {
             .collect::<Result<_, _>>()
             .map_err(|_| {
                 malformed(format!(
-                    "its note {CHECKSUMS} is no list of checksums: `{}`",
+                    "its note {CHECKSUMS} is not a list of checksums: `{}`",
                     brief(sums)
                 ))
             })?;

@@ -38,6 +38,6 @@ impl Rounding {
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
-        .map_err(|_| format!("`{}` is no number of seconds", brief(text)))?;
+        .map_err(|_| format!("`{}` is not a number of seconds", brief(text)))?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

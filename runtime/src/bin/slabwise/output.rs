@@ -41,7 +41,7 @@ pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
             Ok(())
         }
         several => Err(format!(
-            "{several} outputs are to go to stdout, which takes one; name files for the others"
+            "{several} outputs name stdout, which accepts one; name files for the others"
         )),
     }
 }

@@ -80,7 +80,7 @@ fn power_of_two(text: &str) -> std::result::Result<u64, String> {
     text.parse()
         .ok()
         .filter(|n: &u64| n.is_power_of_two())
-        .ok_or_else(|| format!("`{}` is no power of two", brief(text)))
+        .ok_or_else(|| format!("`{}` is not a power of two", brief(text)))
 }
 
 /// Bad input gives exit code 2, a capacity that is not met 1: the best packing found is shown and

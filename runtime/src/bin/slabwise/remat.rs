@@ -52,7 +52,7 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => {
             Ok(Budget::Fraction(percent / 100.0))
         }
-        _ => Err(format!("`{}` is no percentage", brief(text))),
+        _ => Err(format!("`{}` is not a percentage", brief(text))),
     }
 }
 
@@ -65,8 +65,8 @@ fn link(text: &str) -> std::result::Result<f64, String> {
         .parse::<f64>()
         .ok()
         .filter(|n| n.is_finite() && *n >= 0.0);
-    let number =
-        number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))?;
+    let number = number
+        .ok_or_else(|| format!("`{}` is not a number of cost units per byte", brief(text)))?;
     if number > SLOWEST_LINK {
         return Err(format!(
             "a byte takes {number:e} units of cost; the most is {SLOWEST_LINK:e}. The unit is that of the graph's costs"

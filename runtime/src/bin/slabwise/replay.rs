@@ -55,7 +55,7 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
         Some(factor) => {
             let factor: f64 = factor
                 .parse()
-                .map_err(|_| format!("`{}` is no multiple of the peak", brief(text)))?;
+                .map_err(|_| format!("`{}` is not a multiple of the peak", brief(text)))?;
             if factor > 0.0 && factor <= 1e6 {
                 Ok(Capacity::OfPeak(factor))
             } else {

@@ -56,7 +56,7 @@ impl Trace {
                 .iter()
                 .filter(|&&byte| byte == b'\n')
                 .count();
-            format!("line {line} is not UTF-8, and the file is no pickle")
+            format!("line {line} is not UTF-8, and the file is not a pickle")
         })?;
         if text.trim_start().starts_with('{') {
             return Trace::of_snapshot_json(text);

@@ -64,7 +64,7 @@ impl Trace {
                     Ok(0)
                 } else {
                     u64::from_str_radix(digits, 16)
-                        .map_err(|_| wrong(format!("{name} `{}` is no address", brief(text))))
+                        .map_err(|_| wrong(format!("{name} `{}` is not an address", brief(text))))
                 }
             };
             let bytes = || {
