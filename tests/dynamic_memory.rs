@@ -110,7 +110,7 @@ fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
     assert!(
         text.contains("512.0 KiB")
             && text.contains("dynamic_memory.rs:")
-            && text.contains("what would help: a limit"),
+            && text.contains("remedies: a limit"),
         "{text}"
     );
     // The failed run holds no memory; the planned run, and a larger pool, work.

@@ -196,7 +196,7 @@ fn errors_of_fit() {
         judge,
     } = one(0.25);
     let said = |result: Result<slabwise::fit::Fitted>| result.expect_err("a mistake").to_string();
-    let none = "fit: which epoch is the best is told by a validation, and none is given";
+    let none = "fit: the best epoch is decided by a validation, and none is given";
     assert_eq!(
         said(
             Fit::new(&train)

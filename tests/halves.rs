@@ -59,7 +59,7 @@ fn values_round_whether_they_are_stored_or_not() {
     let error = half.view::<f32>().unwrap_err().to_string();
     assert_eq!(
         error,
-        "the values are f16, not f32; ask for them as what they are, or cast in the program"
+        "the values are f16, not f32; request them in their type, or cast in the program"
     );
 }
 

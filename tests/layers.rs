@@ -418,7 +418,7 @@ fn mistakes_of_layers() {
         "attention of queries [8, 4], keys [8, 4] and values [8, 4]: a tile must have one query at least",
         "add [3, 8] and [5, 5]: shapes do not broadcast",
         "unflatten [2, 3, 8] to [3, -1]: no length for -1 fits",
-        "\"norm.weight\" is a parameter: what changes it is an optimizer",
+        "\"norm.weight\" is a parameter: an optimizer changes it",
         "adaptive_avg_pool2d of [2, 3, 4, 4] to 5×1: an image [n, channels, h, w] of fixed and no smaller height and width is needed",
     ];
     for (said, expected) in said.iter().zip(expected) {

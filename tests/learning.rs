@@ -577,7 +577,7 @@ fn mistakes_name_the_line_and_the_tensor() {
         "minimize: the loss has no gradient with respect to any parameter that is not frozen"
             .into(),
         format!("minimize: a group chooses none of the parameters that learn; they are {weights}"),
-        "minimize: adam has no weight decay, which a group asks for; AdamW has".into(),
+        "minimize: adam has no weight decay, which a group sets; AdamW has".into(),
         "minimize: group: the scale of the learning rate is -1, not a finite number of at least 0"
             .into(),
         "minimize: ema: the decay is 1, not in 0..1".into(),

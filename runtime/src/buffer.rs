@@ -1,4 +1,4 @@
-//! Values that stay on the device between runs, and what a run gives back.
+//! Values that stay on the device between runs, and the results of a run.
 
 use std::cell::OnceCell;
 use std::fmt;
@@ -25,10 +25,10 @@ pub struct Buffer {
 }
 
 impl Buffer {
-    /// Gives the bytes away to the run this is fed to, as an input of which the program says that
-    /// an output takes its bytes ([`Trace::donate`](crate::Trace::donate)); every handle of the
-    /// buffer is dead after it, and [`Output::buffer`] is the new one. Fed to another input it is
-    /// an error, and the buffer stays.
+    /// Gives the bytes to the run this is fed to, as an input whose bytes an output reuses
+    /// ([`Trace::donate`](crate::Trace::donate)); every handle of the buffer is then dead, and
+    /// [`Output::buffer`] is the new one. Fed to another input it is an error, and the buffer
+    /// stays.
     pub fn donate(self) -> Donated {
         Donated(self)
     }
@@ -48,8 +48,7 @@ impl Buffer {
 #[derive(Debug)]
 pub struct Donated(pub(crate) Buffer);
 
-/// A region of a session's memory, copied to the host when somebody looks at it, if it does not lie
-/// there.
+/// A region of a session's memory, copied to the host on access if it is not there already.
 pub(crate) struct Shown<'s> {
     backend: &'s dyn Backend,
     region: Region,
@@ -84,8 +83,8 @@ impl<'s> Shown<'s> {
     }
 }
 
-/// One output of a run, where it lies in the session's memory: it can be looked at until the next
-/// run. [`Output::array`] copies it to the host.
+/// One output of a run, in the session's memory: readable until the next run. [`Output::array`]
+/// copies it to the host.
 pub struct Output<'s> {
     pub(crate) shown: Shown<'s>,
     pub(crate) dtype: DType,
@@ -100,8 +99,9 @@ impl fmt::Debug for Output<'_> {
 }
 
 impl Output<'_> {
-    /// The first element as a number: what a loss or an accuracy is. NaN if there is no element,
-    /// and if the run failed on a device that tells so only now; then the next run says why.
+    /// The first element as a number, for instance a loss or an accuracy. NaN if there is no
+    /// element, and if the run failed on a device that reports the failure only now; the next run
+    /// then says why.
     pub fn item(&self) -> f32 {
         self.number().unwrap_or_else(|error| {
             self.shown.backend.defer(error);
@@ -109,7 +109,7 @@ impl Output<'_> {
         })
     }
 
-    /// The first element. Waits for the run, and copies no more than that from another device.
+    /// The first element. Waits for the run, and copies only this element from another device.
     fn number(&self) -> Result<f32> {
         if self.lengths.contains(&0) {
             return Ok(f32::NAN);
@@ -131,7 +131,7 @@ impl Output<'_> {
         }
     }
 
-    /// The number that a scalar is, as a loss must be; an error if the output is not an f32 scalar.
+    /// The value of a scalar output, such as a loss; an error if the output is not an f32 scalar.
     pub(crate) fn scalar(&self) -> Result<f32> {
         if self.dtype != DType::F32 || !self.lengths.is_empty() {
             return Err(Error::Value(format!(
@@ -155,20 +155,20 @@ impl Output<'_> {
     /// The bytes, row-major.
     ///
     /// # Errors
-    /// If the run failed on a device that tells so only now.
+    /// If the run failed on a device that reports the failure only now.
     pub fn bytes(&self) -> Result<&[u8]> {
         self.shown
             .get()
             .map(|(memory, region)| memory.bytes(&region))
     }
 
-    /// The elements, where they lie. Truth values are read as `u8`. An error if the output is of
-    /// another type.
+    /// The elements, in place. Truth values are read as `u8`. An error if the output is of another
+    /// type.
     pub fn view<T: Element>(&self) -> Result<ArrayViewD<'_, T>> {
         let bool_as_byte = self.dtype == DType::Bool && T::DTYPE == DType::U8;
         if T::DTYPE != self.dtype && !bool_as_byte {
             return Err(Error::Value(format!(
-                "the values are {}, not {}; ask for them as what they are, or cast in the program",
+                "the values are {}, not {}; request them in their type, or cast in the program",
                 self.dtype,
                 T::DTYPE
             )));
@@ -179,13 +179,13 @@ impl Output<'_> {
             .map_err(|e| Error::Internal(e.to_string()))
     }
 
-    /// The elements in an array of their own.
+    /// The elements, copied into an array.
     pub fn array<T: Element>(&self) -> Result<ArrayD<T>> {
         Ok(self.view::<T>()?.to_owned())
     }
 
     /// The buffer this output took over, if its input was donated. It outlives the next run and can
-    /// be fed to any program of the session. Of a program without donated inputs
+    /// be fed to any program of the session. For a program without donated inputs,
     /// [`Session::run_resident`](crate::Session::run_resident) gives buffers.
     pub fn buffer(&self) -> Option<Buffer> {
         self.buffer.clone()

@@ -7,20 +7,20 @@ use crate::error::Result;
 use crate::session::{Session, Variable, fixed};
 use crate::weights::{self, Entry, Expected, File, LoadOptions, Loaded, WeightsError};
 
-/// The note in a file that names what of it is state, a line each.
+/// The metadata key that lists the names of the states in a file, a line each.
 const STATE: &str = "slabwise.state";
 
 impl Session {
     /// Writes all weights and state to a safetensors file, with a checksum of each. The file is
-    /// replaced as a whole: whatever happens while it is written, an earlier one of the same name
-    /// stays intact. Its permissions stay as well, and a link is followed; a pipe is written into.
+    /// replaced as a whole: an earlier one of the same name stays intact if writing is interrupted.
+    /// Its permissions stay as well, and a link is followed; a pipe is written into.
     ///
     /// # Errors
-    /// What the system says, such as that the disk is full.
+    /// A system error, such as a full disk.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         // Constants belong to their programs.
         let variables = || self.variables.iter().filter(|v| !v.info.is_constant());
-        // What lies on another device is copied to the host first.
+        // Values on another device are copied to the host first.
         let copies = match self.memory.host() {
             Some(_) => Vec::new(),
             None => {
@@ -56,9 +56,9 @@ impl Session {
     }
 
     /// Reads weights and state from a file that [`Session::save`] wrote, so that training goes on
-    /// bit-equal to a run that was not interrupted. What models have declared can be loaded at any
-    /// time, before a program is compiled too; the state of an optimizer is there once the program
-    /// that trains has been compiled.
+    /// bit-equal to a run that was not interrupted. Declared weights and states can be loaded at
+    /// any time, even before a program is compiled; the state of an optimizer is there once the
+    /// program that trains has been compiled.
     ///
     /// # Errors
     /// If the file cannot be read or is damaged, and all mismatches of names, shapes and types at
@@ -76,7 +76,7 @@ impl Session {
     }
 
     /// Reads the weights of a file and leaves optimizer and random state as they are. Averages of
-    /// weights start anew from what was read. No program need have been compiled.
+    /// weights start anew from the weights read. No program need have been compiled.
     ///
     /// # Errors
     /// As [`Session::load`], for the weights.
@@ -84,10 +84,10 @@ impl Session {
         self.load_with(path, &LoadOptions::weights()).map(drop)
     }
 
-    /// Reads a part of a file, or one whose names differ; what was loaded and what was not. Floats
-    /// of another type than the model's (f16, bf16, f32, and f64 into f32) are cast to the nearest
-    /// that the model's type has, which for a narrower type loses digits and makes infinities of
-    /// what is too large for it.
+    /// Reads a part of a file, or one whose names differ; gives the names that were loaded and
+    /// those that were not. Floats of another type than the model's (f16, bf16, f32, and f64 into
+    /// f32) are cast to the nearest that the model's type has, which for a narrower type loses
+    /// digits and turns values too large for it into infinities.
     ///
     /// # Errors
     /// If the file cannot be read or is damaged, and all mismatches at once that the options do not
@@ -105,7 +105,7 @@ impl Session {
     /// # Errors
     /// As [`Session::load_with`].
     pub fn load_file_with(&mut self, file: &File, options: &LoadOptions<'_>) -> Result<Loaded> {
-        // What models have declared exists from here on, compiled or not.
+        // From here on the declared weights and states of models exist, compiled or not.
         self.adopt(&crate::graph::Graph::default())?;
         let kind =
             |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
@@ -116,7 +116,7 @@ impl Session {
             shape: fixed(&v.info.dims),
         };
         let expected: Vec<Expected> = wanted.iter().map(expect).collect();
-        // A file of weights and state serves one who wants its weights alone.
+        // A file of weights and state may be loaded for its weights alone.
         let state: BTreeSet<&str> = file
             .metadata()
             .get(STATE)
@@ -138,10 +138,10 @@ impl Session {
     }
 }
 
-/// The note that names what of a file is state.
+/// The metadata value that lists the names of the states in a file.
 ///
 /// # Errors
-/// If a name has a line break, at which the note would be cut when it is read.
+/// If a name has a line break, which would split it when read.
 fn note<'n>(state: impl Iterator<Item = &'n str>) -> Result<String, WeightsError> {
     let names: Vec<&str> = state.collect();
     match names.iter().find(|name| name.contains(['\n', '\r'])) {

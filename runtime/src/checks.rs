@@ -1,10 +1,10 @@
-//! Memory checks: dead bytes of the slab hold NaN, and nobody writes them.
+//! Memory checks: dead bytes of the slab hold NaN, and no kernel may write them.
 //!
 //! With [`CompileOptions::check_memory`](crate::CompileOptions::check_memory) every buffer has a
 //! guard behind it. Bytes that belong to no live buffer (guards among them) hold `0xFF`, which is
-//! NaN in every float type. After each kernel the bytes outside of what is live then must hold it
-//! still; then what ended is filled again. A kernel that reads a buffer which had ended computes
-//! with NaN; one that writes where it must not is named.
+//! NaN in every float type. After each kernel the bytes outside of the live buffers must still hold
+//! it; then the buffers that ended are filled again. A kernel that reads a buffer that has ended
+//! computes with NaN; one that writes outside of its buffers is named.
 
 use std::collections::BTreeMap;
 
@@ -35,7 +35,7 @@ impl Parts {
         }
     }
 
-    /// Calls `visit` with every stretch of the slab that is in none of the parts.
+    /// Calls `visit` with every range of the slab that is in none of the parts.
     fn gaps(&self, end: u64, mut visit: impl FnMut(u64, u64)) {
         let mut at = 0;
         for &(start, stop) in self.0.keys() {
@@ -49,7 +49,7 @@ impl Parts {
         }
     }
 
-    /// Fills what is in none of the parts.
+    /// Fills the bytes that are in none of the parts.
     fn poison_others(&self, session: &mut Session, slab: Region) -> Result<()> {
         let mut filled = Ok(());
         self.gaps(slab.bytes, |from, to| {
@@ -61,7 +61,7 @@ impl Parts {
     }
 }
 
-/// What a run is watched by: what is live as its steps go by.
+/// The state of the checks in a run: the live bytes as its steps go by.
 pub(crate) struct Watch {
     live: Parts,
     /// The buffers of the slab, in the order in which they begin to live and in that in which they
@@ -72,7 +72,7 @@ pub(crate) struct Watch {
     ended: usize,
 }
 
-/// The part of the slab that a buffer takes.
+/// The part of the slab that a buffer occupies.
 fn part(inner: &Compiled, buffer: usize) -> (u64, u64) {
     let buffer = &inner.buffers[buffer];
     (buffer.place.offset, buffer.place.offset + buffer.used)
@@ -104,7 +104,7 @@ impl Watch {
         })
     }
 
-    /// After a step: what was not live is untouched, and what ended is dead.
+    /// After a step: checks that dead bytes are untouched, and poisons the buffers that ended.
     pub(crate) fn after(
         &mut self,
         session: &mut Session,
@@ -142,7 +142,7 @@ impl Watch {
                 message,
             });
         }
-        // What lives on is what is live in the next step, less what only begins there.
+        // The bytes that stay live are those live in the next step, less those that begin there.
         self.live.remove(workspace);
         while let Some(&b) = self
             .by_end

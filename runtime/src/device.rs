@@ -18,7 +18,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// The best device there is: the first CUDA device, if there are a driver, a compiler and a
+    /// The best device available: the first CUDA device, if there are a driver, a compiler and a
     /// device, else the CPU.
     pub fn auto() -> Self {
         let first = Device::Cuda(0);
@@ -40,8 +40,8 @@ impl Device {
         device.check().map(|()| device)
     }
 
-    /// What there is for CUDA on this machine: libraries and where they were found, or what to
-    /// install; devices; where compiled kernels are kept. A name and a text each.
+    /// The CUDA installation of this machine: libraries and where they were found, or how to
+    /// install them; devices; where compiled kernels are kept. A name and a text each.
     pub fn survey() -> Vec<(String, String)> {
         backend::survey()
     }

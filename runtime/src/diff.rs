@@ -1,4 +1,4 @@
-//! Two plans side by side: what made one larger than the other.
+//! Two plans side by side, and the reasons why one is larger than the other.
 //!
 //! Plans are compared as files ([`PlanFile`]), which `slabwise plan --json` writes, so that
 //! yesterday's plan can be held against today's. Buffers are the same if they have the same name,
@@ -19,7 +19,7 @@ pub struct Both {
     pub b: usize,
 }
 
-/// Where the difference of two peaks comes from. Their sum is the difference.
+/// The causes of the difference of two peaks. Their sum is the difference.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Causes {
     /// Buffers at the second peak that the first plan does not have at all.
@@ -28,9 +28,9 @@ pub struct Causes {
     pub gone: i128,
     /// Buffers at both peaks whose sizes changed.
     pub resized: i128,
-    /// Buffers of both plans that are alive at the second peak alone.
+    /// Buffers of both plans that are live at the second peak alone.
     pub kept: i128,
-    /// Buffers of both plans that were alive at the first peak alone.
+    /// Buffers of both plans that were live at the first peak alone.
     pub dropped: i128,
 }
 
@@ -41,7 +41,7 @@ impl Causes {
     }
 }
 
-/// What holds bytes at either peak: a buffer of one plan or of both, with its bytes at each.
+/// A holder of bytes at either peak: a buffer of one plan or of both, with its bytes at each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holding {
     /// The buffer, or the layer.
@@ -52,12 +52,12 @@ pub struct Holding {
     pub b: u64,
 }
 
-/// What differs between two plans.
+/// The differences between two plans.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diff {
-    /// Where the difference of the peaks comes from.
+    /// The causes of the difference of the peaks.
     pub causes: Causes,
-    /// Who holds bytes at either peak, the largest first.
+    /// The holders of bytes at either peak, the largest first.
     pub holders: Vec<Holding>,
     /// The same by layer, those that changed most first; layers without bytes at either are left
     /// out.
@@ -167,7 +167,7 @@ impl Diff {
         }
     }
 
-    /// Whether nothing differs that is looked at.
+    /// Whether the plans have no difference of these kinds.
     pub fn is_empty(&self) -> bool {
         let same = |of: &[Holding]| of.iter().all(|h| h.a == h.b);
         self.new.is_empty()
@@ -178,9 +178,8 @@ impl Diff {
     }
 }
 
-/// Rows with their names, and which of that name each is. Of a kernel's workspace, how many
-/// operations were fused into the kernel (`conv2d +3`) is no part of its name: another optimizer
-/// changes that.
+/// Rows with their names, and which of that name each is. The number of operations fused into a
+/// kernel (`conv2d +3`) is no part of its workspace's name, because another optimizer changes it.
 fn numbered(file: &PlanFile) -> impl Iterator<Item = (usize, (&str, usize))> {
     let mut seen: HashMap<&str, usize> = HashMap::new();
     file.buffers.iter().enumerate().map(move |(at, row)| {

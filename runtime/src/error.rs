@@ -1,4 +1,4 @@
-//! Everything that can go wrong, in words for the person who can mend it.
+//! Every error that the runtime reports, worded for the person who can correct its cause.
 
 use std::fmt;
 use std::panic::Location;
@@ -16,7 +16,7 @@ pub struct Mistake {
     pub location: &'static Location<'static>,
     /// The layer, such as `body`; empty outside of layers.
     pub layer: String,
-    /// What is wrong, with shapes and numbers.
+    /// The mistake, with shapes and numbers.
     pub message: String,
 }
 
@@ -38,8 +38,8 @@ impl fmt::Display for Mistake {
 
 /// Why a call failed.
 ///
-/// `Debug` prints what `Display` does, so that `fn main() -> slabwise::Result<()>` ends with words:
-/// of a model with several mistakes one line each.
+/// `Debug` prints the same text as `Display`, so that `fn main() -> slabwise::Result<()>` ends with
+/// a readable message: one line for each mistake in a model.
 #[derive(thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -54,32 +54,32 @@ pub enum Error {
     Budget {
         /// Which program.
         program: String,
-        /// What was allowed.
+        /// The budget given.
         budget: Bytes,
-        /// What the best plan found needs.
+        /// The bytes that the best plan found needs.
         needed: Bytes,
         /// Of that, weights and state.
         persistent: Bytes,
         /// Of that, the slab.
         slab: Bytes,
-        /// What every plan needs, whatever is computed again.
+        /// The lower bound of every plan, whichever values it recomputes.
         floor: Bytes,
         /// The largest buffers at the peak, by name.
         holders: String,
     },
-    /// The machine has no memory left to give.
+    /// The machine has no memory left.
     #[error(
         "{what} needs {bytes}, which the machine cannot give{more}; a smaller batch or model would help"
     )]
     OutOfMemory {
-        /// What it was for.
+        /// The purpose of the request.
         what: String,
         /// How much.
         bytes: Bytes,
-        /// Where, and who has the rest, as far as that is known.
+        /// Where it failed, and which holders have the rest, as far as known.
         more: String,
     },
-    /// A kernel did what it must not, or the device failed: nothing can be asked of it any more.
+    /// A kernel made an invalid access, or the device failed: it accepts no further work.
     #[error(
         "the session on {device} is lost, with its weights: {why}; make a new session and {}",
         saved.as_ref().map_or_else(
@@ -90,20 +90,20 @@ pub enum Error {
     Lost {
         /// The device.
         device: String,
-        /// What the driver answered.
+        /// The driver's answer.
         why: String,
-        /// What the session saved last.
+        /// The file that the session saved last.
         saved: Option<PathBuf>,
     },
-    /// The pool of the dynamic mode has no memory for a buffer, after everything was tried.
+    /// The pool of the dynamic mode has no memory for a buffer, after every retry step.
     #[error("\"{program}\" is out of memory: {bill}")]
     Memory {
         /// Which program.
         program: String,
-        /// What was asked, what there is, who holds it, and what would help.
+        /// The OOM report: the request, the memory there is, its holders, and possible remedies.
         bill: Box<crate::memory::OutOfMemory>,
     },
-    /// The budget has no room for a value whose size a run found.
+    /// The budget has no headroom for a value whose size is data-dependent.
     #[error(
         "the budget of {budget} has no room for {bytes} of {what} in \"{program}\": weights, state and slab take {planned}, and {pool} of the \
          pool are in use; fewer elements or a larger budget would help"
@@ -115,11 +115,11 @@ pub enum Error {
         what: String,
         /// How much it needs.
         bytes: Bytes,
-        /// What was allowed.
+        /// The budget given.
         budget: Bytes,
-        /// What weights, state and slab take.
+        /// The bytes of weights, state and slab.
         planned: Bytes,
-        /// What other such values have of the pool.
+        /// The pool bytes that other such values hold.
         pool: Bytes,
     },
     /// An input of a run does not fit the program.
@@ -127,19 +127,19 @@ pub enum Error {
     Input {
         /// The input's name.
         name: String,
-        /// What is wrong.
+        /// The mistake.
         message: String,
     },
     /// The data of a run broke a rule of the program; weights and state are as they were before the
     /// run.
     #[error("{mistake}; no weight was changed")]
     Data {
-        /// Where and what.
+        /// The place and the message.
         mistake: Mistake,
     },
     /// A buffer was used after it had been donated.
     #[error(
-        "the buffer \"{name}\" was donated to a run and holds nothing any more; Output::buffer gives what the run made of it"
+        "the buffer \"{name}\" was donated to a run and holds nothing any more; Output::buffer gives the new value"
     )]
     Donated {
         /// The buffer.
@@ -157,7 +157,7 @@ pub enum Error {
     /// A device that is not there.
     #[error("device {device}: {why}")]
     Device {
-        /// The device asked for.
+        /// The device requested.
         device: String,
         /// Why it cannot be used.
         why: String,
@@ -169,7 +169,7 @@ pub enum Error {
         step: usize,
         /// The task that ran.
         task: String,
-        /// What was found.
+        /// The violation found.
         message: String,
     },
     /// A value a user gave is outside of its range.

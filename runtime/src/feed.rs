@@ -1,4 +1,4 @@
-//! What a run is fed with: host arrays, slices, and buffers that stay on the device.
+//! The inputs of a run: host arrays, slices, and buffers that stay on the device.
 
 use std::panic::Location;
 

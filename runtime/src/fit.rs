@@ -1,4 +1,4 @@
-//! A training loop with callbacks, for those who do not want to write their own.
+//! A training loop with callbacks, as an alternative to writing one.
 //!
 //! ```
 //! use slabwise::fit::{Better, Fit};
@@ -79,9 +79,9 @@ pub struct Epoch {
     pub number: u32,
     /// Steps made.
     pub steps: u64,
-    /// The mean of the steps' losses, each counting as often as it has examples.
+    /// The mean of the steps' losses, weighted by their examples.
     pub loss: f64,
-    /// What the validation gave, if there is one.
+    /// The result of the validation, if there is one.
     pub validation: Option<f64>,
     /// Whether no epoch before was validated as well.
     pub is_best: bool,
@@ -107,7 +107,7 @@ pub enum Better {
 }
 
 impl Better {
-    /// Whether `new` is better than `old`. What is no number is never better.
+    /// Whether `new` is better than `old`. NaN is never better.
     fn holds(self, new: f64, old: f64) -> bool {
         match self {
             _ if old.is_nan() => !new.is_nan(),
@@ -124,11 +124,11 @@ pub enum End {
     Epochs,
     /// A callback stopped it.
     Stopped,
-    /// The validation had not become better for as many epochs as there was patience for.
+    /// The validation did not improve for as many epochs as the patience.
     Patience,
 }
 
-/// What training came to.
+/// The result of training.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fitted {
     /// Every epoch, in order.
@@ -147,7 +147,7 @@ impl Fitted {
 type Callback<'a, Event> = Box<dyn FnMut(&mut Session, &mut Event) -> Result<()> + 'a>;
 type Judge<'a> = Box<dyn FnMut(&mut Session) -> Result<f64> + 'a>;
 
-/// A training loop to be: which program, for how long, and what happens on the way. See [the
+/// A training loop to run: which program, for how long, and with which callbacks. See [the
 /// module](crate::fit).
 pub struct Fit<'a, const N: usize> {
     program: &'a Program<N>,
@@ -183,8 +183,8 @@ impl<'a, const N: usize> Fit<'a, N> {
         self
     }
 
-    /// Begins with the epoch of this number: for one who has [loaded](Session::load) what was saved
-    /// after the one before.
+    /// Begins with the epoch of this number, to go on after [loading](Session::load) a checkpoint
+    /// of the epoch before.
     pub fn from_epoch(mut self, first: u32) -> Self {
         self.first = first.max(1);
         self
@@ -220,7 +220,7 @@ impl<'a, const N: usize> Fit<'a, N> {
         self.validate_by(better, move |session| session.mean(program, batches()))
     }
 
-    /// Judges every epoch by what this gives.
+    /// Judges every epoch by this function's result.
     pub fn validate_by(
         mut self,
         better: Better,
@@ -251,9 +251,9 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// Trains on the batches that `data` gives for the number of each epoch.
     ///
     /// # Errors
-    /// What a step, a callback, the validation or saving fails with; a loss that is no finite
-    /// number, with its step; an epoch without batches; patience, or a checkpoint of the best,
-    /// without a validation.
+    /// Any error of a step, a callback, the validation or saving; a loss that is not finite, with
+    /// its step; an epoch without batches; patience, or a checkpoint of the best, without a
+    /// validation.
     pub fn run<B>(mut self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
     where
         B: IntoIterator,
@@ -261,7 +261,7 @@ impl<'a, const N: usize> Fit<'a, N> {
     {
         if self.validation.is_none() && (self.patience.is_some() || self.best.is_some()) {
             return Err(Error::Value(
-                "fit: which epoch is the best is told by a validation, and none is given".into(),
+                "fit: the best epoch is decided by a validation, and none is given".into(),
             ));
         }
         let mut fitted = Fitted {
@@ -365,7 +365,7 @@ fn first<const N: usize>(outputs: [Output<'_>; N]) -> Result<f32> {
     )
 }
 
-/// A mean in which each value counts as often as it has examples.
+/// A mean in which each value is weighted by its examples.
 #[derive(Default)]
 struct Mean {
     sum: f64,
@@ -380,7 +380,7 @@ impl Mean {
         self.values += 1;
     }
 
-    /// `None` if there was nothing.
+    /// `None` if there was no value.
     fn value(&self) -> Option<f64> {
         (self.values > 0).then(|| self.sum / self.examples)
     }
@@ -391,7 +391,7 @@ impl Session {
     /// itself a mean over the batch: each batch counts as often as its first input is long.
     ///
     /// # Errors
-    /// What [`Session::run`] fails with; an output that is no f32 scalar; no batches.
+    /// Any error of [`Session::run`]; an output that is not an f32 scalar; no batches.
     pub fn mean<const N: usize, B>(&mut self, program: &Program<N>, batches: B) -> Result<f64>
     where
         B: IntoIterator,

@@ -1,4 +1,4 @@
-//! The graph: nodes in topological order, and what they refer to.
+//! The graph: nodes in topological order, and the tables they refer to.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,11 +17,11 @@ use crate::shape::Symbols;
 /// Which part of a training step a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Phase {
-    /// What the user wrote.
+    /// Written by the user.
     Forward,
     /// Made by differentiation.
     Backward,
-    /// What the user wrote, made a second time for the way back.
+    /// Recomputed for the backward pass.
     Again,
     /// Made by an optimizer.
     Update,
@@ -36,10 +36,10 @@ pub struct Origin {
     pub layer: Arc<str>,
     /// Which part of the step.
     pub phase: Phase,
-    /// Which part of the batch, where a step takes one after the other: kernels of a part run when
-    /// those of the parts before have run.
+    /// Which micro-batch, where a step runs them one after the other: kernels of a micro-batch run
+    /// after those of the earlier ones.
     pub part: u32,
-    /// The segment whose inside the way back makes again
+    /// The segment whose interior the backward pass recomputes
     /// ([`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint)), from 1; 0 outside of all.
     pub segment: u32,
 }
@@ -47,7 +47,7 @@ pub struct Origin {
 /// One operation and its value.
 #[derive(Clone, Debug)]
 pub struct Node {
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// The values it takes.
     pub inputs: SmallVec<[NodeId; 3]>,
@@ -68,7 +68,7 @@ pub struct InputInfo {
     pub dtype: DType,
     /// Its shape.
     pub dims: Dims,
-    /// Its bytes become those of the output of this position.
+    /// The position of the output that takes its bytes.
     pub donated_to: Option<u32>,
 }
 
@@ -81,14 +81,14 @@ pub struct VariableInfo {
     pub dtype: DType,
     /// Its shape; all lengths are fixed.
     pub dims: Dims,
-    /// What it holds at first.
+    /// Its initial value.
     pub init: Init,
     /// Part of the model (a weight, a running statistic), rather than state that accompanies
     /// weights.
     pub is_param: bool,
     /// Of a part of the model: whether gradients change it.
     pub trained: bool,
-    /// The variable of which this is an average: it starts as what that one holds.
+    /// The variable of which this is an average: it starts with that variable's value.
     pub average_of: Option<Arc<str>>,
     /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of
     /// a file.
@@ -133,12 +133,12 @@ impl VariableInfo {
     }
 }
 
-/// A step counter, and the variables that move on with it: what optimizers that read it update.
+/// A step counter, and the variables that the optimizers reading it update.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// The counter.
     pub variable: u32,
-    /// What it counts the updates of.
+    /// The variables whose updates it counts.
     pub counts: Vec<u32>,
 }
 
@@ -147,41 +147,41 @@ pub struct Counter {
 pub struct Needed {
     /// The length.
     pub length: Size,
-    /// Where that is asked for, an index of [`Graph::origins`].
+    /// Where that is required, an index of [`Graph::origins`].
     pub origin: u32,
-    /// What is wrong without elements.
+    /// The message for a length of 0.
     pub why: String,
 }
 
 /// A computation: nodes in topological order.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// Every node after all it takes.
+    /// Every node, after its operands.
     pub nodes: Vec<Node>,
-    /// What [`Op::Input`] refers to.
+    /// The inputs that [`Op::Input`] refers to.
     pub inputs: Vec<InputInfo>,
-    /// What [`Op::Variable`] and [`Op::Assign`] refer to.
+    /// The variables that [`Op::Variable`] and [`Op::Assign`] refer to.
     pub variables: Vec<VariableInfo>,
     /// Of the variables, the counters of training steps.
     pub counters: Vec<Counter>,
     /// The bounded dimensions.
     pub symbols: Symbols,
-    /// What [`Node::origin`] refers to.
+    /// The places that [`Node::origin`] refers to.
     pub origins: Vec<Origin>,
-    /// The values asked for.
+    /// The requested values.
     pub outputs: Vec<NodeId>,
-    /// Values that are never made again ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of
-    /// them a view.
+    /// Values that are never recomputed ([`Tensor::keep`](crate::tensor::Tensor::keep)); none of
+    /// them is a view.
     pub kept: Vec<NodeId>,
     /// Lengths that must not be 0: a run with such a length fails before it changes anything.
     pub needed: Vec<Needed>,
     /// The origin that emitted nodes get.
     pub current_origin: u32,
-    /// The part of the batch that is written down.
+    /// The micro-batch that is recorded.
     pub current_part: u32,
 }
 
-/// What is wrong with a graph. A graph made through the API never is.
+/// A defect of a graph. A graph made through the API has none.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("node {node} ({op}): {why}")]
 pub struct GraphError {
@@ -211,7 +211,7 @@ impl Graph {
         &self.origins[self.node(id).origin as usize]
     }
 
-    /// Makes `origin` the one that the next nodes get.
+    /// Sets the origin of the next nodes.
     pub fn set_origin(&mut self, origin: Origin) {
         // The last few are the likely ones; a duplicate further back costs a few bytes only.
         let recent = self.origins.len().saturating_sub(8);
@@ -234,7 +234,7 @@ impl Graph {
             .map(|at| at as u32)
     }
 
-    /// Makes a value one that is never made again. Of a view, that is what it shows.
+    /// Excludes a value from recomputation; for a view, the value it shows.
     pub fn keep(&mut self, mut id: NodeId) {
         while self.node(id).op.is_view() {
             id = self.node(id).inputs[0];
@@ -258,7 +258,7 @@ impl Graph {
         }
     }
 
-    /// For each node whether its value is asked for or never made again.
+    /// For each node whether its value is requested or excluded from recomputation.
     pub fn pinned(&self) -> Vec<bool> {
         let mut pinned = vec![false; self.nodes.len()];
         self.outputs
@@ -268,7 +268,7 @@ impl Graph {
         pinned
     }
 
-    /// The nodes that must run: outputs, effects and what they need.
+    /// The nodes that must run: outputs, effects and their operands.
     pub fn live(&self) -> Vec<bool> {
         let mut live = vec![false; self.nodes.len()];
         for &id in &self.outputs {
@@ -286,8 +286,7 @@ impl Graph {
         live
     }
 
-    /// The nodes that take each node's value, in order; a consumer that takes it twice is there
-    /// twice.
+    /// The consumers of each node's value, in order; a consumer that reads it twice is there twice.
     pub fn consumers(&self) -> Vec<SmallVec<[NodeId; 4]>> {
         let mut consumers = vec![SmallVec::new(); self.nodes.len()];
         for id in self.ids() {
@@ -330,7 +329,7 @@ impl Graph {
             };
             if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
                 return Err(fail(format!(
-                    "takes node {}, which does not come before it",
+                    "reads node {}, which does not precede it",
                     late.0
                 )));
             }
@@ -342,7 +341,7 @@ impl Graph {
                 _ => Some((node.dtype, &node.dims)),
             };
             let Some((dtype, dims)) = reference else {
-                return Err(fail("refers to what does not exist".into()));
+                return Err(fail("refers to a node that does not exist".into()));
             };
             if (dtype, dims) != (node.dtype, &node.dims) {
                 return Err(fail(format!(
@@ -420,8 +419,8 @@ impl Graph {
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked at nodes and edges: what tests measure the work of the
-    /// compiler by.
+    /// How often this thread has looked at nodes and edges: the measure of the compiler's work in
+    /// tests.
     pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
@@ -430,12 +429,13 @@ pub(crate) fn count_a_look() {
     LOOKS.set(LOOKS.get() + 1);
 }
 
-/// For each node of a graph that grows, the one that its views look at: itself if it is no view.
+/// For each node of a growing graph, the node that lies below its views: itself if it is not a
+/// view.
 #[derive(Debug, Default)]
 pub(crate) struct Bases(Vec<NodeId>);
 
 impl Bases {
-    /// The node that lies below a node's views, of nodes that stay in the graph.
+    /// The node below a node's views, for nodes that stay in the graph.
     pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
         for at in self.0.len()..=id.at() {
             let node = &graph.nodes[at];

@@ -1,4 +1,4 @@
-//! What variables hold at first: a function of the seed and the variable's name alone, so that
+//! Initial values of variables: a function of the seed and the variable's name alone, so that
 //! neither the order of declarations nor the model around a layer changes its weights.
 
 use half::{bf16, f16};
@@ -41,7 +41,7 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
     let name = hash(&info.name);
     match (info.init, info.dtype) {
         (Init::RandomState, _) => {
-            // Each state has its own numbers; that of training is as old as the seed.
+            // Each state has different numbers; those of training depend on the seed alone.
             let seed = if &*info.name == RANDOM {
                 seed
             } else {
@@ -77,8 +77,7 @@ pub(crate) fn fill(info: &VariableInfo, seed: u64, memory: &mut Memory, region: 
             }
         }
         (Init::Constant(value), _) => constant(value, info.dtype, memory, region),
-        // A random initial value of integers has no use; the declaration refuses it, zero is what
-        // it would be.
+        // Random initial integers have no use; the declaration refuses them, so this would be zero.
         (Init::Uniform { .. } | Init::Normal { .. }, _) => {
             constant(0.0, info.dtype, memory, region)
         }

@@ -1,4 +1,4 @@
-//! slabwise compiles a tensor program once, knows every byte before it runs, and runs it inside one
+//! slabwise compiles a tensor program once, plans every byte before it runs, and runs it inside one
 //! slab.
 #![forbid(unsafe_code)]
 
@@ -67,7 +67,7 @@ pub use trace::{Precision, State, Trace};
 #[doc = include_str!("../../README.md")]
 struct Readme;
 
-/// What most programs need: `use slabwise::prelude::*`.
+/// The names that most programs need: `use slabwise::prelude::*`.
 pub mod prelude {
     pub use crate::nn::Module;
     pub use crate::ops::ConvGeometry;

@@ -11,7 +11,7 @@ use slabwise_kernels::size::Size;
 use crate::error::Mistake;
 use crate::shape::{Dim, Dims, Shape};
 
-/// What a variable holds before it is first written.
+/// The value of a variable before it is first written.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// One value everywhere.
@@ -37,7 +37,7 @@ pub enum Init {
 impl Init {
     /// Uniform in ±1/√`fan_in`: Kaiming's uniform initialisation (He et al. 2015) with a = √5, the
     /// usual start of linear and convolution layers. `fan_in` is the number of inputs that each
-    /// result sums over; with 0 there is nothing to fill.
+    /// result sums over; with 0 there are no elements.
     pub fn kaiming_uniform(fan_in: usize) -> Self {
         Init::within(1.0 / (fan_in.max(1) as f64).sqrt())
     }
@@ -70,7 +70,7 @@ impl Init {
         }
     }
 
-    /// What is wrong with these numbers, if anything is.
+    /// The mistake in these numbers, if there is one.
     pub(crate) fn fault(&self) -> Option<String> {
         match *self {
             Init::Uniform { low, high }
@@ -88,8 +88,8 @@ impl Init {
     }
 }
 
-/// The named parameters of a model: a declaration of each, with the seed that their first values
-/// come from. Clones share the declarations.
+/// The named parameters of a model: a declaration of each, with the seed of their initial values.
+/// Clones share the declarations.
 #[derive(Clone)]
 pub struct Params {
     seed: u64,
@@ -98,12 +98,12 @@ pub struct Params {
 
 #[derive(Default)]
 struct Registry {
-    /// In the order of declaration. What is declared does not hold the registry: nothing would ever
-    /// free either.
+    /// In the order of declaration. Declarations do not hold the registry: the cycle would never be
+    /// freed.
     declared: Vec<Arc<Declaration>>,
-    /// Where each name stands in it.
+    /// The index of each name in it.
     places: HashMap<Arc<str>, usize>,
-    /// How many declarations there were, one name's several among them.
+    /// The number of declarations, including repeated ones of a name.
     declarations: u64,
     mistakes: Vec<Mistake>,
 }
@@ -113,7 +113,7 @@ impl Registry {
         self.places.get(name).map(|&place| &self.declared[place])
     }
 
-    /// Adds a declaration of a name that has none.
+    /// Adds the first declaration of a name.
     fn add(&mut self, it: Arc<Declaration>) {
         self.places
             .insert(Arc::clone(&it.name), self.declared.len());
@@ -132,7 +132,8 @@ impl Registry {
 }
 
 impl Params {
-    /// No parameters yet; their first values will follow from `seed` and their names.
+    /// Parameters without declarations; their initial values will follow from `seed` and their
+    /// names.
     pub fn seeded(seed: u64) -> Self {
         Params {
             seed,
@@ -178,7 +179,7 @@ impl Params {
         self.registry().mistakes.clone()
     }
 
-    /// Whether both are clones of one.
+    /// Whether both are clones of the same parameters.
     pub(crate) fn same(&self, other: &Params) -> bool {
         Arc::ptr_eq(&self.registry, &other.registry)
     }
@@ -239,15 +240,15 @@ impl Scope {
     /// gives the same parameter: weights are shared by name. Another shape under the same name, an
     /// empty name, a control character in one, and a negative or bounded length are mistakes that
     /// `compile` returns; and so are two declarations of one name that one program reads, as of two
-    /// layers that were given one place, unless the place of one is [shared](Scope::shared). A
-    /// layer that is applied twice is declared once.
+    /// layers in one place, unless the place of one is [shared](Scope::shared). A layer that is
+    /// applied twice is declared once.
     #[track_caller]
     pub fn param(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         self.declare(name, shape.into(), init, true)
     }
 
-    /// Declares an f32 value that belongs to the model as a parameter does, but that no gradient
-    /// changes: a running statistic, which layers replace through
+    /// Declares an f32 value that belongs to the model as a parameter does, but is not changed by
+    /// gradients: a running statistic, which layers replace through
     /// [`Trace::statistic`](crate::Trace::statistic).
     #[track_caller]
     pub fn statistic(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
@@ -297,8 +298,7 @@ impl Scope {
         }
     }
 
-    /// Declares a parameter in the place of one of this name: for layers whose options change their
-    /// weights.
+    /// Replaces the declaration of this name: for layers whose options change their weights.
     #[track_caller]
     pub(crate) fn redeclare(&self, name: &str, shape: impl Into<Shape>, init: Init) -> Param {
         let it = Arc::new(self.describe(name, shape.into(), init, true));
@@ -317,7 +317,7 @@ impl Scope {
         self.params.registry().remove(param.name());
     }
 
-    /// Records what is wrong with a declaration.
+    /// Records a mistake in a declaration.
     #[track_caller]
     pub(crate) fn mistake(&self, message: String) {
         let mistake = Mistake {
@@ -399,7 +399,7 @@ impl Div<&str> for Scope {
     }
 }
 
-/// What is declared under a name.
+/// The declaration of a name.
 struct Declaration {
     name: Arc<str>,
     /// The path of the layer it belongs to.
@@ -408,11 +408,11 @@ struct Declaration {
     init: Init,
     trained: bool,
     location: &'static Location<'static>,
-    /// Tells declarations of one name apart.
+    /// Distinguishes declarations of one name.
     number: u64,
-    /// Whether it may stand beside another of its name in one program.
+    /// Whether another declaration of its name may be used in the same program.
     shared: bool,
-    /// Whether a mistake was recorded of it: what is made of it is not a second.
+    /// Whether a mistake of it was recorded: errors that follow from it are not reported again.
     faulty: bool,
 }
 
@@ -435,7 +435,7 @@ impl Param {
         &self.it.name
     }
 
-    /// What it holds at first.
+    /// Its initial value.
     pub fn init(&self) -> Init {
         self.it.init
     }
@@ -480,12 +480,12 @@ impl Param {
         (self.it.number, self.it.location)
     }
 
-    /// Whether another declaration of its name may be read beside it.
+    /// Whether another declaration of its name may be read in the same program.
     pub(crate) fn is_shared(&self) -> bool {
         self.it.shared
     }
 
-    /// Whether its declaration is a mistake, which was recorded.
+    /// Whether its declaration is a mistake that was recorded.
     pub(crate) fn is_faulty(&self) -> bool {
         self.it.faulty
     }

@@ -1,7 +1,7 @@
-//! The slow, obviously right evaluator: the oracle that everything fast is tested against.
+//! The reference evaluator, slow and simple: the oracle of all tests.
 //!
-//! It computes every node of a graph on its own, point by point, in plain loops: no fusion, no
-//! planning, no kernels, nothing in place. Sums accumulate in double precision and are rounded
+//! It computes every node of a graph separately, point by point, in plain loops: no fusion, no
+//! planning, no kernels, no in-place updates. Sums accumulate in double precision and are rounded
 //! once.
 
 mod double;
@@ -34,21 +34,21 @@ pub struct Array {
 /// How floats are computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Precision {
-    /// As the definitions in the scalar table say, every value rounded to `f32`.
+    /// By the definitions in the scalar table, every value rounded to `f32`.
     Single,
-    /// In `f64` by formulas of the reference's own, so that finite differences say something;
-    /// integers as before.
+    /// In `f64` by independent formulas, so that finite differences are meaningful; integers as in
+    /// `Single`.
     Double,
 }
 
-/// What a run of the reference gives.
+/// The result of a run of the reference.
 #[derive(Clone, Debug)]
 pub struct Evaluated {
     /// The value of every node.
     pub values: Vec<Array>,
-    /// The values asked for.
+    /// The requested values.
     pub outputs: Vec<Array>,
-    /// What each variable holds after the step, if the step assigns it.
+    /// The value of each variable after the step, if the step assigns it.
     pub assigned: Vec<Option<Array>>,
 }
 
@@ -58,7 +58,7 @@ pub enum Fault {
     /// An index outside of its range.
     #[error("node {node}: index {index} is not in 0..{limit}")]
     Index {
-        /// The node that found it.
+        /// The node that detected it.
         node: u32,
         /// The index.
         index: i64,
@@ -66,7 +66,7 @@ pub enum Fault {
         limit: usize,
     },
     /// An input or a variable that is missing or of another type or shape.
-    #[error("node {node}: {what} is missing or has another type or shape than the graph says")]
+    #[error("node {node}: {what} is missing or has another type or shape than in the graph")]
     Argument {
         /// The node that refers to it.
         node: u32,
@@ -76,7 +76,7 @@ pub enum Fault {
     /// A length of 0 where elements are needed.
     #[error("{why}")]
     Empty {
-        /// What is wrong without elements.
+        /// The message for a length of 0.
         why: String,
     },
 }
@@ -177,7 +177,7 @@ fn convert(x: f64, from: DType, to: DType) -> f64 {
     }
 }
 
-/// A number as a float type holds it.
+/// A number rounded to a float type.
 fn single(x: f64, dtype: DType) -> f64 {
     match dtype {
         DType::F16 => f16::from_f32(x as f32).to_f64(),
@@ -242,7 +242,7 @@ pub fn evaluate(
                 let Extent::Found(most) = graph.symbols.extent(*symbol) else {
                     return Err(Fault::Argument {
                         node: id.0,
-                        what: "a length to be found",
+                        what: "a data-dependent length",
                     });
                 };
                 let length = s::in_range(args[0].values[0], most.usize_at(&env) + 1);

@@ -1,31 +1,31 @@
-//! Variables of the environment. One that is empty or blank counts as not set.
+//! Environment variables. An empty or blank one counts as not set.
 
 use slabwise_planner::brief;
 
 use crate::error::{Error, Result};
 use crate::memory::MemoryConfig;
 
-/// The most threads that a session may be asked for.
+/// The most threads that a session may have.
 const THREADS_MAX: usize = 1024;
 
 /// Whether a CUDA device replays a program as one graph.
 pub const GRAPHS: &str = "SLABWISE_CUDA_GRAPHS";
-/// Whether kernels of a graph that conflict in no byte may run side by side.
+/// Whether kernels of a graph without conflicting bytes may run side by side.
 pub const BRANCHES: &str = "SLABWISE_CUDA_BRANCHES";
-/// Whether a kernel of a graph may be launched before those end that it waits for (programmatic
-/// dependent launch, from sm_90).
+/// Whether a kernel of a graph may be launched before the kernels that it depends on end
+/// (programmatic dependent launch, from sm_90).
 pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
-/// The folder that each program's kernels on a CUDA device are written to, to be read: sources,
-/// code and launches.
+/// The folder to which each program's kernels on a CUDA device are dumped: sources, code and
+/// launches.
 pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
-/// Whether cuDNN is asked for convolutions where products are timed.
+/// Whether cuDNN is a candidate for convolutions where products are timed.
 pub const CUDNN: &str = "SLABWISE_CUDNN";
 /// Variables that are 0 or 1, and 1 unless set.
 pub const SWITCHES: [&str; 5] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE, CUDNN];
 
-/// What a variable is set to.
+/// The value of an environment variable.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name)
         .map(|value| value.to_string_lossy().into_owned())
@@ -36,7 +36,7 @@ pub fn variable(name: &str) -> Option<String> {
 /// GPU.
 ///
 /// # Errors
-/// If it is no number from 1 to 1024.
+/// If it is not a number from 1 to 1024.
 pub fn threads() -> Result<Option<usize>> {
     let Some(text) = variable("SLABWISE_THREADS") else {
         return Ok(None);
@@ -70,15 +70,15 @@ pub fn switch(name: &str) -> Result<bool> {
     }
 }
 
-/// Checks the variables that every session reads, whatever its device.
+/// Checks the variables that every session reads, for any device.
 ///
 /// # Errors
-/// The first that makes no sense.
+/// The first invalid one.
 pub fn check() -> Result<()> {
     mistakes().into_iter().next().map_or(Ok(()), Err)
 }
 
-/// All variables that make no sense.
+/// All invalid variables.
 pub fn mistakes() -> Vec<Error> {
     let pool = MemoryConfig::survey()
         .1

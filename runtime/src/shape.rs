@@ -1,4 +1,4 @@
-//! Shapes as users write them: numbers and named dimensions, with a bound or without.
+//! Shapes as users write them: numbers and named dimensions, bounded or unbounded.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -13,31 +13,32 @@ use smallvec::SmallVec;
 pub enum Dim {
     /// A known length. Negative lengths are reported by the call that uses them.
     Fixed(i64),
-    /// Known by name and by the most it can be: planned at the bound, run at any length up to it.
+    /// A bounded dimension, known by name and maximum: planned at the bound, run at any length up
+    /// to it.
     Bounded {
-        /// Dimensions of one name have one length in a run.
+        /// Dimensions of the same name have the same length in a run.
         name: &'static str,
         /// The largest length.
         max: u32,
     },
-    /// Known by name alone: planned for the lengths that runs bring (see
+    /// An unbounded dimension, known by name alone: planned for the lengths of runs (see
     /// [`Shapes`](crate::Shapes)).
     Free {
-        /// Dimensions of one name have one length in a run.
+        /// Dimensions of the same name have the same length in a run.
         name: &'static str,
     },
 }
 
 impl Dim {
-    /// A dimension of any length up to `max`, 0 included; all dimensions of this name in a trace
-    /// have the same length. A training trace refuses a run whose loss is a mean over nothing;
-    /// elsewhere such a mean is NaN.
+    /// A bounded dimension of any length up to `max`, 0 included; all dimensions of this name in a
+    /// trace have the same length. A training trace refuses a run whose loss is a mean over no
+    /// elements; elsewhere such a mean is NaN.
     pub const fn bounded(name: &'static str, max: u32) -> Self {
         Dim::Bounded { name, max }
     }
 
-    /// A name for a dimension that is made while the program runs, as of a model read from a file.
-    /// Each different name is kept for as long as the process lives, once.
+    /// A static name for a dimension whose name is only known at run time, for instance from a
+    /// model file. Each different name is kept once, for the lifetime of the process.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -57,10 +58,10 @@ impl Dim {
         }
     }
 
-    /// A dimension of any length; all dimensions of this name in a trace have the same length in a
-    /// run. A program with such dimensions is planned when a run brings lengths for which there is
-    /// no plan yet, as
-    /// [`CompileOptions::shapes`](crate::CompileOptions::shapes) says.
+    /// An unbounded dimension of any length; all dimensions of this name in a trace have the same
+    /// length in a run. A program with such dimensions is planned when a run has lengths for which
+    /// there is no plan yet, according to
+    /// [`CompileOptions::shapes`](crate::CompileOptions::shapes).
     pub const fn free(name: &'static str) -> Self {
         Dim::Free { name }
     }
@@ -79,8 +80,8 @@ macro_rules! from_int {
 }
 from_int!(u32, i32, usize, u64, i64);
 
-/// The dimensions of an input or a parameter; made from a tuple, an array or a slice of numbers and
-/// [`Dim`]s.
+/// The dimensions of an input or a parameter; converted from a tuple, an array or a slice of
+/// numbers and [`Dim`]s.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape(pub(crate) SmallVec<[Dim; 6]>);
 
@@ -126,24 +127,24 @@ impl<D: Into<Dim> + Copy> From<&[D]> for Shape {
     }
 }
 
-/// What is known of a symbol's length before a run.
+/// The knowledge of a symbol's length before a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
     /// The most it can be.
     Bounded(u32),
-    /// Nothing. The number is the length that the program is planned for: 1 while it is traced.
+    /// Unbounded: the number is the length that the program is planned for; 1 while it is traced.
     Free(u32),
-    /// Not even a run's inputs say it: a kernel finds it. It is at most this.
+    /// Data-dependent: a kernel computes it in the run, at most this.
     Found(Size),
 }
 
-/// The symbols of a trace: the name of each, and what is known of its length.
+/// The symbols of a trace: the name and the known extent of each.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbols(Vec<(&'static str, Extent)>);
 
 impl Symbols {
-    /// The symbol of a bounded or free dimension, made at the first use of its name; an error if
-    /// the name is declared otherwise already, or there are too many names.
+    /// The symbol of a bounded or unbounded dimension, created at the first use of its name; an
+    /// error if the name is already declared otherwise, or there are too many names.
     pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
         let Some(at) = self
             .0
@@ -160,12 +161,13 @@ impl Symbols {
             (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => Err(format!(
                 "dimension \"{name}\" is bounded by {bound} and free"
             )),
-            // Free dimensions of one name are one, whatever length the program is planned for.
+            // Unbounded dimensions of one name are one, whichever length the program is planned
+            // for.
             _ => Ok(Symbol(at as u8)),
         }
     }
 
-    /// A symbol of its own for a length that a kernel finds.
+    /// A new symbol for a data-dependent length.
     pub fn found(&mut self, most: Size) -> Result<Symbol, String> {
         const NAMES: [&str; MAX_SYMBOLS] = [
             "found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8",
@@ -201,12 +203,12 @@ impl Symbols {
         self.0[usize::from(symbol.0)].0
     }
 
-    /// What is known of a symbol's length.
+    /// The known extent of a symbol.
     pub fn extent(&self, symbol: Symbol) -> Extent {
         self.0[usize::from(symbol.0)].1
     }
 
-    /// Symbols, names and what is known of them, in order.
+    /// Symbols, names and extents, in order.
     pub fn iter(&self) -> impl Iterator<Item = (Symbol, &'static str, Extent)> {
         self.0
             .iter()
@@ -214,12 +216,12 @@ impl Symbols {
             .map(|(at, &(name, extent))| (Symbol(at as u8), name, extent))
     }
 
-    /// Whether the length is found by a kernel of the run.
+    /// Whether the length is data-dependent.
     pub fn is_found(&self, symbol: Symbol) -> bool {
         matches!(self.extent(symbol), Extent::Found(_))
     }
 
-    /// Whether lengths or strides depend on a length that a kernel finds.
+    /// Whether lengths or strides depend on a data-dependent length.
     pub fn any_found(&self, sizes: &[Size]) -> bool {
         sizes
             .iter()
@@ -233,7 +235,7 @@ impl Symbols {
             .map(|(symbol, ..)| symbol)
     }
 
-    /// The same with free symbols planned for these lengths.
+    /// The same with unbounded symbols planned for these lengths.
     pub fn planned_for(&self, lengths: &Env) -> Symbols {
         let mut symbols = self.clone();
         for (at, (_, extent)) in symbols.0.iter_mut().enumerate() {
@@ -244,7 +246,7 @@ impl Symbols {
         symbols
     }
 
-    /// What is known of each, as reports say it.
+    /// The known extent of each symbol, as reports say it.
     pub fn describe(&self) -> String {
         let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
             Extent::Bounded(max) => format!("{name} ≤ {max}"),
@@ -254,13 +256,13 @@ impl Symbols {
         self.iter().map(one).collect::<Vec<_>>().join(", ")
     }
 
-    /// Every symbol at the most that is planned for.
+    /// Every symbol at its planned maximum.
     pub fn bounds(&self) -> Env {
         let mut env = Env::default();
         for (at, (_, extent)) in self.0.iter().enumerate() {
             env.0[at] = match extent {
                 Extent::Bounded(max) | Extent::Free(max) => *max,
-                // Made of symbols before it.
+                // Computed from earlier symbols.
                 Extent::Found(most) => u32::try_from(most.at(&env))
                     .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
             };

@@ -1,8 +1,7 @@
-//! Tensors of a trace: symbols for values that exist when the program runs.
+//! Tensors of a trace: symbolic values that exist when the program runs.
 //!
-//! Methods are grouped by kind in the files below. Every method records a mistake rather than
-//! failing: see
-//! [`trace`](crate::trace).
+//! Methods are grouped by kind in the files below. Every method records a mistake instead of
+//! failing: see [`trace`](crate::trace).
 
 mod attention;
 mod einsum;
@@ -36,10 +35,10 @@ use crate::trace::{Line, Trace};
 pub use attention::{Mask, Tiles};
 pub use reduce::AxisSet;
 
-/// The id of what a mistake gave.
+/// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);
 
-/// A value of a program that is being traced: a small handle to copy at will.
+/// A value of a program that is being traced: a small handle, free to copy.
 #[derive(Clone, Copy)]
 pub struct Tensor<'t> {
     pub(crate) trace: &'t Trace,
@@ -82,12 +81,12 @@ impl<'t> Tensor<'t> {
             .on_behalf(Location::caller(), || layer.forward(self))
     }
 
-    /// The result of a segment of a model whose inside the way back makes again rather than keeps:
-    /// of everything between this tensor and what `segment` gives, no byte is held from the way
-    /// forward to the way back, at the price of computing it twice. Results are the same bits.
-    /// Random numbers come out the same again; assignments of state happen once. What leaves the
-    /// segment otherwise, as a variable of a closure or an output, is kept; a segment in a segment
-    /// is part of it.
+    /// The result of a segment of a model whose interior the backward pass recomputes instead of
+    /// keeping: no byte of the values between this tensor and the segment's result is held from the
+    /// forward to the backward pass, at the price of computing them twice. Results are
+    /// bit-identical. Random numbers are the same on recomputation; assignments of state happen
+    /// once. Values that leave the segment otherwise, as a variable of a closure or an output, are
+    /// kept; a segment inside a segment is part of it.
     ///
     /// Gradient checkpointing: Chen et al., "Training Deep Nets with Sublinear Memory Cost" (2016).
     ///
@@ -101,9 +100,9 @@ impl<'t> Tensor<'t> {
         self.trace.segment(|| segment(self))
     }
 
-    /// This tensor, kept from when it is made until its last use: neither a budget nor a
-    /// checkpointed segment has it made again, nor does the way back make it anew where that would
-    /// be cheap. For a value that costs more than its operations tell.
+    /// This tensor, excluded from recomputation: it is kept from its computation until its last
+    /// use; neither a budget nor a checkpointed segment recomputes it, nor does the backward pass
+    /// where recomputing would be cheap. For a value that costs more than its operations indicate.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -118,10 +117,10 @@ impl<'t> Tensor<'t> {
         self
     }
 
-    /// This tensor, of which every element must be a finite number: a run in which one is NaN or
-    /// infinite fails before it has changed any weight or state, and the error names this line.
-    /// Without it a loss that is NaN makes every weight NaN that it depends on, as in other
-    /// frameworks. It costs one kernel over the tensor, next to nothing for a loss.
+    /// This tensor, checked to be finite: a run in which an element is NaN or infinite fails before
+    /// it has changed any weight or state, and the error names this line. Without the check a NaN
+    /// loss makes every weight that it depends on NaN, as in other frameworks. It costs one kernel
+    /// over the tensor, negligible for a loss.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -147,7 +146,7 @@ impl<'t> Tensor<'t> {
                     g.dtype(x)
                 ));
             }
-            // (|x| ≤ ∞) − (|x| < ∞) is 1 for what is infinite, and |x| ≤ ∞ is false for NaN alone.
+            // (|x| ≤ ∞) − (|x| < ∞) is 1 for infinite values, and |x| ≤ ∞ is false for NaN alone.
             let x = g.cast(x, DType::F32);
             let size = g.scalar(ScalarOp::Abs, &[x]);
             let infinity = g.full(f32::INFINITY, DType::F32, &dims);
@@ -185,7 +184,7 @@ impl<'t> Tensor<'t> {
         }
     }
 
-    /// This tensor if `check` has nothing against it.
+    /// This tensor if `check` finds no mistake.
     fn require(
         self,
         at: Line,
@@ -228,18 +227,18 @@ impl fmt::Debug for Tensor<'_> {
     }
 }
 
-/// What can stand beside a tensor in an operation: a tensor, a parameter, or a number, which takes
-/// the tensor's type.
+/// An operand of an operation between tensors: a tensor, a parameter, or a number, which takes the
+/// tensor's type.
 pub trait Operand<'t>: Lift<'t> {}
 
 mod sealed {
     use super::{DType, Line, Tensor, Trace};
 
     pub trait Lift<'t>: Sized {
-        /// The type it has by itself; `None` if it takes that of what it stands beside.
+        /// The operand's type; `None` if it takes the type of the other operand.
         fn own_type(&self) -> Option<DType>;
 
-        /// As a tensor; `dtype` is the type of what it stands beside.
+        /// As a tensor; `dtype` is the type of the other operand.
         fn lift(self, trace: &'t Trace, dtype: DType, at: Line) -> Tensor<'t>;
     }
 }
@@ -295,7 +294,7 @@ impl<'t> Lift<'t> for i32 {
     }
 }
 
-/// The type that arithmetic on a type gives.
+/// The type of arithmetic results on a type.
 fn computed(dtype: DType) -> DType {
     dtype.lane().stored()
 }
@@ -306,7 +305,7 @@ fn constant(trace: &Trace, at: Line, value: Result<Value, String>, dtype: DType)
     })
 }
 
-/// A number as a value of a type; what the type cannot hold is refused rather than changed.
+/// A number as a value of a type; a number that the type cannot hold is refused, not changed.
 pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
     // As a float, the bound above i32 is exact only as 2³¹, which is excluded.
     let fits = match dtype {
@@ -322,12 +321,12 @@ pub(crate) fn number(value: f32, dtype: DType) -> Result<Value, String> {
     }
 }
 
-/// Adds a node under its shape rule; for operations whose shape follows from their operands.
+/// Adds a node and checks its shape rule; for operations whose shape follows from their operands.
 fn checked(g: &mut Graph, op: Op, inputs: &[NodeId]) -> Result<NodeId, String> {
     checked_as(g, op, inputs, DType::F32, &Dims::new())
 }
 
-/// Adds a node under its shape rule; for operations whose type or shape is part of the node.
+/// Adds a node and checks its shape rule; for operations whose type or shape is part of the node.
 fn checked_as(
     g: &mut Graph,
     op: Op,
@@ -346,7 +345,7 @@ fn checked_as(
     Ok(g.emit(op, inputs, dtype, dims))
 }
 
-/// The text of a mistaken axis.
+/// The message for an axis that does not exist.
 fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
     format!("{what}: {} has no axis {axis}", g.symbols.show(g.dims(x)))
 }

@@ -1,8 +1,8 @@
-//! Tracing: a model runs once on symbols, and what it does is written down as a graph.
+//! Tracing: a model runs once on symbolic tensors, and its operations are recorded as a graph.
 //!
 //! Mistakes do not stop a trace. Each is recorded with the user's line and layer, the call gives a
-//! *poisoned* tensor, and whatever is made of that one stays silent; `compile` returns all mistakes
-//! together.
+//! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
+//! mistakes together.
 
 mod learn;
 mod precision;
@@ -36,7 +36,7 @@ pub use state::State;
 /// The user's line.
 pub(crate) type Line = &'static Location<'static>;
 
-/// A program being written down.
+/// A program that is being recorded.
 pub struct Trace {
     building: RefCell<Building>,
     training: bool,
@@ -51,27 +51,28 @@ struct Building {
     graph: Graph,
     bases: Bases,
     mistakes: Vec<Mistake>,
-    /// Where the parameters come from.
+    /// The declarations of the parameters.
     params: Option<Params>,
     variables: Vec<Held>,
     /// Their numbers by name.
     names: HashMap<Arc<str>, u32>,
-    /// How many random operations there are.
+    /// The number of random operations.
     streams: u32,
-    /// The update being written down.
+    /// The update that is being recorded.
     updating: Option<learn::Updating>,
-    /// What stays as it is when a model learns.
+    /// The parameters that do not change when a model learns.
     frozen: Vec<learn::Frozen>,
-    /// Whose states optimizers make: a prefix of their names.
+    /// The prefix of the names of the states that the current optimizer declares.
     owner: Option<Arc<str>>,
-    /// How many segments the way back makes again, and whether nodes belong to the last of them.
+    /// How many segments the backward pass recomputes, and whether nodes belong to the last of
+    /// them.
     segments: u32,
     in_segment: bool,
     /// The line reported for calls made by this library itself, where the caller's line is lost:
     /// inside of a
     /// [`Sequential`](crate::nn::Sequential) and of an optimizer.
     stand_in: Option<Line>,
-    /// The last line outside of this library that something was recorded for.
+    /// The last line outside of this library for which an operation was recorded.
     last_line: Option<Line>,
 }
 
@@ -82,7 +83,7 @@ struct Held {
     /// The node that assigns it, if one does.
     assigned: Option<NodeId>,
     /// Of a parameter, the declarations that the trace reads: number and line, and whether another
-    /// may stand beside it.
+    /// may be read in the same program.
     declarations: SmallVec<[(u64, Line, bool); 1]>,
 }
 
@@ -101,11 +102,11 @@ impl Building {
         self.stand_in.or(self.last_line).unwrap_or(at)
     }
 
-    /// The layer of an operation: that of a parameter among its operands, else the first an operand
-    /// has.
+    /// The layer of an operation: that of a parameter among its operands, else the first layer of
+    /// an operand.
     fn layer(&mut self, operands: &[NodeId]) -> Arc<str> {
         let Building { graph, bases, .. } = self;
-        // A transposed weight is the weight still.
+        // A transposed weight counts as the weight.
         let mut weight = |id: &&NodeId| matches!(graph.node(bases.of(graph, **id)).op, Op::Variable(v) if graph.variables[v as usize].is_param);
         let layer = |id: &NodeId| &graph.origin(*id).layer;
         let found = operands
@@ -128,9 +129,9 @@ impl Building {
 }
 
 impl Trace {
-    /// A program that learns: dropout drops, [`Trace::minimize`] is allowed, and randomness moves
-    /// on with every step. One that changes no weight and no state is compiled, with a warning in
-    /// the log: most likely it lacks its `minimize`.
+    /// A program that learns: dropout is active, [`Trace::minimize`] is allowed, and random numbers
+    /// change with every step. A program that changes no weight and no state is compiled with a
+    /// warning in the log, because it most likely lacks its `minimize`.
     pub fn training() -> Self {
         Trace {
             building: RefCell::default(),
@@ -142,7 +143,7 @@ impl Trace {
         }
     }
 
-    /// A program that only computes: dropout is the identity, and random numbers are the same in
+    /// A program without learning: dropout is the identity, and random numbers are the same in
     /// every run, unless the trace is one for [sampling](Trace::sampling).
     pub fn inference() -> Self {
         Trace {
@@ -155,9 +156,9 @@ impl Trace {
     /// The same with new random numbers in each run, for sampling from a model: they follow from
     /// the seed of the session's parameters and from the number of runs of such programs before,
     /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
-    /// is saved with the weights, so that a session that goes on draws what an uninterrupted one
-    /// would; [`Session::set_value`](crate::Session::set_value) sets it anew. Training draws from
-    /// another state, which sampling leaves alone.
+    /// is saved with the weights, so that a resumed session draws the same numbers as an
+    /// uninterrupted one; [`Session::set_value`](crate::Session::set_value) sets it anew. Training
+    /// draws from another state, which sampling leaves alone.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -177,17 +178,18 @@ impl Trace {
 
     /// The same on averaged weights: parameters are read as the averages that
     /// [`Optimizer::ema`](crate::optim::Optimizer::ema) keeps of them, statistics as they are. An
-    /// average of which no program has made a step is the weight's first value.
+    /// average before the first step is the weight's initial value.
     pub fn averaged(mut self) -> Self {
         self.averaged = true;
         self
     }
 
-    /// The same with matrix products and convolutions in this precision, those of the backward pass
-    /// too: each rounds its operands and sums in f32. All else stays in f32: weights, their
-    /// gradients and optimizer states, norms, softmax, losses. So this is mixed precision, for
-    /// which a model is written as usual. On a CUDA device tensor cores multiply halves many times
-    /// as fast as other cores multiply f32; the CPU gives the same sums but gains nothing.
+    /// The same with matrix products and convolutions in this precision, including those of the
+    /// backward pass: each rounds its operands and sums in f32. Everything else stays in f32:
+    /// weights, their gradients and optimizer states, norms, softmax, losses. This is mixed
+    /// precision, and the model is written as usual. On a CUDA device tensor cores multiply halves
+    /// many times as fast as other cores multiply f32; the CPU gives the same sums but gains
+    /// nothing.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -203,7 +205,7 @@ impl Trace {
         self
     }
 
-    /// What matrix products and convolutions multiply.
+    /// The operand type of matrix products and convolutions.
     pub fn precision(&self) -> Precision {
         self.precision
     }
@@ -224,12 +226,12 @@ impl Trace {
         self.training
     }
 
-    /// The declarations that the parameters read so far belong to.
+    /// The declarations of the parameters read so far.
     pub fn params(&self) -> Option<Params> {
         self.building.borrow().params.clone()
     }
 
-    /// Declares an input. In a run inputs are handed over in the order of declaration.
+    /// Declares an input. A run passes inputs in the order of declaration.
     #[track_caller]
     pub fn input(&self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -249,10 +251,10 @@ impl Trace {
         })
     }
 
-    /// Says that the bytes of an input become those of output `position` of the program: a
+    /// Donates the bytes of an input to output `position` of the program: a
     /// [`Buffer`](crate::Buffer) fed to it by [`donate`](crate::Buffer::donate) holds that output
-    /// after the run, and every handle made before is dead. The two have one type and shape; each
-    /// is named once.
+    /// after the run, and every earlier handle is dead. The two have one type and shape; each is
+    /// named once.
     #[track_caller]
     pub fn donate(&self, input: Tensor<'_>, position: usize) {
         let at = Location::caller();
@@ -285,20 +287,20 @@ impl Trace {
         }
     }
 
-    /// The value of a parameter, as it is when a step begins.
+    /// The value of a parameter when a step begins.
     #[track_caller]
     pub fn param(&self, param: &Param) -> Tensor<'_> {
         self.read_param(param, Location::caller())
     }
 
-    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and what replaces
-    /// it.
+    /// A [statistic](crate::Scope::statistic) of the model as state: its value, and its
+    /// replacement.
     #[track_caller]
     pub fn statistic(&self, statistic: &Param) -> State<'_> {
         let at = Location::caller();
         if statistic.is_trained() {
             let message = format!(
-                "\"{}\" is a parameter: what changes it is an optimizer",
+                "\"{}\" is a parameter: an optimizer changes it",
                 statistic.name()
             );
             return State::mistaken(self.fail(at, statistic.layer(), message));
@@ -336,7 +338,7 @@ impl Trace {
         if let Some(message) = foreign {
             return State::mistaken(self.fail(at, param.layer(), message));
         }
-        // Its declaration was reported; what follows from it is not a second mistake.
+        // Its declaration was reported; errors that follow from it are not reported again.
         if param.is_faulty() {
             return State::mistaken(self.poisoned());
         }
@@ -356,8 +358,8 @@ impl Trace {
         state
     }
 
-    /// What is wrong if this is another declaration of a parameter than those read before, when it
-    /// is first read.
+    /// The mistake if this is another declaration of a parameter than those read before, when it is
+    /// first read.
     fn second_declaration(&self, param: &Param, variable: u32) -> Option<String> {
         let (number, location) = param.declaration();
         let known = &mut self.building.borrow_mut().variables[variable as usize].declarations;
@@ -381,7 +383,7 @@ impl Trace {
         ))
     }
 
-    /// One value everywhere. Numbers that the type cannot hold are mistakes.
+    /// A tensor of one value. Numbers that the type cannot hold are mistakes.
     #[track_caller]
     pub fn full(&self, value: f32, dtype: DType, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -422,9 +424,9 @@ impl Trace {
         })
     }
 
-    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of what it
-    /// belongs to: zeros where the scalar does not depend on it. Gradients are tensors like any
-    /// other and can be differentiated again.
+    /// The gradient of a scalar with respect to parameters or tensors, each in the shape of its
+    /// parameter or tensor: zeros where the scalar does not depend on it. Gradients are tensors
+    /// like any other and can be differentiated again.
     #[track_caller]
     pub fn gradients<'t, W: Operand<'t>, const N: usize>(
         &'t self,
@@ -474,8 +476,7 @@ impl Trace {
         })
     }
 
-    /// The graph that computes `outputs`, with everything that the trace does besides; or all
-    /// mistakes so far.
+    /// The graph that computes `outputs`, with all effects of the trace; or all mistakes so far.
     #[track_caller]
     pub fn finish(&self, outputs: &[Tensor<'_>]) -> Result<Graph, Vec<Mistake>> {
         let mut building = self.building.borrow_mut();
@@ -491,7 +492,7 @@ impl Trace {
         if !building.mistakes.is_empty() {
             return Err(building.mistakes.clone());
         }
-        // What a mistaken declaration gave was not reported here.
+        // A mistake in a declaration was not reported here.
         if outputs.iter().any(|o| o.is_poisoned()) {
             return Err(building
                 .params
@@ -526,8 +527,8 @@ impl Trace {
         }
     }
 
-    /// Writes an operation down. `build` adds its nodes and says which is the result, or what is
-    /// wrong; then none is added.
+    /// Records an operation. `build` adds its nodes and returns the result, or the mistake; then no
+    /// node is added.
     pub(crate) fn record<'t>(
         &'t self,
         at: Line,
@@ -609,8 +610,8 @@ impl Trace {
         result
     }
 
-    /// What is recorded during `work` is a segment of which the way back makes again what it needs.
-    /// A segment inside of another is part of that one.
+    /// Records the nodes of `work` as a segment, which the backward pass recomputes. A segment
+    /// inside of another is part of that one.
     pub(crate) fn segment<R>(&self, work: impl FnOnce() -> R) -> R {
         let outermost = {
             let mut building = self.building.borrow_mut();
@@ -629,7 +630,7 @@ impl Trace {
         self.building.borrow_mut().graph.keep(id);
     }
 
-    /// Whether a step changes a weight or a state, the random one aside.
+    /// Whether a step changes a weight or a state other than the random one.
     pub(crate) fn changes_anything(&self) -> bool {
         let building = self.building.borrow();
         building
@@ -669,7 +670,7 @@ pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, Stri
     shape.dims().iter().map(size).collect()
 }
 
-/// Refuses what has more elements than an i32 can number.
+/// Refuses a shape with more elements than an i32 can number.
 pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<(), String> {
     match elements(dims).and_then(|n| n.checked_at(&symbols.bounds())) {
         Some(n) if n <= 1 << 31 => Ok(()),
@@ -680,7 +681,7 @@ pub(crate) fn countable(what: &str, symbols: &Symbols, dims: &[Size]) -> Result<
     }
 }
 
-/// Refuses values whose size has no form or overflows, among the nodes from `start` on.
+/// Refuses values whose size cannot be expressed or overflows, among the nodes from `start` on.
 fn fits(graph: &Graph, start: usize) -> Result<(), String> {
     for node in &graph.nodes[start..] {
         let say = |why: &str| {

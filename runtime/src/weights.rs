@@ -2,14 +2,14 @@
 //!
 //! [`save`] replaces a file as a whole: killed at any moment, it leaves either the earlier file or
 //! the new one. [`File`] checks everything it reads before it hands out a tensor, and
-//! [`LoadOptions`] say what of a file goes where; every difference between a file and a model is
+//! [`LoadOptions`] map tensors of a file to weights; every difference between a file and a model is
 //! reported at once. Elements are little-endian, row-major, and travel as bytes, so every bit
 //! survives, NaN payloads included.
 //!
-//! A file that [`save`] wrote has a checksum of each tensor among its notes (`slabwise.crc32`:
+//! A file that [`save`] wrote has a checksum of each tensor in its metadata (`slabwise.crc32`:
 //! CRC-32 of the bytes, eight hexadecimal digits for each tensor in the order of names), and a
-//! tensor that has changed since is refused by name. Files without that note, of other programs,
-//! are read as they are.
+//! tensor that has changed since is refused by name. Files of other programs, without this entry,
+//! are read unchecked.
 
 mod file;
 mod fit;
@@ -33,9 +33,9 @@ pub enum WeightsError {
     /// The file could not be read.
     #[error("cannot read weights from {}: {source}; check the path, or save weights there first", path.display())]
     Read {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file could not be written. An earlier file of that name is unchanged.
@@ -44,20 +44,20 @@ pub enum WeightsError {
         path.display()
     )]
     Write {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The bytes are not one complete safetensors file.
     #[error("{} is not a complete safetensors file ({detail}); it may be cut short or damaged: fetch or save it again", path.display())]
     Malformed {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
-    /// A tensor is not what was written.
+    /// A tensor differs from the one that was written.
     #[error(
         "tensor `{}` of {} is damaged: its bytes have changed since they were saved (their CRC-32 is {found:08x}, not {saved:08x}); \
          fetch or save the file again, or if a program changed it on purpose, let that remove the note slabwise.crc32",
@@ -65,13 +65,13 @@ pub enum WeightsError {
         path.display()
     )]
     Damaged {
-        /// The file asked for.
+        /// The requested file.
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
         /// The checksum that was saved.
         saved: u32,
-        /// The checksum of what is there.
+        /// The checksum of the bytes in the file.
         found: u32,
     },
     /// A tensor handed to [`save`] cannot be stored.
@@ -79,22 +79,23 @@ pub enum WeightsError {
     InvalidTensor {
         /// The tensor's name.
         tensor: String,
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
-    /// The file's tensors are not those expected.
+    /// The file's tensors do not match the expected ones.
     #[error("{} does not fit this model:{problems}\n{help}", path.display())]
     Mismatch {
         /// The file compared.
         path: PathBuf,
-        /// One line per difference, each starting with a line break; of very many, the first.
+        /// One line per difference, each starting with a line break; truncated if there are very
+        /// many.
         problems: String,
-        /// What can be done about it.
+        /// The remedy.
         help: String,
     },
 }
 
-/// One named tensor: what [`save`] writes and what [`File`] hands out.
+/// A named tensor, as [`save`] writes it and [`File`] hands it out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
     /// Name, unique within a file.
@@ -103,25 +104,25 @@ pub struct Entry<'a> {
     pub dtype: DType,
     /// Extents, outermost first; empty for a scalar.
     pub shape: Vec<u64>,
-    /// Elements in row-major order, little-endian, with no alignment promised.
+    /// Elements in row-major order, little-endian, without guaranteed alignment.
     pub bytes: &'a [u8],
 }
 
-/// Name the format keeps for its metadata.
+/// The name that the format reserves for its metadata.
 const METADATA_KEY: &str = "__metadata__";
 
-/// The note with the checksums of all tensors.
+/// The metadata key of the checksums of all tensors.
 const CHECKSUMS: &str = "slabwise.crc32";
 
 /// Writes `tensors` and `metadata` to `path`, replacing an earlier file in one step; see
-/// [`files::replace`] for what becomes of its permissions, of links and of what is not a file. The
-/// file is assembled in memory first, so this needs room for a second copy of the weights.
+/// [`files::replace`] for its treatment of permissions, of links and of targets that are not files.
+/// The file is assembled in memory first, so this needs memory for a second copy of the weights.
 ///
 /// # Errors
 ///
 /// [`WeightsError::InvalidTensor`] for a repeated or reserved name, bytes that do not fill the
 /// shape, or a bool other than 0 or 1; [`WeightsError::Write`] when the system refuses. Either way
-/// what was at `path` stays.
+/// the earlier file at `path` stays.
 pub fn save(
     path: &Path,
     tensors: &[Entry<'_>],
@@ -176,7 +177,7 @@ pub fn save(
     })
 }
 
-/// Checks one entry; the error says what is wrong with it.
+/// Checks one entry; the error names its defect.
 fn view<'a>(entry: &Entry<'a>) -> Result<TensorView<'a>, String> {
     let elements = entry
         .shape

@@ -1,4 +1,4 @@
-//! Words of messages: counts, lists of names, and the names that a misspelt one is nearest to.
+//! Words of messages: counts, lists of names, and suggestions for a misspelt name.
 
 /// A number with its noun: `1 input`, `2 inputs`.
 pub fn count(n: usize, noun: &str) -> String {
@@ -20,8 +20,8 @@ pub fn list<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
-/// Of the known names those that a misspelt one is likely to mean, the nearest first, three at
-/// most: the fewest letters to insert, remove, replace or swap, or the same last part.
+/// The known names that a misspelt one likely means, the nearest first, three at most: the fewest
+/// letters to insert, remove, replace or swap, or the same last part.
 fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'a str> {
     let most = (wanted.chars().count() / 3).max(1);
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_lowercase();
@@ -42,7 +42,7 @@ fn nearest<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Vec<&'
     near.into_iter().map(|(_, name)| name).take(3).collect()
 }
 
-/// What is added where all names are listed: `; did you mean "x"?`, or nothing if none is near.
+/// The suffix of an error that lists all names: `; did you mean "x"?`, or nothing if none is near.
 pub fn meant<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> String {
     let near: Vec<String> = nearest(wanted, known)
         .into_iter()
@@ -55,10 +55,10 @@ pub fn meant<'a>(wanted: &str, known: impl IntoIterator<Item = &'a str>) -> Stri
     }
 }
 
-/// What is added where names are too many to list: the names that may be meant, or if none is near,
-/// some of what there is.
+/// The suffix of an error about names too many to list: those that may be meant, or if none is
+/// near, some of the known ones.
 ///
-/// `wanted` is what was written, `plural` what the known ones are (`weights`).
+/// `wanted` is the name written, `plural` the kind of the known ones (`weights`).
 pub fn instead<'a>(
     wanted: &str,
     plural: &str,

@@ -62,7 +62,7 @@ fn weights_are_loaded_before_anything_is_compiled() {
     let trained = training(1);
     trained.save(&path).expect("it is saved");
     let (_, mut session) = open("layer", 2, 9);
-    // A checkpoint of a training has state that this session has not: what to do is said.
+    // The error of a checkpoint of a training whose state this session lacks names the remedy.
     let said = session.load(&path).expect_err("there is state").to_string();
     assert!(
         said.contains("Session::load_weights")
@@ -87,7 +87,7 @@ fn a_new_head_keeps_its_first_values_and_a_body_is_found_under_its_prefix() {
         .load_with(&path, &LoadOptions::default())
         .expect_err("there is no such file");
     let (_, mut other) = open("model", 2, 5);
-    // What models declare is in a session once something is loaded or compiled.
+    // Declared weights are in a session once something is loaded or compiled.
     let names = |session: &Session| session.names().map(str::to_owned).collect::<Vec<_>>();
     pretrained
         .adopt(&crate::graph::Graph::default())

@@ -13,15 +13,15 @@ const CLASSES: usize = 10;
 const RECORD: usize = 1 + 3 * 32 * 32;
 /// Most records of a file, as the published ones have.
 const RECORDS_MAX: usize = 10_000;
-/// What the archive calls its folder.
+/// The archive's name of its folder.
 const FOLDER: &str = "cifar-10-batches-bin";
 
 /// A training and a test split of photographs, `[3, 32, 32]`, ten classes.
 #[derive(Clone, Debug)]
 pub struct Cifar10 {
-    /// Images to learn from; 50,000 in the full set.
+    /// Images for training; 50,000 in the full set.
     pub train: Split,
-    /// Images to judge by; 10,000 in the full set.
+    /// Images for testing; 10,000 in the full set.
     pub test: Split,
 }
 
@@ -31,8 +31,8 @@ impl Cifar10 {
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file and what is wrong: missing, of a size that is not a
-    /// number of records from 1 to 10,000, or with a label above 9.
+    /// A [`DataError`] that names the file and the defect: missing, of a size that is not a number
+    /// of records from 1 to 10,000, or with a label above 9.
     pub fn load(folder: impl AsRef<Path>) -> Result<Cifar10, DataError> {
         let inner = folder.as_ref().join(FOLDER);
         let folder = if inner.is_dir() {
@@ -111,7 +111,7 @@ fn append(
 fn records(path: &Path, file: impl Read) -> Result<Vec<u8>, DataError> {
     let most = RECORD * RECORDS_MAX;
     let mut bytes = Vec::new();
-    // One byte more than there may be tells a file that is too long, whatever its length.
+    // One byte more than allowed detects a file that is too long, of any length.
     file.take(most as u64 + 1)
         .read_to_end(&mut bytes)
         .map_err(|source| DataError::Io {

@@ -11,10 +11,11 @@ use slabwise_planner::files::Gunzip;
 
 use super::DataError;
 
-/// Most bytes of elements a file may declare: some twenty times MNIST, and short of what would
-/// endanger the machine.
+/// Most bytes of elements that a file may declare: some twenty times MNIST, and too few to endanger
+/// the machine.
 const MAX_BYTES: u64 = 1 << 30;
-/// Reserved at most before any element has been seen: MNIST fits, and a false header costs no more.
+/// The most bytes reserved before any element is read: MNIST fits, and a false header costs no
+/// more.
 const MAX_RESERVE: u64 = 64 << 20;
 /// Element type code of unsigned bytes.
 const UNSIGNED_BYTE: u8 = 8;
@@ -29,14 +30,14 @@ pub struct Idx {
 }
 
 impl Idx {
-    /// Reads the IDX file at `path`, plain or gzip-compressed (told by content), of unsigned bytes
-    /// with `rank` dimensions.
+    /// Reads the IDX file at `path`, plain or gzip-compressed (detected by content), of unsigned
+    /// bytes with `rank` dimensions.
     ///
     /// # Errors
     ///
     /// A [`DataError`] for an unreadable file, another kind of file, extents above 1 GiB in all,
-    /// missing or trailing bytes, and damaged gzip data. Memory follows what the file holds, not
-    /// what its header declares.
+    /// missing or trailing bytes, and damaged gzip data. Memory use follows the file's contents,
+    /// not its header.
     pub fn read(path: &Path, rank: usize) -> Result<Idx, DataError> {
         let io_error = |source| DataError::Io {
             path: path.to_owned(),
@@ -49,7 +50,7 @@ impl Idx {
         )
     }
 
-    /// As [`Idx::read`], of what a file contains.
+    /// As [`Idx::read`], from a file's contents.
     ///
     /// # Errors
     ///
@@ -80,7 +81,7 @@ fn read_from(path: &Path, mut plain: impl BufRead, rank: usize) -> Result<Idx, D
     }
 }
 
-/// Parses what `reader` yields; `failed` wraps its errors.
+/// Parses the bytes of `reader`; `failed` wraps its errors.
 fn parse(
     path: &Path,
     mut reader: impl Read,
@@ -117,8 +118,8 @@ fn parse(
             most: MAX_BYTES,
         });
     };
-    // One byte more than declared tells whether more follows, and lets gzip check its sum where
-    // nothing does.
+    // One byte more than declared detects trailing data, and lets gzip check its sum if there is
+    // none.
     let mut data = Vec::new();
     let reserve = declared.min(MAX_RESERVE) as usize + 1;
     let no_room = |error| DataError::Io {
@@ -128,7 +129,8 @@ fn parse(
     data.try_reserve_exact(reserve).map_err(no_room)?;
     match reader.take(declared + 1).read_to_end(&mut data) {
         Err(error) if error.kind() != ErrorKind::UnexpectedEof => return Err(failed(error)),
-        // Whole data with an incomplete gzip trailer is cut short as well, but in other words.
+        // Complete data with an incomplete gzip trailer is truncated as well, but reported
+        // differently.
         Err(error) if data.len() as u64 >= declared => return Err(failed(error)),
         _ => {}
     }
@@ -150,7 +152,7 @@ fn parse(
     }
 }
 
-/// Fills `buffer` as far as `reader` goes; how far that was.
+/// Fills `buffer` as far as `reader` goes; gives the number of bytes.
 fn fill(reader: &mut impl Read, buffer: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < buffer.len() {

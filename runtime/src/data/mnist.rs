@@ -11,20 +11,20 @@ const CLASSES: usize = 10;
 /// A training and a test split of labelled images.
 #[derive(Clone, Debug)]
 pub struct Mnist {
-    /// Images to learn from; 60,000 of 28 by 28 in the full sets.
+    /// Images for training; 60,000 of 28 by 28 in the full sets.
     pub train: Split,
-    /// Images to judge by; 10,000 of 28 by 28 in the full sets.
+    /// Images for testing; 10,000 of 28 by 28 in the full sets.
     pub test: Split,
 }
 
 impl Mnist {
     /// Loads the four files of `folder`: `train-` and `t10k-`, each with `images-idx3-ubyte` and
     /// `labels-idx1-ubyte` (or with a point, as in `images.idx3-ubyte`), with or without `.gz`.
-    /// Whether a file is compressed is told by its content.
+    /// Compression is detected by content.
     ///
     /// # Errors
     ///
-    /// A [`DataError`] that names the file and what helps: missing, damaged, cut short or too long,
+    /// A [`DataError`] that names the file and the remedy: missing, damaged, cut short or too long,
     /// without images, labels above 9, and images that do not match their labels in number or the
     /// other split in size.
     pub fn load(folder: impl AsRef<Path>) -> Result<Mnist, DataError> {
@@ -59,8 +59,8 @@ impl Mnist {
         Ok(Mnist { train, test })
     }
 
-    /// Where the examples look: `data/mnist` in the current folder, else in the source tree this
-    /// was built from.
+    /// The default folder of the examples: `data/mnist` in the current folder, else in the source
+    /// tree this was built from.
     pub fn default_dir() -> PathBuf {
         let here = PathBuf::from("data/mnist");
         if here.is_dir() {
@@ -81,7 +81,7 @@ fn load_split(
     let labels = find(folder, labels, &format!("{prefix}-labels"), 1)?;
     let pixels = Idx::read(&images, 3)?;
     let of_images = Idx::read(&labels, 1)?;
-    // As many extents as were asked for.
+    // As many extents as were requested.
     let extent = |idx: &Idx, axis: usize| idx.dims.get(axis).copied().unwrap_or(0);
     let shape = [1, extent(&pixels, 1), extent(&pixels, 2)];
     let (image_count, label_count) = (extent(&pixels, 0), extent(&of_images, 0));

@@ -39,7 +39,7 @@ pub enum DataError {
         folder.display()
     )]
     Missing {
-        /// What the file would hold.
+        /// The missing contents.
         what: &'static str,
         /// The folder searched.
         folder: PathBuf,
@@ -51,7 +51,7 @@ pub enum DataError {
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// The file does not start as expected.
@@ -63,12 +63,12 @@ pub enum DataError {
     Header {
         /// The file.
         path: PathBuf,
-        /// Dimensions asked for.
+        /// The number of dimensions requested.
         rank: usize,
-        /// What was found.
+        /// The contents found.
         detail: String,
     },
-    /// The header declares more than is read into memory.
+    /// The header declares more than is allowed in memory.
     #[error(
         "{} declares extents {dims:?}, more than the {most} bytes read at most; its header may be damaged: fetch it again",
         path.display()
@@ -81,7 +81,7 @@ pub enum DataError {
         /// Bytes read at most.
         most: u64,
     },
-    /// The file ends before what its header declares.
+    /// The file is shorter than its header declares.
     #[error("{} is cut short: {found} of {declared} bytes are there; fetch it again", path.display())]
     Truncated {
         /// The file.
@@ -91,7 +91,7 @@ pub enum DataError {
         /// Bytes found there.
         found: u64,
     },
-    /// The file goes on after what its header declares.
+    /// The file is longer than its header declares.
     #[error(
         "{} goes on after the {declared} bytes its header declares; it may be two files joined: fetch it again",
         path.display()
@@ -107,7 +107,7 @@ pub enum DataError {
     Gzip {
         /// The file.
         path: PathBuf,
-        /// What the decompressor said.
+        /// The decompressor's error.
         source: io::Error,
     },
     /// A file is not one of CIFAR-10.
@@ -115,7 +115,7 @@ pub enum DataError {
     Cifar {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect.
         detail: String,
     },
     /// Images and labels, or the two splits, do not belong together.
@@ -123,7 +123,7 @@ pub enum DataError {
     Inconsistent {
         /// Where the data came from.
         origin: String,
-        /// What does not fit.
+        /// The mismatch.
         detail: String,
     },
 }

@@ -1,4 +1,4 @@
-//! Items made on a thread of their own, a bounded number ahead.
+//! A prefetch queue: items made on a background thread, a bounded number ahead.
 
 use std::fmt;
 use std::panic::resume_unwind;
@@ -6,11 +6,11 @@ use std::sync::mpsc::{Receiver, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::{Builder, JoinHandle};
 
-/// The most items ahead: their places are made at once.
+/// The most items ahead, because their slots are allocated at once.
 const DEPTH_MAX: usize = 1 << 16;
 
 /// An iterator whose items a background thread makes ahead of use: batches of a
-/// [`Split`](super::Split), or one's own.
+/// [`Split`](super::Split), or of any other source.
 ///
 /// ```
 /// use slabwise::data::Prefetched;
@@ -21,19 +21,19 @@ const DEPTH_MAX: usize = 1 << 16;
 ///
 /// Dropping it, also mid-way, ends the thread before the drop returns; at most one item is still
 /// being made by then. A panic of the thread goes on in [`next`](Iterator::next), after the items
-/// made before it. Where the system gives no thread, `next` makes the items itself.
+/// made before it. If the system cannot start a thread, `next` makes the items.
 pub struct Prefetched<T> {
-    /// The source, where there is no thread that has it.
+    /// The source, if no thread has it.
     source: Option<Box<dyn Iterator<Item = T> + Send>>,
     /// None once the thread is done.
     items: Option<Receiver<T>>,
     thread: Option<JoinHandle<()>>,
-    /// What the source said is left, less what was handed out.
+    /// The size hint of the source, less the items handed out.
     left: (usize, Option<usize>),
 }
 
 impl<T: Send + 'static> Prefetched<T> {
-    /// Makes the items of `source` ahead, which may be without end: at most `depth` (0 counts as 1)
+    /// Makes the items of `source` ahead, which may be infinite: at most `depth` (0 counts as 1)
     /// exist that were not handed out.
     pub fn new(source: impl Iterator<Item = T> + Send + 'static, depth: usize) -> Prefetched<T> {
         Prefetched::on(Builder::new(), source, depth)
@@ -46,11 +46,10 @@ impl<T: Send + 'static> Prefetched<T> {
         depth: usize,
     ) -> Prefetched<T> {
         let left = source.size_hint();
-        // A thread that cannot be started drops what was to run on it, and the source is still
-        // wanted.
+        // A thread that cannot be started drops its closure, and the source is still needed.
         let given = Arc::new(Mutex::new(Some(source)));
         let taken = Arc::clone(&given);
-        // The thread itself holds one more item than the channel while it waits for room.
+        // The thread itself holds one more item than the channel while it waits for space.
         let (sender, items) = sync_channel(
             depth
                 .saturating_sub(1)
@@ -74,7 +73,7 @@ impl<T: Send + 'static> Prefetched<T> {
             },
             Err(reason) => {
                 log::warn!(
-                    "batches are made when they are asked for, because no thread can be started: {reason}"
+                    "batches are made on request, because no thread can be started: {reason}"
                 );
                 let source = given.lock().unwrap_or_else(PoisonError::into_inner).take();
                 Prefetched {
@@ -89,8 +88,7 @@ impl<T: Send + 'static> Prefetched<T> {
 }
 
 impl<T> Prefetched<T> {
-    /// Ends the thread: hangs up, so that a send in waiting returns, then waits. Gives back how it
-    /// ended.
+    /// Ends the thread: hangs up, so that a waiting send returns, then joins it. Gives its result.
     fn end(&mut self) -> std::thread::Result<()> {
         self.items = None;
         self.left = (0, Some(0));
@@ -137,7 +135,7 @@ impl<T> fmt::Debug for Prefetched<T> {
 
 impl<T> Drop for Prefetched<T> {
     fn drop(&mut self) {
-        // Nobody asked for the item whose making failed, and a panic while dropping could abort.
+        // The caller did not request the item that failed, and a panic while dropping could abort.
         let _ = self.end();
     }
 }
@@ -149,7 +147,7 @@ mod tests {
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-    /// Counts the items in being.
+    /// Counts the live items.
     struct Counted(Arc<AtomicUsize>);
 
     impl Drop for Counted {
@@ -217,7 +215,7 @@ mod tests {
         );
         assert_eq!(items.next(), Some((0, 2)));
         drop(items);
-        // What the thread owned is gone, so the thread is.
+        // The thread's values are gone, so the thread is.
         assert_eq!(Arc::strong_count(&owned), 1);
     }
 

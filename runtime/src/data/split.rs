@@ -31,7 +31,7 @@ struct Images {
 
 impl Split {
     /// A split of `labels.len()` grey images of `shape` (height, width), row-major one after the
-    /// other in `pixels`, with as many classes as the largest label asks for.
+    /// other in `pixels`, with as many classes as the largest label requires.
     ///
     /// # Errors
     ///
@@ -74,7 +74,7 @@ impl Split {
         let [channels, height, width] = shape;
         if channels == 0 || height == 0 || width == 0 {
             return wrong(format!(
-                "images of {height}x{width} pixels and {channels} channels hold nothing"
+                "images of {height}x{width} pixels and {channels} channels are empty"
             ));
         }
         let all = [channels, height, width, labels.len()]
@@ -177,7 +177,7 @@ impl Split {
 
     /// Every image once, in an order that `seed` alone decides, `batch` at a time (0 counts as 1);
     /// the last batch may be smaller. The order is the same on every platform and in every version.
-    /// Take [`epoch_seed`] for a new order per epoch.
+    /// Use [`epoch_seed`] for a new order per epoch.
     pub fn shuffled(&self, batch: usize, seed: u64) -> Batches {
         self.in_order_of(Some(permutation(self.len(), seed)), batch)
     }
@@ -192,8 +192,7 @@ impl Split {
     }
 }
 
-/// Batches of a [`Split`], assembled one by one as asked for. Holds on to the data, not to the
-/// split.
+/// Batches of a [`Split`], assembled one by one on request. Holds on to the data, not to the split.
 #[derive(Clone, Debug)]
 pub struct Batches {
     data: Arc<Images>,
@@ -205,12 +204,12 @@ pub struct Batches {
 }
 
 impl Batches {
-    /// The same batches with each image as one row, as a multilayer perceptron takes them.
+    /// The same batches with each image as one row, as a multilayer perceptron expects them.
     pub fn flat(self) -> FlatBatches {
         FlatBatches(self)
     }
 
-    /// Assembles batches on a thread of their own, at most `depth` ahead (0 counts as 1).
+    /// Assembles batches on a background thread, at most `depth` ahead (0 counts as 1).
     ///
     /// # Panics
     ///

@@ -263,7 +263,7 @@ fn missing_files_are_named() {
     );
 }
 
-/// What reading the training images gives when their file has `bytes`, plain and compressed.
+/// The errors of reading the training images when their file has `bytes`, plain and compressed.
 fn damaged(bytes: &[u8]) -> [DataError; 2] {
     let folder = tempfile::tempdir().unwrap();
     small(folder.path());
@@ -358,7 +358,7 @@ fn damaged_gzip_is_an_error() {
     for length in 0..whole.len() {
         assert!(read(&whole[..length]).is_err(), "{length}");
     }
-    // The check sum, and what follows it.
+    // The check sum, and the bytes after it.
     let mut wrong = whole.clone();
     let at = wrong.len() - 8;
     wrong[at] ^= 1;

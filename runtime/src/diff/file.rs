@@ -1,4 +1,4 @@
-//! A plan as a file: what `slabwise plan --json` writes of it.
+//! A plan as a file, as `slabwise plan --json` writes it.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use crate::plan::Plan;
 /// The most bytes of a file, unpacked: some hundred thousand buffers.
 pub const FILE_MAX: u64 = 1 << 26;
 
-/// Most characters of what a parser says.
+/// Most characters of a parser's message.
 const MESSAGE_MAX: usize = 200;
 
 /// The part of a plan that two plans are compared by. Bytes, but for steps.
@@ -19,9 +19,9 @@ const MESSAGE_MAX: usize = 200;
 pub struct PlanFile {
     /// The slab.
     pub slab_bytes: u64,
-    /// What any assignment of offsets needs for this order.
+    /// The lower bound of any assignment of offsets for this order.
     pub lower_bound_bytes: u64,
-    /// What buffers with bytes of their own would take.
+    /// The bytes of a plan in which no two buffers share bytes.
     pub without_reuse_bytes: u64,
     /// The step with the most live bytes.
     pub peak: Peak,
@@ -46,15 +46,15 @@ pub struct Peak {
 pub struct Row {
     /// Its name.
     pub name: String,
-    /// What it is for, such as `activation`.
+    /// Its purpose, such as `activation`.
     pub kind: String,
     /// The layer's path; empty outside of layers.
     pub layer: String,
-    /// The user's line, `file:line`; empty if nobody knows it.
+    /// The user's line, `file:line`; empty if unknown.
     pub source: String,
     /// Bytes that are used.
     pub bytes: u64,
-    /// Bytes of the slab that it takes up.
+    /// Bytes of the slab that it occupies.
     pub occupied_bytes: u64,
     /// The first of them.
     pub offset: u64,
@@ -157,7 +157,7 @@ impl Row {
     }
 }
 
-/// Why a file is no plan.
+/// Why a file is not a plan.
 #[derive(Debug, thiserror::Error)]
 pub enum PlanFileError {
     /// It could not be read, or is longer than [`FILE_MAX`] bytes.
@@ -168,13 +168,13 @@ pub enum PlanFileError {
     Format {
         /// Which file.
         path: std::path::PathBuf,
-        /// What is wrong, and at which line.
+        /// The defect, and its line.
         message: String,
     },
 }
 
 impl PlanFile {
-    /// What is written of a plan.
+    /// The file of a plan.
     pub fn of(plan: &Plan) -> PlanFile {
         let (dag, offsets) = (plan.dag(), plan.offsets());
         let (step, bytes) = peak(dag, offsets);
@@ -229,7 +229,7 @@ impl PlanFile {
             workspaces
                 .filter(|(_, _, task)| task.workspace > 0)
                 .map(|(step, id, task)| Row {
-                    // Its own it has none; but it is one layer's values that the task makes.
+                    // A workspace has no layer, but its task makes the values of one.
                     layer: task
                         .writes
                         .iter()
@@ -263,7 +263,8 @@ impl PlanFile {
     /// Reads a file, gzipped or not.
     ///
     /// # Errors
-    /// If it cannot be read, is too long or is no plan; what is malformed is named with its line.
+    /// If it cannot be read, is too long or is not a plan; a malformed entry is named with its
+    /// line.
     pub fn read_file(path: &Path) -> Result<PlanFile, PlanFileError> {
         let wrong = |message| PlanFileError::Format {
             path: path.into(),
@@ -280,10 +281,10 @@ impl PlanFile {
         PlanFile::read(text).map_err(wrong)
     }
 
-    /// Reads what a file contains.
+    /// Reads a file's contents.
     ///
     /// # Errors
-    /// What is wrong, and at which line.
+    /// The defect, and its line.
     pub fn read(text: &str) -> Result<PlanFile, String> {
         let plan: PlanFile = serde_json::from_str(text).map_err(|e| {
             format!(
@@ -298,7 +299,7 @@ impl PlanFile {
             .sum();
         if sum != u128::from(plan.peak.bytes) {
             return Err(format!(
-                "the peak has {} bytes, but what it says is alive there has {sum}",
+                "the peak has {} bytes, but the buffers it lists as live there have {sum}",
                 plan.peak.bytes
             ));
         }

@@ -1,18 +1,18 @@
-//! How much memory the host has to give now: what its kernel says is available, within the limit of
-//! the control group.
+//! The memory that the host can give now: the kernel's available bytes, within the limit of the
+//! control group.
 //!
-//! Linux promises more than it has and ends a process when pages are touched that are not there. So
-//! what is asked for is compared with what can be touched before it is taken.
+//! Linux overcommits memory and kills a process that touches pages it cannot back. Therefore a
+//! request is compared with the bytes that can be backed before it is made.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Requests below this are made without asking: reading the system's files would cost more than
-/// they are worth.
+/// Requests below this are made without a query: reading the system's files would cost more than it
+/// is worth.
 pub(crate) const WORTH_ASKING: u64 = 64 << 20;
 
 /// Bytes that the host can give without ending a process, swap included; `None` where the system
-/// does not say.
+/// does not report it.
 pub(crate) fn available() -> Option<u64> {
     let machine = of_machine(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").ok();
@@ -36,7 +36,7 @@ fn of_machine(text: &str) -> Option<u64> {
         .checked_mul(1024)
 }
 
-/// The least that the control groups of a process leave, from its own up to the root; `None`
+/// The least bytes that the control groups of a process leave, from its own up to the root; `None`
 /// without a limit.
 fn of_groups(text: &str, root: &Path) -> Option<u64> {
     let path = |line: &str| {
@@ -60,8 +60,8 @@ fn of_groups(text: &str, root: &Path) -> Option<u64> {
     folders.filter_map(of_group).min()
 }
 
-/// What one control group leaves, of either version: its limit less what it has in use, file pages
-/// that can be dropped aside.
+/// The bytes that one control group leaves, of either version: its limit less its use, without
+/// droppable file pages.
 fn of_group(folder: &Path) -> Option<u64> {
     let number = |name: &str| {
         fs::read_to_string(folder.join(name))

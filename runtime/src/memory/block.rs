@@ -1,8 +1,8 @@
-//! The table of blocks: who holds which bytes, on the host's side alone. Nothing is written into
-//! the memory itself.
+//! The table of blocks: which bytes are in use, kept on the host's side alone. Nothing is written
+//! into the memory itself.
 //!
 //! A block is a row. Rows name their neighbours by index, in address order within a *chain*: the
-//! blocks of one arena, or those inside a page of small blocks. A row that holds no block waits for
+//! blocks of one arena, or those inside a page of small blocks. A row without a block is reused for
 //! the next one; its generation tells handles of the old block from those of the new.
 
 use slabwise_kernels::memory::Region;
@@ -20,21 +20,21 @@ pub struct Handle {
     pub(crate) generation: u32,
 }
 
-/// What a row is.
+/// The state of a row.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum State {
     /// No block.
     #[default]
     Unused,
-    /// Memory that nobody uses.
+    /// Free memory.
     Free,
-    /// Memory that somebody uses.
+    /// Memory in use.
     Live,
-    /// Memory that is cut into small blocks, which are a chain of their own.
+    /// Memory that is split into small blocks, which form a separate chain.
     Page,
     /// Addresses of a range without memory.
-    Hole,
-    /// Addresses of a range to which memory is just being mapped, or from which it is being taken.
+    Gap,
+    /// Addresses of a range to which memory is being mapped, or from which it is being unmapped.
     Busy,
 }
 
@@ -52,21 +52,21 @@ pub(crate) struct Block {
     pub list_before: u32,
     pub list_after: u32,
     pub generation: u32,
-    /// How many hold the block where it is; of a page, those of all its blocks.
+    /// The number of pins; of a page, those of all its blocks.
     pub pins: u32,
-    /// The stream that used the block last, and how far it must come until nobody does.
+    /// The stream that used the block last, and the point it must reach until the block is unused.
     pub stream: Stream,
     pub sequence: u64,
     /// The page a small block lies in, or `NONE`; of a page, the first block in it.
     pub page: u32,
-    /// Bytes asked for, of a block in use.
+    /// The requested bytes, of a block in use.
     pub requested: u64,
-    /// What the block is for, of a block in use.
+    /// The purpose of a block in use.
     pub tag: u32,
-    /// The allocation that this block is, counted from 1; of a free one, the step at which it
+    /// The number of the block's allocation, counted from 1; of a free one, the step at which it
     /// became free.
     pub since: u64,
-    /// When the block became free, in nanoseconds; 0 unless idle blocks are looked for.
+    /// When the block became free, in nanoseconds; 0 unless idle blocks are released.
     pub idle_since: u64,
 }
 
@@ -107,7 +107,7 @@ impl Block {
         }
     }
 
-    /// Whether it is all of its chain.
+    /// Whether it is the only block of its chain.
     pub fn is_alone(&self) -> bool {
         self.before == NONE && self.after == NONE
     }
@@ -152,7 +152,7 @@ impl Table {
                     .filter(|i| *i != NONE)
                     .expect("fewer blocks than 2^32 - 1");
                 self.rows.push(block);
-                // Rows are given back without allocating: there is room for all of them.
+                // Freeing rows must not allocate: the list has capacity for all of them.
                 self.unused.reserve(self.rows.len() - self.unused.len());
                 index
             }
@@ -192,7 +192,7 @@ impl Table {
             .map(|(i, b)| (i as u32, b))
     }
 
-    /// Cuts a block after `bytes` bytes; the rest is a row of its own, with the same state.
+    /// Cuts a block after `bytes` bytes; the rest is a new row, with the same state.
     pub fn split(&mut self, index: u32, bytes: u64) -> u32 {
         let block = self[index];
         debug_assert!(bytes > 0 && bytes < block.bytes);
@@ -234,7 +234,7 @@ impl Table {
     pub fn exchange(&mut self, a: u32, b: u32) {
         let (x, y) = (self[a], self[b]);
         debug_assert_eq!(x.bytes, y.bytes);
-        // Neighbours of each other keep being so, the other way round.
+        // Two neighbours stay neighbours, in the other order.
         let other = |link: u32| match link {
             l if l == a => b,
             l if l == b => a,

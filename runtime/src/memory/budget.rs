@@ -1,4 +1,4 @@
-//! How much memory a session may take.
+//! The memory budget of a session.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use slabwise_planner::{Bytes, BytesError, brief};
 
 use crate::error::Error;
 
-/// How much memory a session may take.
+/// The memory budget of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Default)]
 pub enum Budget {
     /// As much as its programs need.
@@ -14,14 +14,14 @@ pub enum Budget {
     Unlimited,
     /// So many bytes for weights, state and slab together.
     Bytes(Bytes),
-    /// For the slab, this part of what the first program of the session needs if nothing is
-    /// computed twice; weights and state come on top.
+    /// For the slab, this part of the bytes that the first program of the session needs without
+    /// recomputation; weights and state come on top.
     Fraction(f64),
 }
 
 impl Budget {
-    /// The bytes there are for the slab beside `persistent` bytes of weights and state; `once` is
-    /// what it needs if nothing is computed twice. `None` if there is no limit.
+    /// The bytes left for the slab beside `persistent` bytes of weights and state; `once` is its
+    /// size without recomputation. `None` if there is no limit.
     fn room(self, persistent: u64, once: u64) -> Option<u64> {
         match self {
             Budget::Unlimited => None,
@@ -31,7 +31,7 @@ impl Budget {
     }
 }
 
-/// A budget, and what a fraction of the first program's slab came to.
+/// A budget, and the bytes that a fraction of the first program's slab amounts to.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Allowance {
     budget: Budget,
@@ -51,7 +51,7 @@ impl Allowance {
         self.settled.or_else(|| self.budget.room(persistent, once))
     }
 
-    /// The first program decides what a fraction comes to.
+    /// The first program decides the bytes of a fraction.
     pub fn settle(&mut self, room: Option<u64>) {
         self.settled = room.filter(|_| matches!(self.budget, Budget::Fraction(_)));
     }

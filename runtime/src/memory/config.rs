@@ -1,4 +1,5 @@
-//! How a pool is set up: fields of a struct, or variables of the environment. The struct wins.
+//! The settings of a pool: fields of a struct, or variables of the environment. The struct takes
+//! precedence.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,8 +7,8 @@ use std::time::Duration;
 
 use slabwise_planner::{Bytes, brief};
 
-/// How a pool finds memory for a request. Each imitates an allocator in use, so that they can be
-/// compared.
+/// The policy by which a pool finds memory for a request. Each imitates an allocator in use, so
+/// that they can be compared.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Policy {
     /// Two-level segregated fit (Masmano et al., 2004) with 32 lists for each power of two, a
@@ -23,17 +24,17 @@ pub enum Policy {
     /// MXNet's `Round`: requests rounded up to a power of two, above the cutoff to a multiple of
     /// it; blocks are never split.
     Round,
-    /// MXNet's `Unpooled`: each request is a call of the driver, each free another, once the stream
-    /// is done with the block.
+    /// MXNet's `Unpooled`: each request is a driver call, each free another, once the stream is
+    /// done with the block.
     Unpooled,
-    /// JAX's `platform` allocator: as `unpooled`, but a free waits for the device as `cudaFree`
-    /// does, and no fraction limits it.
+    /// JAX's `platform` allocator: as `unpooled`, but a free synchronizes with the device as
+    /// `cudaFree` does, and no fraction limits it.
     Platform,
     /// JAX's `cuda_async`: the driver's own stream-ordered pool; nothing is kept here.
     Async,
     /// PyTorch's expandable segments: the lists of `tlsf` over one address range, to which memory
-    /// is mapped page by page, and in which pages of free blocks are mapped to where they are
-    /// needed instead of being copied.
+    /// is mapped page by page, and in which pages of free blocks are remapped instead of copying
+    /// blocks.
     Vmm,
 }
 
@@ -96,20 +97,20 @@ fn names(policies: &[Policy]) -> String {
         .join(", ")
 }
 
-/// A setting that makes no sense.
+/// An invalid setting.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{name} is {:?}; it is {expected}", brief(value))]
 pub struct ConfigError {
     /// The variable, or the field.
     pub name: &'static str,
-    /// What it is.
+    /// Its value.
     pub value: String,
-    /// What it may be.
+    /// The values allowed.
     pub expected: String,
 }
 
-/// What a user sets about a pool; what is `None` is read from the environment, and has a default if
-/// it is not there either.
+/// The user's settings of a pool; a field that is `None` is read from the environment, else it has
+/// its default.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MemoryConfig {
     /// `SLABWISE_ALLOCATOR` (`pool`, `platform`, `async`, `vmm`) and `SLABWISE_POOL` (`tlsf`,
@@ -121,7 +122,7 @@ pub struct MemoryConfig {
     /// `SLABWISE_MEM_FRACTION`: the part of the device's total memory that the pool may take, above
     /// 0 and at most 1; 0.75 by default.
     pub fraction: Option<f64>,
-    /// The most bytes that the pool may take, whatever the fraction says.
+    /// The most bytes that the pool may take, independent of the fraction.
     pub limit: Option<u64>,
     /// `SLABWISE_POOL_PAGE_SIZE`: bytes that `naive` and `round` round up to at least, a power of
     /// two; 4096 by default.
@@ -130,19 +131,19 @@ pub struct MemoryConfig {
     /// by `round`; 20 to 34, 24 by default.
     pub round_cutoff: Option<u32>,
     /// `SLABWISE_POOL_RESERVE`: percent of the device's memory that `naive` and `round` leave free
-    /// while they hold blocks that nobody uses; 0 to 100, 5 by default.
+    /// while they hold unused blocks; 0 to 100, 5 by default.
     pub reserve: Option<u32>,
     /// Whether blocks are moved when a request would fail otherwise; they are by default.
     pub defragment: Option<bool>,
     /// Bytes that may be moved for each byte allocated, beyond one pool's worth; 1 by default.
     pub defragment_rate: Option<f64>,
-    /// Blocks that nobody has used for so long go back to the driver. Never by default.
+    /// Blocks unused for so long go back to the driver. Never by default.
     pub idle_time: Option<Duration>,
-    /// Blocks that nobody has used for so many steps go back to the driver. Never by default.
+    /// Blocks unused for so many steps go back to the driver. Never by default.
     pub idle_steps: Option<u64>,
 }
 
-/// All settings, with what stands for those nobody made.
+/// All settings, with the defaults of those not made.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Settings {
     pub policy: Policy,
@@ -159,7 +160,7 @@ pub(crate) struct Settings {
 }
 
 impl MemoryConfig {
-    /// A configuration with this policy, whatever the environment says.
+    /// A configuration with this policy, overriding the environment.
     pub fn with_policy(policy: Policy) -> MemoryConfig {
         MemoryConfig {
             policy: Some(policy),
@@ -167,7 +168,7 @@ impl MemoryConfig {
         }
     }
 
-    /// The variables of the environment that say what fields leave open.
+    /// The variables of the environment that set the fields left open.
     pub const VARIABLES: [&str; 7] = [
         "SLABWISE_ALLOCATOR",
         "SLABWISE_POOL",
@@ -178,11 +179,11 @@ impl MemoryConfig {
         "SLABWISE_POOL_RESERVE",
     ];
 
-    /// The configuration with everything that is read from the environment or has a default filled
-    /// in. Still `None` are what the device decides, and limits that nobody set.
+    /// The configuration with every field filled in from the environment or a default. The fields
+    /// still `None` are those that the device decides, and limits that were not set.
     ///
     /// # Errors
-    /// If a variable or a field makes no sense; the error names it.
+    /// If a variable or a field is invalid; the error names it.
     pub fn resolve(&self) -> Result<MemoryConfig, ConfigError> {
         self.resolved(environment)
     }
@@ -207,7 +208,8 @@ impl MemoryConfig {
         })
     }
 
-    /// What the environment and the defaults say, variables that make no sense left out; and those.
+    /// The configuration of the environment and the defaults, without invalid variables; and the
+    /// errors of those.
     pub fn survey() -> (MemoryConfig, Vec<ConfigError>) {
         let none = MemoryConfig::default();
         let only = |name: &'static str| {
@@ -230,10 +232,10 @@ impl MemoryConfig {
         (config, mistakes)
     }
 
-    /// Fills what is `None` from the variables that `lookup` knows.
+    /// Fills the fields that are `None` from the variables that `lookup` knows.
     ///
     /// # Errors
-    /// If a variable or a field makes no sense. A variable that a field overrides is not looked at.
+    /// If a variable or a field is invalid. A variable that a field overrides is not read.
     pub(crate) fn settings(
         &self,
         lookup: impl Fn(&str) -> Option<String>,
@@ -351,7 +353,7 @@ fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigE
     }
 }
 
-/// A field, or else a variable, or else the default; within its bounds.
+/// A field, or else a variable, or else the default; checked against its bounds.
 fn setting<T: FromStr + Copy + ToString>(
     field: Option<T>,
     lookup: &impl Fn(&str) -> Option<String>,

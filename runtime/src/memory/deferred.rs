@@ -1,8 +1,8 @@
-//! Frees that wait: what is dropped anywhere, on any thread, is noted here and taken back at the
-//! pool's next operation.
+//! Deferred frees: a handle dropped anywhere, on any thread, is noted here and freed at the pool's
+//! next operation.
 //!
 //! Dropping must neither call a driver nor wait for a pool that another thread is in. So a drop
-//! only appends to a list under a lock of its own, which is held for no longer than that. `pending`
+//! only appends to a list under a separate lock, which is held for no longer than that. `pending`
 //! lets the pool see without the lock that there is nothing to do; it is raised before the list's
 //! lock is given up and lowered while that is held, so that an item in the list is never without
 //! it.

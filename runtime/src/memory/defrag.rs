@@ -1,12 +1,12 @@
-//! Moving blocks so that free memory comes together.
+//! Moving blocks to join free memory.
 //!
-//! *Window eviction* first: of all stretches of addresses that are long enough for the request, the
-//! one with the fewest bytes in use whose blocks fit into holes elsewhere is emptied. If there is
-//! none, everything *slides down* until a hole is long enough. Pinned blocks stay where they are,
-//! and so does everything that is just being mapped.
+//! *Window eviction* first: of all address ranges that are long enough for the request, the one
+//! with the fewest bytes in use whose blocks fit into gaps elsewhere is emptied. If there is none,
+//! all blocks *slide down* until a gap is long enough. Pinned blocks stay where they are, and so do
+//! rows that are just being mapped.
 //!
-//! What is done here is done to the table; the copies follow, in the order of the list, while
-//! nobody may use the pool.
+//! This changes the table only; the copies follow, in the order of the list, while the pool is
+//! locked against other use.
 
 use std::collections::BTreeMap;
 
@@ -17,31 +17,31 @@ use super::policy::chain::Chain;
 use super::source::Stream;
 use super::streams::Streams;
 
-/// Windows that are tried, those with the fewest bytes in use first.
+/// The number of windows tried, those with the fewest bytes in use first.
 const WINDOWS: usize = 64;
 
 /// Bytes to copy. The regions may overlap; then `to` lies lower.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Move {
-    /// Whose: a block, or a page of them.
+    /// The block, or the page of blocks, that moves.
     pub row: u32,
     pub from: Region,
     pub to: Region,
     pub stream: Stream,
 }
 
-/// What a chain's memory looks like to somebody who wants to empty a part of it.
+/// A piece of a chain's memory, as the eviction of a window sees it.
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     row: u32,
     bytes: u64,
     /// Bytes that would have to be moved.
     live: u64,
-    /// Whose work the bytes are ordered by.
+    /// The stream whose work orders the bytes.
     stream: Stream,
 }
 
-/// The pool's parts that moving touches.
+/// The parts of the pool that moving changes.
 pub(crate) struct Ground<'a> {
     pub table: &'a mut Table,
     pub chain: &'a mut Chain,
@@ -52,7 +52,7 @@ impl Ground<'_> {
     /// The first rows of all arenas, in their order.
     fn heads(&self) -> Vec<u32> {
         let is_head = |b: &Block| b.before == NONE && b.state != State::Unused;
-        // Inside a page, rows know their page; a page's own row knows the first inside, which knows
+        // Inside a page, rows name their page; a page's row names its first inner row, which names
         // it back.
         let outside = |b: &Block| b.page == NONE || b.state == State::Page;
         let mut heads: Vec<(u32, u32)> = self
@@ -65,9 +65,9 @@ impl Ground<'_> {
         heads.into_iter().map(|(_, row)| row).collect()
     }
 
-    /// The stream whose copy of a block is ordered behind all that is done there, and before all
-    /// that will be; `None` if the block cannot be moved. What several streams are at work on in a
-    /// page is ordered by none of them.
+    /// The stream whose copy of a block is ordered after all past uses of the block, and before all
+    /// future ones; `None` if the block cannot be moved. A page that several streams use is ordered
+    /// by none of them.
     fn owner(&self, block: &Block) -> Option<Stream> {
         if !matches!(block.state, State::Live | State::Page) || block.pins > 0 {
             return None;
@@ -88,7 +88,7 @@ impl Ground<'_> {
         owner.or(Some(block.stream))
     }
 
-    /// The pieces of an arena, and where it is cut by what cannot be moved: runs of pieces.
+    /// The pieces of an arena, in runs between the blocks that cannot be moved.
     fn runs(&self, stream: Stream) -> Vec<Vec<Piece>> {
         let mut runs = vec![Vec::new()];
         for head in self.heads() {
@@ -162,7 +162,7 @@ impl Ground<'_> {
         let mut blocks: Vec<Piece> = window.iter().copied().filter(|p| p.live > 0).collect();
         blocks.sort_by_key(|p| (std::cmp::Reverse(p.bytes), p.row));
         let alike = blocks.iter().all(|p| p.stream == stream);
-        let mut holes: BTreeMap<(u64, u32), u64> = free
+        let mut gaps: BTreeMap<(u64, u32), u64> = free
             .iter()
             .filter(|(_, row)| window.iter().all(|p| p.row != *row))
             .filter(|(_, row)| {
@@ -171,25 +171,25 @@ impl Ground<'_> {
             })
             .map(|&(bytes, row)| ((bytes, row), 0))
             .collect();
-        // On paper first: which hole each block goes to.
+        // A trial first: the gap that each block would move to.
         let mut chosen = Vec::with_capacity(blocks.len());
         for block in &blocks {
-            let (&(bytes, hole), &used) = holes.range((block.bytes, 0)..).next()?;
-            holes.remove(&(bytes, hole));
+            let (&(bytes, gap), &used) = gaps.range((block.bytes, 0)..).next()?;
+            gaps.remove(&(bytes, gap));
             if bytes > block.bytes {
-                holes.insert((bytes - block.bytes, hole), used + block.bytes);
+                gaps.insert((bytes - block.bytes, gap), used + block.bytes);
             }
-            chosen.push((hole, used));
+            chosen.push((gap, used));
         }
-        // A hole is filled from its start in the order in which it was chosen, so what is left of
-        // it is the row behind.
+        // A gap is filled from its start in the order in which it was chosen, so its rest is the
+        // row behind.
         let mut rest_of: BTreeMap<u32, u32> = BTreeMap::new();
         let mut moves = Vec::with_capacity(blocks.len());
         let mut left = Vec::with_capacity(blocks.len());
-        for (block, (hole, _)) in blocks.iter().zip(chosen) {
-            let place = rest_of.get(&hole).copied().unwrap_or(hole);
+        for (block, (gap, _)) in blocks.iter().zip(chosen) {
+            let place = rest_of.get(&gap).copied().unwrap_or(gap);
             self.chain.claim(self.table, place, block.bytes);
-            rest_of.insert(hole, self.table[place].after);
+            rest_of.insert(gap, self.table[place].after);
             let from = self.table[block.row].region();
             self.table.exchange(block.row, place);
             self.rebase(block.row);
@@ -224,7 +224,7 @@ impl Ground<'_> {
         }
     }
 
-    /// How many bytes [`Ground::compact`] would move at most.
+    /// The most bytes that [`Ground::compact`] would move.
     pub fn movable_bytes(&self) -> u64 {
         let moves = |b: &Block| matches!(b.state, State::Live | State::Page) && b.pins == 0;
         self.table
@@ -234,7 +234,7 @@ impl Ground<'_> {
             .sum()
     }
 
-    /// Slides blocks down, arena by arena, until a free block has so many bytes. Copies are all for
+    /// Slides blocks down, arena by arena, until a free block has so many bytes. All copies are on
     /// one stream.
     pub fn compact(&mut self, bytes: u64, stream: Stream) -> Vec<Move> {
         let mut moves = Vec::new();

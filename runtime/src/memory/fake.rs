@@ -1,8 +1,8 @@
 //! A device without hardware: for tests, and for the replay of traces.
 //!
-//! Its total is settable, its clock stands still until it is told to go on, its streams do their
-//! work when they are told to, its driver fails when it is told to, and every call of the driver is
-//! counted. It can hold bytes, so that moves can be checked, or only count them.
+//! Its total is settable; its clock, its streams' work and its driver's failures are controlled by
+//! the test; every driver call is counted. It can hold bytes, so that moves can be checked, or only
+//! count them.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ struct Inner {
     calls: u64,
     copies: u64,
     copied_bytes: u64,
-    /// Calls for memory that succeed before the ones that fail, and how many fail then.
+    /// Calls for memory that succeed before the failures, and the number of failures.
     fail_after: u64,
     fail: u64,
     streams: BTreeMap<Stream, Progress>,
@@ -53,7 +53,7 @@ struct Arena {
 }
 
 impl FakeDevice {
-    /// A device of so many bytes. Its streams are always done, it has no address ranges, and holds
+    /// A device of so many bytes. Its streams are always done; it has no address ranges and holds
     /// no bytes.
     pub fn new(total: u64) -> FakeDevice {
         let inner = Inner {
@@ -80,8 +80,7 @@ impl FakeDevice {
         self
     }
 
-    /// Whether pools take their bytes at the first use unless told otherwise; they do, unless this
-    /// says no.
+    /// Whether pools take their bytes at the first use by default; true unless set here.
     #[must_use]
     pub fn with_preallocation(self, preallocates: bool) -> FakeDevice {
         self.lock().preallocates = preallocates;
@@ -120,18 +119,18 @@ impl FakeDevice {
         progress.completed = progress.completed.max(sequence);
     }
 
-    /// How often the driver was called.
+    /// The number of driver calls.
     pub fn calls(&self) -> u64 {
         self.lock().calls
     }
 
-    /// How many copies it made, and of how many bytes.
+    /// The number of copies, and their bytes.
     pub fn copies(&self) -> (u64, u64) {
         let inner = self.lock();
         (inner.copies, inner.copied_bytes)
     }
 
-    /// Bytes of memory it has given and not got back.
+    /// Bytes of memory given out and not returned.
     pub fn reserved_bytes(&self) -> u64 {
         self.lock().reserved()
     }
@@ -318,7 +317,7 @@ impl Source for &FakeDevice {
     fn remap(&mut self, from: &[Region], to: Region) -> Result<(), Refused> {
         let mut inner = self.lock();
         assert_eq!(from.iter().map(|pages| pages.bytes).sum::<u64>(), to.bytes);
-        // It takes no memory, but it is a call for some that may fail.
+        // It takes no memory, but counts as a call that may fail.
         inner.give(0).map_err(|_| Refused { bytes: to.bytes })?;
         from.iter().for_each(|&pages| inner.set_pages(pages, false));
         inner.set_pages(to, true);

@@ -1,4 +1,4 @@
-//! A pool's state: what stands under its lock.
+//! A pool's state: the data under its lock.
 
 use std::collections::VecDeque;
 
@@ -7,17 +7,17 @@ use slabwise_kernels::memory::Region;
 use super::block::{Block, Handle, NONE, State, Table};
 use super::config::{Policy, Settings};
 use super::defrag::Move;
-use super::journal::{Action, Event, Journal};
-use super::ladder::{Call, Request, Rung};
+use super::event_log::{Action, Event, EventLog};
 use super::policy::bucket::{Buckets, Rounding};
 use super::policy::chain::{Chain, Return};
 use super::policy::tlsf::GRANULE;
+use super::retry::{Call, Request, RetryStep};
 use super::source::{MemoryInfo, Stream};
 use super::stats::Statistics;
 use super::streams::Streams;
 use super::tags::{TagId, Tags};
 
-/// What blocks are made of.
+/// The origin of a pool's blocks.
 #[derive(Debug)]
 pub(crate) enum Engine {
     Chain(Box<Chain>),
@@ -25,13 +25,13 @@ pub(crate) enum Engine {
     Direct,
 }
 
-/// What a pool may take, fixed at its first use.
+/// The memory that a pool may take, fixed at its first use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Capacity {
     pub limit: u64,
 }
 
-/// An arena that goes back once its stream has come so far.
+/// An arena that is returned once its stream has come so far.
 #[derive(Clone, Copy, Debug)]
 struct Waiting {
     stream: Stream,
@@ -51,23 +51,23 @@ pub(crate) struct Heap {
     pub tags: Tags,
     pub capacity: Option<Capacity>,
     pub range_refused: bool,
-    /// All that the pool may take is to be taken now.
+    /// The whole capacity is still to be taken.
     pub preallocates: bool,
     pub has_callbacks: bool,
-    /// Blocks are being moved; nobody may use the pool until that is done.
+    /// Blocks are being moved; no other operation may use the pool until that is done.
     pub moving: bool,
-    /// The source is being asked for what the pool needs before its first block: nobody else asks
-    /// meanwhile.
+    /// One operation is querying the source for the pool's set-up before its first block: the
+    /// others wait for it.
     pub opening: bool,
-    /// Bytes that calls under way ask for.
+    /// Bytes requested by calls under way.
     pub reserving: u64,
     /// Bytes of all requests ever served.
     pub allocated_bytes: u64,
     /// Steps that have ended.
     pub step: u64,
-    /// When the current operation began, in nanoseconds; 0 unless somebody wants to know.
+    /// When the current operation began, in nanoseconds; 0 unless events are recorded.
     pub now: u64,
-    pub journal: Option<Journal>,
+    pub event_log: Option<EventLog>,
     waiting_arenas: VecDeque<Waiting>,
 }
 
@@ -96,17 +96,17 @@ impl Heap {
             allocated_bytes: 0,
             step: 0,
             now: 0,
-            journal: None,
+            event_log: None,
             waiting_arenas: VecDeque::new(),
         }
     }
 
-    /// A request at the foot of the ladder; `None` if no memory could be so large.
+    /// A request at its first retry step; `None` if no memory could be so large.
     pub fn request(&self, bytes: u64, stream: Stream, tag: u32) -> Option<Request> {
         let rounded = match &self.engine {
             Engine::Chain(chain) => chain.rounded(bytes),
             Engine::Buckets(buckets) => buckets.rounding.rounded(bytes),
-            // What a driver aligns to.
+            // The driver's alignment.
             Engine::Direct => bytes.max(1).checked_next_multiple_of(GRANULE),
         };
         Some(Request {
@@ -114,7 +114,7 @@ impl Heap {
             rounded: rounded?,
             stream,
             tag,
-            rung: Rung::Search,
+            step: RetryStep::Search,
             missed: false,
             info: None,
             grown: 0,
@@ -124,7 +124,7 @@ impl Heap {
         })
     }
 
-    /// The part of the device that is the pool's, and whether it is taken at once.
+    /// Sets the pool's share of the device, and whether it is taken at once.
     pub fn set_capacity(&mut self, info: MemoryInfo, source_preallocates: bool) {
         // A product of 53 bits of fraction and 64 bits of total, rounded down.
         let share = if self.settings.fraction >= 1.0 {
@@ -144,7 +144,7 @@ impl Heap {
         self.statistics.bytes_limit = limit;
     }
 
-    /// A new arena joins the pool; its row, if it is a block for one request alone.
+    /// Adds a new arena to the pool; gives its row, if it is a block for one request alone.
     pub fn add_arena(&mut self, arena: u32, bytes: u64, stream: Stream) -> Option<u32> {
         match &mut self.engine {
             Engine::Chain(chain) => chain.add_segment(&mut self.table, arena, bytes, stream),
@@ -157,7 +157,7 @@ impl Heap {
                 });
                 buckets.give(&mut self.table, row);
             }
-            // The block of the request that asked for it, and nobody else's.
+            // The block of the request that allocated it, reserved for that request.
             Engine::Direct => {
                 return Some(self.table.add(Block {
                     arena,
@@ -171,7 +171,7 @@ impl Heap {
         None
     }
 
-    /// The block of a request that was served; its handle.
+    /// Marks the block of a served request; gives its handle.
     pub fn serve(&mut self, row: u32, r: &Request) -> Handle {
         let since = self.statistics.num_allocs + 1;
         let block = &mut self.table[row];
@@ -190,7 +190,7 @@ impl Heap {
         self.table.handle(row)
     }
 
-    /// Takes a block back that is in use; the calls of the driver that this needs.
+    /// Takes back a block in use; gives the driver calls that this needs.
     pub fn release(&mut self, row: u32) -> Vec<Call> {
         let block = self.table[row];
         let s = &mut self.statistics;
@@ -202,7 +202,7 @@ impl Heap {
         self.unpin(row, u32::MAX);
         let (now, step) = (self.now, self.step);
         let row_of = &mut self.table[row];
-        // Handles of the block die with it, whatever becomes of the row.
+        // Handles of the block die with it, independent of the row.
         row_of.generation = row_of.generation.wrapping_add(1);
         (
             row_of.sequence,
@@ -257,7 +257,7 @@ impl Heap {
         }
     }
 
-    /// The call that gives back arenas whose streams have come far enough since they were freed.
+    /// The call that returns arenas whose streams have come far enough since they were freed.
     pub fn returned_arenas(&mut self) -> Option<Call> {
         if self.waiting_arenas.is_empty() {
             return None;
@@ -285,12 +285,12 @@ impl Heap {
         })
     }
 
-    /// Whether arenas wait for their streams.
+    /// Whether arenas wait for their streams to finish.
     pub fn has_waiting_arenas(&self) -> bool {
         !self.waiting_arenas.is_empty()
     }
 
-    /// Holds a block where it is, `by` times more.
+    /// Adds `by` pins to a block.
     pub fn pin(&mut self, row: u32, by: u32) {
         self.table[row].pins += by;
         let page = self.table[row].page;
@@ -308,9 +308,9 @@ impl Heap {
         }
     }
 
-    /// Writes down what happened to a block, if somebody wants to know.
+    /// Records an event of a block, if events are recorded.
     pub fn note(&mut self, action: Action, row: u32) {
-        if self.journal.is_some() {
+        if self.event_log.is_some() {
             let block = self.table[row];
             self.note_at(
                 action,
@@ -330,7 +330,7 @@ impl Heap {
 
     /// As [`Heap::note`], of blocks that move: one, or those inside a page.
     pub fn note_move(&mut self, m: &Move) {
-        if self.journal.is_none() {
+        if self.event_log.is_none() {
             return;
         }
         let outer = self.table[m.row];
@@ -359,7 +359,7 @@ impl Heap {
         }
     }
 
-    /// As [`Heap::note`], of a place that is not where the block is.
+    /// As [`Heap::note`], for a place other than the block's.
     pub fn note_at(&mut self, action: Action, region: Region, block: &Block) {
         let Statistics {
             bytes_in_use,
@@ -372,8 +372,8 @@ impl Heap {
             since: allocation,
             ..
         } = *block;
-        if let Some(journal) = &mut self.journal {
-            journal.push(Event {
+        if let Some(event_log) = &mut self.event_log {
+            event_log.push(Event {
                 action,
                 region,
                 stream,

@@ -1,16 +1,16 @@
-//! Memory that no plan has fixed: a caching pool for each device, and what it is made of.
+//! Memory that no plan has fixed: a caching pool for each device, and its parts.
 //!
-//! A [`Pool`] hands out blocks of what a [`Source`] offers: the host's memory, a device's, or a
-//! [`FakeDevice`] in tests. How it finds them is its [`Policy`]; what it may take and when it gives
-//! it back is its [`MemoryConfig`]. Blocks are named by [`Handle`]s, not by addresses, so that the
-//! pool can move them when free memory is there but in pieces.
+//! A [`Pool`] allocates blocks from a [`Source`]: the host's memory, a device's, or a
+//! [`FakeDevice`] in tests. Its [`Policy`] finds the blocks; its [`MemoryConfig`] says how much it
+//! may take and when it gives it back. Blocks are named by [`Handle`]s, not by addresses, so that
+//! the pool can move them when free memory is there but in pieces.
 //!
-//! The parts, from the bottom: `source` (what is needed of a driver), `block` (the table of
-//! blocks), `streams` (who may use a freed block, and when), `policy` (lists of free blocks),
-//! `defrag` (moving blocks), `ladder` (what is tried for a request, in which order) with `relief`
-//! (its rungs that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls
-//! that are made without it). `replay` sends traces through pools, `export` writes what others'
-//! viewers open.
+//! The parts, from the bottom: `source` (the interface to a driver), `block` (the table of blocks),
+//! `streams` (which stream may use a freed block, and when), `policy` (lists of free blocks),
+//! `defrag` (moving blocks), `retry` (the steps tried for a request, in order) with `moves` (its
+//! steps that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls that
+//! are made without it). `replay` sends traces through pools, `export` writes files for other
+//! tools' viewers.
 
 pub(crate) mod available;
 mod block;
@@ -18,24 +18,24 @@ pub mod budget;
 mod config;
 mod deferred;
 mod defrag;
+mod event_log;
 #[cfg(feature = "profiles")]
 pub mod export;
 mod fake;
 mod heap;
-mod journal;
-mod ladder;
+mod moves;
 pub mod offload;
 mod oom;
 mod policy;
 mod pool;
-mod relief;
 #[cfg(feature = "profiles")]
 pub mod replay;
+mod retry;
 mod source;
 mod stats;
 mod streams;
-/// What the queue of deferred frees is written against, so that a model check can put its own in
-/// place of it.
+/// The synchronization primitives of the queue of deferred frees, so that a model checker can
+/// replace them.
 mod sync {
     pub(super) use std::sync::Mutex;
     pub(super) use std::sync::atomic::{AtomicBool, Ordering};
@@ -44,8 +44,8 @@ mod tags;
 
 pub use block::Handle;
 pub use config::{ConfigError, MemoryConfig, Policy};
+pub use event_log::{Action, Event};
 pub use fake::FakeDevice;
-pub use journal::{Action, Event};
 pub use oom::{Help, Holder, OutOfMemory};
 pub use pool::{Lease, NotInUse, Pool};
 pub use source::{MemoryInfo, Range, Refused, Source, Stream};

@@ -1,4 +1,4 @@
-//! The way by which idle values may leave the slab.
+//! Offload of idle values from the slab.
 
 use std::str::FromStr;
 
@@ -6,8 +6,8 @@ use slabwise_planner::{Bytes, brief};
 
 use crate::error::Error;
 
-/// The way by which values that lie idle may leave the slab: a link to the host's memory, and how
-/// much of that they may take.
+/// The settings of offload: a link to the host's memory for values that lie idle, and the host
+/// bytes that they may take.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Offload {
     per_second: Bytes,
@@ -16,8 +16,8 @@ pub struct Offload {
 
 impl Offload {
     /// Over a link that moves so many bytes per second in each direction, to as much of the host's
-    /// memory as needed. How fast the link is decides what is sent rather than computed again;
-    /// results do not depend on it.
+    /// memory as needed. The speed of the link decides which values are sent rather than
+    /// recomputed; results do not depend on it.
     pub fn new(per_second: Bytes) -> Self {
         Offload {
             per_second,
@@ -52,7 +52,7 @@ impl FromStr for Offload {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || {
             Error::Value(format!(
-                "`{}` is no speed of a link: bytes per second, more than none, such as 16GB/s",
+                "`{}` is not a link speed: bytes per second above 0, such as 16GB/s",
                 brief(text)
             ))
         };

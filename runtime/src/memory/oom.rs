@@ -1,5 +1,5 @@
-//! The bill that a request gets for which there is no memory: what was asked, what there is, who
-//! holds it, what would help.
+//! The OOM report of a request for which there is no memory: the request, the memory there is, its
+//! holders, and possible remedies.
 
 use std::fmt;
 
@@ -8,31 +8,31 @@ use slabwise_planner::Bytes;
 use super::block::{Handle, State};
 use super::config::Policy;
 use super::heap::{Engine, Heap};
-use super::ladder::Request;
+use super::retry::Request;
 use super::stats::Fragmentation;
 use super::tags::Tag;
 
-/// Holders that a bill names.
+/// The most holders that a report names.
 const HOLDERS: usize = 8;
 
-/// Who holds memory.
+/// A holder of memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Holder {
     /// The block; it may be freed by now.
     pub handle: Handle,
-    /// What it is for.
+    /// Its purpose.
     pub tag: Tag,
-    /// The bytes it was asked for.
+    /// The requested bytes.
     pub bytes: u64,
     /// Which allocation of the pool it is, counted from 1.
     pub allocation: u64,
-    /// Whether something holds it where it is.
+    /// Whether it is pinned.
     pub pinned: bool,
-    /// The step that needs it next, where somebody knows.
+    /// The step that needs it next, if known.
     pub next_use: Option<String>,
 }
 
-/// Something that would have let the request succeed, from the numbers of the bill.
+/// A change that would have let the request succeed, from the numbers of the report.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Help {
     /// So many bytes more that the pool may take.
@@ -47,24 +47,24 @@ pub enum Help {
     /// The memory is there, but in pieces, and moving them would go beyond the rate that is
     /// allowed.
     DefragmentRate,
-    /// The memory is there, but kept for other sizes; a policy that cuts and joins blocks would
-    /// have it.
+    /// The memory is there, but kept for other sizes; a policy that splits and joins blocks could
+    /// use it.
     Policy(Policy),
-    /// Memory that scales with the batch fits if the batch is at most this part of what it is.
+    /// Memory that scales with the batch fits if the batch is at most this part of its size.
     Batch(f64),
     /// The device has the bytes, but others hold them.
     Others {
-        /// Bytes that the pool may still take, and the driver does not give.
+        /// Bytes that the pool may still take, but the driver refuses.
         bytes: u64,
     },
 }
 
-/// No memory for a request, after everything was tried. The pool goes on as before.
+/// No memory for a request, after every retry step. The pool stays usable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OutOfMemory {
-    /// Bytes asked for.
+    /// The requested bytes.
     pub requested: u64,
-    /// What they are for.
+    /// Their purpose.
     pub tag: Tag,
     /// The most that the pool may take.
     pub capacity: u64,
@@ -78,16 +78,21 @@ pub struct OutOfMemory {
     pub policy: Policy,
     /// The largest blocks in use, largest first.
     pub holders: Vec<Holder>,
-    /// Blocks in use beside those.
+    /// The number of other blocks in use.
     pub more_holders: usize,
-    /// What would have helped, the least first.
+    /// The remedies, the least first.
     pub help: Vec<Help>,
 }
 
 impl Heap {
-    /// The bill of a request that failed; of one that no memory could hold, if it has no rounded
-    /// size.
-    pub(super) fn bill(&self, bytes: u64, tag: u32, request: Option<&Request>) -> OutOfMemory {
+    /// The OOM report of a failed request; `None` for a request that no memory could hold, which
+    /// has no rounded size.
+    pub(super) fn oom_report(
+        &self,
+        bytes: u64,
+        tag: u32,
+        request: Option<&Request>,
+    ) -> OutOfMemory {
         let capacity = self.capacity.map_or(0, |c| c.limit);
         let (in_use, reserved) = (self.statistics.bytes_in_use, self.statistics.pool_bytes);
         let fragmentation = Fragmentation::of_table(&self.table);
@@ -140,7 +145,7 @@ impl Heap {
                 .filter(|(_, b)| b.state == State::Live && b.pins > 0)
                 .map(|(_, b)| b.bytes)
                 .sum();
-            // Without a limit nobody knows what the driver once had.
+            // Without a limit the driver's initial capacity is unknown.
             if room >= r.rounded && capacity < UNLIMITED {
                 help.push(Help::Others { bytes: room });
             }
@@ -199,11 +204,7 @@ impl fmt::Display for OutOfMemory {
             write!(f, ", {} more", self.more_holders)?;
         }
         for (at, help) in self.help.iter().enumerate() {
-            f.write_str(if at == 0 {
-                "; what would help: "
-            } else {
-                ", or "
-            })?;
+            f.write_str(if at == 0 { "; remedies: " } else { ", or " })?;
             match help {
                 Help::Limit(bytes) => write!(f, "a limit {} higher", Bytes(*bytes))?,
                 Help::Defragment => f.write_str("letting the pool move blocks")?,
@@ -222,7 +223,7 @@ impl fmt::Display for OutOfMemory {
     }
 }
 
-/// A limit of so many bytes is none: no device has them.
+/// A limit of so many bytes counts as none: no device has them.
 const UNLIMITED: u64 = 1 << 62;
 
 /// The most that a pool may take.
@@ -239,7 +240,7 @@ impl fmt::Display for Limit {
 
 impl std::error::Error for OutOfMemory {}
 
-/// Layer and line of a tag, as far as they are known.
+/// The layer and line of a tag, if known.
 fn place(f: &mut fmt::Formatter<'_>, tag: &Tag) -> fmt::Result {
     match (&*tag.layer, tag.location) {
         ("", None) => Ok(()),

@@ -1,4 +1,4 @@
-//! A pool: one lock, and the calls of the driver that are made without it.
+//! A pool: one lock, and the driver calls that are made without it.
 
 use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -9,11 +9,11 @@ use super::block::{Block, Handle};
 use super::config::{ConfigError, MemoryConfig, Policy, environment};
 use super::deferred::Deferred;
 use super::defrag::in_pieces;
+use super::event_log::{Action, Event, EventLog};
 use super::heap::Heap;
-use super::journal::{Action, Event, Journal};
-use super::ladder::{Call, Next, Outcome, Request};
 use super::oom::{Holder, OutOfMemory};
 use super::policy::chain::Return;
+use super::retry::{Call, Next, Outcome, Request};
 use super::source::{MemoryInfo, Source, Stream};
 use super::stats::{Fragmentation, Statistics};
 use super::tags::{Tag, TagId};
@@ -26,13 +26,13 @@ pub struct NotInUse {
     pub handle: Handle,
 }
 
-/// What a program does when memory is short, such as dropping a cache.
+/// A callback of the program for when memory is short, such as dropping a cache.
 type Callback = Box<dyn FnMut() + Send>;
 
 /// A caching pool of one device's memory. See the [module documentation](super).
 ///
-/// Every method takes the source that the pool's memory is from, which must be the same in each
-/// call. A pool can be shared by threads, each with a source of its own for the same device.
+/// Every method takes the source of the pool's memory, which must be the same in each call. A pool
+/// can be shared by threads, each with a separate source for the same device.
 pub struct Pool {
     heap: Mutex<Heap>,
     /// Signalled when blocks have been moved, and when the pool has its first memory.
@@ -41,8 +41,8 @@ pub struct Pool {
     callbacks: Mutex<Vec<Callback>>,
 }
 
-/// A block that comes back when this is dropped: not at once, but with the pool's next operation,
-/// so that dropping calls no driver and waits for no other thread.
+/// A block that is freed when this is dropped: not at once, but with the pool's next operation, so
+/// that dropping calls no driver and waits for no other thread.
 #[derive(Debug)]
 pub struct Lease {
     handle: Handle,
@@ -63,11 +63,11 @@ impl Drop for Lease {
 }
 
 impl Pool {
-    /// A pool that holds nothing yet. What the configuration leaves open is read from the
+    /// A pool that holds nothing yet. Settings that the configuration leaves open are read from the
     /// environment.
     ///
     /// # Errors
-    /// If a setting makes no sense; the error names it.
+    /// If a setting is invalid; the error names it.
     pub fn new(config: &MemoryConfig) -> Result<Pool, ConfigError> {
         let settings = config.settings(environment)?;
         Ok(Pool {
@@ -78,7 +78,7 @@ impl Pool {
         })
     }
 
-    /// How the pool finds memory.
+    /// The policy by which the pool finds memory.
     pub fn policy(&self) -> Policy {
         self.lock().settings.policy
     }
@@ -88,18 +88,17 @@ impl Pool {
         self.lock().tags.id(tag)
     }
 
-    /// Numbers of tags of another pool mean the same here from now on.
+    /// Adopts the tags of another pool, so that their numbers mean the same here.
     pub(crate) fn know_tags_of(&self, other: &Pool) {
         let tags = other.lock().tags.clone();
         self.lock().tags = tags;
     }
 
-    /// A block of at least so many bytes, aligned to 256. What it holds is whatever its bytes held
-    /// last. A request for no bytes has a block as well, so that it can be freed like any other.
+    /// A block of at least so many bytes, aligned to 256. Its contents are undefined. A request for
+    /// no bytes has a block as well, so that it can be freed like any other.
     ///
     /// # Errors
-    /// If there is no memory for it, after everything was tried: the bill. The pool goes on as
-    /// before.
+    /// If there is no memory for it, after every retry step: the OOM report. The pool stays usable.
     pub fn allocate<S: Source + ?Sized>(
         &self,
         source: &mut S,
@@ -110,7 +109,7 @@ impl Pool {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, stream, tag.0) else {
             heap.statistics.ooms += 1;
-            return Err(Box::new(heap.bill(bytes, tag.0, None)));
+            return Err(Box::new(heap.oom_report(bytes, tag.0, None)));
         };
         loop {
             match heap.advance(&mut request) {
@@ -137,14 +136,14 @@ impl Pool {
                             ..Block::default()
                         },
                     );
-                    return Err(Box::new(heap.bill(bytes, tag.0, Some(&request))));
+                    return Err(Box::new(heap.oom_report(bytes, tag.0, Some(&request))));
                 }
             }
         }
     }
 
     /// Takes a block back. The stream it was allocated for may use it at once; others once that
-    /// stream has done what it was given so far.
+    /// stream has finished the work submitted so far.
     ///
     /// # Errors
     /// If the block is not in use; the pool is then unchanged.
@@ -152,7 +151,7 @@ impl Pool {
         let mut heap = self.enter(source);
         let row = heap.table.live(handle).ok_or(NotInUse { handle })?;
         if heap.moving {
-            // Wait until its bytes have come to rest.
+            // Wait until its bytes are no longer moving.
             while heap.moving {
                 heap = self
                     .moved
@@ -175,7 +174,7 @@ impl Pool {
         }
     }
 
-    /// Where a block lies, with the bytes it was asked for. It may be moved by the next
+    /// Where a block lies, with its requested bytes. It may be moved by the next
     /// [`Pool::allocate`]; see [`Pool::pin`].
     ///
     /// # Errors
@@ -189,8 +188,8 @@ impl Pool {
         })
     }
 
-    /// Holds a block where it is until [`Pool::unpin`], for as long as a kernel in flight, a
-    /// captured graph or somebody outside knows its address; tells where. Pins count.
+    /// Holds a block in place until [`Pool::unpin`], for as long as a kernel in flight, a captured
+    /// graph or external code knows its address; returns its region. Pins count.
     ///
     /// # Errors
     /// If the block is not in use.
@@ -215,14 +214,14 @@ impl Pool {
         Ok(())
     }
 
-    /// Counts a piece of work that was given to a stream; its number. [`Source::completed`] speaks
-    /// of these numbers.
+    /// Counts a piece of work submitted to a stream; gives its number. [`Source::completed`] refers
+    /// to these numbers.
     pub fn submit(&self, stream: Stream) -> u64 {
         self.lock().streams.submit(stream)
     }
 
-    /// Waits for all work that was submitted, and takes back what was dropped: after it, every free
-    /// block serves every stream.
+    /// Waits for all submitted work, and takes dropped blocks back: after it, every free block
+    /// serves every stream.
     pub fn wait_all<S: Source + ?Sized>(&self, source: &mut S) {
         let mut heap = self.enter(source);
         let behind = heap.streams.behind();
@@ -234,15 +233,15 @@ impl Pool {
         }
     }
 
-    /// Gives memory that nobody uses back to the driver, as far as streams are done with it; how
-    /// many bytes that were.
+    /// Returns unused memory to the driver, as far as streams are done with it; gives the number of
+    /// bytes.
     pub fn empty_cache<S: Source + ?Sized>(&self, source: &mut S) -> u64 {
         let heap = self.polled(source);
         self.give_back(heap, source, |_| true)
     }
 
-    /// Ends a step: what nobody has used for as long as the configuration says goes back to the
-    /// driver. How many bytes that were.
+    /// Ends a step: memory unused for as long as the configuration says goes back to the driver.
+    /// Gives the number of bytes.
     pub fn end_step<S: Source + ?Sized>(&self, source: &mut S) -> u64 {
         let mut heap = self.enter(source);
         heap.step += 1;
@@ -260,8 +259,8 @@ impl Pool {
         })
     }
 
-    /// Moves blocks together until a free block has so many bytes, if it can be done; whether there
-    /// is one now.
+    /// Moves blocks together until a free block has so many bytes, if possible; whether there is
+    /// one now.
     pub fn defragment<S: Source + ?Sized>(&self, source: &mut S, bytes: u64) -> bool {
         let mut heap = self.enter(source);
         let Some(mut request) = heap.request(bytes, Stream(0), 0) else {
@@ -282,13 +281,13 @@ impl Pool {
         fits(&heap)
     }
 
-    /// Free and total bytes, as the driver says.
+    /// Free and total bytes, as the driver reports them.
     pub fn memory_info<S: Source + ?Sized>(&self, source: &mut S) -> MemoryInfo {
         source.info()
     }
 
-    /// Has this called when memory is short, before more is taken from the driver. It may free
-    /// blocks and drop leases.
+    /// Registers a callback for when memory is short, before more is taken from the driver. It may
+    /// free blocks and drop leases.
     pub fn on_pressure(&self, callback: impl FnMut() + Send + 'static) {
         self.callbacks
             .lock()
@@ -297,7 +296,7 @@ impl Pool {
         self.lock().has_callbacks = true;
     }
 
-    /// What the pool has done and holds.
+    /// The statistics of the pool.
     pub fn statistics(&self) -> Statistics {
         let heap = self.lock();
         Statistics {
@@ -306,7 +305,7 @@ impl Pool {
         }
     }
 
-    /// Counts and peaks start anew; what the pool holds stays.
+    /// Resets counts and peaks; the pool's memory stays.
     pub fn reset_statistics(&self) {
         let mut heap = self.lock();
         let Statistics {
@@ -338,19 +337,22 @@ impl Pool {
         self.settled().holders()
     }
 
-    /// Keeps the last events from now on, so many at most; 0 keeps none.
+    /// Records events from now on, the last `most` of them; 0 records none.
     pub fn record(&self, most: usize) {
-        self.lock().journal = (most > 0).then(|| Journal {
+        self.lock().event_log = (most > 0).then(|| EventLog {
             events: std::collections::VecDeque::new(),
             most,
         });
     }
 
-    /// The events that were kept, oldest first.
+    /// The recorded events, oldest first.
     pub fn events(&self) -> Vec<Event> {
-        self.lock().journal.as_ref().map_or(Vec::new(), |journal| {
-            journal.events.iter().copied().collect()
-        })
+        self.lock()
+            .event_log
+            .as_ref()
+            .map_or(Vec::new(), |event_log| {
+                event_log.events.iter().copied().collect()
+            })
     }
 
     /// A tag by its number.
@@ -364,8 +366,8 @@ impl Pool {
         self.lock().tags.all().to_vec()
     }
 
-    /// Calls `visit` with every block but those that only hold others, arena by arena, in the order
-    /// of addresses.
+    /// Calls `visit` with every block except those that only contain others, arena by arena, in the
+    /// order of addresses.
     #[cfg(feature = "profiles")]
     pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
         let heap = self.settled();
@@ -381,12 +383,11 @@ impl Pool {
     }
 
     fn lock(&self) -> MutexGuard<'_, Heap> {
-        // A panic in a thread that held the lock leaves at worst one block that is never handed out
-        // again.
+        // A panic in a thread that held the lock leaks at worst one block.
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock, while no block is on its way.
+    /// The lock, while no block is being moved.
     fn settled(&self) -> MutexGuard<'_, Heap> {
         let heap = self.lock();
         self.moved
@@ -394,10 +395,10 @@ impl Pool {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The lock at the beginning of an operation: dropped blocks come back first.
+    /// The lock at the beginning of an operation, after dropped blocks are freed.
     fn enter<S: Source + ?Sized>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.lock();
-        if heap.journal.is_some() || heap.settings.idle_time.is_some() {
+        if heap.event_log.is_some() || heap.settings.idle_time.is_some() {
             heap.now = u64::try_from(source.now().as_nanos()).unwrap_or(u64::MAX);
         }
         if !heap.moving && self.deferred.is_pending() {
@@ -427,7 +428,7 @@ impl Pool {
         heap
     }
 
-    /// The lock, once streams have been asked how far they are and no block is on its way.
+    /// The lock, after the streams' progress was queried and while no block is being moved.
     fn polled<S: Source + ?Sized>(&self, source: &mut S) -> MutexGuard<'_, Heap> {
         let mut heap = self.enter(source);
         let streams: Vec<Stream> = heap
@@ -461,8 +462,8 @@ impl Pool {
         bytes
     }
 
-    /// Makes a call of the driver without the lock, and takes note of what came of it.
-    fn make<'a, S: Source + ?Sized>(
+    /// Makes a driver call without the lock, and applies its outcome.
+    fn make<'a, S: Source>(
         &'a self,
         heap: MutexGuard<'a, Heap>,
         source: &mut S,
@@ -556,8 +557,8 @@ impl Pool {
     }
 }
 
-/// Does some work of a source; what came of it, and the nanoseconds it took.
-fn timed<S: Source + ?Sized, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
+/// Does some work of a source; its result, and its nanoseconds.
+fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
     let start = source.now();
     let done = work(source);
     (

@@ -1,4 +1,4 @@
-//! Where a pool's bytes come from: the little that it needs of a driver.
+//! The source of a pool's bytes: the few driver calls that it needs.
 //!
 //! A source hands out *arenas*, addressed by number and offset, never by pointer. Those of a shared
 //! device take `&self` inside and implement [`Source`] for a reference, as files implement `Read`;
@@ -10,25 +10,25 @@ use std::time::Duration;
 
 use slabwise_kernels::memory::{Memory, Region};
 
-/// A queue of work of a device. Work of one stream is done in order; streams know nothing of each
-/// other.
+/// A queue of work of a device. Work of one stream is done in order; streams are independent of
+/// each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Stream(pub u16);
 
-/// What a device has, in bytes, as its driver says.
+/// The memory of a device, in bytes, as its driver reports it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct MemoryInfo {
-    /// Bytes nobody uses.
+    /// Unused bytes.
     pub free: u64,
     /// All of its bytes.
     pub total: u64,
 }
 
-/// A driver that did not give what it was asked for.
+/// A refused request to a driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the driver has no {bytes} bytes to give")]
 pub struct Refused {
-    /// Bytes asked for.
+    /// The requested bytes.
     pub bytes: u64,
 }
 
@@ -45,9 +45,9 @@ pub struct Range {
 }
 
 impl Range {
-    /// The addresses of a range for so many bytes of memory, in whole pages. Where pages move there
-    /// are more of them than of memory: pages in pieces are put together where there is no memory
-    /// yet.
+    /// The addresses of a range for so many bytes of memory, in whole pages. Where pages move,
+    /// there are more addresses than memory, so that scattered pages can be joined at unmapped
+    /// addresses.
     pub fn addresses(bytes: u64, page: u64, pages_move: bool) -> u64 {
         let factor = if pages_move { 8 } else { 1 };
         bytes
@@ -59,8 +59,8 @@ impl Range {
     }
 }
 
-/// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a call of
-/// the driver.
+/// A device's memory, as a driver offers it. Each method but `now` and `preallocates` is a driver
+/// call.
 pub trait Source {
     /// Free and total bytes.
     fn info(&mut self) -> MemoryInfo;
@@ -68,55 +68,54 @@ pub trait Source {
     /// A new arena.
     ///
     /// # Errors
-    /// If there is not so much memory.
+    /// If there is not enough memory.
     fn reserve(&mut self, bytes: u64) -> Result<u32, Refused>;
 
-    /// Gives an arena back, ranges too.
+    /// Returns an arena or a range.
     fn release(&mut self, arena: u32);
 
     /// Addresses without memory, [as many](Range::addresses) as a pool of so many bytes needs.
-    /// `None`: this source has no such thing.
+    /// `None`: this source has no ranges.
     fn range(&mut self, bytes: u64) -> Option<Range>;
 
-    /// Puts memory behind whole pages of a range.
+    /// Maps memory to whole pages of a range.
     ///
     /// # Errors
-    /// If there is not so much memory; nothing is mapped then.
+    /// If there is not enough memory; nothing is mapped then.
     fn map(&mut self, pages: Region) -> Result<(), Refused>;
 
-    /// Takes the memory behind whole pages of a range away. Only asked of a range whose pages move.
+    /// Unmaps the memory of whole pages of a range. Only called for a range whose pages move.
     fn unmap(&mut self, pages: Region);
 
     /// Maps the memory behind some pages of a range, one region after the other, at `to`, whose
-    /// pages have none, and leaves the first without. Only asked of a range whose pages move. What
-    /// they hold may be lost.
+    /// pages have none, and leaves the first without. Only called for a range whose pages move.
+    /// Their contents may be lost.
     ///
     /// # Errors
-    /// If the driver cannot do it; then every page has its memory where it was.
+    /// If the driver cannot do it; then every page keeps its memory.
     fn remap(&mut self, from: &[Region], to: Region) -> Result<(), Refused>;
 
-    /// Copies bytes between two regions that share none, after all work that the stream was given
-    /// before.
+    /// Copies bytes between two disjoint regions, after all work submitted to the stream before.
     fn copy(&mut self, stream: Stream, from: Region, to: Region);
 
-    /// How much of a stream's work is done: every piece of work up to this number. See
+    /// The progress of a stream: all work up to this number is done. See
     /// [`Pool::submit`](super::Pool::submit).
     fn completed(&mut self, stream: Stream) -> u64;
 
     /// Waits until a stream's work is done up to this number.
     fn synchronize(&mut self, stream: Stream, sequence: u64);
 
-    /// A new arena from the driver's own pool of a stream. What the stream released before may be
-    /// handed out again at once.
+    /// A new arena from the driver's own pool of a stream. Memory that the stream released before
+    /// may be reused at once.
     ///
     /// # Errors
-    /// If there is not so much memory.
+    /// If there is not enough memory.
     fn reserve_ordered(&mut self, stream: Stream, bytes: u64) -> Result<u32, Refused> {
         let _ = stream;
         self.reserve(bytes)
     }
 
-    /// Gives an arena back to the driver's pool once the stream has come so far.
+    /// Returns an arena to the driver's pool once the stream has come so far.
     fn release_ordered(&mut self, stream: Stream, arena: u32) {
         let _ = stream;
         self.release(arena);
@@ -125,12 +124,12 @@ pub trait Source {
     /// The time since some moment in the past.
     fn now(&mut self) -> Duration;
 
-    /// Whether a pool takes its bytes at the first use unless told otherwise: on devices that are
-    /// shared with others it is better to know at once, on the host it would only be rude.
+    /// Whether a pool takes its bytes at the first use unless told otherwise: on shared devices it
+    /// is better to fail early, on the host it would only deprive other processes.
     fn preallocates(&self) -> bool;
 }
 
-/// The host's memory. All work on it is done when it has been called for, so streams are always
+/// The host's memory. All work on it is done when the call returns, so streams are always
 /// completed.
 impl Source for Memory {
     fn info(&mut self) -> MemoryInfo {
@@ -146,7 +145,7 @@ impl Source for Memory {
                 .ok()?
                 .checked_mul(1024)
         };
-        // Where the system does not tell, the bound is what addresses can name.
+        // Where the system does not report it, the bound is the size of the address space.
         let unknown = isize::MAX as u64;
         MemoryInfo {
             free: field("MemAvailable").unwrap_or(unknown),
@@ -174,14 +173,14 @@ impl Source for Memory {
     }
 
     fn map(&mut self, _pages: Region) -> Result<(), Refused> {
-        // The system does it at the first touch.
+        // The system maps at the first touch.
         Ok(())
     }
 
     fn unmap(&mut self, _pages: Region) {}
 
     fn remap(&mut self, _from: &[Region], _to: Region) -> Result<(), Refused> {
-        // Asked of no range whose pages stay.
+        // Never called, because the pages of the range stay.
         Ok(())
     }
 

@@ -1,8 +1,8 @@
-//! What a pool has done and holds.
+//! Statistics of a pool.
 
 use super::block::{State, Table};
 
-/// What a pool has done and holds. Bytes, unless the name says that it counts.
+/// Statistics of a pool. Bytes, unless the name says that it counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Statistics {
     /// Bytes of the blocks in use, rounding included.
@@ -19,7 +19,8 @@ pub struct Statistics {
     pub largest_free_block_bytes: u64,
     /// The largest request so far, in bytes.
     pub largest_alloc_bytes: u64,
-    /// Bytes of the blocks in use that nobody asked for: rounding, and rests too small to cut off.
+    /// Bytes of the blocks in use beyond the requested ones: rounding, and rests too small to split
+    /// off.
     pub rounding_waste_bytes: u64,
     /// Requests served.
     pub num_allocs: u64,
@@ -33,7 +34,7 @@ pub struct Statistics {
     pub driver_allocs: u64,
     /// Calls that gave memory back to the driver.
     pub driver_frees: u64,
-    /// Searches repeated after memory had been given back, waited for, or moved.
+    /// Searches repeated after memory had been returned, synchronized, or moved.
     pub retries: u64,
     /// Requests that failed.
     pub ooms: u64,
@@ -47,7 +48,7 @@ pub struct Statistics {
     pub defrag_ns: u64,
 }
 
-/// The free memory of a pool, counted.
+/// Measures of a pool's fragmentation.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Fragmentation {
     /// Bytes of all free blocks.

@@ -1,7 +1,7 @@
-//! How far streams have come, without an event for each free.
+//! The progress of streams, without an event for each free.
 //!
 //! Work of a stream is counted as it is submitted. A freed block remembers its stream and that
-//! stream's count: the same stream may use it at once, for its work is done in order; any other
+//! stream's count: the same stream may use it at once, because its work is done in order; any other
 //! once the stream has come so far.
 
 use super::block::Block;
@@ -10,7 +10,7 @@ use super::source::Stream;
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
     submitted: u64,
-    /// What the driver last said.
+    /// The driver's last report.
     completed: u64,
 }
 
@@ -47,7 +47,7 @@ impl Streams {
         self.get(stream).submitted
     }
 
-    /// What the driver says: the stream has come so far. Returns whether that is news.
+    /// Applies the driver's report that the stream has come so far. Returns whether that is news.
     pub fn complete(&mut self, stream: Stream, sequence: u64) -> bool {
         let progress = self.entry(stream);
         let sequence = sequence.min(progress.submitted);
@@ -56,7 +56,7 @@ impl Streams {
         news
     }
 
-    /// Whether nobody uses the block any more, as far as is known.
+    /// Whether the block is unused, as far as known.
     pub fn is_done(&self, block: &Block) -> bool {
         block.sequence <= self.get(block.stream).completed
     }
@@ -66,7 +66,7 @@ impl Streams {
         block.stream == stream || self.is_done(block)
     }
 
-    /// Streams with work that is not known to be done, and how much each was given.
+    /// Streams with work that is not known to be done, and the number of the last piece.
     pub fn behind(&self) -> Vec<(Stream, u64)> {
         let behind = self
             .all
@@ -78,9 +78,9 @@ impl Streams {
             .collect()
     }
 
-    /// Who may use two neighbouring free blocks once they are one: all, if nobody is at work on
-    /// either; else the one stream that both are of. What one stream is at work on is not joined
-    /// with what is another's, lest that be kept from it.
+    /// The streams that may use two neighbouring free blocks once they are joined: all, if no
+    /// stream is at work on either; else the one stream that uses both. Blocks in use by different
+    /// streams are not joined, because each would be kept from its own.
     pub fn joined(&self, a: &Block, b: &Block) -> Option<(Stream, u64)> {
         let same = a.stream == b.stream;
         (same || (self.is_done(a) && self.is_done(b)))

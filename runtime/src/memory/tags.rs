@@ -1,10 +1,10 @@
-//! What blocks are for: names for people, kept once.
+//! Purposes of blocks: names for people, stored once.
 
 use std::collections::HashMap;
 use std::panic::Location;
 use std::sync::Arc;
 
-/// What a block is for, as a person knows it.
+/// The purpose of a block, as a person knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Tag {
     /// The tensor.

@@ -88,8 +88,8 @@ impl Module for Layers {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let x = x.apply(&self.tokens).apply(&self.places);
-        // Tokens of all sequences in one row, as products have them, so that what follows a product
-        // is fused with it.
+        // Tokens of all sequences in one row, as products have them, so that the operations after a
+        // product are fused with it.
         let x = x.reshape([-1, self.width as i64]);
         let x = self
             .blocks

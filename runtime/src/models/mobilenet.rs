@@ -4,7 +4,7 @@ use crate::nn::{BatchNorm2d, Conv2d, Dropout, Linear, Module, Relu6, Sequential}
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// What a MobileNetV2 is made of. Its parameters are named as torchvision names them.
+/// The layers of a MobileNetV2. Its parameters are named as torchvision names them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MobileNetV2 {
     /// Channels of the first convolution, which has stride 2.

@@ -1,4 +1,4 @@
-//! Built-in models: what the command line plans and measures, under names that other frameworks'
+//! Built-in models, which the command line plans and measures, under names that other frameworks'
 //! benchmarks share.
 
 mod gpt;
@@ -69,12 +69,12 @@ pub enum Model {
     UNet,
     /// [`Vgg::vgg16`] on 3×224×224: 138,357,544 weights.
     Vgg16,
-    /// A transformer of any size; [`Gpt::SMALL`] unless told otherwise.
+    /// A transformer of any size; [`Gpt::SMALL`] by default.
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one that is there for its unrolled length alone ([`Ode`]),
-    /// as [`Model::parse`] reads it.
+    /// One of these in other sizes, or one that exists only for its unrolled length ([`Ode`]), as
+    /// [`Model::parse`] reads it.
     Sized(Sizes),
 }
 
@@ -129,13 +129,12 @@ impl Model {
         }
     }
 
-    /// The model of a name, with sizes of its own or others: `gpt2`, or `lstm:length=320,layers=2`,
-    /// which sets what it names.
-    /// [`Model::help`] lists all names and sizes.
+    /// The model of a name, with default or given sizes: `gpt2`, or `lstm:length=320,layers=2`,
+    /// which sets the sizes it names. [`Model::help`] lists all names and sizes.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known; for an unknown size, with those of the
-    /// model; for one that is given twice, is no number or outside of its bounds.
+    /// For an unknown name, with the known ones; for an unknown size, with those of the model; for
+    /// one that is given twice, is not a number or outside of its bounds.
     pub fn parse(text: &str) -> Result<Model> {
         let (name, sizes) = text
             .split_once(':')
@@ -158,7 +157,7 @@ impl Model {
         Ok(standard.copied().unwrap_or(Model::Sized(sizes)))
     }
 
-    /// Every model with its sizes as they usually are, one in a line, as [`Model::parse`] reads it.
+    /// Every model with its default sizes, one in a line, as [`Model::parse`] reads it.
     pub fn help() -> String {
         table::help()
     }
@@ -177,12 +176,12 @@ impl Model {
         self.sizes().example()
     }
 
-    /// How many classes, or kinds of tokens, it tells apart.
+    /// The number of classes, or kinds of tokens.
     pub fn classes(self) -> usize {
         self.sizes().classes()
     }
 
-    /// The shape of one example's labels: of a class none, of what has one for each pixel or token
+    /// The shape of one example's labels: none for a class; for one label per pixel or token,
     /// theirs.
     fn label(self) -> Vec<usize> {
         match self.sizes().row().labelled {
@@ -197,7 +196,7 @@ impl Model {
         self.sizes().row().labelled == Labelled::Token
     }
 
-    /// The optimizer it is measured with unless another is asked for.
+    /// The optimizer it is measured with by default.
     pub fn optimizer(self) -> OptimizerKind {
         self.sizes().row().optimizer
     }
@@ -222,7 +221,7 @@ impl Model {
         4 * (batch as u64).saturating_mul(one as u64)
     }
 
-    /// A batch of made-up examples and labels, the same for the same seed. Images are uniform in
+    /// A batch of synthetic examples and labels, the same for the same seed. Images are uniform in
     /// 0..1.
     pub fn batch(self, batch: usize, seed: u64) -> (Examples, ArrayD<i32>) {
         let shape = |one: Vec<usize>| IxDyn(&[vec![batch], one].concat());
@@ -304,7 +303,7 @@ impl Network {
     /// for an example, pixel or token) in, the mean cross-entropy out.
     ///
     /// # Errors
-    /// What [`Session::compile`] refuses.
+    /// Any error of [`Session::compile`].
     pub fn training(
         &self,
         session: &mut Session,
@@ -319,7 +318,7 @@ impl Network {
     /// The same step without memory for weights and slab; see [`Session::plan`].
     ///
     /// # Errors
-    /// What [`Session::plan`] refuses.
+    /// Any error of [`Session::plan`].
     pub fn plan_training(
         &self,
         session: &Session,
@@ -331,11 +330,11 @@ impl Network {
         session.plan(&trace, [loss])
     }
 
-    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; of what has
-    /// labels for each pixel `[batch, classes, h, w]`, for each token `[batch, length, classes]`.
+    /// Compiles the inference "infer": examples in, logits `[batch, classes]` out; for models with
+    /// a label per pixel `[batch, classes, h, w]`, per token `[batch, length, classes]`.
     ///
     /// # Errors
-    /// What [`Session::compile`] refuses.
+    /// Any error of [`Session::compile`].
     pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
         let trace = Trace::inference().with_precision(self.precision);
         let logits = self.logits(&trace, batch.into());
@@ -353,7 +352,7 @@ impl Network {
             .apply(&*self.layers)
     }
 
-    /// Writes a training step down; its loss.
+    /// Traces a training step; gives its loss.
     pub(crate) fn step<'t>(
         &self,
         trace: &'t Trace,
@@ -361,7 +360,7 @@ impl Network {
         optimizer: OptimizerKind,
     ) -> Tensor<'t> {
         let loss = self.loss(trace, batch);
-        // Of a model whose rest is frozen the last layer learns.
+        // Only the last layer of a frozen model learns.
         if let Some(head) = self.model.sizes().head() {
             trace.freeze(move |weight| !weight.name.starts_with(head));
         }
@@ -388,7 +387,7 @@ impl Module for Network {
     }
 }
 
-/// So many of one shape.
+/// The shape of a batch of examples.
 fn shape(batch: Dim, one: &[usize]) -> Shape {
     let dims: Vec<Dim> = [batch]
         .into_iter()
@@ -428,7 +427,7 @@ impl OptimizerKind {
     /// The optimizer of a name.
     ///
     /// # Errors
-    /// For an unknown name, with those that are known.
+    /// For an unknown name, with the known ones.
     pub fn parse(name: &str) -> Result<OptimizerKind> {
         OptimizerKind::ALL
             .iter()
@@ -453,7 +452,7 @@ impl OptimizerKind {
     }
 }
 
-/// The name, and of sizes those that are not the usual ones.
+/// The name, and the sizes that differ from the defaults.
 impl fmt::Display for Model {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.sizes().to_string())
@@ -562,7 +561,7 @@ mod tests {
         );
     }
 
-    /// What each wrong size is answered.
+    /// The message for each wrong size.
     #[test]
     fn sizes_are_refused_by_name() {
         let said = |text: &str| Model::parse(text).unwrap_err().to_string();

@@ -4,14 +4,14 @@ use crate::nn::{BatchNorm2d, Conv2d, Linear, Module, Sequential};
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// What a residual network is made of. Its parameters are named as torchvision names them.
+/// The layers of a residual network. Its parameters are named as torchvision names them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResNet {
-    /// A 7×7 convolution of stride 2 and max pooling before the blocks (for photographs), rather
-    /// than a 3×3 convolution.
+    /// A 7×7 convolution of stride 2 and max pooling before the blocks (for photographs) instead of
+    /// a 3×3 convolution.
     pub large_stem: bool,
-    /// Blocks of 1×1, 3×3 and 1×1 convolutions with four times the width behind them, rather than
-    /// of two 3×3 ones.
+    /// Blocks of 1×1, 3×3 and 1×1 convolutions with four times the width behind them, instead of
+    /// two 3×3 ones.
     pub bottleneck: bool,
     /// Blocks in each stage. Every stage but the first halves the image and doubles the width.
     pub depths: Vec<usize>,
@@ -115,7 +115,7 @@ impl Module for Layers {
     }
 }
 
-/// Convolutions with norms, and what is added to their result.
+/// Convolutions with norms, and the shortcut added to their result.
 struct Block {
     channels: usize,
     main: Vec<(Conv2d, BatchNorm2d)>,

@@ -1,5 +1,5 @@
-//! The table of built-in models: the sizes that each has, what they usually are and may be, and
-//! what is made of them.
+//! The table of built-in models: the sizes of each, their defaults and bounds, and the function
+//! that builds it.
 
 use std::fmt;
 
@@ -11,13 +11,13 @@ use crate::params::Scope;
 /// Most sizes of one model.
 const KEYS_MAX: usize = 8;
 
-/// Most steps that an unrolled model is written down with, and most places of a transformer in all
-/// its layers: a program of so many is compiled in seconds.
+/// Most steps of an unrolled model, and most places of a transformer in all its layers: a program
+/// of so many is compiled in seconds.
 const UNROLLED_MAX: usize = 10_000;
 const PLACES_MAX: usize = 1 << 18;
 
-/// The flag of a model of which the last layer alone learns, and what the names of that one's
-/// weights begin with.
+/// The flag of a model of which the last layer alone learns, and the prefix of that layer's
+/// weights.
 const FROZEN: &str = "frozen";
 const HEAD: &str = "fc.";
 
@@ -27,10 +27,11 @@ type Values = [usize; KEYS_MAX];
 struct Key {
     name: &'static str,
     usual: usize,
-    /// The bounds keep products of sizes numbers, and the count of layers one that can be compiled.
+    /// The bounds keep products of sizes from overflowing, and the number of layers small enough to
+    /// compile.
     least: usize,
     most: usize,
-    /// `true` or `false` rather than a number.
+    /// `true` or `false` instead of a number.
     flag: bool,
 }
 
@@ -54,7 +55,7 @@ const fn flag(name: &'static str, usual: bool) -> Key {
     }
 }
 
-/// What has a label.
+/// The part of an example that has a label.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum Labelled {
     Example,
@@ -68,12 +69,12 @@ pub(super) struct Row {
     pub name: &'static str,
     keys: &'static [Key],
     pub labelled: Labelled,
-    /// The optimizer it is measured with unless another is asked for.
+    /// The optimizer it is measured with by default.
     pub optimizer: OptimizerKind,
     example: fn(&Values) -> Vec<usize>,
     classes: fn(&Values) -> usize,
     layers: fn(&Values, &Scope) -> Box<dyn Module>,
-    /// What is wrong with sizes that are each within their bounds.
+    /// The mistake in sizes that are each within their bounds.
     fault: fn(&Values) -> Option<String>,
 }
 
@@ -358,7 +359,7 @@ const TABLE: &[Row] = &[
         classes: |v| v[1],
         layers: |&[_, classes, width, places, hidden, ..], at| {
             let vgg = Vgg::vgg16();
-            // As many times the width of the first stage as usually.
+            // The stage widths in the usual multiples of the first.
             let stages = vgg
                 .stages
                 .iter()
@@ -431,7 +432,7 @@ pub(super) fn names() -> impl Iterator<Item = &'static str> {
 }
 
 impl Sizes {
-    /// The usual sizes of the model of this name.
+    /// The default sizes of the model of this name.
     pub(super) fn usual(name: &str) -> Option<Sizes> {
         let row = TABLE.iter().position(|row| row.name == name)?;
         let mut values = [0; KEYS_MAX];
@@ -460,7 +461,7 @@ impl Sizes {
         })
     }
 
-    /// These, but for what `text` sets, as in `length=320,layers=2`.
+    /// These, changed by `text`, as in `length=320,layers=2`.
     pub(super) fn set(mut self, text: &str) -> Result<Sizes> {
         let (name, keys) = (self.row().name, self.row().keys);
         let refuse = |why: String| Err(Error::Value(format!("{name}{why}")));
@@ -529,7 +530,7 @@ impl Sizes {
         (self.row().classes)(&self.values)
     }
 
-    /// What the names of the weights that learn begin with, if not all do.
+    /// The prefix of the names of the weights that learn, if not all do.
     pub(super) fn head(&self) -> Option<&'static str> {
         let mut flags = self.row().keys.iter().zip(&self.values);
         flags
@@ -542,7 +543,7 @@ impl Sizes {
     }
 }
 
-/// The model's name and the sizes that are not the usual ones, as they are read.
+/// The model's name and the sizes that differ from the defaults, as they are parsed.
 impl fmt::Display for Sizes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().name)?;
@@ -572,8 +573,8 @@ impl fmt::Debug for Sizes {
     }
 }
 
-/// What can be set of each model, for the help of commands: one line for each, with the usual
-/// numbers.
+/// The sizes of each model that can be set, for the help of commands: one line for each, with the
+/// defaults.
 pub(super) fn help() -> String {
     let line = |row: &Row| {
         let set = |key: &Key| {

@@ -4,7 +4,7 @@ use crate::nn::{BatchNorm2d, Conv2d, ConvTranspose2d, MaxPool2d, Module, Relu, S
 use crate::params::Scope;
 use crate::tensor::Tensor;
 
-/// What a U-Net is made of. Its parameters are named as in the usual PyTorch implementations:
+/// The layers of a U-Net. Its parameters are named as in the usual PyTorch implementations:
 /// `inc.double_conv.0.weight`, `down1.maxpool_conv.1.double_conv.0.weight`, `up1.up.weight`,
 /// `up1.conv.double_conv.0.weight`, `outc.conv.weight`.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! What the kernels of the built-in models move in vectors on a CUDA device: without a device, by
-//! what NVRTC writes.
+//! The vector accesses of the built-in models' kernels on a CUDA device: tested without a device,
+//! by NVRTC's output.
 
 use std::collections::{BTreeMap, BTreeSet};
 

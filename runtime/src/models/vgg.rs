@@ -5,7 +5,7 @@ use crate::nn::{
 };
 use crate::params::Scope;
 
-/// What a VGG network is made of. Its parameters are named as torchvision names them.
+/// The layers of a VGG network. Its parameters are named as torchvision names them.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Vgg {
     /// Stages: channels, and 3×3 convolutions before the 2×2 max pooling.

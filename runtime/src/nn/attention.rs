@@ -48,13 +48,13 @@ impl MultiHeadAttention {
         }
     }
 
-    /// Each place sees itself and those before it only.
+    /// Each position sees itself and the earlier ones only.
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
     }
 
-    /// The result under a mask, on top of which a causal layer hides what is later.
+    /// The result under a mask, on top of which a causal layer hides later positions.
     #[track_caller]
     pub fn masked<'t>(&self, x: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         let trace = x.trace();

@@ -9,12 +9,12 @@ use crate::tensor::Tensor;
 /// (x − mean)/√(variance + ε)·weight + bias for each channel (Ioffe & Szegedy 2015). Weight and
 /// bias `[channels]`.
 ///
-/// A training trace takes mean and biased variance of the batch, and moves the statistics
+/// A training trace uses mean and biased variance of the batch, and moves the statistics
 /// `running_mean` and `running_var` (of the unbiased variance) towards them by the momentum, in
-/// place and once for each application. Any other trace takes the running statistics, folded with
+/// place and once for each application. Any other trace uses the running statistics, folded with
 /// weight and bias into one scale and one shift for each channel. A batch without elements has no
-/// statistics: a training run with one fails before it changes anything. Of one element a channel,
-/// the variance is 0.
+/// statistics: a training run with one fails before it changes anything. With one element per
+/// channel, the variance is 0.
 ///
 /// `PLACES` is how many axes follow the channels; see [`BatchNorm1d`] and [`BatchNorm2d`].
 #[derive(Clone, Debug)]
@@ -92,7 +92,7 @@ impl<const PLACES: usize> BatchNorm<PLACES> {
     #[track_caller]
     fn train<'t>(&self, x: Tensor<'t>, weight: Tensor<'t>, bias: Tensor<'t>) -> Tensor<'t> {
         let batch = x.batch_statistics();
-        // Of one element alone there is no unbiased variance; it counts as its own.
+        // A single element has no unbiased variance; the biased one is used.
         let unbiased = batch.variance * (batch.count / (batch.count - 1.0).maximum(1.0));
         for (running, of_batch) in [
             (&self.running_mean, batch.mean),
@@ -111,7 +111,7 @@ impl<const PLACES: usize> Module for BatchNorm<PLACES> {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let (x, trace) = (self.check(x, Location::caller()), x.trace());
-        // One number a channel, repeated over the places.
+        // One number per channel, repeated over the places.
         let lengths: Vec<usize> = [self.channels]
             .into_iter()
             .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))

@@ -37,7 +37,7 @@ impl Conv2d {
         }
     }
 
-    /// With so many zeros on each side.
+    /// With so many zeros as padding on each side.
     pub fn padding(mut self, pad: usize) -> Self {
         self.geometry.pad = [pad, pad];
         self
@@ -103,8 +103,8 @@ impl Conv2d {
     }
 }
 
-/// The inputs that each result sums over, and the weight's shape. Saturates: an absurd size is
-/// refused where it is used.
+/// The number of inputs that each result sums over, and the weight's shape. Saturates: an absurd
+/// size is refused where it is used.
 fn weight(per_group: usize, outputs: usize, k: usize) -> (usize, [usize; 4]) {
     (
         per_group.saturating_mul(k).saturating_mul(k),
@@ -147,7 +147,7 @@ impl ConvTranspose2d {
         }
     }
 
-    /// With this distance between the places that neighbours of the input write to.
+    /// With this distance between the positions that neighbours of the input write to.
     pub fn stride(mut self, stride: usize) -> Self {
         self.geometry.stride = [stride, stride];
         self

@@ -1,10 +1,11 @@
-//! Vectors for integers and for places.
+//! Embeddings of integers and of positions.
 
 use super::Module;
 use crate::params::{Init, Param, Scope};
 use crate::tensor::Tensor;
 
-/// A vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight `[count, width]`.
+/// An embedding: a vector for each integer: `[…]` (i32 or u8) → `[…, width]`. Weight `[count,
+/// width]`.
 ///
 /// The gradient adds up in a fixed order, so that equal runs give equal bits.
 #[derive(Clone, Debug)]
@@ -40,8 +41,8 @@ impl Module for Embedding {
     }
 }
 
-/// A learned vector added at each place of a sequence: `[…, length, width] → […, length, width]`,
-/// for lengths up to `longest`. Weight `[longest, width]`.
+/// A learned vector added at each position of a sequence: `[…, length, width] → […, length,
+/// width]`, for lengths up to `longest`. Weight `[longest, width]`.
 #[derive(Clone, Debug)]
 pub struct LearnedPositions {
     weight: Param,
@@ -74,7 +75,7 @@ impl Module for LearnedPositions {
         let weight = x.trace().param(&self.weight);
         match x.rank().checked_sub(2).and_then(|axis| x.len(axis)) {
             Some(length) => x + weight.slice(0, ..length),
-            // What is no sequence of a fixed length does not fit, unless it is the whole.
+            // A bounded sequence does not fit, unless it is the whole.
             None => x + weight,
         }
     }

@@ -29,7 +29,7 @@ impl Lstm {
         Lstm::numbered(at, 0, inputs, hidden)
     }
 
-    /// Declares the parameters of a layer of several over each other: they end in its number
+    /// Declares the parameters of one of several stacked layers: their names end in its number
     /// instead of 0, as PyTorch's do.
     #[track_caller]
     pub fn numbered(at: Scope, layer: usize, inputs: usize, hidden: usize) -> Self {
@@ -55,7 +55,7 @@ impl Module for Lstm {
         let trace = x.trace();
         let x = x.require_len("lstm", 2, self.of_input[0].dims()[1]);
         let Some(length) = x.len(1) else { return x };
-        // What does not depend on the state is one product for the whole sequence.
+        // The part that does not depend on the state is one product for the whole sequence.
         let [weight, bias] = &self.of_input;
         let from_input = x.matmul(trace.param(weight).t()) + bias;
         let [weight, bias] = &self.of_state;

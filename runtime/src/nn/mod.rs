@@ -1,5 +1,5 @@
-//! Layers: plain structs that hold parameters and say how a tensor passes through them. Names,
-//! shapes and first values of weights are those of PyTorch, so that weight files fit.
+//! Layers: plain structs that hold parameters and apply them to a tensor. Names, shapes and first
+//! values of weights are those of PyTorch, so that weight files fit.
 //!
 //! The layers here are `#[track_caller]`, so that a mistake names the line of the model, not a line
 //! of this library.

@@ -1,4 +1,4 @@
-//! Normalisation over the elements of one example: nothing is kept between steps.
+//! Normalisation over the elements of one example; no state is kept between steps.
 
 use super::Module;
 use crate::params::{Init, Param, Scope};
@@ -137,7 +137,7 @@ impl Module for GroupNorm {
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let x = x.require_len("group norm", 1, self.channels);
         let y = x.group_normalize(self.groups, self.eps);
-        // One weight a channel, repeated over the places.
+        // One weight per channel, repeated over the places.
         let lengths: Vec<usize> = [self.channels]
             .into_iter()
             .chain(std::iter::repeat_n(1, x.rank().saturating_sub(2)))

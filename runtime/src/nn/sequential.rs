@@ -13,7 +13,7 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// No layers yet: the identity.
+    /// A sequence without layers: the identity.
     pub fn new() -> Self {
         Sequential::default()
     }

@@ -1,5 +1,5 @@
 //! Two-dimensional convolution and its two gradients. The three form a closed family: each is
-//! linear in both operands, and the gradient of one is made of the others.
+//! linear in both operands, and the gradient of one consists of the others.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -36,12 +36,12 @@ impl Default for ConvGeometry {
     }
 }
 
-/// The largest stride, padding, dilation and side of a window: coordinates have to be numbers that
-/// kernels compute with.
+/// The largest stride, padding, dilation and side of a window: coordinates must fit the integers
+/// that kernels use.
 pub(super) const STEP_MAX: usize = 1 << 24;
 
 impl ConvGeometry {
-    /// What is wrong with the numbers, whatever the image is.
+    /// The mistake in the numbers, for any image.
     fn check(&self) -> Result<(), String> {
         if self.groups == 0 || self.stride.contains(&0) || self.dilation.contains(&0) {
             return Err("groups, stride and dilation are at least 1".into());
@@ -189,7 +189,7 @@ pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -
     };
     if oh <= 0 || ow <= 0 {
         return say(format!(
-            "padding {}×{} leaves nothing of the result, which has {oh}×{ow} pixels with it",
+            "padding {}×{} leaves no pixel of the result, which has {oh}×{ow} pixels with it",
             c.pad[0], c.pad[1]
         ));
     }

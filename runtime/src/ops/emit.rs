@@ -1,4 +1,4 @@
-//! The small trait that rules are written against.
+//! The small trait that rules build on.
 
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
@@ -18,8 +18,8 @@ impl NodeId {
     }
 }
 
-/// Something nodes can be added to. What is emitted here obeys the shape rules already: a rule
-/// broken is a bug of the caller.
+/// A builder to which nodes can be added. Emitted nodes already obey the shape rules: a broken rule
+/// is a bug of the caller.
 pub trait Emit {
     /// Adds a node.
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId;
@@ -112,7 +112,7 @@ pub trait Emit {
         self.emit(Op::Expand, &[a], dtype, dims.clone())
     }
 
-    /// Fold along axes, which stay with length 1; the node itself if there are none.
+    /// Reduces along axes, which stay with length 1; the node itself if there are none.
     fn reduce(&mut self, op: ReduceOp, a: NodeId, axes: &[usize]) -> NodeId {
         if axes.is_empty() {
             return self.cast(a, self.dtype(a).lane().stored());
@@ -129,7 +129,7 @@ pub trait Emit {
         self.emit(Op::Reduce(op, Axes::from_slice(axes)), &[a], dtype, dims)
     }
 
-    /// The sum of what was repeated: the gradient of [`Emit::broadcast`] from `dims`.
+    /// The sum over repeated elements: the gradient of [`Emit::broadcast`] from `dims`.
     fn unbroadcast(&mut self, gradient: NodeId, dims: &Dims) -> NodeId {
         let missing = self.dims(gradient).len() - dims.len();
         let repeated = |i: usize, d: &Size| i < missing || (dims[i - missing].is(1) && !d.is(1));

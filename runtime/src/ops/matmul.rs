@@ -40,8 +40,8 @@ pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
     Ok((DType::F32, dims))
 }
 
-/// Products take two operands of one float type, and give f32: halves are multiplied exactly and
-/// summed in f32.
+/// Products have two operands of one float type and an f32 result: halves are multiplied exactly
+/// and summed in f32.
 pub fn floats(a: DType, b: DType) -> Result<(), String> {
     match (a.is_float(), b.is_float()) {
         (true, true) if a == b => Ok(()),
@@ -52,8 +52,8 @@ pub fn floats(a: DType, b: DType) -> Result<(), String> {
     }
 }
 
-/// The gradient that reaches a product, of the type of its operands: products of halves have
-/// gradients of halves.
+/// The gradient of a product, cast to the type of its operands: products of halves have gradients
+/// of halves.
 pub(super) fn like_operand(g: &mut dyn Emit, dy: NodeId, operand: NodeId) -> NodeId {
     let dtype = g.dtype(operand);
     g.cast(dy, dtype)

@@ -1,12 +1,12 @@
-//! The operations of the graph: what each is, and its rules.
+//! The operations of the graph and their rules.
 //!
-//! The elementwise operations stand in one table, `slabwise_kernels::scalar`. Every other operation
+//! The elementwise operations are in one table, `slabwise_kernels::scalar`. Every other operation
 //! is *structural* and has a file here with its shape rule and its gradient. Operations that are
 //! functions of others (softmax, gelu, cross entropy) are not here: they are methods of
 //! [`Tensor`](crate::Tensor).
 //!
-//! Rules are written against [`Emit`], which the graph implements, so that operations do not know
-//! the graph.
+//! Rules are written against [`Emit`], which the graph implements, so that operations do not depend
+//! on the graph.
 
 mod conv;
 mod emit;
@@ -33,7 +33,7 @@ pub use rules::{Given, Gradients, Rule, gradient, infer};
 /// Axis numbers, or one small number per axis.
 pub type Axes = SmallVec<[usize; 6]>;
 
-/// What is checked where the elements of a tensor must lie in a range.
+/// The meaning of a tensor whose elements are checked to lie in a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Checked {
     /// Indices.
@@ -48,12 +48,11 @@ pub enum Checked {
 pub enum Op {
     /// The program's input of this index.
     Input(u32),
-    /// What a variable (weight or state) held when the step began.
+    /// The value of a variable (weight or state) when the step began.
     Variable(u32),
     /// One number, of shape `[]`.
     Const(Value),
-    /// A size as it is in this run (i32, of shape `[]`): how a mean over a bounded axis knows its
-    /// divisor.
+    /// A size in this run (i32, of shape `[]`), such as the divisor of a mean over a bounded axis.
     Size(Size),
     /// The integer `Σ coordinateᵢ · strideᵢ`; its shape is part of the node.
     Index(Dims),
@@ -67,9 +66,9 @@ pub enum Op {
     Scalar(ScalarOp),
     /// Conversion to another type.
     Cast(DType),
-    /// The same values in a buffer of their own, contiguous.
+    /// The same values in a separate, contiguous buffer.
     Copy,
-    /// Fold along axes, which stay with length 1.
+    /// Reduces along axes, which stay with length 1.
     Reduce(ReduceOp, Axes),
     /// `[batch…, m, k] × [batch…, k, n] → [batch…, m, n]`.
     Matmul,
@@ -81,8 +80,8 @@ pub enum Op {
     Conv2dWeightGrad(ConvGeometry),
     /// `[n, c, h, w] → [n, c, oh, ow]`.
     Pool2d(PoolKind, Window),
-    /// Gradient of the result (and, for `Max`, the positions `Pool2d(ArgMax)` gives) → gradient of
-    /// the image.
+    /// Gradient of the result (and, for `Max`, the positions of `Pool2d(ArgMax)`) → gradient of the
+    /// image.
     Pool2dGrad(PoolKind, Window),
     /// Operands source and index; index and result have one shape, that of the source but along the
     /// axis.
@@ -121,18 +120,18 @@ pub enum Op {
         start: Dims,
         /// Distance between placed elements, per axis; at least 1.
         step: SmallVec<[u32; 6]>,
-        /// What is everywhere else.
+        /// The value everywhere else.
         value: Value,
     },
     /// Fails the run if an element of the operand lies outside `0..limit`; its value is never read.
     CheckIndex {
         /// One more than the largest index.
         limit: Size,
-        /// What the operand says.
+        /// The meaning of the operand.
         of: Checked,
     },
-    /// Makes the operand (i32, of shape `[]`) the length that a symbol names, for the rest of the
-    /// run; fails the run if that is negative or above the symbol's bound. Its value is never read.
+    /// Binds a symbol to the operand (i32, of shape `[]`) as its length, for the rest of the run;
+    /// fails the run if it is negative or above the symbol's bound. Its value is never read.
     Bind {
         /// The symbol.
         symbol: Symbol,
@@ -146,13 +145,13 @@ pub enum Op {
         /// The largest first.
         descending: bool,
     },
-    /// Which boxes of `[n, 4]`, the best first, stay: those that share no more than this part of
-    /// their union with a better one that stays.
+    /// Selects the boxes of `[n, 4]`, the best first, that share no more than this part of their
+    /// union with a better selected one.
     Suppress {
         /// The part.
         threshold: f32,
     },
-    /// Puts the operand into a variable at the end of the step; its value is never read.
+    /// Assigns the operand to a variable at the end of the step; its value is never read.
     Assign(u32),
 }
 
@@ -165,17 +164,17 @@ impl Op {
         )
     }
 
-    /// Done for what it does, not for its value.
+    /// Executed for its effect, not for its value.
     pub fn is_effect(&self) -> bool {
         self.is_check() || matches!(self, Op::Assign(_))
     }
 
-    /// May fail the run, and so comes before anything is changed.
+    /// May fail the run, and therefore runs before anything is changed.
     pub fn is_check(&self) -> bool {
         matches!(self, Op::CheckIndex { .. } | Op::Bind { .. })
     }
 
-    /// Has a kernel that writes its result in a buffer of its own, and does nothing else.
+    /// Opaque: has a kernel that only writes its result, in a buffer that no other task writes.
     pub fn stands_alone(&self) -> bool {
         matches!(self, Op::Compact | Op::Sort { .. } | Op::Suppress { .. })
     }

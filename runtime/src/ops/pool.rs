@@ -9,7 +9,7 @@ use super::rules::{Given, Gradients, Rule};
 use super::{Emit, NodeId, Op, conv};
 use crate::shape::Symbols;
 
-/// The type a window's position is stored as: a byte where 256 positions suffice.
+/// The type of a window position: a byte if 256 positions suffice.
 pub(super) fn position_type(window: &Window) -> DType {
     if window.k[0].saturating_mul(window.k[1]) <= 256 {
         DType::U8
@@ -99,7 +99,7 @@ pub(super) fn gradient(
 }
 
 /// The gradient of a pooling is linear in dy: for an upstream `d` of the image's shape it gives
-/// back what the windows select.
+/// back the elements that the windows select.
 pub(super) fn gradient_of_grad(
     g: &mut dyn Emit,
     kind: PoolKind,

@@ -63,8 +63,8 @@ pub(super) fn gradient(
     SmallVec::from_iter([dx.filter(|_| g.dtype(x).is_float())])
 }
 
-/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: one zero leaves only its own gradient, two leave
-/// none. Where the others are not finite, nothing times a zero is NaN.
+/// d(Πx)/dxᵢ = Π of the others. Exact with zeros: with one zero only its gradient is nonzero, with
+/// two none is. If the other factors overflow, a gradient that a zero should cancel is NaN.
 fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &Dims) -> NodeId {
     let zero = g.full(0.0, DType::F32, dims);
     let one = g.full(1.0, DType::F32, dims);
@@ -75,7 +75,7 @@ fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &
     let zeros = g.cast(is_zero, DType::F32);
     let zeros = g.reduce(ReduceOp::Sum, zeros, axes);
     let zeros = g.broadcast(zeros, dims);
-    // Zeros among the others: all of them, less this one if it is one.
+    // The number of zeros among the others: all, less this one if it is zero.
     let here = g.cast(is_zero, DType::F32);
     let others = g.scalar(ScalarOp::Sub, &[zeros, here]);
     let alive = g.scalar(ScalarOp::Eq, &[others, zero]);

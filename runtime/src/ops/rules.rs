@@ -1,4 +1,4 @@
-//! The rules of every operation in one place each: what it accepts and gives, and its gradient.
+//! The rules of every operation in one place: accepted operands, result, and gradient.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
@@ -17,7 +17,7 @@ pub struct Given<'a> {
     pub dims: &'a [Size],
 }
 
-/// What an operation gives: its type and shape; or what is wrong, in words that name the shapes.
+/// The result of an operation: its type and shape; or the mistake, in words that name the shapes.
 pub type Rule = Result<(DType, Dims), String>;
 
 /// The gradient of each operand, `None` where there is none.
@@ -64,8 +64,8 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
     }
 }
 
-/// What the gradient `dy` of a node's value gives its operands. `wanted` says for which operands it
-/// is asked.
+/// The contributions of the gradient `dy` of a node's value to its operands. `wanted` marks the
+/// operands that need one.
 pub fn gradient(
     g: &mut dyn Emit,
     op: &Op,
@@ -89,7 +89,7 @@ pub fn gradient(
             SmallVec::from_elem(None, inputs.len())
         }
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),
-        // Only float to float carries a gradient, which is f32 for halves too.
+        // Only casts from float to float carry a gradient, which is f32 for halves too.
         Op::Cast(_) => SmallVec::from_iter([g.dtype(inputs[0]).is_float().then_some(dy)]),
         Op::Copy => one(dy),
         Op::Reduce(op, axes) => reduce::gradient(g, *op, axes, node, inputs[0], dy),

@@ -54,8 +54,8 @@ pub(super) fn gradient(
     (0..inputs.len()).map(|i| slope(g, i)).collect()
 }
 
-/// `dy · expr`. A derivative that chooses between 1 and 0 chooses between dy and 0: so an infinite
-/// dy stays out of the branch that was not taken.
+/// `dy · expr`. A derivative that chooses between 1 and 0 chooses between dy and 0, so that an
+/// infinite dy stays out of the branch that was not taken.
 fn times(g: &mut dyn Emit, dy: NodeId, expr: &Expr, inputs: &[NodeId], node: NodeId) -> NodeId {
     match expr {
         Expr::Const(c) if *c == 1.0 => dy,
@@ -76,7 +76,7 @@ fn times(g: &mut dyn Emit, dy: NodeId, expr: &Expr, inputs: &[NodeId], node: Nod
                 .collect();
             g.scalar(ScalarOp::Select, &[condition, branches[0], branches[1]])
         }
-        // dy / x rather than dy · (1/x): one rounding less.
+        // dy / x rather than dy · (1/x), which saves one rounding.
         Expr::Op(ScalarOp::Div, parts) if parts[0] == Expr::Const(1.0) => {
             let below = build(g, &parts[1], inputs, node);
             g.scalar(ScalarOp::Div, &[dy, below])

@@ -1,5 +1,6 @@
-//! Shape rules of what chooses among elements by their values: positions of true elements, orders,
-//! non-maximum suppression. None has a gradient: positions do not move smoothly.
+//! Shape rules of the operations that choose among elements by their values: positions of true
+//! elements, orders, non-maximum suppression. They have no gradient: positions do not move
+//! smoothly.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Symbol;

@@ -29,7 +29,7 @@ struct Moments {
     rate: Schedule,
     betas: [f64; 2],
     eps: f64,
-    /// `None` of an optimizer that knows no decay.
+    /// `None` for an optimizer without decay.
     weight_decay: Option<f64>,
 }
 
@@ -109,7 +109,7 @@ impl Moments {
 
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]) {
         let rate = self.rate.rate(trace);
-        // What all weights share is computed once, on scalars.
+        // Values that all weights share are computed once, on scalars.
         let t = (trace.completed_steps() + 1).cast(DType::F32);
         let [first, second] = self.betas.map(|beta| correction(t, beta));
         let root = second.sqrt();
@@ -125,7 +125,7 @@ impl Moments {
             let decay = weight.weight_decay().unwrap_or(usual);
             if self.weight_decay.is_none() && decay != 0.0 {
                 return trace.fail_update(format!(
-                    "{} has no weight decay, which a group asks for; AdamW has",
+                    "{} has no weight decay, which a group sets; AdamW has",
                     self.name
                 ));
             }

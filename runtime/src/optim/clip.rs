@@ -30,7 +30,7 @@ impl<O> ClipValue<O> {
     }
 }
 
-/// A largest size: a finite number above 0.
+/// A clipping bound: a finite number above 0.
 fn above_zero(what: &str, max: f64) -> Result<(), String> {
     if max.is_finite() && max > 0.0 {
         Ok(())

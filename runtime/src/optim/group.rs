@@ -1,10 +1,10 @@
-//! Parameter groups: weights that learn at another rate, or decay otherwise, than the rest.
+//! Parameter groups: weights with another learning rate or weight decay than the rest.
 
 use super::{Optimizer, Weight, at_least_zero};
 use crate::graph::VariableInfo;
 use crate::trace::{Trace, names};
 
-/// What differs for the weights of a group; see [`Optimizer::group`].
+/// Settings that differ for the weights of a group; see [`Optimizer::group`].
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Group {
     pub(super) rate_scale: Option<f64>,
@@ -17,19 +17,19 @@ impl Group {
         Group::default()
     }
 
-    /// The optimizer's learning rate, times this.
+    /// Multiplies the optimizer's learning rate by this.
     pub fn rate_scale(mut self, scale: f64) -> Self {
         self.rate_scale = Some(scale);
         self
     }
 
-    /// This weight decay in place of the optimizer's.
+    /// Replaces the optimizer's weight decay.
     pub fn weight_decay(mut self, weight_decay: f64) -> Self {
         self.weight_decay = Some(weight_decay);
         self
     }
 
-    /// What this group sets, else what the other does.
+    /// This group's settings, else the other's.
     fn over(self, other: Group) -> Group {
         Group {
             rate_scale: self.rate_scale.or(other.rate_scale),
@@ -38,7 +38,7 @@ impl Group {
     }
 }
 
-/// An optimizer with a group of its own rules; see [`Optimizer::group`].
+/// An optimizer with a group of weights that has other rules; see [`Optimizer::group`].
 #[derive(Clone, Debug)]
 pub struct Grouped<O, F> {
     inner: O,
@@ -78,7 +78,7 @@ impl<O: Optimizer, F: Fn(&VariableInfo) -> bool> Optimizer for Grouped<O, F> {
             ));
         }
         let grouped = |(w, info): (&Weight<'t>, &VariableInfo)| {
-            // Groups given later come first here.
+            // Groups added later come first here.
             let group = if (self.chosen)(info) {
                 w.group.over(self.group)
             } else {

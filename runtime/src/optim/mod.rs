@@ -1,6 +1,6 @@
-//! Optimizers: how gradients change weights. An update is part of the program like any other
-//! operation, so that a weight's update runs as soon as its gradient exists, and the gradient's
-//! bytes end there.
+//! Optimizers: the rules by which gradients change weights. An update is part of the program like
+//! any other operation, so that it runs as soon as its gradient exists, and the gradient's bytes
+//! are free after it.
 
 mod adam;
 mod average;
@@ -28,14 +28,14 @@ use crate::trace::{State, Trace};
 
 /// A rule that changes weights by their gradients; see [`Trace::minimize`].
 pub trait Optimizer {
-    /// What is wrong with its numbers, if anything is.
+    /// The mistake in its numbers, if there is one.
     fn check(&self) -> Result<(), String>;
 
     /// Adds the update of every weight to the trace.
     fn update<'t>(&self, trace: &'t Trace, weights: &[Weight<'t>]);
 
-    /// The same on gradients scaled down so that their norm, all of them taken as one vector, is at
-    /// most `max` (Pascanu et al. 2013).
+    /// The same on gradients scaled down so that their global norm is at most `max` (Pascanu et al.
+    /// 2013).
     fn clip_norm(self, max: f64) -> ClipNorm<Self>
     where
         Self: Sized,
@@ -43,7 +43,7 @@ pub trait Optimizer {
         ClipNorm::new(self, max)
     }
 
-    /// The same on gradients of which each number is brought into ±`max`.
+    /// The same on gradients whose elements are clipped to ±`max`.
     fn clip_value(self, max: f64) -> ClipValue<Self>
     where
         Self: Sized,
@@ -51,9 +51,9 @@ pub trait Optimizer {
         ClipValue::new(self, max)
     }
 
-    /// The same with other rules for the weights that `chosen` holds for, of all that learn. A
-    /// weight in several groups follows for each rule the last group that has it. A group that
-    /// chooses no weight is a mistake.
+    /// The same with other rules for the weights for which `chosen` is true, among those that
+    /// learn. A weight in several groups follows, for each rule, the last group that sets it. A
+    /// group that chooses no weight is a mistake.
     ///
     /// ```
     /// # use slabwise::optim::{AdamW, Group, Optimizer};
@@ -72,8 +72,8 @@ pub trait Optimizer {
     }
 
     /// The same, keeping an exponential moving average of each weight in the state `ema.<weight>`:
-    /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts as the weight's
-    /// first value, also when that is read by
+    /// after every step average ← `decay`·average + (1 − `decay`)·weight. It starts with the
+    /// weight's first value, even if that is read by
     /// [`Session::load_weights`](crate::Session::load_weights). A trace that is
     /// [averaged](Trace::averaged) reads it.
     fn ema(self, decay: f64) -> Ema<Self>
@@ -83,10 +83,10 @@ pub trait Optimizer {
         Ema::new(self, decay)
     }
 
-    /// The same with states of its own, named `name.adam.m.<weight>`, `name.optim.step`,
+    /// The same with separate states, named `name.adam.m.<weight>`, `name.optim.step`,
     /// `name.optim.lr` and so on. Without a name, optimizers of all programs of a session share one
     /// step counter, which is right if the programs train the same weights by the same rule;
-    /// compiling one that does not is an error, and names are what helps.
+    /// compiling one that does not is an error, which names avoid.
     fn named(self, name: &str) -> Named<Self>
     where
         Self: Sized,
@@ -95,7 +95,7 @@ pub trait Optimizer {
     }
 }
 
-/// A weight as an optimizer sees it.
+/// A weight, as an optimizer receives it.
 #[derive(Clone, Copy, Debug)]
 pub struct Weight<'t> {
     variable: u32,
@@ -114,7 +114,7 @@ impl<'t> Weight<'t> {
         }
     }
 
-    /// What it is when the step begins.
+    /// The weight's value when the step begins.
     pub fn value(&self) -> Tensor<'t> {
         self.value
     }
@@ -124,17 +124,17 @@ impl<'t> Weight<'t> {
         self.gradient
     }
 
-    /// What the learning rate is to be multiplied by: 1 unless a group says otherwise.
+    /// The factor of the learning rate: 1 unless a group sets another.
     pub fn rate_scale(&self) -> f64 {
         self.group.rate_scale.unwrap_or(1.0)
     }
 
-    /// The weight decay of its group, if a group sets one, in place of the optimizer's.
+    /// The weight decay that its group sets in place of the optimizer's, if it sets one.
     pub fn weight_decay(&self) -> Option<f64> {
         self.group.weight_decay
     }
 
-    /// The learning rate of this weight, where that of the optimizer is `rate`.
+    /// The learning rate of this weight, given the optimizer's `rate`.
     fn scaled(&self, rate: Tensor<'t>) -> Tensor<'t> {
         if self.rate_scale() == 1.0 {
             rate
@@ -157,7 +157,7 @@ impl<'t> Weight<'t> {
         trace.beside_variable(Location::caller(), self.variable, slot)
     }
 
-    /// Makes `value` what the weight is after the step.
+    /// Makes `value` the weight's value after the step.
     #[track_caller]
     pub fn set(&self, value: Tensor<'t>) {
         self.value

@@ -1,9 +1,9 @@
-//! Optimizers with states of their own.
+//! Optimizers with separate states.
 
 use super::{Optimizer, Weight};
 use crate::trace::Trace;
 
-/// An optimizer whose states bear its name; see [`Optimizer::named`].
+/// An optimizer whose states have its name as a prefix; see [`Optimizer::named`].
 #[derive(Clone, Debug)]
 pub struct Named<O> {
     inner: O,

@@ -1,4 +1,4 @@
-//! Learning rates that follow the step counter, computed inside of the program.
+//! Learning-rate schedules that follow the step counter, computed inside of the program.
 
 use std::f32::consts::PI;
 
@@ -116,7 +116,7 @@ impl Schedule {
             return base;
         }
         let done = trace.completed_steps();
-        // Integers up to here: a float would lose count after 2²⁴ steps.
+        // Integers up to here, because a float would lose count after 2²⁴ steps.
         let since = if self.warmup == 0 {
             done
         } else {

@@ -3,8 +3,8 @@
 use super::{Optimizer, Schedule, Weight, at_least_zero};
 use crate::trace::Trace;
 
-/// Stochastic gradient descent, with momentum μ and weight decay λ if asked for. With gradient g,
-/// weight w, rate η:
+/// Stochastic gradient descent, with momentum μ and weight decay λ if set. With gradient g, weight
+/// w, rate η:
 ///
 /// ```text
 /// g ← g + λ·w

@@ -172,7 +172,7 @@ fn clipping_scales_all_gradients_together() {
     assert_path(&path, &expected);
 }
 
-/// The rate of each step, seen in what plain descent does to a weight of slope 1.
+/// The rate of each step, observed as the change that plain descent makes to a weight of slope 1.
 fn rates(schedule: Schedule, steps: usize) -> Vec<f64> {
     let (path, _) = descend(Sgd::new(schedule), steps);
     let before = std::iter::once(1.0).chain(path.iter().map(|w| w[0]));

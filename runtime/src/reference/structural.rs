@@ -65,7 +65,7 @@ fn fold(op: ReduceOp, list: &[f64], dtype: DType) -> f64 {
     }
 }
 
-/// The first position that nothing beats; NaN beats every number. 0 for an empty list.
+/// The first position with the extreme value; NaN beats every number. 0 for an empty list.
 fn first_extreme(list: &[f64], beats: impl Fn(f64, f64) -> bool) -> usize {
     let mut best = 0;
     for (i, &v) in list.iter().enumerate() {
@@ -90,8 +90,8 @@ pub(super) fn matmul(a: &Array, b: &Array, dims: &[usize]) -> Array {
     })
 }
 
-/// Calls `f(image, weight, result)` with the flat places of the three factors of every product in a
-/// convolution.
+/// Calls `f(image, weight, result)` with the flat positions of the three factors of every product
+/// in a convolution.
 fn products(
     g: &ConvGeometry,
     image: &[usize],
@@ -144,8 +144,8 @@ pub(super) fn conv2d_weight_grad(g: &ConvGeometry, x: &Array, dy: &Array, dims: 
     dw
 }
 
-/// Calls `f(position in the window, flat place in the image)` for the elements of a window that lie
-/// inside of the image.
+/// Calls `f(position in the window, flat position in the image)` for the elements of a window that
+/// lie inside of the image.
 fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usize)) {
     each(&w.k, |k| {
         let inside = |axis: usize| {
@@ -159,7 +159,7 @@ fn window(w: &Window, image: &[usize], c: &[usize], mut f: impl FnMut(usize, usi
     });
 }
 
-/// What the mean over a window divides by; 1 for a window with nothing in it.
+/// The divisor of the mean over a window; 1 for an empty window.
 fn divisor(w: &Window, inside: usize, count_pad: bool) -> f64 {
     (if count_pad {
         w.k[0] * w.k[1]
@@ -272,8 +272,8 @@ pub(super) fn compact(mask: &Array, dims: &[usize]) -> Array {
     }
 }
 
-/// Along the last axis: each place in the order goes to the first element left that no other left
-/// comes before.
+/// Along the last axis: selects the first element that no other remaining element precedes,
+/// repeatedly.
 pub(super) fn sort(x: &Array, descending: bool) -> Array {
     let len = x.dims.last().copied().unwrap_or(1);
     // NaN is above every number.
@@ -296,9 +296,9 @@ pub(super) fn sort(x: &Array, descending: bool) -> Array {
     }
 }
 
-/// Box by box: the best left stays, and all go that share more than the threshold with it. In
-/// single precision, in which overlaps are defined: a share on either side of the threshold is no
-/// matter of rounding.
+/// Box by box: the best remaining one is selected, and those that overlap it by more than the
+/// threshold are removed. In single precision, in which overlaps are defined, so that comparisons
+/// with the threshold do not depend on rounding.
 pub(super) fn suppress(boxes: &Array, threshold: f32) -> Array {
     let corners: Vec<[f32; 4]> = boxes
         .values

@@ -11,13 +11,13 @@ use smallvec::SmallVec;
 use super::Tensor;
 use crate::ops::{Emit, Op};
 
-/// Which places of a sequence attend to which.
+/// Which positions of a sequence attend to which.
 #[derive(Clone, Copy, Debug)]
 pub enum Mask<'t> {
     /// All to all.
     None,
-    /// Truth values that broadcast to `[batch…, queries, keys]`: what holds is seen. A query that
-    /// sees nothing gives NaN.
+    /// Truth values that broadcast to `[batch…, queries, keys]`: true positions are visible. A
+    /// query with no visible key gives NaN.
     Seen(Tensor<'t>),
     /// f32 that broadcasts to `[batch…, queries, keys]`, added to the scores.
     Added(Tensor<'t>),
@@ -29,11 +29,11 @@ pub enum Tiles {
     /// Tiles of 128 queries where there are 512 or more of them, else all at once.
     #[default]
     Auto,
-    /// All scores `[batch…, queries, keys]`, kept for the way back.
+    /// All scores `[batch…, queries, keys]`, saved for the backward pass.
     Whole,
-    /// Those of this many queries at a time, and in inference with `causal` only of the keys they
-    /// see; the way back makes them again, tile by tile. What Dao et al., "FlashAttention" (2022),
-    /// do within a kernel is here a matter of the plan.
+    /// Those of this many queries at a time, and in inference with `causal` only of the keys
+    /// visible to them; the backward pass recomputes them, tile by tile. Dao et al.,
+    /// "FlashAttention" (2022), do this within a kernel; here it is a matter of the plan.
     Queries(usize),
 }
 
@@ -49,7 +49,7 @@ impl<'t> Mask<'t> {
 
 impl Tiles {
     /// The queries in a tile, if there are to be tiles. A number of queries that is not fixed is
-    /// not cut.
+    /// not split.
     fn queries(self, all: Option<usize>) -> Option<usize> {
         let rows = match self {
             Tiles::Auto => all.filter(|&all| all >= 512).map(|_| 128)?,
@@ -62,10 +62,10 @@ impl Tiles {
 
 impl<'t> Tensor<'t> {
     /// softmax(Q·Kᵀ/√width + mask)·V for queries `[batch…, queries, width]` (this tensor), keys
-    /// `[batch…, keys, width]` and values `[batch…, keys, any]`. If `causal`, query i sees keys 0
-    /// to i alone.
+    /// `[batch…, keys, width]` and values `[batch…, keys, any]`. If `causal`, query i sees only
+    /// keys 0 to i.
     ///
-    /// Scores take up `queries × keys` numbers, many of them for long sequences: [`Tiles::Auto`]
+    /// Scores are `queries × keys` numbers, which is large for long sequences: [`Tiles::Auto`]
     /// decides how much of that is in memory at once; [`attention_in`](Tensor::attention_in) leaves
     /// the choice to the caller.
     #[track_caller]
@@ -118,7 +118,7 @@ impl<'t> Tensor<'t> {
                 Err("attention: queries and keys must be of fixed width".into())
             });
         };
-        // (Products of no width are 0, whatever they are scaled by.)
+        // (Products of width 0 are 0, whichever factor scales them.)
         let scale = (1.0 / (fixed.max(1) as f64).sqrt()) as f32;
         let Some(axis) = q.rank().checked_sub(2) else {
             return q;
@@ -129,8 +129,8 @@ impl<'t> Tensor<'t> {
         };
         let tile = |first: usize| {
             let range = first..all.min(first + rows);
-            // Of the keys only those that the last query of the tile sees. Where there is a way
-            // back, all: there the gradient of the keys is one sum that each tile adds to.
+            // Only the keys visible to the last query of the tile. With a backward pass, all keys:
+            // their gradient is then one sum that each tile adds to.
             let fewer = causal && !self.trace.is_training();
             let seen = keys
                 .len(axis_of_keys(keys))
@@ -154,7 +154,7 @@ impl<'t> Tensor<'t> {
         let mut tiles: Vec<Tensor<'t>> = Vec::new();
         for first in (0..all).step_by(rows) {
             let tile = self.trace.on_behalf(at, || tile(first));
-            // What is mistaken in one tile is so in all.
+            // A mistake in one tile is in all.
             if tile.is_poisoned() {
                 return tile;
             }
@@ -163,7 +163,7 @@ impl<'t> Tensor<'t> {
         self.trace.concat(&tiles, axis)
     }
 
-    /// Attention of all queries at once; if they are causal, of queries that begin at this place.
+    /// Attention of all queries at once; if causal, of queries that begin at this position.
     #[track_caller]
     fn attend(
         self,
@@ -184,8 +184,8 @@ impl<'t> Tensor<'t> {
                 .until_diagonal(first)
                 .select(scores, f32::NEG_INFINITY);
         }
-        // The weights are divided by their sum behind the product, where there are fewer numbers:
-        // so they are in memory once, as exponentials, which are their own derivative.
+        // The exponentials are divided by their sum after the product, where there are fewer
+        // numbers; therefore only the exponentials are in memory, which are their own derivative.
         let last = scores.rank().saturating_sub(1);
         let weights = scores.exponentials(last);
         weights.matmul(values) / weights.sum_keep(last)
@@ -221,7 +221,7 @@ impl<'t> Tensor<'t> {
             .flatten(last)
     }
 
-    /// Whether the coordinate along the last axis is at most that along the one before, counted
+    /// Whether the coordinate along the last axis is at most that along the axis before, counted
     /// from `first`: of this tensor's shape.
     #[track_caller]
     fn until_diagonal(self, first: usize) -> Tensor<'t> {
@@ -234,7 +234,8 @@ impl<'t> Tensor<'t> {
                 g.emit(Op::Index(strides), &[], DType::I32, dims.clone())
             };
             let (row, column) = (along(rank - 2), along(rank - 1));
-            // As a float, a place is exact up to 2²⁴; no machine has room for the scores of more.
+            // As a float, a position is exact up to 2²⁴; no machine has memory for the scores of
+            // more.
             let first = g.full(first as f32, DType::I32, &dims);
             let row = g.scalar(ScalarOp::Add, &[row, first]);
             Ok(g.scalar(ScalarOp::Le, &[column, row]))
@@ -242,7 +243,7 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// The axis of a tensor `[batch…, keys, width]` along which its keys are.
+/// The axis of keys of a tensor `[batch…, keys, width]`.
 fn axis_of_keys(keys: Tensor<'_>) -> usize {
     keys.rank().saturating_sub(2)
 }

@@ -1,4 +1,4 @@
-//! Sums of products in Einstein's notation, made of permutations, reshapes and matrix products.
+//! Sums of products in Einstein's notation, composed of permutations, reshapes and matrix products.
 
 use std::panic::Location;
 
@@ -24,8 +24,8 @@ impl Trace {
     /// a letter, and sums over every letter that is not in the result. Without `->` the result has
     /// the letters that occur once, in alphabetical order.
     ///
-    /// Operands are joined from left to right, each time by one matrix product. A letter stands for
-    /// one length and once in an operand.
+    /// Operands are combined from left to right, each by one matrix product. A letter has one
+    /// length and occurs once in an operand.
     #[track_caller]
     pub fn einsum<'t>(&'t self, equation: &str, operands: &[Tensor<'t>]) -> Tensor<'t> {
         self.record(Location::caller(), operands, |g, ids| {
@@ -42,14 +42,14 @@ fn parse(equation: &str) -> Result<(Vec<Vec<char>>, Vec<char>), String> {
     let letters = |text: &str| -> Result<Vec<char>, String> {
         let letters: Vec<char> = text.chars().filter(|c| !c.is_whitespace()).collect();
         if let Some(other) = letters.iter().find(|c| !c.is_ascii_alphabetic()) {
-            return Err(format!("{other:?} is no letter"));
+            return Err(format!("{other:?} is not a letter"));
         }
         match letters
             .iter()
             .enumerate()
             .find(|(i, c)| letters[..*i].contains(c))
         {
-            Some((_, twice)) => Err(format!("{twice} stands twice in \"{}\"", text.trim())),
+            Some((_, twice)) => Err(format!("{twice} occurs twice in \"{}\"", text.trim())),
             None => Ok(letters),
         }
     };
@@ -134,7 +134,7 @@ fn contract(
     let mut rest = operands.into_iter();
     let mut joined = rest.next().ok_or("no operand is named")?;
     while let Some(right) = rest.next() {
-        // What the result or a later operand still names.
+        // The axes that the result or a later operand still names.
         let needed =
             |c: char| result.contains(&c) || rest.as_slice().iter().any(|o| o.letters.contains(&c));
         let left = joined.sum(g, |c| needed(c) || right.letters.contains(&c));
@@ -165,7 +165,7 @@ impl Labelled {
         }
     }
 
-    /// The axes in the order of letters, which are this tensor's.
+    /// Permutes the axes into the order of `letters`, which are this tensor's.
     fn arrange(&self, g: &mut Graph, letters: &[char]) -> NodeId {
         let axes: Vec<usize> = letters
             .iter()
@@ -174,8 +174,8 @@ impl Labelled {
         g.permute(self.node, &axes)
     }
 
-    /// As matrices: the axes of each group, which together are all, joined into one; those of
-    /// `batch` stay apart.
+    /// As matrices: the axes of each group joined into one, except those of `batch`; the groups
+    /// together are all axes.
     fn matrices(
         &self,
         g: &mut Graph,
@@ -196,7 +196,7 @@ impl Labelled {
     }
 }
 
-/// The sum over what both have and nothing else needs.
+/// The sum over axes that both operands have and nothing else needs.
 fn product(
     g: &mut Graph,
     left: &Labelled,

@@ -1,5 +1,5 @@
-//! Elementwise operations: the rows of the table, operators, and functions made of them. (What they
-//! do at special numbers, beside PyTorch: `docs/numerics.md`.)
+//! Elementwise operations: the rows of the table, operators, and functions composed of them. (Their
+//! results at special numbers, compared with PyTorch: `docs/numerics.md`.)
 
 use std::f32::consts::FRAC_1_SQRT_2;
 use std::ops;
@@ -15,7 +15,7 @@ use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
 use crate::params::Param;
 
-/// The shape that shapes broadcast to: aligned at the last axis, lengths are equal or 1.
+/// The broadcast shape of two shapes: aligned at the last axis, lengths are equal or 1.
 pub(super) fn broadcast_shape(a: &[Size], b: &[Size]) -> Option<Dims> {
     let rank = a.len().max(b.len());
     let at = |d: &[Size], i: usize| (i + d.len()).checked_sub(rank).map_or(Size::ONE, |i| d[i]);
@@ -149,14 +149,14 @@ unary! {
 }
 
 binary! {
-    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, whatever x is; 0ʸ has
-    /// slope 0 along y ≥ 0.
+    /// xʸ, f32, with the special cases of IEEE 754. x⁰ is 1 with slope 0, for every x; 0ʸ has slope
+    /// 0 along y ≥ 0.
     pow Pow;
-    /// The smaller of two; NaN if either is. Of equal numbers each has half the gradient; beside a
-    /// NaN both have all of it.
+    /// The smaller of two; NaN if either is. Equal numbers get half the gradient each; if one is
+    /// NaN, both get all of it.
     minimum Min;
-    /// The larger of two; NaN if either is. Of equal numbers each has half the gradient; beside a
-    /// NaN both have all of it.
+    /// The larger of two; NaN if either is. Equal numbers get half the gradient each; if one is
+    /// NaN, both get all of it.
     maximum Max;
     /// x < y
     lt Lt;
@@ -179,7 +179,7 @@ binary! {
 }
 
 impl<'t> Tensor<'t> {
-    /// `a` where this truth value holds, else `b`.
+    /// `a` where this truth value is true, else `b`.
     #[track_caller]
     pub fn select(self, a: impl Operand<'t>, b: impl Operand<'t>) -> Tensor<'t> {
         let at = Location::caller();
@@ -214,9 +214,9 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This value, whose derivative with respect to `x` is `slope`, beside its own. Of a detached
-    /// value it is the only one: for what is computed by a formula whose derivative would be NaN or
-    /// inexact somewhere. The slope is differentiated in its turn.
+    /// This value, with the additional derivative `slope` with respect to `x`. For a detached value
+    /// it is the only derivative: for formulas whose own derivative would be NaN or inexact
+    /// somewhere. The slope can be differentiated in turn.
     #[track_caller]
     pub(super) fn with_slope(self, x: Tensor<'t>, slope: Tensor<'t>) -> Tensor<'t> {
         self.elementwise(ScalarOp::WithSlope, &[x, slope])

@@ -1,5 +1,4 @@
-//! Choosing elements by integer indices. An index out of range fails the run, naming the user's
-//! line.
+//! Selection by integer indices. An index out of range fails the run, naming the user's line.
 
 use std::panic::Location;
 
@@ -14,7 +13,7 @@ use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
 use crate::shape::elements;
 
-/// Refuses what is not an index.
+/// Refuses a tensor that is not an index.
 pub(super) fn require_index(g: &Graph, what: &str, index: NodeId) -> Result<(), String> {
     match g.dtype(index) {
         DType::I32 | DType::U8 => Ok(()),
@@ -37,8 +36,8 @@ pub(super) fn matches_position(g: &mut Graph, index: NodeId, n: Size) -> NodeId 
 }
 
 impl<'t> Tensor<'t> {
-    /// `result[… i …] = self[… index[… i …] …]` along an axis: index and result have the shape of
-    /// this tensor, but along the axis any length.
+    /// `result[… i …] = self[… index[… i …] …]` along an axis: index and result have this tensor's
+    /// shape, except for any length along the axis.
     #[track_caller]
     pub fn gather(self, axis: usize, index: Tensor<'t>) -> Tensor<'t> {
         self.trace
@@ -100,8 +99,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// 1 at the position each integer names, of which there is one at least, else 0: `[…] → […,
-    /// n]`, f32.
+    /// 1 at the position that each integer names, else 0: `[…] → […, n]`, f32; n is at least 1.
     #[track_caller]
     pub fn one_hot(self, n: usize) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {

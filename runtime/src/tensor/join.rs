@@ -14,12 +14,12 @@ use crate::ops::{Emit, NodeId, Op};
 use crate::trace::Trace;
 use crate::words::count;
 
-/// The most parts of a split: beyond it a typing error is likelier than a model.
+/// The most parts of a split, because more are likelier a typing error than a model.
 const PARTS_MAX: usize = 1 << 16;
 
 impl<'t> Tensor<'t> {
-    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only what it has
-    /// at every length.
+    /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only positions
+    /// that exist at every length.
     #[track_caller]
     pub fn slice(self, axis: usize, range: impl RangeBounds<usize>) -> Tensor<'t> {
         self.slice_step(axis, range, 1)
@@ -61,7 +61,7 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// An axis cut into `parts` of equal length, in order.
+    /// An axis split into `parts` of equal length, in order.
     #[track_caller]
     pub fn split(self, axis: usize, parts: usize) -> Vec<Tensor<'t>> {
         let at = Location::caller();
@@ -94,7 +94,7 @@ impl<'t> Tensor<'t> {
         (0..parts.min(PARTS_MAX)).map(part).collect()
     }
 
-    /// `value` added around this tensor: per axis so many before and so many after.
+    /// This tensor padded with `value`: so many elements before and after along each axis.
     #[track_caller]
     pub fn pad(self, pads: impl AsRef<[(usize, usize)]>, value: f32) -> Tensor<'t> {
         let pads = pads.as_ref();
@@ -125,7 +125,7 @@ impl<'t> Tensor<'t> {
 }
 
 impl Trace {
-    /// Tensors of one type one behind the other along an axis; their other axes are equal.
+    /// Tensors of one type concatenated along an axis; their other axes are equal.
     #[track_caller]
     pub fn concat<'t>(&'t self, tensors: &[Tensor<'t>], axis: usize) -> Tensor<'t> {
         self.record(Location::caller(), tensors, |g, ids| {
@@ -164,9 +164,9 @@ impl Trace {
     }
 }
 
-/// Start and length of a part of an axis, if it is there at every length of the axis.
+/// Start and length of a part of an axis, if it exists at every length of the axis.
 fn cut(len: Size, range: &impl RangeBounds<usize>, step: usize) -> Option<(i64, Size)> {
-    // Lengths grow with their symbols: with all of them 0 they are least.
+    // Lengths are monotonic in their symbols, so all symbols at 0 give the least.
     let least = len.checked_at(&Env::default())?;
     let start = match range.start_bound() {
         Bound::Included(&n) => i64::try_from(n).ok()?,

@@ -1,8 +1,8 @@
 //! Softmax and its relatives, losses, dropout: compositions that fuse into few kernels.
 //!
-//! A loss is a mean over all elements. Where there are none it is NaN, as in PyTorch; but a
-//! training trace refuses them: of a fixed length of 0 `compile` says so, of another one the run
-//! that has it, before it changes a weight.
+//! A loss is a mean over all elements. Over no elements it is NaN, as in PyTorch; but a training
+//! trace refuses them: a fixed length of 0 in `compile`, another one in the run that has it, before
+//! a weight is changed.
 
 use std::panic::Location;
 
@@ -31,7 +31,7 @@ impl<'t> Tensor<'t> {
 
     /// An integer near the maximum along an axis, which stays with length 1. Subtracted before
     /// exponentials it keeps them finite as the maximum itself would; and a rounded value has no
-    /// gradient, so that none flows through the maximum, where it would cancel anyway.
+    /// gradient, which would cancel anyway.
     #[track_caller]
     fn level(self, axis: usize) -> Tensor<'t> {
         let highest = |g: &mut Graph, ids: &[NodeId]| Ok(g.reduce(ReduceOp::Max, ids[0], &[axis]));
@@ -62,12 +62,12 @@ impl<'t> Tensor<'t> {
         x - x.exp().sum_keep(axis).ln()
     }
 
-    /// ln Σeˣ along an axis, which goes: −∞ where every element is −∞.
+    /// ln Σeˣ along an axis, which is removed: −∞ where every element is −∞.
     #[track_caller]
     pub fn logsumexp(self, axis: usize) -> Tensor<'t> {
         let x = self.require_float_axis(Location::caller(), "logsumexp", axis);
         let level = x.level(axis);
-        // ∞ − ∞ is no number: an infinite level is not subtracted.
+        // ∞ − ∞ is NaN, so an infinite level is not subtracted.
         let level = level.abs().equal(f32::INFINITY).select(0.0, level);
         let sum = (x - level).exp().sum_keep(axis).ln() + level;
         sum.squeeze(axis)
@@ -183,8 +183,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// The mean of (x − target)². The target is a number, or a tensor of this one's shape and type;
-    /// that nothing is repeated holds for every loss that compares element by element. Of no
-    /// elements it is NaN; a training trace refuses a run of them.
+    /// no loss that compares element by element broadcasts. Of no elements it is NaN; a training
+    /// trace refuses a run of them.
     #[track_caller]
     pub fn mse(self, target: impl Operand<'t>) -> Tensor<'t> {
         let (x, target) = self.beside_target("mse", target, Location::caller());
@@ -198,9 +198,9 @@ impl<'t> Tensor<'t> {
         (x - target).abs().mean_loss("l1")
     }
 
-    /// This tensor and what a loss compares it with element by element: a number, or a tensor of
-    /// the same shape and type. Repeated to one shape, `[n, 1]` and `[n]` would give the mean over
-    /// n × n pairs, which nobody means.
+    /// This tensor and the target that a loss compares it with element by element: a number, or a
+    /// tensor of the same shape and type. Broadcasting is refused, because `[n, 1]` and `[n]` would
+    /// silently give the mean over n × n pairs.
     fn beside_target(
         self,
         what: &str,
@@ -239,7 +239,8 @@ impl<'t> Tensor<'t> {
     }
 
     /// In a training trace zeroes each element with probability `p` and scales the others by 1/(1 −
-    /// p) (Srivastava et al. 2014); otherwise the identity. What is dropped is 0, NaN and ∞ too.
+    /// p) (Srivastava et al. 2014); otherwise the identity. Dropped elements become 0, even NaN and
+    /// ∞.
     #[track_caller]
     pub fn dropout(self, p: f32) -> Tensor<'t> {
         let x = self.require(Location::caller(), |g, x| {
@@ -257,7 +258,7 @@ impl<'t> Tensor<'t> {
         if !self.trace.is_training() || p == 0.0 {
             return x;
         }
-        // With p = 1 nothing stays, and an infinite scale must not meet a zero.
+        // With p = 1 no element stays, and an infinite scale must not meet a zero.
         let scale = if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 };
         x.uniform_like().ge(p).select(x * scale, 0.0)
     }

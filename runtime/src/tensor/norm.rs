@@ -1,4 +1,4 @@
-//! Normalisation: what norm layers compute, without their weights.
+//! Normalisation: the computation of norm layers, without their weights.
 
 use std::panic::Location;
 
@@ -11,17 +11,17 @@ use super::reduce::count;
 use super::{AxisSet, Tensor};
 use crate::ops::{Axes, Emit, Op};
 
-/// Statistics of a batch for each channel, and what normalises by them.
+/// Statistics of a batch for each channel, and the factors that normalise by them.
 pub(crate) struct BatchStatistics<'t> {
     /// x less a constant near the mean, of x's shape.
     centred: Tensor<'t>,
-    /// The mean of that: `[1, channels, 1…]`.
+    /// The mean of `centred`: `[1, channels, 1…]`.
     rest: Tensor<'t>,
     /// The mean of x: `[1, channels, 1…]`.
     pub mean: Tensor<'t>,
     /// The biased variance of x: `[1, channels, 1…]`.
     pub variance: Tensor<'t>,
-    /// How many elements a channel has, an f32 scalar.
+    /// The number of elements of a channel, an f32 scalar.
     pub count: Tensor<'t>,
 }
 
@@ -50,15 +50,14 @@ impl<'t> Tensor<'t> {
 
     /// Mean and biased variance over some axes, given a number K near the mean: the mean is K + E[x
     /// − K] and the variance E[(x − K)²] − E[x − K]² (Chan, Golub & LeVeque 1983). With the rounded
-    /// mean as K both are as good as f32 can say. The result does not depend on K but for rounding,
-    /// so no gradient flows through it.
+    /// mean as K both are exact to f32 rounding. The result depends on K only by rounding, so no
+    /// gradient flows through it.
     #[track_caller]
     fn moments(self, near: Tensor<'t>, axes: &[usize]) -> Moments<'t> {
         let centred = self - near.detach();
         let rest = centred.mean_keep(axes);
         let variance = centred.square().mean_keep(axes) - rest.square();
-        // Rounding may leave less than nothing; what that is the variance of has a slope like any
-        // other.
+        // Rounding may give less than 0; the clamped value keeps the gradient of the unclamped variance.
         let variance = variance
             .maximum(0.0)
             .detach()
@@ -71,14 +70,14 @@ impl<'t> Tensor<'t> {
     }
 
     /// 1/√(variance + ε) of a variance, or of a mean square: NaN where it is too large for f32,
-    /// which would make zeros of all that it scales.
+    /// because it would otherwise silently scale all elements to 0.
     #[track_caller]
     pub(crate) fn inverse_deviation(self, eps: f32) -> Tensor<'t> {
         let raised = self + eps;
-        // ∞ · 0 is NaN, and of any other variance it is 0.
+        // ∞ · 0 is NaN; for any other variance the term is 0.
         let value = (raised.rsqrt() + raised * 0.0).detach();
-        // The slope is said in terms of the value, so that the way back needs no second root; and
-        // that of the slope in its turn.
+        // The slope is expressed in terms of the value, so that the backward pass needs no second
+        // root; its own slope likewise.
         let slope = |root: Tensor<'t>| root / raised * -0.5;
         value.with_slope(self, slope(value.with_slope(self, slope(raised.rsqrt()))))
     }
@@ -105,7 +104,7 @@ impl<'t> Tensor<'t> {
     ///
     /// Both come from one pass: the K of [`Tensor::moments`] is the mean of the first example,
     /// which is one of n groups of equal size. So (mean − K)² is at most n times the variance, and
-    /// what cancels in the difference costs at most a factor n + 1 in rounding.
+    /// cancellation in the difference costs at most a factor n + 1 in rounding.
     #[track_caller]
     pub(crate) fn batch_statistics(self) -> BatchStatistics<'t> {
         let at = Location::caller();

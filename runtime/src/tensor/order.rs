@@ -13,7 +13,7 @@ use crate::ops::{Emit, Op};
 
 impl<'t> Tensor<'t> {
     /// The sum of each element and those before it along an axis of fixed length, of f32 or i32.
-    /// Sums of 1, 2, 4 … elements are joined (Hillis & Steele 1986), so that rounding errors grow
+    /// Sums of 1, 2, 4 … elements are added (Hillis & Steele 1986), so that rounding errors grow
     /// with the logarithm of the length.
     #[track_caller]
     pub fn cumsum(self, axis: usize) -> Tensor<'t> {
@@ -51,7 +51,7 @@ impl<'t> Tensor<'t> {
 
     /// The `k` largest elements along an axis of fixed length, the largest first, and their
     /// positions (i32); of equal ones the first comes first, and NaN counts as largest. Both have
-    /// length `k`, which may be 0, along the axis. Takes time in proportion to `k`.
+    /// length `k`, which may be 0, along the axis. The time is proportional to `k`.
     #[track_caller]
     pub fn topk(self, k: usize, axis: usize) -> (Tensor<'t>, Tensor<'t>) {
         let at = Location::caller();
@@ -87,7 +87,7 @@ impl<'t> Tensor<'t> {
             let mut taken = g.full(0.0, DType::Bool, &dims);
             let mut found = Vec::with_capacity(k);
             for _ in 0..k {
-                // The first place, among those left, of the largest value among those left.
+                // The first position of the largest remaining value, among the remaining ones.
                 let left = g.scalar(ScalarOp::Select, &[taken, lowest, x]);
                 let level = g.reduce(ReduceOp::Max, left, &[axis]);
                 let level = g.broadcast(level, &dims);
@@ -113,7 +113,7 @@ impl<'t> Tensor<'t> {
             }
             checked(g, Op::Concat { axis }, &found)
         });
-        // Positions are in range by themselves: there is nothing to check when it runs.
+        // Positions are in range by construction, so there is no check at run time.
         let values = self.trace.record(at, &[self, positions], |g, ids| {
             checked(g, Op::Gather { axis }, ids)
         });

@@ -122,7 +122,7 @@ impl<'t> Tensor<'t> {
     }
 
     /// The means of windows that divide an image `[n, channels, h, w]` into the given rows and
-    /// columns. Row i of them covers the rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image;
+    /// columns. Window row i covers the rows ⌊i·h/rows⌋ to ⌈(i + 1)·h/rows⌉ of the image;
     /// neighbours overlap by one row where the division has a remainder.
     #[track_caller]
     pub fn adaptive_avg_pool2d(self, size: [usize; 2]) -> Tensor<'t> {
@@ -221,7 +221,8 @@ fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId, String> {
     let Some(batch) = broadcast_shape(&ma[..ra - 2], &mb[..rb - 2]) else {
         return say(g, "batch dimensions do not broadcast".into());
     };
-    // One matrix on the right: the rows of all batches make one matrix, so nothing is repeated.
+    // With one matrix on the right, the rows of all batches make one matrix, so that nothing is
+    // repeated.
     let rows = elements(&ma[..ra - 1]).filter(|_| rb == 2);
     let (left, right) = match rows {
         Some(rows) => (Dims::from_slice(&[rows, k]), mb),

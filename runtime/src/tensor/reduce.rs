@@ -1,10 +1,10 @@
-//! Reductions. Each comes in three forms: over all axes, over some axes, which go (`_over`), and
-//! over some axes, which stay with length 1 (`_keep`).
+//! Reductions. Each comes in three forms: over all axes, over some axes, which are removed
+//! (`_over`), and over some axes, which stay with length 1 (`_keep`).
 //!
-//! Of no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all)
-//! true and the mean NaN. There is no largest or smallest of them, nor its position: along an axis
-//! of fixed length 0 that is a mistake, along another one the run fails in which it has no
-//! elements. Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
+//! Over no elements the sum is 0, the product 1, [`any`](Tensor::any) false, [`all`](Tensor::all)
+//! true and the mean NaN. A maximum, a minimum or its position does not exist: along an axis of
+//! fixed length 0 that is a mistake; along another axis, a run in which it has no elements fails.
+//! Other axes may be empty; then so is the result. (As in NumPy and PyTorch.)
 
 use std::ops::RangeFull;
 use std::panic::Location;
@@ -19,7 +19,7 @@ use crate::graph::Graph;
 use crate::ops::{Axes, Emit, NodeId, Op};
 use crate::shape::elements;
 
-/// Which axes: one number, an array or slice of numbers, or `..` for all.
+/// A set of axes: one number, an array or slice of numbers, or `..` for all.
 pub trait AxisSet {
     /// The numbers, for a tensor of `rank` axes.
     fn axes(&self, rank: usize) -> Axes;
@@ -57,8 +57,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// This tensor, where the axes have elements; `what` is the operation, and nothing without
-    /// elements `has` what it asks for.
+    /// This tensor, if the axes have elements; `what` is the operation, and `has` completes the
+    /// message "nothing without elements …".
     pub(super) fn with_elements(
         self,
         at: &'static Location<'static>,
@@ -105,8 +105,8 @@ fn reduce(
     fold(g, op, x, axes, keep)
 }
 
-/// Refuses axes without elements, which nothing `has`: fixed ones at once, others in the runs in
-/// which they have none.
+/// Refuses axes without elements, for which the operation is undefined: fixed ones at once, others
+/// in the runs in which they are empty.
 fn need_elements(
     g: &mut Graph,
     what: &str,
@@ -128,7 +128,7 @@ fn need_elements(
     Ok(())
 }
 
-/// A reduction that of no elements gives its identity.
+/// A reduction that gives its identity over no elements.
 fn fold(
     g: &mut Graph,
     op: ReduceOp,
@@ -158,8 +158,8 @@ fn fold(
     Ok(g.reshape(folded, &dims))
 }
 
-/// How many elements fold into one, as an f32 scalar. The product of bounded lengths is a value of
-/// the run.
+/// The number of elements reduced into one, as an f32 scalar. A product of bounded lengths is a
+/// value of the run.
 pub(super) fn count(g: &mut Graph, x: NodeId, axes: &Axes) -> Result<NodeId, String> {
     let lengths: Vec<Size> = axes.iter().map(|&a| g.dims(x)[a]).collect();
     let fixed = lengths
@@ -194,7 +194,7 @@ macro_rules! reductions {
 
             $(#[$doc])*
             ///
-            /// Over the given axes, which go.
+            /// Over the given axes, which are removed.
             #[track_caller]
             pub fn $over(self, axes: impl AxisSet) -> Tensor<'t> {
                 self.$call($($op,)? axes, false)
@@ -212,29 +212,29 @@ macro_rules! reductions {
 }
 
 reductions! {
-    /// The sum, of f32 or i32, which wraps; 0 of no elements. Floats are summed in parts whose
+    /// The sum, of f32 or i32, which wraps; 0 over no elements. Floats are summed in parts whose
     /// order depends on the shape alone.
     fold(ReduceOp::Sum) sum sum_over sum_keep;
-    /// The product, of f32 or i32, which wraps; 1 of no elements.
+    /// The product, of f32 or i32, which wraps; 1 over no elements.
     fold(ReduceOp::Prod) prod prod_over prod_keep;
-    /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no elements
-    /// there is none: an error.
+    /// The largest element, of f32 or i32; NaN if any is. Equals share the gradient. Over no
+    /// elements: an error.
     fold(ReduceOp::Max) max max_over max_keep;
-    /// The smallest element, of f32 or i32; NaN if any is. Equals share the gradient. Of no
-    /// elements there is none: an error.
+    /// The smallest element, of f32 or i32; NaN if any is. Equals share the gradient. Over no
+    /// elements: an error.
     fold(ReduceOp::Min) min min_over min_keep;
-    /// Whether any truth value holds; of none, none does.
+    /// Whether any truth value is true; false over no elements.
     fold(ReduceOp::Any) any any_over any_keep;
-    /// Whether all truth values hold; of none, all do.
+    /// Whether all truth values are true; true over no elements.
     fold(ReduceOp::All) all all_over all_keep;
-    /// The mean, f32: of truth values the share that holds; NaN of no elements.
+    /// The mean, f32: of truth values the share that is true; NaN over no elements.
     average() mean mean_over mean_keep;
 }
 
 impl<'t> Tensor<'t> {
-    /// The first position (i32) of the largest element along an axis, which goes; along several
-    /// axes the position counts in their row-major order. NaN counts as largest. Of no elements
-    /// there is none: an error.
+    /// The first position (i32) of the largest element along an axis, which is removed; along
+    /// several axes the position counts in their row-major order. NaN counts as largest. Over no
+    /// elements: an error.
     #[track_caller]
     pub fn argmax(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, false)
@@ -246,9 +246,9 @@ impl<'t> Tensor<'t> {
         self.fold(ReduceOp::ArgMax, axes, true)
     }
 
-    /// The first position (i32) of the smallest element along an axis, which goes; along several
-    /// axes the position counts in their row-major order. NaN counts as smallest. Of no elements
-    /// there is none: an error.
+    /// The first position (i32) of the smallest element along an axis, which is removed; along
+    /// several axes the position counts in their row-major order. NaN counts as smallest. Over no
+    /// elements: an error.
     #[track_caller]
     pub fn argmin(self, axes: impl AxisSet) -> Tensor<'t> {
         self.fold(ReduceOp::ArgMin, axes, false)

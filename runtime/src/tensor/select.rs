@@ -1,8 +1,8 @@
-//! Choosing by value: what comes out has a length that only the run finds.
+//! Selection by value: results have data-dependent lengths.
 //!
-//! Such a length is a dimension like a bounded one to everything that follows. What has it among
-//! its own is no part of the slab: it lives in the pool, or in bytes of the slab that the plan
-//! leaves free meanwhile.
+//! To later operations such a length is a dimension like a bounded one. Values that have it are not
+//! planned in the slab: they live in the pool, or in bytes of the slab that the plan leaves free
+//! meanwhile.
 
 use std::panic::Location;
 
@@ -35,15 +35,15 @@ fn flat(g: &mut Graph, x: NodeId, count: Size) -> NodeId {
     g.reshape(x, &Dims::from_slice(&[count]))
 }
 
-/// A length of which a scalar (i32) says how much it is in a run, `most` at most.
+/// A new data-dependent length, which a scalar (i32) has in a run; at most `most`.
 fn found(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     let symbol = g.symbols.found(most)?;
     checked(g, Op::Bind { symbol }, &[length])?;
     Ok(Size::symbol(symbol))
 }
 
-/// A length of which a scalar (i32) says how much it is in a run, where whatever has it is checked
-/// to lie within `most`. A scalar is asked once, so that what it says the length of has one length.
+/// A data-dependent length, given by a scalar (i32) in a run and checked to lie within `most`. Each
+/// scalar has one length, so that values measured by it have the same length.
 fn found_once(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
     let asked = g.ids().rev().find_map(|id| match g.node(id).op {
         Op::Bind { symbol } if same_view(g, g.node(id).inputs[0], length) => Some(symbol),
@@ -52,7 +52,7 @@ fn found_once(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String>
     asked.map_or_else(|| found(g, length, most), |symbol| Ok(Size::symbol(symbol)))
 }
 
-/// Whether two nodes are the same views of one node, or one number.
+/// Whether two nodes are the same views of one node, or the same number.
 fn same_view(g: &Graph, a: NodeId, b: NodeId) -> bool {
     let (x, y) = (g.node(a), g.node(b));
     a == b
@@ -63,8 +63,8 @@ fn same_view(g: &Graph, a: NodeId, b: NodeId) -> bool {
             && same_view(g, x.inputs[0], y.inputs[0]))
 }
 
-/// Row-major positions of true elements: i32 of one axis. A mask is asked once, so that what it
-/// selects has one length.
+/// Row-major positions of true elements: i32 of one axis. Each mask is searched once, so that all
+/// selections by it have the same length.
 fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, String> {
     let most = numbered(g, what, mask)?;
     let mask = flat(g, mask, most);
@@ -88,7 +88,7 @@ fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, Str
     )
 }
 
-/// Elements of one axis by their positions, which are in range.
+/// Gathers elements of one axis by positions that are in range.
 fn taken(g: &mut Graph, x: NodeId, positions: NodeId) -> NodeId {
     let (dtype, dims) = (g.dtype(x), g.dims(positions).clone());
     g.emit(Op::Gather { axis: 0 }, &[x, positions], dtype, dims)
@@ -111,8 +111,8 @@ fn order(g: &mut Graph, x: NodeId, descending: bool) -> Result<NodeId, String> {
 }
 
 impl<'t> Tensor<'t> {
-    /// Where elements are not zero: i32 `[count, axes]`, one row of coordinates for each, in
-    /// row-major order. How many there are is found by the run.
+    /// The positions of nonzero elements: i32 `[count, axes]`, one row of coordinates for each, in
+    /// row-major order. Their number is data-dependent.
     #[track_caller]
     pub fn nonzero(self) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -156,9 +156,9 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The elements at which a mask of truth values holds, in row-major order: `[count]`. The mask
-    /// and this tensor are repeated to one shape. How many there are is found by the run, and is
-    /// the same for all that one mask selects. A gradient goes back to where its element came from.
+    /// The elements at which a mask is true, in row-major order: `[count]`. The mask and this
+    /// tensor are broadcast to one shape. The number of elements is data-dependent, and the same
+    /// for all selections by one mask. A gradient goes back to the position of its element.
     #[track_caller]
     pub fn masked_select(self, mask: Tensor<'t>) -> Tensor<'t> {
         self.trace
@@ -177,9 +177,9 @@ impl<'t> Tensor<'t> {
             })
     }
 
-    /// The slices of an axis at which a mask `[n]` of truth values holds, where n is the axis's
-    /// length. How many there are is found by the run, and is the same for all that one mask
-    /// selects. A gradient goes back to where its slice came from.
+    /// The slices of an axis at which a mask `[n]` is true, where n is the axis's length. Their
+    /// number is data-dependent, and the same for all selections by one mask. A gradient goes back
+    /// to the position of its slice.
     #[track_caller]
     pub fn compress(self, axis: usize, mask: Tensor<'t>) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self, mask], |g, ids| {
@@ -198,8 +198,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The different values of all elements, ascending: `[count]`. Each NaN differs from every
-    /// other. How many there are is found by the run. There is no gradient.
+    /// The distinct values of all elements, ascending: `[count]`. Each NaN differs from every
+    /// other. Their number is data-dependent. There is no gradient.
     #[track_caller]
     pub fn unique(self) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -237,9 +237,9 @@ impl<'t> Tensor<'t> {
     }
 
     /// The part of an axis that begins at `start` and is `length` long, both i32 scalars of the
-    /// run. A part that is not inside of the axis fails the run. What one length tensor measures
-    /// has one length: two such parts can be added, whatever they are parts of. A gradient goes
-    /// back to where its element came from.
+    /// run. A part outside of the axis fails the run. Parts measured by the same length tensor have
+    /// the same length: two of them can be added, even parts of different tensors. A gradient goes
+    /// back to the position of its element.
     #[track_caller]
     pub fn dynamic_slice(
         self,
@@ -265,9 +265,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The `length` elements of an axis from `start` on, an i32 scalar of the run. A part that is
-    /// not inside of the axis fails the run. As the length is known, this is planned like
-    /// everything else.
+    /// The `length` elements of an axis from `start` on, an i32 scalar of the run. A part outside
+    /// of the axis fails the run. Because the length is known, the result is planned in the slab.
     #[track_caller]
     pub fn slice_from(self, axis: usize, start: impl Operand<'t>, length: usize) -> Tensor<'t> {
         let at = Location::caller();
@@ -289,8 +288,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The positions (i32) of the elements along the last axis in their order, the smallest or, if
-    /// `descending`, the largest first. Of equal ones the first comes first; NaN counts as largest.
+    /// The positions (i32) that sort the elements along the last axis, the smallest first or, if
+    /// `descending`, the largest first. Equal elements keep their order; NaN counts as largest.
     #[track_caller]
     pub fn argsort(self, descending: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -298,8 +297,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// The elements along the last axis in their order, as [`Tensor::argsort`] gives it. A gradient
-    /// goes back to where its element came from.
+    /// The elements along the last axis sorted, in the order of [`Tensor::argsort`]. A gradient
+    /// goes back to the position of its element.
     #[track_caller]
     pub fn sort(self, descending: bool) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self], |g, ids| {
@@ -310,9 +309,9 @@ impl<'t> Tensor<'t> {
     }
 
     /// Non-maximum suppression: of boxes `[n, 4]` (two corners x₀, y₀, x₁, y₁) with scores `[n]`,
-    /// the positions (i32 `[count]`) of those that stay, the highest score first. A box stays if
-    /// its intersection with each better one that stays is at most `threshold` of their union. How
-    /// many there are is found by the run.
+    /// the positions (i32 `[count]`) of the selected boxes, the highest score first. A box is
+    /// selected if its intersection with each better selected one is at most `threshold` of their
+    /// union. Their number is data-dependent.
     #[track_caller]
     pub fn nms(self, scores: Tensor<'t>, threshold: f32) -> Tensor<'t> {
         self.trace.record(Location::caller(), &[self, scores], |g, ids| {
@@ -335,8 +334,8 @@ impl<'t> Tensor<'t> {
     }
 }
 
-/// The length of the axis of which a part is taken, and the shape as text; refuses what is no axis,
-/// or no scalar beside it.
+/// The length of the axis of which a part is taken, and the shape as text; refuses a missing axis,
+/// or a start or length that is not a scalar.
 fn part_of(g: &Graph, what: &str, ids: &[NodeId], axis: usize) -> Result<(Size, String), String> {
     let Some(&len) = g.dims(ids[0]).get(axis) else {
         return Err(no_axis(g, what, axis, ids[0]));

@@ -1,5 +1,5 @@
-//! What tensors compute, against formulas in f64 written here, by the reference evaluator; and what
-//! mistakes say.
+//! Results of tensor operations, against formulas in f64 written here, by the reference evaluator;
+//! and the messages for mistakes.
 
 mod mistakes;
 mod order;
@@ -41,7 +41,7 @@ pub(crate) fn finished(trace: &Trace, outputs: &[Tensor<'_>]) -> Graph {
     graph
 }
 
-/// What the variables of a graph hold at first. Random ones hold their lower bound.
+/// The initial values of a graph's variables. Random ones hold their lower bound.
 pub(crate) fn first_values(graph: &Graph) -> Vec<Array> {
     let value = |init: Init| match init {
         Init::Constant(c) => f64::from(c),

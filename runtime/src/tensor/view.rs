@@ -1,4 +1,4 @@
-//! Rearrangements: the same elements under another shape. Most cost no bytes.
+//! Views: the same elements under another shape. Most cost no bytes.
 
 use std::panic::Location;
 
@@ -42,8 +42,8 @@ impl<'t> Tensor<'t> {
         })
     }
 
-    /// An axis divided into several, in row-major order; one length may be −1. `[a, b·c]` with axis
-    /// 1 into `(b, c)` is `[a, b, c]`.
+    /// An axis split into several, in row-major order; one length may be −1. `[a, b·c]` with axis 1
+    /// into `(b, c)` is `[a, b, c]`.
     #[track_caller]
     pub fn unflatten(self, axis: usize, lengths: impl Into<Shape>) -> Tensor<'t> {
         let mut lengths = lengths.into();

@@ -1,5 +1,5 @@
-//! Learning: what of a model changes, by which gradients, from one batch or from several parts of
-//! it.
+//! Learning: which parameters of a model change, by which gradients, from one batch or from several
+//! micro-batches.
 
 use std::collections::BTreeMap;
 use std::panic::Location;
@@ -12,7 +12,7 @@ use crate::ops::{Emit, NodeId};
 use crate::optim::{Optimizer, Weight};
 use crate::tensor::Tensor;
 
-/// An update being written down.
+/// An update that is being recorded.
 #[derive(Default)]
 pub(super) struct Updating {
     /// The variables it has set so far.
@@ -21,7 +21,7 @@ pub(super) struct Updating {
     pub counters: Vec<u32>,
 }
 
-/// A rule by which weights stay as they are, and where the user gave it.
+/// A rule that freezes weights, and the user's line of it.
 #[derive(Clone)]
 pub(super) struct Frozen {
     at: Line,
@@ -36,9 +36,9 @@ impl Building {
             .map_or_else(|| name.to_string(), |owner| format!("{owner}.{name}"))
     }
 
-    /// The parameters of the trace that gradients may change, with their nodes, and the rules by
-    /// which some stay as they are. Rules are the user's code, which may use the trace: it is
-    /// called when nothing of the trace is borrowed.
+    /// The parameters of the trace that gradients may change, with their nodes, and the rules that
+    /// freeze some. Rules are the user's code, which may use the trace; therefore they are called
+    /// while no part of the trace is borrowed.
     fn trained(&self) -> (Vec<(u32, NodeId, VariableInfo)>, Vec<Frozen>) {
         let all = (0..).zip(self.graph.variables.iter().zip(&self.variables));
         let trained = all
@@ -77,7 +77,7 @@ impl Trace {
             .collect()
     }
 
-    /// Reports rules that choose nothing: most likely a name is misspelt.
+    /// Reports rules that choose no parameter, most likely because a name is misspelt.
     fn check_frozen(&self) {
         let (trained, frozen) = self.building.borrow().trained();
         let known = names(trained.iter().map(|(.., info)| info));
@@ -91,9 +91,9 @@ impl Trace {
         }
     }
 
-    /// Keeps the parameters that `chosen` holds for as they are: [`Trace::minimize`] neither
-    /// changes them nor makes gradients or optimizer state for them. Say it before `minimize`.
-    /// Running statistics of a frozen layer go on running.
+    /// Freezes the parameters for which `chosen` is true: [`Trace::minimize`] neither changes them
+    /// nor makes gradients or optimizer state for them. Call it before `minimize`. Running
+    /// statistics of a frozen layer are still updated.
     ///
     /// A rule that chooses none of the trace's parameters is a mistake.
     #[track_caller]
@@ -116,8 +116,8 @@ impl Trace {
         });
     }
 
-    /// Makes every step change the parameters that `loss` depends on, so that it becomes smaller.
-    /// The loss is an f32 scalar.
+    /// Makes every step change the parameters that `loss` depends on, to decrease it. The loss is
+    /// an f32 scalar.
     #[track_caller]
     pub fn minimize<'t>(&'t self, loss: Tensor<'t>, optimizer: impl Optimizer) {
         let at = Location::caller();
@@ -134,11 +134,11 @@ impl Trace {
     }
 
     /// [`Trace::minimize`] of the mean of `parts` losses, whose gradients are added up one after
-    /// the other (gradient accumulation over micro-batches): the activations of one part are gone
-    /// before those of the next begin, so that a step needs the memory of a part and one gradient
-    /// for each weight. `loss` gives the loss of the part of a number from 0; the result is their
-    /// mean. For parts of equal size that is the loss of the whole batch and, but for rounding, its
-    /// step; batch norms take the statistics of each part.
+    /// the other (gradient accumulation over micro-batches): the activations of one micro-batch end
+    /// before those of the next begin, so that a step needs the memory of one micro-batch and one
+    /// gradient for each weight. `loss` gives the loss of the micro-batch of a number from 0; the
+    /// result is their mean. For micro-batches of equal size that is the loss of the whole batch
+    /// and, apart from rounding, its step; batch norms use the statistics of each micro-batch.
     ///
     /// ```
     /// # use slabwise::prelude::*;
@@ -176,7 +176,7 @@ impl Trace {
         for part in 0..parts {
             self.building.borrow_mut().graph.current_part += 1;
             let loss = self.scalar_loss(at, "minimize_in_parts", loss(part));
-            // Scaled before it is differentiated, so that the sums are gradients of the mean.
+            // Scaled before differentiation, so that the sums are gradients of the mean.
             let loss = self.on_behalf(at, || loss * share);
             if loss.is_poisoned() {
                 return loss;
@@ -196,7 +196,7 @@ impl Trace {
         total.unwrap_or(self.poisoned())
     }
 
-    /// Whether this trace can learn by the optimizer; if not, that is recorded.
+    /// Whether this trace can learn by the optimizer; if not, records the mistake.
     fn may_learn(&self, at: Line, optimizer: &impl Optimizer) -> bool {
         let fault = match optimizer.check() {
             Err(why) => Some(why),
@@ -214,7 +214,7 @@ impl Trace {
         fault.is_none()
     }
 
-    /// Has the optimizer update the weights of these gradients.
+    /// Adds the optimizer's update of the weights with these gradients.
     fn update(&self, at: Line, gradients: Vec<(u32, NodeId)>, optimizer: &impl Optimizer) {
         self.check_frozen();
         let weights: Vec<Weight<'_>> = {
@@ -278,25 +278,25 @@ impl Trace {
         }
     }
 
-    /// What is wrong with an update, at the line that asks for it.
+    /// Records a mistake of an update, at the line that requests it.
     #[track_caller]
     pub(crate) fn fail_update(&self, message: String) {
         self.fail(Location::caller(), "", format!("minimize: {message}"));
     }
 
-    /// What a variable is.
+    /// The description of a variable.
     pub(crate) fn info(&self, variable: u32) -> VariableInfo {
         self.building.borrow().graph.variables[variable as usize].clone()
     }
 
-    /// Writes states down as those of an optimizer of this name.
+    /// Records states as those of an optimizer of this name.
     pub(crate) fn owned_by(&self, owner: &str, work: impl FnOnce()) {
         let before = self.building.borrow_mut().owner.replace(Arc::from(owner));
         work();
         self.building.borrow_mut().owner = before;
     }
 
-    /// Keeps an average of what a variable is after each step: average ← decay·average + (1 −
+    /// Keeps an average of a variable's value after each step: average ← decay·average + (1 −
     /// decay)·variable.
     #[track_caller]
     pub(crate) fn keep_average(&self, variable: u32, decay: f32) {
@@ -315,7 +315,7 @@ impl Trace {
 }
 
 impl Building {
-    /// The gradients of a loss with respect to those of the weights that learn that it depends on.
+    /// The gradients of a loss with respect to the learning weights that it depends on.
     fn gradients(&mut self, loss: NodeId, learning: Vec<(u32, NodeId)>) -> Vec<(u32, NodeId)> {
         let nodes: Vec<NodeId> = learning.iter().map(|(_, node)| *node).collect();
         let found = crate::passes::autodiff::gradients(&mut self.graph, loss, &nodes);

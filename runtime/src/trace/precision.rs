@@ -1,4 +1,4 @@
-//! What matrix products and convolutions of a trace multiply.
+//! The operand types of a trace's matrix products and convolutions.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,15 +10,15 @@ use crate::error::{Error, Result};
 use crate::graph::Graph;
 use crate::ops::{Emit, NodeId};
 
-/// In which type matrix products and convolutions of a trace take their operands: see
+/// The operand type of matrix products and convolutions of a trace: see
 /// [`Trace::with_precision`](crate::Trace::with_precision).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Precision {
     /// As they are.
     #[default]
     F32,
-    /// Operands of f32 are rounded to bf16 first, 8 significant bits, so each is wrong by up to 2⁻⁸
-    /// of itself. Its exponents are those of f32: gradients need no scaling of the loss.
+    /// Operands of f32 are rounded to bf16 first, 8 significant bits, with a relative error of up
+    /// to 2⁻⁸. The exponent range is that of f32, so gradients need no scaling of the loss.
     Bf16,
 }
 
@@ -26,7 +26,7 @@ impl Precision {
     /// All of them.
     pub const ALL: [Precision; 2] = [Precision::F32, Precision::Bf16];
 
-    /// An operand of a product, rounded as this says.
+    /// An operand of a product, rounded to this precision.
     pub(crate) fn round(self, g: &mut Graph, operand: NodeId) -> NodeId {
         match self {
             Precision::Bf16 if g.dtype(operand) == DType::F32 => g.cast(operand, DType::BF16),

@@ -1,6 +1,5 @@
 //! Random numbers: each is a function of the session's seed, the step, the operation and the
-//! element, so that a run can be repeated bit by bit, and a value computed a second time is the
-//! same value.
+//! element, so that a run can be repeated bit by bit, and a recomputed value is identical.
 
 use std::f32::consts::TAU;
 use std::panic::Location;
@@ -16,8 +15,8 @@ use crate::shape::Shape;
 use crate::tensor::Tensor;
 
 impl Trace {
-    /// Uniform in [0, 1), f32. New numbers in each step of a training trace, the same in each run
-    /// of an inference trace.
+    /// Uniform in [0, 1), f32. Different numbers in each step of a training trace, the same in each
+    /// run of an inference trace.
     #[track_caller]
     pub fn uniform(&self, shape: impl Into<Shape>) -> Tensor<'_> {
         let shape = shape.into();
@@ -33,11 +32,11 @@ impl Trace {
         let shape = shape.into();
         let u = self.uniform(shape);
         let v = u.uniform_like();
-        // 1 − u lies in (0, 1]: the logarithm stays finite.
+        // 1 − u lies in (0, 1], where the logarithm is finite.
         ((1.0 - u).ln() * -2.0).sqrt() * (v * TAU).cos()
     }
 
-    /// Uniform numbers of the shape that `shape` gives, in the layer of `near`.
+    /// Uniform numbers of the shape `shape`, in the layer of `near`.
     fn draw<'t>(
         &'t self,
         at: Line,

@@ -25,8 +25,8 @@ const SAMPLING: &str = "sampling";
 const STEPS: &str = "optim.step";
 
 /// A named variable that accompanies weights: it lives in the session, is saved with the weights,
-/// and a step may replace it. A step reads the value that stood when the step began; what is
-/// [set](State::set) stands when the step has ended.
+/// and a step may replace it. A step reads the value from before the step; a value that is
+/// [set](State::set) takes effect when the step has ended.
 #[derive(Clone, Copy, Debug)]
 pub struct State<'t> {
     trace: &'t Trace,
@@ -35,7 +35,7 @@ pub struct State<'t> {
 }
 
 impl<'t> State<'t> {
-    /// The state that a mistake gave; the poisoned tensor says of which trace.
+    /// The state that a mistaken call gives; the poisoned tensor names the trace.
     pub(super) fn mistaken(poisoned: Tensor<'t>) -> Self {
         State {
             trace: poisoned.trace(),
@@ -43,12 +43,12 @@ impl<'t> State<'t> {
         }
     }
 
-    /// Which variable of the trace it is.
+    /// The variable of the trace.
     pub(super) fn variable(self) -> Option<u32> {
         self.variable
     }
 
-    /// What it holds when a step begins.
+    /// Its value when a step begins.
     pub fn value(self) -> Tensor<'t> {
         let id = self
             .variable
@@ -59,16 +59,16 @@ impl<'t> State<'t> {
         })
     }
 
-    /// What it will hold when the step has ended, as far as the trace is written: what it was
-    /// [set](State::set) to, else what it holds when the step begins.
+    /// Its value after the step, as far as the trace is recorded: the value it was
+    /// [set](State::set) to, else the value when the step begins.
     pub fn last(self) -> Tensor<'t> {
         self.variable
             .map_or(self.trace.poisoned(), |v| self.trace.last_value(v))
     }
 
-    /// Replaces what it will hold by what the rule makes of that: steps of one state that follow
-    /// each other within one step of the program, as the running statistics of a layer that is
-    /// applied several times.
+    /// Replaces its next value by the rule's result for it: successive updates of one state within
+    /// one step of the program, as for the running statistics of a layer that is applied several
+    /// times.
     #[track_caller]
     pub fn advance(self, rule: impl FnOnce(Tensor<'t>) -> Tensor<'t>) {
         let next = rule(self.last());
@@ -77,7 +77,7 @@ impl<'t> State<'t> {
         }
     }
 
-    /// What it holds when the step has ended: a tensor of its type and shape. Once per trace.
+    /// Sets its value after the step: a tensor of its type and shape. Once per trace.
     #[track_caller]
     pub fn set(self, value: Tensor<'t>) {
         if let Some(variable) = self.variable {
@@ -106,8 +106,8 @@ pub(super) fn variable(
 }
 
 impl Trace {
-    /// Declares a named state of fixed lengths, or gives the one of this name. `init` is what it
-    /// holds before the first step of a session that has none of this name yet.
+    /// Declares a named state of fixed lengths, or gives the existing one of this name. `init` is
+    /// its value before the first step of a session that has no such state yet.
     #[track_caller]
     pub fn state(
         &self,
@@ -241,7 +241,7 @@ impl Trace {
         self.declare(at, &layer, info)
     }
 
-    /// Makes `value` what a variable holds after the step.
+    /// Makes `value` a variable's value after the step.
     pub(crate) fn assign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         let index = variable as usize;
         let before = self.building.borrow().variables[index].assigned.is_some();
@@ -260,7 +260,7 @@ impl Trace {
             }
             Ok(g.emit(Op::Assign(variable), ids, dtype, dims))
         });
-        // A value that is wrong already was reported; the next one is not a second.
+        // A poisoned value was already reported, so the next one is not reported again.
         if !done.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
             building.variables[index].assigned = Some(done.id);
@@ -270,19 +270,19 @@ impl Trace {
         }
     }
 
-    /// Makes `value` what a variable holds after the step, in place of an earlier assignment.
+    /// Makes `value` a variable's value after the step, in place of an earlier assignment.
     fn reassign<'t>(&'t self, at: Line, variable: u32, value: Tensor<'t>) {
         if !value.is_poisoned() {
             let building = &mut *self.building.borrow_mut();
             if let Some(earlier) = building.variables[variable as usize].assigned.take() {
-                // A copy that nothing reads does nothing.
+                // A copy without readers has no effect.
                 building.graph.nodes[earlier.at()].op = Op::Copy;
             }
         }
         self.assign(at, variable, value);
     }
 
-    /// What a variable will hold after the step, as far as the trace is written.
+    /// A variable's value after the step, as far as the trace is recorded.
     pub(crate) fn last_value(&self, variable: u32) -> Tensor<'_> {
         let building = self.building.borrow();
         let held = &building.variables[variable as usize];
@@ -301,7 +301,7 @@ impl Trace {
         })
     }
 
-    /// A variable that holds these bytes and is never written. Equal ones are one.
+    /// A variable that holds these bytes and is never written. Equal constants share one variable.
     pub(crate) fn constant_of(
         &self,
         at: Line,
@@ -333,7 +333,7 @@ impl Trace {
     }
 
     /// The random state (i32 `[3]`: seed low, seed high, step). A trace for training or sampling
-    /// that reads it counts its last number up.
+    /// that reads it increments its last number.
     pub(super) fn random_state(&self, at: Line) -> Tensor<'_> {
         let dims = Dims::from_slice(&[Size::fixed(3)]);
         let advances = self.is_training() || self.sampling;
@@ -369,13 +369,14 @@ impl Trace {
         state.value()
     }
 
-    /// How many training steps were completed before this one: an i32 scalar, kept in the state
-    /// "optim.step", which an optimizer of a [name](crate::optim::Optimizer::named) has for itself.
-    /// A training trace that asks for it counts it up, once, however many optimizers ask.
+    /// The number of training steps completed before this one: an i32 scalar, kept in the state
+    /// "optim.step", of which a [named](crate::optim::Optimizer::named) optimizer has a separate
+    /// one. A training trace that reads it increments it once per step, however many optimizers
+    /// read it.
     ///
-    /// Programs of a session that train the same weights by the same optimizer share the count.
-    /// Were it shared by programs that do not, corrections and schedules that follow it would be
-    /// wrong: compiling the second of them is an error.
+    /// Programs of a session that train the same weights by the same optimizer share the count. If
+    /// other programs shared it, corrections and schedules that depend on it would be wrong;
+    /// therefore compiling the second of them is an error.
     #[track_caller]
     pub fn completed_steps(&self) -> Tensor<'_> {
         let state = self.owned_state(STEPS, DType::I32, Init::Constant(0.0));
@@ -403,7 +404,7 @@ impl Trace {
         }
     }
 
-    /// A scalar state of the optimizer at work.
+    /// A scalar state of the current optimizer.
     #[track_caller]
     pub(crate) fn owned_state(&self, name: &str, dtype: DType, init: Init) -> State<'_> {
         let name = self.building.borrow().owned(name);

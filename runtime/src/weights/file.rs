@@ -16,14 +16,14 @@ use slabwise_planner::{brief, shortened};
 
 use super::{CHECKSUMS, Entry, METADATA_KEY, WeightsError, from_format};
 
-/// The most bytes of a file: beyond any machine that this crate would train on, and short of what
-/// would only fill it.
+/// The most bytes of a file: more than fits any machine that this crate would train on, but less
+/// than a file that could only fill its disk.
 pub const FILE_MAX: u64 = 1 << 38;
 
-/// Most characters of what a parser says.
+/// Most characters of a parser's message.
 const DETAIL_MAX: usize = 160;
 
-/// What the header says of one tensor.
+/// The header's entry of one tensor.
 #[derive(Debug)]
 pub(super) struct Info {
     pub(super) dtype: Dtype,
@@ -47,7 +47,7 @@ impl File {
     ///
     /// [`WeightsError::Read`] when there is no such readable file, [`WeightsError::Malformed`] when
     /// its header is damaged, has a name twice or does not agree with its length,
-    /// [`WeightsError::Damaged`] when a tensor is not what was saved.
+    /// [`WeightsError::Damaged`] when a tensor differs from the one that was saved.
     pub fn open(path: impl AsRef<Path>) -> Result<File, WeightsError> {
         let path = path.as_ref();
         let read = || -> io::Result<Vec<u8>> {
@@ -66,7 +66,7 @@ impl File {
                 );
                 return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
             }
-            // More than there is memory for is an error, not the end of the process.
+            // A file larger than memory is an error, not the end of the process.
             let reserved = usize::try_from(length).map(|length| bytes.try_reserve_exact(length));
             reserved
                 .map_err(io::Error::other)?
@@ -81,7 +81,7 @@ impl File {
         File::of_bytes(path, bytes)
     }
 
-    /// As [`File::open`], of what a file contains; `path` names it in errors.
+    /// As [`File::open`], from a file's contents; `path` names it in errors.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl File {
             .collect::<Result<_, _>>()
             .map_err(|_| {
                 malformed(format!(
-                    "its note {CHECKSUMS} is no list of checksums: `{}`",
+                    "its note {CHECKSUMS} is not a list of checksums: `{}`",
                     brief(sums)
                 ))
             })?;
@@ -178,7 +178,7 @@ impl File {
         Ok(())
     }
 
-    /// Where the file was read from.
+    /// The path that the file was read from.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -197,15 +197,15 @@ impl File {
             .and_then(|(name, info)| self.entry(name, info))
     }
 
-    /// The names of all tensors in order, each with the format's name of its type and its shape:
-    /// also those of types that no model can have, such as I64.
+    /// The names of all tensors in order, each with its type's name in the format and its shape,
+    /// including types that no model can have, such as I64.
     pub fn names(&self) -> impl ExactSizeIterator<Item = (&str, String, &[u64])> {
         self.tensors
             .iter()
             .map(|(name, info)| (&**name, info.dtype.to_string(), &*info.shape))
     }
 
-    /// The free-form notes saved with the tensors.
+    /// The free-form metadata saved with the tensors.
     pub fn metadata(&self) -> &BTreeMap<String, String> {
         &self.metadata
     }
@@ -220,11 +220,11 @@ impl File {
     }
 
     fn data(&self, info: &Info) -> &[u8] {
-        // The range was looked at when the file was read.
+        // The range was checked when the file was read.
         self.bytes.get(info.range.clone()).unwrap_or_default()
     }
 
-    /// A tensor's elements as those of a type of which [`is_cast`] or which it has.
+    /// A tensor's elements converted to a type that it has or that [`is_cast`] permits.
     pub(crate) fn elements(&self, name: &str, to: DType) -> Option<Cow<'_, [u8]>> {
         let info = self.tensors.get(name)?;
         let bytes = self.data(info);
@@ -234,8 +234,8 @@ impl File {
         if !is_cast(info.dtype, to) {
             return None;
         }
-        // Narrower ones hold fewer values: what lies between two goes to the nearest, the even one
-        // of two as near.
+        // Narrower types hold fewer values: a value between two of them goes to the nearest, a tie
+        // to the even one.
         let floats: Vec<f32> = match info.dtype {
             Dtype::F16 => bytes
                 .as_chunks()
@@ -278,7 +278,7 @@ impl File {
     }
 }
 
-/// Whether a type of a file is cast to a type of a model: floats are, but 64 bits not to 16, which
+/// Whether a type of a file is cast to a type of a model: floats are, except 64 bits to 16, which
 /// would round twice.
 pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     let half = matches!(to, DType::F16 | DType::BF16);
@@ -289,8 +289,7 @@ pub(super) fn is_cast(from: Dtype, to: DType) -> bool {
     }
 }
 
-/// The keys of an object of JSON, each of which stands there once: of the header, and of the notes
-/// in it.
+/// The keys of a JSON object, which must be unique: of the header, and of its metadata.
 struct Names;
 
 impl<'de> Deserialize<'de> for Names {

@@ -1,4 +1,4 @@
-//! Which tensor of a file is which of a model.
+//! The mapping of a file's tensors to a model's.
 
 use std::borrow::Cow;
 use std::collections::btree_map::{BTreeMap, Entry};
@@ -13,11 +13,11 @@ use super::{File, WeightsError, from_format};
 /// Most lines of differences that an error lists.
 const PROBLEMS_MAX: usize = 64;
 
-/// A new name for a name, or none for what is left out.
+/// The new name of a tensor, or none for a tensor that is left out.
 type Rename<'a> = Box<dyn Fn(&str) -> Option<String> + 'a>;
 
-/// What of a file is loaded, and into what. By default everything: each weight and state of the
-/// session is in the file, and the file has nothing else.
+/// Which tensors of a file are loaded, and into which weights. By default everything: each weight
+/// and state of the session is in the file, and the file has nothing else.
 ///
 /// The body of a model that was trained for other classes, whose names have a prefix that this one
 /// does not use:
@@ -68,7 +68,7 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// What the file does not have keeps its value.
+    /// Weights that the file does not have keep their values.
     #[must_use]
     pub fn allow_missing(self) -> Self {
         LoadOptions {
@@ -77,7 +77,7 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// What the session does not have is passed over.
+    /// Tensors that the session does not have are passed over.
     #[must_use]
     pub fn ignore_extra(self) -> Self {
         LoadOptions {
@@ -86,8 +86,8 @@ impl<'a> LoadOptions<'a> {
         }
     }
 
-    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` takes a
-    /// prefix away, `("", "encoder.")` puts one before all. Several renamings follow one another.
+    /// Names of the file that begin with `from` begin with `to` instead: `("module.", "")` removes
+    /// a prefix, `("", "encoder.")` adds one to all. Several renamings are applied in order.
     #[must_use]
     pub fn prefix(self, from: impl Into<String>, to: impl Into<String>) -> Self {
         let (from, to) = (from.into(), to.into());
@@ -99,7 +99,7 @@ impl<'a> LoadOptions<'a> {
         })
     }
 
-    /// What a tensor of the file is called in the session; `None` leaves it out.
+    /// The name in the session of a tensor of the file; `None` leaves it out.
     #[must_use]
     pub fn rename(mut self, rename: impl Fn(&str) -> Option<String> + 'a) -> Self {
         self.renames.push(Box::new(rename));
@@ -116,18 +116,18 @@ impl<'a> LoadOptions<'a> {
     }
 }
 
-/// What was loaded, and what was not.
+/// The names that were loaded, and those that were not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Loaded {
-    /// How many weights and states have values of the file.
+    /// The number of weights and states loaded from the file.
     pub count: usize,
-    /// Names of the session that the file does not have, whose values are as before.
+    /// Names of the session that the file does not have, whose values are unchanged.
     pub missing: Vec<String>,
     /// Names of the file that were passed over, those of types that no model can have among them
     /// (such as the I64 counters of PyTorch's batch norms), but not those that a renaming left out,
-    /// nor states where weights were asked for.
+    /// nor states where only weights were requested.
     pub extra: Vec<String>,
-    /// Names of the session whose values were cast, for the file has another type of floats.
+    /// Names of the session whose values were cast, because the file has another type of floats.
     pub cast: Vec<String>,
 }
 
@@ -138,8 +138,8 @@ pub(crate) struct Expected {
     pub shape: Vec<u64>,
 }
 
-/// The name in the file of each expected tensor, if the file has it, and what else there is to say.
-/// `is_state` tells names of the file that are states.
+/// The name in the file of each expected tensor, if the file has it, and the differences.
+/// `is_state` marks names of the file that are states.
 ///
 /// # Errors
 ///
@@ -210,7 +210,7 @@ pub(crate) fn fit<'f>(
         let Some(info) = file.tensors.get(name).filter(|_| !options.ignore_extra) else {
             continue;
         };
-        // What no model can have does not tell another model.
+        // A type that no model can have does not indicate another model.
         if let Some(dtype) = from_format(info.dtype) {
             states += usize::from(is_state(name));
             unexpected.push(name);
@@ -245,7 +245,7 @@ pub(crate) fn fit<'f>(
     })
 }
 
-/// What can be done about names that are missing and others that are there.
+/// The remedy for names that are missing and others that are there.
 fn help(missing: &[String], unexpected: &[&str]) -> String {
     let prefix = missing.iter().find_map(|name| {
         let longer = unexpected

@@ -1,4 +1,4 @@
-//! What is written is read again, bit by bit; what is damaged or does not fit is refused.
+//! Written files are read back bit by bit; damaged files and those that do not fit are refused.
 
 use std::collections::HashMap;
 use std::fs;
@@ -104,7 +104,7 @@ fn every_bit_survives() {
     assert_eq!(file.get("nothing"), None);
     assert_eq!(file.metadata(), &notes());
     assert_eq!(files_in(folder.path()), ["a.safetensors"]);
-    // Nothing to say is a valid file too.
+    // A file without tensors is valid too.
     save(&path, &[], &BTreeMap::new()).unwrap();
     let file = File::open(&path).unwrap();
     assert!(file.tensors().next().is_none() && file.metadata().is_empty());
@@ -131,13 +131,13 @@ fn truncated_at_every_length_is_an_error() {
         File::of_bytes(&path, longer),
         Err(WeightsError::Malformed { .. })
     ));
-    // Damage to any one bit of a tensor is told by its name.
+    // Damage to any one bit of a tensor is reported with its name.
     let body = whole.len() - floats.len() - 9;
     for at in body..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
         let error = File::of_bytes(&path, bytes).unwrap_err();
-        // A bool of 2 is none whatever was saved.
+        // A bool of 2 is invalid, whichever file it comes from.
         assert!(
             matches!(&error, WeightsError::Damaged { .. }) || error.to_string().contains("bool"),
             "{at}: {error}"
@@ -327,7 +327,7 @@ fn floats_are_cast_to_the_nearest() {
     assert_eq!(
         floats("d"),
         [1.0, 0.1, f32::NEG_INFINITY],
-        "what is too large for the type is infinite"
+        "a value too large for the type is infinite"
     );
     let narrow = file.elements("s", DType::F16).unwrap();
     assert_eq!(
@@ -442,7 +442,7 @@ fn a_part_is_loaded_under_other_names() {
         (loaded.count, loaded.missing, loaded.extra),
         (2, vec!["head".to_string()], Vec::new())
     );
-    // Less of the file than it has.
+    // Only some of the file's tensors.
     let few = [expected("x.module.a", DType::U8, &[1])];
     let (_, loaded) = fit(
         &few,
@@ -527,7 +527,7 @@ fn a_failed_save_changes_nothing() {
             Err(WeightsError::InvalidTensor { .. })
         ));
     }
-    // The rename is refused only after the temporary file was written: it has to go.
+    // The rename is refused only after the temporary file was written, which must be removed.
     fs::create_dir(folder.path().join("folder")).unwrap();
     for at in [
         "folder",

@@ -13,8 +13,8 @@ pub struct Rounding {
     /// 2^-11 off, and compute several times faster; the CPU does not
     #[arg(long)]
     pub tf32: bool,
-    /// What matrix products and convolutions multiply, f32 or bf16; weights, gradients, norms and
-    /// losses stay in f32
+    /// The operand type of matrix products and convolutions, f32 or bf16; weights, gradients, norms
+    /// and losses stay in f32
     #[arg(long, value_name = "TYPE", default_value_t)]
     pub dtype: Precision,
 }
@@ -38,6 +38,6 @@ impl Rounding {
 pub fn seconds(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text
         .parse()
-        .map_err(|_| format!("`{}` is no number of seconds", brief(text)))?;
+        .map_err(|_| format!("`{}` is not a number of seconds", brief(text)))?;
     Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
 }

@@ -16,9 +16,9 @@ use crate::plan::of_batch;
 
 mod compile;
 
-/// Steps are repeated for this long unless their number is given.
+/// The time for which steps are repeated unless their number is given.
 const PATIENCE: Duration = Duration::from_secs(3);
-/// And at least so often.
+/// The least number of repetitions.
 const LEAST_STEPS: usize = 10;
 
 #[derive(clap::Args)]
@@ -38,15 +38,15 @@ pub struct Args {
     optimizer: Option<OptimizerKind>,
     #[command(flatten)]
     rounding: Rounding,
-    /// Timed steps, as many as fit into three seconds unless given; of compile the compilations of
-    /// which each stage's fastest time is told, one unless given
+    /// Timed steps, as many as fit into three seconds unless given; for compile the number of
+    /// compilations, of which each stage's fastest time is shown, one unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     steps: Option<u32>,
     /// Threads kernels use; SLABWISE_THREADS or one for each core unless given
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
     /// Models: the most bytes that weights, state and slab may take, such as 24MiB, or a part of
-    /// the slab that computing nothing twice needs, such as 50%
+    /// the slab without recomputation, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
     /// Models: send values to the host as well to keep the budget, over a link of this speed in
@@ -59,11 +59,11 @@ pub struct Args {
     /// Rows and columns of gemm (1024 unless given), elements of chain (16777216 unless given)
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
     n: Option<u32>,
-    /// chain: the gradient with respect to x instead of the sum
+    /// chain: compute the gradient with respect to x instead of the sum
     #[arg(long)]
     grad: bool,
-    /// Models: also of each kernel, in the order they run, the fastest time, its arithmetic
-    /// operations and bytes, and on a CUDA device how near that is to the least time possible there
+    /// Models: also show each kernel, in execution order: its fastest time, its arithmetic
+    /// operations and bytes, and on a CUDA device the ratio to the least time possible there
     #[arg(long)]
     kernels: bool,
     /// One JSON object instead of text
@@ -71,7 +71,7 @@ pub struct Args {
     json: bool,
 }
 
-/// What is timed.
+/// The subject of the measurement.
 #[derive(Clone, Copy)]
 enum Subject {
     Model(Model),
@@ -119,7 +119,7 @@ pub fn run(args: &Args) -> Result<()> {
     pairs(&fields)
 }
 
-/// A value as a person reads it; the ending of the name says what it counts.
+/// A value as text; the suffix of the name gives its unit.
 fn show(name: &str, value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -142,7 +142,7 @@ fn open(args: &Args, params: Params) -> Result<Session> {
     })
 }
 
-/// The first step, and the ones timed after some more to warm up.
+/// The first step, and the steps timed after a warm-up.
 struct Steps {
     first_s: f64,
     times: Times,
@@ -290,7 +290,7 @@ fn bench_chain(args: &Args) -> Result<Value> {
     }))
 }
 
-/// The most memory this process ever held, where the system tells it; else 0.
+/// The peak resident memory of this process, if the system reports it; else 0.
 fn rss_peak_bytes() -> u64 {
     let text = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let kib = text.lines().find_map(|l| {

@@ -1,5 +1,5 @@
-//! `slabwise compare`: the same program run in planned and in dynamic mode, measured; and what each
-//! policy of the pool makes of the same allocations.
+//! `slabwise compare`: the same program run in planned and in dynamic mode, measured; and the same
+//! allocations replayed under each policy of the pool.
 
 use serde_json::{Value, json};
 use slabwise::feed::Feed;
@@ -30,10 +30,10 @@ pub struct Args {
     json: bool,
 }
 
-/// Steps whose allocations are replayed: the first fills a pool, the others show what it keeps.
+/// Steps whose allocations are replayed: the first fills a pool, the others show its steady state.
 const RECORDED_STEPS: usize = 3;
 
-/// What one program was measured to use.
+/// The measurements of one program.
 struct Measured {
     no_reuse: u64,
     dynamic: u64,
@@ -71,8 +71,7 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The training step with the model's own optimizer, and the inference, each in a session of its
-/// own.
+/// The training step with the model's own optimizer, and the inference, each in a separate session.
 fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     let open = || {
         let params = Params::seeded(0);
@@ -81,7 +80,7 @@ fn compare(model: Model, batch: u32, steps: u32) -> Result<[Measured; 2]> {
     };
     let (network, mut session) = open()?;
     let train = network.training(&mut session, batch, model.optimizer())?;
-    // Made once a step of this batch is known to fit.
+    // Built once a step of this batch is known to fit.
     let (images, labels) = model.batch(batch as usize, 1);
     let train = measure(&mut session, &train, (&images, &labels), steps)?;
     let (network, mut session) = open()?;
@@ -98,10 +97,10 @@ fn measure(
 ) -> Result<Measured> {
     let (mut dynamic, mut planned) = (Times::default(), Times::default());
     let item = |output: Result<[slabwise::Output<'_>; 1]>| output.map(|[output]| output.item());
-    // Once before, so that neither mode is timed while its memory is new.
+    // Each mode runs once before, so that neither is timed while its memory is new.
     item(session.run_dynamic(program, &feed))?;
     item(session.run(program, &feed))?;
-    // What the steps ask the pool for is the same under any policy, so it is written down once and
+    // The steps' requests to the pool are the same under any policy, so they are recorded once and
     // replayed.
     session.pool().record(usize::MAX);
     for _ in 0..RECORDED_STEPS {

@@ -1,4 +1,4 @@
-//! `slabwise diff`: what made a plan grow.
+//! `slabwise diff`: the reasons why a plan grew.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,10 +24,10 @@ pub struct Args {
 
 /// Rows of each list that are shown.
 const SHOWN: usize = 12;
-/// Most characters of a cell: names are what somebody wrote into a file.
+/// Most characters of a cell: names come from a file, so their length is not under control.
 const CELL_MAX: usize = 100;
 
-/// A file that cannot be read or is malformed ends with 2.
+/// A file that cannot be read or is malformed gives exit code 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut plans = Vec::new();
     for path in [&args.a, &args.b] {
@@ -185,7 +185,7 @@ fn show(a: &PlanFile, b: &PlanFile, diff: &Diff) -> Result<()> {
     )
 }
 
-/// Outside of layers, there is no name.
+/// Layer names are empty outside of layers.
 fn shown_name(name: &str) -> String {
     if name.is_empty() {
         "(no layer)".into()
@@ -194,7 +194,7 @@ fn shown_name(name: &str) -> String {
     }
 }
 
-/// A list under its name; nothing if it is empty, and only its beginning if it is long.
+/// A list under its name; nothing if it is empty, and truncated if it is long.
 fn list(name: &str, head: [&str; 4], all: Vec<[String; 4]>) -> Result<()> {
     if all.is_empty() {
         return Ok(());

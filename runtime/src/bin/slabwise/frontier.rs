@@ -1,4 +1,4 @@
-//! `slabwise plan --frontier`: what a smaller slab costs in time.
+//! `slabwise plan --frontier`: the time that a smaller slab costs.
 
 use std::fmt::Write;
 
@@ -8,10 +8,9 @@ use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Sent, Sessi
 use crate::output::{line, save, table};
 use crate::plan::{Args, of_batch};
 
-/// Budgets between all that a step needs if nothing is computed twice, and the least that was found
-/// to be enough.
+/// The number of budgets, between the size without recomputation and the least found to suffice.
 const BUDGETS: u64 = 10;
-/// Kernels that are named as computed again.
+/// Recomputed kernels that are named.
 const NAMED: usize = 6;
 
 /// A plan under a budget.
@@ -22,7 +21,7 @@ struct Point {
     /// Values that are sent to the host.
     sent: usize,
     overhead: f64,
-    /// Slices of the batch, if kernels run on some.
+    /// Micro-batches, if kernels run on some.
     slices: Option<InSlices>,
     again: String,
 }
@@ -91,7 +90,7 @@ fn plan(args: &Args, budget: Budget) -> Result<Plan> {
     })
 }
 
-/// From the largest slab to the smallest; a budget that nothing was found for is left out.
+/// The plans from the largest slab to the smallest; budgets without a plan are left out.
 fn points(args: &Args) -> Result<Vec<Point>> {
     let all = plan(args, Budget::Unlimited)?.slab_bytes();
     let least = match plan(args, Budget::Fraction(0.0)) {
@@ -120,8 +119,8 @@ fn points(args: &Args) -> Result<Vec<Point>> {
     Ok(points)
 }
 
-/// What runs on slices, and the largest of what is computed again or sent to the host, and for
-/// whom.
+/// The kernels that run on micro-batches, and the largest of the values that are recomputed or sent
+/// to the host, with their consumers.
 fn told(plan: &Plan) -> String {
     let mut again = plan.computed_again();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));

@@ -8,7 +8,7 @@ use slabwise_planner::{csv, files};
 
 use crate::output::save;
 
-/// The graph in a file, or what is wrong with it: that is wrong usage.
+/// The graph in a file, or its defect, which is wrong usage.
 pub fn read(path: &Path) -> std::result::Result<RematGraph, String> {
     let content = csv::read_packed(path, TEXT_MAX).map_err(|error| error.to_string())?;
     RematGraph::read(&content).map_err(|error| format!("{}: {error}", path.display()))

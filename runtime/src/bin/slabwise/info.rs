@@ -1,5 +1,4 @@
-//! `slabwise info`: what the machine offers and which settings were read; those that make no sense
-//! are told as such.
+//! `slabwise info`: the machine's features and the settings read; invalid ones are marked.
 
 use slabwise::memory::MemoryConfig;
 use slabwise::settings::{self, variable};

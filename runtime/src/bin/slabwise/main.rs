@@ -1,8 +1,8 @@
-//! The command line: what a model needs, what the plan saves, how fast a step is.
+//! The command line: memory needs of a model, savings of the plan, time of a step.
 //!
-//! Exit codes: 0 on success, 1 when what was asked for cannot be done (the reason goes to stderr),
-//! 2 on wrong usage: an argument or a variable of the environment that makes no sense, an input
-//! file that cannot be read or is damaged.
+//! Exit codes: 0 on success, 1 when the request cannot be fulfilled (the reason goes to stderr), 2
+//! on wrong usage: an invalid argument or environment variable, an input file that cannot be read
+//! or is damaged.
 #![forbid(unsafe_code)]
 
 mod arguments;
@@ -33,36 +33,37 @@ struct Cli {
 }
 
 const EXIT_CODES: &str = "An output named - goes to stdout, and the report to stderr then.\n\n\
-    Exit codes: 0 done; 1 what was asked for cannot be done; 2 an argument or a variable of the environment makes no sense, \
+    Exit codes: 0 done; 1 the request cannot be fulfilled; 2 an argument or an environment variable is invalid, \
     or an input file cannot be read or is damaged.";
 
 #[derive(Subcommand)]
 enum Command {
-    /// Plan the training step of a built-in model and show what it needs; nothing is run but for
-    /// --html
+    /// Plan the training step of a built-in model and show its memory needs; runs nothing except
+    /// for --html and the exports of a run
     Plan(plan::Args),
     /// Measure peak memory and time of planned against dynamic allocation
     Compare(compare::Args),
     /// Time a training step, a matrix product, an elementwise chain, or each stage of compiling
     /// models
     Bench(bench::Args),
-    /// Give offsets to buffers with known lifetimes, so that as few bytes as possible are needed
+    /// Assign offsets to buffers with known lifetimes, so that as few bytes as possible are needed
     Pack(pack::Args),
     /// Order the operations of a graph so that as few bytes as possible live at once
     Order(order::Args),
-    /// Find the cheapest schedule of a graph file within a memory budget, by computing buffers
-    /// again or sending them to the host
+    /// Find the cheapest schedule of a graph file within a memory budget, by recomputing buffers or
+    /// sending them to the host
     Remat(remat::Args),
     /// Replay a trace of allocations through a pool's policies
     Replay(replay::Args),
-    /// Compare two plans that `slabwise plan --json` has written: what made the second one grow
+    /// Compare two plans that `slabwise plan --json` has written, and show why the second one is
+    /// larger
     Diff(diff::Args),
     /// Show versions, instruction sets, threads and the settings read
     Info,
 }
 
 impl Command {
-    /// The files that it is asked to write.
+    /// The requested output files.
     fn outputs(&self) -> Vec<&Path> {
         let all: &[&Option<PathBuf>] = match self {
             Command::Plan(args) => &args.outputs(),
@@ -75,12 +76,12 @@ impl Command {
         all.iter().filter_map(|path| path.as_deref()).collect()
     }
 
-    /// Variables of the environment that it reads and that make no sense.
+    /// The invalid ones among the environment variables that it reads.
     fn mistakes(&self) -> Vec<Error> {
         match self {
             Command::Plan(_) | Command::Compare(_) | Command::Bench(_) => settings::mistakes(),
-            // A trace is replayed under the policy that is asked for, and reads what else it needs
-            // itself; the others read nothing.
+            // A trace is replayed under the requested policy, which reads the other variables it
+            // needs; the other commands read none.
             _ => Vec::new(),
         }
     }

@@ -20,9 +20,9 @@ pub struct Args {
     /// Let results take over the bytes of inputs that end there, where the graph permits it
     #[arg(long)]
     in_place: bool,
-    /// Search until the peak is proved or for so many seconds; unless given, stop where more search
-    /// rarely helps: always at the same order, after some ten milliseconds for a thousand
-    /// operations
+    /// Search until the peak is proved minimal or for so many seconds; unless given, stop where
+    /// more search rarely helps: always at the same order, after some ten milliseconds for a
+    /// thousand operations
     #[arg(long, value_name = "S", value_parser = seconds)]
     time_limit: Option<Duration>,
     /// One JSON object instead of text
@@ -34,7 +34,7 @@ pub struct Args {
     pub output: Option<PathBuf>,
 }
 
-/// Bad input ends with 2.
+/// Bad input gives exit code 2.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let graph = match graph_file::read(&args.graph) {
         Ok(graph) => graph,

@@ -1,4 +1,4 @@
-//! What commands print and write.
+//! Output of commands: text and files.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -14,10 +14,10 @@ use slabwise_planner::{files, shortened};
 /// The exit code of wrong usage.
 pub const WRONG_USAGE: u8 = 2;
 
-/// Most characters of a line of an error message: room for sentences and a path, not for a file
+/// Most characters of a line of an error message: enough for sentences and a path, not for a file
 /// that is echoed.
 const LINE_MAX: usize = 2000;
-/// The same of what is wrong with an argument, and of the argument in it.
+/// The same for a mistake in an argument, and for the argument in it.
 const USAGE_MAX: usize = 360;
 const VALUE_MAX: usize = 80;
 
@@ -32,7 +32,7 @@ fn is_stdout(path: &Path) -> bool {
 /// Notes which output goes to stdout.
 ///
 /// # Errors
-/// If more than one would.
+/// If more than one output would.
 pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
     match outputs.iter().filter(|path| is_stdout(path)).count() {
         0 => Ok(()),
@@ -41,7 +41,7 @@ pub fn to_stdout(outputs: &[&Path]) -> std::result::Result<(), String> {
             Ok(())
         }
         several => Err(format!(
-            "{several} outputs are to go to stdout, which takes one; name files for the others"
+            "{several} outputs name stdout, which accepts one; name files for the others"
         )),
     }
 }
@@ -74,7 +74,7 @@ pub fn line(text: impl Display) -> Result<()> {
     })
 }
 
-/// A message without control characters and without endless lines, whatever it quotes.
+/// A message without control characters and without endless lines, whichever text it quotes.
 fn legible(text: &str, most: usize) -> String {
     text.lines()
         .map(|line| shortened(line, most))
@@ -82,7 +82,7 @@ fn legible(text: &str, most: usize) -> String {
         .join("\n")
 }
 
-/// Tells why a command fails; who cannot read it has the exit code.
+/// Reports why a command fails; if stderr is closed, the exit code remains.
 pub fn complain(reason: impl Display) {
     let _ = writeln!(
         stderr(),
@@ -91,13 +91,13 @@ pub fn complain(reason: impl Display) {
     );
 }
 
-/// Tells what is wrong with an argument or an input file.
+/// Reports a defect of an argument or an input file.
 pub fn bad_input(reason: impl Display) -> Result<ExitCode> {
     complain(reason);
     Ok(WRONG_USAGE.into())
 }
 
-/// Prints what was found in place of a command: help that was asked for, or what is wrong with the
+/// Prints the result of parsing in place of a command: requested help, or the mistake in the
 /// arguments.
 pub fn told(mut found: clap::Error) -> ExitCode {
     for kind in [
@@ -132,7 +132,7 @@ pub fn told(mut found: clap::Error) -> ExitCode {
 pub struct Times(Vec<f64>);
 
 impl Times {
-    /// Does `work` and keeps how long it took.
+    /// Does `work` and records its duration.
     pub fn time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let result = work();
@@ -145,7 +145,7 @@ impl Times {
         self.0.len()
     }
 
-    /// The middle one; of an even number, the mean of the two in the middle.
+    /// The median; of an even number, the mean of the two middle ones.
     pub fn median(&self) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -177,7 +177,7 @@ fn widest<'a>(cells: impl Iterator<Item = &'a str>) -> usize {
         .min(WIDTH_MAX)
 }
 
-/// Rows under a head, columns aligned: the first to the left, the others to the right.
+/// Rows under a head, columns aligned: the first left, the others right.
 pub fn table(rows: &[Vec<String>]) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {

@@ -19,26 +19,26 @@ use crate::output::{bad_input, complain, line, pairs, save};
 pub struct Args {
     /// A table of buffers, `id,lower,upper,size` and more, gzipped or not
     file: PathBuf,
-    /// The bytes there are, such as 24MiB: what fits is good enough, and what does not is a
-    /// failure. SPACE=BYTES for one of several memories
+    /// The bytes available, such as 24MiB: any packing that fits is accepted, and none that fits is
+    /// a failure. SPACE=BYTES for one of several memories
     #[arg(long, value_name = "[SPACE=]BYTES")]
     capacity: Vec<Capacity>,
-    /// Seconds to look for a lower packing. What is found in them depends on how fast and how busy
-    /// the machine is: use --effort where it has to be the same every time
+    /// Seconds to search for a lower packing. The result depends on the speed and load of the
+    /// machine: use --effort if it has to be reproducible
     #[arg(long, value_name = "S", default_value = "5", value_parser = seconds)]
     time_limit: Duration,
-    /// How many placements of a buffer to spend on a lower packing, in place of a time. The same
-    /// effort and --seed give the same packing on every machine, with any number of threads; 0
-    /// leaves the heuristics, and all orders of up to eight buffers
+    /// Placements of a buffer to spend on a lower packing, in place of a time. The same effort and
+    /// --seed give the same packing on every machine, with any number of threads; 0 runs only the
+    /// heuristics, and all orders of up to eight buffers
     #[arg(long, value_name = "N", conflicts_with = "time_limit")]
     effort: Option<u64>,
-    /// How many threads may work; one for each core unless given
+    /// Number of threads; one for each core unless given
     #[arg(long, value_name = "T", value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: Option<u32>,
-    /// A power of two of which every offset is to be a multiple
+    /// A power of two that every offset is a multiple of
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = power_of_two)]
     align: u64,
-    /// Where random choices begin
+    /// Seed of the random choices
     #[arg(long, default_value_t = 0)]
     seed: u64,
     /// Write the packing as a picture
@@ -80,10 +80,10 @@ fn power_of_two(text: &str) -> std::result::Result<u64, String> {
     text.parse()
         .ok()
         .filter(|n: &u64| n.is_power_of_two())
-        .ok_or_else(|| format!("`{}` is no power of two", brief(text)))
+        .ok_or_else(|| format!("`{}` is not a power of two", brief(text)))
 }
 
-/// Bad input ends with 2, a capacity that is not met with 1: then the best found is shown and
+/// Bad input gives exit code 2, a capacity that is not met 1: the best packing found is shown and
 /// written all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let mut table = match csv::read_file(&args.file) {

@@ -1,4 +1,4 @@
-//! `slabwise plan`: what a training step needs.
+//! `slabwise plan`: the memory needs of a training step.
 
 use std::path::PathBuf;
 
@@ -18,7 +18,7 @@ use crate::frontier;
 use crate::output::{line, save};
 
 #[derive(clap::Args)]
-#[command(after_long_help = format!("Models, and what their sizes are unless given:\n{}", Model::help()))]
+#[command(after_long_help = format!("Models, with the defaults of their sizes:\n{}", Model::help()))]
 pub struct Args {
     /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them
     /// with their sizes
@@ -27,7 +27,7 @@ pub struct Args {
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
     pub batch: u32,
     /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
-    /// that computing nothing twice needs, such as 50%
+    /// without recomputation, such as 50%
     #[arg(long)]
     budget: Option<Budget>,
     /// Send values to the host as well to keep the budget, over a link of this speed in each
@@ -45,24 +45,24 @@ pub struct Args {
     /// Write the plan, or with --frontier the budgets, as a picture
     #[arg(long, value_name = "FILE")]
     pub svg: Option<PathBuf>,
-    /// Write the plan as a page to look around in, over which what a step was seen to use is drawn:
-    /// one is run, if there is memory for it
+    /// Write an interactive HTML timeline of the plan. Runs one step, if there is memory for it,
+    /// and overlays its measured memory use; see --no-run
     #[arg(long, value_name = "FILE", conflicts_with = "frontier")]
     html: Option<PathBuf>,
     /// With --html: run nothing, show the plan alone
     #[arg(long, requires = "html")]
     no_run: bool,
-    /// Run a step and write what the slab held, as a memory snapshot of PyTorch: JSON if the name
-    /// ends in .json, else a pickle
+    /// Run a step and write the contents of the slab as a memory snapshot of PyTorch: JSON if the
+    /// name ends in .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
     snapshot: Option<PathBuf>,
     /// Run a step and write its kernels, buffers and live bytes for Perfetto (JSON)
     #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
     perfetto: Option<PathBuf>,
-    /// Run a step and write who held the slab's bytes at the peak, as a heap profile of pprof
+    /// Run a step and write the holders of the slab's bytes at the peak as a heap profile of pprof
     #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
     pprof: Option<PathBuf>,
-    /// What smaller slabs cost in time: plans for ten budgets, and what they compute again
+    /// Show the time that smaller slabs cost: plans for ten budgets, with the values they recompute
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
     frontier: bool,
     /// List the kernels in the order they run
@@ -74,7 +74,7 @@ pub struct Args {
 }
 
 impl Args {
-    /// The files that are asked for.
+    /// The requested files.
     pub fn outputs(&self) -> [&Option<PathBuf>; 5] {
         [
             &self.svg,
@@ -86,8 +86,8 @@ impl Args {
     }
 }
 
-/// Makes a program of a fixed batch, or where a budget refuses that of one that has a name, which
-/// may run in slices.
+/// Makes a program of a fixed batch, or if a budget refuses it, one of a named batch dimension,
+/// which may run in micro-batches.
 pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
     match make(batch.into()) {
         Err(Error::Budget { .. }) => make(Dim::bounded("batch", batch)),
@@ -187,8 +187,8 @@ pub fn run(args: &Args) -> Result<()> {
     line(report)
 }
 
-/// What computes each kernel on a GPU, and what it uses there: for that it is compiled and loaded.
-/// Nothing on the CPU.
+/// The implementation of each kernel on a GPU, and its resources: for that it is compiled and
+/// loaded. Nothing on the CPU.
 fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
     if args.device == Device::Cpu {
         return Ok(Vec::new());
@@ -229,12 +229,12 @@ fn shown(used: &Resources) -> String {
 /// A step that was run.
 struct Ran {
     run: Run,
-    /// What the slab held at the peak, and in the whole step.
+    /// The holders of the slab at the peak, and in the whole step.
     peak: Ledger,
     whole: Ledger,
 }
 
-/// What a step was seen to use, or why none was run.
+/// The measurements of one step, or why none was run.
 fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     let batch = args.model.batch_bytes(args.batch as usize);
     let needed = [
@@ -274,7 +274,7 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
     run().map_err(|error: Error| error.to_string())
 }
 
-/// Writes the files that are asked for.
+/// Writes the requested files.
 fn export(args: &Args, ran: &Ran) -> Result<()> {
     let internal = |e: ExportError| Error::Internal(e.to_string());
     if let Some(path) = &args.snapshot {
@@ -305,7 +305,7 @@ fn export(args: &Args, ran: &Ran) -> Result<()> {
     Ok(())
 }
 
-/// Bytes that can be allocated without taking them from others, where the system tells it.
+/// Bytes that can be allocated without taking them from other processes, if the system reports it.
 fn available_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let kib: u64 = text.lines().find_map(|l| {

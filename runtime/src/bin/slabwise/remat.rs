@@ -52,12 +52,12 @@ fn budget(text: &str) -> std::result::Result<Budget, String> {
         Ok(percent) if percent.is_finite() && percent >= 0.0 => {
             Ok(Budget::Fraction(percent / 100.0))
         }
-        _ => Err(format!("`{}` is no percentage", brief(text))),
+        _ => Err(format!("`{}` is not a percentage", brief(text))),
     }
 }
 
-/// Beyond it, times of copies cannot be told from each other; any graph is done before its first
-/// byte has been sent.
+/// The slowest link: beyond it, times of copies become indistinguishable; any graph ends before its
+/// first byte has been sent.
 const SLOWEST_LINK: f64 = 1e15;
 
 fn link(text: &str) -> std::result::Result<f64, String> {
@@ -65,8 +65,8 @@ fn link(text: &str) -> std::result::Result<f64, String> {
         .parse::<f64>()
         .ok()
         .filter(|n| n.is_finite() && *n >= 0.0);
-    let number =
-        number.ok_or_else(|| format!("`{}` is no number of cost units per byte", brief(text)))?;
+    let number = number
+        .ok_or_else(|| format!("`{}` is not a number of cost units per byte", brief(text)))?;
     if number > SLOWEST_LINK {
         return Err(format!(
             "a byte takes {number:e} units of cost; the most is {SLOWEST_LINK:e}. The unit is that of the graph's costs"
@@ -75,8 +75,8 @@ fn link(text: &str) -> std::result::Result<f64, String> {
     Ok(number)
 }
 
-/// Bad input ends with 2, a budget that is not met with 1: then the best found is shown and written
-/// all the same.
+/// Bad input gives exit code 2, a budget that is not met 1: the best schedule found is shown and
+/// written all the same.
 pub fn run(args: &Args) -> Result<ExitCode> {
     let start = Instant::now();
     let graph = match graph_file::read(&args.graph) {
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     Ok(ExitCode::FAILURE)
 }
 
-/// Solves, reports and writes; says why not if the budget is not met.
+/// Solves, reports and writes; says why if the budget is not met.
 fn solve(args: &Args, graph: &RematGraph, start: Instant) -> Result<Option<String>> {
     let limit = args.time_limit.saturating_sub(start.elapsed());
     let options = RematOptions {

@@ -17,8 +17,8 @@ pub struct Args {
     /// RMM's CSV log, a memory snapshot of PyTorch (pickle or JSON), or lifetimes
     /// (`id,lower,upper,size`); gzipped or not
     trace: PathBuf,
-    /// The policy: tlsf, bfc, naive, round, unpooled, platform, async or vmm [default: what the
-    /// environment says, else tlsf]
+    /// The policy: tlsf, bfc, naive, round, unpooled, platform, async or vmm [default: that of the
+    /// environment, else tlsf]
     #[arg(long, conflicts_with = "all")]
     policy: Option<Policy>,
     /// Every policy
@@ -31,11 +31,11 @@ pub struct Args {
     /// Never move blocks
     #[arg(long)]
     no_defragment: bool,
-    /// Write the pool at the trace's peak, and all that led to it, as a memory snapshot of PyTorch:
+    /// Write the pool at the trace's peak, and the events before, as a memory snapshot of PyTorch:
     /// JSON if the name ends in .json, else a pickle
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub snapshot: Option<PathBuf>,
-    /// Write what led to the trace's peak for Perfetto (JSON)
+    /// Write the events up to the trace's peak for Perfetto (JSON)
     #[arg(long, value_name = "FILE", conflicts_with = "all")]
     pub perfetto: Option<PathBuf>,
     /// One JSON object instead of a table (with --all, an array of them)
@@ -55,7 +55,7 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
         Some(factor) => {
             let factor: f64 = factor
                 .parse()
-                .map_err(|_| format!("`{}` is no multiple of the peak", brief(text)))?;
+                .map_err(|_| format!("`{}` is not a multiple of the peak", brief(text)))?;
             if factor > 0.0 && factor <= 1e6 {
                 Ok(Capacity::OfPeak(factor))
             } else {
@@ -72,8 +72,8 @@ fn capacity(text: &str) -> std::result::Result<Capacity, String> {
     }
 }
 
-/// A malformed trace ends with 2, one for which a policy has no memory with 1 (with --all: if none
-/// has).
+/// A malformed trace gives exit code 2; one for which a policy has no memory gives 1 (with --all:
+/// if none has).
 pub fn run(args: &Args) -> Result<ExitCode> {
     let trace = match Trace::read_file(&args.trace) {
         Ok(trace) => trace,
@@ -150,7 +150,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     })
 }
 
-/// Writes the files that are asked for.
+/// Writes the requested files.
 fn write(args: &Args, pool: &Pool) -> Result<()> {
     let internal = |e: export::ExportError| Error::Internal(e.to_string());
     if let Some(path) = &args.snapshot {

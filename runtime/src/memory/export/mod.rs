@@ -1,6 +1,6 @@
-//! What memory holds and what happened to it, in the formats that others' viewers open: PyTorch's
-//! memory snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
-//! [`Ledger`], which a pool has (its blocks of now, and the events that [`Pool::record`] kept) and
+//! Contents and history of memory, in the formats of other tools' viewers: PyTorch's memory
+//! snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
+//! [`Ledger`], which a pool has (its current blocks, and the events that [`Pool::record`] kept) and
 //! a run in a planned slab as well ([`Ledger::of_slab`]).
 
 mod perfetto;
@@ -15,7 +15,7 @@ use slabwise_kernels::memory::Region;
 use super::TagId;
 use super::block::{Block, State};
 use super::config::Policy;
-use super::journal::Event;
+use super::event_log::Event;
 use super::pool::Pool;
 use super::source::Stream;
 use super::tags::Tag;
@@ -25,10 +25,10 @@ pub use pprof::heap_profile;
 pub use slab::{Kernel, Life};
 pub use snapshot::{ExportError, snapshot_json, snapshot_pickle};
 
-/// What memory holds and what happened to it, to be written down.
+/// The profile to export: contents and history of memory.
 #[derive(Clone, Debug)]
 pub struct Ledger {
-    /// Who manages it.
+    /// The allocator that manages it.
     manager: String,
     /// Whether its memory is one range that grows.
     expandable: bool,
@@ -63,7 +63,7 @@ impl From<&Pool> for Ledger {
     }
 }
 
-/// A stretch of memory that was taken from the driver, and its blocks by address.
+/// A range of memory that was taken from the driver, and its blocks by address.
 #[derive(Clone, Debug)]
 struct Segment {
     region: Region,
@@ -75,12 +75,12 @@ struct Segment {
 #[derive(Clone, Debug)]
 struct Piece {
     region: Region,
-    /// Bytes asked for; `None` of a free block.
+    /// The requested bytes; `None` for a free block.
     requested: Option<u64>,
     tag: Tag,
 }
 
-/// The pool's memory, without the addresses behind which there is none.
+/// The pool's memory, without addresses that have none mapped.
 fn segments(pool: &Pool) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
     pool.inspect(|block: &Block, tag: &Tag| {
@@ -113,7 +113,7 @@ fn segments(pool: &Pool) -> Vec<Segment> {
     segments
 }
 
-/// One space of addresses for all arenas, as viewers want it: each arena behind the one before.
+/// One address space for all arenas, as viewers expect it: each arena behind the one before.
 struct Addresses {
     starts: BTreeMap<u32, u64>,
 }

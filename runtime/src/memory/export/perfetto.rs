@@ -5,10 +5,10 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::super::journal::Action;
+use super::super::event_log::Action;
 use super::Ledger;
 
-/// The events that were kept as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
+/// The recorded events as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
 /// number of the allocation as id) and each kernel (`X`), counters of the bytes in use and
 /// reserved, instants where requests failed. Times are microseconds.
 pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
@@ -60,8 +60,8 @@ pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
                 );
                 rows.push(instant);
             }
-            // What was allocated before the first event that was kept has no beginning; the place a
-            // block leaves is no end.
+            // A block allocated before the first event kept has no beginning; a move away is no
+            // end.
             Action::Free | Action::MoveFrom | Action::SegmentAlloc | Action::SegmentFree => {}
         }
         let mut counters = row("C", "bytes");

@@ -132,7 +132,7 @@ impl Builder {
 /// since 1970.
 ///
 /// # Errors
-/// Never, in memory; what the compressor says.
+/// Never, in memory; an error of the compressor.
 pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Result<Vec<u8>> {
     let Ledger {
         manager, segments, ..

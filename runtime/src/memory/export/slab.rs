@@ -1,11 +1,11 @@
-//! A run in a planned slab, as a ledger: buffers are its blocks, the slab is its one segment.
+//! The profile of a run in a planned slab: buffers are its blocks, the slab is its one segment.
 
 use std::collections::BTreeMap;
 
 use slabwise_kernels::memory::Region;
 
 use super::super::TagId;
-use super::super::journal::{Action, Event};
+use super::super::event_log::{Action, Event};
 use super::super::source::Stream;
 use super::super::tags::{Tag, Tags};
 use super::{Ledger, Piece, Segment};
@@ -13,15 +13,15 @@ use super::{Ledger, Piece, Segment};
 /// Bytes of a slab that hold one value.
 #[derive(Clone, Debug)]
 pub struct Life {
-    /// What they hold.
+    /// Their purpose.
     pub tag: Tag,
-    /// The first of them, in the slab.
+    /// The offset in the slab.
     pub offset: u64,
     /// How many.
     pub bytes: u64,
     /// When the value begins, in nanoseconds of the run.
     pub from_ns: u64,
-    /// When it ends; `None`: not as far as was looked.
+    /// When it ends; `None` if it lives beyond the end.
     pub to_ns: Option<u64>,
 }
 
@@ -37,12 +37,12 @@ pub struct Kernel {
 }
 
 impl Ledger {
-    /// The ledger of a slab of so many bytes with these lives in it, no two of which may share
-    /// bytes at a time: what holds bytes at the end, and all that led to it.
+    /// The profile of a slab of so many bytes with these lives in it, no two of which may share
+    /// bytes at a time: the blocks live at the end, and the events before.
     pub fn of_slab(manager: &str, bytes: u64, lives: &[Life], kernels: Vec<Kernel>) -> Ledger {
         let mut tags = Tags::default();
         let ids: Vec<TagId> = lives.iter().map(|life| tags.id(life.tag.clone())).collect();
-        // At one instant, what ends does so before what begins.
+        // At one instant, blocks that end are freed before those that begin.
         let mut changes: Vec<(u64, bool, usize)> = Vec::new();
         for (at, life) in lives.iter().enumerate() {
             changes.push((life.from_ns, true, at));

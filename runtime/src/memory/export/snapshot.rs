@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::super::journal::{Action, Event};
+use super::super::event_log::{Action, Event};
 use super::super::tags::Tag;
 use super::{Addresses, Ledger, Segment};
 
@@ -54,7 +54,7 @@ struct EventRow {
     action: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     addr: Option<u64>,
-    /// What a failed request has instead of an address.
+    /// The free bytes of the device, which a failed request has instead of an address.
     #[serde(skip_serializing_if = "Option::is_none")]
     device_free: Option<u64>,
     size: u64,
@@ -141,7 +141,7 @@ fn snapshot(memory: &Ledger) -> Snapshot {
         time_us: e.time_ns / 1000,
         frames: frames(memory.tag(e.tag)),
     };
-    // A move is a free and an allocation: the format knows nothing else.
+    // A move is a free and an allocation, because the format has no moves.
     let actions = |action| -> &'static [&'static str] {
         match action {
             Action::Alloc | Action::MoveTo => &["alloc"],
@@ -168,7 +168,7 @@ fn snapshot(memory: &Ledger) -> Snapshot {
 /// Memory as PyTorch's `torch.cuda.memory._snapshot()` would be in JSON.
 ///
 /// # Errors
-/// Never of memory that is sound; what the writer of JSON says.
+/// Never for consistent memory; an error of the JSON writer.
 pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
     serde_json::to_string(&snapshot(&memory.into())).map_err(|e| ExportError(e.to_string()))
 }
@@ -176,7 +176,7 @@ pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
 /// Memory as a file that PyTorch's `torch.cuda.memory._dump_snapshot()` would write.
 ///
 /// # Errors
-/// Never of memory that is sound; what the writer of pickles says.
+/// Never for consistent memory; an error of the pickle writer.
 pub fn snapshot_pickle(memory: impl Into<Ledger>) -> Result<Vec<u8>, ExportError> {
     serde_pickle::to_vec(&snapshot(&memory.into()), serde_pickle::SerOptions::new())
         .map_err(|e| ExportError(e.to_string()))

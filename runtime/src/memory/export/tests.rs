@@ -1,4 +1,4 @@
-//! What is written is read again: by the readers of traces, by a decoder of protocol buffers, as
+//! Exported files are read back: by the readers of traces, by a decoder of protocol buffers, as
 //! JSON.
 
 use std::io::Read;
@@ -54,7 +54,7 @@ fn snapshots_are_read_back() {
         Trace::of_snapshot_pickle(&snapshot_pickle(&pool).expect("written")),
         Ok(trace.clone())
     );
-    // Moves appear as frees and allocations; beyond them it is what happened.
+    // Moves appear as frees and allocations; the other events are the same.
     let happened = Trace::of_events(&pool.events()).expect("a pool's events");
     assert!(trace.ops().len() > happened.ops().len());
     assert_eq!(trace.peak_live_bytes(), happened.peak_live_bytes());

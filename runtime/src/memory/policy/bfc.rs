@@ -7,7 +7,7 @@ use super::super::block::{Block, Table};
 use super::tlsf::GRANULE;
 
 const BINS: usize = 21;
-/// A rest of this many bytes is always cut off.
+/// A rest of this many bytes is always split off.
 const LARGE_REST: u64 = 128 << 20;
 
 /// Size, arena, address, row.
@@ -28,8 +28,8 @@ fn key(table: &Table, index: u32) -> Key {
     (block.bytes, block.arena, block.offset, index)
 }
 
-/// Whether what a request leaves of a block is cut off: if the block is at least twice the request,
-/// or much is left.
+/// Whether the rest that a request leaves of a block is split off: if the block is at least twice
+/// the request, or the rest is large.
 pub(crate) fn splits(block: u64, bytes: u64) -> bool {
     block / 2 >= bytes || block - bytes >= LARGE_REST
 }

@@ -1,8 +1,8 @@
 //! Blocks that are kept whole: MXNet's `Naive` and `Round` pools.
 //!
-//! Each block is an arena of its own. A freed block waits in the bucket of its size for a request
-//! that rounds to the same, last in, first out; it is never cut and serves no other size. What
-//! differs is how requests are rounded.
+//! Each block is a separate arena. A freed block waits in the bucket of its size for a request that
+//! rounds to the same, last in, first out; it is never split and serves no other size. The policies
+//! differ in the rounding of requests.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use super::chain::Return;
 /// Above this many bytes, `naive` rounds up to multiples of it.
 const LARGE: u64 = 2 << 20;
 
-/// How a bucket's size is found.
+/// The rule for a bucket's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Rounding {
     /// To a page; above 2 MiB to a multiple of 2 MiB.
@@ -93,7 +93,7 @@ impl Buckets {
         self.free.entry(table[index].bytes).or_default().push(index);
     }
 
-    /// Blocks that may go back to the driver, as `may_go` says of each.
+    /// Returns blocks that `may_go` permits to the driver.
     pub fn trim(&mut self, table: &mut Table, may_go: impl Fn(&Block) -> bool) -> Vec<Return> {
         let mut returns = Vec::new();
         self.free.retain(|_, bucket| {

@@ -1,13 +1,13 @@
-//! Memory that is cut: arenas as chains of blocks that are split for a request and joined again
-//! when they come back.
+//! Memory that is split: arenas as chains of blocks that are split for a request and joined again
+//! when freed.
 //!
-//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a hole
+//! Where the source has address ranges, all memory is one chain: mapped memory in front, and a gap
 //! of addresses behind it (or, once pages were given back, in between), so that growing makes the
 //! last free block longer instead of adding an arena that could be too small for the next request.
-//! Elsewhere each growth is an arena of its own.
+//! Elsewhere each growth adds an arena.
 //!
-//! Small blocks lie in pages, so that those which live long are together and do not cut up what
-//! large requests need. A page is a block of the chain whose inside is a chain of its own.
+//! Small blocks lie in pages, so that long-lived ones are together and do not split the memory for
+//! large requests. A page is a block of the chain that contains a chain.
 
 use slabwise_kernels::memory::Region;
 
@@ -24,21 +24,21 @@ pub(crate) const PAGE: u64 = 64 << 10;
 /// Where there are no ranges, arenas are multiples of this many bytes.
 pub(crate) const SEGMENT_GRANULE: u64 = 2 << 20;
 
-/// How much is looked at.
+/// The effort of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Effort {
-    /// As much as takes bounded time.
+    /// A search in bounded time.
     Quick,
     /// Everything there is.
     Thorough,
-    /// Also places that are kept for other sizes.
+    /// Includes places reserved for other sizes.
     Last,
 }
 
 /// Memory that may go back to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Return {
-    /// All of an arena, whose row is gone already.
+    /// A whole arena, whose row is already removed.
     Release {
         arena: u32,
         bytes: u64,
@@ -49,7 +49,7 @@ pub(crate) enum Return {
 }
 
 impl Return {
-    /// What goes back.
+    /// The region to return.
     pub fn region(&self) -> Region {
         match *self {
             Return::Release { arena, bytes, .. } => Region {
@@ -74,7 +74,7 @@ pub(crate) struct Chain {
     /// Free blocks inside pages; `None`: this policy has no pages.
     small: Option<Tlsf>,
     pub range: Option<Range>,
-    holes: Vec<u32>,
+    gaps: Vec<u32>,
     /// Bytes of the next arena, where there are no ranges, at least.
     segment: u64,
     /// Whether the arenas of this policy double.
@@ -87,7 +87,7 @@ impl Chain {
             bins: Bins::Tlsf(Tlsf::default()),
             small: pages.then(Tlsf::default),
             range: None,
-            holes: Vec::new(),
+            gaps: Vec::new(),
             segment: SEGMENT_GRANULE,
             doubles: false,
         }
@@ -102,7 +102,7 @@ impl Chain {
         }
     }
 
-    /// What a request of so many bytes takes up.
+    /// The rounded size of a request.
     pub fn rounded(&self, bytes: u64) -> Option<u64> {
         bytes.max(1).checked_next_multiple_of(GRANULE)
     }
@@ -162,16 +162,16 @@ impl Chain {
             self.small.as_mut()?.insert(table, rest);
             return Some(inside);
         }
-        // No room for a page: the block stands alone.
+        // Not enough memory for a page: the block is allocated outside of pages.
         (effort == Effort::Last)
             .then(|| self.find(table, bytes, true, usable))?
             .map(|found| self.cut(table, found, bytes))
     }
 
-    /// A free block that fits. Those at the border of a hole come last: they are what a request
-    /// that is larger than all of them makes longer, and cost the less the longer they are. (Wilson
-    /// et al., "Dynamic storage allocation: a survey and critical review", 1995, call it preserving
-    /// the wilderness.)
+    /// A free block that fits. Those at the border of a gap come last: a request that is larger
+    /// than all of them extends one of these, at the less cost the longer it is. (Wilson et al.,
+    /// "Dynamic storage allocation: a survey and critical review", 1995, call it preserving the
+    /// wilderness.)
     fn find(
         &self,
         table: &Table,
@@ -179,17 +179,17 @@ impl Chain {
         thorough: bool,
         usable: impl Fn(&Block) -> bool,
     ) -> Option<u32> {
-        if self.holes.is_empty() {
+        if self.gaps.is_empty() {
             return self.bins.find(table, bytes, thorough, usable);
         }
-        let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Hole;
+        let inner = |b: &Block| b.after == NONE || table[b.after].state != State::Gap;
         self.bins
             .find(table, bytes, thorough, |b| inner(b) && usable(b))
             .or_else(|| {
                 let borders = self
-                    .holes
+                    .gaps
                     .iter()
-                    .map(|&hole| table[hole].before)
+                    .map(|&gap| table[gap].before)
                     .filter(|&row| row != NONE);
                 let fitting = borders.filter(|&row| {
                     table[row].state == State::Free
@@ -200,7 +200,7 @@ impl Chain {
             })
     }
 
-    /// Takes a free block out of its list and cuts off what the request does not need.
+    /// Takes a free block out of its list and splits off the unneeded rest.
     fn cut(&mut self, table: &mut Table, found: u32, bytes: u64) -> u32 {
         self.bins.remove(table, found);
         if self.bins.splits(table[found].bytes, bytes) {
@@ -210,7 +210,7 @@ impl Chain {
         found
     }
 
-    /// Cuts a block that is in no list down to so many bytes, whatever the policy would do.
+    /// Cuts a block that is in no list down to so many bytes, independent of the policy.
     fn cut_exactly(&mut self, table: &mut Table, found: u32, bytes: u64) {
         if table[found].bytes > bytes {
             let rest = table.split(found, bytes);
@@ -219,15 +219,15 @@ impl Chain {
         }
     }
 
-    /// Takes the free block `found` out of its list, cut down to so many bytes; it is in use
-    /// afterwards.
+    /// Takes the free block `found` out of its list, cut down to so many bytes, and marks it in
+    /// use.
     pub fn claim(&mut self, table: &mut Table, found: u32, bytes: u64) {
         self.bins.remove(table, found);
         self.cut_exactly(table, found, bytes);
         table[found].state = State::Live;
     }
 
-    /// Takes a block back. Its stream and sequence say who may use it.
+    /// Takes a block back. Its stream and sequence say which stream may use it.
     pub fn give(&mut self, table: &mut Table, streams: &Streams, index: u32) {
         let page = table[index].page;
         table[index].state = State::Free;
@@ -237,7 +237,7 @@ impl Chain {
             return;
         }
         if !table[index].is_alone() {
-            // A page has been made only where there are lists for what lies in it.
+            // A page has been made only where there are lists for its blocks.
             if let Some(small) = self.small.as_mut() {
                 small.insert(table, index);
             }
@@ -262,8 +262,8 @@ impl Chain {
         self.give(table, streams, page);
     }
 
-    /// Joins a free block that is in no list with its free neighbours; the block that is left is in
-    /// no list either.
+    /// Joins a free block that is in no list with its free neighbours; the resulting block is in no
+    /// list either.
     fn join(&mut self, table: &mut Table, streams: &Streams, mut index: u32) -> u32 {
         // Once streams are done, there can be more than one on each side.
         while let Some((stream, sequence)) = self.joined(table, streams, index, table[index].after)
@@ -281,7 +281,7 @@ impl Chain {
         index
     }
 
-    /// Joins a block with its follower; what is left is idle from when the later of both was.
+    /// Joins a block with its follower; the joined block is idle since the later of both.
     fn merge(&mut self, table: &mut Table, index: u32, stream: Stream, sequence: u64) {
         let after = table[table[index].after];
         let row = &mut table[index];
@@ -293,7 +293,7 @@ impl Chain {
         table.join(index);
     }
 
-    /// Who may use two neighbours if they are joined; `None` if they cannot be.
+    /// The stream that may use two neighbours if they are joined; `None` if they cannot be.
     fn joined(&self, table: &Table, streams: &Streams, a: u32, b: u32) -> Option<(Stream, u64)> {
         if a == NONE || b == NONE || table[a].state != State::Free || table[b].state != State::Free
         {
@@ -331,7 +331,7 @@ impl Chain {
         }
     }
 
-    /// The arena that a source without ranges is asked for, for a request of rounded size.
+    /// The size of the arena requested from a source without ranges, for a request of rounded size.
     pub fn segment(&self, bytes: u64) -> u64 {
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
         let least = if self.doubles {
@@ -345,7 +345,7 @@ impl Chain {
             .unwrap_or(bytes)
     }
 
-    /// Memory of a new arena joins the pool.
+    /// Adds the memory of a new arena to the pool.
     pub fn add_segment(&mut self, table: &mut Table, arena: u32, bytes: u64, stream: Stream) {
         self.segment = self.segment.saturating_mul(2).min(1 << 40);
         let row = table.add(Block {
@@ -358,20 +358,20 @@ impl Chain {
         self.bins.insert(table, row);
     }
 
-    /// Addresses without memory join the pool.
+    /// Adds addresses without memory to the pool.
     pub fn add_range(&mut self, table: &mut Table, range: Range, bytes: u64) {
         let row = table.add(Block {
             arena: range.arena,
             bytes,
-            state: State::Hole,
+            state: State::Gap,
             ..Block::default()
         });
         self.range = Some(range);
-        self.holes.push(row);
+        self.gaps.push(row);
     }
 
-    /// Where a range grows for a request of rounded size: the hole that needs the fewest new bytes,
-    /// and how many. The free block before the hole becomes part of the new block if the stream may
+    /// Where a range grows for a request of rounded size: the gap that needs the fewest new bytes,
+    /// and how many. The free block before the gap becomes part of the new block if the stream may
     /// use it.
     pub fn place_to_grow(
         &self,
@@ -382,8 +382,8 @@ impl Chain {
     ) -> Option<(u32, u64)> {
         let page = self.range?.page;
         let bytes = if self.is_small(bytes) { PAGE } else { bytes };
-        let holes = self.holes.iter().filter_map(|&hole| {
-            let before = table[hole].before;
+        let gaps = self.gaps.iter().filter_map(|&gap| {
+            let before = table[gap].before;
             let joins = before != NONE
                 && table[before].state == State::Free
                 && streams.may_use(stream, &table[before]);
@@ -392,45 +392,44 @@ impl Chain {
                 .saturating_sub(there)
                 .max(1)
                 .checked_next_multiple_of(page)?;
-            (new <= table[hole].bytes).then_some((new, table[hole].offset, hole))
+            (new <= table[gap].bytes).then_some((new, table[gap].offset, gap))
         });
-        holes.min().map(|(new, _, hole)| (hole, new))
+        gaps.min().map(|(new, _, gap)| (gap, new))
     }
 
-    /// Makes the first bytes of a hole a row of their own, busy until memory is mapped there.
-    pub fn open(&mut self, table: &mut Table, hole: u32, bytes: u64) -> u32 {
-        if table[hole].bytes > bytes {
-            let rest = table.split(hole, bytes);
-            table[rest].state = State::Hole;
-            self.holes.push(rest);
+    /// Makes the first bytes of a gap a separate row, busy until memory is mapped there.
+    pub fn open(&mut self, table: &mut Table, gap: u32, bytes: u64) -> u32 {
+        if table[gap].bytes > bytes {
+            let rest = table.split(gap, bytes);
+            table[rest].state = State::Gap;
+            self.gaps.push(rest);
         }
-        self.holes.retain(|&h| h != hole);
-        table[hole].state = State::Busy;
-        hole
+        self.gaps.retain(|&h| h != gap);
+        table[gap].state = State::Busy;
+        gap
     }
 
-    /// A busy row has memory now, for a stream to begin with.
+    /// A busy row has memory now, initially for one stream.
     pub fn mapped(&mut self, table: &mut Table, streams: &Streams, row: u32, stream: Stream) {
         (table[row].stream, table[row].sequence) = (stream, 0);
         self.give(table, streams, row);
     }
 
-    /// A busy row has no memory (any more): it joins the holes beside it.
+    /// A busy row has no memory (any more): it joins the gaps beside it.
     pub fn unmapped(&mut self, table: &mut Table, mut row: u32) {
-        table[row].state = State::Hole;
-        let is_hole =
-            |table: &Table, other: u32| other != NONE && table[other].state == State::Hole;
+        table[row].state = State::Gap;
+        let is_hole = |table: &Table, other: u32| other != NONE && table[other].state == State::Gap;
         let Block { before, after, .. } = table[row];
         if is_hole(table, after) {
-            self.holes.retain(|&h| h != after);
+            self.gaps.retain(|&h| h != after);
             table.join(row);
         }
         if is_hole(table, before) {
-            self.holes.retain(|&h| h != before);
+            self.gaps.retain(|&h| h != before);
             table.join(before);
             row = before;
         }
-        self.holes.push(row);
+        self.gaps.push(row);
     }
 
     /// Free memory that may go back to the driver, as `may_go` says of each block: whole arenas,
@@ -453,18 +452,18 @@ impl Chain {
                     }
                 }
                 Some(_) => {
-                    // Such a range goes back whole: one free block, and the hole behind it.
+                    // Such a range goes back whole: one free block, and the gap behind it.
                     let rest = block.after;
                     if block.before == NONE
                         && (rest == NONE
-                            || (table[rest].state == State::Hole && table[rest].after == NONE))
+                            || (table[rest].state == State::Gap && table[rest].after == NONE))
                     {
                         self.bins.remove(table, row);
                         table.remove(row);
                         if rest != NONE {
                             table.remove(rest);
                         }
-                        self.holes.clear();
+                        self.gaps.clear();
                         self.range = None;
                         returns.push(Return::Release {
                             arena: block.arena,
@@ -488,7 +487,7 @@ impl Chain {
         returns
     }
 
-    /// Makes the whole pages inside a free block, so many bytes at most, a busy row of their own;
+    /// Makes the whole pages inside a free block, so many bytes at most, a separate busy row;
     /// `None` if it has none.
     pub fn whole_pages(
         &mut self,

@@ -1,4 +1,4 @@
-//! How memory is found for a request: lists of free blocks, and what is kept where.
+//! The search of memory for a request: lists of free blocks, and which blocks each holds.
 
 pub(crate) mod bfc;
 pub(crate) mod bucket;
@@ -44,7 +44,7 @@ impl Bins {
         }
     }
 
-    /// Whether what a request leaves of a block is cut off.
+    /// Whether the rest that a request leaves of a block is split off.
     pub fn splits(&self, block: u64, bytes: u64) -> bool {
         match self {
             Bins::Tlsf(_) => block > bytes,

@@ -2,9 +2,9 @@
 //! dynamic memory allocator for real-time systems" (2004).
 //!
 //! Free blocks of like size are a list: 32 lists of equal width for each power of two. Bitmaps say
-//! which lists have blocks, so that a list that surely serves a request is found without a loop.
-//! Its first block may be far from the best, and the request's own list may hold one that fits
-//! better; so the best of the first [`SCAN`] blocks of each of the two is taken. Measured on traces
+//! which lists have blocks, so that a list that certainly serves a request is found without a loop.
+//! Its first block may be far from the best, and the request's own list may hold a better fit;
+//! therefore the best of the first [`SCAN`] blocks of each of the two is taken. Measured on traces
 //! of training steps, that comes within a thousandth of best fit.
 
 use super::super::block::{Block, NONE, Table};
@@ -12,13 +12,13 @@ use super::super::block::{Block, NONE, Table};
 /// Lists for each power of two, as a power of two.
 const SUB_BITS: u32 = 5;
 const SUBS: usize = 1 << SUB_BITS;
-/// Powers of two from `SUBS` granules on, and one row of lists for what is smaller.
+/// Powers of two from `SUBS` granules on, and one row of lists for smaller sizes.
 const ROWS: usize = 64;
-/// Most blocks of a list that are looked at.
+/// Most blocks of a list that are examined.
 const SCAN: usize = 16;
 
-/// Sizes are multiples of this many bytes, as is every address: what XLA and RMM round to, and
-/// devices like to read.
+/// Sizes are multiples of this many bytes, as is every address: XLA and RMM round to it, and
+/// devices read it efficiently.
 pub(crate) const GRANULE: u64 = 256;
 
 /// Lists of free blocks. See the module documentation.
@@ -196,7 +196,7 @@ mod tests {
             bins.insert(&mut table, index);
             index
         };
-        // One list: 1024 to 1055 granules. The one that fits comes behind too many that do not.
+        // One list: 1024 to 1055 granules. The fitting one comes after too many that do not fit.
         let fits = add(&mut bins, 1055);
         let small: Vec<u32> = (0..20).map(|_| add(&mut bins, 1030)).collect();
         let far = add(&mut bins, 4000);

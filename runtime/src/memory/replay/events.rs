@@ -1,4 +1,4 @@
-//! What programs log, as a trace: allocations and frees that know addresses, not each other.
+//! Logs of programs, as a trace: allocations and frees that know addresses, not each other.
 
 use std::collections::HashMap;
 
@@ -19,18 +19,18 @@ pub(super) enum Logged {
     },
 }
 
-/// What came before the log began.
+/// The state of memory before the log began.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Before {
-    /// Nothing: who frees what was not allocated is wrong.
+    /// Empty: a free without an allocation is an error.
     Nothing,
-    /// Something: what is freed without having been allocated was there.
+    /// In use: memory freed without an allocation was allocated before.
     Something,
 }
 
-/// The trace of a log, and of what else was there from before it until after it, with the streams
+/// The trace of a log, and of the other blocks live from before it until after it, with the streams
 /// in the order in which they appear. An error is the place in the log (its end, if there is no
-/// better one), and what is wrong there.
+/// better one), and the defect there.
 pub(super) fn trace(
     log: &[Logged],
     before: Before,
@@ -43,7 +43,7 @@ pub(super) fn trace(
     let number = |count: usize| {
         u32::try_from(count).map_err(|_| (end, "more than 4294967295 allocations".to_string()))
     };
-    // Allocations of the log are numbered behind those from before it, which are not known until
+    // Allocations of the log are numbered after those from before it, whose number is known only at
     // its end.
     let mut ops = Vec::with_capacity(log.len());
     let mut place = Vec::with_capacity(log.len());

@@ -1,4 +1,4 @@
-//! Traces in files, gzipped or not, in any of the formats that there are.
+//! Traces in files, gzipped or not, in any of the known formats.
 
 use std::path::Path;
 
@@ -6,30 +6,30 @@ use slabwise_planner::csv::{self, FileError};
 
 use super::{Trace, rmm};
 
-/// The most bytes of a trace, unpacked: enough for some ten million operations, and a bound to what
-/// a small file unpacks to.
+/// The most bytes of a trace, unpacked: enough for some ten million operations, and a bound for the
+/// unpacked size of a small file.
 pub const FILE_MAX: u64 = 1 << 29;
 
-/// Why a file is no trace.
+/// Why a file is not a trace.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
     /// It could not be read, or is longer than [`FILE_MAX`] bytes.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is none of the formats there are, or breaks the rules of its own.
+    /// It has none of the known formats, or breaks the rules of its format.
     #[error("{}: {message}", path.display())]
     Format {
         /// Which file.
         path: std::path::PathBuf,
-        /// What is wrong, and where.
+        /// The defect, and its place.
         message: String,
     },
 }
 
 impl Trace {
     /// Reads a trace: RMM's log (`Thread,Time,Action,Pointer,Size,Stream`), a memory snapshot of
-    /// PyTorch (pickle or JSON), or lifetimes (`id,lower,upper,size`); what it is shows in its
-    /// content.
+    /// PyTorch (pickle or JSON), or lifetimes (`id,lower,upper,size`); the content identifies the
+    /// format.
     ///
     /// # Errors
     /// If the file cannot be read, is too long, or is none of these; malformed ones name the place.
@@ -41,12 +41,12 @@ impl Trace {
         })
     }
 
-    /// Reads what a file contains; see [`Trace::read_file`].
+    /// Reads a file's contents; see [`Trace::read_file`].
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_bytes(bytes: &[u8]) -> Result<Trace, String> {
-        // The first opcode of a pickle of any protocol above 1; before that, of one that is a
+        // The first opcode of a pickle of any protocol above 1; in older protocols, that of a
         // dictionary.
         if bytes.first() == Some(&0x80) || bytes.starts_with(b"(d") || bytes.starts_with(b"}q") {
             return Trace::of_snapshot_pickle(bytes);
@@ -56,7 +56,7 @@ impl Trace {
                 .iter()
                 .filter(|&&byte| byte == b'\n')
                 .count();
-            format!("line {line} is not UTF-8, and the file is no pickle")
+            format!("line {line} is not UTF-8, and the file is not a pickle")
         })?;
         if text.trim_start().starts_with('{') {
             return Trace::of_snapshot_json(text);

@@ -1,4 +1,5 @@
-//! Lifetimes as a trace: what ends at an instant is freed before what begins there is allocated.
+//! Lifetimes as a trace: at an instant, blocks that end are freed before those that begin are
+//! allocated.
 
 use slabwise_planner::csv::Table;
 
@@ -6,13 +7,13 @@ use super::super::source::Stream;
 use super::{Op, Trace};
 
 impl Trace {
-    /// The trace that makes these lifetimes: at each instant, first what ends is freed, then what
-    /// begins is allocated, both in the order of their ids if all of those are numbers (programs
-    /// number buffers as they make them), else of the rows. Only ids, lifetimes and sizes are
-    /// looked at: offsets, and what ties them, are the pool's to choose.
+    /// The trace that makes these lifetimes: at each instant, first the blocks that end are freed,
+    /// then those that begin are allocated, both in the order of their ids if all of those are
+    /// numbers (programs number buffers as they make them), else of the rows. Only ids, lifetimes
+    /// and sizes are read: the pool chooses offsets, so their constraints are ignored.
     ///
     /// # Errors
-    /// If so many bytes are live at once that they cannot be counted.
+    /// If the bytes live at once overflow.
     pub fn of_lifetimes(table: &Table) -> Result<Trace, String> {
         let items = &table.problem.items;
         let mut order: Vec<usize> = (0..items.len())

@@ -1,8 +1,8 @@
-//! Allocation traces, and what a pool's policies make of them.
+//! Allocation traces, and their replay under a pool's policies.
 //!
-//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] sends it
-//! through a pool over a [`FakeDevice`], whose memory is not there, only counted; so traces of
-//! devices larger than this machine can be replayed.
+//! A trace is a list of allocations and frees as some program made them. [`Trace::run`] replays it
+//! in a pool over a [`FakeDevice`], whose memory is only counted; therefore traces of devices
+//! larger than this machine can be replayed.
 
 mod events;
 mod file;
@@ -14,8 +14,8 @@ mod snapshot;
 use std::time::{Duration, Instant};
 
 use super::config::{ConfigError, MemoryConfig, Policy};
+use super::event_log::{Action, Event};
 use super::fake::FakeDevice;
-use super::journal::{Action, Event};
 use super::oom::OutOfMemory;
 use super::pool::Pool;
 use super::source::Stream;
@@ -27,14 +27,14 @@ pub use file::{FILE_MAX, TraceError};
 /// One line of a trace. Allocations are numbered in their order, from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Memory is asked for.
+    /// A request for memory.
     Alloc {
         /// How much.
         bytes: u64,
         /// For which stream.
         stream: Stream,
     },
-    /// The memory of an allocation comes back.
+    /// The memory of an allocation is freed.
     Free(u32),
 }
 
@@ -45,18 +45,18 @@ pub struct Trace {
     allocations: u32,
 }
 
-/// What a policy made of a trace.
+/// The result of a trace under a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replay {
     /// The policy.
     pub policy: Policy,
-    /// The largest sum of bytes asked for and not yet given back.
+    /// The largest sum of requested bytes not yet given back.
     pub peak_live_bytes: u64,
     /// Nanoseconds of this machine for each allocation or free, on average.
     pub ns_per_op: f64,
     /// Calls of the driver.
     pub driver_calls: u64,
-    /// The free memory when most was live for the first time.
+    /// The free memory at the first peak of live bytes.
     pub fragmentation: Fragmentation,
     /// Everything else.
     pub statistics: Statistics,
@@ -66,7 +66,7 @@ impl Trace {
     /// A trace of these operations.
     ///
     /// # Errors
-    /// The operation at fault: one that frees what was not allocated before it, or was freed
+    /// The operation at fault: a free of a block that was not allocated before it, or was freed
     /// before, or the first that makes more than 2³² − 1 allocations or 2⁶² bytes live.
     pub fn new(ops: Vec<Op>) -> Result<Trace, usize> {
         let mut live: Vec<Option<u64>> = Vec::new();
@@ -90,7 +90,7 @@ impl Trace {
         Ok(Trace { ops, allocations })
     }
 
-    /// The trace of what a pool has recorded; see [`Pool::record`]. Blocks that were in use before
+    /// The trace of a pool's recorded events; see [`Pool::record`]. Blocks that were in use before
     /// are allocated first.
     ///
     /// # Errors
@@ -122,12 +122,12 @@ impl Trace {
         &self.ops
     }
 
-    /// The largest sum of bytes asked for and not yet given back.
+    /// The largest sum of requested bytes not yet given back.
     pub fn peak_live_bytes(&self) -> u64 {
         self.peak().1
     }
 
-    /// The first operation after which most is live, and how much that is.
+    /// The first operation after which the most bytes are live, and their number.
     fn peak(&self) -> (usize, u64) {
         let mut sizes = Vec::with_capacity(self.allocations as usize);
         let (mut live, mut peak) = (0u64, (0, 0));
@@ -146,18 +146,18 @@ impl Trace {
         peak
     }
 
-    /// Sends the trace through a pool with this configuration, on a device of `capacity` bytes, all
-    /// of which are the pool's; without a capacity, on one that is larger than any.
+    /// Replays the trace in a pool with this configuration, on a device of `capacity` bytes, all of
+    /// which are the pool's; without a capacity, on one larger than any.
     ///
     /// # Errors
-    /// If a setting makes no sense, or the bill of the first request that failed.
+    /// If a setting is invalid, or the OOM report of the first request that failed.
     pub fn run(&self, config: &MemoryConfig, capacity: Option<u64>) -> Result<Replay, ReplayError> {
         self.watch(config, capacity, 0, |_| {})
     }
 
-    /// As [`Trace::run`], while the pool keeps its last `events` events; `at_peak` looks at the
-    /// pool when most is live for the first time. Each operation takes a microsecond of the
-    /// device's time.
+    /// As [`Trace::run`], while the pool records its last `events` events; `at_peak` receives the
+    /// pool at the first peak of live bytes. Each operation takes a microsecond of the device's
+    /// time.
     ///
     /// # Errors
     /// As [`Trace::run`].
@@ -190,7 +190,7 @@ impl Trace {
             match *op {
                 Op::Alloc { bytes, stream } => {
                     let handle = pool.allocate(&mut source, bytes, stream, TagId::default());
-                    handles.push(handle.map_err(|bill| ReplayError::OutOfMemory { at, bill })?);
+                    handles.push(handle.map_err(|report| ReplayError::OutOfMemory { at, report })?);
                 }
                 Op::Free(id) => {
                     let freed = pool.free(&mut source, handles[id as usize]);
@@ -220,15 +220,15 @@ impl Trace {
 /// Why a trace could not be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum ReplayError {
-    /// A setting makes no sense.
+    /// A setting is invalid.
     #[error(transparent)]
     Config(#[from] ConfigError),
     /// There was no memory for a request.
-    #[error("operation {at} of the trace: {bill}")]
+    #[error("operation {at} of the trace: {report}")]
     OutOfMemory {
         /// Which operation, counted from 0.
         at: usize,
-        /// The bill.
-        bill: Box<OutOfMemory>,
+        /// The OOM report.
+        report: Box<OutOfMemory>,
     },
 }

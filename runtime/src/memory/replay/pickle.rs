@@ -1,5 +1,5 @@
-//! Python's pickles, read: only plain data, and in time and memory that are a small multiple of the
-//! file's.
+//! A reader of Python's pickles: only plain data, and in time and memory that are a small multiple
+//! of the file's.
 //!
 //! A pickle is a program for a stack machine ("pickletools" in Python's library documents its
 //! opcodes). Readers that build trees as they go can be made to build exponentially large ones, by
@@ -13,7 +13,7 @@ pub(super) type Id = u32;
 /// A value.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Value {
-    /// `None`, a float, bytes: nothing that anybody asks for.
+    /// `None`, a float, bytes: values that no reader needs.
     Other,
     /// A whole number; `None` if it is beyond 64 bits.
     Int(Option<i64>),
@@ -23,7 +23,7 @@ pub(super) enum Value {
     List(Vec<Id>),
     /// Keys and values in turn.
     Dict(Vec<Id>),
-    /// Where the machine's stack was divided.
+    /// A mark on the machine's stack.
     Mark,
 }
 
@@ -35,10 +35,10 @@ pub(super) struct Data<'a> {
 }
 
 impl<'a> Data<'a> {
-    /// Reads a pickle: its values, and which of them it is.
+    /// Reads a pickle: its values, and the id of the root.
     ///
     /// # Errors
-    /// The byte at which it is none, or none that is plain data.
+    /// The byte at which it is not a pickle, or not one of plain data.
     pub fn read(bytes: &'a [u8]) -> Result<(Data<'a>, Id), String> {
         let mut machine = Machine {
             data: Data {
@@ -88,7 +88,7 @@ impl<'a> Data<'a> {
         }
     }
 
-    /// What a dictionary has under a name; the last, if there are several.
+    /// The value of a dictionary under a name; the last, if there are several.
     pub fn field(&self, id: Id, name: &str) -> Option<Id> {
         let Value::Dict(pairs) = &self.values[id as usize] else {
             return None;
@@ -126,7 +126,7 @@ impl Machine<'_> {
         )
     }
 
-    /// A signed one, of any length; beyond 64 bits there is no telling which.
+    /// A signed one, of any length; `None` beyond 64 bits.
     fn signed(&mut self, bytes: usize) -> Option<Value> {
         let all = self.take(bytes)?;
         let negative = all.last().is_some_and(|byte| byte & 0x80 != 0);
@@ -152,7 +152,7 @@ impl Machine<'_> {
             .filter(|id| self.data.values[*id as usize] != Value::Mark)
     }
 
-    /// What lies above the last mark, and the mark goes too.
+    /// The items above the last mark, which goes too.
     fn above_mark(&mut self) -> Option<Vec<Id>> {
         let mark = self
             .stack
@@ -206,8 +206,8 @@ impl Machine<'_> {
         let slot = usize::try_from(slot).ok()?;
         let top = *self.stack.last()?;
         if slot >= self.memo.len() {
-            // A writer numbers what it remembers; a slot far beyond would only be there to make the
-            // table large.
+            // A writer numbers the items it remembers; a slot far beyond would only serve to make
+            // the table large.
             (slot <= self.data.bytes.len()).then_some(())?;
             self.memo.resize(slot + 1, None);
         }

@@ -5,7 +5,7 @@ use slabwise_planner::brief;
 use super::Trace;
 use super::events::{Before, Logged, trace};
 
-/// The columns that are read; `Thread` and `Time` stand there as well.
+/// The columns that are read; the log has `Thread` and `Time` as well.
 const COLUMNS: [&str; 4] = ["Action", "Pointer", "Size", "Stream"];
 
 /// Whether a text begins like a log.
@@ -28,7 +28,7 @@ impl Trace {
     /// the order of the log.
     ///
     /// # Errors
-    /// The line that is wrong, and how.
+    /// The line of the defect, and its kind.
     pub fn of_rmm(text: &str) -> Result<Trace, String> {
         let mut lines = text
             .lines()
@@ -64,7 +64,7 @@ impl Trace {
                     Ok(0)
                 } else {
                     u64::from_str_radix(digits, 16)
-                        .map_err(|_| wrong(format!("{name} `{}` is no address", brief(text))))
+                        .map_err(|_| wrong(format!("{name} `{}` is not an address", brief(text))))
                 }
             };
             let bytes = || {

@@ -10,10 +10,10 @@ use super::Trace;
 use super::events::{Before, Logged, trace};
 use super::pickle::{Data, Id};
 
-/// Most characters of what a parser says.
+/// Most characters of a parser's message.
 const MESSAGE_MAX: usize = 160;
 
-/// What is read of a snapshot.
+/// The parts of a snapshot that are read.
 #[derive(Debug, Deserialize)]
 struct Snapshot {
     #[serde(default)]
@@ -42,7 +42,7 @@ struct Block {
 #[derive(Debug, Deserialize)]
 struct Event {
     action: String,
-    // An event that is about no memory, such as running out of it, has other fields instead.
+    // Missing in events that are not about memory, such as running out of it.
     #[serde(default)]
     addr: u64,
     #[serde(default)]
@@ -52,11 +52,11 @@ struct Event {
 }
 
 impl Trace {
-    /// The trace of a snapshot in JSON: the events of the device that has most of them. What was
-    /// there before the events begin, and at their end, is allocated first.
+    /// The trace of a snapshot in JSON: the events of the device that has most of them. Blocks that
+    /// were live before the events begin, and at their end, are allocated first.
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_snapshot_json(text: &str) -> Result<Trace, String> {
         let snapshot: Snapshot = serde_json::from_str(text).map_err(|e| {
             format!(
@@ -70,7 +70,7 @@ impl Trace {
     /// As [`Trace::of_snapshot_json`], of a pickle.
     ///
     /// # Errors
-    /// The place that is wrong, and how.
+    /// The place of the defect, and its kind.
     pub fn of_snapshot_pickle(bytes: &[u8]) -> Result<Trace, String> {
         let (data, root) = Data::read(bytes)?;
         Snapshot::of_pickle(&data, root)?.trace()
@@ -93,7 +93,7 @@ impl Snapshot {
             segments: Vec::new(),
             device_traces: Vec::new(),
         };
-        // Rows of a pickle can be shared; what is made of them here is not, and grows with their
+        // Rows of a pickle can be shared; the rows made of them here are not, and grow with their
         // number, not with the file.
         let mut left = data.len();
         let mut count = |rows: &[Id]| {
@@ -178,7 +178,7 @@ impl Snapshot {
             place.push(at);
             seen.insert(address);
         }
-        // Blocks in use that no event speaks of were there all the time.
+        // Blocks in use that no event mentions were live the whole time.
         let blocks = self
             .segments
             .iter()

@@ -1,4 +1,4 @@
-//! What users get wrong, and what they read about it.
+//! Mistakes of users, and the messages for them.
 
 use super::*;
 use crate::nn::{Conv2d, Dropout, Linear, Module, Relu, Sequential};

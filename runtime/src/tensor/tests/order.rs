@@ -162,7 +162,7 @@ fn more_losses() {
     for (got, expected) in got.iter().zip([cross, cross, huber, smoothed]) {
         assert_close(&got.values, &[expected], 1e-6);
     }
-    // Targets of 0 and 1 among impossible probabilities cost a finite lot.
+    // Targets of 0 and 1 with impossible probabilities give a finite loss.
     assert!(got[4].values[0].is_finite() && got[4].values[0] > 40.0);
 }
 
@@ -209,9 +209,9 @@ fn their_mistakes() {
         "huber: the loss cannot become a line at 0",
         "einsum \"ij,jk\": 2 operands are named, 1 given",
         "einsum \"ijk\": operand 0 is [batch, 3] and has 3 letters",
-        "einsum \"ij,kj->ii\": i stands twice in \"ii\"",
+        "einsum \"ij,kj->ii\": i occurs twice in \"ii\"",
         "einsum \"ij->k\": k is in no operand",
-        "einsum \"i1\": '1' is no letter",
+        "einsum \"i1\": '1' is not a letter",
         "einsum \"ij,ji->\": j is 3 and batch",
         "einsum \"n\": operand 0 is i32, not f32",
         "cross_entropy: a share of 1.5 cannot be spread",

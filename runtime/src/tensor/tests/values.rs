@@ -488,7 +488,7 @@ fn dropout_drops_in_training_only() {
         (880..1120).contains(&dropped),
         "{dropped} of 4000 dropped with p = 0.25"
     );
-    assert_ne!(out[0], out[1], "each dropout has numbers of its own");
+    assert_ne!(out[0], out[1], "each dropout draws different numbers");
     assert!(out[2].values.iter().all(|&v| v == 0.0));
     for (slope, kept) in out[3].values.iter().zip(&out[0].values) {
         assert_close(&[*slope], &[kept / 3.0], 1e-7);

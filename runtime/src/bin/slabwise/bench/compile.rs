@@ -10,10 +10,10 @@ use super::{Args, open};
 use crate::output::{line, table};
 use crate::plan::of_batch;
 
-/// What compiling a model's training step takes.
+/// The cost of compiling a model's training step.
 struct Compiled {
     model: Model,
-    /// The first is the trace, in which the model writes its graph down and is differentiated.
+    /// The first is the trace, in which the model is recorded as a graph and differentiated.
     stages: Vec<CompileStage>,
 }
 
@@ -69,7 +69,7 @@ impl Compiled {
         self.stages.iter().map(|stage| stage.seconds).sum()
     }
 
-    /// How many the stage gave that gave the last nodes, or the last kernels.
+    /// The number of nodes or kernels that the stage of this name produced.
     fn count(&self, stage: &str) -> usize {
         self.stages
             .iter()
@@ -90,7 +90,7 @@ impl Compiled {
     }
 }
 
-/// A row for each stage, and for each model the milliseconds and what came out: nodes, and kernels
+/// A row for each stage, and for each model the milliseconds and the result: nodes, and kernels
 /// from fusion on.
 fn show(all: &[Compiled]) -> String {
     let mut names: Vec<&str> = Vec::new();

@@ -1,4 +1,4 @@
-//! Everything about a pool counted again, from its table and from what a naive owner remembers.
+//! An audit of a pool: everything counted again, from its table and from a naive owner's records.
 
 use super::*;
 use crate::memory::block::{NONE, State};
@@ -11,15 +11,15 @@ pub(super) struct Owned {
     pub seed: u8,
 }
 
-/// The bytes that an owner fills a block with.
+/// The bytes with which an owner fills a block.
 pub(super) fn pattern(owned: &Owned) -> Vec<u8> {
     (0..owned.bytes)
         .map(|k| (k as u8).wrapping_mul(31).wrapping_add(owned.seed))
         .collect()
 }
 
-/// Fails unless the pool is what it should be, given who owns what. `synchronous`: no stream is
-/// ever behind.
+/// Fails unless the pool is consistent with the given owners. `synchronous`: no stream is ever
+/// behind.
 pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchronous: bool) {
     let mut places: Vec<Region> = Vec::new();
     for one in owned {
@@ -52,7 +52,7 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
                 "a gap between {b:?} and {after:?}"
             );
             let both = |state| b.state == state && after.state == state;
-            assert!(!both(State::Hole), "two holes were not joined");
+            assert!(!both(State::Gap), "two gaps were not joined");
             assert!(
                 !synchronous || !both(State::Free),
                 "two free neighbours were not joined: {b:?} and {after:?}"
@@ -106,7 +106,7 @@ pub(super) fn audit(pool: &Pool, device: &FakeDevice, owned: &[Owned], synchrono
     assert_eq!(s.cache_hits + s.cache_misses, s.num_allocs + s.ooms);
 }
 
-/// Fails unless every block holds what its owner wrote.
+/// Fails unless every block holds its owner's bytes.
 pub(super) fn intact(pool: &Pool, device: &FakeDevice, owned: &[Owned]) {
     for one in owned {
         let region = pool.region(one.handle).expect("a block in use");

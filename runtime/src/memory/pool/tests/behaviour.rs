@@ -1,4 +1,4 @@
-//! Reuse, moving, failing: what a pool does with its blocks.
+//! Reuse, moving, failing: the behaviour of a pool's blocks.
 
 use slabwise_kernels::memory::Memory;
 
@@ -50,7 +50,7 @@ fn direct_policies_call_the_driver_for_everything() {
             (0, 0)
         );
     }
-    // `unpooled` waits with the free until the stream is done; `platform` makes the stream be done.
+    // `unpooled` delays the free until the stream is done; `platform` synchronizes the stream.
     for (policy, kept) in [(Policy::Unpooled, 1024), (Policy::Platform, 0)] {
         let device = FakeDevice::new(64 * MIB);
         device.hold(S0);
@@ -108,16 +108,16 @@ fn a_checkerboard_is_full_without_moving_and_half_empty_with_it() {
                 }),
             );
             let kept = checkerboard(&pool, &device, 64, 128 * KIB);
-            let bill = take(&pool, &device, 3 * MIB).expect_err("only pieces are free");
+            let report = take(&pool, &device, 3 * MIB).expect_err("only pieces are free");
             assert_eq!(
                 (
-                    bill.fragmentation.free_bytes,
-                    bill.fragmentation.largest_bytes
+                    report.fragmentation.free_bytes,
+                    report.fragmentation.largest_bytes
                 ),
                 (4 * MIB, 128 * KIB),
                 "{policy}"
             );
-            assert!(bill.help.contains(&Help::Defragment), "{bill}");
+            assert!(report.help.contains(&Help::Defragment), "{report}");
             audit(&pool, &device, &kept, true);
 
             let (device, pool) = (
@@ -190,8 +190,8 @@ fn a_checkerboard_on_host_memory_keeps_its_bytes() {
     assert!(pool.statistics().defrag_bytes > 0);
 }
 
-/// What a stream does in a page of small blocks is ordered before a copy of the page only if the
-/// copy is that stream's own.
+/// A stream's work in a page of small blocks is ordered before a copy of the page only if the copy
+/// is on that stream.
 #[test]
 fn pages_of_several_streams_stay_where_they_are() {
     for (freed, alone) in [(false, false), (true, false), (false, true)] {
@@ -243,12 +243,13 @@ fn pinned_blocks_stay_and_the_bill_says_so() {
         .iter()
         .map(|one| pool.pin(one.handle).expect("in use"))
         .collect();
-    let bill = take(&pool, &device, MIB).expect_err("nothing may move");
+    let report = take(&pool, &device, MIB).expect_err("nothing may move");
     assert!(
-        bill.help
+        report
+            .help
             .iter()
             .any(|help| matches!(help, Help::Unpin { pinned_bytes } if *pinned_bytes == 4 * MIB)),
-        "{bill}"
+        "{report}"
     );
     assert!(
         kept.iter()
@@ -276,7 +277,7 @@ fn moving_has_a_rate() {
         preallocate: Some(true),
         ..whole(Policy::Tlsf)
     });
-    // A pool's worth may be moved, and not a byte more.
+    // The size of the pool may be moved, and not a byte more.
     let mut failed = false;
     for _ in 0..20 {
         let blocks: Vec<Handle> = (0..64)
@@ -288,8 +289,8 @@ fn moving_has_a_rate() {
             .for_each(|one| give(&pool, &device, *one));
         match take(&pool, &device, 4 * MIB) {
             Ok(large) => give(&pool, &device, large),
-            Err(bill) => {
-                assert!(bill.help.contains(&Help::DefragmentRate), "{bill}");
+            Err(report) => {
+                assert!(report.help.contains(&Help::DefragmentRate), "{report}");
                 failed = true;
             }
         }
@@ -346,7 +347,7 @@ fn after_waiting_for_streams_the_pool_searches_again() {
             .expect("room");
         pool.submit(S0);
         give(&pool, &device, block);
-        // Only that memory is there, and stream 0 is still at work on it.
+        // Only this memory is there, and stream 0 is still at work on it.
         let got = pool.allocate(&mut &device, 2 * MIB, S1, TagId::default());
         assert!(
             got.is_ok() || policy == Policy::Unpooled,
@@ -404,17 +405,20 @@ fn the_bill_names_who_holds_what() {
         pool.allocate(&mut &device, mib * MIB, S0, tag(name))
             .expect("room");
     }
-    let bill = pool
+    let report = pool
         .allocate(&mut &device, 4 * MIB, S0, tag("grad"))
         .expect_err("8 of 10 MiB are in use");
     assert_eq!(
-        (bill.requested, bill.capacity, bill.in_use),
+        (report.requested, report.capacity, report.in_use),
         (4 * MIB, 10 * MIB, 8 * MIB)
     );
-    let names: Vec<&str> = bill.holders.iter().map(|h| &*h.tag.name).collect();
+    let names: Vec<&str> = report.holders.iter().map(|h| &*h.tag.name).collect();
     assert_eq!(names, ["columns", "weights", "mask"]);
-    assert_eq!(bill.help, [Help::Limit(2 * MIB), Help::Batch(10.0 / 12.0)]);
-    let text = bill.to_string();
+    assert_eq!(
+        report.help,
+        [Help::Limit(2 * MIB), Help::Batch(10.0 / 12.0)]
+    );
+    let text = report.to_string();
     for part in [
         "4.0 MiB for \"grad\"",
         "body/conv",
@@ -425,7 +429,7 @@ fn the_bill_names_who_holds_what() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(take(&pool, &device, u64::MAX).is_err_and(|bill| bill.requested == u64::MAX));
+    assert!(take(&pool, &device, u64::MAX).is_err_and(|report| report.requested == u64::MAX));
     take(&pool, &device, 2 * MIB).expect("the pool goes on");
 }
 
@@ -438,7 +442,7 @@ fn caches_of_the_program_are_dropped_before_more_is_taken() {
     let (inner, on) = (pool.clone(), device.clone());
     pool.on_pressure(move || {
         if cache.take().is_some() {
-            // Dropping is enough; the pool takes it back when it is next asked for something.
+            // Dropping is enough; the pool frees it at the next request.
             inner.wait_all(&mut &*on);
         }
     });

@@ -1,4 +1,4 @@
-//! Settings: each does what it says.
+//! Settings, and the effect of each.
 
 use super::*;
 
@@ -212,11 +212,11 @@ fn memory_info_is_the_drivers() {
             total: 64 * MIB
         }
     );
-    // What others hold is not there to be taken; the bill says so.
-    let bill = take(&pool, &device, 60 * MIB).expect_err("others hold it");
+    // Memory held by others is not available; the OOM report says so.
+    let report = take(&pool, &device, 60 * MIB).expect_err("others hold it");
     assert!(
-        bill.help.contains(&Help::Others { bytes: 63 * MIB }),
-        "{bill}"
+        report.help.contains(&Help::Others { bytes: 63 * MIB }),
+        "{report}"
     );
 }
 

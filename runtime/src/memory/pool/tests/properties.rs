@@ -1,4 +1,4 @@
-//! Random programs against a naive owner who remembers what was handed out.
+//! Random programs against a naive owner that remembers its blocks.
 
 use super::audit::{Owned, audit, intact, pattern};
 use super::*;
@@ -55,10 +55,11 @@ fn every_policy_keeps_its_books_and_loses_nothing() {
                             );
                             owned.push(one);
                         }
-                        Err(bill) => {
-                            assert_eq!(bill.requested, bytes);
+                        Err(report) => {
+                            assert_eq!(report.requested, bytes);
                             assert!(
-                                bill.in_use <= bill.capacity && bill.holders.len() <= owned.len()
+                                report.in_use <= report.capacity
+                                    && report.holders.len() <= owned.len()
                             );
                         }
                     }
@@ -129,7 +130,7 @@ fn streams_never_share_a_block_before_its_time() {
         streams.iter().for_each(|s| device.hold(*s));
         let pool = open(&whole(policy));
         let mut owned: Vec<(Owned, Stream)> = Vec::new();
-        // Places that came back: which stream may still be at work there, and until which number.
+        // Freed places: which stream may still be at work there, and until which number.
         let mut busy: Vec<(Region, Stream, u64)> = Vec::new();
         let mut done = [0u64; 3];
         let mut submitted = [0u64; 3];

@@ -1,16 +1,15 @@
-//! The rungs of the ladder that move blocks, or the pages behind addresses: which moves, within
-//! which rate, and who waits.
+//! The retry steps that move blocks, or the pages behind addresses: which moves, within which rate,
+//! and which streams wait.
 
 use super::block::{Block, NONE, State};
 use super::config::Policy;
 use super::defrag::{Ground, Move};
 use super::heap::{Engine, Heap};
-use super::ladder::{Call, Request};
+use super::retry::{Call, Request};
 use super::source::Stream;
 
 impl Heap {
-    /// Bytes that may be moved now: a pool's worth to begin with, and more with everything
-    /// allocated.
+    /// Bytes that may be moved now: initially the size of the pool, and more with each allocation.
     fn may_move(&self) -> u64 {
         let limit = self.capacity.map_or(0, |c| c.limit);
         let earned = self.allocated_bytes as f64 * self.settings.defragment_rate;
@@ -19,12 +18,12 @@ impl Heap {
             .saturating_sub(self.statistics.defrag_bytes)
     }
 
-    /// A call that brings free memory together for a request, the cheapest that there is.
+    /// The cheapest call that joins free memory for a request.
     pub(super) fn defragment(&mut self, r: &mut Request) -> Option<Call> {
         self.evict(r, u64::MAX).or_else(|| self.compact(r))
     }
 
-    /// A call that moves a few blocks out of a window, or free pages to where they are needed.
+    /// A call that moves a few blocks out of a window, or remaps free pages.
     pub(super) fn evict(&mut self, r: &Request, most: u64) -> Option<Call> {
         if !self.settings.defragment {
             return None;
@@ -50,7 +49,7 @@ impl Heap {
             streams,
         }
         .evict(r.rounded, r.stream, most)?;
-        // The requester's stream waits for the copies of others.
+        // The requester's stream waits for the copies of other streams.
         let mut after: Vec<(Stream, u64)> = Vec::new();
         for m in moves.iter().filter(|m| m.stream != r.stream) {
             if !after.iter().any(|(stream, _)| *stream == m.stream) {
@@ -60,7 +59,7 @@ impl Heap {
         Some(self.copy(Vec::new(), moves, after))
     }
 
-    /// A call that slides blocks down until there is room.
+    /// A call that slides blocks down until the request fits.
     pub(super) fn compact(&mut self, r: &Request) -> Option<Call> {
         let most = self.may_move();
         let defragment = self.settings.defragment;
@@ -96,7 +95,7 @@ impl Heap {
         Some(self.copy(before, moves, after))
     }
 
-    /// The call for moves that are planned; nobody uses the pool until it is made.
+    /// The call for planned moves; the pool is locked until it is made.
     fn copy(
         &mut self,
         before: Vec<(Stream, u64)>,
@@ -115,7 +114,7 @@ impl Heap {
         }
     }
 
-    /// A call that maps the pages of free blocks behind addresses where they are one block.
+    /// A call that remaps the pages of free blocks, so that they form one block.
     fn remap(&mut self, r: &Request) -> Option<Call> {
         let Heap {
             table,
@@ -127,8 +126,8 @@ impl Heap {
             return None;
         };
         let page = chain.range.filter(|range| range.pages_move)?.page;
-        let (hole, new) = chain.place_to_grow(table, streams, r.rounded, r.stream)?;
-        let before = table[hole].before;
+        let (gap, new) = chain.place_to_grow(table, streams, r.rounded, r.stream)?;
+        let before = table[gap].before;
         let whole =
             |b: &Block| (b.end() / page * page).saturating_sub(b.offset.next_multiple_of(page));
         let donor = |index: u32, b: &Block| {
@@ -143,7 +142,7 @@ impl Heap {
         if donors.iter().map(|(bytes, _)| bytes).sum::<u64>() < new {
             return None;
         }
-        let to = chain.open(table, hole, new);
+        let to = chain.open(table, gap, new);
         let mut from = Vec::new();
         let mut missing = new;
         for (_, donor) in donors {

@@ -1,58 +1,58 @@
-//! What is tried for a request, one rung after the other, until there is memory or a reason why
-//! not.
+//! The retry policy of a request: the steps tried one after the other, until there is memory or a
+//! reason for its lack.
 //!
-//! The ladder is a state machine without input or output: it looks at the table under the pool's
-//! lock and says which call of the driver is needed next; the pool makes the call without the lock
-//! and tells what came of it. So no lock is ever held across a driver call, and every path can be
-//! tested without a driver.
+//! The retry policy is a state machine without input or output: it reads the table under the pool's
+//! lock and returns the next driver call; the pool makes the call without the lock and reports its
+//! outcome. So no lock is ever held across a driver call, and every path can be tested without a
+//! driver.
 
 use slabwise_kernels::memory::Region;
 
 use super::block::Block;
 use super::config::Policy;
 use super::defrag::Move;
+use super::event_log::Action;
 use super::heap::{Engine, Heap};
-use super::journal::Action;
 use super::policy::chain::{Effort, Return};
 use super::source::{MemoryInfo, Range, Refused, Stream};
 
-/// A request for memory on its way up the ladder.
+/// A request for memory on its way through the retry steps.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub bytes: u64,
     pub rounded: u64,
     pub stream: Stream,
     pub tag: u32,
-    pub rung: Rung,
+    pub step: RetryStep,
     /// Whether memory at hand did not suffice.
     pub missed: bool,
-    /// What the driver last said is free; only asked where a reserve is kept.
+    /// The driver's last report of free memory; only queried where a reserve is kept.
     pub info: Option<MemoryInfo>,
-    /// How often memory was asked for; others may have taken it.
+    /// How often new memory was requested; other requests may have taken it.
     pub grown: u32,
-    /// How often the driver refused on this rung.
+    /// How often the driver refused in this step.
     pub refused: u32,
-    /// The block, where each request has one of its own from the driver.
+    /// The block, where the driver allocates one for each request.
     pub got: Option<u32>,
-    /// There is new memory: it is looked for before the ladder is climbed any further.
+    /// There is new memory: it is searched before the next retry step.
     pub look: bool,
 }
 
-/// What is tried next.
+/// A step of the retry policy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Rung {
+pub(crate) enum RetryStep {
     Search,
-    /// Blocks of other streams that are done by now.
+    /// Blocks of other streams whose work is done.
     Poll,
     SearchPolled,
-    /// Caches of the program drop what they hold.
+    /// Caches of the program drop their memory.
     Callbacks,
     SearchAll,
     /// Move a few bytes rather than take many more.
     EvictEarly,
     SearchEvicted,
     Grow,
-    /// What nobody uses goes back to the driver, so that there is room to grow.
+    /// Unused memory goes back to the driver, to leave bytes to grow.
     Trim,
     GrowTrimmed,
     /// Wait for all streams; then search again, and grow again.
@@ -68,7 +68,7 @@ pub(crate) enum Rung {
     Fail,
 }
 
-/// A call of the driver that the ladder needs.
+/// A driver call that the retry policy needs.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
     Info,
@@ -97,17 +97,17 @@ pub(crate) enum Call {
         moves: Vec<Move>,
         after: Vec<(Stream, u64)>,
     },
-    /// Memory moves from rows with it to a row without.
+    /// Memory moves from mapped rows to an unmapped one.
     Remap {
         from: Vec<(u32, Region)>,
         to: (u32, Region),
     },
 }
 
-/// What came of a call.
+/// The outcome of a driver call.
 #[derive(Clone, Debug)]
 pub(crate) enum Outcome {
-    /// And whether the source is taken whole unless somebody says otherwise.
+    /// And whether the source is taken whole by default.
     Info(MemoryInfo, bool),
     Range(Option<Range>),
     Reserved(Result<u32, Refused>),
@@ -129,17 +129,18 @@ pub(crate) enum Next {
     /// This row is the block.
     Served(u32),
     Call(Call),
-    /// Blocks are being moved for somebody else, or the pool's first memory is being got: come back
-    /// after that.
+    /// Another request's blocks are being moved, or the pool's first memory is being allocated:
+    /// retry after that.
     Wait,
     Failed,
 }
 
-/// How often memory may be got for one request: others may be faster to take it, but not for ever.
+/// The most allocations for one request: concurrent requests may take the memory first, but not
+/// forever.
 const GROWN_MOST: u32 = 64;
 
 impl Heap {
-    /// Takes a request as far as it goes without a call of the driver.
+    /// Advances a request as far as possible without a driver call.
     pub fn advance(&mut self, r: &mut Request) -> Next {
         if self.moving || self.opening {
             return Next::Wait;
@@ -149,22 +150,24 @@ impl Heap {
             return Next::Call(call);
         }
         loop {
-            let effort = match r.rung {
+            let effort = match r.step {
                 _ if std::mem::take(&mut r.look) => Some(Effort::Last),
-                Rung::Search | Rung::SearchPolled => Some(Effort::Quick),
-                Rung::SearchAll | Rung::SearchEvicted | Rung::GrowTrimmed => Some(Effort::Thorough),
-                Rung::SearchSynchronized | Rung::SearchMoved => Some(Effort::Last),
+                RetryStep::Search | RetryStep::SearchPolled => Some(Effort::Quick),
+                RetryStep::SearchAll | RetryStep::SearchEvicted | RetryStep::GrowTrimmed => {
+                    Some(Effort::Thorough)
+                }
+                RetryStep::SearchSynchronized | RetryStep::SearchMoved => Some(Effort::Last),
                 _ => None,
             };
             if let Some(row) = effort.and_then(|effort| self.search(r, effort)) {
                 return Next::Served(row);
             }
-            let (next, call) = self.climb(r);
-            if r.rung == Rung::Fail {
+            let (next, call) = self.run_step(r);
+            if r.step == RetryStep::Fail {
                 return Next::Failed;
             }
-            if r.rung != next {
-                (r.rung, r.refused) = (next, 0);
+            if r.step != next {
+                (r.step, r.refused) = (next, 0);
             }
             if let Some(call) = call {
                 return Next::Call(call);
@@ -172,34 +175,34 @@ impl Heap {
         }
     }
 
-    /// One rung: the next one, and the call that this one needs.
-    fn climb(&mut self, r: &mut Request) -> (Rung, Option<Call>) {
-        match r.rung {
-            Rung::Search => {
+    /// Executes one step: the next step, and the call that this one needs.
+    fn run_step(&mut self, r: &mut Request) -> (RetryStep, Option<Call>) {
+        match r.step {
+            RetryStep::Search => {
                 if !r.missed {
                     r.missed = true;
                     self.statistics.cache_misses += 1;
                 }
-                (Rung::Poll, None)
+                (RetryStep::Poll, None)
             }
-            Rung::Poll => {
+            RetryStep::Poll => {
                 let behind = self.streams.behind();
                 let streams: Vec<Stream> = behind.into_iter().map(|(stream, _)| stream).collect();
                 if streams.is_empty() {
-                    (Rung::Callbacks, None)
+                    (RetryStep::Callbacks, None)
                 } else {
-                    (Rung::SearchPolled, Some(Call::Poll(streams)))
+                    (RetryStep::SearchPolled, Some(Call::Poll(streams)))
                 }
             }
-            Rung::SearchPolled => (Rung::Callbacks, None),
-            Rung::Callbacks => (
-                Rung::SearchAll,
+            RetryStep::SearchPolled => (RetryStep::Callbacks, None),
+            RetryStep::Callbacks => (
+                RetryStep::SearchAll,
                 self.has_callbacks.then_some(Call::Callbacks),
             ),
-            Rung::SearchAll => (Rung::EvictEarly, None),
-            Rung::EvictEarly => {
-                // As much memory as is asked for lies about, if only in pieces: bytes that are
-                // moved once are cheaper than as many that are kept from then on.
+            RetryStep::SearchAll => (RetryStep::EvictEarly, None),
+            RetryStep::EvictEarly => {
+                // Enough memory for the request is free, but in pieces: moving bytes once is
+                // cheaper than keeping as many more from then on.
                 let free = self
                     .statistics
                     .pool_bytes
@@ -212,41 +215,41 @@ impl Heap {
                     None
                 };
                 if call.is_some() {
-                    (Rung::SearchEvicted, call)
+                    (RetryStep::SearchEvicted, call)
                 } else {
-                    (Rung::Grow, None)
+                    (RetryStep::Grow, None)
                 }
             }
-            Rung::SearchEvicted => (Rung::Grow, None),
-            Rung::Grow => match self.keep_reserve(r) {
-                Some(call) => (Rung::Grow, Some(call)),
-                None => self.grow_or(r, Rung::Trim),
+            RetryStep::SearchEvicted => (RetryStep::Grow, None),
+            RetryStep::Grow => match self.keep_reserve(r) {
+                Some(call) => (RetryStep::Grow, Some(call)),
+                None => self.grow_or(r, RetryStep::Trim),
             },
-            Rung::Trim => (Rung::GrowTrimmed, self.trim_for_room()),
-            Rung::GrowTrimmed => self.grow_or(r, Rung::Synchronize),
-            Rung::Synchronize => {
+            RetryStep::Trim => (RetryStep::GrowTrimmed, self.trim_for_room()),
+            RetryStep::GrowTrimmed => self.grow_or(r, RetryStep::Synchronize),
+            RetryStep::Synchronize => {
                 let behind = self.streams.behind();
                 self.statistics.retries += 1;
                 (
-                    Rung::SearchSynchronized,
+                    RetryStep::SearchSynchronized,
                     (!behind.is_empty()).then_some(Call::Synchronize(behind)),
                 )
             }
-            Rung::SearchSynchronized => (Rung::TrimSynchronized, None),
-            Rung::TrimSynchronized => (Rung::GrowSynchronized, self.trim_for_room()),
-            Rung::GrowSynchronized => self.grow_or(r, Rung::Evict),
-            Rung::Evict => match self.evict(r, u64::MAX) {
-                Some(call) => (Rung::SearchMoved, Some(call)),
-                None => (Rung::Compact, None),
+            RetryStep::SearchSynchronized => (RetryStep::TrimSynchronized, None),
+            RetryStep::TrimSynchronized => (RetryStep::GrowSynchronized, self.trim_for_room()),
+            RetryStep::GrowSynchronized => self.grow_or(r, RetryStep::Evict),
+            RetryStep::Evict => match self.evict(r, u64::MAX) {
+                Some(call) => (RetryStep::SearchMoved, Some(call)),
+                None => (RetryStep::Compact, None),
             },
-            Rung::Compact => (Rung::SearchMoved, self.compact(r)),
-            Rung::SearchMoved | Rung::Fail => (Rung::Fail, None),
+            RetryStep::Compact => (RetryStep::SearchMoved, self.compact(r)),
+            RetryStep::SearchMoved | RetryStep::Fail => (RetryStep::Fail, None),
         }
     }
 
-    /// A call for more memory, after which this rung is climbed again; or the rung after it.
-    fn grow_or(&mut self, r: &mut Request, next: Rung) -> (Rung, Option<Call>) {
-        // Where arenas are larger than the request, a refused one is asked for again in the least
+    /// A call for more memory, after which this step is repeated; or the step after it.
+    fn grow_or(&mut self, r: &mut Request, next: RetryStep) -> (RetryStep, Option<Call>) {
+        // Where arenas are larger than the request, a refused one is requested again in the least
         // size.
         let patience = match &self.engine {
             Engine::Chain(chain) if chain.range.is_none() => 1,
@@ -256,12 +259,12 @@ impl Heap {
             return (next, None);
         }
         match self.growth(r) {
-            Some(call) => (r.rung, Some(call)),
+            Some(call) => (r.step, Some(call)),
             None => (next, None),
         }
     }
 
-    /// What the source must be asked once, and what is taken at the first use.
+    /// The set-up queries to the source, and the memory taken at the first use.
     fn begin(&mut self) -> Option<Call> {
         let Some(capacity) = self.capacity else {
             return Some(Call::Info);
@@ -305,7 +308,7 @@ impl Heap {
             .saturating_sub(self.reserving)
     }
 
-    /// The call that gets memory for a request, if there is room for it.
+    /// The call that gets memory for a request, if the limit permits it.
     fn growth(&mut self, r: &mut Request) -> Option<Call> {
         let room = self.room();
         let Heap {
@@ -317,17 +320,17 @@ impl Heap {
         } = self;
         let call = match engine {
             Engine::Chain(chain) if chain.range.is_some() => {
-                let (hole, new) = chain
+                let (gap, new) = chain
                     .place_to_grow(table, streams, r.rounded, r.stream)
                     .filter(|(_, new)| *new <= room)?;
-                let row = chain.open(table, hole, new);
+                let row = chain.open(table, gap, new);
                 Call::Map {
                     row,
                     pages: table[row].region(),
                 }
             }
             Engine::Chain(chain) => {
-                // A failed call is tried again with what is needed at least.
+                // A failed call is retried with the least size that suffices.
                 let wanted = if r.refused == 0 {
                     chain.segment(r.rounded)
                 } else {
@@ -364,8 +367,8 @@ impl Heap {
         Some(call)
     }
 
-    /// `naive` and `round` leave a part of the device free: before they take more, they ask what is
-    /// free, and give back what nobody uses if it is too little.
+    /// `naive` and `round` leave a part of the device free: before they take more, they query the
+    /// free bytes, and release unused memory if these are too few.
     fn keep_reserve(&mut self, r: &mut Request) -> Option<Call> {
         let Engine::Buckets(_) = &self.engine else {
             return None;
@@ -377,7 +380,7 @@ impl Heap {
         if info.free.saturating_sub(r.rounded) >= reserve && info.free >= r.rounded {
             return None;
         }
-        // Once is enough: what cannot go back will not the second time.
+        // Once is enough: memory that could not be released will not be the second time.
         r.info = Some(MemoryInfo {
             free: u64::MAX,
             ..info
@@ -385,7 +388,7 @@ impl Heap {
         self.trim(|_| true)
     }
 
-    /// Gives back what nobody uses. The addresses of a range are no scarcer for what is mapped, so
+    /// Releases unused memory. Returning the mapped memory of a range would free no addresses, so
     /// it keeps its memory.
     fn trim_for_room(&mut self) -> Option<Call> {
         let in_range = matches!(&self.engine, Engine::Chain(chain) if chain.range.is_some());
@@ -397,7 +400,7 @@ impl Heap {
         call
     }
 
-    /// The call that gives back free memory that no stream uses and that `may_go`.
+    /// The call that returns free memory that no stream uses and that `may_go` permits.
     pub fn trim(&mut self, may_go: impl Fn(&Block) -> bool) -> Option<Call> {
         let Heap {
             table,
@@ -417,7 +420,7 @@ impl Heap {
         })
     }
 
-    /// Takes note of what came of a call.
+    /// Applies the outcome of a call.
     pub fn conclude(&mut self, r: Option<&mut Request>, call: Call, outcome: Outcome) {
         match (call, outcome) {
             (Call::Info, Outcome::Info(info, preallocates)) => {
@@ -442,8 +445,8 @@ impl Heap {
                 }
             }
             (Call::Reserve { bytes, stream, .. }, Outcome::Reserved(reserved)) => {
-                // Others' requests wait while the pool opens, so a call for memory that ends then
-                // is the one it opens with.
+                // Other requests wait while the pool opens, so a call for memory that ends then is
+                // the opening one.
                 self.opening = false;
                 self.reserving -= bytes;
                 let got = reserved.ok().map(|arena| {
@@ -467,7 +470,7 @@ impl Heap {
                 if taken {
                     self.took(pages);
                 }
-                // New memory is first of all the requester's.
+                // New memory belongs to the requester first.
                 let stream = r.as_ref().map_or(Stream(0), |r| r.stream);
                 if let Some(r) = r {
                     (r.look, r.refused) = (taken, r.refused + u32::from(!taken));
@@ -511,8 +514,7 @@ impl Heap {
                 }
             }
             (Call::Remap { from, to }, Outcome::Remapped { done: Err(_), ns }) => {
-                // Everything is where it was: the pages are free, and where they should have gone
-                // is a hole.
+                // Nothing has moved: the pages are free, and their destination is a gap.
                 self.moving = false;
                 self.statistics.defrag_ns += ns;
                 self.statistics.defrags -= 1;
@@ -562,7 +564,7 @@ impl Heap {
         self.note_segment(Action::SegmentAlloc, region);
     }
 
-    /// What a driver says about its streams.
+    /// Applies the driver's report on its streams.
     fn progress(&mut self, all: &[(Stream, u64)]) {
         let mut news = false;
         for &(stream, sequence) in all {

@@ -1,4 +1,4 @@
-//! What happened to a pool's blocks, for those who want to see it afterwards.
+//! The event log of a pool's blocks, for later inspection.
 
 use std::collections::VecDeque;
 
@@ -6,7 +6,7 @@ use slabwise_kernels::memory::Region;
 
 use super::source::Stream;
 
-/// What happened.
+/// The kind of an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Action {
     /// A block was handed out.
@@ -25,18 +25,19 @@ pub enum Action {
     Oom,
 }
 
-/// One line of a journal.
+/// One entry of the event log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// What happened.
+    /// The kind of event.
     pub action: Action,
-    /// Where; the bytes are those that were asked for.
+    /// The region; its bytes are the requested ones.
     pub region: Region,
     /// For which stream.
     pub stream: Stream,
     /// The block's tag.
     pub tag: super::TagId,
-    /// Which allocation of the pool the block is, counted from 1; 0 for what is no block.
+    /// The number of the block's allocation in the pool, counted from 1; 0 for events without a
+    /// block.
     pub allocation: u64,
     /// When, in nanoseconds of the source's clock.
     pub time_ns: u64,
@@ -48,12 +49,12 @@ pub struct Event {
 
 /// The last events of a pool, at most so many.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct EventLog {
     pub events: VecDeque<Event>,
     pub most: usize,
 }
 
-impl Journal {
+impl EventLog {
     pub fn push(&mut self, event: Event) {
         if self.events.len() >= self.most {
             self.events.pop_front();
