@@ -1,12 +1,12 @@
-//! When to send and to fetch what is to be away between given reads.
+//! The steps at which offload and prefetch copies start and end, for given idle intervals.
 //!
-//! Which values are away is decided elsewhere; here each absence gets its steps. Forwards in time,
-//! the engine that sends takes what is complete in the order in which it is last used, computing
-//! waits only where a step needs bytes whose copy is still under way, and bytes are free from the
-//! first step on that begins after that. Backwards in time, fetching is the same: a value is needed
-//! until its read, seen from there, then its copy takes its turn on the engine, and bytes are free
-//! before the last step that begins before the copy. So nothing is sent too late or fetched too
-//! early for lack of looking, and one plan takes two walks along the schedule.
+//! The values to offload are chosen elsewhere; this module assigns steps to each interval. Forwards
+//! in time, the offload engine takes completed values in the order of their last use. Computing
+//! waits only if a step needs bytes whose copy is still in progress, and bytes are free from the
+//! first step on that begins after the copy. Backwards in time, prefetching is the same: the copy
+//! of a value takes its turn on the engine at its read, and bytes are free before the last step
+//! that begins before the copy. Therefore no copy starts too late or too early for lack of
+//! lookahead, and one plan takes two traversals of the schedule.
 
 #[cfg(test)]
 mod tests;
@@ -14,56 +14,57 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// An idle stretch of a value that it is to spend on the host. Steps are positions in the schedule.
+/// An idle interval of a value that it is to spend on the host. Steps are positions in the
+/// schedule.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Absence {
-    /// Which value.
+    /// The value.
     pub value: u32,
     /// The step that completes it.
     pub made: u32,
-    /// The last step that reads it before.
+    /// The last step that reads it before the interval.
     pub used: u32,
-    /// The step that reads it next.
+    /// The next step that reads it.
     pub read: u32,
     pub bytes: i64,
-    /// An earlier absence has left a copy on the host.
+    /// Whether an earlier interval has left a copy on the host.
     pub is_on_host: bool,
 }
 
-/// One value away from the device for a while. Steps are positions in the schedule.
+/// A planned interval of one value on the host. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transfer {
-    /// Which value: that of this step in a schedule of a graph file.
+    /// The value; in a schedule of a graph file, the step that makes it.
     pub value: u32,
-    /// The step before which its copying to the host begins, unless an earlier transfer has left a
-    /// copy there.
+    /// The step before which its copy to the host starts, unless an earlier transfer has left one
+    /// there.
     pub sent: u32,
-    /// The last step that reads it before.
+    /// The last step that reads it before the interval.
     pub used: u32,
-    /// From this step on its bytes are free.
+    /// The first step at which its bytes are free.
     pub gone: u32,
-    /// From this step on its bytes are taken again.
+    /// The first step at which its bytes are taken again.
     pub back: u32,
-    /// The step that reads it next.
+    /// The next step that reads it.
     pub read: u32,
 }
 
-/// What happens to a transfer before a step, in this order.
+/// An event of a transfer before a step. Events of one step happen in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
-    /// Copying to the host begins, or waits for its turn.
+    /// The copy to the host starts, or is queued.
     Send,
-    /// That copy is waited for.
+    /// Computing waits for the end of that copy.
     Sent,
-    /// Bytes are taken, and fetching begins or waits for its turn.
+    /// Bytes are taken, and the prefetch starts or is queued.
     Fetch,
-    /// That is waited for.
+    /// Computing waits for the end of the prefetch.
     Fetched,
 }
 
-/// The events of transfers in the order in which they happen: the step before which each does,
-/// which it is, and of which transfer. Engines take turns in this order: sending what is used
-/// first, fetching what is read first.
+/// The events of transfers in the order in which they happen: the step before which each happens,
+/// its kind, and the index of its transfer. Engines process copies in this order: offloads by last
+/// use, prefetches by next read.
 pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
     let mut keyed: Vec<(u32, Event, u32, u32)> = Vec::with_capacity(4 * transfers.len());
     for (k, t) in (0u32..).zip(transfers) {
@@ -83,7 +84,7 @@ pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
         .collect()
 }
 
-/// Plans for absences, in buffers that are used again.
+/// A planner of copies. Its buffers are reused from plan to plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Engines {
     /// Time per byte.
@@ -91,33 +92,35 @@ pub(crate) struct Engines {
     sent: Vec<u32>,
     gone: Vec<u32>,
     back: Vec<u32>,
-    /// When the copy is over that is under way.
+    /// The end of each copy in progress.
     done: Vec<f64>,
-    /// Absences that have begun, seen from either end, but whose bytes are not free yet.
+    /// Intervals that have begun, seen from either end, but whose bytes are not free yet.
     waiting: Vec<u32>,
     by_made: Vec<u32>,
     by_read: Vec<u32>,
     queue: BinaryHeap<Reverse<u32>>,
-    /// By step: the bytes with what is not gone yet, and how long computing waits before it.
+    /// For each step, the bytes including values whose copies are not complete, and the time that
+    /// computing waits before it.
     need: Vec<i64>,
     wait: Vec<f64>,
-    /// Absences that are none: there is no time to send and to fetch.
+    /// Intervals too short to offload and prefetch in.
     pub void: Vec<u32>,
-    /// What was planned.
+    /// The planned transfers.
     pub transfers: Vec<Transfer>,
-    /// The most that any step needs then.
+    /// The most bytes that any step needs with them.
     pub peak: i64,
 }
 
-/// What never comes to an end.
+/// The step of an event that does not happen.
 const NEVER: u32 = u32::MAX;
 
-/// The most time per byte: with more, sums of times would overflow, and nothing is worth sending
-/// long before.
+/// The most time per byte. With more, sums of times would overflow, and no copy is worthwhile long
+/// before.
 const SLOWEST: f64 = 1e30;
 
 impl Engines {
-    /// With so much time per byte. What is no time counts as none, and more than `SLOWEST` as that.
+    /// Engines that take `link` per byte. Values that are not positive count as 0, and larger ones
+    /// as `SLOWEST`.
     pub fn new(link: f64) -> Self {
         Engines {
             link: if link > 0.0 { link.min(SLOWEST) } else { 0.0 },
@@ -125,9 +128,10 @@ impl Engines {
         }
     }
 
-    /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and
-    /// need `need` bytes, at most `budget`, with all of them away; the time that takes, unless it
-    /// is clear that it is more than `most`. Where `void` names some, the others' plan is a guess.
+    /// Plans the intervals, sorted by [`Absence::used`], of a schedule whose steps take `costs` and
+    /// need `need` bytes, at most `budget`, if all intervals are applied. Returns the time of the
+    /// schedule, or `None` once it is known to exceed `most`. If `void` is not empty afterwards,
+    /// the plan of the other intervals is a guess.
     pub fn plan(
         &mut self,
         costs: &[u64],
@@ -165,7 +169,7 @@ impl Engines {
         Some(self.time(costs, absences))
     }
 
-    /// Walks forwards: when each copy to the host is issued and over, and what steps wait for.
+    /// The forward traversal: the start and end of each offload copy, and the waits of steps.
     fn send(
         &mut self,
         costs: &[u64],
@@ -218,7 +222,7 @@ impl Engines {
                 false
             });
             while need + held > budget && !self.waiting.is_empty() {
-                // What is used first is sent first, so it is over first.
+                // The value that was last used first is copied first, so its copy ends first.
                 let first = (0..self.waiting.len()).min_by(|&a, &b| {
                     let done = |at: usize| self.done[self.waiting[at] as usize];
                     done(a)
@@ -249,7 +253,7 @@ impl Engines {
         Some(())
     }
 
-    /// Lets the engine take the next value before step `p`, which cannot begin before `begin`.
+    /// Starts the copy of the next queued value before step `p`, which cannot begin before `begin`.
     fn issue(&mut self, absences: &[Absence], p: u32, begin: f64, engine: &mut f64) {
         if let Some(Reverse(k)) = self.queue.pop() {
             let k = k as usize;
@@ -259,7 +263,7 @@ impl Engines {
         }
     }
 
-    /// Walks backwards: before which step each fetch is issued.
+    /// The backward traversal: the step before which each prefetch starts.
     fn fetch(&mut self, costs: &[u64], budget: i64, absences: &[Absence]) {
         self.by_read.clear();
         self.by_read
@@ -296,7 +300,7 @@ impl Engines {
                 false
             });
             while self.need[p as usize] + held > budget && !self.waiting.is_empty() {
-                // The engine takes its turns in order, and the list keeps it.
+                // The engine processes copies in order, and the list keeps that order.
                 let k = self.waiting.remove(0) as usize;
                 now = now.max(self.done[k]);
                 self.back[k] = p + 1;
@@ -305,11 +309,11 @@ impl Engines {
             self.peak = self.peak.max(self.need[p as usize] + held);
             now += costs[p as usize] as f64 + self.wait[p as usize];
         }
-        // What is read before anything ran.
+        // Intervals whose read comes before any step ran.
         self.void.append(&mut self.waiting);
     }
 
-    /// How long the schedule takes with the transfers.
+    /// The time of the schedule with the transfers.
     fn time(&mut self, costs: &[u64], absences: &[Absence]) -> f64 {
         let mut now = 0.0f64;
         let mut engines = [0.0f64; 2];

@@ -1,13 +1,14 @@
-//! Which idle values to send to the host.
+//! The choice of idle values to offload to the host.
 //!
-//! A value that lies idle between two reads may be away in between. The step that needs most is
-//! looked at first, and of the values that lie idle there the one goes that relieves most for the
-//! least: for the time that the schedule takes longer, as the engines tell, and a little for
-//! keeping them busy.
+//! A value may be offloaded between two reads. The search starts with the step that needs most
+//! bytes. Of the values that are idle there, it offloads the one with the most relief for its
+//! price: the added time of the schedule, as the copy engines report it, and a small price for
+//! keeping the engines busy.
 
 use super::engines::{Absence, Engines, Transfer};
 
-/// A value of a schedule that may be away while it lies idle. Steps are positions in the schedule.
+/// A value of a schedule that may be offloaded while it is idle. Steps are positions in the
+/// schedule.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub bytes: i64,
@@ -15,44 +16,45 @@ pub(super) struct Value {
     pub made: u32,
     /// The steps that read it after that, ascending.
     pub reads: Vec<u32>,
-    /// How much it is worth to send this rather than another that relieves as much.
+    /// The priority of offloading this value over another with the same relief.
     pub weight: f64,
 }
 
-/// A schedule as transfers see it.
+/// The inputs of the search for offload intervals.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
     /// The time that each step takes.
     pub costs: Vec<u64>,
-    /// The bytes that each step needs if nothing is away.
+    /// The bytes that each step needs if no value is offloaded.
     pub need: Vec<i64>,
     pub values: Vec<Value>,
 }
 
-/// How many of the values that look best are planned with the others before one is chosen.
+/// The number of top-ranked candidates that are planned together with the current intervals before
+/// one is chosen.
 const TRIED: usize = 6;
 
-/// How often all are gone through for others that take less time.
+/// The number of passes that try to replace each interval by faster ones.
 const PASSES: usize = 3;
 
-/// A schedule that transfers are planned for.
+/// A search for the offload intervals of a schedule.
 pub(super) struct Offloader<'t> {
     timeline: &'t Timeline,
     budget: i64,
-    /// The bytes that may be on the host together, whenever each is there.
+    /// The bytes that may be on the host, counted as if all copies were there at the same time.
     host: i64,
-    /// What each step needs with all absences.
+    /// The bytes that each step needs with all intervals applied.
     need: Vec<i64>,
-    /// By [`Absence::used`].
+    /// Sorted by [`Absence::used`].
     absences: Vec<Absence>,
     engines: Engines,
-    /// By value: whether it is ever on the host.
+    /// For each value, whether it is ever on the host.
     sent: Vec<bool>,
 }
 
 impl<'t> Offloader<'t> {
-    /// Looks for transfers that keep the bytes of each step at most `budget`, where moving one
-    /// takes `link`.
+    /// A search for transfers that keep the bytes of each step within `budget`, where copying a
+    /// byte takes `link`.
     pub fn new(timeline: &'t Timeline, budget: i64, link: f64, host: i64) -> Self {
         let sent = vec![false; timeline.values.len()];
         let (need, engines) = (timeline.need.clone(), Engines::new(link));
@@ -67,7 +69,7 @@ impl<'t> Offloader<'t> {
         }
     }
 
-    /// Begins with absences, as far as the host has room.
+    /// Adds the given intervals, as far as the host has free bytes.
     pub fn begin_with(&mut self, absences: &[Absence]) {
         for &absence in absences {
             if self.sent[absence.value as usize] || absence.bytes <= self.left() {
@@ -76,7 +78,7 @@ impl<'t> Offloader<'t> {
         }
     }
 
-    /// The bytes that others may take on the host.
+    /// The bytes that are still free on the host.
     fn left(&self) -> i64 {
         self.host
             - self
@@ -89,14 +91,15 @@ impl<'t> Offloader<'t> {
                 .sum::<i64>()
     }
 
-    /// What was planned.
+    /// The planned transfers.
     pub fn transfers(&self) -> &[Transfer] {
         &self.engines.transfers
     }
 
-    /// Plans transfers until the schedule fits the budget, or no more can be sent; the time that
-    /// takes, unless it is more than `most`, and whether it fits. The dearer the engines' time is
-    /// taken to be, as a part of it, the fewer bytes are sent.
+    /// Plans transfers until the schedule fits the budget or no more values can be offloaded.
+    /// Returns the time of the schedule, unless it exceeds `most`, and whether it fits. `dear` is
+    /// the price of the engines' busy time, as a fraction of it: the higher it is, the fewer bytes
+    /// are copied.
     pub fn fit(&mut self, dear: f64, most: f64) -> Option<(f64, bool)> {
         let time = self.fill(dear, most, None)?;
         if self.worst().is_some() {
@@ -118,8 +121,8 @@ impl<'t> Offloader<'t> {
         Some((self.time(), true))
     }
 
-    /// Adds absences, but not that of `without`, until the schedule fits or none is left to add;
-    /// the time then, unless it is more than `most`.
+    /// Adds intervals, except `without`, until the schedule fits or no candidate is left. Returns
+    /// the time of the schedule, unless it exceeds `most`.
     fn fill(&mut self, dear: f64, most: f64, without: Option<Absence>) -> Option<f64> {
         let mut time = self.estimate();
         while let Some(worst) = self.worst() {
@@ -135,7 +138,7 @@ impl<'t> Offloader<'t> {
         Some(self.time())
     }
 
-    /// Sends others instead of one where that takes less than `time`; the time then.
+    /// Replaces one interval by others if that takes less than `time`. Returns the resulting time.
     fn replace(&mut self, at: usize, time: f64, dear: f64) -> f64 {
         let before = (self.absences.clone(), self.need.clone());
         let without = self.take(at);
@@ -153,7 +156,7 @@ impl<'t> Offloader<'t> {
         time
     }
 
-    /// The step that needs most, if that is too much.
+    /// The step that needs most bytes, if that exceeds the budget.
     fn worst(&self) -> Option<u32> {
         let over = (0u32..)
             .zip(&self.need)
@@ -162,7 +165,7 @@ impl<'t> Offloader<'t> {
             .map(|(p, _)| p)
     }
 
-    /// The steps in which it is away.
+    /// The steps in which the value is offloaded.
     fn gap(a: &Absence) -> std::ops::Range<usize> {
         a.used as usize + 1..a.read as usize
     }
@@ -185,7 +188,7 @@ impl<'t> Offloader<'t> {
         absence
     }
 
-    /// Who finds a copy on the host.
+    /// Marks the intervals whose value already has a copy on the host.
     fn flag(&mut self) {
         self.sent.fill(false);
         for a in &mut self.absences {
@@ -193,8 +196,8 @@ impl<'t> Offloader<'t> {
         }
     }
 
-    /// What the schedule takes with all absences planned. There are none any more for which there
-    /// was no time.
+    /// The time of the schedule with all intervals planned. Removes the intervals that the engines
+    /// had no time for.
     fn time(&mut self) -> f64 {
         loop {
             let planned = self.engines.plan(
@@ -214,8 +217,8 @@ impl<'t> Offloader<'t> {
         }
     }
 
-    /// What it takes within what is needed so far, if that is more than the budget. Who need not go
-    /// yet stays.
+    /// The time of the schedule, where the budget is raised to the current need if that is larger.
+    /// Keeps the intervals that this budget makes unnecessary.
     fn estimate(&mut self) -> f64 {
         let kept = (self.absences.clone(), self.need.clone(), self.budget);
         self.budget = self
@@ -228,7 +231,7 @@ impl<'t> Offloader<'t> {
         time
     }
 
-    /// Which absences the engines had no time for, or no need.
+    /// The intervals that the engines had no time for, or that were not needed.
     fn void(&mut self) -> Vec<u32> {
         let mut void = std::mem::take(&mut self.engines.void);
         void.sort_unstable();
@@ -236,7 +239,7 @@ impl<'t> Offloader<'t> {
         void
     }
 
-    /// What to send to relieve step `at`, where the schedule takes `time` now.
+    /// The best interval to relieve step `at`, where the schedule takes `time` now.
     fn choose(
         &mut self,
         at: u32,
@@ -302,7 +305,8 @@ impl<'t> Offloader<'t> {
         best.map(|b| b.1)
     }
 
-    /// Keeps values that need not go after all, where that takes no longer; the time then.
+    /// Removes intervals that are no longer needed, where that takes no more time. Returns the
+    /// resulting time.
     fn spare(&mut self, mut time: f64) -> f64 {
         let mut at = 0;
         while at < self.absences.len() {
