@@ -1,9 +1,9 @@
-//! Making a schedule fit, and making it cheap again.
+//! Repair of a schedule that exceeds the budget, and pruning of recomputations.
 //!
-//! *Repair*: while a step needs too much, one of the buffers that lie idle there is dropped after
-//! its last read before and computed again just before its next read after, with whatever of its
-//! inputs is gone by then. Which one: most bytes × steps relieved per cost. *Pruning*: a copy is
-//! taken out where the one before it can stay.
+//! *Repair*: while a step needs too much, one of the buffers that are idle there is dropped after
+//! its previous read and recomputed just before its next read, together with those of its inputs
+//! that are gone by then. The buffer chosen has the most bytes × steps relieved per cost.
+//! *Pruning*: removes a copy if the copy before it can stay live instead.
 
 use std::ops::Range;
 use std::time::Instant;
@@ -12,67 +12,66 @@ use super::network::Network;
 use super::tape::{Copy, Tape};
 use crate::generate::Random;
 
-/// What a repair may do.
+/// The limits and the buffers of repairs.
 pub(super) struct Repairer {
     pub budget: i64,
-    /// How much scores are disturbed: 0 for not at all.
+    /// The amount of random noise in scores: 0 for none.
     pub noise: f64,
-    /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
+    /// The weight of freed bytes beyond the excess, as a fraction of the buffer.
     pub greed: f64,
-    /// What fetching a byte is taken to cost, if values may be fetched from the host (see
+    /// The assumed cost of prefetching a byte, if values may be prefetched from the host (see
     /// [`Network::with_fetches`]).
     pub fetching: Option<f64>,
-    /// When to give up.
+    /// The time at which to give up.
     pub until: Option<Instant>,
-    /// The steps that need too much; and by step, how many of them are before it, if that has been
-    /// counted.
+    /// The steps that need too much; and for each step, the number of them before it, if counted.
     over: Vec<u32>,
     before: Vec<u32>,
-    /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
+    /// The computations to repeat for the current candidate, inputs first; and for the best one.
     chain: Vec<u32>,
     best_chain: Vec<u32>,
-    /// By computation: in `chain`, or found impossible, in round `round`.
+    /// For each computation, the last `round` in which it was in `chain` or was found impossible.
     seen: Vec<u32>,
     round: u32,
-    /// By computation: the repair in which it was moved last. Moving costs nothing; twice would be
-    /// going in circles.
+    /// For each computation, the repair in which it was moved last. Moving is free, so moving twice
+    /// could cycle.
     moved: Vec<u32>,
     repairs: u32,
-    /// Candidates and copies to be pruned.
+    /// Candidates and copies to prune.
     order: Vec<(f64, Copy)>,
-    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last
-    /// looked at, and how good the worst of them was.
+    /// In a [long](super::tape::is_long) schedule, the best copies of the last full scan, and the
+    /// score of the first one beyond them.
     shortlist: Vec<Copy>,
     shortlisted: f64,
 }
 
-/// The most copies on the shortlist, and the part of those looked at.
+/// The most copies on the shortlist, and the divisor of the candidates for it.
 const SHORT: usize = 64;
 const SHORT_PART: usize = 4;
 
-/// What to do about a step that needs too much.
+/// An action to relieve a step that needs too much.
 enum Act {
-    /// Compute `best_chain` just before this position; the copy goes if that leaves it unread.
+    /// Insert `best_chain` before this position, and remove the copy if that leaves it unread.
     Again(u32, Copy),
-    /// Move a copy to just before this position.
+    /// Move a copy to before this position.
     Move(Copy, u32),
 }
 
-/// Which step is relieved by dropping how many bytes.
+/// The step to relieve, and the bytes that the drop frees.
 #[derive(Clone, Copy)]
 struct Relief {
     at: u32,
     worth: i64,
 }
 
-/// The best thing to do.
+/// The best action so far.
 struct Choice {
     act: Option<Act>,
     score: f64,
 }
 
 impl Choice {
-    /// Takes `act` if it is better.
+    /// Keeps `act` if it is better.
     fn offer(&mut self, score: f64, act: Act) -> bool {
         let better = score > self.score;
         if better {
@@ -112,7 +111,7 @@ impl Repairer {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// What a step is taken to cost.
+    /// The cost of a step for scores.
     #[inline]
     fn price(&self, net: &Network, node: u32) -> u128 {
         match net.fetched(node) {
@@ -123,8 +122,9 @@ impl Repairer {
         }
     }
 
-    /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or
-    /// for less than `cost_max`; the tape is valid, but does not fit then.
+    /// Repairs all steps that need too much. False if that is impossible, or takes more than
+    /// `inserts_max` further recomputations or a cost above `cost_max`; the schedule is then valid
+    /// but does not fit.
     pub fn repair(
         &mut self,
         tape: &mut Tape,
@@ -164,7 +164,7 @@ impl Repairer {
         }
     }
 
-    /// The step that needs most, if that is too much; lists the steps that do.
+    /// The step that needs most, if that is too much; lists all steps that need too much.
     fn worst(&mut self, tape: &Tape) -> Option<u32> {
         let (mut worst, mut most) = (None, self.budget);
         self.over.clear();
@@ -178,7 +178,7 @@ impl Repairer {
         worst
     }
 
-    /// How many steps in `from..to` need too much.
+    /// The number of steps in `from..to` that need too much.
     fn relieved(&self, from: u32, to: u32) -> u32 {
         let search = |p: u32| self.over.partition_point(|&q| q < p) as u32;
         let before = |p: u32| {
@@ -190,8 +190,8 @@ impl Repairer {
         before(to) - before(from)
     }
 
-    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of
-    /// `steps` steps.
+    /// Counts the steps that need too much, so that [`Repairer::relieved`] is fast for any range of
+    /// the `steps` steps.
     fn count(&mut self, steps: u32) {
         self.before.reserve(steps as usize + 1);
         for (before, &p) in (0u32..).zip(&self.over) {
@@ -201,7 +201,7 @@ impl Repairer {
             .resize(steps as usize + 1, self.over.len() as u32);
     }
 
-    /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
+    /// The best action for step `at`; leaves the computations to repeat in `best_chain`.
     fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
         let mut best = Choice {
             act: None,
@@ -247,8 +247,8 @@ impl Repairer {
         best.act
     }
 
-    /// Offers what can be done with a copy to relieve step `at`; how good the best of that is, or
-    /// would be if nothing else had to be computed again for it.
+    /// Offers the actions on a copy that relieve step `at`. Returns the score of the best, or its
+    /// upper bound without the cost of further recomputations.
     fn weigh(
         &mut self,
         tape: &Tape,
@@ -274,7 +274,7 @@ impl Repairer {
         let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
         let (made, node) = (tape.sequence[p as usize], net.maker(value));
         let used = tape.last_read(value, p + 1, at).unwrap_or(p);
-        // Nobody has read anything made with it by then.
+        // No value made with it has been read by then.
         let unused = used == p
             && net
                 .makes(node)
@@ -312,7 +312,8 @@ impl Repairer {
         if self.fetching.is_some()
             && let Some(fetch) = net.fetch_of(value)
         {
-            // What is sent has to be computed.
+            // The first copy cannot be saved, because the value must be computed before it is
+            // offloaded.
             let saved = if tape.copies[value as usize].first() == Some(&c) {
                 0
             } else {
@@ -328,7 +329,7 @@ impl Repairer {
         if net.once[node as usize] {
             return own;
         }
-        // Nothing that it takes besides makes it better than it would be by itself.
+        // Recomputed inputs only add cost, so this score is an upper bound.
         let saved = saved.min(u128::from(net.cost[node as usize]));
         let alone = score(
             bytes.min(enough),
@@ -337,7 +338,7 @@ impl Repairer {
         if alone <= best.score {
             return own.max(alone);
         }
-        // What costs more is not the best.
+        // Chains that cost more cannot be the best.
         let most = bytes.min(enough) as f64 * f64::from(steps) * luck / best.score - epsilon;
         let most = saved.saturating_add((most.max(0.0) * (1.0 + 1e-9) + 1.0) as u128);
         self.chain.clear();
@@ -356,8 +357,8 @@ impl Repairer {
         own
     }
 
-    /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that
-    /// cannot be.
+    /// The bytes that step `at` gains if the copy at `read` is made just before it instead; `None`
+    /// if that is impossible.
     fn sooner(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
         let net = tape.net;
         let node = tape.node[copy as usize];
@@ -385,8 +386,8 @@ impl Repairer {
         Some(gain)
     }
 
-    /// What step `at` gains when `copy`, which nobody has read by then, is made just before `read`;
-    /// nothing if it cannot be.
+    /// The bytes that step `at` gains if `copy`, which is unread by then, is made just before
+    /// `read`; `None` if that is impossible.
     fn later(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
         let net = tape.net;
         let node = tape.node[copy as usize];
@@ -404,10 +405,10 @@ impl Repairer {
         Some(gain)
     }
 
-    /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is
-    /// gone by then is kept alive where there is room, else computed again too. Returns the cost,
-    /// and the bytes that are kept alive across step `relief.at`; nothing if it cannot be or costs
-    /// more than `most`.
+    /// Appends to `chain` the computations that make `node` just before `read`, inputs first. An
+    /// input that is gone by then is kept live if the budget allows, and is recomputed otherwise.
+    /// Returns the cost and the bytes kept live across step `relief.at`; `None` if it is impossible
+    /// or costs more than `most`.
     fn again(
         &mut self,
         tape: &Tape,
@@ -432,7 +433,7 @@ impl Repairer {
                 continue;
             }
             let bytes = tape.net.bytes[j as usize];
-            // At the step to be relieved there is none.
+            // At the step to relieve, no bytes are free.
             let room = last >= at && tape.peak_in(last + 1, read) + bytes <= self.budget;
             if room {
                 continue;
@@ -461,8 +462,8 @@ impl Repairer {
         Some((cost, kept))
     }
 
-    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can
-    /// or the time is over.
+    /// Removes copies made in `steps`, those with the highest cost per byte × step first, until no
+    /// more can be removed or the time is over.
     pub fn prune(&mut self, tape: &mut Tape, random: &mut Random, steps: Range<u32>) {
         loop {
             self.order.clear();

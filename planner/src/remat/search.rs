@@ -1,8 +1,8 @@
-//! The search: starts, and local search from them.
+//! The search: initial schedules, and local search from them.
 //!
-//! Each round of the local search disturbs the schedule (recomputations are taken out, steps are
-//! moved within what they depend on, or the budget is tightened for a moment), repairs and prunes
-//! it, and keeps the outcome as simulated annealing would.
+//! Each round of the local search perturbs the schedule (removes recomputations, moves steps within
+//! their dependencies, or tightens the budget temporarily), repairs and prunes it, and accepts the
+//! result by simulated annealing.
 
 use std::ops::Range;
 
@@ -13,13 +13,13 @@ use super::tape::{Copy, Tape};
 use super::transit::Transit;
 use crate::generate::Random;
 
-/// A schedule with what it costs and needs.
+/// A schedule with its cost and needs.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub order: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
-    /// What it takes, with waiting for copies.
+    /// The time, including waits for copies.
     pub time: f64,
 }
 
@@ -34,8 +34,8 @@ impl Found {
     }
 }
 
-/// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest
-/// peak. `orders` are complete orders without repeats, the sink at the end, best first.
+/// The cheapest schedule found that fits `budget` or, if there is none, the one with the smallest
+/// peak. `orders` are complete orders without recomputation, the sink at the end, best first.
 pub(super) fn search(
     net: &Network,
     orders: &[Vec<u32>],
@@ -56,8 +56,8 @@ pub(super) fn search(
             best = Found::of(&search.tape);
         }
     }
-    // Orders differ more than ways to repair them; where there is no time for all, each order gets
-    // its turn first.
+    // Orders differ more than the methods to repair them. If there is no time for all combinations,
+    // each order is tried once first.
     let ways = orders
         .iter()
         .flat_map(|order| [(order, false), (order, true)]);
@@ -68,9 +68,9 @@ pub(super) fn search(
             break;
         }
         starts.extend(search.start(order, 0.0, descent));
-        // With one that fits, others have only so much time.
+        // Once a start fits, the others may use only half of the time.
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { 0.5 });
-        // What there was no time to finish.
+        // A repair that ran out of time.
         if starts.is_empty() && clock.progress() >= 1.0 && search.tape.peak() < best.peak {
             best = Found::of(&search.tape);
         }
@@ -95,7 +95,7 @@ pub(super) fn search(
     search.anneals(starts, orders, clock, 0.0)
 }
 
-/// The part of the time for an anneal that its start may take.
+/// The part of an anneal's time that its start may take.
 const STARTING: f64 = 0.25;
 
 pub(super) struct Search<'n> {
@@ -104,9 +104,9 @@ pub(super) struct Search<'n> {
     pub repairer: Repairer,
     pub random: Random,
     removable: Vec<Copy>,
-    /// The steps around those that were disturbed last.
+    /// The steps around those that were perturbed last.
     near: Range<u32>,
-    /// What plans the copies, if values may be fetched.
+    /// The planner of copies, if values may be fetched.
     pub transit: Option<Transit>,
 }
 
@@ -123,8 +123,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// The best that local search finds from these and other starts, from `begin` on the clock
-    /// until the time for it is over.
+    /// The best schedule that local search finds from these and other starts, from the progress
+    /// `begin` on until the time is over.
     pub fn anneals(
         &mut self,
         mut starts: Vec<Found>,
@@ -137,7 +137,7 @@ impl<'n> Search<'n> {
         let mut best = starts[0].clone();
         let anneals = ((clock.anneals(self.tape.len()) as f64 * (1.0 - begin)) as usize).max(1);
         let at = |part: f64| begin + (1.0 - begin) * part;
-        // How long the last new start took.
+        // The time that the last new start took.
         let mut long = 0.0;
         for k in 0..anneals {
             let (from, to) = (
@@ -168,7 +168,7 @@ impl<'n> Search<'n> {
         best
     }
 
-    /// What the schedule at hand takes, unless that is more than `most`.
+    /// The time of the current schedule, or `None` if it exceeds `most`.
     pub fn time(&mut self, most: f64) -> Option<f64> {
         match &mut self.transit {
             Some(transit) => transit.time(&mut self.tape, self.budget, most),
@@ -176,8 +176,8 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets
-    /// between.
+    /// A schedule that fits, made from `order` by repair and pruning, either at once or through
+    /// intermediate budgets.
     pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
         self.tape.load(order);
         self.repairer.noise = noise;
@@ -204,7 +204,7 @@ impl<'n> Search<'n> {
         self.found()
     }
 
-    /// The schedule at hand.
+    /// The current schedule.
     pub fn found(&mut self) -> Option<Found> {
         let time = self.time(f64::INFINITY)?;
         Some(Found {
@@ -213,17 +213,17 @@ impl<'n> Search<'n> {
         })
     }
 
-    /// From now on a peak of this many bytes will do, if that is more than the budget.
+    /// Raises the budget to this peak if it is larger.
     pub fn relax(&mut self, peak: i64) {
         self.budget = self.budget.max(peak);
         self.repairer.budget = self.budget;
     }
 
-    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what
-    /// it costs to keep the engines busy depends on all the rest.
+    /// Draws the price of fetches for the next repair, if they are allowed: high, low or zero,
+    /// because the cost of busy engines depends on the rest of the schedule.
     fn fetch_at_some_price(&mut self) {
         if let Some(transit) = &self.transit {
-            // From a thousandth of the time that a byte takes to more than all of it.
+            // From a thousandth of a byte's copy time to more than all of it.
             let part = if self.random.below(6) == 0 {
                 0.0
             } else {
@@ -233,7 +233,7 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Lowers the peak of `best`, whatever it costs, until it fits or half of the time is over.
+    /// Lowers the peak of `best` at any cost, until it fits or the time for that is over.
     pub fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
         while best.peak > self.budget && clock.progress() < 0.6 {
             clock.tick();
@@ -260,8 +260,8 @@ impl<'n> Search<'n> {
         self.repairer.budget = self.budget;
     }
 
-    /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it
-    /// came to anything.
+    /// Local search from `start` while the progress goes from `from` to `to`. Returns the best
+    /// schedule that improves on it.
     fn anneal(
         &mut self,
         start: Found,
@@ -309,14 +309,14 @@ impl<'n> Search<'n> {
         }
     }
 
-    /// Repairs and prunes what was disturbed.
+    /// Repairs and prunes the perturbed schedule.
     fn mend(&mut self, cost_max: u128) -> bool {
         self.fetch_at_some_price();
         let random = &mut self.random;
         self.repairer.noise = [0.0, 0.5, 1.0, 2.0][random.below(4) as usize];
         self.repairer.greed = [0.0, 0.0, 0.25, 1.0][random.below(4) as usize];
         if random.below(3) == 0 && !self.removable.is_empty() {
-            // Room for about one buffer more than needed, which pruning may use otherwise.
+            // Frees about one buffer more than needed, which pruning may use in another way.
             let c = self.removable[random.below(self.removable.len() as u64) as usize];
             let bytes = self.tape.net.bytes[self.tape.node[c as usize] as usize];
             self.repairer.budget -= (bytes as f64 * 2.0 * random.unit()) as i64;
@@ -331,7 +331,7 @@ impl<'n> Search<'n> {
         fits
     }
 
-    /// Takes some recomputations out, moves some steps, or both; of a long schedule, all near one
+    /// Removes some recomputations, moves some steps, or both; in a long schedule, all near one
     /// step.
     fn disturb(&mut self) {
         let Search {

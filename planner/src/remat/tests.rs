@@ -1,12 +1,12 @@
-//! The tape's books against those of a tape made anew, on random networks whose computations make
-//! several values.
+//! The incrementally updated schedule state against a rebuilt one, on random networks whose
+//! computations make several values.
 
 use super::network::{Computation, Network};
 use super::repair::Repairer;
 use super::tape::Tape;
 use crate::generate::Random;
 
-/// With more than one value for some computations, some with fetches.
+/// A random network: some computations have more than one value, and some values have fetches.
 fn network(random: &mut Random, fetches: bool) -> Network {
     let mut below = |n: u64| random.below(n);
     let count = 3 + below(20) as u32;
@@ -91,7 +91,7 @@ fn a_tape_under_change_keeps_right_books() {
                         .collect::<Vec<_>>()
                 };
                 assert_eq!(lives(&tape), lives(&anew));
-                // What is fetched has been computed before.
+                // A fetched value has been computed before.
                 assert!(
                     net.fetched(tape.node_at(p))
                         .is_none_or(|value| tape.source(value, p).is_some())

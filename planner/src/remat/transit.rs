@@ -1,18 +1,18 @@
-//! Schedules with fetches, and what the engines make of them.
+//! The planning of offload and prefetch copies for schedules with fetches.
 
 use super::tape::{Copy, Tape};
 use crate::offload::{Absence, Engines, Transfer};
 
-/// Plans the copies of tapes with fetches, in buffers that are used again.
+/// A planner of the copies of schedules with fetches. Its buffers are reused from plan to plan.
 pub(super) struct Transit {
     engines: Engines,
-    /// By position on the tape: how many steps are before it, fetches not counted.
+    /// By position, the number of steps before it, not counting fetches.
     step: Vec<u32>,
     /// By step.
     costs: Vec<u64>,
     need: Vec<i64>,
     absences: Vec<Absence>,
-    /// By absence: its fetch.
+    /// By interval, its fetch.
     fetches: Vec<Copy>,
     sorted: Vec<(Absence, Copy)>,
 }
@@ -34,27 +34,27 @@ impl Transit {
         self.engines.link
     }
 
-    /// The transfers of what was last planned, and the most that any step needs with them.
+    /// The transfers of the last plan, and the most bytes that any step needs with them.
     pub fn planned(&self) -> (&[Transfer], i64) {
         (&self.engines.transfers, self.engines.peak)
     }
 
-    /// The value that each of the transfers last planned on this tape moves.
+    /// The value of each transfer of the last plan, which was made for this schedule.
     pub fn values<'t>(&'t self, tape: &'t Tape) -> impl Iterator<Item = u32> + 't {
         self.fetches
             .iter()
             .filter_map(|&fetch| tape.net.fetched(tape.node[fetch as usize]))
     }
 
-    /// What the schedule takes, unless it is clear that it is more than `most`. Values are kept
-    /// instead of fetched where there is no time to fetch them.
+    /// The time of the schedule, or `None` once it is known to exceed `most`. Removes fetches for
+    /// which there is no time, so that their values stay in the slab.
     pub fn time(&mut self, tape: &mut Tape, budget: i64, most: f64) -> Option<f64> {
         if tape.cost as f64 > most {
             return None;
         }
         loop {
             self.find(tape);
-            // With less than what is there when everything is away no plan does.
+            // No plan needs fewer bytes than the schedule with all intervals applied.
             let budget = self.need.iter().fold(budget, |most, &need| most.max(need));
             let time = self
                 .engines
@@ -71,10 +71,10 @@ impl Transit {
         }
     }
 
-    /// What is away when.
+    /// Collects the offload intervals of the schedule.
     fn find(&mut self, tape: &mut Tape) {
         let net = tape.net;
-        // Nobody reads what is fetched there.
+        // Removes fetches whose value is unread.
         for p in (0..tape.len()).rev() {
             if tape.is_fetch(p) && tape.is_unread(p) {
                 tape.remove(tape.sequence[p as usize]);
@@ -102,7 +102,7 @@ impl Transit {
             let read = tape
                 .first_read(value, p + 1, tape.last[copy as usize] + 1)
                 .expect("unread ones are gone");
-            // What computed it, and whether it was away before.
+            // The step that computed it, and whether it was offloaded before.
             let (mut origin, mut is_on_host) = (previous, false);
             while tape.is_fetch(tape.pos[origin as usize]) {
                 is_on_host = true;
@@ -117,7 +117,7 @@ impl Transit {
                 step(read),
             );
             let bytes = net.bytes[value as usize];
-            // Room is taken when the copy begins, wherever the tape says.
+            // The bytes are taken when the prefetch starts, whatever the position of the fetch.
             self.need[step(p) as usize..read as usize]
                 .iter_mut()
                 .for_each(|need| *need -= bytes);
