@@ -385,12 +385,12 @@ impl<'n> Search<'n> {
     }
 }
 
-/// How many steps of a long schedule are disturbed at once; once in how many rounds all of it is
-/// pruned and not only what is near.
+/// The number of steps of a long schedule that are perturbed at once, and the number of rounds
+/// between prunings of the whole schedule instead of only these steps.
 const NEAR: u32 = 512;
 const ALL: u64 = 16;
 
-/// Moves the step at `p` to a random place between what it reads and its first reader.
+/// Moves the step at `p` to a random position between its operands and its first reader.
 fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
     let node = tape.node_at(p);
     // A fetch stands just before its first reader.

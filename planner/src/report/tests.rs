@@ -83,8 +83,8 @@ fn many_holders_are_summed_up() {
     );
 }
 
-/// The elements of an XML text, if each is closed by its own name and no markup character stands in
-/// text or attributes.
+/// The elements of an XML text, if each is closed by its name and text and attributes contain no
+/// markup characters.
 fn elements(xml: &str) -> Vec<String> {
     let (mut open, mut elements, mut rest) = (Vec::new(), Vec::new(), xml);
     while let Some(start) = rest.find('<') {

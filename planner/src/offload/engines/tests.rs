@@ -1,4 +1,4 @@
-//! Plans of copies against the best of all, for short schedules.
+//! Plans of copies compared with the best of all plans, for short schedules.
 
 use super::{Absence, Engines};
 use crate::generate::Random;
@@ -6,7 +6,7 @@ use crate::offload::Transfer;
 
 struct Case {
     costs: Vec<u64>,
-    /// With everything away.
+    /// With all intervals applied.
     need: Vec<i64>,
     budget: i64,
     absences: Vec<Absence>,
@@ -46,7 +46,7 @@ impl Case {
         }
     }
 
-    /// The least time of all ways to send and to fetch, if nothing may be kept.
+    /// The least time of all choices of copy steps, if all intervals must be applied.
     fn best(&self, engines: &mut Engines, chosen: &mut Vec<Transfer>) -> f64 {
         let Some(a) = self.absences.get(chosen.len()) else {
             if !self.fits(chosen) {
@@ -121,7 +121,7 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
         planned += 1;
         best += u32::from(time < least + 1e-9);
         lost += (time - least) / base.max(1) as f64;
-        // Whoever asks for less than there is gets nothing, or is told the time all the same.
+        // With `most` below the time, the result is `None` or still the correct time.
         let asked = engines.plan(
             &case.costs,
             &case.need,
@@ -137,7 +137,7 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
     );
 }
 
-/// Times that cannot be told from infinity end the walks as others do.
+/// Times indistinguishable from infinity end the traversals as others do.
 #[test]
 fn any_rate_comes_to_an_end() {
     for link in [1e15, 1e300, f64::MAX, f64::INFINITY, -1.0, f64::NAN] {
@@ -162,7 +162,7 @@ fn any_rate_comes_to_an_end() {
             "{link}: {time:?}"
         );
         assert!(
-            // Where a step waits for a copy, that begins and ends before the same step.
+            // The copy that a step waits for begins and ends before that step.
             engines.transfers.iter().all(|t| t.used < t.sent
                 && t.sent <= t.gone
                 && t.gone <= t.back
