@@ -155,7 +155,7 @@ impl Task {
     }
 
     /// The task as it is recomputed.
-    pub(crate) fn again(&self) -> Task {
+    pub(crate) fn recomputed(&self) -> Task {
         match self.rerun.clone() {
             Some(Rerun {
                 reads,

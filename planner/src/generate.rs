@@ -8,6 +8,7 @@
 use crate::dag::{Buffer, BufferId, Dag, Kind, MayReuse, Task};
 use crate::liveness::Lifetime;
 use crate::pack::{Item, Problem};
+use crate::random::Random;
 
 /// How a piece is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -114,36 +115,12 @@ pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
     }
 }
 
-/// The public-domain generator SplitMix64 (Steele, Lea and Flood, 2014): small, and the same
-/// everywhere.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Less than `n`, which must not be 0.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-
-    /// In `0.0..1.0`.
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// A position to cut an interval: inside it, and not too close to its ends if it is long
-    /// enough.
-    fn cut(&mut self, from: u64, to: u64) -> Option<u64> {
-        let length = to - from;
-        let margin = (length / 8).max(1);
-        (length >= 2).then(|| from + margin + self.below((length - 2 * margin).max(1)))
-    }
+/// A position to cut an interval: inside it, and not too close to its ends if it is long
+/// enough.
+fn cut(random: &mut Random, from: u64, to: u64) -> Option<u64> {
+    let length = to - from;
+    let margin = (length / 8).max(1);
+    (length >= 2).then(|| from + margin + random.below((length - 2 * margin).max(1)))
 }
 
 #[derive(Clone, Copy)]
@@ -164,10 +141,10 @@ impl Piece {
         let across = random.below(2) == 0;
         for across in [across, !across] {
             if across {
-                if let Some(at) = random.cut(self.start, self.end) {
+                if let Some(at) = cut(random, self.start, self.end) {
                     return vec![Piece { end: at, ..self }, Piece { start: at, ..self }];
                 }
-            } else if let Some(at) = random.cut(self.bottom, self.top) {
+            } else if let Some(at) = cut(random, self.bottom, self.top) {
                 return vec![Piece { top: at, ..self }, Piece { bottom: at, ..self }];
             }
         }
@@ -177,8 +154,8 @@ impl Piece {
     /// Five pieces, or none if this one is too small.
     fn spiral(self, random: &mut Random) -> Vec<Piece> {
         let two_cuts = |random: &mut Random, from: u64, to: u64| {
-            let first = random.cut(from, to)?;
-            let second = random.cut(from, to)?;
+            let first = cut(random, from, to)?;
+            let second = cut(random, from, to)?;
             (first != second).then(|| (first.min(second), first.max(second)))
         };
         let (Some((left, right)), Some((low, high))) = (

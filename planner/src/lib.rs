@@ -36,6 +36,7 @@ mod offload;
 mod order;
 pub mod pack;
 mod plan;
+mod random;
 mod relations;
 pub mod remat;
 pub mod remat_graph;

@@ -5,7 +5,7 @@ use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, Space, TaskId};
 use crate::liveness::{Lifetime, lifetimes};
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
 use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
-use crate::reuse::{Appetite, Chains, choose};
+use crate::reuse::{Chains, ReusePolicy, choose};
 
 /// The planner's options. By default every optimization is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,9 +44,7 @@ pub enum PlanError {
     #[error(transparent)]
     Problem(#[from] ProblemError),
     /// The speed of a link to the host is invalid.
-    #[error(
-        "the time to copy a byte is {cost_per_byte}, but it must be finite and not negative"
-    )]
+    #[error("the time to copy a byte is {cost_per_byte}, but it must be finite and not negative")]
     Link {
         /// The time for a byte.
         cost_per_byte: f64,
@@ -180,8 +178,8 @@ fn reuse_choices(
 ) -> Vec<Vec<MayReuse>> {
     let mut choices = Vec::new();
     if options.in_place && options.reuse {
-        for appetite in [Appetite::EqualSizes, Appetite::AnySize] {
-            choices.push(choose(dag, order, lives, appetite));
+        for policy in [ReusePolicy::EqualSizes, ReusePolicy::AnySize] {
+            choices.push(choose(dag, order, lives, policy));
         }
     }
     choices.push(Vec::new());

@@ -59,7 +59,7 @@ impl Repeated {
             let task = if is_first {
                 dag.tasks[run.index()].clone()
             } else {
-                dag.tasks[run.index()].again()
+                dag.tasks[run.index()].recomputed()
             };
             let name = |name: &str| {
                 if is_first {
@@ -277,7 +277,7 @@ fn best_at(
 }
 
 /// The divisor of the effort for the first attempt of a plan.
-const QUICKLY: u64 = 16;
+const QUICK_DIVISOR: u64 = 16;
 
 /// A plan for a yes-or-no question, whether the dag fits the budget: most of the effort is spent
 /// only if packing decides it.
@@ -288,7 +288,7 @@ pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanE
     let quick = plan(
         dag,
         &Options {
-            effort: options.effort / QUICKLY,
+            effort: options.effort / QUICK_DIVISOR,
             ..*options
         },
     )?;

@@ -11,7 +11,7 @@ use crate::liveness::{Lifetime, Profile};
 
 /// A policy for in-place pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Appetite {
+pub(crate) enum ReusePolicy {
     /// Only pairs of equal size, which never raise the live bytes of any step.
     EqualSizes,
     /// Also pairs of a smaller buffer on a larger one.
@@ -66,7 +66,7 @@ pub(crate) fn choose(
     dag: &Dag,
     order: &[TaskId],
     lives: &[Lifetime],
-    appetite: Appetite,
+    policy: ReusePolicy,
 ) -> Vec<MayReuse> {
     let mut step_of = vec![0u64; dag.tasks.len()];
     for (step, task) in (0u64..).zip(order) {
@@ -84,7 +84,7 @@ pub(crate) fn choose(
         meets
             && to.bytes > 0
             && to.align <= from.align
-            && (appetite == Appetite::AnySize || from.occupied() == to.occupied())
+            && (policy == ReusePolicy::AnySize || from.occupied() == to.occupied())
     };
     let mut pairs: Vec<MayReuse> = dag.may_reuse.iter().filter(fits).copied().collect();
     pairs.sort_by_key(|pair| {
@@ -209,13 +209,13 @@ mod tests {
         ] {
             let (dag, order) = narrowing(small, beside);
             let lives = lifetimes(&dag, &order);
-            let chosen = choose(&dag, &order, &lives, Appetite::AnySize);
+            let chosen = choose(&dag, &order, &lives, ReusePolicy::AnySize);
             assert_eq!(
                 chosen.len(),
                 usize::from(taken),
                 "{small} units beside {beside}"
             );
-            let equal = choose(&dag, &order, &lives, Appetite::EqualSizes);
+            let equal = choose(&dag, &order, &lives, ReusePolicy::EqualSizes);
             assert_eq!(equal.len(), usize::from(small == 100));
         }
     }

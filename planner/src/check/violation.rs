@@ -202,7 +202,9 @@ pub enum Violation {
         to_bytes: u64,
     },
     /// The height of the slab, or of the host's space, is not the end of its highest occupant.
-    #[error("the plan claims a height of {found}, but the highest buffer or workspace ends at {expected}")]
+    #[error(
+        "the plan claims a height of {found}, but the highest buffer or workspace ends at {expected}"
+    )]
     Height {
         /// The end of the highest occupant.
         expected: u64,

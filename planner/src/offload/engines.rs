@@ -17,7 +17,7 @@ use std::collections::BinaryHeap;
 /// An idle interval of a value that it is to spend on the host. Steps are positions in the
 /// schedule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Absence {
+pub(crate) struct IdleInterval {
     /// The value.
     pub value: u32,
     /// The step that completes it.
@@ -104,7 +104,7 @@ pub(crate) struct Engines {
     need: Vec<i64>,
     wait: Vec<f64>,
     /// Intervals too short to offload and prefetch in.
-    pub void: Vec<u32>,
+    pub infeasible: Vec<u32>,
     /// The planned transfers.
     pub transfers: Vec<Transfer>,
     /// The most bytes that any step needs with them.
@@ -128,33 +128,33 @@ impl Engines {
         }
     }
 
-    /// Plans the intervals, sorted by [`Absence::used`], of a schedule whose steps take `costs` and
-    /// need `need` bytes, at most `budget`, if all intervals are applied. Returns the time of the
-    /// schedule, or `None` once it is known to exceed `most`. If `void` is not empty afterwards,
-    /// the plan of the other intervals is a guess.
+    /// Plans the intervals, sorted by [`IdleInterval::used`], of a schedule whose steps take
+    /// `costs` and need `need` bytes, at most `budget`, if all intervals are applied. Returns the
+    /// time of the schedule, or `None` once it is known to exceed `most`. If `infeasible` is not
+    /// empty afterwards, the plan of the other intervals is a guess.
     pub fn plan(
         &mut self,
         costs: &[u64],
         need: &[i64],
         budget: i64,
-        absences: &[Absence],
+        intervals: &[IdleInterval],
         most: f64,
     ) -> Option<f64> {
-        self.void.clear();
+        self.infeasible.clear();
         self.transfers.clear();
         for list in [&mut self.sent, &mut self.gone, &mut self.back] {
             list.clear();
-            list.resize(absences.len(), NEVER);
+            list.resize(intervals.len(), NEVER);
         }
         self.done.clear();
-        self.done.resize(absences.len(), f64::INFINITY);
-        self.send(costs, need, budget, absences, most)?;
-        self.fetch(costs, budget, absences);
-        if !self.void.is_empty() {
+        self.done.resize(intervals.len(), f64::INFINITY);
+        self.send(costs, need, budget, intervals, most)?;
+        self.fetch(costs, budget, intervals);
+        if !self.infeasible.is_empty() {
             return Some(f64::INFINITY);
         }
-        for (k, a) in absences.iter().enumerate() {
-            let Absence {
+        for (k, a) in intervals.iter().enumerate() {
+            let IdleInterval {
                 value, used, read, ..
             } = *a;
             self.transfers.push(Transfer {
@@ -166,7 +166,7 @@ impl Engines {
                 read,
             });
         }
-        Some(self.time(costs, absences))
+        Some(self.time(costs, intervals))
     }
 
     /// The forward traversal: the start and end of each offload copy, and the waits of steps.
@@ -175,14 +175,14 @@ impl Engines {
         costs: &[u64],
         need: &[i64],
         budget: i64,
-        absences: &[Absence],
+        intervals: &[IdleInterval],
         most: f64,
     ) -> Option<()> {
         self.by_made.clear();
         self.by_made
-            .extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
+            .extend((0..intervals.len() as u32).filter(|&k| !intervals[k as usize].is_on_host));
         self.by_made
-            .sort_unstable_by_key(|&k| absences[k as usize].made);
+            .sort_unstable_by_key(|&k| intervals[k as usize].made);
         self.queue.clear();
         self.waiting.clear();
         self.need.clear();
@@ -194,12 +194,12 @@ impl Engines {
             while let Some(&k) = self
                 .by_made
                 .get(made)
-                .filter(|&&k| absences[k as usize].made < p)
+                .filter(|&&k| intervals[k as usize].made < p)
             {
                 self.queue.push(Reverse(k));
                 made += 1;
             }
-            while let Some(a) = absences.get(begun).filter(|a| a.used < p) {
+            while let Some(a) = intervals.get(begun).filter(|a| a.used < p) {
                 if a.is_on_host {
                     self.gone[begun] = p;
                 } else {
@@ -208,11 +208,11 @@ impl Engines {
                 }
                 begun += 1;
             }
-            let (void, done, gone) = (&mut self.void, &self.done, &mut self.gone);
+            let (infeasible, done, gone) = (&mut self.infeasible, &self.done, &mut self.gone);
             self.waiting.retain(|&k| {
-                let Absence { read, bytes, .. } = absences[k as usize];
+                let IdleInterval { read, bytes, .. } = intervals[k as usize];
                 if read == p {
-                    void.push(k);
+                    infeasible.push(k);
                 } else if done[k as usize] <= now {
                     gone[k as usize] = p;
                 } else {
@@ -232,19 +232,19 @@ impl Engines {
                 let at = first.unwrap_or(0);
                 let k = self.waiting[at] as usize;
                 if self.sent[k] == NEVER {
-                    self.issue(absences, p, begin, &mut engine);
+                    self.issue(intervals, p, begin, &mut engine);
                     continue;
                 }
                 now = now.max(self.done[k]);
                 self.gone[k] = p;
-                held -= absences[k].bytes;
+                held -= intervals[k].bytes;
                 self.waiting.swap_remove(at);
             }
             if now > most {
                 return None;
             }
             while engine < now + cost as f64 && !self.queue.is_empty() {
-                self.issue(absences, p, begin, &mut engine);
+                self.issue(intervals, p, begin, &mut engine);
             }
             self.need.push(need + held);
             self.wait.push(now - begin);
@@ -254,22 +254,22 @@ impl Engines {
     }
 
     /// Starts the copy of the next queued value before step `p`, which cannot begin before `begin`.
-    fn issue(&mut self, absences: &[Absence], p: u32, begin: f64, engine: &mut f64) {
+    fn issue(&mut self, intervals: &[IdleInterval], p: u32, begin: f64, engine: &mut f64) {
         if let Some(Reverse(k)) = self.queue.pop() {
             let k = k as usize;
-            *engine = engine.max(begin) + absences[k].bytes as f64 * self.link;
+            *engine = engine.max(begin) + intervals[k].bytes as f64 * self.link;
             self.sent[k] = p;
             self.done[k] = *engine;
         }
     }
 
     /// The backward traversal: the step before which each prefetch starts.
-    fn fetch(&mut self, costs: &[u64], budget: i64, absences: &[Absence]) {
+    fn fetch(&mut self, costs: &[u64], budget: i64, intervals: &[IdleInterval]) {
         self.by_read.clear();
         self.by_read
-            .extend((0..absences.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
+            .extend((0..intervals.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
         self.by_read
-            .sort_unstable_by_key(|&k| Reverse((absences[k as usize].read, k)));
+            .sort_unstable_by_key(|&k| Reverse((intervals[k as usize].read, k)));
         self.waiting.clear();
         // Time to the end.
         let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
@@ -279,24 +279,25 @@ impl Engines {
             while let Some(&k) = self
                 .by_read
                 .get(begun)
-                .filter(|&&k| absences[k as usize].read > p)
+                .filter(|&&k| intervals[k as usize].read > p)
             {
-                engine = engine.max(now) + absences[k as usize].bytes as f64 * self.link;
+                engine = engine.max(now) + intervals[k as usize].bytes as f64 * self.link;
                 self.done[k as usize] = engine;
                 self.waiting.push(k);
-                held += absences[k as usize].bytes;
+                held += intervals[k as usize].bytes;
                 begun += 1;
             }
-            let (void, done, gone, back) = (&mut self.void, &self.done, &self.gone, &mut self.back);
+            let (infeasible, done, gone, back) =
+                (&mut self.infeasible, &self.done, &self.gone, &mut self.back);
             self.waiting.retain(|&k| {
                 if gone[k as usize] > p {
-                    void.push(k);
+                    infeasible.push(k);
                 } else if done[k as usize] <= now {
                     back[k as usize] = p + 1;
                 } else {
                     return true;
                 }
-                held -= absences[k as usize].bytes;
+                held -= intervals[k as usize].bytes;
                 false
             });
             while self.need[p as usize] + held > budget && !self.waiting.is_empty() {
@@ -304,17 +305,17 @@ impl Engines {
                 let k = self.waiting.remove(0) as usize;
                 now = now.max(self.done[k]);
                 self.back[k] = p + 1;
-                held -= absences[k].bytes;
+                held -= intervals[k].bytes;
             }
             self.peak = self.peak.max(self.need[p as usize] + held);
             now += costs[p as usize] as f64 + self.wait[p as usize];
         }
         // Intervals whose read comes before any step ran.
-        self.void.append(&mut self.waiting);
+        self.infeasible.append(&mut self.waiting);
     }
 
     /// The time of the schedule with the transfers.
-    fn time(&mut self, costs: &[u64], absences: &[Absence]) -> f64 {
+    fn time(&mut self, costs: &[u64], intervals: &[IdleInterval]) -> f64 {
         let mut now = 0.0f64;
         let mut engines = [0.0f64; 2];
         let mut next = 0;
@@ -323,7 +324,7 @@ impl Engines {
                 now += costs[next as usize] as f64;
                 next += 1;
             }
-            let a = &absences[k as usize];
+            let a = &intervals[k as usize];
             let long = a.bytes as f64 * self.link;
             let done = &mut self.done[k as usize];
             match event {

@@ -20,7 +20,7 @@ mod transfers;
 mod within;
 
 pub use engines::Transfer;
-pub(crate) use engines::{Absence, Engines, Event, events};
+pub(crate) use engines::{Engines, Event, IdleInterval, events};
 use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 
@@ -72,7 +72,7 @@ pub struct Offloaded {
 
 /// The current locations of an offloaded value.
 #[derive(Clone, Copy)]
-struct Whereabouts {
+struct Location {
     /// The buffer that holds it in the slab.
     device: BufferId,
     /// The buffer that holds it on the host, and the copy that wrote it.
@@ -97,8 +97,8 @@ impl Offloaded {
             buffer_of: own,
             copies: Vec::new(),
         };
-        let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32)
-            .map(|b| Whereabouts::new(BufferId(b)))
+        let mut at: Vec<Location> = (0..dag.buffers.len() as u32)
+            .map(|b| Location::new(BufferId(b)))
             .collect();
         let mut first_use: FxHashMap<u32, u32> = FxHashMap::default();
         for transfer in transfers {
@@ -156,10 +156,10 @@ impl Offloaded {
     }
 
     /// Adds a buffer for a copy of another's data.
-    fn double(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
+    fn add_copy_of(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
         let original = &self.dag.buffers[of.index()];
         let name = format!("{} {name}", original.name);
-        let double = Buffer {
+        let copy_buffer = Buffer {
             name,
             space,
             live_in: false,
@@ -167,7 +167,7 @@ impl Offloaded {
             ..original.clone()
         };
         self.buffer_of.push(of);
-        self.dag.add_buffer(double)
+        self.dag.add_buffer(copy_buffer)
     }
 
     fn start(&mut self, from: BufferId, to: BufferId, verb: &str) -> u32 {
@@ -192,20 +192,20 @@ impl Offloaded {
         self.work.push(Work::Finish(copy));
     }
 
-    fn send(&mut self, buffer: BufferId, at: &mut Whereabouts) {
-        let host = self.double(buffer, "on the host", Space::Host);
+    fn send(&mut self, buffer: BufferId, at: &mut Location) {
+        let host = self.add_copy_of(buffer, "on the host", Space::Host);
         at.host = Some((host, self.start(at.device, host, "send")));
     }
 
-    fn finish_sending(&mut self, at: &Whereabouts) {
+    fn finish_sending(&mut self, at: &Location) {
         if let Some((_, copy)) = at.host {
             self.finish(copy, "sent");
         }
     }
 
-    fn fetch(&mut self, buffer: BufferId, at: &mut Whereabouts) {
+    fn fetch(&mut self, buffer: BufferId, at: &mut Location) {
         if let Some((host, _)) = at.host {
-            let back = self.double(buffer, "fetched", Space::Device);
+            let back = self.add_copy_of(buffer, "fetched", Space::Device);
             // The output of the program is the copy that exists at the end.
             let handed_out = std::mem::take(&mut self.dag.buffers[at.device.index()].live_out);
             self.dag.buffers[back.index()].live_out = handed_out;
@@ -233,9 +233,9 @@ impl Offloaded {
     }
 }
 
-impl Whereabouts {
+impl Location {
     fn new(device: BufferId) -> Self {
-        Whereabouts {
+        Location {
             device,
             host: None,
             fetch: 0,

@@ -1,12 +1,12 @@
 //! Plans that meet a budget by offloading buffers to the host, by recomputing them, or by both.
 
-use super::{Absence, Link, Offloaded, Offloader, Timeline, Value};
+use super::{IdleInterval, Link, Offloaded, Offloader, Timeline, Value};
 use crate::check::{Checked, check_offload, check_repeats};
 use crate::dag::{BufferId, Dag, Space, Task, TaskId};
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
 use crate::relations::Relations;
-use crate::remat::{Away, DagSearch, is_amount};
+use crate::remat::{DagSearch, RunInterval, is_amount};
 use crate::repeat::{Repeated, Within, floor, plan_within};
 
 /// The interval in which a buffer is offloaded. Tasks and buffers are those of the dag without
@@ -51,14 +51,14 @@ pub struct WithLink {
 
 /// The share of the excess over the budget that is left to copies while recomputation removes the
 /// rest: tried in this order.
-const LEVELS: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
+const COPY_SHARES: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
 /// The price of the copy engines' busy time, as a fraction of that time, in addition to the time
 /// that kernels wait for copies: tried in this order.
-const DEAR: [f64; 2] = [0.02, 0.3];
+const BUSY_PRICES: [f64; 2] = [0.02, 0.3];
 /// The number of combined searches for recomputation and offloading, each for fewer live bytes.
-/// Skipped if less than the fraction `LITTLE` of the time could be saved.
-const TOGETHER: usize = 2;
-const LITTLE: f64 = 0.002;
+/// Skipped if less than the fraction `MIN_GAIN` of the time could be saved.
+const COMBINED_SEARCHES: usize = 2;
+const MIN_GAIN: f64 = 0.002;
 /// The number of attempts to plan offloading, each for a smaller sum of live bytes, because packing
 /// adds gaps.
 const TARGETS: usize = 4;
@@ -103,7 +103,7 @@ pub fn plan_with_link(
     let Some(search) = DagSearch::new(dag, options) else {
         return Ok(best);
     };
-    for level in LEVELS {
+    for level in COPY_SHARES {
         let height = budget as f64 + level * (once.height - budget) as f64;
         let target = search.peak() as f64 * height / once.height as f64;
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target as u64).0))
@@ -117,11 +117,11 @@ pub fn plan_with_link(
         let start = WithLink::new(dag, Some(repeated), planned, floor);
         best = offload(dag, start, &[], best, budget, link, options)?;
     }
-    together(dag, &search, once.height, best, budget, link, options)
+    combined_search(dag, &search, once.height, best, budget, link, options)
 }
 
 /// The better of `best` and the result of a combined search for recomputation and offloading.
-fn together(
+fn combined_search(
     dag: &Dag,
     search: &DagSearch,
     height_once: u64,
@@ -132,11 +132,11 @@ fn together(
 ) -> Result<WithLink, PlanError> {
     let least: f64 = dag.tasks.iter().map(|task| task.cost as f64).sum();
     let mut target = (search.peak() as f64 * budget as f64 / height_once as f64) as u64;
-    for _ in 0..TOGETHER {
-        if best.plan.height <= budget && best.time <= least * (1.0 + LITTLE) {
+    for _ in 0..COMBINED_SEARCHES {
+        if best.plan.height <= budget && best.time <= least * (1.0 + MIN_GAIN) {
             break;
         }
-        let (runs, away) = search.find_sending(dag, target, link.cost_per_byte);
+        let (runs, away) = search.find_with_offload(dag, target, link.cost_per_byte);
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else {
             break;
         };
@@ -205,7 +205,7 @@ impl WithLink {
 fn offload(
     dag: &Dag,
     start: WithLink,
-    away: &[Away],
+    away: &[RunInterval],
     mut best: WithLink,
     budget: u64,
     link: &Link,
@@ -227,13 +227,13 @@ fn offload(
         order: OrderPolicy::Program,
         ..*options
     };
-    for dear in DEAR {
+    for busy_price in BUSY_PRICES {
         let mut target = budget;
         for _ in 0..TARGETS {
             let fits = best.plan.height <= budget;
             let most = if fits { best.time } else { f64::INFINITY };
             let Some((offloaded, time, trips)) =
-                idle.offload(base, &start.plan, target, link, most, dear)
+                idle.offload(base, &start.plan, target, link, most, busy_price)
             else {
                 break;
             };
@@ -268,7 +268,7 @@ struct Idle {
     /// The cost of recomputing each value, per byte, if its tasks are repeatable.
     recompute: Vec<Option<f64>>,
     /// The intervals that the search begins with.
-    begin: Vec<Absence>,
+    begin: Vec<IdleInterval>,
 }
 
 impl Idle {
@@ -339,7 +339,7 @@ impl Idle {
     }
 
     /// Takes over the intervals between runs for which the plan has the same consecutive reads.
-    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[Away]) {
+    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[RunInterval]) {
         let mut step_of = vec![0u32; plan.order.len()];
         (0u32..)
             .zip(&plan.order)
@@ -362,7 +362,7 @@ impl Idle {
             let next = reads.partition_point(|&r| r < read);
             let before = next.checked_sub(1).map_or(*made, |before| reads[before]);
             if reads.get(next) == Some(&read) && before == used && used < read {
-                self.begin.push(Absence {
+                self.begin.push(IdleInterval {
                     value: k as u32,
                     made: *made,
                     used,
@@ -384,7 +384,7 @@ impl Idle {
         target: u64,
         link: &Link,
         most: f64,
-        dear: f64,
+        busy_price: f64,
     ) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link
             .host_bytes
@@ -396,7 +396,7 @@ impl Idle {
             host,
         );
         offloader.begin_with(&self.begin);
-        let (time, fits) = offloader.fit(dear, most)?;
+        let (time, fits) = offloader.fit(busy_price, most)?;
         if offloader.transfers().is_empty() || time >= most || !fits && most.is_finite() {
             return None;
         }

@@ -22,9 +22,9 @@ pub(super) struct Bounds<'n> {
     net: &'n Network,
     flow: Flow,
     /// By computation, an edge that is cut if it runs before and after.
-    again: Vec<u32>,
+    rerun_edges: Vec<u32>,
     /// By computation, an edge that is cut if it is kept.
-    kept: Vec<u32>,
+    kept_edges: Vec<u32>,
     /// Edges that are never cut.
     implied: Vec<u32>,
     /// By computation, edges from the source to "has not run", and from that to the sink.
@@ -52,15 +52,15 @@ impl<'n> Bounds<'n> {
         let (source, sink) = (3 * n, 3 * n + 1);
         let mut flow = Flow::new(3 * n as usize + 2);
         let mut implied = Vec::new();
-        let mut again = Vec::new();
-        let mut kept = Vec::new();
+        let mut rerun_edges = Vec::new();
+        let mut kept_edges = Vec::new();
         let mut later = Vec::new();
         let mut sooner = Vec::new();
         for i in 0..n {
             implied.push(flow.edge(unrun(i), after(i)));
             implied.push(flow.edge(after(i), needed(i)));
-            again.push(flow.edge(after(i), unrun(i)));
-            kept.push(flow.edge(needed(i), after(i)));
+            rerun_edges.push(flow.edge(after(i), unrun(i)));
+            kept_edges.push(flow.edge(needed(i), after(i)));
             for &j in net.inputs.of(i) {
                 implied.push(flow.edge(unrun(j), unrun(i)));
                 implied.push(flow.edge(after(i), needed(j)));
@@ -75,8 +75,8 @@ impl<'n> Bounds<'n> {
         Bounds {
             net,
             flow,
-            again,
-            kept,
+            rerun_edges,
+            kept_edges,
             implied,
             later,
             sooner,
@@ -99,7 +99,7 @@ impl<'n> Bounds<'n> {
         for i in 0..n {
             let cost = (net.cost[i as usize] as f64 * rate) as i64;
             self.flow.set(
-                self.again[i as usize],
+                self.rerun_edges[i as usize],
                 if net.once[i as usize] { ENDLESS } else { cost },
             );
             let free = i == v || net.inputs.of(v).binary_search(&i).is_ok();
@@ -108,7 +108,8 @@ impl<'n> Bounds<'n> {
             } else {
                 net.bytes[i as usize] as f64
             };
-            self.flow.set(self.kept[i as usize], (bytes * price) as i64);
+            self.flow
+                .set(self.kept_edges[i as usize], (bytes * price) as i64);
             let follows =
                 net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
             self.flow

@@ -7,10 +7,10 @@
 //! by its time with its copies planned.
 
 use super::clock::Clock;
+use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::search::{Found, Search, search};
-use super::tape::Tape;
-use super::transit::Transit;
+use super::state::ScheduleState;
 use crate::offload::Transfer;
 
 /// A schedule with transfers.
@@ -100,11 +100,11 @@ pub(super) fn combine_from(
         return best;
     }
     let mut search = Search::new(fetching, &alone.order, budget, seed ^ 0x6f66_666c_6f61_6421);
-    search.transit = Some(Transit::new(link));
+    search.copy_planner = Some(CopyPlanner::new(link));
     let mut starts = Vec::new();
     if alone.peak <= budget {
         starts.push(alone.clone());
-    } else if search.tape.is_long() {
+    } else if search.state.is_long() {
         // The repair that recomputation alone had no time for.
         search.repairer.until = clock.at(1.0);
         starts.extend(search.start(&alone.order, 0.0, false));
@@ -118,7 +118,7 @@ pub(super) fn combine_from(
         starts.extend(search.start(&orders[k % orders.len()], noise, k % 2 == 1));
     }
     if starts.is_empty() {
-        let mut least = Found::of(&search.tape);
+        let mut least = Found::of(&search.state);
         least = if alone.peak < least.peak {
             alone
         } else {
@@ -126,7 +126,7 @@ pub(super) fn combine_from(
         };
         search.squeeze(&mut least, clock);
         search.relax(least.peak);
-        search.tape.load(&least.order);
+        search.state.load(&least.order);
         starts.extend(search.found());
     }
     if starts.is_empty() {
@@ -134,7 +134,7 @@ pub(super) fn combine_from(
     }
     let begin = clock.progress().min(0.9);
     let found = search.anneals(starts, orders, clock, begin);
-    let found = search.settle(&found, net);
+    let found = search.with_planned_copies(&found, net);
     if found.beats(&best, budget) {
         found
     } else {
@@ -149,25 +149,25 @@ fn is_enough(alone: &Found, net: &Network, budget: i64) -> bool {
 
 impl Search<'_> {
     /// A schedule with its transfers planned, for the network without fetches.
-    fn settle(&mut self, found: &Found, net: &Network) -> Combined {
-        self.tape.load(&found.order);
+    fn with_planned_copies(&mut self, found: &Found, net: &Network) -> Combined {
+        self.state.load(&found.order);
         let time = self.time(f64::INFINITY).unwrap_or(f64::INFINITY);
         let order: Vec<u32> = self
-            .tape
+            .state
             .order()
             .filter(|&node| net.sink() >= node)
             .collect();
-        let cost = Tape::new(net, &order).cost;
+        let cost = ScheduleState::new(net, &order).cost;
         let (transfers, peak) = self
-            .transit
+            .copy_planner
             .as_ref()
-            .map_or((&[][..], self.tape.peak()), Transit::planned);
+            .map_or((&[][..], self.state.peak()), CopyPlanner::planned);
         let values = self
-            .transit
+            .copy_planner
             .iter()
-            .flat_map(|transit| transit.values(&self.tape));
+            .flat_map(|copy_planner| copy_planner.values(&self.state));
         let values = values
-            .map(|value| self.tape.net.without_fetches(value))
+            .map(|value| self.state.net.without_fetches(value))
             .collect();
         Combined {
             order,

@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 mod bound;
 mod clock;
 mod combine;
+mod copy_planner;
 mod flow;
 mod needs;
 mod network;
@@ -25,10 +26,9 @@ mod program;
 mod repair;
 mod schedule;
 mod search;
-mod tape;
+mod state;
 #[cfg(test)]
 mod tests;
-mod transit;
 
 pub use crate::offload::Transfer;
 use crate::order::candidates_until;
@@ -37,7 +37,7 @@ use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
-pub(crate) use program::{Away, DagSearch};
+pub(crate) use program::{DagSearch, RunInterval};
 pub use schedule::{Placed, Remat};
 
 /// The most bytes that a schedule may need above the fixed part.
@@ -72,7 +72,9 @@ pub enum RematError {
         bytes: u128,
     },
     /// The fraction of a budget is invalid.
-    #[error("the budget is {fraction} times the peak, but the factor must be finite and not negative")]
+    #[error(
+        "the budget is {fraction} times the peak, but the factor must be finite and not negative"
+    )]
     Fraction {
         /// The fraction.
         fraction: f64,
@@ -276,7 +278,7 @@ impl Problem {
                     .collect::<Vec<u32>>()
             }));
         }
-        let ranked = |order: Vec<u32>| (tape::Tape::new(&net, &order).peak(), order);
+        let ranked = |order: Vec<u32>| (state::ScheduleState::new(&net, &order).peak(), order);
         let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
         ranked.sort();
         ranked.dedup();
@@ -331,8 +333,8 @@ impl Problem {
             };
         }
         let found = search::search(net, orders, budget, clock, options.seed);
-        let tape = tape::Tape::new(net, &self.orders[0]);
-        let proved = bound::prove(net, &self.orders[0], &tape.need, budget, clock);
+        let state = state::ScheduleState::new(net, &self.orders[0]);
+        let proved = bound::prove(net, &self.orders[0], &state.need, budget, clock);
         let most = if found.peak <= budget {
             found.cost
         } else {
@@ -346,9 +348,9 @@ impl Problem {
         }
     }
 
-    /// Whether its schedules are [long](tape::is_long).
+    /// Whether its schedules are [long](state::is_long).
     fn is_long(&self) -> bool {
-        tape::is_long(self.orders[0].len())
+        state::is_long(self.orders[0].len())
     }
 
     /// The order of computations that an order of nodes stands for.

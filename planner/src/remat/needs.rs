@@ -143,10 +143,10 @@ impl Needs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::Random;
+    use crate::random::Random;
 
     #[test]
-    fn blocks_know_their_largest_through_every_change() {
+    fn block_maxima_follow_every_change() {
         let mut random = Random(5);
         for len in [1, 63, 64, 65, 128, 400] {
             let mut needs = Needs::default();

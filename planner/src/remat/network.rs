@@ -169,7 +169,7 @@ impl Network {
             cost: task.rerun.as_ref().map_or(task.cost, |rerun| rerun.cost),
             workspace: task
                 .workspace_occupied()
-                .max(task.again().workspace_occupied()),
+                .max(task.recomputed().workspace_occupied()),
             ..Computation::default()
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
@@ -316,10 +316,10 @@ impl Network {
     /// time of the copy engines is modelled elsewhere; it only needs an earlier copy to offload.
     /// The values after the first of a computation get other numbers (see
     /// [`Network::without_fetches`]).
-    pub fn with_fetches(&self, may_be_sent: impl Fn(u32) -> bool) -> Network {
+    pub fn with_fetches(&self, may_be_offloaded: impl Fn(u32) -> bool) -> Network {
         let count = self.len();
         let sent: Vec<u32> = (0..self.values() as u32)
-            .filter(|&value| value != self.sink && may_be_sent(value))
+            .filter(|&value| value != self.sink && may_be_offloaded(value))
             .collect();
         let all = count + sent.len();
         let number = |value: u32| {

@@ -4,7 +4,7 @@ use super::clock::{Clock, Limit};
 use super::combine::combine_from;
 use super::network::Network;
 use super::search::{Found, search};
-use super::tape::Tape;
+use super::state::ScheduleState;
 use crate::dag::{Buffer, BufferId, Dag, Space, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::plan::Options;
@@ -53,7 +53,7 @@ impl DagSearch {
                 .map(|task| task.0)
                 .chain([net.sink()])
                 .collect();
-            (Tape::new(&net, &order).peak(), order)
+            (ScheduleState::new(&net, &order).peak(), order)
         };
         let mut orders: Vec<(i64, Vec<u32>)> = candidates.into_iter().map(ranked).collect();
         orders.sort();
@@ -80,7 +80,7 @@ impl DagSearch {
 
     /// The smallest known peak without recomputation.
     pub fn peak(&self) -> u64 {
-        self.base + Tape::new(&self.net, &self.orders[0]).peak() as u64
+        self.base + ScheduleState::new(&self.net, &self.orders[0]).peak() as u64
     }
 
     /// The cheapest schedule found in which at most `target` bytes are live or, if there is none,
@@ -116,14 +116,19 @@ impl DagSearch {
     /// Like [`DagSearch::find`], but buffers may be offloaded, where copying a byte takes `link`:
     /// the fastest schedule found, and its offload intervals. Buffers with several writers and
     /// buffers with data at the start stay in the slab.
-    pub fn find_sending(&self, dag: &Dag, target: u64, link: f64) -> (Vec<TaskId>, Vec<Away>) {
+    pub fn find_with_offload(
+        &self,
+        dag: &Dag,
+        target: u64,
+        link: f64,
+    ) -> (Vec<TaskId>, Vec<RunInterval>) {
         let writers = Relations::new(dag).writers;
-        let may_be_sent = |b: &BufferId| {
+        let may_be_offloaded = |b: &BufferId| {
             writers.row(b.index()).len() == 1 && dag.buffers[b.index()].space == Space::Device
         };
         let fetching = self
             .net
-            .with_fetches(|value| self.buffers[value as usize].iter().all(may_be_sent));
+            .with_fetches(|value| self.buffers[value as usize].iter().all(may_be_offloaded));
         // A round with transfers takes several times as long, and recomputation alone is only its
         // start.
         let [alone, both] = [ALONE, TOGETHER].map(|part| (self.rounds / part).max(ROUNDS_MIN));
@@ -140,7 +145,7 @@ impl DagSearch {
         let runs = self.tasks(&found.order);
         let mut away = Vec::new();
         for (transfer, &value) in found.transfers.iter().zip(&found.values) {
-            let of = |&buffer: &BufferId| Away {
+            let of = |&buffer: &BufferId| RunInterval {
                 buffer,
                 made: transfer.value,
                 used: transfer.used,
@@ -159,7 +164,7 @@ impl DagSearch {
 
 /// The interval in which a buffer is offloaded. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Away {
+pub(crate) struct RunInterval {
     pub buffer: BufferId,
     /// The run that makes it.
     pub made: u32,

@@ -1,7 +1,7 @@
 //! The result: a schedule, its explicit steps, and their places in a slab.
 
 use super::network::Network;
-use super::tape::Tape;
+use super::state::ScheduleState;
 use crate::liveness::Lifetime;
 use crate::offload::{Event, Transfer, events};
 use crate::pack::{Item, Limits, Problem};
@@ -74,16 +74,16 @@ impl Remat {
             .for_each(|(&i, c)| number[i as usize] = c);
         let mut order: Vec<u32> = self.schedule.iter().map(|&i| number[i as usize]).collect();
         order.push(net.sink());
-        let tape = Tape::new(&net, &order);
+        let state = ScheduleState::new(&net, &order);
         let end = self.schedule.len() as u32;
         // By position, the buffers to free after it, and the end of the interval of its value.
         let mut frees: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
-        let mut until: Vec<u32> = (0..end).map(|p| tape.last[p as usize] + 1).collect();
+        let mut until: Vec<u32> = (0..end).map(|p| state.last[p as usize] + 1).collect();
         for t in &self.transfers {
             until[t.value as usize] = until[t.value as usize].min(t.gone);
         }
         for p in 0..end {
-            let last = tape.last[p as usize];
+            let last = state.last[p as usize];
             if last < end {
                 frees[last as usize].push(self.schedule[p as usize]);
             }
@@ -115,7 +115,7 @@ impl Remat {
                     Event::Sent => (Step::Offloaded(node), None),
                     Event::Fetch => {
                         let until =
-                            next_gone[k as usize].unwrap_or(tape.last[t.value as usize] + 1);
+                            next_gone[k as usize].unwrap_or(state.last[t.value as usize] + 1);
                         (
                             Step::Prefetch(node),
                             Some(Stay {

@@ -1,30 +1,30 @@
 //! The planning of offload and prefetch copies for schedules with fetches.
 
-use super::tape::{Copy, Tape};
-use crate::offload::{Absence, Engines, Transfer};
+use super::state::{CopyId, ScheduleState};
+use crate::offload::{Engines, IdleInterval, Transfer};
 
 /// A planner of the copies of schedules with fetches. Its buffers are reused from plan to plan.
-pub(super) struct Transit {
+pub(super) struct CopyPlanner {
     engines: Engines,
     /// By position, the number of steps before it, not counting fetches.
     step: Vec<u32>,
     /// By step.
     costs: Vec<u64>,
     need: Vec<i64>,
-    absences: Vec<Absence>,
+    intervals: Vec<IdleInterval>,
     /// By interval, its fetch.
-    fetches: Vec<Copy>,
-    sorted: Vec<(Absence, Copy)>,
+    fetches: Vec<CopyId>,
+    sorted: Vec<(IdleInterval, CopyId)>,
 }
 
-impl Transit {
+impl CopyPlanner {
     pub fn new(link: f64) -> Self {
-        Transit {
+        CopyPlanner {
             engines: Engines::new(link),
             step: Vec::new(),
             costs: Vec::new(),
             need: Vec::new(),
-            absences: Vec::new(),
+            intervals: Vec::new(),
             fetches: Vec::new(),
             sorted: Vec::new(),
         }
@@ -40,80 +40,81 @@ impl Transit {
     }
 
     /// The value of each transfer of the last plan, which was made for this schedule.
-    pub fn values<'t>(&'t self, tape: &'t Tape) -> impl Iterator<Item = u32> + 't {
+    pub fn values<'t>(&'t self, state: &'t ScheduleState) -> impl Iterator<Item = u32> + 't {
         self.fetches
             .iter()
-            .filter_map(|&fetch| tape.net.fetched(tape.node[fetch as usize]))
+            .filter_map(|&fetch| state.net.fetched(state.node[fetch as usize]))
     }
 
     /// The time of the schedule, or `None` once it is known to exceed `most`. Removes fetches for
     /// which there is no time, so that their values stay in the slab.
-    pub fn time(&mut self, tape: &mut Tape, budget: i64, most: f64) -> Option<f64> {
-        if tape.cost as f64 > most {
+    pub fn time(&mut self, state: &mut ScheduleState, budget: i64, most: f64) -> Option<f64> {
+        if state.cost as f64 > most {
             return None;
         }
         loop {
-            self.find(tape);
+            self.find(state);
             // No plan needs fewer bytes than the schedule with all intervals applied.
             let budget = self.need.iter().fold(budget, |most, &need| most.max(need));
             let time = self
                 .engines
-                .plan(&self.costs, &self.need, budget, &self.absences, most)?;
-            if self.engines.void.is_empty() {
+                .plan(&self.costs, &self.need, budget, &self.intervals, most)?;
+            if self.engines.infeasible.is_empty() {
                 return Some(time);
             }
-            let mut void = std::mem::take(&mut self.engines.void);
-            void.sort_unstable();
-            void.dedup();
-            void.iter()
-                .for_each(|&k| tape.remove(self.fetches[k as usize]));
-            self.engines.void = void;
+            let mut infeasible = std::mem::take(&mut self.engines.infeasible);
+            infeasible.sort_unstable();
+            infeasible.dedup();
+            infeasible
+                .iter()
+                .for_each(|&k| state.remove(self.fetches[k as usize]));
+            self.engines.infeasible = infeasible;
         }
     }
 
     /// Collects the offload intervals of the schedule.
-    fn find(&mut self, tape: &mut Tape) {
-        let net = tape.net;
+    fn find(&mut self, state: &mut ScheduleState) {
+        let net = state.net;
         // Removes fetches whose value is unread.
-        for p in (0..tape.len()).rev() {
-            if tape.is_fetch(p) && tape.is_unread(p) {
-                tape.remove(tape.sequence[p as usize]);
+        for p in (0..state.len()).rev() {
+            if state.is_fetch(p) && state.is_unread(p) {
+                state.remove(state.sequence[p as usize]);
             }
         }
         self.step.clear();
         self.costs.clear();
         self.need.clear();
-        for p in 0..tape.len() {
+        for p in 0..state.len() {
             self.step.push(self.costs.len() as u32);
-            if !tape.is_fetch(p) {
-                self.costs.push(net.cost[tape.node_at(p) as usize]);
-                self.need.push(tape.need[p as usize]);
+            if !state.is_fetch(p) {
+                self.costs.push(net.cost[state.node_at(p) as usize]);
+                self.need.push(state.need[p as usize]);
             }
         }
         self.sorted.clear();
-        for p in 0..tape.len() {
-            let Some(value) = net.fetched(tape.node_at(p)) else {
+        for p in 0..state.len() {
+            let Some(value) = net.fetched(state.node_at(p)) else {
                 continue;
             };
-            let of = tape
+            let of = state
                 .source(value, p + 1)
-                .and_then(|copy| Some((copy, tape.previous(copy)?)));
+                .and_then(|copy| Some((copy, state.previous(copy)?)));
             let (copy, previous) = of.expect("what is fetched has been computed");
-            let read = tape
-                .first_read(value, p + 1, tape.last[copy as usize] + 1)
+            let read = state
+                .first_read(value, p + 1, state.last[copy as usize] + 1)
                 .expect("unread ones are gone");
             // The step that computed it, and whether it was offloaded before.
             let (mut origin, mut is_on_host) = (previous, false);
-            while tape.is_fetch(tape.pos[origin as usize]) {
+            while state.is_fetch(state.pos[origin as usize]) {
                 is_on_host = true;
-                origin = tape
+                origin = state
                     .previous(origin)
                     .expect("what is fetched has been computed");
             }
             let step = |p: u32| self.step[p as usize];
             let (made, used, read) = (
-                step(tape.pos[origin as usize]),
-                step(tape.last[previous as usize]),
+                step(state.pos[origin as usize]),
+                step(state.last[previous as usize]),
                 step(read),
             );
             let bytes = net.bytes[value as usize];
@@ -122,7 +123,7 @@ impl Transit {
                 .iter_mut()
                 .for_each(|need| *need -= bytes);
             self.sorted.push((
-                Absence {
+                IdleInterval {
                     value: made,
                     made,
                     used,
@@ -130,12 +131,12 @@ impl Transit {
                     bytes,
                     is_on_host,
                 },
-                tape.sequence[p as usize],
+                state.sequence[p as usize],
             ));
         }
         self.sorted.sort_unstable_by_key(|(a, _)| (a.used, a.value));
-        self.absences.clear();
-        self.absences.extend(self.sorted.iter().map(|(a, _)| *a));
+        self.intervals.clear();
+        self.intervals.extend(self.sorted.iter().map(|(a, _)| *a));
         self.fetches.clear();
         self.fetches
             .extend(self.sorted.iter().map(|(_, fetch)| *fetch));

@@ -12,7 +12,7 @@ use super::needs::Needs;
 use super::network::Network;
 
 /// The number of a copy. Numbers of removed copies are reused.
-pub(super) type Copy = u32;
+pub(super) type CopyId = u32;
 
 /// Whether a schedule is long: frequent operations must then not visit all of its steps.
 pub(super) fn is_long(steps: usize) -> bool {
@@ -20,11 +20,11 @@ pub(super) fn is_long(steps: usize) -> bool {
 }
 
 #[derive(Clone)]
-pub(super) struct Tape<'n> {
+pub(super) struct ScheduleState<'n> {
     pub net: &'n Network,
     /// The copies of each computation's first value in the order they are made; the last is the
     /// sink's.
-    pub sequence: Vec<Copy>,
+    pub sequence: Vec<CopyId>,
     /// By position, live bytes, output and workspace included.
     pub need: Needs,
     /// By copy, its value. The first value of a computation has the computation's number.
@@ -35,18 +35,18 @@ pub(super) struct Tape<'n> {
     pub last: Vec<u32>,
     /// By value, its copies in order. The values of a computation have equally many, except for
     /// fetches.
-    pub copies: Vec<Vec<Copy>>,
-    unused: Vec<Copy>,
+    pub copies: Vec<Vec<CopyId>>,
+    unused: Vec<CopyId>,
     /// By value of the computation being inserted, its last read.
     ends: Vec<u32>,
     /// The cost of all steps.
     pub cost: u128,
 }
 
-impl<'n> Tape<'n> {
-    /// The state of `order`, which names the sink at its end (see [`Tape::load`]).
-    pub fn new(net: &'n Network, order: &[u32]) -> Tape<'n> {
-        let mut tape = Tape {
+impl<'n> ScheduleState<'n> {
+    /// The state of `order`, which names the sink at its end (see [`ScheduleState::load`]).
+    pub fn new(net: &'n Network, order: &[u32]) -> ScheduleState<'n> {
+        let mut state = ScheduleState {
             net,
             sequence: Vec::new(),
             need: Needs::default(),
@@ -58,8 +58,8 @@ impl<'n> Tape<'n> {
             ends: Vec::new(),
             cost: 0,
         };
-        tape.load(order);
-        tape
+        state.load(order);
+        state
     }
 
     /// Resets the state to `order`, a valid schedule with the sink at its end.
@@ -148,7 +148,7 @@ impl<'n> Tape<'n> {
 
     /// The copies made at one step, that of the computation's first value first.
     #[inline]
-    pub fn made_at(&self, p: u32) -> impl Iterator<Item = Copy> + '_ {
+    pub fn made_at(&self, p: u32) -> impl Iterator<Item = CopyId> + '_ {
         let first = self.sequence[p as usize];
         let others = self.net.makes(self.node[first as usize]).skip(1);
         std::iter::once(first).chain(others.filter_map(move |value| self.source(value, p + 1)))
@@ -169,7 +169,7 @@ impl<'n> Tape<'n> {
 
     /// The copy of a value that a read at `p` takes.
     #[inline]
-    pub fn source(&self, node: u32, p: u32) -> Option<Copy> {
+    pub fn source(&self, node: u32, p: u32) -> Option<CopyId> {
         self.copies[node as usize]
             .iter()
             .rev()
@@ -178,7 +178,7 @@ impl<'n> Tape<'n> {
     }
 
     /// The copy of the same value made before `c`.
-    pub fn previous(&self, c: Copy) -> Option<Copy> {
+    pub fn previous(&self, c: CopyId) -> Option<CopyId> {
         self.source(self.node[c as usize], self.pos[c as usize])
     }
 
@@ -336,7 +336,7 @@ impl<'n> Tape<'n> {
 
     /// Whether the step that made `c`, a copy of a computation's first value, can be removed:
     /// another copy serves each of its reads.
-    pub fn may_remove(&self, c: Copy) -> bool {
+    pub fn may_remove(&self, c: CopyId) -> bool {
         let node = self.node[c as usize];
         if self.net.fetched(node).is_some() {
             return true;
@@ -344,7 +344,7 @@ impl<'n> Tape<'n> {
         match self.copies[node as usize][..] {
             [first, _, ..] if first == c => {
                 self.is_unread(self.pos[c as usize])
-                    && self.net.makes(node).all(|v| self.is_made_again(v))
+                    && self.net.makes(node).all(|v| self.is_recomputed(v))
             }
             [_, _, ..] => true,
             _ => false,
@@ -352,15 +352,15 @@ impl<'n> Tape<'n> {
     }
 
     /// Whether the second copy of a value is computed, not fetched: a fetch needs an earlier copy.
-    fn is_made_again(&self, value: u32) -> bool {
+    fn is_recomputed(&self, value: u32) -> bool {
         self.copies[value as usize]
             .get(1)
             .is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
     }
 
-    /// Removes the step that made `c` (see [`Tape::may_remove`]). Its reads take the previous
-    /// copies, whose lifetimes grow.
-    pub fn remove(&mut self, c: Copy) {
+    /// Removes the step that made `c` (see [`ScheduleState::may_remove`]). Its reads take the
+    /// previous copies, whose lifetimes grow.
+    pub fn remove(&mut self, c: CopyId) {
         let net = self.net;
         let node = self.node[c as usize];
         let p = self.pos[c as usize];
@@ -403,14 +403,15 @@ impl<'n> Tape<'n> {
         self.cost -= u128::from(net.cost[node as usize]);
     }
 
-    /// Moves `c` before position `to`; the steps in between must be quiet (see [`Tape::is_quiet`]).
-    pub fn relocate(&mut self, c: Copy, to: u32) {
+    /// Moves `c` before position `to`; the steps in between must be quiet (see
+    /// [`ScheduleState::is_quiet`]).
+    pub fn relocate(&mut self, c: CopyId, to: u32) {
         self.insert(self.node[c as usize], to);
         self.remove(c);
     }
 
     /// The largest need among the steps whose need grows if the step of `c` is removed.
-    pub fn peak_without(&self, c: Copy) -> i64 {
+    pub fn peak_without(&self, c: CopyId) -> i64 {
         let p = self.pos[c as usize];
         // Changes of the live bytes: from a step on, more or fewer bytes are live up to `p`.
         let mut events: [(u32, i64); 24] = [(0, 0); 24];
