@@ -9,19 +9,19 @@ use std::str::FromStr;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Bytes(pub u64);
 
-/// Why a text is no byte count.
+/// The reason why a text is not a byte count.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BytesError {
-    /// There is nothing to read.
+    /// The text is empty.
     #[error("a byte count is empty")]
     Empty,
     /// A byte count has a sign.
     #[error("byte count `{}` is negative", brief(.0))]
     Negative(String),
-    /// What stands before the unit is no decimal number.
+    /// The part before the unit is not a decimal number.
     #[error("byte count `{}` does not start with a decimal number; write it as 4096, 24MiB or 1.5GB", brief(.0))]
     Number(String),
-    /// What stands after the number is no unit.
+    /// The part after the number is not a unit.
     #[error(
         "byte count `{}` has the unknown unit `{}`; the units are B, KiB, MiB, GiB, TiB, PiB, EiB, KB, MB, GB, TB, PB and EB",
         brief(text),
@@ -30,7 +30,7 @@ pub enum BytesError {
     Unit {
         /// The whole text.
         text: String,
-        /// What stands where the unit should.
+        /// The text in place of the unit.
         unit: String,
     },
     /// The count does not fit 64 bits.
@@ -55,8 +55,8 @@ const UNITS: [(&str, u64); 14] = [
     ("EB", 1_000_000_000_000_000_000),
 ];
 
-/// Digits after the point that are read; the largest unit times ten to this power still fits 128
-/// bits.
+/// The number of digits read after the point. The largest unit times ten to this power still fits
+/// 128 bits.
 const FRACTION_DIGITS: usize = 18;
 
 impl fmt::Display for Bytes {
@@ -66,7 +66,7 @@ impl fmt::Display for Bytes {
         }
         let (mut value, mut unit) = (self.0 as f64 / 1024.0, "KiB");
         for larger in ["MiB", "GiB", "TiB", "PiB", "EiB"] {
-            // 1023.95 and more would print as 1024.0: the next unit says it better.
+            // 1023.95 and more would print as 1024.0 and are shown in the next unit instead.
             if value >= 1023.95 {
                 (value, unit) = (value / 1024.0, larger);
             }
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_count() {
+    fn invalid_counts_are_rejected() {
         let error = |s: &str| s.parse::<Bytes>().expect_err(s);
         assert_eq!(error(" "), BytesError::Empty);
         assert_eq!(error("-1MiB"), BytesError::Negative("-1MiB".into()));

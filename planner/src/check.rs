@@ -1,19 +1,19 @@
 //! Verifies a plan from the dag alone.
 //!
-//! Planning is a search: orders are guessed, pairs are taken, heuristics compete, and the code that
-//! does so will keep changing. None of it has to be right for a run to be right. What a run relies
-//! on is small and can be said without mentioning how a plan came about: every task runs once and
-//! after what it depends on; from the first write of a buffer to its last use no byte of it belongs
-//! to anything else; the only exception is a pair that the dag declared, at the one step where the
-//! first buffer dies and the second is born. This module states exactly that, recomputes everything
-//! it needs from the dag and the order, and shares no code with ordering, liveness, in-place choice
-//! and packing. A plan that passes is right however it was found, so checking each result, which
-//! costs O(n log n), gives what a proof of the planner would, for every plan that is ever used. The
+//! Planning is a search: orders are guessed, pairs are chosen, heuristics compete, and this code
+//! will keep changing. None of it has to be correct for a run to be correct. The properties that a
+//! run relies on are few and independent of the search: every task runs once and after its
+//! dependencies; from the first write of a buffer to its last use, none of its bytes belong to
+//! anything else; the only exception is a declared pair, at the one step where the first buffer
+//! dies and the second is born. This module states exactly that, recomputes all facts it needs from
+//! the dag and the order, and shares no code with ordering, liveness, in-place choice and packing.
+//! A plan that passes is correct however it was found. Therefore checking each result, which costs
+//! O(n log n), guarantees for every plan that is used the same as a proof of the planner would. The
 //! idea is that of the symbolic checker of the register allocator regalloc2:
-//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. What is left to trust is this file; it
-//! is tested against a naive quadratic oracle and by breaking valid plans in every way it can tell.
+//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. Only this file has to be trusted; it is
+//! tested against a naive quadratic oracle and by breaking valid plans in every way it can detect.
 //!
-//! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, since
+//! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, because
 //! people decide by them.
 
 use crate::dag::{ALIGN, Dag, Space, TaskId};
@@ -30,7 +30,7 @@ pub use offload::{OffloadViolation, check_offload};
 pub use repeats::{RepeatViolation, check_repeats};
 pub use violation::Violation;
 
-/// A value that [`check()`] accepted; nothing else can make one.
+/// A value accepted by [`check()`] or a related check; it cannot be made in another way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Checked<T>(T);
 
@@ -42,13 +42,13 @@ impl<T> Deref for Checked<T> {
 }
 
 impl<T> Checked<T> {
-    /// Gives the value up, and with it the promise that it was checked.
+    /// Returns the value; the promise that it was checked is lost.
     pub fn into_inner(self) -> T {
         self.0
     }
 }
 
-/// Accepts a plan if it is right, or says what is wrong. O(n log n).
+/// Accepts a correct plan, or returns the first broken invariant. O(n log n).
 pub fn check(dag: &Dag, plan: Plan) -> Result<Checked<Plan>, Violation> {
     dag.verify()?;
     let checker = Checker {
@@ -65,9 +65,8 @@ pub fn check(dag: &Dag, plan: Plan) -> Result<Checked<Plan>, Violation> {
     Ok(Checked(plan))
 }
 
-/// Accepts the order and the offsets of a plan for another dag of the same tasks: for one whose
-/// buffers are smaller, as those of shorter inputs are. What the plan says of its sizes is not
-/// asked of it. O(n log n).
+/// Accepts the order and the offsets of a plan for another dag of the same tasks: one whose buffers
+/// are smaller, as those of shorter inputs are. The plan's sizes are not checked. O(n log n).
 pub fn check_within(dag: &Dag, plan: &Plan) -> Result<(), Violation> {
     dag.verify()?;
     let checker = Checker {
@@ -120,11 +119,11 @@ fn steps(dag: &Dag, plan: &Plan) -> Result<Vec<usize>, Violation> {
             });
         }
     }
-    // As many steps as tasks and none twice: each has one.
+    // There are as many steps as tasks and no task has two, so each has one.
     Ok(step_of.into_iter().flatten().collect())
 }
 
-/// Something that occupies bytes for some steps.
+/// An occupant of bytes for some steps.
 struct Tenant {
     space: Space,
     /// Index of the buffer, or of the task whose workspace it is.
@@ -132,9 +131,9 @@ struct Tenant {
     is_workspace: bool,
     offset: u64,
     bytes: u64,
-    /// The steps at which its bytes must be its own. A buffer computed in place begins one step
-    /// late here: at the step itself the buffer it takes over, at the same offset and no smaller,
-    /// stands for both.
+    /// The first step at which its bytes are exclusively its own. A buffer computed in place begins
+    /// one step late here: at the step itself, the buffer it takes over, at the same offset and no
+    /// smaller, stands for both.
     start: u64,
     end: u64,
 }
@@ -173,13 +172,13 @@ impl Checker<'_> {
         })
     }
 
-    /// Writers of a buffer in program order, its other users after all of them, and the extra
-    /// order.
+    /// Checks that the writers of a buffer run in program order, its other users after all of them,
+    /// and control dependencies.
     fn dependencies(&self) -> Result<(), Violation> {
         let mut last_writer = vec![None; self.dag.buffers.len()];
         for (t, task) in self.dag.tasks.iter().enumerate() {
             for before in &task.after {
-                self.must_precede(before.index(), t, || "the dag asks for it".into())?;
+                self.must_precede(before.index(), t, || "it is a control dependency".into())?;
             }
             for write in &task.writes {
                 let previous = last_writer[write.index()].replace(t);
@@ -214,8 +213,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Each lifetime, from the definition: first to last touching step, widened for inputs and
-    /// outputs.
+    /// Checks each lifetime against the definition: first to last touching step, extended for
+    /// inputs and outputs.
     fn lifetimes(&self) -> Result<(), Violation> {
         let steps = self.dag.tasks.len().max(1) as u64;
         let mut expected: Vec<(u64, u64)> = vec![(u64::MAX, 0); self.dag.buffers.len()];
@@ -251,7 +250,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Every pair that is computed in place; returns which buffers begin that way.
+    /// Checks every pair that is computed in place; returns for each buffer whether it begins that
+    /// way.
     fn reuse(&self) -> Result<Vec<bool>, Violation> {
         let mut declared = self.dag.may_reuse.clone();
         declared.sort_unstable();
@@ -334,8 +334,8 @@ impl Checker<'_> {
         Ok(takes.into_iter().map(|task| task.is_some()).collect())
     }
 
-    /// Everything that occupies bytes, aligned and inside the slab. What has no bytes or never
-    /// lives may lie anywhere.
+    /// The occupants of bytes, checked to be aligned and inside the slab. A buffer without bytes or
+    /// life may lie anywhere.
     fn tenants(&self, delayed: &[bool]) -> Result<Vec<Tenant>, Violation> {
         let mut tenants = Vec::with_capacity(self.dag.buffers.len());
         for (index, buffer) in self
@@ -427,8 +427,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// A sweep over the steps with the living tenants sorted by offset: as long as no two overlap,
-    /// a newcomer can only overlap its neighbours.
+    /// A sweep over the steps with the live tenants sorted by offset: as long as no two overlap, a
+    /// new one can only overlap its neighbours.
     fn overlaps(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let mut events: Vec<(u64, bool, usize)> = Vec::with_capacity(2 * tenants.len());
         for (i, tenant) in tenants
@@ -436,7 +436,7 @@ impl Checker<'_> {
             .enumerate()
             .filter(|(_, tenant)| tenant.start < tenant.end)
         {
-            // At one step, what ends leaves before what starts arrives.
+            // At each step, ends are processed before starts.
             events.extend([(tenant.start, true, i), (tenant.end, false, i)]);
         }
         events.sort_unstable();
@@ -463,7 +463,7 @@ impl Checker<'_> {
 
     fn overlap(&self, first: &Tenant, second: &Tenant, step: usize) -> Violation {
         let range = |tenant: &Tenant| (tenant.offset, tenant.offset + tenant.bytes);
-        // Two workspaces never meet: each task has one step to itself.
+        // Two workspaces never meet, because each task has a step to itself.
         match (first.is_workspace, second.is_workspace) {
             (false, false) => Violation::Overlap {
                 first: self.buffer(first.index),
@@ -489,7 +489,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Heights, lower bound and the size without reuse.
+    /// Checks the heights, the lower bound and the size without reuse.
     fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
         let within = |space| tenants.iter().filter(move |tenant| tenant.space == space);
         for space in [Space::Device, Space::Host] {

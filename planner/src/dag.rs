@@ -1,17 +1,17 @@
-//! What is to be planned: tasks, the buffers they touch, and nothing else.
+//! The input of the planner: a graph of tasks and the buffers that they read and write.
 //!
 //! A [`Dag`] knows no tensors and no devices. A task reads and writes buffers, needs some scratch
-//! bytes while it runs (its workspace), and may have to run after other tasks. From the reads and
-//! writes follow the dependencies:
+//! bytes while it runs (its workspace), and may have to run after other tasks. The reads and writes
+//! imply the dependencies:
 //!
 //! - the writers of a buffer run in program order (their order in [`Dag::tasks`]); several writers
 //!   are the parts of a concatenation, or updates in place;
 //! - a reader of a buffer runs after every writer of it. A task that reads and writes a buffer
 //!   counts as a writer;
-//! - [`Task::after`] adds more.
+//! - [`Task::after`] adds control dependencies.
 //!
-//! A task that must see the data of before a write reads another buffer, joined to the written one
-//! by [`MayReuse`].
+//! A task that must see the data from before a write reads another buffer, which a [`MayReuse`]
+//! pair connects to the written one.
 
 use std::fmt;
 
@@ -19,14 +19,14 @@ mod verify;
 
 pub use verify::DagError;
 
-/// Alignment of a buffer unless it says otherwise, and of every workspace, in bytes: a cache line.
+/// The default alignment of a buffer, and the alignment of every workspace, in bytes: a cache line.
 pub const ALIGN: u64 = 64;
 
-/// Names a task: its index in [`Dag::tasks`].
+/// The id of a task: its index in [`Dag::tasks`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TaskId(pub u32);
 
-/// Names a buffer: its index in [`Dag::buffers`].
+/// The id of a buffer: its index in [`Dag::buffers`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BufferId(pub u32);
 
@@ -44,7 +44,7 @@ impl BufferId {
     }
 }
 
-/// What a buffer is for. Reports colour by it; planning does not look at it.
+/// The role of a buffer. Reports colour by it; planning ignores it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
     /// Data that comes from outside.
@@ -57,7 +57,7 @@ pub enum Kind {
     Activation,
     /// A value of the backward pass.
     Gradient,
-    /// A result handed out.
+    /// A result of the program.
     Output,
     /// Scratch bytes of one task.
     Workspace,
@@ -93,43 +93,44 @@ impl Kind {
     }
 }
 
-/// Which memory a buffer lies in; each has addresses of its own, from 0 on.
+/// A memory space. The addresses of each space start at 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Space {
-    /// The slab: what tasks compute in, and what a budget is for.
+    /// The slab: the device memory that tasks compute in and that a budget limits.
     #[default]
     Device,
-    /// The host's: what is sent there while it is idle.
+    /// Host memory: holds buffers that are offloaded while they are idle.
     Host,
 }
 
-/// One unit of work: it runs whole and alone, and once unless a plan with repeats says otherwise.
+/// A unit of work. It runs alone, and exactly once unless a plan recomputes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Task {
     /// Shown in reports and errors.
     pub name: String,
-    /// Buffers whose data it uses. An id given twice counts once.
+    /// The buffers whose data it uses. A duplicate id counts once.
     pub reads: Vec<BufferId>,
-    /// Buffers whose data it makes, wholly or in part. An id given twice counts once.
+    /// The buffers that it writes, wholly or in part. A duplicate id counts once.
     pub writes: Vec<BufferId>,
-    /// Tasks that must have run before, besides those that reads and writes imply.
+    /// Control dependencies: tasks that must run before it, besides those that reads and writes
+    /// imply.
     pub after: Vec<TaskId>,
     /// Scratch bytes alive only while it runs, aligned to [`ALIGN`].
     pub workspace: u64,
-    /// Time it takes, in any unit: compared with the costs of other tasks only.
+    /// Its time, in any unit: it is only compared with the costs of other tasks.
     pub cost: u64,
-    /// May run more than once: what it writes it makes from what it reads, and what else it does
-    /// `rerun` leaves out.
+    /// Whether the task may be recomputed: its writes must be a function of its reads. Other side
+    /// effects are omitted on later runs; see `rerun`.
     pub repeatable: bool,
-    /// What runs after the first do, where they do less; the same if none.
+    /// The variant for all runs but the first, if those do less; `None` if all runs are alike.
     pub rerun: Option<Rerun>,
 }
 
-/// A run of a task that makes all that the first run made, and nothing else: a norm without its
-/// running statistics.
+/// A recompute variant of a task: it writes all that the first run writes and has no other effect,
+/// as a norm that does not update its running statistics.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Rerun {
-    /// Those of the buffers its task reads that it reads.
+    /// The buffers that it reads, a subset of those that its task reads.
     pub reads: Vec<BufferId>,
     /// As [`Task::workspace`].
     pub workspace: u64,
@@ -138,7 +139,7 @@ pub struct Rerun {
 }
 
 impl Task {
-    /// A task without workspace, cost or further order, that runs once.
+    /// A task without workspace, cost or control dependencies, which runs once.
     pub fn new(name: impl Into<String>, reads: &[BufferId], writes: &[BufferId]) -> Self {
         let (name, reads, writes) = (name.into(), reads.to_vec(), writes.to_vec());
         Task {
@@ -153,8 +154,8 @@ impl Task {
         }
     }
 
-    /// What it is when it runs again.
-    pub(crate) fn again(&self) -> Task {
+    /// The task as it is recomputed.
+    pub(crate) fn recomputed(&self) -> Task {
         match self.rerun.clone() {
             Some(Rerun {
                 reads,
@@ -172,27 +173,27 @@ impl Task {
     }
 }
 
-/// Bytes that hold one value from its first write to its last use.
+/// A range of bytes that holds one value from its first write to its last use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Shown in reports and errors.
     pub name: String,
-    /// The part of the program it belongs to, as a path: shown in reports, which add up by it. May
-    /// be empty.
+    /// The part of the program it belongs to, as a path: reports show it and sum by it. May be
+    /// empty.
     pub layer: String,
-    /// Where the user made it (`file:line`): shown in reports. May be empty.
+    /// The user's source line that made it (`file:line`): shown in reports. May be empty.
     pub source: String,
-    /// What it is for.
+    /// Its role.
     pub kind: Kind,
     /// Its size in bytes; may be 0.
     pub bytes: u64,
     /// Its offset is a multiple of this power of two.
     pub align: u64,
-    /// Where it lies.
+    /// The space it lies in.
     pub space: Space,
-    /// Holds data before the first task runs.
+    /// Whether it holds data before the first task runs.
     pub live_in: bool,
-    /// Holds its data after the last task ran.
+    /// Whether it must hold its data after the last task has run.
     pub live_out: bool,
 }
 
@@ -220,7 +221,7 @@ impl Buffer {
         occupied(self.bytes, self.align)
     }
 
-    /// The bytes it takes up in the slab: none, if it lies elsewhere.
+    /// The bytes it takes up in the slab: 0 if it lies in another space.
     pub fn occupied_on_device(&self) -> u64 {
         if self.space == Space::Device {
             self.occupied()
@@ -244,8 +245,8 @@ fn occupied(bytes: u64, align: u64) -> u64 {
 /// Permission to compute in place: `to`, written by `task`, may lie on the bytes of `from`, which
 /// `task` reads, in the same space.
 ///
-/// It is used only if no other task touches `from` from then on and `task` is the first to write
-/// `to`. Both then have the same offset.
+/// A pair is applied only if no other task touches `from` from then on and `task` is the first to
+/// write `to`. Both then have the same offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MayReuse {
     /// The task that can run in place.
@@ -256,20 +257,20 @@ pub struct MayReuse {
     pub to: BufferId,
 }
 
-/// Tasks and buffers, in the order the program gives them.
+/// A graph of tasks and buffers, in program order.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Dag {
-    /// The tasks. Their order settles which of two writers of a buffer comes first, and ties
+    /// The tasks. Their order decides which of two writers of a buffer comes first, and breaks ties
     /// elsewhere.
     pub tasks: Vec<Task>,
     /// The buffers.
     pub buffers: Vec<Buffer>,
-    /// What may be computed in place.
+    /// The pairs that may be computed in place.
     pub may_reuse: Vec<MayReuse>,
 }
 
 impl Dag {
-    /// Nothing yet.
+    /// An empty dag.
     pub fn new() -> Self {
         Dag::default()
     }
@@ -286,8 +287,8 @@ impl Dag {
         BufferId((self.buffers.len() - 1) as u32)
     }
 
-    /// The steps of a run: one for each task, and one even without tasks, since inputs and outputs
-    /// exist for a while.
+    /// The number of steps of a run: one for each task, and one even without tasks, because inputs
+    /// and outputs still need their bytes.
     pub fn steps(&self) -> usize {
         self.tasks.len().max(1)
     }
@@ -308,7 +309,8 @@ impl Dag {
         &self.buffers[buffer.index()].name
     }
 
-    /// Graphviz text: tasks as boxes, buffers as ellipses with their sizes, extra order dashed.
+    /// Graphviz text: tasks as boxes, buffers as ellipses with their sizes, control dependencies
+    /// dashed.
     pub fn to_dot(&self) -> String {
         let quoted = |text: &str| {
             text.replace('\\', "\\\\")

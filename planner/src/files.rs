@@ -1,5 +1,5 @@
-//! Files that are written as a whole, or not at all; and gzip data that is read as a whole, or
-//! refused.
+//! Files that are written as a whole or not at all, and gzip data that is read as a whole or
+//! rejected.
 
 use flate2::Compression;
 use flate2::bufread::GzDecoder;
@@ -8,23 +8,22 @@ use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, BufRead, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// Links followed from one name: as many as Linux follows.
+/// The most links followed from one name: the limit of Linux.
 const LINKS_MAX: usize = 40;
 
-/// Makes `bytes` the content of `path`. A regular file, or one that is not there yet, has its
-/// earlier content or all of the new one at any moment: the bytes go to a temporary file in the
-/// same folder, which is synced and then renamed. Permissions are those of the file that was there,
-/// and so is its owner as far as the system permits it; a new file has those that the umask leaves.
-/// A link is followed, also to a file that is not there yet. What is not a file but takes bytes (a
-/// pipe, a terminal, `/dev/stdout`) is written into. Further hard links, access lists and extended
+/// Makes `bytes` the content of `path`. At any moment, a regular file has either its earlier
+/// content or all of the new one: the bytes go to a temporary file in the same folder, which is
+/// synced and then renamed. The permissions of an existing file are kept, and so is its owner as
+/// far as the system permits it; a new file has the permissions that the umask leaves. A link is
+/// followed, even to a file that does not exist yet. A pipe, a terminal or `/dev/stdout`, which are
+/// not regular files but take bytes, is written into. Further hard links, access lists and extended
 /// attributes stay with the earlier content.
 ///
 /// A process killed before the rename leaves a file named `.slabwise-*.tmp`.
 ///
 /// # Errors
-/// What the system says, such as that the disk is full; for a folder or a block device, that it is
-/// one; for a file that may not be written to, that it may not. A regular file at `path` is as it
-/// was then.
+/// The system's error, such as a full disk; an error for a folder, a block device, or a file that
+/// may not be written to. A regular file at `path` is then unchanged.
 pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     let target = followed(path)?;
     let folder = match target.parent() {
@@ -32,8 +31,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
         Some(folder) => folder,
         None => return Err(io::Error::new(ErrorKind::IsADirectory, "it is a folder")),
     };
-    // The folder of a process's descriptors has names of what is open, and what is open keeps its
-    // place.
+    // The entries of a process's descriptor folder name open files, which are written in place.
     if fs::canonicalize(folder).is_ok_and(|folder| folder.starts_with("/proc")) {
         return OpenOptions::new()
             .append(true)
@@ -60,7 +58,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
                 .open(&target)?
                 .write_all(bytes);
         }
-        // Who may not write to a file may not replace it either.
+        // A file that may not be written to may not be replaced either.
         Some(_) => drop(OpenOptions::new().write(true).open(&target)?),
         None => {}
     }
@@ -69,7 +67,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     #[cfg(unix)]
     if before.is_none() {
         use std::os::unix::fs::PermissionsExt;
-        // The umask takes from these; without them nobody else could read the file.
+        // The umask takes from these; with the default of 0o600, other users could not read the
+        // file.
         beside.permissions(fs::Permissions::from_mode(0o666));
     }
     let mut file = beside.tempfile_in(folder)?;
@@ -79,8 +78,8 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
     }
     file.as_file().sync_all()?;
     file.persist(&target).map_err(|error| error.error)?;
-    // Makes the rename itself durable. Not every system lets a folder be opened, and the file is
-    // whole either way.
+    // Makes the rename itself durable. Not every system can open a folder, and the file is complete
+    // either way.
     if let Ok(folder) = File::open(folder) {
         let _ = folder.sync_all();
     }
@@ -90,7 +89,7 @@ pub fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 /// A text as the content of a file of this name: gzipped if the name ends in `.gz`.
 ///
 /// # Errors
-/// None that happen in memory.
+/// None in practice, because it writes to memory.
 pub fn packed_for(path: &Path, text: &str) -> io::Result<Vec<u8>> {
     if path
         .extension()
@@ -103,16 +102,16 @@ pub fn packed_for(path: &Path, text: &str) -> io::Result<Vec<u8>> {
     packer.finish()
 }
 
-/// Gzip data, unpacked: one member or several, and nothing else behind them.
+/// A reader that unpacks gzip data: one or several members, with no bytes after the last.
 #[derive(Debug)]
 pub struct Gunzip<R> {
-    /// None once all has been read.
+    /// `None` at the end of the data.
     member: Option<GzDecoder<R>>,
 }
 
 impl<R: BufRead> Gunzip<R> {
-    /// What these bytes unpack to; an error, such as that other bytes follow the last member, comes
-    /// where it is met.
+    /// Unpacks these bytes. An error, such as for other bytes after the last member, is returned at
+    /// the place where it occurs.
     pub fn new(packed: R) -> Self {
         Gunzip {
             member: Some(GzDecoder::new(packed)),
@@ -145,8 +144,8 @@ impl<R: BufRead> Read for Gunzip<R> {
     }
 }
 
-/// Where a name leads, links followed one by one, for the last may lead to nothing yet. Links among
-/// the names of what is open lead to no name and are not followed.
+/// The target of a path, links followed one by one, because the last may lead to a missing file.
+/// Links in a process's descriptor folder lead to no name and are not followed.
 fn followed(path: &Path) -> io::Result<PathBuf> {
     let mut at = path.to_owned();
     for _ in 0..LINKS_MAX {
@@ -178,14 +177,14 @@ fn is_block_device(_: &Metadata) -> bool {
     false
 }
 
-/// Gives a file the owner, group and permissions of another, and nobody more than they had: where
-/// the group cannot be kept, its permissions are those of everybody.
+/// Gives a file the owner, group and permissions of another, and no user more rights than before:
+/// if the group cannot be kept, the group's permissions become those of all others.
 #[cfg(unix)]
 fn keep_access(file: &File, before: &Metadata) -> io::Result<()> {
     use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
     let is_of = |now: &Metadata| (now.uid() == before.uid(), now.gid() == before.gid());
     if is_of(&file.metadata()?) != (true, true) {
-        // Only a superuser gives files away; a group one belongs to can be kept all the same.
+        // Only a superuser can change the owner; a group of the user can be kept without.
         let _ = fchown(file, Some(before.uid()), Some(before.gid()))
             .or_else(|_| fchown(file, None, Some(before.gid())));
     }
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_what_the_umask_leaves_and_an_old_one_keeps_its_mode() {
+    fn new_files_follow_the_umask_and_existing_ones_keep_their_mode() {
         let folder = folder();
         let [new, plain, old] = ["new", "plain", "old"].map(|name| folder.path().join(name));
         replace(&new, b"1").expect("it is written");
@@ -260,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_kept_by_those_who_may() {
+    fn owners_are_kept_if_permitted() {
         let folder = folder();
         let path = folder.path().join("a");
         fs::write(&path, "before").expect("it is written");
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_to_what_is_there_and_to_what_is_not() {
+    fn links_are_followed_to_existing_and_missing_files() {
         let folder = folder();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");
@@ -322,7 +321,7 @@ mod tests {
         replace(&path, b"through the pipe").expect("it is written");
         assert_eq!(reader.join().expect("it ends"), b"through the pipe");
         assert!(!fs::metadata(&path).expect("it is there").is_file());
-        // What a descriptor has open is gone on with, not replaced.
+        // A file that is open through a descriptor is appended to, not replaced.
         let (open, path) = (folder.path().join("open"), folder.path().join("link"));
         let mut file = OpenOptions::new()
             .read(true)
@@ -345,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_left_alone() {
+    fn files_that_cannot_be_replaced_are_unchanged() {
         let folder = folder();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");

@@ -1,34 +1,35 @@
-//! Packing problems whose optimum is known, from a seed, and dags of any number of tasks: for
-//! tests, fuzzing and benches.
+//! Synthetic inputs for tests, fuzzing and benches: packing problems whose optimum is known, and
+//! dags of any number of tasks.
 //!
-//! A rectangle of time × bytes is cut up; its pieces are the items. Side by side as they were they
-//! fill the rectangle, so its height is the lower bound and the optimum at once, and finding a
-//! packing that low is putting a jigsaw puzzle together.
+//! A packing problem is made by cutting up a rectangle of time × bytes; its pieces are the items.
+//! In their original places they fill the rectangle, so its height is both the lower bound and the
+//! optimum, and packing them is a jigsaw puzzle.
 
 use crate::dag::{Buffer, BufferId, Dag, Kind, MayReuse, Task};
 use crate::liveness::Lifetime;
 use crate::pack::{Item, Problem};
+use crate::random::Random;
 
 /// How a piece is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Cuts {
     /// In two, by one straight cut (guillotine cuts).
     Straight,
-    /// In five, four around one in the middle like the sails of a windmill: no straight cut takes
-    /// that apart.
+    /// In five, four around one in the middle like the sails of a windmill; this is not a
+    /// guillotine cut.
     Spiral,
     /// Either, at random.
     Mixed,
 }
 
-/// A problem with a packing that no other is lower than.
+/// A packing problem with a known optimal packing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Known {
-    /// What is to be packed.
+    /// The packing problem.
     pub problem: Problem,
     /// Offsets that reach `height`.
     pub offsets: Vec<u64>,
-    /// The smallest height there is; the lower bound as well.
+    /// The optimal height, which is also the lower bound.
     pub height: u64,
 }
 
@@ -48,7 +49,8 @@ pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Kn
     }
     let mut failures = 0;
     while !pieces.is_empty() && pieces.len() < items && failures < 1000 {
-        // The largest of three: sizes vary, but no piece stays as it was while others turn to dust.
+        // The largest of three, so that sizes vary but no piece stays uncut while others become
+        // tiny.
         let at = (0..3)
             .map(|_| random.below(pieces.len() as u64) as usize)
             .max_by_key(|&i| pieces[i].area())
@@ -88,7 +90,7 @@ pub fn tiling(seed: u64, items: usize, time: u64, height: u64, cuts: Cuts) -> Kn
 }
 
 /// A tiling of which only one instant is full: elsewhere about one piece in `one_in` is missing, so
-/// there is room to spare, as on the heap of a real program. The height is still the optimum.
+/// that there are gaps, as on the heap of a real program. The height is still the optimum.
 pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
     let mut random = Random(seed);
     let end = known
@@ -113,35 +115,12 @@ pub fn with_holes(seed: u64, known: Known, one_in: u64) -> Known {
     }
 }
 
-/// The public-domain generator SplitMix64 (Steele, Lea and Flood, 2014): small, and the same
-/// everywhere.
-pub(crate) struct Random(pub(crate) u64);
-
-impl Random {
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Less than `n`, which must not be 0.
-    pub(crate) fn below(&mut self, n: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(n)) >> 64) as u64
-    }
-
-    /// In `0.0..1.0`.
-    pub(crate) fn unit(&mut self) -> f64 {
-        (self.next() >> 11) as f64 / (1u64 << 53) as f64
-    }
-
-    /// A cut through a stretch: inside it, not too close to its ends where it is long enough.
-    fn cut(&mut self, from: u64, to: u64) -> Option<u64> {
-        let length = to - from;
-        let margin = (length / 8).max(1);
-        (length >= 2).then(|| from + margin + self.below((length - 2 * margin).max(1)))
-    }
+/// A position to cut an interval: inside it, and not too close to its ends if it is long
+/// enough.
+fn cut(random: &mut Random, from: u64, to: u64) -> Option<u64> {
+    let length = to - from;
+    let margin = (length / 8).max(1);
+    (length >= 2).then(|| from + margin + random.below((length - 2 * margin).max(1)))
 }
 
 #[derive(Clone, Copy)]
@@ -162,10 +141,10 @@ impl Piece {
         let across = random.below(2) == 0;
         for across in [across, !across] {
             if across {
-                if let Some(at) = random.cut(self.start, self.end) {
+                if let Some(at) = cut(random, self.start, self.end) {
                     return vec![Piece { end: at, ..self }, Piece { start: at, ..self }];
                 }
-            } else if let Some(at) = random.cut(self.bottom, self.top) {
+            } else if let Some(at) = cut(random, self.bottom, self.top) {
                 return vec![Piece { top: at, ..self }, Piece { bottom: at, ..self }];
             }
         }
@@ -175,8 +154,8 @@ impl Piece {
     /// Five pieces, or none if this one is too small.
     fn spiral(self, random: &mut Random) -> Vec<Piece> {
         let two_cuts = |random: &mut Random, from: u64, to: u64| {
-            let first = random.cut(from, to)?;
-            let second = random.cut(from, to)?;
+            let first = cut(random, from, to)?;
+            let second = cut(random, from, to)?;
             (first != second).then(|| (first.min(second), first.max(second)))
         };
         let (Some((left, right)), Some((low, high))) = (
@@ -247,7 +226,7 @@ fn value(dag: &mut Dag, bytes: u64) -> BufferId {
     dag.add_buffer(Buffer::new("value", Kind::Activation, bytes))
 }
 
-/// Each task reads what the one before it made, and may run in place.
+/// A chain: each task reads the output of the one before it, and may run in place.
 pub fn chain(tasks: usize) -> Dag {
     let mut dag = Dag::new();
     let mut last = value(&mut dag, 4096);

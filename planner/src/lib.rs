@@ -1,9 +1,9 @@
 //! Static memory planning: every byte of a run is placed before it runs.
 //!
-//! A [`Dag`] of tasks and buffers goes in; a [`Plan`] comes out: an order of the tasks, the
-//! lifetime of each buffer, which buffers are computed in place, and an offset for every buffer and
-//! workspace inside one slab. [`check()`] then verifies the plan from the dag alone, and only what
-//! it accepted is a [`Checked`] plan.
+//! The input is a [`Dag`] of tasks and buffers. The output is a [`Plan`]: an order of the tasks,
+//! the lifetime of each buffer, the buffers to compute in place, and an offset for every buffer and
+//! workspace inside one slab. [`check()`] then verifies the plan from the dag alone; only a plan
+//! that it accepts becomes a [`Checked`] plan.
 //!
 //! ```
 //! use slabwise_planner::{Buffer, Dag, Kind, Options, Task, check, plan};
@@ -19,9 +19,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The crate knows no tensors and no devices: bytes, steps and names are all there is. Time is
-//! counted in *steps* (the task at index `s` of the order runs at step `s`), space in bytes,
-//! lifetimes are half-open.
+//! The crate knows bytes, steps and names, but no tensors and no devices. Time is counted in
+//! *steps* (the task at index `s` of the order runs at step `s`), space in bytes; lifetimes are
+//! half-open.
 
 #![forbid(unsafe_code)]
 
@@ -36,6 +36,7 @@ mod offload;
 mod order;
 pub mod pack;
 mod plan;
+mod random;
 mod relations;
 pub mod remat;
 pub mod remat_graph;

@@ -1,4 +1,4 @@
-//! First and last use: when each buffer holds bytes, under one order of the tasks.
+//! Liveness: the steps at which each buffer holds bytes, under one order of the tasks.
 
 use crate::dag::{Dag, TaskId};
 
@@ -18,7 +18,7 @@ impl Lifetime {
         Lifetime { start, end }
     }
 
-    /// How many steps it spans.
+    /// The number of steps it spans.
     pub const fn steps(self) -> u64 {
         self.end.saturating_sub(self.start)
     }
@@ -42,9 +42,9 @@ impl Lifetime {
 /// The lifetime of each buffer when the tasks run in `order`, which must respect the dependencies.
 ///
 /// From the step of the first writer to the step of the last task that touches it. Data present at
-/// the start is there from step 0 and for at least that step (all inputs exist together), data
-/// handed out at the end to the last step. A buffer that nobody touches and that holds nothing has
-/// an empty lifetime.
+/// the start is live from step 0 and for at least that step (all inputs exist together); outputs
+/// are live to the last step. A buffer that no task touches and that holds no data has an empty
+/// lifetime.
 pub(crate) fn lifetimes(dag: &Dag, order: &[TaskId]) -> Vec<Lifetime> {
     let mut lives: Vec<Option<Lifetime>> = dag
         .buffers
@@ -71,9 +71,8 @@ pub(crate) fn lifetimes(dag: &Dag, order: &[TaskId]) -> Vec<Lifetime> {
     lives.into_iter().zip(&dag.buffers).map(out).collect()
 }
 
-/// A number per position, of which ranges are raised and the largest is asked for, each in
-/// logarithmic time: a segment tree whose inner nodes hold what was added to all of their range,
-/// and the largest below.
+/// An array with range addition and range maximum, each in logarithmic time: a segment tree whose
+/// inner nodes hold the amount added to all of their range, and the largest value below.
 pub(crate) struct Profile {
     leaves: usize,
     added: Vec<i128>,

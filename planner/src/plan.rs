@@ -1,24 +1,25 @@
-//! From a [`Dag`] to a [`Plan`]: order, lifetimes, in-place choices and offsets, chosen together.
+//! Planning: from a [`Dag`] to a [`Plan`], which combines order, lifetimes, in-place choices and
+//! offsets.
 
 use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, Space, TaskId};
 use crate::liveness::{Lifetime, lifetimes};
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
 use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
-use crate::reuse::{Appetite, Chains, choose};
+use crate::reuse::{Chains, ReusePolicy, choose};
 
-/// What the planner may do. The default is everything it can.
+/// The planner's options. By default every optimization is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Options {
-    /// Who decides the order of tasks.
+    /// The policy that orders tasks.
     pub order: OrderPolicy,
-    /// Whether [`Dag::may_reuse`] is made use of.
+    /// Whether [`Dag::may_reuse`] is used.
     pub in_place: bool,
-    /// Whether buffers may share bytes at all. Without it every buffer and workspace has its own,
-    /// and `in_place` is off.
+    /// Whether buffers may share bytes. If not, buffers and workspaces are disjoint, and `in_place`
+    /// is off.
     pub reuse: bool,
-    /// What may be spent on offsets where the fast packers miss the bound, as in
-    /// [`Limits::effort`], for each order that could be lower. The search for what to run again
-    /// under a budget grows with it too.
+    /// The effort of the search for offsets where the fast packers miss the bound, as in
+    /// [`Limits::effort`], for each order that could be lower. The search for tasks to recompute
+    /// under a budget scales with it too.
     pub effort: u64,
 }
 
@@ -33,7 +34,7 @@ impl Default for Options {
     }
 }
 
-/// Why there is no plan.
+/// The reason why there is no plan.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum PlanError {
     /// The dag is broken.
@@ -42,44 +43,42 @@ pub enum PlanError {
     /// The offsets cannot be computed.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// A link to the host has no speed.
-    #[error(
-        "copying a byte is to take the time {cost_per_byte}: it takes a finite number from 0 on"
-    )]
+    /// The speed of a link to the host is invalid.
+    #[error("the time to copy a byte is {cost_per_byte}, but it must be finite and not negative")]
     Link {
         /// The time for a byte.
         cost_per_byte: f64,
     },
 }
 
-/// Where every byte of a run lies, and when. Made by [`plan()`], believed only after
+/// The place of every byte of a run at every step. Made by [`plan()`], trusted only after
 /// [`check`](crate::check()).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The tasks in the order of execution: the task at index `s` runs at step `s`.
     pub order: Vec<TaskId>,
-    /// For each buffer: the steps at which it needs its bytes.
+    /// For each buffer, the steps at which it needs its bytes.
     pub lifetimes: Vec<Lifetime>,
-    /// For each buffer: its first byte in its space.
+    /// For each buffer, its first byte in its space.
     pub offsets: Vec<u64>,
-    /// For each task (by id, not by step): the first byte of its workspace; 0 if it has none.
+    /// For each task (by id, not by step), the first byte of its workspace; 0 if it has none.
     pub workspace_offsets: Vec<u64>,
     /// The pairs that are computed in place, in the order of task ids.
     pub reused: Vec<MayReuse>,
-    /// The size of the slab: the first byte that nothing occupies any more. What lies in the slab
-    /// occupies whole units of its alignment.
+    /// The size of the slab: the end of its highest item. Each item in the slab occupies whole
+    /// units of its alignment.
     pub height: u64,
-    /// The same of the host's space: 0 if no buffer lies there. The numbers below are of the slab
+    /// The height of the host's space; 0 if no buffer lies there. The numbers below are of the slab
     /// alone.
     pub host_height: u64,
-    /// The largest number of bytes occupied at one step, pairs in `reused` counted once: with this
-    /// order and these pairs no slab is smaller.
+    /// The largest number of bytes occupied at one step, pairs in `reused` counted once: a lower
+    /// bound of the slab for this order and these pairs.
     pub lower_bound: u64,
-    /// The size of a slab in which nothing shares bytes.
+    /// The size of a slab in which no bytes are shared.
     pub without_reuse: u64,
-    /// How the order was made.
+    /// The policy that made the order.
     pub schedule: Schedule,
-    /// How the offsets were made.
+    /// The method that found the offsets.
     pub method: Method,
 }
 
@@ -136,8 +135,8 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
         };
         keep(&mut best, at, packing);
     }
-    // Where fast heuristics leave a gap, the candidates that could be lower are looked at again,
-    // more closely.
+    // If fast heuristics leave a gap, the candidates that could be lower are packed again with more
+    // effort.
     let limits = Limits {
         effort: options.effort,
         ..Limits::default()
@@ -147,8 +146,8 @@ pub fn plan(dag: &Dag, options: &Options) -> Result<Plan, PlanError> {
         .enumerate()
         .filter(|_| options.reuse && options.effort > 0)
     {
-        // All of them, lest a planner that may choose among more candidates look at others and end
-        // up higher.
+        // All such candidates are searched, so that a planner with more candidates never ends up
+        // higher.
         if best
             .as_ref()
             .is_some_and(|(_, best)| candidate.bound < best.height)
@@ -179,8 +178,8 @@ fn reuse_choices(
 ) -> Vec<Vec<MayReuse>> {
     let mut choices = Vec::new();
     if options.in_place && options.reuse {
-        for appetite in [Appetite::EqualSizes, Appetite::AnySize] {
-            choices.push(choose(dag, order, lives, appetite));
+        for policy in [ReusePolicy::EqualSizes, ReusePolicy::AnySize] {
+            choices.push(choose(dag, order, lives, policy));
         }
     }
     choices.push(Vec::new());
@@ -226,7 +225,7 @@ impl Candidate {
     }
 }
 
-/// Everything that ever lives, each on its own bytes.
+/// The sum of all items that ever live, each on separate bytes.
 fn without_reuse(dag: &Dag, lives: &[Lifetime]) -> u64 {
     let buffers = dag
         .buffers
@@ -239,16 +238,17 @@ fn without_reuse(dag: &Dag, lives: &[Lifetime]) -> u64 {
         .sum()
 }
 
-/// A packing problem and what its items stand for: chains of buffers that share their bytes, and
+/// A packing problem and the mapping of its items: chains of buffers that share their bytes, and
 /// workspaces.
 pub(crate) struct Layout {
     pub(crate) problem: Problem,
-    /// For each buffer the item it lies in; none for one without bytes or life, or in another
+    /// For each buffer, the item it lies in; `None` for one without bytes or life, or in another
     /// space.
     pub(crate) item_of_buffer: Vec<Option<u32>>,
-    /// For each task the item that is its workspace.
+    /// For each task, the item that is its workspace.
     pub(crate) item_of_workspace: Vec<Option<u32>>,
-    /// What lies in the host's space, if anything does: an item for each of `on_host`.
+    /// The packing problem of the host's space, if any buffer lies there: an item for each of
+    /// `on_host`.
     host: Option<Problem>,
     on_host: Vec<BufferId>,
 }
@@ -313,9 +313,9 @@ impl Layout {
     }
 }
 
-/// The bytes of the slab occupied at each step, workspaces included; a buffer that is computed in
-/// place counts from the step after its task on, since until then the other one stands for both.
-/// The largest is [`Plan::lower_bound`].
+/// The bytes of the slab occupied at each step, workspaces included. A buffer that is computed in
+/// place counts from the step after its task on, because until then the buffer it overwrites stands
+/// for both. The largest is [`Plan::lower_bound`].
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -346,8 +346,8 @@ fn live_bytes_with(dag: &Dag, plan: &Plan, reused: &[MayReuse]) -> Vec<u64> {
     sums.take(dag.steps()).collect()
 }
 
-/// The bytes that computing in place saved: what the fullest step would need without it, above the
-/// slab there is.
+/// The bytes saved by computing in place: the largest need of a step without it, less the height of
+/// the slab.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -363,8 +363,8 @@ pub fn saved_in_place(dag: &Dag, plan: &Plan) -> u64 {
 }
 
 impl Plan {
-    /// The part of the slab that no choice of offsets needs: `(height - lower_bound) / height`, 0
-    /// for an empty slab.
+    /// The part of the slab lost to packing: `(height - lower_bound) / height`, 0 for an empty
+    /// slab.
     pub fn fragmentation(&self) -> f64 {
         if self.height == 0 {
             0.0
@@ -374,7 +374,7 @@ impl Plan {
     }
 }
 
-/// What occupies bytes of a slab.
+/// An occupant of bytes of a slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Holder {
     /// A buffer.
@@ -396,9 +396,9 @@ pub fn peak(dag: &Dag, plan: &Plan) -> (usize, u64) {
     )
 }
 
-/// What occupies bytes at the step with the most live bytes, the largest first. The sum is that
-/// step's live bytes: a buffer that is being computed in place is not listed, the one whose bytes
-/// it takes is.
+/// The occupants of bytes at the step with the most live bytes, the largest first. The sum is that
+/// step's live bytes: of a pair that is being computed in place, only the buffer that is
+/// overwritten is listed.
 ///
 /// # Panics
 /// If the plan is not one of this dag.

@@ -1,4 +1,4 @@
-//! Who touches what and who waits for whom, as flat arrays.
+//! The uses of buffers and the dependencies between tasks, as flat arrays.
 
 use crate::dag::{Dag, TaskId};
 use std::cmp::Reverse;
@@ -6,12 +6,12 @@ use std::collections::BinaryHeap;
 
 #[cfg(test)]
 thread_local! {
-    /// How often this thread has looked at tasks, buffers and places: what tests measure the work
-    /// of planning by.
+    /// The number of times this thread has read tasks, buffers and places: the unit in which tests
+    /// measure the work of planning.
     pub(crate) static LOOKS: std::cell::Cell<u64> = const { std::cell::Cell::new(0) };
 }
 
-/// Counts looks in tests.
+/// Counts such reads in tests.
 #[inline(always)]
 pub(crate) fn count_looks(_looks: u64) {
     #[cfg(test)]
@@ -49,12 +49,12 @@ impl Csr {
         &self.ids[self.starts[row] as usize..self.starts[row + 1] as usize]
     }
 
-    /// How many rows there are.
+    /// The number of rows.
     pub(crate) fn rows(&self) -> usize {
         self.starts.len() - 1
     }
 
-    /// The same relation seen from the ids, of which there are `ids`.
+    /// The inverse relation, for `ids` ids.
     pub(crate) fn transposed(&self, ids: usize) -> Csr {
         let pairs =
             (0..self.rows()).flat_map(|row| self.row(row).iter().map(move |&id| (id, row as u32)));
@@ -62,7 +62,8 @@ impl Csr {
     }
 }
 
-/// What follows from the reads, writes and order of a dag whose ids are in range.
+/// The relations that follow from the reads, writes and control dependencies of a dag whose ids are
+/// in range.
 pub(crate) struct Relations {
     /// Buffer → tasks that write it, in program order.
     pub(crate) writers: Csr,
@@ -70,9 +71,9 @@ pub(crate) struct Relations {
     pub(crate) uses: Csr,
     /// Buffer → tasks that touch it.
     pub(crate) users: Csr,
-    /// Task → tasks that wait for it.
+    /// Task → tasks that depend on it.
     pub(crate) after: Csr,
-    /// Task → tasks it waits for.
+    /// Task → tasks it depends on.
     pub(crate) before: Csr,
 }
 
@@ -112,9 +113,9 @@ impl Relations {
         }
     }
 
-    /// The order that respects every dependency and otherwise keeps as close to the program as it
-    /// can: always the ready task that stands first. Leaves out tasks on a circle and those that
-    /// wait for them.
+    /// The order that respects every dependency and otherwise stays as close to the program as
+    /// possible: it always takes the first ready task. Leaves out tasks on a cycle and their
+    /// dependents.
     pub(crate) fn program_order(&self) -> Vec<TaskId> {
         let tasks = self.after.rows();
         let mut waiting: Vec<usize> = (0..tasks).map(|t| self.before.row(t).len()).collect();
@@ -135,7 +136,7 @@ impl Relations {
         order
     }
 
-    /// Tasks that wait for each other in a circle, each for the one before it, if there are any.
+    /// A dependency cycle, each task dependent on the one before it, if there is one.
     pub(crate) fn find_cycle(&self) -> Option<Vec<TaskId>> {
         let order = self.program_order();
         if order.len() == self.after.rows() {
@@ -143,7 +144,8 @@ impl Relations {
         }
         let mut stuck = vec![true; self.after.rows()];
         order.iter().for_each(|t| stuck[t.index()] = false);
-        // Every stuck task waits for a stuck one: walking back must come round.
+        // Every stuck task depends on a stuck one, so that following dependencies backwards must
+        // close a cycle.
         let mut at = stuck.iter().position(|&stuck| stuck)? as u32;
         let mut path = Vec::new();
         let mut seen_at = vec![None; stuck.len()];

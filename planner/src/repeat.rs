@@ -1,10 +1,11 @@
-//! Dags in which some tasks run more than once, and plans that keep a budget that way.
+//! Rematerialization: dags in which some tasks run more than once, and plans that use them to meet
+//! a budget.
 //!
-//! Computing a buffer again instead of keeping it is a rewriting of the dag: each run is a task of
-//! its own, and what a run makes is a buffer of its own, so that a read names the run that it takes
-//! its data from. What comes out is a dag like any other, planned and checked like any other;
-//! [`check_repeats`](crate::check_repeats) tells besides whether it does the work of the dag it was
-//! made from.
+//! Recomputing a buffer instead of keeping it is a rewriting of the dag. Each run of a task is a
+//! separate task, and the outputs of each run are separate buffers, so that a read names the run
+//! that produces its data. The result is a dag like any other, planned and checked like any other;
+//! in addition, [`check_repeats`](crate::check_repeats) verifies that it does the work of the
+//! original dag.
 
 use crate::check::{Checked, check_repeats};
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Task, TaskId};
@@ -12,11 +13,11 @@ use crate::plan::{Options, Plan, PlanError, plan};
 use crate::remat::DagSearch;
 use rustc_hash::FxHashSet;
 
-/// A dag made from another: each of its tasks is a run of one task of that, each of its buffers
-/// what one run makes.
+/// A dag derived from another: each of its tasks is a run of one task of the original, and each of
+/// its buffers is written by one run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Repeated {
-    /// The runs, in the order they were scheduled, and what they make.
+    /// The runs, in the order they were scheduled, and their buffers.
     pub dag: Dag,
     /// For each run, the task that it runs.
     pub task_of: Vec<TaskId>,
@@ -25,10 +26,9 @@ pub struct Repeated {
 }
 
 impl Repeated {
-    /// The dag whose tasks run as `runs` says, each once or more, every read taking what was made
-    /// last. Every task must run after those it depends on; what runs twice must be
-    /// [`Task::repeatable`], and does not do all of it twice if there is a
-    /// [`Task::rerun`].
+    /// The dag whose tasks run in the order of `runs`, each at least once, where every read takes
+    /// the latest copy. Every task must come after those it depends on. A task that runs twice must
+    /// be [`Task::repeatable`]; later runs use its [`Task::rerun`] if there is one.
     pub(crate) fn new(dag: &Dag, runs: &[TaskId]) -> Self {
         let mut repeated = Repeated {
             dag: Dag::new(),
@@ -45,7 +45,7 @@ impl Repeated {
         runs.iter().for_each(|t| left[t.index()] += 1);
         let mut runs_of: Vec<Vec<TaskId>> = vec![Vec::new(); dag.tasks.len()];
         let mut latest = vec![None; dag.buffers.len()];
-        // What no run makes exists once.
+        // Buffers that no run makes exist once.
         for (b, buffer) in (0u32..).zip(&dag.buffers) {
             if buffer.live_in || first_writer[b as usize].is_none() {
                 latest[b as usize] = Some(repeated.add_buffer(BufferId(b), buffer.clone()));
@@ -59,7 +59,7 @@ impl Repeated {
             let task = if is_first {
                 dag.tasks[run.index()].clone()
             } else {
-                dag.tasks[run.index()].again()
+                dag.tasks[run.index()].recomputed()
             };
             let name = |name: &str| {
                 if is_first {
@@ -78,8 +78,7 @@ impl Repeated {
                 .iter()
                 .take_while(|pair| pair.task == run)
                 .filter(|pair| task.reads.contains(&pair.from));
-            // What it takes over it takes from the copies that it reads, not from those that it
-            // makes.
+            // In place, a run takes over the copies that it reads, not those that it makes.
             let own: Vec<_> = own
                 .map(|pair| (latest[pair.from.index()], pair.to))
                 .collect();
@@ -145,17 +144,17 @@ impl Repeated {
     }
 }
 
-/// A plan under a budget.
+/// A plan for a budget, with rematerialization.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Within {
-    /// What runs how often, if anything runs twice.
+    /// The dag with recomputation, if any task runs twice.
     pub repeated: Option<Checked<Repeated>>,
-    /// The plan of that, or of the dag itself, not yet checked. Above the budget if nothing was
-    /// found that keeps it.
+    /// The plan of `repeated`, or else of the dag itself, not yet checked. It exceeds the budget if
+    /// the search found none that meets it.
     pub plan: Plan,
-    /// The slab that running everything once needs.
+    /// The height of the baseline plan, in which every task runs once.
     pub height_once: u64,
-    /// No schedule, however often anything runs, needs a smaller slab than this.
+    /// A lower bound of the slab for every schedule, however often tasks run.
     pub floor: u64,
 }
 
@@ -165,20 +164,20 @@ impl Within {
     }
 }
 
-/// How often the search begins anew, for more or fewer live bytes.
+/// The number of searches, each for a different target of live bytes.
 const TARGETS: usize = 10;
 
-/// How often it may fail to come down to its target: what it cannot reach, it seldom reaches when
-/// asked for less, and failing takes longest.
+/// The number of searches that may miss their target. A search that misses one target seldom
+/// reaches a smaller one, and failing searches take longest.
 const FAILURES: usize = 3;
 
-/// Plans a dag so that the slab is no larger than `budget`, running [`Task::repeatable`] tasks
-/// again where the plan `once`, in which nothing does, is larger: the plan that costs least of
-/// those found, or the smallest if none keeps the budget. Deterministic.
+/// Plans a dag so that the slab is no larger than `budget`. If the baseline plan `once`, in which
+/// no task runs twice, is larger, [`Task::repeatable`] tasks are recomputed. Returns the cheapest
+/// plan found that meets the budget, or the smallest if none does. Deterministic.
 ///
-/// What searching minimises is the sum of what is live, results of one task together and in place
-/// what was so once; what counts is the slab. So targets for the sum are tried until the slab comes
-/// close below the budget.
+/// The search minimises the sum of live bytes, in which the results of one task count together and
+/// in-place pairs as in the plan `once`; but the budget limits the slab. Therefore targets for the
+/// sum are tried until the slab comes close below the budget.
 ///
 /// # Errors
 /// As [`plan`].
@@ -204,7 +203,7 @@ pub fn plan_within(
     let largest = search.peak();
     let share = budget as f64 / best.height_once as f64;
     let mut target = (largest as f64 * share) as u64;
-    // The largest target whose slab kept the budget, the smallest whose slab did not.
+    // The largest target whose slab met the budget, and the smallest whose slab did not.
     let (mut met, mut missed) = (None::<u64>, largest);
     let mut failures = 0;
     for _ in 0..TARGETS {
@@ -220,7 +219,7 @@ pub fn plan_within(
         }
         best = best.or(found, budget);
         let next = match met {
-            // What is left of the budget is left to the target.
+            // Raises the target by the unused part of the budget.
             Some(met) => met.saturating_add(
                 (missed.saturating_sub(met) / 2).min(budget.saturating_sub(height).max(met / 64)),
             ),
@@ -236,8 +235,8 @@ pub fn plan_within(
         }
         target = next;
     }
-    // A lower target does not always make a lower slab, nor a higher one a higher: where none has
-    // kept the budget, ones far below may.
+    // A lower target does not always give a lower slab, nor a higher one a higher. If no target has
+    // met the budget, one far below may.
     for eighths in (1..=6).rev() {
         if best.plan.height <= budget || failures >= FAILURES {
             break;
@@ -256,7 +255,7 @@ pub fn plan_within(
     Ok(best)
 }
 
-/// The schedule that the search finds for a target, and its plan.
+/// The schedule that the search finds for a target, with its plan.
 fn best_at(
     dag: &Dag,
     search: &DagSearch,
@@ -264,7 +263,7 @@ fn best_at(
     budget: u64,
     options: &Options,
 ) -> Result<Option<Attempt>, PlanError> {
-    // A schedule that does other work is none: the checker's word counts, not the search's.
+    // A schedule that does other work is rejected: the checker decides, not the search.
     let (runs, is_reached) = search.find(target);
     let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else {
         return Ok(None);
@@ -277,11 +276,11 @@ fn best_at(
     }))
 }
 
-/// The part of the effort that a plan gets at first.
-const QUICKLY: u64 = 16;
+/// The divisor of the effort for the first attempt of a plan.
+const QUICK_DIVISOR: u64 = 16;
 
-/// A plan of which only counts whether it keeps a budget: most of the effort is spent where packing
-/// decides that.
+/// A plan for a yes-or-no question, whether the dag fits the budget: most of the effort is spent
+/// only if packing decides it.
 ///
 /// # Errors
 /// As [`plan`].
@@ -289,7 +288,7 @@ pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanE
     let quick = plan(
         dag,
         &Options {
-            effort: options.effort / QUICKLY,
+            effort: options.effort / QUICK_DIVISOR,
             ..*options
         },
     )?;
@@ -303,7 +302,7 @@ pub fn plan_for(dag: &Dag, budget: u64, options: &Options) -> Result<Plan, PlanE
 struct Attempt {
     repeated: Checked<Repeated>,
     plan: Plan,
-    /// Whether no more bytes are live in the schedule than it was to have.
+    /// Whether the live bytes of the schedule meet the target.
     is_reached: bool,
 }
 
@@ -329,8 +328,9 @@ impl Within {
     }
 }
 
-/// What no slab can do without: what one task touches at once, less what it may do in place; all
-/// inputs, which exist together at the start; all outputs, which do at the end.
+/// A lower bound of the slab: the bytes that one task touches at once, less those that it may
+/// overwrite in place; all inputs, which exist together at the start; all outputs, which exist
+/// together at the end.
 pub(crate) fn floor(dag: &Dag) -> u64 {
     let sum = |of: &dyn Fn(&Buffer) -> bool| {
         dag.buffers

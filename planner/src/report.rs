@@ -1,4 +1,4 @@
-//! Plans for people: a few lines of text, and a picture.
+//! Reports of plans: a few lines of text, pictures, and an interactive page.
 
 use crate::bytes::Bytes;
 use crate::dag::Dag;
@@ -11,12 +11,11 @@ mod timeline;
 pub use svg::{packing_svg, svg};
 pub use timeline::{Handed, Run, RunStep, html, why_at_peak};
 
-/// The holders at the peak that [`text`] names.
+/// The number of holders at the peak that [`text`] names.
 const HOLDERS_MAX: usize = 6;
 
-/// A summary of a plan: the size of the slab and its lower bound, what was saved and how, and who
-/// holds the most bytes at the peak.
-///
+/// A summary of a plan: the size of the slab and its lower bound, the savings and their causes, and
+/// the holders of the most bytes at the peak. Without a line break at the end.
 /// Without line break at the end.
 ///
 /// ```text
@@ -109,7 +108,7 @@ impl fmt::Display for Slab<'_> {
 }
 
 impl fmt::Display for Plan {
-    /// The numbers in one line; [`text`] says more, with names.
+    /// The numbers in one line; see [`text`] for more, with names.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,

@@ -1,20 +1,20 @@
-//! Which of the permitted in-place computations to take.
+//! The choice among the permitted in-place computations.
 //!
-//! A taken pair puts two buffers on the same bytes, one after the other, so chains of pairs become
-//! one rectangle of steps and bytes, as large as its first buffer. Between buffers of one size that
-//! can only help: the second buffer's bytes are saved at the step that computes it. A smaller
-//! buffer that takes over a larger one keeps the larger rectangle alive for longer, so such a pair
-//! is taken only where the steps it raises stay below what was already needed there.
+//! A chosen pair puts two buffers on the same bytes, one after the other, so chains of pairs become
+//! one rectangle of steps and bytes, as large as its first buffer. Between buffers of one size this
+//! never costs bytes: the second buffer's bytes are saved at the step that computes it. A smaller
+//! buffer that takes over a larger one keeps the larger rectangle alive for longer. Therefore such
+//! a pair is chosen only if the steps it raises stay below the current need around them.
 
 use crate::dag::{BufferId, Dag, MayReuse, TaskId};
 use crate::liveness::{Lifetime, Profile};
 
-/// Which pairs may be taken.
+/// A policy for in-place pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Appetite {
-    /// Only those of equal size, which never raise the live bytes of any step.
+pub(crate) enum ReusePolicy {
+    /// Only pairs of equal size, which never raise the live bytes of any step.
     EqualSizes,
-    /// Smaller buffers on larger ones as well.
+    /// Also pairs of a smaller buffer on a larger one.
     AnySize,
 }
 
@@ -46,12 +46,12 @@ impl Chains {
         chains
     }
 
-    /// The buffer that begins the chain of this one: itself, if it takes over no bytes.
+    /// The first buffer of the chain of this one: itself, if it takes over no bytes.
     pub(crate) fn head(&self, buffer: usize) -> usize {
         self.head[buffer] as usize
     }
 
-    /// The buffer that ends the chain of this one.
+    /// The last buffer of the chain of this one.
     pub(crate) fn tail(&self, mut buffer: usize) -> usize {
         while let Some(next) = self.next[buffer] {
             buffer = next as usize;
@@ -60,14 +60,13 @@ impl Chains {
     }
 }
 
-/// Chooses among the pairs of the dag those to take under one order, larger savings first.
-///
-/// Each buffer gives its bytes to one other at most and takes those of one at most.
+/// Chooses pairs of the dag under one order, larger savings first. Each buffer takes part in at
+/// most one pair as `from` and at most one as `to`.
 pub(crate) fn choose(
     dag: &Dag,
     order: &[TaskId],
     lives: &[Lifetime],
-    appetite: Appetite,
+    policy: ReusePolicy,
 ) -> Vec<MayReuse> {
     let mut step_of = vec![0u64; dag.tasks.len()];
     for (step, task) in (0u64..).zip(order) {
@@ -85,7 +84,7 @@ pub(crate) fn choose(
         meets
             && to.bytes > 0
             && to.align <= from.align
-            && (appetite == Appetite::AnySize || from.occupied() == to.occupied())
+            && (policy == ReusePolicy::AnySize || from.occupied() == to.occupied())
     };
     let mut pairs: Vec<MayReuse> = dag.may_reuse.iter().filter(fits).copied().collect();
     pairs.sort_by_key(|pair| {
@@ -98,14 +97,14 @@ pub(crate) fn choose(
 
     let mut live = LiveBytes::new(dag, order, lives);
     let mut chosen: Vec<MayReuse> = Vec::new();
-    let mut gives = vec![false; dag.buffers.len()];
-    let mut takes = gives.clone();
+    let mut is_from = vec![false; dag.buffers.len()];
+    let mut is_to = is_from.clone();
     for pair in pairs {
         let (from, to) = (pair.from.index(), pair.to.index());
-        if gives[from] || takes[to] || !live.join(from, to, step_of[pair.task.index()]) {
+        if is_from[from] || is_to[to] || !live.join(from, to, step_of[pair.task.index()]) {
             continue;
         }
-        (gives[from], takes[to]) = (true, true);
+        (is_from[from], is_to[to]) = (true, true);
         chosen.push(pair);
     }
     chosen.sort_unstable();
@@ -115,13 +114,13 @@ pub(crate) fn choose(
 /// The live bytes of every step while pairs are taken one by one.
 struct LiveBytes {
     profile: Profile,
-    /// For each buffer that begins a chain: the bytes of the chain.
+    /// For each first buffer of a chain, the bytes of the chain.
     bytes: Vec<u64>,
-    /// For each buffer that begins a chain: the step after the chain's last.
+    /// For each first buffer of a chain, the step after the chain's last.
     end: Vec<u64>,
-    /// For each buffer that ends a chain: the buffer that begins it.
+    /// For each last buffer of a chain, its first.
     head: Vec<u32>,
-    /// For each buffer that begins a chain: the buffer that ends it.
+    /// For each first buffer of a chain, its last.
     tail: Vec<u32>,
 }
 
@@ -148,7 +147,7 @@ impl LiveBytes {
     }
 
     /// Appends the chain that begins with `to` to the one that ends with `from`, unless that raises
-    /// a step above what its surroundings need anyway.
+    /// a step above the current need around it.
     fn join(&mut self, from: usize, to: usize, step: u64) -> bool {
         let first = self.head[from] as usize;
         let (small, large) = (i128::from(self.bytes[to]), i128::from(self.bytes[first]));
@@ -210,13 +209,13 @@ mod tests {
         ] {
             let (dag, order) = narrowing(small, beside);
             let lives = lifetimes(&dag, &order);
-            let chosen = choose(&dag, &order, &lives, Appetite::AnySize);
+            let chosen = choose(&dag, &order, &lives, ReusePolicy::AnySize);
             assert_eq!(
                 chosen.len(),
                 usize::from(taken),
                 "{small} units beside {beside}"
             );
-            let equal = choose(&dag, &order, &lives, Appetite::EqualSizes);
+            let equal = choose(&dag, &order, &lives, ReusePolicy::EqualSizes);
             assert_eq!(equal.len(), usize::from(small == 100));
         }
     }

@@ -1,17 +1,16 @@
-//! Texts of others in messages.
+//! Shortened and escaped texts for messages.
 
-/// Most characters of a name or a field in a message.
+/// The most characters of a name or a field in a message.
 const BRIEF: usize = 48;
 
-/// A name or a field of somebody else's file, as a message shows it: see [`shortened`], to 48
-/// characters.
+/// A name or a field of an input file for a message: [`shortened`] to 48 characters.
 pub fn brief(text: &str) -> String {
     shortened(text, BRIEF)
 }
 
-/// A text of at most `most` characters: of a longer one the beginning and the end, `…` between
-/// them. Control characters, and others that cannot be seen, are escaped, so that no text can hide
-/// or take over the message that it stands in.
+/// A text of at most `most` characters. A longer one keeps its beginning and its end, with `…` in
+/// between. Control characters and other invisible ones are escaped, so that no text can hide or
+/// alter the message that contains it.
 pub fn shortened(text: &str, most: usize) -> String {
     let (whole, is_all) = taken(text.chars(), most);
     if is_all {
@@ -24,7 +23,7 @@ pub fn shortened(text: &str, most: usize) -> String {
     format!("{}…{}", head.concat(), end.concat())
 }
 
-/// As many of these characters as fit, escaped; and whether all do.
+/// As many of these characters as fit, escaped, and whether all do.
 fn taken(characters: impl Iterator<Item = char>, most: usize) -> (Vec<String>, bool) {
     let (mut pieces, mut width) = (Vec::new(), 0);
     for c in characters {

@@ -108,8 +108,8 @@ fn bad_graphs_and_budgets_are_wrong_usage() {
         assert!(order.contains("g.json"), "{order}");
         order
     };
-    let circle = bad(r#"{"name":"a","inputs":[1],"bytes":1},{"name":"b","inputs":[0],"bytes":1}"#);
-    assert!(circle.contains("wait for each other"), "{circle}");
+    let cycle = bad(r#"{"name":"a","inputs":[1],"bytes":1},{"name":"b","inputs":[0],"bytes":1}"#);
+    assert!(cycle.contains("depend on each other in a cycle"), "{cycle}");
     let negative = bad(r#"{"name":"a","inputs":[],"bytes":-4}"#);
     assert!(negative.contains("\"bytes\" is -4"), "{negative}");
     let huge = bad(&format!(

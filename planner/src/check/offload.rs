@@ -1,63 +1,63 @@
-//! Verifies that a dag with copies does the work of the dag it was made from.
+//! Verifies that a dag with offload copies does the work of the original dag.
 //!
-//! A buffer made by tasks of the dag must be made by runs of just those, and one made by a copy by
-//! the two halves of that copy, from a buffer that stands for the same data. If then every run
-//! reads buffers that stand for what its task reads, all values are those of the dag: by induction
-//! along the order, which exists since a dag has no circles. That a read waits for the end of the
-//! copy it reads from, that a copy reads what is whole, and that nothing takes its bytes before it
-//! has ended, follows from the rules for tasks and buffers, for the task that ends a copy touches
-//! both its sides; so
-//! [`check`](super::check()) of the plan tells it.
+//! A buffer made by tasks must be made by the runs of exactly the tasks that make its original, and
+//! a buffer made by a copy must be made by the two halves of that copy, from a buffer with the same
+//! original. If each run also reads buffers whose originals its task reads, all values are those of
+//! the dag: by induction along the order, which exists because a dag has no cycles. Three further
+//! properties follow from the rules for tasks and buffers, because the task that ends a copy
+//! touches both its sides: a read depends on the end of the copy it reads from, a copy reads a
+//! complete buffer, and the bytes of its sides are not taken before it has ended.
+//! [`check`](super::check()) of the plan verifies those.
 
 use super::Checked;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, Space, TaskId};
 use crate::offload::{BufferCopy, Offloaded, Work};
 
-/// The first way in which a dag with copies does other work than the dag it was made from.
+/// The first difference in work between a dag with offload copies and the original dag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum OffloadViolation {
     /// The dag with copies is broken.
     #[error("the dag with copies is broken: {0}")]
     Dag(#[from] DagError),
-    /// A list has not one entry per task or buffer, or an entry names none.
-    #[error("what {what} stand for is not told for each, or told to be number {index} of {count}")]
+    /// The length of a list is not the number of tasks or buffers, or an entry is out of range.
+    #[error("the list of original {what} is incomplete, or names number {index} of {count}")]
     Origin {
         /// `tasks`, `copies` or `buffers`.
         what: &'static str,
-        /// What was named.
+        /// The index that was named.
         index: u32,
-        /// How many there are.
+        /// The number of originals.
         count: usize,
     },
-    /// A run needs other bytes or time than its task, or a buffer has other bytes than the one
-    /// whose data it holds.
-    #[error("`{name}` differs in {what} from what it stands for")]
+    /// A run needs other bytes or time than its task, or a buffer has other bytes than its
+    /// original.
+    #[error("`{name}` differs in {what} from its original")]
     Differs {
         /// The run or buffer.
         name: String,
-        /// In what.
+        /// The property.
         what: &'static str,
     },
-    /// A run reads or writes what does not stand for what its task touches.
+    /// A run reads or writes a buffer whose original its task does not touch.
     #[error("the run `{run}` touches other buffers than its task")]
     Touches {
         /// The run.
         run: String,
     },
-    /// A task does not run just once.
+    /// A task does not run exactly once.
     #[error("task `{task}` runs {runs} times")]
     Runs {
         /// The task.
         task: String,
-        /// How often.
+        /// The number of runs.
         runs: usize,
     },
-    /// A run does not wait for one that its task waits for.
-    #[error("the run `{run}` does not wait for `{before}`")]
+    /// A run does not depend on a run that its task depends on.
+    #[error("the run `{run}` does not depend on `{before}`")]
     Order {
-        /// The run that should wait.
+        /// The dependent run.
         run: String,
-        /// The run it should wait for.
+        /// The run that it must depend on.
         before: String,
     },
     /// A copy does not start once and end once, in this order.
@@ -65,57 +65,56 @@ pub enum OffloadViolation {
     Halves {
         /// The copy.
         copy: usize,
-        /// Where it goes.
+        /// Its destination.
         to: String,
     },
-    /// Half of a copy touches something else than its two sides, or does more than copy.
+    /// Half of a copy touches other buffers than its two sides, or does more than copy.
     #[error(
-        "`{task}` is half of a copy from `{from}` to `{to}` and touches, waits for or needs something else"
+        "`{task}` is half of a copy from `{from}` to `{to}` but has other buffers, dependencies or a workspace"
     )]
     NotACopy {
         /// The task.
         task: String,
-        /// What is copied.
+        /// The source.
         from: String,
-        /// Where to.
+        /// The destination.
         to: String,
     },
-    /// The sides of a copy stand for different data, or lie in one space.
+    /// The sides of a copy have different originals, or lie in one space.
     #[error("`{from}` is copied to `{to}`, which {what}")]
     Sides {
-        /// What is copied.
+        /// The source.
         from: String,
-        /// Where to.
+        /// The destination.
         to: String,
-        /// What is wrong.
+        /// The error.
         what: &'static str,
     },
-    /// A buffer is neither made by the runs of all tasks that make what it stands for, in their
-    /// turn, nor by one copy.
+    /// A buffer is neither made by the runs of all tasks that write its original, in order, nor by
+    /// one copy.
     #[error("buffer `{buffer}` is not made as a whole, by tasks or by a copy")]
     Makers {
         /// The buffer.
         buffer: String,
     },
-    /// Something that is there at the start or must be there at the end exists not just once, or
-    /// not in the slab.
+    /// An input or output does not exist exactly once, or not in the slab.
     #[error("{copies} buffers of the slab are `{buffer}` {when}")]
     Copies {
         /// The buffer.
         buffer: String,
-        /// How many there are.
+        /// The number of buffers.
         copies: usize,
         /// At the start, or at the end.
         when: &'static str,
     },
-    /// Something of the dag lies in the host's space, or a task computes there.
-    #[error("`{name}` is computed with in the host's space")]
+    /// A buffer in the host's space is not a copy, or a task uses it.
+    #[error("`{name}` lies in the host's space, but is not only a copy")]
     OnHost {
         /// The buffer.
         name: String,
     },
-    /// Permission to compute in place that nobody gave.
-    #[error("the run `{run}` may compute in place what its task may not")]
+    /// A permission to compute in place that the dag does not give.
+    #[error("the run `{run}` may compute a pair in place that its task may not")]
     InPlace {
         /// The run.
         run: String,
@@ -124,7 +123,7 @@ pub enum OffloadViolation {
 
 use OffloadViolation as V;
 
-/// Accepts a dag with copies if it does the work of `dag`, or says where it does not.
+/// Accepts a dag with offload copies if it does the work of `dag`, or returns the first difference.
 pub fn check_offload(
     dag: &Dag,
     offloaded: Offloaded,
@@ -210,7 +209,7 @@ impl Checker<'_> {
         )
     }
 
-    /// Sizes, and what is there at the start and at the end.
+    /// Checks sizes, and the buffers that are live at the start and at the end.
     fn buffers(&self) -> Result<(), V> {
         let (mut at_start, mut at_end) = (
             vec![0; self.dag.buffers.len()],
@@ -224,7 +223,8 @@ impl Checker<'_> {
                     what: "bytes or alignment",
                 });
             }
-            // What is on the host at the start or at the end is nowhere that the dag knows of.
+            // The original dag does not know buffers on the host, so none may be live at the start
+            // or at the end.
             let on_device = usize::from(buffer.space == Space::Device);
             for (counts, there) in [
                 (&mut at_start, buffer.live_in),
@@ -256,7 +256,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Each run by itself; returns the run of each task.
+    /// Checks each run by itself; returns the run of each task.
     fn runs(&self) -> Result<Vec<TaskId>, V> {
         let mut runs_of = vec![Vec::new(); self.dag.tasks.len()];
         for (r, (run, work)) in (0u32..).zip(self.new.tasks.iter().zip(&self.offloaded.work)) {
@@ -267,7 +267,7 @@ impl Checker<'_> {
             {
                 return Err(V::Differs {
                     name: run.name.clone(),
-                    what: "workspace, cost or whether it may run again",
+                    what: "workspace, cost or the permission to be recomputed",
                 });
             }
             let same = |new: &[BufferId], old: &[BufferId]| {
@@ -300,7 +300,7 @@ impl Checker<'_> {
         self.dag.tasks.iter().zip(&runs_of).map(single).collect()
     }
 
-    /// Whom runs wait for, and what they may do in place.
+    /// Checks control dependencies and in-place pairs.
     fn order(&self, run_of: &[TaskId]) -> Result<(), V> {
         for (task, run) in self.dag.tasks.iter().zip(run_of) {
             let mut waits = self.new.tasks[run.index()].after.clone();
@@ -336,7 +336,7 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Each copy by itself: its two halves, and its two sides.
+    /// Checks each copy by itself: its two halves, and its two sides.
     fn copies(&self) -> Result<(), V> {
         let mut halves = vec![Vec::new(); self.offloaded.copies.len()];
         for (t, (task, work)) in self.new.tasks.iter().zip(&self.offloaded.work).enumerate() {
@@ -357,7 +357,7 @@ impl Checker<'_> {
         for (k, (halves, &BufferCopy { from, to })) in
             halves.iter().zip(&self.offloaded.copies).enumerate()
         {
-            // Writers of one buffer run in the order of the program: the start before the end.
+            // Writers of one buffer run in program order, so the start precedes the end.
             if !matches!(halves[..], [(_, true), (_, false)]) {
                 return Err(V::Halves {
                     copy: k,
@@ -381,8 +381,8 @@ impl Checker<'_> {
         Ok(())
     }
 
-    /// Whole values: each buffer is made by runs of all that make what it stands for, in their
-    /// turn, or by one copy.
+    /// Checks that values are complete: each buffer is made by the runs of all writers of its
+    /// original, in order, or by one copy.
     fn makers(&self) -> Result<(), V> {
         let mut expected: Vec<Vec<Work>> = vec![Vec::new(); self.dag.buffers.len()];
         for (t, task) in (0u32..).zip(&self.dag.tasks) {
@@ -414,7 +414,7 @@ impl Checker<'_> {
                     name: buffer.name.clone(),
                 });
             }
-            // Tasks make one buffer of each.
+            // Only one buffer of each original is made by tasks.
             if !by_copy && (!by_tasks || std::mem::replace(&mut made[of.index()], true)) {
                 return Err(V::Makers {
                     buffer: buffer.name.clone(),

@@ -1,44 +1,42 @@
-//! Verifies that a dag with repeats does the work of the dag it was made from.
+//! Verifies that a dag with recomputation does the work of the original dag.
 //!
-//! A run of a task gives what it should if it is given what it should. So it is enough that each
-//! run reads, where its task reads a buffer, a buffer that runs of all that buffer's writers made,
-//! in their turn; that what may happen once happens once (of a task that does more at first than
-//! when it runs again, one run does all); and that whoever must wait for a task waits for every run
-//! of it, since a run after that could see what has been changed (a weight, say). Everything is
-//! derived from both dags here, whatever made the second.
+//! A run of a task writes correct values if it reads correct values. So it is enough to check three
+//! conditions. Where its task reads a buffer, each run reads a buffer that runs of all of that
+//! buffer's writers wrote, in order. Tasks that may run only once do so; of a task with a recompute
+//! variant, exactly one run is the full one. Each dependent of a task depends on every run of it,
+//! because a later run could see data that the dependent changes, such as a weight. This module
+//! derives all of this from the two dags, whatever made the second.
 
 use super::Checked;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, TaskId};
 use crate::repeat::Repeated;
 
-/// The first way in which a dag with repeats does other work than the dag it was made from.
+/// The first difference in work between a dag with recomputation and the original dag.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RepeatViolation {
-    /// The dag with repeats is broken.
-    #[error("the dag with repeats is broken: {0}")]
+    /// The dag with recomputation is broken.
+    #[error("the dag with recomputation is broken: {0}")]
     Dag(#[from] DagError),
-    /// A list has not one entry per task or buffer, or an entry names none.
-    #[error(
-        "which {what} its {what} are is not told for each, or one is told to be {what} {index} of {count}"
-    )]
+    /// The length of a list is not the number of tasks or buffers, or an entry is out of range.
+    #[error("the list of original {what} is incomplete, or names number {index} of {count}")]
     Origin {
         /// `tasks` or `buffers`.
         what: &'static str,
-        /// What was named.
+        /// The index that was named.
         index: u32,
-        /// How many there are.
+        /// The number of originals.
         count: usize,
     },
-    /// A run needs other bytes or time than its task, or a buffer has other bytes than the one
-    /// whose data it holds.
-    #[error("`{name}` differs in {what} from what it stands for")]
+    /// A run needs other bytes or time than its task, or a buffer has other bytes than its
+    /// original.
+    #[error("`{name}` differs in {what} from its original")]
     Differs {
         /// The run or buffer.
         name: String,
-        /// In what.
+        /// The property.
         what: &'static str,
     },
-    /// A run reads or writes something else than its task.
+    /// A run reads or writes other buffers than its task.
     #[error("the run `{run}` touches other buffers than its task")]
     Touches {
         /// The run.
@@ -49,15 +47,15 @@ pub enum RepeatViolation {
     Runs {
         /// The task.
         task: String,
-        /// How often.
+        /// The number of runs.
         runs: usize,
     },
-    /// Something that is there at the start or must be there at the end exists not just once.
+    /// An input or output does not exist exactly once.
     #[error("{copies} buffers are `{buffer}` {when}")]
     Copies {
         /// The buffer.
         buffer: String,
-        /// How many there are.
+        /// The number of buffers.
         copies: usize,
         /// At the start, or at the end.
         when: &'static str,
@@ -68,23 +66,23 @@ pub enum RepeatViolation {
         /// The buffer.
         buffer: String,
     },
-    /// A run does not wait for a run of a task that its task waits for.
-    #[error("the run `{run}` does not wait for `{before}`")]
+    /// A run does not depend on a run of a task that its task depends on.
+    #[error("the run `{run}` does not depend on `{before}`")]
     Order {
-        /// The run that should wait.
+        /// The dependent run.
         run: String,
-        /// The run it should wait for.
+        /// The run that it must depend on.
         before: String,
     },
-    /// Permission to compute in place that nobody gave.
-    #[error("the run `{run}` may compute in place what its task may not")]
+    /// A permission to compute in place that the dag does not give.
+    #[error("the run `{run}` may compute a pair in place that its task may not")]
     InPlace {
         /// The run.
         run: String,
     },
 }
 
-/// Accepts a dag with repeats if it does the work of `dag`, or says where it does not.
+/// Accepts a dag with recomputation if it does the work of `dag`, or returns the first difference.
 pub fn check_repeats(dag: &Dag, repeated: Repeated) -> Result<Checked<Repeated>, RepeatViolation> {
     repeated.dag.verify()?;
     let new = &repeated.dag;
@@ -123,7 +121,7 @@ fn origins(
     })
 }
 
-/// Sizes, and what is there at the start and at the end.
+/// Checks sizes, and the buffers that are live at the start and at the end.
 fn buffers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     let (mut at_start, mut at_end) = (vec![0; dag.buffers.len()], vec![0; dag.buffers.len()]);
     let mut copies = vec![0; dag.buffers.len()];
@@ -160,7 +158,8 @@ fn buffers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     Ok(())
 }
 
-/// Each run by itself, how often tasks run, and whom runs wait for.
+/// Checks each run by itself, the number of runs of each task, control dependencies and in-place
+/// pairs.
 fn runs(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     let new = &repeated.dag;
     let mut runs_of: Vec<Vec<TaskId>> = vec![Vec::new(); dag.tasks.len()];
@@ -231,7 +230,7 @@ fn runs(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     Ok(())
 }
 
-/// Whole values: each buffer is what one run of each writer made of it, in their turn.
+/// Checks that values are complete: each buffer is written by one run of each writer, in order.
 fn writers(dag: &Dag, repeated: &Repeated) -> Result<(), RepeatViolation> {
     let of_dag = |dag: &Dag| {
         let mut writers: Vec<Vec<TaskId>> = vec![Vec::new(); dag.buffers.len()];

@@ -1,5 +1,4 @@
-//! What can be wrong with a plan: one variant per invariant, with the names and numbers of the
-//! breach.
+//! The invariants of a plan: one variant for each, with the names and numbers of the violation.
 
 use crate::dag::DagError;
 use crate::liveness::Lifetime;
@@ -10,14 +9,14 @@ pub enum Violation {
     /// The dag itself is broken.
     #[error("the dag is broken: {0}")]
     Dag(#[from] DagError),
-    /// A list has not one entry per task or buffer.
+    /// The length of a list is not the number of tasks or buffers.
     #[error("the plan has {found} {what}, the dag needs {expected}")]
     Length {
-        /// Which list.
+        /// The entries of the list.
         what: &'static str,
-        /// How many entries it must have.
+        /// The required length.
         expected: usize,
-        /// How many it has.
+        /// The actual length.
         found: usize,
     },
     /// A step runs a task that does not exist.
@@ -27,11 +26,11 @@ pub enum Violation {
         step: usize,
         /// The id.
         task: u32,
-        /// How many tasks there are.
+        /// The number of tasks.
         count: usize,
     },
-    /// A task runs twice (and so another never).
-    #[error("task `{task}` runs at step {first} and again at step {second}")]
+    /// A task runs twice (and therefore another never).
+    #[error("task `{task}` runs at step {first} and at step {second}")]
     RunsTwice {
         /// The task.
         task: String,
@@ -53,17 +52,17 @@ pub enum Violation {
         early: String,
         /// Its step.
         early_step: usize,
-        /// The buffer that joins them, or that the dag asks for this order.
+        /// The cause: a shared buffer or a control dependency.
         reason: String,
     },
-    /// A lifetime is not what the order implies.
+    /// A lifetime differs from the one that the order implies.
     #[error("buffer `{buffer}` is live from step {} to {}, the plan says {} to {}", .expected.start, .expected.end, .found.start, .found.end)]
     WrongLifetime {
         /// The buffer.
         buffer: String,
-        /// What follows from the dag and the order.
+        /// The lifetime that follows from the dag and the order.
         expected: Lifetime,
-        /// What the plan says.
+        /// The lifetime in the plan.
         found: Lifetime,
     },
     /// An offset is not a multiple of the alignment.
@@ -76,7 +75,7 @@ pub enum Violation {
         /// Its alignment.
         align: u64,
     },
-    /// Something reaches beyond the slab, or beyond the host's space.
+    /// A buffer or workspace reaches beyond the slab, or beyond the host's space.
     #[error("`{name}` lies at {offset} with {bytes} bytes, beyond the slab of {height}")]
     OutOfSlab {
         /// The buffer, or the task whose workspace it is.
@@ -91,11 +90,11 @@ pub enum Violation {
     /// Two buffers share bytes while both are alive.
     #[error("at step {step} buffer `{first}` (bytes {} to {}) and buffer `{second}` ({} to {}) overlap", .first_bytes.0, .first_bytes.1, .second_bytes.0, .second_bytes.1)]
     Overlap {
-        /// The buffer that was there first.
+        /// The buffer that was live first.
         first: String,
         /// Its first byte and the one after its last.
         first_bytes: (u64, u64),
-        /// The buffer that came on top.
+        /// The buffer that became live later.
         second: String,
         /// Its first byte and the one after its last.
         second_bytes: (u64, u64),
@@ -116,7 +115,7 @@ pub enum Violation {
         /// The step of the task.
         step: usize,
     },
-    /// A pair is computed in place that the dag did not declare.
+    /// A pair that the dag did not declare is computed in place.
     #[error(
         "reuse pair {index} (task {task}, from buffer {from}, to buffer {to}) is not declared by the dag"
     )]
@@ -130,7 +129,7 @@ pub enum Violation {
         /// The id of the buffer that takes them.
         to: u32,
     },
-    /// A buffer gives or takes bytes more than once.
+    /// A buffer takes part in two pairs on the same side.
     #[error("buffer `{buffer}` takes part twice in reuse, at `{first}` and `{second}`")]
     ReusedTwice {
         /// The buffer.
@@ -156,7 +155,7 @@ pub enum Violation {
         /// The step after the last one of `from`.
         end: u64,
     },
-    /// The buffer that takes bytes holds data already.
+    /// The buffer that takes bytes holds data earlier.
     #[error(
         "task `{task}` at step {step} puts `{to}` onto `{from}`, but `{to}` is live from step {start}"
     )]
@@ -172,7 +171,7 @@ pub enum Violation {
         /// The first step of `to`.
         start: u64,
     },
-    /// A pair that is computed in place lies at two places.
+    /// The two buffers of a pair lie at different offsets.
     #[error("task `{task}` computes `{to}` at {to_offset} in place of `{from}` at {from_offset}")]
     ReuseMoved {
         /// The task.
@@ -186,7 +185,7 @@ pub enum Violation {
         /// Its offset.
         to_offset: u64,
     },
-    /// The buffer that takes bytes occupies more than there are.
+    /// The buffer that takes bytes occupies more than are offered.
     #[error(
         "task `{task}` computes `{to}` ({to_bytes} bytes) in place of `{from}` ({from_bytes} bytes)"
     )]
@@ -202,12 +201,14 @@ pub enum Violation {
         /// The bytes it occupies.
         to_bytes: u64,
     },
-    /// The slab, or the host's space, is larger than what lies in it.
-    #[error("the plan claims a height of {found}, but what lies highest ends at {expected}")]
+    /// The height of the slab, or of the host's space, is not the end of its highest occupant.
+    #[error(
+        "the plan claims a height of {found}, but the highest buffer or workspace ends at {expected}"
+    )]
     Height {
-        /// Where the highest thing ends.
+        /// The end of the highest occupant.
         expected: u64,
-        /// What the plan says.
+        /// The height in the plan.
         found: u64,
     },
     /// The lower bound is not the largest number of live bytes.
@@ -217,7 +218,7 @@ pub enum Violation {
     LowerBound {
         /// The largest number of live bytes.
         expected: u64,
-        /// What the plan says.
+        /// The lower bound in the plan.
         found: u64,
     },
     /// The size without reuse is not the sum of all sizes.
@@ -227,7 +228,7 @@ pub enum Violation {
     WithoutReuse {
         /// The sum.
         expected: u64,
-        /// What the plan says.
+        /// The size in the plan.
         found: u64,
     },
 }

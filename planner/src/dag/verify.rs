@@ -1,4 +1,4 @@
-//! What makes a [`Dag`] plannable.
+//! The invariants that make a [`Dag`] plannable.
 
 use super::{ALIGN, BufferId, Dag, MayReuse, TaskId};
 use crate::relations::Relations;
@@ -17,7 +17,7 @@ pub enum DagError {
     /// A buffer id is out of range.
     #[error("{place} names buffer {buffer}, but there are {count} buffers")]
     UnknownBuffer {
-        /// Who names it.
+        /// The task or pair that names it.
         place: String,
         /// The id.
         buffer: u32,
@@ -27,7 +27,7 @@ pub enum DagError {
     /// A task id is out of range.
     #[error("{place} names task {task}, but there are {count} tasks")]
     UnknownTask {
-        /// Who names it.
+        /// The task or pair that names it.
         place: String,
         /// The id.
         task: u32,
@@ -49,10 +49,10 @@ pub enum DagError {
     TotalBytes {
         /// The buffer or task at which the sum overflows.
         name: String,
-        /// The bytes it asks for.
+        /// The bytes it requires.
         bytes: u64,
     },
-    /// A task reads data that nobody makes.
+    /// A task reads data that no task writes.
     #[error(
         "task `{task}` reads buffer `{buffer}`, which no task writes and which holds nothing at the start"
     )]
@@ -70,18 +70,18 @@ pub enum DagError {
         /// The buffer.
         buffer: String,
     },
-    /// A buffer must hold data at the end, and nobody puts any there.
+    /// A buffer must hold data at the end, but no task writes it.
     #[error(
-        "buffer `{buffer}` is to be handed out, but no task writes it and it holds nothing at the start"
+        "buffer `{buffer}` is an output, but no task writes it and it holds nothing at the start"
     )]
     OutputNeverWritten {
         /// The buffer.
         buffer: String,
     },
-    /// Tasks wait for each other in a circle.
-    #[error("tasks wait for each other: {}", in_circle(.tasks))]
+    /// The dependencies form a cycle.
+    #[error("tasks depend on each other in a cycle: {}", cycle_text(.tasks))]
     Cycle {
-        /// Their names; each waits for the one before it, the first for the last.
+        /// Their names; each depends on the one before it, the first on the last.
         tasks: Vec<String>,
     },
     /// A reuse pair joins a buffer to itself.
@@ -123,7 +123,7 @@ pub enum DagError {
         to: String,
     },
     /// The buffer whose bytes are offered must survive.
-    #[error("task `{task}`: `{from}` is handed out at the end and may not be reused by `{to}`")]
+    #[error("task `{task}`: `{from}` is an output and may not be reused by `{to}`")]
     ReuseOfOutput {
         /// The task.
         task: String,
@@ -132,7 +132,7 @@ pub enum DagError {
         /// The buffer that may take them.
         to: String,
     },
-    /// The bytes offered are those of another memory.
+    /// The bytes offered lie in another space.
     #[error("task `{task}`: `{to}` may not reuse `{from}`, which lies in another space")]
     ReuseAcross {
         /// The task.
@@ -142,8 +142,8 @@ pub enum DagError {
         /// The buffer that may take them.
         to: String,
     },
-    /// What a task is when it runs again reads a buffer that the task does not.
-    #[error("task `{task}` reads `{buffer}` only when it runs again")]
+    /// The recompute variant of a task reads a buffer that the task does not.
+    #[error("task `{task}` reads `{buffer}` only when it is recomputed")]
     RerunReads {
         /// The task.
         task: String,
@@ -168,7 +168,7 @@ pub enum DagError {
     },
 }
 
-fn in_circle(tasks: &[String]) -> String {
+fn cycle_text(tasks: &[String]) -> String {
     let names: Vec<String> = tasks
         .iter()
         .chain(tasks.first())
@@ -243,8 +243,8 @@ impl Dag {
                 align: b.align,
             });
         }
-        // Rounded to the coarsest alignment, things stack in any order without a gap: no layout
-        // needs more than this sum.
+        // The sizes, rounded to the coarsest alignment, stack in any order without a gap, so no
+        // layout needs more than this sum.
         let coarsest = self.buffers.iter().map(|b| b.align).fold(ALIGN, u64::max);
         let sizes = self
             .buffers

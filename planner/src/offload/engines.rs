@@ -1,12 +1,12 @@
-//! When to send and to fetch what is to be away between given reads.
+//! The steps at which offload and prefetch copies start and end, for given idle intervals.
 //!
-//! Which values are away is decided elsewhere; here each absence gets its steps. Forwards in time,
-//! the engine that sends takes what is complete in the order in which it is last used, computing
-//! waits only where a step needs bytes whose copy is still under way, and bytes are free from the
-//! first step on that begins after that. Backwards in time, fetching is the same: a value is needed
-//! until its read, seen from there, then its copy takes its turn on the engine, and bytes are free
-//! before the last step that begins before the copy. So nothing is sent too late or fetched too
-//! early for lack of looking, and one plan takes two walks along the schedule.
+//! The values to offload are chosen elsewhere; this module assigns steps to each interval. Forwards
+//! in time, the offload engine takes completed values in the order of their last use. Computing
+//! waits only if a step needs bytes whose copy is still in progress, and bytes are free from the
+//! first step on that begins after the copy. Backwards in time, prefetching is the same: the copy
+//! of a value takes its turn on the engine at its read, and bytes are free before the last step
+//! that begins before the copy. Therefore no copy starts too late or too early for lack of
+//! lookahead, and one plan takes two traversals of the schedule.
 
 #[cfg(test)]
 mod tests;
@@ -14,56 +14,57 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// An idle stretch of a value that it is to spend on the host. Steps are positions in the schedule.
+/// An idle interval of a value that it is to spend on the host. Steps are positions in the
+/// schedule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Absence {
-    /// Which value.
+pub(crate) struct IdleInterval {
+    /// The value.
     pub value: u32,
     /// The step that completes it.
     pub made: u32,
-    /// The last step that reads it before.
+    /// The last step that reads it before the interval.
     pub used: u32,
-    /// The step that reads it next.
+    /// The next step that reads it.
     pub read: u32,
     pub bytes: i64,
-    /// An earlier absence has left a copy on the host.
+    /// Whether an earlier interval has left a copy on the host.
     pub is_on_host: bool,
 }
 
-/// One value away from the device for a while. Steps are positions in the schedule.
+/// A planned interval of one value on the host. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Transfer {
-    /// Which value: that of this step in a schedule of a graph file.
+    /// The value; in a schedule of a graph file, the step that makes it.
     pub value: u32,
-    /// The step before which its copying to the host begins, unless an earlier transfer has left a
-    /// copy there.
+    /// The step before which its copy to the host starts, unless an earlier transfer has left one
+    /// there.
     pub sent: u32,
-    /// The last step that reads it before.
+    /// The last step that reads it before the interval.
     pub used: u32,
-    /// From this step on its bytes are free.
+    /// The first step at which its bytes are free.
     pub gone: u32,
-    /// From this step on its bytes are taken again.
+    /// The first step at which its bytes are taken again.
     pub back: u32,
-    /// The step that reads it next.
+    /// The next step that reads it.
     pub read: u32,
 }
 
-/// What happens to a transfer before a step, in this order.
+/// An event of a transfer before a step. Events of one step happen in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Event {
-    /// Copying to the host begins, or waits for its turn.
+    /// The copy to the host starts, or is queued.
     Send,
-    /// That copy is waited for.
+    /// Computing waits for the end of that copy.
     Sent,
-    /// Bytes are taken, and fetching begins or waits for its turn.
+    /// Bytes are taken, and the prefetch starts or is queued.
     Fetch,
-    /// That is waited for.
+    /// Computing waits for the end of the prefetch.
     Fetched,
 }
 
-/// The events of transfers in the order in which they happen: the step before which each does,
-/// which it is, and of which transfer. Engines take turns in this order: sending what is used
-/// first, fetching what is read first.
+/// The events of transfers in the order in which they happen: the step before which each happens,
+/// its kind, and the index of its transfer. Engines process copies in this order: offloads by last
+/// use, prefetches by next read.
 pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
     let mut keyed: Vec<(u32, Event, u32, u32)> = Vec::with_capacity(4 * transfers.len());
     for (k, t) in (0u32..).zip(transfers) {
@@ -83,7 +84,7 @@ pub(crate) fn events(transfers: &[Transfer]) -> Vec<(u32, Event, u32)> {
         .collect()
 }
 
-/// Plans for absences, in buffers that are used again.
+/// A planner of copies. Its buffers are reused from plan to plan.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Engines {
     /// Time per byte.
@@ -91,33 +92,35 @@ pub(crate) struct Engines {
     sent: Vec<u32>,
     gone: Vec<u32>,
     back: Vec<u32>,
-    /// When the copy is over that is under way.
+    /// The end of each copy in progress.
     done: Vec<f64>,
-    /// Absences that have begun, seen from either end, but whose bytes are not free yet.
+    /// Intervals that have begun, seen from either end, but whose bytes are not free yet.
     waiting: Vec<u32>,
     by_made: Vec<u32>,
     by_read: Vec<u32>,
     queue: BinaryHeap<Reverse<u32>>,
-    /// By step: the bytes with what is not gone yet, and how long computing waits before it.
+    /// For each step, the bytes including values whose copies are not complete, and the time that
+    /// computing waits before it.
     need: Vec<i64>,
     wait: Vec<f64>,
-    /// Absences that are none: there is no time to send and to fetch.
-    pub void: Vec<u32>,
-    /// What was planned.
+    /// Intervals too short to offload and prefetch in.
+    pub infeasible: Vec<u32>,
+    /// The planned transfers.
     pub transfers: Vec<Transfer>,
-    /// The most that any step needs then.
+    /// The most bytes that any step needs with them.
     pub peak: i64,
 }
 
-/// What never comes to an end.
+/// The step of an event that does not happen.
 const NEVER: u32 = u32::MAX;
 
-/// The most time per byte: with more, sums of times would overflow, and nothing is worth sending
-/// long before.
+/// The most time per byte. With more, sums of times would overflow, and no copy is worthwhile long
+/// before.
 const SLOWEST: f64 = 1e30;
 
 impl Engines {
-    /// With so much time per byte. What is no time counts as none, and more than `SLOWEST` as that.
+    /// Engines that take `link` per byte. Values that are not positive count as 0, and larger ones
+    /// as `SLOWEST`.
     pub fn new(link: f64) -> Self {
         Engines {
             link: if link > 0.0 { link.min(SLOWEST) } else { 0.0 },
@@ -125,32 +128,33 @@ impl Engines {
         }
     }
 
-    /// Plans the absences, sorted by [`Absence::used`], of a schedule whose steps take `costs` and
-    /// need `need` bytes, at most `budget`, with all of them away; the time that takes, unless it
-    /// is clear that it is more than `most`. Where `void` names some, the others' plan is a guess.
+    /// Plans the intervals, sorted by [`IdleInterval::used`], of a schedule whose steps take
+    /// `costs` and need `need` bytes, at most `budget`, if all intervals are applied. Returns the
+    /// time of the schedule, or `None` once it is known to exceed `most`. If `infeasible` is not
+    /// empty afterwards, the plan of the other intervals is a guess.
     pub fn plan(
         &mut self,
         costs: &[u64],
         need: &[i64],
         budget: i64,
-        absences: &[Absence],
+        intervals: &[IdleInterval],
         most: f64,
     ) -> Option<f64> {
-        self.void.clear();
+        self.infeasible.clear();
         self.transfers.clear();
         for list in [&mut self.sent, &mut self.gone, &mut self.back] {
             list.clear();
-            list.resize(absences.len(), NEVER);
+            list.resize(intervals.len(), NEVER);
         }
         self.done.clear();
-        self.done.resize(absences.len(), f64::INFINITY);
-        self.send(costs, need, budget, absences, most)?;
-        self.fetch(costs, budget, absences);
-        if !self.void.is_empty() {
+        self.done.resize(intervals.len(), f64::INFINITY);
+        self.send(costs, need, budget, intervals, most)?;
+        self.fetch(costs, budget, intervals);
+        if !self.infeasible.is_empty() {
             return Some(f64::INFINITY);
         }
-        for (k, a) in absences.iter().enumerate() {
-            let Absence {
+        for (k, a) in intervals.iter().enumerate() {
+            let IdleInterval {
                 value, used, read, ..
             } = *a;
             self.transfers.push(Transfer {
@@ -162,23 +166,23 @@ impl Engines {
                 read,
             });
         }
-        Some(self.time(costs, absences))
+        Some(self.time(costs, intervals))
     }
 
-    /// Walks forwards: when each copy to the host is issued and over, and what steps wait for.
+    /// The forward traversal: the start and end of each offload copy, and the waits of steps.
     fn send(
         &mut self,
         costs: &[u64],
         need: &[i64],
         budget: i64,
-        absences: &[Absence],
+        intervals: &[IdleInterval],
         most: f64,
     ) -> Option<()> {
         self.by_made.clear();
         self.by_made
-            .extend((0..absences.len() as u32).filter(|&k| !absences[k as usize].is_on_host));
+            .extend((0..intervals.len() as u32).filter(|&k| !intervals[k as usize].is_on_host));
         self.by_made
-            .sort_unstable_by_key(|&k| absences[k as usize].made);
+            .sort_unstable_by_key(|&k| intervals[k as usize].made);
         self.queue.clear();
         self.waiting.clear();
         self.need.clear();
@@ -190,12 +194,12 @@ impl Engines {
             while let Some(&k) = self
                 .by_made
                 .get(made)
-                .filter(|&&k| absences[k as usize].made < p)
+                .filter(|&&k| intervals[k as usize].made < p)
             {
                 self.queue.push(Reverse(k));
                 made += 1;
             }
-            while let Some(a) = absences.get(begun).filter(|a| a.used < p) {
+            while let Some(a) = intervals.get(begun).filter(|a| a.used < p) {
                 if a.is_on_host {
                     self.gone[begun] = p;
                 } else {
@@ -204,11 +208,11 @@ impl Engines {
                 }
                 begun += 1;
             }
-            let (void, done, gone) = (&mut self.void, &self.done, &mut self.gone);
+            let (infeasible, done, gone) = (&mut self.infeasible, &self.done, &mut self.gone);
             self.waiting.retain(|&k| {
-                let Absence { read, bytes, .. } = absences[k as usize];
+                let IdleInterval { read, bytes, .. } = intervals[k as usize];
                 if read == p {
-                    void.push(k);
+                    infeasible.push(k);
                 } else if done[k as usize] <= now {
                     gone[k as usize] = p;
                 } else {
@@ -218,7 +222,7 @@ impl Engines {
                 false
             });
             while need + held > budget && !self.waiting.is_empty() {
-                // What is used first is sent first, so it is over first.
+                // The value that was last used first is copied first, so its copy ends first.
                 let first = (0..self.waiting.len()).min_by(|&a, &b| {
                     let done = |at: usize| self.done[self.waiting[at] as usize];
                     done(a)
@@ -228,19 +232,19 @@ impl Engines {
                 let at = first.unwrap_or(0);
                 let k = self.waiting[at] as usize;
                 if self.sent[k] == NEVER {
-                    self.issue(absences, p, begin, &mut engine);
+                    self.issue(intervals, p, begin, &mut engine);
                     continue;
                 }
                 now = now.max(self.done[k]);
                 self.gone[k] = p;
-                held -= absences[k].bytes;
+                held -= intervals[k].bytes;
                 self.waiting.swap_remove(at);
             }
             if now > most {
                 return None;
             }
             while engine < now + cost as f64 && !self.queue.is_empty() {
-                self.issue(absences, p, begin, &mut engine);
+                self.issue(intervals, p, begin, &mut engine);
             }
             self.need.push(need + held);
             self.wait.push(now - begin);
@@ -249,23 +253,23 @@ impl Engines {
         Some(())
     }
 
-    /// Lets the engine take the next value before step `p`, which cannot begin before `begin`.
-    fn issue(&mut self, absences: &[Absence], p: u32, begin: f64, engine: &mut f64) {
+    /// Starts the copy of the next queued value before step `p`, which cannot begin before `begin`.
+    fn issue(&mut self, intervals: &[IdleInterval], p: u32, begin: f64, engine: &mut f64) {
         if let Some(Reverse(k)) = self.queue.pop() {
             let k = k as usize;
-            *engine = engine.max(begin) + absences[k].bytes as f64 * self.link;
+            *engine = engine.max(begin) + intervals[k].bytes as f64 * self.link;
             self.sent[k] = p;
             self.done[k] = *engine;
         }
     }
 
-    /// Walks backwards: before which step each fetch is issued.
-    fn fetch(&mut self, costs: &[u64], budget: i64, absences: &[Absence]) {
+    /// The backward traversal: the step before which each prefetch starts.
+    fn fetch(&mut self, costs: &[u64], budget: i64, intervals: &[IdleInterval]) {
         self.by_read.clear();
         self.by_read
-            .extend((0..absences.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
+            .extend((0..intervals.len() as u32).filter(|&k| self.gone[k as usize] != NEVER));
         self.by_read
-            .sort_unstable_by_key(|&k| Reverse((absences[k as usize].read, k)));
+            .sort_unstable_by_key(|&k| Reverse((intervals[k as usize].read, k)));
         self.waiting.clear();
         // Time to the end.
         let (mut now, mut engine, mut held) = (0.0f64, 0.0f64, 0i64);
@@ -275,42 +279,43 @@ impl Engines {
             while let Some(&k) = self
                 .by_read
                 .get(begun)
-                .filter(|&&k| absences[k as usize].read > p)
+                .filter(|&&k| intervals[k as usize].read > p)
             {
-                engine = engine.max(now) + absences[k as usize].bytes as f64 * self.link;
+                engine = engine.max(now) + intervals[k as usize].bytes as f64 * self.link;
                 self.done[k as usize] = engine;
                 self.waiting.push(k);
-                held += absences[k as usize].bytes;
+                held += intervals[k as usize].bytes;
                 begun += 1;
             }
-            let (void, done, gone, back) = (&mut self.void, &self.done, &self.gone, &mut self.back);
+            let (infeasible, done, gone, back) =
+                (&mut self.infeasible, &self.done, &self.gone, &mut self.back);
             self.waiting.retain(|&k| {
                 if gone[k as usize] > p {
-                    void.push(k);
+                    infeasible.push(k);
                 } else if done[k as usize] <= now {
                     back[k as usize] = p + 1;
                 } else {
                     return true;
                 }
-                held -= absences[k as usize].bytes;
+                held -= intervals[k as usize].bytes;
                 false
             });
             while self.need[p as usize] + held > budget && !self.waiting.is_empty() {
-                // The engine takes its turns in order, and the list keeps it.
+                // The engine processes copies in order, and the list keeps that order.
                 let k = self.waiting.remove(0) as usize;
                 now = now.max(self.done[k]);
                 self.back[k] = p + 1;
-                held -= absences[k].bytes;
+                held -= intervals[k].bytes;
             }
             self.peak = self.peak.max(self.need[p as usize] + held);
             now += costs[p as usize] as f64 + self.wait[p as usize];
         }
-        // What is read before anything ran.
-        self.void.append(&mut self.waiting);
+        // Intervals whose read comes before any step ran.
+        self.infeasible.append(&mut self.waiting);
     }
 
-    /// How long the schedule takes with the transfers.
-    fn time(&mut self, costs: &[u64], absences: &[Absence]) -> f64 {
+    /// The time of the schedule with the transfers.
+    fn time(&mut self, costs: &[u64], intervals: &[IdleInterval]) -> f64 {
         let mut now = 0.0f64;
         let mut engines = [0.0f64; 2];
         let mut next = 0;
@@ -319,7 +324,7 @@ impl Engines {
                 now += costs[next as usize] as f64;
                 next += 1;
             }
-            let a = &absences[k as usize];
+            let a = &intervals[k as usize];
             let long = a.bytes as f64 * self.link;
             let done = &mut self.done[k as usize];
             match event {

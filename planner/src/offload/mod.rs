@@ -1,43 +1,43 @@
-//! Dags in which buffers leave to the host while they lie idle, and plans that keep a budget that
-//! way.
+//! Offloading: dags in which idle buffers are moved to the host, and plans that use them to meet a
+//! budget.
 //!
-//! Sending a buffer away is a rewriting of the dag, as computing it again is (see
-//! [`Repeated`](crate::Repeated)): what arrives on the host is a buffer of its own in the host's
-//! space, what comes back one in the slab, and each copy is two tasks, one that starts it and one
-//! that waits for its end. Both touch source and destination. So the rules for all tasks say what
-//! copies need: the source lives until the copy has ended, the destination from its start, and
-//! whoever reads the destination waits for the end. What comes out is planned and checked like any
-//! other dag; [`check_offload`](crate::check_offload) tells besides whether it does the work of the
-//! dag it was made from.
+//! Offloading a buffer is a rewriting of the dag, as recomputing it is (see
+//! [`Repeated`](crate::Repeated)). The copy on the host is a separate buffer in the host's space,
+//! and the prefetched copy is a separate buffer in the slab. Each copy operation is two tasks: one
+//! starts it and one waits for its end. Both touch source and destination. Therefore the rules for
+//! all tasks cover copies too: the source lives until the copy has ended, the destination lives
+//! from its start, and each reader of the destination depends on its end. The result is planned and
+//! checked like any other dag; in addition, [`check_offload`](crate::check_offload) verifies that
+//! it does the work of the original dag.
 //!
-//! Sources of the ideas: Rhu et al., *vDNN* (2016), for copies on engines of their own while
-//! kernels run; Peng et al., *Capuchin* (2020), for choosing between copying and computing again by
-//! what either costs for the bytes it frees; Beaumont et al., *Efficient Combination of
-//! Rematerialization and Offloading for Training DNNs* (2021).
+//! Sources of the ideas: Rhu et al., *vDNN* (2016), for copies on separate engines while kernels
+//! run; Peng et al., *Capuchin* (2020), for choosing between copying and recomputing by the cost of
+//! each for the bytes it frees; Beaumont et al., *Efficient Combination of Rematerialization and
+//! Offloading for Training DNNs* (2021).
 
 mod engines;
 mod transfers;
 mod within;
 
 pub use engines::Transfer;
-pub(crate) use engines::{Absence, Engines, Event, events};
+pub(crate) use engines::{Engines, Event, IdleInterval, events};
 use transfers::{Offloader, Timeline, Value};
 pub use within::{Trip, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
 use rustc_hash::FxHashMap;
 
-/// The way to the host and back.
+/// The link between device and host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// The time it takes to copy a byte, in the unit of [`Task::cost`]. Both directions at once are
-    /// as fast as one.
+    /// The time to copy a byte, in the unit of [`Task::cost`]. Copies in both directions at once do
+    /// not slow each other down.
     pub cost_per_byte: f64,
-    /// The most bytes that may lie on the host; as many as wanted if `None`.
+    /// The most bytes that may lie on the host; unlimited if `None`.
     pub host_bytes: Option<u64>,
 }
 
-/// What a task of a dag with copies does.
+/// The role of a task in a dag with copies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Work {
     /// It runs this task of the dag without copies.
@@ -51,18 +51,18 @@ pub enum Work {
 /// A copy between the slab and the host's space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BufferCopy {
-    /// What is copied.
+    /// The source.
     pub from: BufferId,
-    /// What holds the same bytes after it.
+    /// The destination: it holds the same bytes afterwards.
     pub to: BufferId,
 }
 
-/// A dag made from another by sending buffers to the host and fetching them again.
+/// A dag derived from another by offloading buffers to the host and prefetching them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offloaded {
-    /// The tasks in the order they were scheduled, copies among them, and what they touch.
+    /// The tasks in the order they were scheduled, including copies, and their buffers.
     pub dag: Dag,
-    /// For each task, what it does.
+    /// For each task, its role.
     pub work: Vec<Work>,
     /// For each buffer, the one whose data it holds.
     pub buffer_of: Vec<BufferId>,
@@ -70,20 +70,20 @@ pub struct Offloaded {
     pub copies: Vec<BufferCopy>,
 }
 
-/// Where a value that is sent away lies.
+/// The current locations of an offloaded value.
 #[derive(Clone, Copy)]
-struct Whereabouts {
-    /// What holds it in the slab now.
+struct Location {
+    /// The buffer that holds it in the slab.
     device: BufferId,
-    /// What holds it on the host, and the copy that brought it there.
+    /// The buffer that holds it on the host, and the copy that wrote it.
     host: Option<(BufferId, u32)>,
-    /// The copy that fetches it.
+    /// The copy that prefetches it.
     fetch: u32,
 }
 
 impl Offloaded {
-    /// The dag whose tasks run in `order`, with transfers of these buffers: each as
-    /// [`Transfer::value`] numbers them.
+    /// The dag whose tasks run in `order`, with `transfers` of these buffers, which
+    /// [`Transfer::value`] indexes.
     fn new(dag: &Dag, order: &[TaskId], buffers: &[BufferId], transfers: &[Transfer]) -> Self {
         let own = (0..dag.buffers.len() as u32).map(BufferId).collect();
         let bare = Dag {
@@ -97,8 +97,8 @@ impl Offloaded {
             buffer_of: own,
             copies: Vec::new(),
         };
-        let mut at: Vec<Whereabouts> = (0..dag.buffers.len() as u32)
-            .map(|b| Whereabouts::new(BufferId(b)))
+        let mut at: Vec<Location> = (0..dag.buffers.len() as u32)
+            .map(|b| Location::new(BufferId(b)))
             .collect();
         let mut first_use: FxHashMap<u32, u32> = FxHashMap::default();
         for transfer in transfers {
@@ -113,7 +113,8 @@ impl Offloaded {
             while let Some((_, what, k)) = events.next_if(|event| event.0 == step) {
                 let transfer = transfers[k as usize];
                 let buffer = buffers[transfer.value as usize];
-                // What was on the host before only leaves the slab.
+                // A value that already has a copy on the host is not copied again; its bytes are
+                // only freed.
                 let is_first = first_use.get(&transfer.value) == Some(&transfer.used);
                 match what {
                     Event::Send if is_first => new.send(buffer, &mut at[buffer.index()]),
@@ -154,11 +155,11 @@ impl Offloaded {
         new
     }
 
-    /// A buffer for a copy of another's data.
-    fn double(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
+    /// Adds a buffer for a copy of another's data.
+    fn add_copy_of(&mut self, of: BufferId, name: &str, space: Space) -> BufferId {
         let original = &self.dag.buffers[of.index()];
         let name = format!("{} {name}", original.name);
-        let double = Buffer {
+        let copy_buffer = Buffer {
             name,
             space,
             live_in: false,
@@ -166,7 +167,7 @@ impl Offloaded {
             ..original.clone()
         };
         self.buffer_of.push(of);
-        self.dag.add_buffer(double)
+        self.dag.add_buffer(copy_buffer)
     }
 
     fn start(&mut self, from: BufferId, to: BufferId, verb: &str) -> u32 {
@@ -191,21 +192,21 @@ impl Offloaded {
         self.work.push(Work::Finish(copy));
     }
 
-    fn send(&mut self, buffer: BufferId, at: &mut Whereabouts) {
-        let host = self.double(buffer, "on the host", Space::Host);
+    fn send(&mut self, buffer: BufferId, at: &mut Location) {
+        let host = self.add_copy_of(buffer, "on the host", Space::Host);
         at.host = Some((host, self.start(at.device, host, "send")));
     }
 
-    fn finish_sending(&mut self, at: &Whereabouts) {
+    fn finish_sending(&mut self, at: &Location) {
         if let Some((_, copy)) = at.host {
             self.finish(copy, "sent");
         }
     }
 
-    fn fetch(&mut self, buffer: BufferId, at: &mut Whereabouts) {
+    fn fetch(&mut self, buffer: BufferId, at: &mut Location) {
         if let Some((host, _)) = at.host {
-            let back = self.double(buffer, "fetched", Space::Device);
-            // What is handed out is what is there at the end.
+            let back = self.add_copy_of(buffer, "fetched", Space::Device);
+            // The output of the program is the copy that exists at the end.
             let handed_out = std::mem::take(&mut self.dag.buffers[at.device.index()].live_out);
             self.dag.buffers[back.index()].live_out = handed_out;
             at.fetch = self.start(host, back, "fetch");
@@ -221,7 +222,7 @@ impl Offloaded {
             .map(|run| TaskId(run as u32))
     }
 
-    /// The bytes that are copied to the host.
+    /// The number of bytes that are copied to the host.
     pub fn bytes(&self) -> u64 {
         let sent = self
             .copies
@@ -232,9 +233,9 @@ impl Offloaded {
     }
 }
 
-impl Whereabouts {
+impl Location {
     fn new(device: BufferId) -> Self {
-        Whereabouts {
+        Location {
             device,
             host: None,
             fetch: 0,

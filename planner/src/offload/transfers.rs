@@ -1,13 +1,14 @@
-//! Which idle values to send to the host.
+//! The choice of idle values to offload to the host.
 //!
-//! A value that lies idle between two reads may be away in between. The step that needs most is
-//! looked at first, and of the values that lie idle there the one goes that relieves most for the
-//! least: for the time that the schedule takes longer, as the engines tell, and a little for
-//! keeping them busy.
+//! A value may be offloaded between two reads. The search starts with the step that needs most
+//! bytes. Of the values that are idle there, it offloads the one with the most relief for its
+//! price: the added time of the schedule, as the copy engines report it, and a small price for
+//! keeping the engines busy.
 
-use super::engines::{Absence, Engines, Transfer};
+use super::engines::{Engines, IdleInterval, Transfer};
 
-/// A value of a schedule that may be away while it lies idle. Steps are positions in the schedule.
+/// A value of a schedule that may be offloaded while it is idle. Steps are positions in the
+/// schedule.
 #[derive(Clone, Debug)]
 pub(super) struct Value {
     pub bytes: i64,
@@ -15,44 +16,45 @@ pub(super) struct Value {
     pub made: u32,
     /// The steps that read it after that, ascending.
     pub reads: Vec<u32>,
-    /// How much it is worth to send this rather than another that relieves as much.
+    /// The priority of offloading this value over another with the same relief.
     pub weight: f64,
 }
 
-/// A schedule as transfers see it.
+/// The inputs of the search for offload intervals.
 #[derive(Clone, Debug)]
 pub(super) struct Timeline {
     /// The time that each step takes.
     pub costs: Vec<u64>,
-    /// The bytes that each step needs if nothing is away.
+    /// The bytes that each step needs if no value is offloaded.
     pub need: Vec<i64>,
     pub values: Vec<Value>,
 }
 
-/// How many of the values that look best are planned with the others before one is chosen.
+/// The number of top-ranked candidates that are planned together with the current intervals before
+/// one is chosen.
 const TRIED: usize = 6;
 
-/// How often all are gone through for others that take less time.
+/// The number of passes that try to replace each interval by faster ones.
 const PASSES: usize = 3;
 
-/// A schedule that transfers are planned for.
+/// A search for the offload intervals of a schedule.
 pub(super) struct Offloader<'t> {
     timeline: &'t Timeline,
     budget: i64,
-    /// The bytes that may be on the host together, whenever each is there.
+    /// The bytes that may be on the host, counted as if all copies were there at the same time.
     host: i64,
-    /// What each step needs with all absences.
+    /// The bytes that each step needs with all intervals applied.
     need: Vec<i64>,
-    /// By [`Absence::used`].
-    absences: Vec<Absence>,
+    /// Sorted by [`IdleInterval::used`].
+    intervals: Vec<IdleInterval>,
     engines: Engines,
-    /// By value: whether it is ever on the host.
+    /// For each value, whether it is ever on the host.
     sent: Vec<bool>,
 }
 
 impl<'t> Offloader<'t> {
-    /// Looks for transfers that keep the bytes of each step at most `budget`, where moving one
-    /// takes `link`.
+    /// A search for transfers that keep the bytes of each step within `budget`, where copying a
+    /// byte takes `link`.
     pub fn new(timeline: &'t Timeline, budget: i64, link: f64, host: i64) -> Self {
         let sent = vec![false; timeline.values.len()];
         let (need, engines) = (timeline.need.clone(), Engines::new(link));
@@ -61,22 +63,22 @@ impl<'t> Offloader<'t> {
             budget,
             host,
             need,
-            absences: Vec::new(),
+            intervals: Vec::new(),
             engines,
             sent,
         }
     }
 
-    /// Begins with absences, as far as the host has room.
-    pub fn begin_with(&mut self, absences: &[Absence]) {
-        for &absence in absences {
-            if self.sent[absence.value as usize] || absence.bytes <= self.left() {
-                self.put(absence);
+    /// Adds the given intervals, as far as the host has free bytes.
+    pub fn begin_with(&mut self, intervals: &[IdleInterval]) {
+        for &interval in intervals {
+            if self.sent[interval.value as usize] || interval.bytes <= self.left() {
+                self.put(interval);
             }
         }
     }
 
-    /// The bytes that others may take on the host.
+    /// The bytes that are still free on the host.
     fn left(&self) -> i64 {
         self.host
             - self
@@ -89,16 +91,17 @@ impl<'t> Offloader<'t> {
                 .sum::<i64>()
     }
 
-    /// What was planned.
+    /// The planned transfers.
     pub fn transfers(&self) -> &[Transfer] {
         &self.engines.transfers
     }
 
-    /// Plans transfers until the schedule fits the budget, or no more can be sent; the time that
-    /// takes, unless it is more than `most`, and whether it fits. The dearer the engines' time is
-    /// taken to be, as a part of it, the fewer bytes are sent.
-    pub fn fit(&mut self, dear: f64, most: f64) -> Option<(f64, bool)> {
-        let time = self.fill(dear, most, None)?;
+    /// Plans transfers until the schedule fits the budget or no more values can be offloaded.
+    /// Returns the time of the schedule, unless it exceeds `most`, and whether it fits.
+    /// `busy_price` is the price of the engines' busy time, as a fraction of it: the higher it is,
+    /// the fewer bytes are copied.
+    pub fn fit(&mut self, busy_price: f64, most: f64) -> Option<(f64, bool)> {
+        let time = self.fill(busy_price, most, None)?;
         if self.worst().is_some() {
             return Some((time, false));
         }
@@ -107,8 +110,8 @@ impl<'t> Offloader<'t> {
         for _ in 0..PASSES {
             let before = time;
             let mut at = 0;
-            while at < self.absences.len() && time > least {
-                time = self.replace(at, time, dear);
+            while at < self.intervals.len() && time > least {
+                time = self.replace(at, time, busy_price);
                 at += 1;
             }
             if time >= before {
@@ -118,15 +121,15 @@ impl<'t> Offloader<'t> {
         Some((self.time(), true))
     }
 
-    /// Adds absences, but not that of `without`, until the schedule fits or none is left to add;
-    /// the time then, unless it is more than `most`.
-    fn fill(&mut self, dear: f64, most: f64, without: Option<Absence>) -> Option<f64> {
+    /// Adds intervals, except `without`, until the schedule fits or no candidate is left. Returns
+    /// the time of the schedule, unless it exceeds `most`.
+    fn fill(&mut self, busy_price: f64, most: f64, without: Option<IdleInterval>) -> Option<f64> {
         let mut time = self.estimate();
         while let Some(worst) = self.worst() {
-            let Some(absence) = self.choose(worst, time, dear, without) else {
+            let Some(interval) = self.choose(worst, time, busy_price, without) else {
                 break;
             };
-            self.put(absence);
+            self.put(interval);
             time = self.estimate();
             if time > most {
                 return None;
@@ -135,12 +138,12 @@ impl<'t> Offloader<'t> {
         Some(self.time())
     }
 
-    /// Sends others instead of one where that takes less than `time`; the time then.
-    fn replace(&mut self, at: usize, time: f64, dear: f64) -> f64 {
-        let before = (self.absences.clone(), self.need.clone());
+    /// Replaces one interval by others if that takes less than `time`. Returns the resulting time.
+    fn replace(&mut self, at: usize, time: f64, busy_price: f64) -> f64 {
+        let before = (self.intervals.clone(), self.need.clone());
         let without = self.take(at);
         if let Some(filled) = self
-            .fill(dear, time, Some(without))
+            .fill(busy_price, time, Some(without))
             .filter(|_| self.worst().is_none())
         {
             let spared = self.spare(filled);
@@ -148,12 +151,12 @@ impl<'t> Offloader<'t> {
                 return spared;
             }
         }
-        (self.absences, self.need) = before;
+        (self.intervals, self.need) = before;
         self.flag();
         time
     }
 
-    /// The step that needs most, if that is too much.
+    /// The step that needs most bytes, if that exceeds the budget.
     fn worst(&self) -> Option<u32> {
         let over = (0u32..)
             .zip(&self.need)
@@ -162,91 +165,91 @@ impl<'t> Offloader<'t> {
             .map(|(p, _)| p)
     }
 
-    /// The steps in which it is away.
-    fn gap(a: &Absence) -> std::ops::Range<usize> {
+    /// The steps in which the value is offloaded.
+    fn gap(a: &IdleInterval) -> std::ops::Range<usize> {
         a.used as usize + 1..a.read as usize
     }
 
-    fn put(&mut self, absence: Absence) {
-        let at = self.absences.partition_point(|a| a.used <= absence.used);
-        self.absences.insert(at, absence);
-        self.need[Self::gap(&absence)]
+    fn put(&mut self, interval: IdleInterval) {
+        let at = self.intervals.partition_point(|a| a.used <= interval.used);
+        self.intervals.insert(at, interval);
+        self.need[Self::gap(&interval)]
             .iter_mut()
-            .for_each(|need| *need -= absence.bytes);
+            .for_each(|need| *need -= interval.bytes);
         self.flag();
     }
 
-    fn take(&mut self, at: usize) -> Absence {
-        let absence = self.absences.remove(at);
-        self.need[Self::gap(&absence)]
+    fn take(&mut self, at: usize) -> IdleInterval {
+        let interval = self.intervals.remove(at);
+        self.need[Self::gap(&interval)]
             .iter_mut()
-            .for_each(|need| *need += absence.bytes);
+            .for_each(|need| *need += interval.bytes);
         self.flag();
-        absence
+        interval
     }
 
-    /// Who finds a copy on the host.
+    /// Marks the intervals whose value already has a copy on the host.
     fn flag(&mut self) {
         self.sent.fill(false);
-        for a in &mut self.absences {
+        for a in &mut self.intervals {
             a.is_on_host = std::mem::replace(&mut self.sent[a.value as usize], true);
         }
     }
 
-    /// What the schedule takes with all absences planned. There are none any more for which there
-    /// was no time.
+    /// The time of the schedule with all intervals planned. Removes the intervals that the engines
+    /// had no time for.
     fn time(&mut self) -> f64 {
         loop {
             let planned = self.engines.plan(
                 &self.timeline.costs,
                 &self.need,
                 self.budget,
-                &self.absences,
+                &self.intervals,
                 f64::INFINITY,
             );
-            let void = self.void();
-            if void.is_empty() {
+            let infeasible = self.infeasible();
+            if infeasible.is_empty() {
                 return planned.unwrap_or(f64::INFINITY);
             }
-            for &at in void.iter().rev() {
+            for &at in infeasible.iter().rev() {
                 self.take(at as usize);
             }
         }
     }
 
-    /// What it takes within what is needed so far, if that is more than the budget. Who need not go
-    /// yet stays.
+    /// The time of the schedule, where the budget is raised to the current need if that is larger.
+    /// Keeps the intervals that this budget makes unnecessary.
     fn estimate(&mut self) -> f64 {
-        let kept = (self.absences.clone(), self.need.clone(), self.budget);
+        let kept = (self.intervals.clone(), self.need.clone(), self.budget);
         self.budget = self
             .need
             .iter()
             .fold(self.budget, |most, &need| most.max(need));
         let time = self.time();
-        (self.absences, self.need, self.budget) = kept;
+        (self.intervals, self.need, self.budget) = kept;
         self.flag();
         time
     }
 
-    /// Which absences the engines had no time for, or no need.
-    fn void(&mut self) -> Vec<u32> {
-        let mut void = std::mem::take(&mut self.engines.void);
-        void.sort_unstable();
-        void.dedup();
-        void
+    /// The intervals that the engines had no time for, or that were not needed.
+    fn infeasible(&mut self) -> Vec<u32> {
+        let mut infeasible = std::mem::take(&mut self.engines.infeasible);
+        infeasible.sort_unstable();
+        infeasible.dedup();
+        infeasible
     }
 
-    /// What to send to relieve step `at`, where the schedule takes `time` now.
+    /// The best interval to relieve step `at`, where the schedule takes `time` now.
     fn choose(
         &mut self,
         at: u32,
         time: f64,
-        dear: f64,
-        without: Option<Absence>,
-    ) -> Option<Absence> {
+        busy_price: f64,
+        without: Option<IdleInterval>,
+    ) -> Option<IdleInterval> {
         let left = self.left();
-        let price = |bytes: i64| dear * bytes as f64 * self.engines.link + 1.0;
-        let mut ranked: Vec<(f64, f64, Absence)> = Vec::new();
+        let price = |bytes: i64| busy_price * bytes as f64 * self.engines.link + 1.0;
+        let mut ranked: Vec<(f64, f64, IdleInterval)> = Vec::new();
         for (k, value) in (0u32..).zip(&self.timeline.values) {
             let Value { bytes, made, .. } = *value;
             let next = value.reads.partition_point(|&read| read < at);
@@ -261,13 +264,13 @@ impl<'t> Offloader<'t> {
                 .checked_sub(1)
                 .map_or(made, |before| value.reads[before]);
             let is_sent = self.sent[k as usize];
-            let is_this = |a: &Absence| (a.value, a.used) == (k, used);
-            let taken = is_sent && self.absences.iter().any(is_this)
+            let is_this = |a: &IdleInterval| (a.value, a.used) == (k, used);
+            let taken = is_sent && self.intervals.iter().any(is_this)
                 || without.as_ref().is_some_and(is_this);
             if taken || bytes > left && !is_sent {
                 continue;
             }
-            let absence = Absence {
+            let interval = IdleInterval {
                 value: k,
                 made,
                 used,
@@ -275,50 +278,52 @@ impl<'t> Offloader<'t> {
                 bytes,
                 is_on_host: false,
             };
-            let over = self.need[Self::gap(&absence)]
+            let over = self.need[Self::gap(&interval)]
                 .iter()
                 .map(|&need| (need - self.budget).clamp(0, bytes) as f64);
             let relief = over.sum::<f64>() * value.weight;
-            ranked.push((relief / price(bytes), relief, absence));
+            ranked.push((relief / price(bytes), relief, interval));
         }
         ranked.sort_by(|a, b| b.0.total_cmp(&a.0));
         ranked.truncate(TRIED);
-        let mut best: Option<(f64, Absence)> = None;
-        for (_, relief, absence) in ranked {
-            self.put(absence);
+        let mut best: Option<(f64, IdleInterval)> = None;
+        for (_, relief, interval) in ranked {
+            self.put(interval);
             let longer = (self.estimate() - time).max(0.0);
             if let Some(at) = self
-                .absences
+                .intervals
                 .iter()
-                .position(|a| (a.value, a.used) == (absence.value, absence.used))
+                .position(|a| (a.value, a.used) == (interval.value, interval.used))
             {
                 self.take(at);
             }
-            let score = relief / (longer + dear * absence.bytes as f64 * self.engines.link + 1.0);
+            let score =
+                relief / (longer + busy_price * interval.bytes as f64 * self.engines.link + 1.0);
             if best.is_none_or(|b| b.0 < score) {
-                best = Some((score, absence));
+                best = Some((score, interval));
             }
         }
         best.map(|b| b.1)
     }
 
-    /// Keeps values that need not go after all, where that takes no longer; the time then.
+    /// Removes intervals that are no longer needed, where that takes no more time. Returns the
+    /// resulting time.
     fn spare(&mut self, mut time: f64) -> f64 {
         let mut at = 0;
-        while at < self.absences.len() {
-            let a = self.absences[at];
+        while at < self.intervals.len() {
+            let a = self.intervals[at];
             if self.need[Self::gap(&a)]
                 .iter()
                 .all(|&need| need + a.bytes <= self.budget)
             {
-                let before = (self.absences.clone(), self.need.clone());
+                let before = (self.intervals.clone(), self.need.clone());
                 self.take(at);
                 let without = self.time();
                 if without <= time {
                     time = without;
                     continue;
                 }
-                (self.absences, self.need) = before;
+                (self.intervals, self.need) = before;
                 self.flag();
             }
             at += 1;

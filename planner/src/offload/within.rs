@@ -1,75 +1,77 @@
-//! Plans that keep a budget by sending buffers to the host, by computing them again, or by both.
+//! Plans that meet a budget by offloading buffers to the host, by recomputing them, or by both.
 
-use super::{Absence, Link, Offloaded, Offloader, Timeline, Value};
+use super::{IdleInterval, Link, Offloaded, Offloader, Timeline, Value};
 use crate::check::{Checked, check_offload, check_repeats};
 use crate::dag::{BufferId, Dag, Space, Task, TaskId};
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
 use crate::relations::Relations;
-use crate::remat::{Away, DagSearch, is_amount};
+use crate::remat::{DagSearch, RunInterval, is_amount};
 use crate::repeat::{Repeated, Within, floor, plan_within};
 
-/// A stay of a buffer on the host. Tasks and buffers are those of the dag without copies.
+/// The interval in which a buffer is offloaded. Tasks and buffers are those of the dag without
+/// copies.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Trip {
-    /// Which buffer.
+    /// The offloaded buffer.
     pub buffer: BufferId,
-    /// The bytes of the slab that it leaves.
+    /// The bytes that it frees in the slab.
     pub bytes: u64,
-    /// The last task that touches it before.
+    /// The last task that touches it before the interval.
     pub used: TaskId,
-    /// The task that reads it next.
+    /// The next task that reads it.
     pub read: TaskId,
-    /// How many steps lie between, in which its bytes are free.
+    /// The number of steps in between in which its bytes are free.
     pub steps: u32,
-    /// What computing it again would cost for each of its bytes, had all that its task reads been
-    /// kept; nothing if it may not run again.
+    /// The cost of recomputing it, per byte, if all operands of its task had been kept; `None` if
+    /// the task is not repeatable.
     pub recompute: Option<f64>,
-    /// What copying it costs for each of its bytes, there and back, whether or not a kernel has to
-    /// wait for it.
+    /// The cost of copying it to the host and back, per byte, whether or not a kernel has to wait
+    /// for the copies.
     pub link: f64,
 }
 
-/// A plan under a budget, with a way to the host.
+/// A plan for a budget, with rematerialization and offloading.
 #[derive(Clone, Debug, PartialEq)]
 pub struct WithLink {
-    /// What runs how often, if anything runs twice.
+    /// The dag with recomputation, if any task runs twice.
     pub repeated: Option<Checked<Repeated>>,
-    /// What is copied when, if anything is; made from `repeated`, if there is that.
+    /// The dag with offload copies, if there are any; derived from `repeated`, if that is set.
     pub offloaded: Option<Checked<Offloaded>>,
-    /// The plan of what the two come to, not yet checked. Above the budget if nothing was found
-    /// that keeps it.
+    /// The plan of the resulting dag, not yet checked. It exceeds the budget if the search found
+    /// none that meets it.
     pub plan: Plan,
-    /// What is away from the slab for how long.
+    /// The offload intervals of the plan.
     pub trips: Vec<Trip>,
-    /// The time of all tasks and of waiting for copies, in the unit of [`Task::cost`].
+    /// The time of all tasks and of all waits for copies, in the unit of [`Task::cost`].
     pub time: f64,
-    /// No schedule needs a smaller slab than this.
+    /// A lower bound of the slab for every schedule.
     pub floor: u64,
 }
 
-/// How much of what is above the budget is left to copies, where recomputation does the rest: tried
-/// in this order.
-const LEVELS: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
-/// What the engines' time is taken to cost, as a part of it, beside the time that kernels wait for
-/// them: tried in this order.
-const DEAR: [f64; 2] = [0.02, 0.3];
-/// How often both are searched for at once, each time for fewer live bytes; not where that could
-/// save but this part of the time.
-const TOGETHER: usize = 2;
-const LITTLE: f64 = 0.002;
-/// How often transfers are planned for a smaller sum of live bytes, since packing loses some.
+/// The share of the excess over the budget that is left to copies while recomputation removes the
+/// rest: tried in this order.
+const COPY_SHARES: [f64; 4] = [0.8, 0.55, 0.3, 0.12];
+/// The price of the copy engines' busy time, as a fraction of that time, in addition to the time
+/// that kernels wait for copies: tried in this order.
+const BUSY_PRICES: [f64; 2] = [0.02, 0.3];
+/// The number of combined searches for recomputation and offloading, each for fewer live bytes.
+/// Skipped if less than the fraction `MIN_GAIN` of the time could be saved.
+const COMBINED_SEARCHES: usize = 2;
+const MIN_GAIN: f64 = 0.002;
+/// The number of attempts to plan offloading, each for a smaller sum of live bytes, because packing
+/// adds gaps.
 const TARGETS: usize = 4;
 
-/// Plans a dag so that the slab is no larger than `budget`, sending buffers to the host while they
-/// lie idle and running [`Task::repeatable`] tasks again where the plan `once`, which does neither,
-/// is larger: the plan that takes the least time of those found, or the smallest if none keeps the
-/// budget. Never worse than either alone as found by the same search. Deterministic.
+/// Plans a dag so that the slab is no larger than `budget`. If the baseline plan `once` is larger,
+/// idle buffers are offloaded and [`Task::repeatable`] tasks are recomputed. Returns the plan that
+/// takes the least time of those found, or the smallest if none meets the budget. It is never worse
+/// than recomputation alone or offloading alone, as found by the same search. Deterministic.
 ///
-/// Every idle stretch of a buffer has two prices: what its bytes cost to compute again, and what
-/// they cost to copy. Copies that hide behind kernels cost no time, but the engine has only so much
-/// of it; so of the values that relieve a step alike, those go first that are dear to compute
-/// again, and recomputation is left the cheap ones.
+/// Every idle interval of a buffer has two prices: the cost of recomputing its bytes, and the cost
+/// of copying them. A copy that overlaps with kernels costs no time, but the engine's time is
+/// limited. Therefore, among values that relieve a step equally, those that are expensive to
+/// recompute are offloaded first, and the cheap ones are left to recomputation.
 ///
 /// # Errors
 /// As [`plan`]; [`PlanError::Link`] if the time to copy a byte is negative or not finite.
@@ -87,21 +89,22 @@ pub fn plan_with_link(
     }
     dag.verify()?;
     let floor = floor(dag);
-    let without = WithLink::new(dag, None, once.clone(), floor);
+    let baseline = WithLink::new(dag, None, once.clone(), floor);
     if once.height <= budget {
         return Ok(without);
     }
-    let again = WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
-    let mut best = without.clone().or(again.clone(), budget);
-    best = offload(dag, without, &[], best, budget, link, options)?;
-    // What does not keep the budget may with copies.
-    if again.repeated.is_some() && again.plan.height > budget {
-        best = offload(dag, again, &[], best, budget, link, options)?;
+    let recomputed =
+        WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
+    let mut best = baseline.clone().or(recomputed.clone(), budget);
+    best = offload(dag, baseline, &[], best, budget, link, options)?;
+    // Recomputation alone may miss a budget that it meets together with copies.
+    if recomputed.repeated.is_some() && recomputed.plan.height > budget {
+        best = offload(dag, recomputed, &[], best, budget, link, options)?;
     }
     let Some(search) = DagSearch::new(dag, options) else {
         return Ok(best);
     };
-    for level in LEVELS {
+    for level in COPY_SHARES {
         let height = budget as f64 + level * (once.height - budget) as f64;
         let target = search.peak() as f64 * height / once.height as f64;
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target as u64).0))
@@ -115,11 +118,11 @@ pub fn plan_with_link(
         let start = WithLink::new(dag, Some(repeated), planned, floor);
         best = offload(dag, start, &[], best, budget, link, options)?;
     }
-    together(dag, &search, once.height, best, budget, link, options)
+    combined_search(dag, &search, once.height, best, budget, link, options)
 }
 
-/// The best of `best` and what a search for both at once finds.
-fn together(
+/// The better of `best` and the result of a combined search for recomputation and offloading.
+fn combined_search(
     dag: &Dag,
     search: &DagSearch,
     height_once: u64,
@@ -130,15 +133,15 @@ fn together(
 ) -> Result<WithLink, PlanError> {
     let least: f64 = dag.tasks.iter().map(|task| task.cost as f64).sum();
     let mut target = (search.peak() as f64 * budget as f64 / height_once as f64) as u64;
-    for _ in 0..TOGETHER {
-        if best.plan.height <= budget && best.time <= least * (1.0 + LITTLE) {
+    for _ in 0..COMBINED_SEARCHES {
+        if best.plan.height <= budget && best.time <= least * (1.0 + MIN_GAIN) {
             break;
         }
-        let (runs, away) = search.find_sending(dag, target, link.cost_per_byte);
+        let (runs, away) = search.find_with_offload(dag, target, link.cost_per_byte);
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else {
             break;
         };
-        // What is away when is told for the runs in their order.
+        // The intervals found are for the runs in this order.
         let planned = plan(
             &repeated.dag,
             &Options {
@@ -158,7 +161,7 @@ fn together(
 }
 
 impl WithLink {
-    /// What keeps a budget without copies, or does not, for the dag it was made from.
+    /// A plan without copies, from the result of [`plan_within`] for `dag`.
     pub fn without_copies(dag: &Dag, within: Within) -> Self {
         let Within {
             repeated,
@@ -186,8 +189,8 @@ impl WithLink {
         }
     }
 
-    /// The better of two: within the budget first, then sooner done, then smaller; this, if they
-    /// are alike.
+    /// The better of two plans: first the one within the budget, then the faster, then the smaller;
+    /// `self` if they are equal.
     fn or(self, other: WithLink, budget: u64) -> WithLink {
         let heights = [&self, &other].map(|w| w.plan.height.max(budget));
         let alike = heights[0]
@@ -198,12 +201,12 @@ impl WithLink {
     }
 }
 
-/// The best of `best` and what copies make of `start`; the search for them begins with what is away
-/// already.
+/// The better of `best` and `start` with offloading added. The search for intervals begins with
+/// `away`.
 fn offload(
     dag: &Dag,
     start: WithLink,
-    away: &[Away],
+    away: &[RunInterval],
     mut best: WithLink,
     budget: u64,
     link: &Link,
@@ -225,17 +228,17 @@ fn offload(
         order: OrderPolicy::Program,
         ..*options
     };
-    for dear in DEAR {
+    for busy_price in BUSY_PRICES {
         let mut target = budget;
         for _ in 0..TARGETS {
             let fits = best.plan.height <= budget;
             let most = if fits { best.time } else { f64::INFINITY };
             let Some((offloaded, time, trips)) =
-                idle.offload(base, &start.plan, target, link, most, dear)
+                idle.offload(base, &start.plan, target, link, most, busy_price)
             else {
                 break;
             };
-            // A dag that does other work is none: the checker's word counts, not the search's.
+            // A dag that does other work is rejected: the checker decides, not the search.
             let Ok(offloaded) = check_offload(base, offloaded) else {
                 break;
             };
@@ -258,15 +261,15 @@ fn offload(
     Ok(best)
 }
 
-/// A plan's buffers, as transfers see them.
+/// The buffers of a plan as candidates for offloading.
 struct Idle {
     timeline: Timeline,
     /// The buffer of each value.
     buffers: Vec<BufferId>,
-    /// What computing each value again costs for a byte, if its tasks may run again.
+    /// The cost of recomputing each value, per byte, if its tasks are repeatable.
     recompute: Vec<Option<f64>>,
-    /// What is away to begin with.
-    begin: Vec<Absence>,
+    /// The intervals that the search begins with.
+    begin: Vec<IdleInterval>,
 }
 
 impl Idle {
@@ -302,8 +305,8 @@ impl Idle {
                 .collect();
             touched.sort_unstable();
             touched.dedup();
-            // Writers come first, one after the other; what there is at the start is first touched
-            // by a reader.
+            // Writers come first, one after the other. A buffer that exists at the start is first
+            // touched by a reader.
             let reads = touched.split_off(writers.len().max(1).min(touched.len()));
             let (Some(&made), false) = (
                 touched.last(),
@@ -336,9 +339,8 @@ impl Idle {
         idle
     }
 
-    /// Begins with what is away between runs, where the plan has the same reads one after the
-    /// other.
-    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[Away]) {
+    /// Takes over the intervals between runs for which the plan has the same consecutive reads.
+    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[RunInterval]) {
         let mut step_of = vec![0u32; plan.order.len()];
         (0u32..)
             .zip(&plan.order)
@@ -361,7 +363,7 @@ impl Idle {
             let next = reads.partition_point(|&r| r < read);
             let before = next.checked_sub(1).map_or(*made, |before| reads[before]);
             if reads.get(next) == Some(&read) && before == used && used < read {
-                self.begin.push(Absence {
+                self.begin.push(IdleInterval {
                     value: k as u32,
                     made: *made,
                     used,
@@ -373,9 +375,9 @@ impl Idle {
         }
     }
 
-    /// The dag with transfers by which no more than `target` bytes are live, or fewer than without
-    /// at least; the time it takes, and what is away. Nothing if nothing can be sent or it takes
-    /// `most` or more.
+    /// The dag with offload copies for which at most `target` bytes are live, or at least fewer
+    /// than without; its time, and the intervals. `None` if no value can be offloaded or the time
+    /// is `most` or more.
     fn offload(
         &self,
         dag: &Dag,
@@ -383,7 +385,7 @@ impl Idle {
         target: u64,
         link: &Link,
         most: f64,
-        dear: f64,
+        busy_price: f64,
     ) -> Option<(Offloaded, f64, Vec<Trip>)> {
         let host = link
             .host_bytes
@@ -395,7 +397,7 @@ impl Idle {
             host,
         );
         offloader.begin_with(&self.begin);
-        let (time, fits) = offloader.fit(dear, most)?;
+        let (time, fits) = offloader.fit(busy_price, most)?;
         if offloader.transfers().is_empty() || time >= most || !fits && most.is_finite() {
             return None;
         }

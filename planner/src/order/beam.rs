@@ -1,5 +1,5 @@
-//! Beam search for an order below a threshold: of the states with equally many tasks run, the few
-//! with the fewest live bytes are followed.
+//! Beam search for an order below a threshold: among the states with equally many tasks run, those
+//! with the fewest live bytes are expanded.
 
 use super::compact::Compact;
 use super::exact::Verdict;
@@ -9,19 +9,19 @@ use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-/// States that wait to be followed, for each that is.
+/// The number of queued states per expanded state.
 const WAITING: usize = 4;
 
 struct Candidate<'a> {
     parent: Rc<State<'a>>,
-    /// What runs next; nothing does at the start.
+    /// The next task; `None` at the start.
     child: Option<u32>,
     live: i128,
     key: u128,
 }
 
-/// Looks for an order with a peak of `threshold` at most. A beam that never had to leave out a
-/// state proves that there is none if it finds none.
+/// Searches for an order with a peak of at most `threshold`. A beam that never had to drop a state
+/// proves that there is no such order if it finds none.
 pub(super) fn search(
     problem: &Compact,
     width: usize,
@@ -90,7 +90,7 @@ pub(super) fn search(
     }
 }
 
-/// The best few of a level, no state twice; whether none had to be left out.
+/// Keeps the best states of a level, without duplicates; returns whether none had to be dropped.
 fn keep(level: &mut Vec<Candidate>, width: usize) -> bool {
     level.sort_by_key(|candidate| (candidate.live, candidate.key));
     level.dedup_by_key(|candidate| candidate.key);

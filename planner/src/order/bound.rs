@@ -1,9 +1,9 @@
-//! Lower bounds on the peak: for each task, the least memory in which it can run at all.
+//! Lower bounds on the peak: for each task, the least memory in which it can run.
 //!
 //! The live bytes of a state are a cut: a buffer counts if its first user has run and some other
-//! has not. So the state with the fewest live bytes among those in which a given task can run is a
-//! minimum cut (Picard, "Maximal closure of a graph", 1976), found as a maximum flow by Dinic's
-//! algorithm. No order has a peak below the largest of these.
+//! has not. Therefore the state with the fewest live bytes among those in which a given task can
+//! run is a minimum cut (Picard, "Maximal closure of a graph", 1976), found as a maximum flow by
+//! Dinic's algorithm. The largest of these is a lower bound of the peak of every order.
 
 use super::compact::Compact;
 use super::expand::Limits;
@@ -12,10 +12,10 @@ use std::collections::VecDeque;
 
 const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;
-/// Edges that can be looked at while a step of the other searches is made.
+/// The number of edge visits that count as much as a step of the other searches.
 const EDGES_PER_EFFORT: u64 = 16;
-/// Nodes and edges that are set up for a cut at no charge, and how many of the others are while an
-/// edge is looked at.
+/// The number of nodes and edges that are set up for a cut free of charge, and the number of
+/// further ones that count as one edge visit.
 const SET_UP_FREE: u64 = 1 << 14;
 const SET_UP_SHARE: u64 = 8;
 
@@ -24,32 +24,32 @@ struct Edge {
     capacity: i128,
 }
 
-/// The network of a problem; the task at hand only decides what is source and what is sink.
+/// The flow network of a problem. The current task only decides the source and sink sides.
 pub(super) struct Bounds<'a> {
     problem: &'a Compact,
     /// Edge `e` and its reverse `e ^ 1`.
     edges: Vec<Edge>,
     /// Node → its edges; tasks first, then buffers, source, sink.
     edges_of: Vec<Vec<u32>>,
-    /// Buffer → the edge that is cut where it is alive.
+    /// Buffer → the edge that is cut if it is alive.
     buffer_edge: Vec<u32>,
-    /// Buffer → its first user, if it does not live from the start on.
+    /// Buffer → its first user, if it is not alive from the start.
     first: Vec<u32>,
-    /// What flows through each edge now is the difference to `edges`.
+    /// The residual capacities: the flow through each edge is the difference to `edges`.
     residual: Vec<i128>,
-    /// Of this task.
+    /// Node → its side for the current task.
     side: Vec<Side>,
     level: Vec<u32>,
     next: Vec<u32>,
-    /// Tasks whose need is known.
+    /// Tasks whose need has been computed.
     seen: Vec<bool>,
-    /// Edges looked at and not yet taken off the limit.
+    /// Edges visited but not yet taken off the limit.
     work: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Side {
-    /// To be decided.
+    /// Not decided by the task.
     Free,
     /// Has run.
     Source,
@@ -123,9 +123,9 @@ impl<'a> Bounds<'a> {
         edge
     }
 
-    /// Raises `bound`, which holds, by what tasks need, until it reaches `peak`, no other task
-    /// could raise it, or the limit is reached. `needs` says for each task in how many bytes some
-    /// order runs it.
+    /// Raises the valid `bound` by the needs of tasks, until it reaches `peak`, no other task could
+    /// raise it, or the limit is reached. `needs` holds for each task the bytes in which some order
+    /// runs it.
     pub(super) fn raise(
         &mut self,
         bound: i128,
@@ -151,8 +151,8 @@ impl<'a> Bounds<'a> {
     }
 
     /// The least memory in which a task can run. In place it can take over one of several buffers,
-    /// whose other users must then have run: each way is a cut of its own. Nothing, if the limit is
-    /// reached before.
+    /// whose other users must then have run: each alternative is a separate cut. `None` if the
+    /// limit is reached before.
     pub(super) fn need(&mut self, task: usize, limits: &mut Limits) -> Option<i128> {
         let problem = self.problem;
         let born = problem
@@ -166,7 +166,8 @@ impl<'a> Bounds<'a> {
         let pairs = problem.pairs(task);
         let one_takes = pairs.windows(2).all(|two| two[0].to == two[1].to);
         if pairs.is_empty() || !one_takes {
-            // With several that may take over bytes, all may be saved whatever happens.
+            // With several buffers that may take over bytes, the bound assumes that all savings
+            // apply.
             let mut saved: Vec<(u32, i128)> =
                 pairs.iter().map(|pair| (pair.to, pair.saves)).collect();
             saved.sort_unstable();
@@ -184,15 +185,15 @@ impl<'a> Bounds<'a> {
     }
 
     /// The fewest live bytes of a state in which a task can run. With a buffer to take over,
-    /// `saves` are added where other users of it have not run.
+    /// `saves` are added if other users of it have not run.
     fn cut(
         &mut self,
         task: usize,
         taken_over: Option<(usize, i128)>,
         limits: &mut Limits,
     ) -> Option<i128> {
-        // Setting up costs little beside what is looked at, but for large dags of which a task
-        // concerns little.
+        // Setting up costs little compared with edge visits, except in large dags of which only a
+        // small part matters for the task.
         let elements = (self.edges.len() + self.side.len()) as u64;
         self.work += elements.saturating_sub(SET_UP_FREE) / SET_UP_SHARE;
         count_looks(elements);
@@ -219,8 +220,8 @@ impl<'a> Bounds<'a> {
         }
         let mut known = 0;
         if let Some((buffer, saves)) = taken_over {
-            // It counts in any case, for this task reads it. What remains of its edge asks for the
-            // other users alone.
+            // The buffer counts in any case, because this task reads it. The rest of its edge
+            // stands for its other users alone.
             let edge = self.buffer_edge[buffer] as usize;
             known = self.problem.bytes[buffer];
             self.residual[edge] = saves;
@@ -257,7 +258,7 @@ impl<'a> Bounds<'a> {
         Some(total)
     }
 
-    /// Distances from the source side; whether the sink side is reached.
+    /// Computes distances from the source side; returns whether the sink side is reached.
     fn find_levels(&mut self, sources: &[u32]) -> bool {
         self.level.fill(u32::MAX);
         let mut queue: VecDeque<u32> = sources.iter().copied().collect();
@@ -281,8 +282,8 @@ impl<'a> Bounds<'a> {
         reached
     }
 
-    /// Pushes up to `most` from a node along edges that lead one level on, to the sink side.
-    /// Without recursion: levels are as many as a graph is deep.
+    /// Pushes up to `most` from a node along edges that lead to the next level, to the sink side.
+    /// Not recursive, because a graph may be deep and therefore have many levels.
     fn push(&mut self, start: u32, most: i128) -> i128 {
         let mut pushed = 0;
         let mut path: Vec<u32> = Vec::new();
@@ -332,7 +333,7 @@ impl<'a> Bounds<'a> {
     }
 }
 
-/// Some order that respects the dependencies.
+/// An order that respects the dependencies.
 fn program_order(problem: &Compact) -> Vec<u32> {
     let tasks = problem.tasks();
     let mut waiting: Vec<usize> = (0..tasks).map(|t| problem.before.row(t).len()).collect();

@@ -1,44 +1,44 @@
 //! The ordering problem as flat arrays, and walks through its states.
 //!
-//! A state is the set of tasks that have run. Which buffers are alive in it, and so its live bytes,
-//! follow from the set alone: a buffer is alive once one of its users has run, until all have. The
-//! live bytes are a submodular function of the set (a cut), and the problem is symmetric in time:
-//! run backwards, a buffer is born at its last user.
+//! A state is the set of tasks that have run. The set alone determines the live buffers, and so the
+//! live bytes: a buffer is alive once one of its users has run, until all have. The live bytes are
+//! a submodular function of the set (a cut), and the problem is symmetric in time: backwards, a
+//! buffer is born at its last user.
 
 use crate::dag::Dag;
 use crate::relations::{Csr, Relations};
 
-/// How bytes are counted.
+/// The measure of a buffer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sizes {
-    /// As they take up room in a slab: in whole units of their alignment.
+    /// As occupied in a slab: in whole units of the alignment.
     Occupied,
-    /// As they are.
+    /// The exact sizes.
     Exact,
 }
 
-/// What a task may do in place: if one buffer ends where the other begins, the latter's bytes are
-/// not needed twice.
+/// A permission to compute in place: if one buffer ends where the other begins, the latter's bytes
+/// are not needed twice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Pair {
-    /// Gives its bytes, to one other at most.
+    /// The buffer that gives its bytes, to at most one other.
     pub(super) from: u32,
-    /// Takes them over, from one other at most.
+    /// The buffer that takes them over, from at most one other.
     pub(super) to: u32,
     /// The bytes of `to`.
     pub(super) saves: i128,
 }
 
-/// Tasks and buffers of a dag, stripped to what the order depends on.
+/// Tasks and buffers of a dag, reduced to the data that the order depends on.
 #[derive(Clone, Debug)]
 pub(super) struct Compact {
-    /// Task → buffers it touches, those left out whose bytes do not depend on the order.
+    /// Task → buffers it touches, except for those whose bytes do not depend on the order.
     pub(super) uses: Csr,
     /// Buffer → tasks that touch it.
     pub(super) users: Csr,
-    /// Task → tasks that wait for it.
+    /// Task → tasks that depend on it.
     pub(super) after: Csr,
-    /// Task → tasks it waits for.
+    /// Task → tasks it depends on.
     pub(super) before: Csr,
     /// Buffer → its bytes.
     pub(super) bytes: Vec<i128>,
@@ -50,11 +50,11 @@ pub(super) struct Compact {
     pub(super) workspace: Vec<i128>,
     /// Task → its pairs, as a range of `pairs`.
     pub(super) pairs_of: Vec<(u32, u32)>,
-    /// Those of a task by falling savings, then by `to`.
+    /// The pairs of each task by decreasing savings, then by `to`.
     pub(super) pairs: Vec<Pair>,
-    /// Bytes alive all the time.
+    /// Bytes that are always alive.
     pub(super) base: i128,
-    /// Whether buffers end where the dag writes them.
+    /// Whether time is reversed, so that buffers end at their writers.
     backwards: bool,
 }
 
@@ -160,39 +160,40 @@ impl Compact {
     }
 }
 
-/// What running a task does to the live bytes.
+/// The change of the live bytes when a task runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Change {
-    /// After it, against before.
+    /// After the task, compared with before.
     pub(super) net: i128,
-    /// While it runs, against before.
+    /// While the task runs, compared with before.
     pub(super) need: i128,
 }
 
-/// A state, with the peak of the way to it.
+/// A state, with the peak of the path to it.
 #[derive(Clone)]
 pub(super) struct Walk<'a> {
     pub(super) problem: &'a Compact,
-    /// Buffer → how many of its users have not run.
+    /// Buffer → the number of its users that have not run.
     remaining: Vec<u32>,
-    /// Task → for how many others it still waits.
+    /// Task → the number of its dependencies that have not run.
     waiting: Vec<u32>,
     done: Vec<bool>,
     pub(super) live: i128,
     pub(super) peak: i128,
-    /// Tells states apart: the exclusive or of a random number for each task that has run.
+    /// The key of the state: the exclusive or of a random number for each task that has run.
     pub(super) key: u128,
     /// The tasks in the order in which they ran.
     pub(super) log: Vec<u32>,
-    /// Tasks whose change may have become smaller or that became ready, since the list was emptied.
+    /// Tasks that became ready, or whose change may have become smaller, since the list was
+    /// emptied.
     pub(super) touched: Vec<u32>,
-    /// Of these, the ready ones that were looked at and did not run.
+    /// The ready tasks among these that were checked and did not run.
     pub(super) affected: Vec<u32>,
-    /// Task → how many had run when it became ready, where it is.
+    /// Task → the number of tasks that had run when it became ready, if it is.
     pub(super) ready_since: Vec<usize>,
 }
 
-/// Where a walk stood.
+/// A position of a walk.
 #[derive(Clone, Copy)]
 pub(super) struct Mark {
     pub(super) live: i128,
@@ -229,7 +230,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Tasks that may run.
+    /// Whether a task may run.
     pub(super) fn is_ready(&self, task: u32) -> bool {
         self.waiting[task as usize] == 0 && !self.done[task as usize]
     }
@@ -252,7 +253,7 @@ impl<'a> Walk<'a> {
         self.remaining[buffer] == 1 && !self.problem.at_end[buffer]
     }
 
-    /// What a ready task would do.
+    /// The change that a ready task would cause.
     pub(super) fn change(&self, task: u32) -> Change {
         let problem = self.problem;
         let (mut born, mut dying) = (0, 0);
@@ -278,8 +279,8 @@ impl<'a> Walk<'a> {
     }
 
     /// The most bytes that need not exist twice: a matching of buffers that end with buffers that
-    /// begin, each of which has its own savings, so that those with the largest are matched first
-    /// and stay so (Edmonds, "Matroids and the greedy algorithm", 1971).
+    /// begin, each of which has a fixed saving. Therefore those with the largest savings are
+    /// matched first and stay matched (Edmonds, "Matroids and the greedy algorithm", 1971).
     fn saved(&self, pairs: &[Pair]) -> i128 {
         let meets = |pair: &&Pair| {
             let (ends, begins) = if self.problem.backwards {
@@ -348,7 +349,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// Takes back all that ran since.
+    /// Undoes all tasks that ran since a mark.
     pub(super) fn undo(&mut self, mark: Mark) {
         let problem = self.problem;
         while self.log.len() > mark.len {
@@ -374,25 +375,25 @@ impl<'a> Walk<'a> {
         } = mark;
     }
 
-    /// Tasks that have run since.
+    /// The tasks that have run since a mark.
     pub(super) fn since(&self, mark: Mark) -> &[u32] {
         &self.log[mark.len..]
     }
 }
 
-/// Finds a buffer whose bytes `to` can take over, if need be by finding others for those that have
-/// taken some.
+/// Finds a buffer whose bytes `to` can take over, if necessary by moving the buffers that have
+/// taken some to others (an augmenting path).
 fn give(pairs: &[Pair], to: u32, given: &mut Vec<(u32, u32)>, tried: &mut Vec<u32>) -> bool {
     for pair in pairs.iter().filter(|pair| pair.to == to) {
         if tried.contains(&pair.from) {
             continue;
         }
         tried.push(pair.from);
-        let taker = given.iter().position(|&(from, _)| from == pair.from);
-        match taker {
+        let holder = given.iter().position(|&(from, _)| from == pair.from);
+        match holder {
             None => given.push((pair.from, to)),
             Some(at) if give(pairs, given[at].1, given, tried) => {
-                // The other has moved on; its old entry is this one's now.
+                // The other buffer has moved, so its old entry is replaced.
                 given[at] = (pair.from, to);
             }
             Some(_) => continue,

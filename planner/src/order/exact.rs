@@ -7,11 +7,11 @@ use rustc_hash::FxHashSet;
 /// The most states remembered for one threshold.
 const STATES_MAX: usize = 4 << 20;
 
-/// What a threshold led to.
+/// The result of a search below a threshold.
 pub(super) enum Verdict {
-    /// An order whose peak is the threshold at most.
+    /// An order whose peak is at most the threshold.
     Found(Vec<u32>),
-    /// There is none, and none below this peak either.
+    /// There is no such order, nor one with a peak below this.
     AtLeast(i128),
     /// The limit was reached.
     Unknown,
@@ -23,10 +23,8 @@ struct Frame {
     children: Vec<Child>,
 }
 
-/// Looks for an order with a peak of `threshold` at most.
-///
-/// States are told apart by keys of 128 random bits, so that two of a billion states are taken for
-/// one with a probability below 10⁻²⁰.
+/// Searches for an order with a peak of at most `threshold`. States are identified by keys of 128
+/// random bits, so that two of a billion states are confused with a probability below 10⁻²⁰.
 pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
     let mut state = State::new(problem);
     let mut visited: FxHashSet<u128> = FxHashSet::default();
@@ -37,7 +35,7 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
         return Verdict::AtLeast(state.walk.peak);
     }
     loop {
-        // The state was just reached.
+        // The state has just been reached.
         let mut children = Vec::new();
         let expansion = state.expand(threshold, false, &mut children);
         if state.is_complete() {
@@ -50,7 +48,7 @@ pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) ->
         if !visited.insert(state.walk.key) {
             children.clear();
         }
-        // The one with the fewest live bytes is followed first.
+        // The child with the fewest live bytes is followed first.
         children.sort_by_key(|child| (std::cmp::Reverse(child.live), child.key));
         frames.push(Frame {
             mark,

@@ -1,26 +1,27 @@
-//! From one state to the next: what may run at once without loss, and what remains to be chosen.
+//! Transitions between states: the tasks that can run at once without loss, and the remaining
+//! choices.
 //!
 //! Let a step fit if the bytes it needs stay below a threshold. A ready task that fits and does not
 //! raise the live bytes can run now: in any order that stays below the threshold it can be moved
-//! here, since by submodularity it raises the live bytes nowhere later either. The same holds for a
-//! ready task together with some of those that become ready by it, if all of these fit, none of
-//! these raises the live bytes and all of them together do not. So a weight's gradient brings its
-//! update along.
+//! here, because by submodularity it raises the live bytes at no later point either. The same holds
+//! for a ready task together with some of the tasks that it makes ready, if all of these fit, none
+//! of the latter raises the live bytes, and all of them together do not. For example, a weight's
+//! gradient runs together with its update.
 
 use super::compact::{Compact, Mark, Walk, key};
 use std::time::Instant;
 
-/// How much searching is allowed.
+/// The limit of a search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Changes that may still be computed, or the like.
+    /// The number of changes, or comparable operations, that may still be computed.
     pub(super) effort: u64,
-    /// When to stop in any case.
+    /// The time to stop in any case.
     pub(super) deadline: Option<Instant>,
 }
 
 impl Limits {
-    /// Takes some effort off; whether more is allowed.
+    /// Spends some effort; returns whether any is left.
     pub(super) fn spend(&mut self, effort: u64) -> bool {
         self.effort = self.effort.saturating_sub(effort);
         if is_past(self.deadline) {
@@ -29,7 +30,7 @@ impl Limits {
         self.effort > 0
     }
 
-    /// Does something that may take only part of what is left.
+    /// Runs `work` with only a part of the remaining effort.
     pub(super) fn within<T>(&mut self, most: u64, work: impl FnOnce(&mut Limits) -> T) -> T {
         let allowed = most.min(self.effort);
         let mut part = Limits {
@@ -46,7 +47,7 @@ impl Limits {
     }
 }
 
-/// Whether the time is over, if there is an end to it.
+/// Whether the time is over, if it is limited.
 pub(super) fn is_past(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
@@ -54,15 +55,15 @@ pub(super) fn is_past(deadline: Option<Instant>) -> bool {
 /// A choice in a state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Child {
-    /// The task to run.
+    /// The task of the choice.
     pub(super) task: u32,
-    /// The live bytes it leads to, as far as they are known.
+    /// The live bytes of the next state, as far as they are known.
     pub(super) live: i128,
-    /// The key of the state it leads to, as far as that is known.
+    /// The key of the next state, as far as it is known.
     pub(super) key: u128,
 }
 
-/// A walk and which tasks are ready.
+/// A walk and its ready tasks.
 #[derive(Clone)]
 pub(super) struct State<'a> {
     pub(super) walk: Walk<'a>,
@@ -70,16 +71,16 @@ pub(super) struct State<'a> {
     pub(super) ready: Vec<u32>,
 }
 
-/// What expanding a state found.
+/// The result of expanding a state.
 pub(super) struct Expansion {
-    /// The least that a step needed which did not fit; `i128::MAX` if all did.
+    /// The least need of a step that did not fit; `i128::MAX` if all did.
     pub(super) exceeded: i128,
-    /// What it took.
+    /// The effort spent.
     pub(super) effort: u64,
 }
 
 impl<'a> State<'a> {
-    /// Nothing has run.
+    /// The state in which no task has run.
     pub(super) fn new(problem: &'a Compact) -> Self {
         let walk = Walk::new(problem);
         let ready = (0..problem.tasks() as u32)
@@ -93,7 +94,7 @@ impl<'a> State<'a> {
         self.walk.log.len() == self.walk.problem.tasks()
     }
 
-    /// Runs a task and what can run without loss then.
+    /// Runs a task, and then all tasks that can run without loss.
     pub(super) fn follow(&mut self, task: u32, threshold: i128) {
         let mark = self.walk.mark();
         self.run(task, threshold);
@@ -124,8 +125,8 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Runs what can run without loss while steps need `threshold` at most, then appends the
-    /// choices that are left.
+    /// Runs all tasks that can run without loss while steps need at most `threshold`, then appends
+    /// the remaining choices.
     pub(super) fn expand(
         &mut self,
         threshold: i128,
@@ -138,11 +139,12 @@ impl<'a> State<'a> {
             effort: 0,
         };
         let mut start = self.walk.mark();
-        // The least that was needed by a step not taken where there was only one that fitted.
+        // The least need of a step that did not fit while only one did.
         let mut passed_by = i128::MAX;
         self.walk.affected.clear();
         'closing: loop {
-            // What the last step concerned, before everything is looked at again.
+            // The tasks affected by the last step come first, before all ready tasks are checked
+            // again.
             while let Some(task) = self.walk.affected.pop() {
                 if self.walk.is_ready(task) {
                     self.advance(task, threshold, false, &mut expansion);
@@ -168,7 +170,7 @@ impl<'a> State<'a> {
         }
     }
 
-    /// Runs a ready task if nothing is lost by it, else tells where it would lead.
+    /// Runs a ready task if that loses nothing; otherwise returns the state it would lead to.
     fn advance(
         &mut self,
         task: u32,
@@ -219,18 +221,18 @@ impl<'a> State<'a> {
 }
 
 enum Advance {
-    /// It ran.
+    /// The task ran.
     Done,
-    /// It is one of the choices.
+    /// The task is one of the choices.
     Child(Child),
-    /// It would need more than the threshold.
+    /// The task would need more than the threshold.
     Exceeded(i128),
 }
 
 impl Walk<'_> {
-    /// Runs the touched tasks, and those they touch, that fit and do not raise the live bytes, if
-    /// they became ready when `since` tasks or more had run. The others that are ready are
-    /// affected.
+    /// Runs the touched tasks, and those they touch in turn, that fit and do not raise the live
+    /// bytes, if they became ready when at least `since` tasks had run. The other ready ones are
+    /// marked as affected.
     fn close(&mut self, threshold: i128, since: usize) {
         let mut unfit = Vec::new();
         while let Some(task) = self.touched.pop() {

@@ -1,9 +1,9 @@
-//! Orders made in one pass, where the search begins: greedy list scheduling on memory, forwards
-//! and, since the problem is symmetric in time (a buffer is born at its last reader and dies at its
-//! first writer), backwards; and a depth-first order that evaluates the operand with the larger
-//! need first, after Sethi and Ullman, "The generation of optimal code for arithmetic expressions"
-//! (1970), and Liu, "On the storage requirement in the out-of-core multifrontal method" (1986).
-//! Each costs about O(E log V).
+//! Orders made in one pass, from which the search starts: greedy list scheduling on memory,
+//! forwards and, because the problem is symmetric in time (a buffer is born at its last reader and
+//! dies at its first writer), backwards; and a depth-first order that evaluates the operand with
+//! the larger need first, after Sethi and Ullman, "The generation of optimal code for arithmetic
+//! expressions" (1970), and Liu, "On the storage requirement in the out-of-core multifrontal
+//! method" (1986). Each costs about O(E log V).
 
 use super::Schedule;
 use super::expand::is_past;
@@ -13,7 +13,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;
 
-/// The program's order first, then those of the three constructions that differ and are done before
+/// The program's order, then those of the three constructions that differ and are complete before
 /// the deadline.
 pub(super) fn orders(
     dag: &Dag,
@@ -37,7 +37,7 @@ pub(super) fn orders(
     orders
 }
 
-/// How many tasks are run before the clock is looked at.
+/// The number of tasks run between checks of the clock.
 const BETWEEN_LOOKS: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,33 +46,33 @@ enum Direction {
     Backward,
 }
 
-/// How many of the ready tasks with the smallest net change are tried before the one with the
-/// smallest need is taken.
+/// The number of ready tasks with the smallest net change that are tried before the one with the
+/// smallest need is chosen.
 const TRIES: usize = 16;
 
-/// What running a task does to the live bytes.
+/// The change of the live bytes when a task runs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Change {
-    /// After it, against before.
+    /// After the task, compared with before.
     net: i128,
-    /// While it runs, against before.
+    /// While the task runs, compared with before.
     need: i128,
 }
 
-/// Greedy list scheduling: among the ready tasks that fit under the peak reached so far, the one
-/// that frees most; if none fits, the one that raises the peak least.
+/// Greedy list scheduling: among the ready tasks that fit under the current peak, the one that
+/// frees most; if none fits, the one that raises the peak least.
 struct Greedy<'a> {
     dag: &'a Dag,
     relations: &'a Relations,
     direction: Direction,
     next: &'a Csr,
     waiting: Vec<u32>,
-    /// Buffer → how many of its users have not run.
+    /// Buffer → the number of its users that have not run.
     remaining: Vec<u32>,
     alive: Vec<bool>,
     pairs: Csr,
     done: Vec<bool>,
-    /// Task → how often its change was computed anew; entries of the heaps with an older number are
+    /// Task → the number of times its change was computed; heap entries with an older number are
     /// stale.
     version: Vec<u32>,
     by_net: BinaryHeap<Reverse<(i128, i128, u32, u32)>>,
@@ -130,7 +130,7 @@ impl<'a> Greedy<'a> {
         }
     }
 
-    /// The order of all tasks; none if the deadline comes first.
+    /// The order of all tasks; `None` if the deadline comes first.
     fn run(mut self, deadline: Option<Instant>) -> Option<Vec<TaskId>> {
         let mut live: i128 = (0..self.alive.len())
             .filter(|&b| self.alive[b])
@@ -213,7 +213,7 @@ impl<'a> Greedy<'a> {
         saved
     }
 
-    /// Puts a ready task into the heaps, with its change as of now.
+    /// Adds a ready task to the heaps, with its current change.
     fn offer(&mut self, task: u32) {
         let Change { net, need } = self.change(task);
         self.version[task as usize] += 1;
@@ -240,7 +240,7 @@ impl<'a> Greedy<'a> {
         !self.done[task] && self.version[task] == version
     }
 
-    /// The next task, when `room` bytes are free under the peak.
+    /// The next task, if `room` bytes are free under the peak.
     fn pick(&mut self, room: i128) -> Option<u32> {
         let mut too_large = Vec::new();
         let mut fitting = None;
@@ -270,8 +270,8 @@ impl<'a> Greedy<'a> {
         None
     }
 
-    /// Marks a task as run, makes those ready that waited for it, and corrects the changes of those
-    /// it concerns.
+    /// Marks a task as run, makes its dependents ready, and updates the changes of the affected
+    /// tasks.
     fn finish(&mut self, task: u32) {
         self.done[task as usize] = true;
         let relations = self.relations;
@@ -302,7 +302,8 @@ impl<'a> Greedy<'a> {
 /// Each task after its operands, the operand with the larger need beyond its result first.
 fn depth_first(dag: &Dag, relations: &Relations) -> Vec<TaskId> {
     let tasks = dag.tasks.len();
-    // What a task leaves behind, and what it takes to get there, as if no operand were shared.
+    // The bytes that a task leaves behind, and the bytes needed to compute it, as if no operand
+    // were shared.
     let mut result = vec![0u64; tasks];
     for (buffer, b) in dag.buffers.iter().enumerate() {
         if let Some(&first) = relations.writers.row(buffer).first().filter(|_| !b.live_in) {

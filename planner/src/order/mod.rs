@@ -1,10 +1,11 @@
-//! Task orders with a small peak, and how small a peak can be.
+//! Task orders with a small peak, and lower bounds of the smallest peak.
 //!
-//! First the program's order and three constructions (`list`). Then, until the peak is proved to be
-//! the smallest or the effort is spent (`search`): minimum cuts bound the peak from below
-//! (`bound`); beams (`beam`) and depth-first searches (`exact`) of growing size look for an order
-//! below a threshold, forwards and backwards in time, and tell where there can be none. Both walk
-//! through states from which everything has run that can run without loss (`expand`, `compact`).
+//! The search starts with the program's order and three constructions (`list`). It then runs until
+//! the peak is proved to be the smallest or the effort is spent (`search`): minimum cuts bound the
+//! peak from below (`bound`); beams (`beam`) and depth-first searches (`exact`) of growing size
+//! look for an order below a threshold, forwards and backwards in time, and may prove that there is
+//! none. Both visit only states in which every task has run that can run without loss (`expand`,
+//! `compact`).
 
 use crate::dag::{Dag, DagError, TaskId};
 use crate::relations::Relations;
@@ -24,17 +25,17 @@ pub(crate) use compact::Sizes;
 use expand::{Limits, is_past};
 use search::Search;
 
-/// Who decides the order of tasks.
+/// The policy that orders tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum OrderPolicy {
-    /// The program: its own order, changed only where dependencies demand it.
+    /// The program's own order, changed only where dependencies require it.
     Program,
-    /// The planner: the order with the smallest peak it finds.
+    /// The order with the smallest peak that the planner finds.
     #[default]
     MinPeak,
 }
 
-/// How the order of a plan was made.
+/// The origin of a plan's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Schedule {
     /// As the program gives it.
@@ -64,16 +65,16 @@ impl fmt::Display for Schedule {
     }
 }
 
-/// What is known about the smallest peak.
+/// An order with a small peak, and a lower bound of all peaks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BestOrder<Id = TaskId> {
-    /// Everything that runs, as it should run.
+    /// All tasks in the order found.
     pub order: Vec<Id>,
-    /// The live bytes of the fullest step of this order.
+    /// The live bytes of the largest step of this order.
     pub peak: u64,
-    /// No order has a smaller peak than this.
+    /// A lower bound of the peak of every order.
     pub lower_bound: u64,
-    /// How the order was made.
+    /// The origin of the order.
     pub schedule: Schedule,
 }
 
@@ -83,7 +84,7 @@ impl<Id> BestOrder<Id> {
         self.peak == self.lower_bound
     }
 
-    /// The part of the peak that a better order could save at most: 0 if it is proved.
+    /// An upper bound of the part of the peak that a better order could save: 0 if it is proved.
     pub fn gap(&self) -> f64 {
         if self.peak == 0 {
             0.0
@@ -92,7 +93,7 @@ impl<Id> BestOrder<Id> {
         }
     }
 
-    /// The same with other names for what runs.
+    /// The same with other ids for the tasks.
     pub(crate) fn renamed<Other>(self, rename: impl FnMut(Id) -> Other) -> BestOrder<Other> {
         let BestOrder {
             order,
@@ -109,19 +110,19 @@ impl<Id> BestOrder<Id> {
     }
 }
 
-/// How long to look for a better order.
+/// The effort of the search for a better order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum Effort {
-    /// As much as its size makes worth while, counted in steps of the search, so that the same
-    /// order comes out every time: some ten milliseconds for a thousand tasks.
+    /// An effort that grows with the size of the dag, counted in steps of the search, so that the
+    /// same order results every time: some ten milliseconds for a thousand tasks.
     #[default]
     Counted,
-    /// Until the peak is proved to be the smallest, or for so long.
+    /// Until the peak is proved to be the smallest, or for this long.
     Within(Duration),
 }
 
 impl Effort {
-    /// What is left of it some time after the beginning.
+    /// The remaining effort some time after the beginning.
     pub(crate) fn after(self, passed: Duration) -> Effort {
         match self {
             Effort::Counted => Effort::Counted,
@@ -147,8 +148,8 @@ impl Effort {
     }
 }
 
-/// The effort of a plan: a few milliseconds, spent only where no order made in one pass is proved
-/// to be the best.
+/// The effort of a plan: a few milliseconds, spent only if no order made in one pass is proved to
+/// be the best.
 fn plan_limits(tasks: usize, deadline: Option<Instant>) -> Limits {
     Limits {
         effort: 10_000 + 20 * tasks as u64,
@@ -170,8 +171,8 @@ pub(crate) fn candidates(
     }
     let listed = list::orders(dag, &relations, None);
     let mut orders = listed.clone();
-    // The order that suits buffers of their own as well, lest those who may do without them end up
-    // higher.
+    // Also finds the order for plans without in-place pairs, so that permission for pairs never
+    // makes a plan higher.
     for in_place in [true, false]
         .into_iter()
         .filter(|&pairs| in_place || !pairs)
@@ -187,7 +188,7 @@ pub(crate) fn candidates(
     orders
 }
 
-/// Adds what a search finds from some orders.
+/// Adds the order that a search finds from the given ones.
 fn search_from(
     problem: &Compact,
     listed: &[(Schedule, Vec<TaskId>)],
@@ -204,8 +205,8 @@ fn search_from(
     }
 }
 
-/// As [`candidates`] with bytes as they are and nothing in place, as far as there is time until the
-/// deadline; if the best is wanted, with as much effort as [`Effort::Counted`] allows.
+/// Like [`candidates`] with exact bytes and no in-place pairs, as far as time allows until the
+/// deadline; if `wants_best`, with the effort of [`Effort::Counted`].
 pub(crate) fn candidates_until(
     dag: &Dag,
     wants_best: bool,
@@ -233,11 +234,11 @@ pub(crate) fn candidates_until(
     orders.into_iter().map(|(_, order)| order).collect()
 }
 
-/// Looks for the order with the smallest peak, and for a lower bound on all peaks.
+/// Searches for the order with the smallest peak, and for a lower bound of all peaks.
 ///
-/// Bytes are counted as they take up room in a slab, in whole units of their alignment. In place, a
-/// buffer of [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its
-/// task runs.
+/// Bytes are counted as in a slab, in whole units of their alignment. With `in_place`, a buffer of
+/// [`Dag::may_reuse`] that takes over the bytes of another is not counted twice while its task
+/// runs.
 ///
 /// # Errors
 /// A [`DagError`] if the dag is broken.

@@ -1,4 +1,4 @@
-//! Which search is tried when, and at which threshold.
+//! The sequence of searches and their thresholds.
 
 use super::bound::Bounds;
 use super::compact::Compact;
@@ -7,44 +7,44 @@ use super::expand::Limits;
 use super::{Schedule, beam, exact};
 use crate::dag::TaskId;
 
-/// How much more each round may do than the one before.
+/// The factor by which each round grows.
 const GROWTH: u64 = 4;
-/// Effort of a depth-first search in the first round, for each task: enough to come to an end where
-/// nothing must be taken back.
+/// The effort of a depth-first search in the first round, for each task: enough to finish without
+/// backtracking.
 const DIVE: u64 = 10;
-/// The part of a round that goes backwards in time is so much smaller: it finds what the other way
-/// does not, but seldom.
+/// The divisor of a round's effort for searches backwards in time, which seldom find orders that
+/// forward searches miss.
 const BACKWARDS_SHARE: u64 = 4;
-/// Effort of the first bounds, and the part of all effort that they may take.
+/// The effort of the first bounds, and the divisor of the remaining effort for bounds.
 const BOUNDS_EFFORT: u64 = 50_000;
 const BOUNDS_SHARE: u64 = 4;
-/// States of a beam times tasks: what fits into some hundred megabytes.
+/// The maximum of beam states times tasks: some hundred megabytes.
 const BEAM_SIZE: usize = 400_000;
 
-/// The best order so far and the best bound so far.
+/// The best order and the best bound so far.
 pub(super) struct Search<'a> {
     problem: &'a Compact,
     pub(super) order: Vec<u32>,
     pub(super) peak: i128,
-    /// No order has a smaller peak.
+    /// A lower bound of the peak of every order.
     pub(super) bound: i128,
-    /// How the order was made.
+    /// The origin of the order.
     pub(super) schedule: Schedule,
     /// Task → the fewest bytes in which a known order runs it.
     needs: Vec<i128>,
 }
 
-/// One search, but for its threshold.
+/// The parameters of one search, except for its threshold.
 struct Attempt<'a> {
     problem: &'a Compact,
     backwards: bool,
-    /// Depth first, if there is none.
+    /// The width of the beam; `None` for a depth-first search.
     beam_width: Option<usize>,
     effort: u64,
 }
 
 impl<'a> Search<'a> {
-    /// Begins with some orders, of which there must be one.
+    /// Starts from some orders, at least one.
     pub(super) fn new(problem: &'a Compact, orders: &[(Schedule, Vec<TaskId>)]) -> Self {
         let needs = vec![i128::MAX; problem.tasks()];
         let mut search = Search {
@@ -121,8 +121,9 @@ impl<'a> Search<'a> {
         });
     }
 
-    /// Tries to beat the peak, and once that succeeds, goes on halving what is between it and the
-    /// bound. Depth first, also looks whether the bound itself can be met or else be raised.
+    /// Tries to beat the peak and, once that succeeds, repeatedly halves the interval between it
+    /// and the bound. A depth-first search also tries whether the bound itself can be met or
+    /// raised.
     fn narrow(&mut self, attempt: &Attempt, limits: &mut Limits) {
         let mut low = self.bound;
         let mut threshold = self.peak - 1;
@@ -141,7 +142,8 @@ impl<'a> Search<'a> {
                 return;
             } else {
                 low = threshold + 1;
-                // What is left is an eighth of the gap, or a thousandth of the peak.
+                // Stops if the remaining interval is an eighth of the gap, or a thousandth of the
+                // peak.
                 if (self.peak - low) * 8 <= (self.peak - self.bound).max(self.peak / 125) {
                     return;
                 }

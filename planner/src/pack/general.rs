@@ -11,7 +11,7 @@ use super::portfolio::Budget;
 use super::problem::{Item, Problem};
 use super::sections::Sections;
 use super::{Method, Rank};
-use crate::generate::Random;
+use crate::random::Random;
 
 /// The most blocks for which more than one order is tried: beyond, one pass may take seconds.
 const ORDERS_MAX: usize = 8_000;

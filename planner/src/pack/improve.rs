@@ -15,7 +15,7 @@ use super::portfolio::Budget;
 use super::sections::Sections;
 use super::skyline::Skyline;
 use super::{Found, Rank, luby};
-use crate::generate::Random;
+use crate::random::Random;
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};
 

@@ -1,10 +1,10 @@
-//! How the work of planning grows with the dag: counted, not timed.
+//! The growth of the planner's work with the size of the dag, counted and not timed.
 
 use super::{Options, plan};
 use crate::generate::{chain, random_tasks, recurrent};
 use crate::relations::LOOKS;
 
-/// Four times the tasks are little more than four times the work, whatever the shape.
+/// Four times the tasks take little more than four times the work, for dags of any shape.
 #[test]
 fn dags_are_planned_in_linear_work() {
     type Shape = (&'static str, fn(usize) -> crate::Dag);

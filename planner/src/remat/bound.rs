@@ -1,15 +1,15 @@
-//! Lower bounds on what any schedule within the budget costs, and on the peak of any schedule.
+//! Lower bounds on the cost of a schedule within the budget, and on the peak of any schedule.
 //!
-//! Look at the moment in which some computation `v` runs for the first time. Say of each
-//! computation `i` whether it has run by then (`x`) and whether it runs at some time after (`y`).
-//! What has run is closed under inputs and has nothing of what follows `v`; what has not run, runs
-//! after; what runs after finds each input either run after as well, or *kept*: alive while `v`
-//! runs. Every computation with `x` and `y` costs once more than once, and what is kept fits the
-//! budget beside what `v` needs itself. All of these conditions are of the form "if this, then
-//! that", so with a price λ on kept bytes the cheapest choice is a minimum cut, and by Lagrangian
-//! duality its value less λ × the room there is holds for every schedule. The best λ is found by
-//! intersecting the lines that two cuts give. With all prices on bytes and none on computing, the
-//! cut is the least that `v` can run in at all.
+//! Consider the moment in which a computation `v` runs for the first time. For each computation
+//! `i`, let `x` say whether it has run by then and `y` whether it runs at some later time. The
+//! computations with `x` are closed under inputs and contain no successor of `v`; computations
+//! without `x` have `y`; each input of a computation with `y` either has `y` as well or is *kept*:
+//! alive while `v` runs. Every computation with `x` and `y` runs at least twice, and the kept
+//! values fit the budget beside the needs of `v` itself. All of these conditions are implications,
+//! so with a price λ on kept bytes the cheapest choice is a minimum cut, and by Lagrangian duality
+//! its value less λ × the available bytes is a lower bound for every schedule. The best λ is found
+//! by intersecting the lines that two cuts give. With prices only on bytes, the cut is the least
+//! memory in which `v` can run.
 
 use super::clock::Clock;
 use super::flow::{ENDLESS, Flow};
@@ -21,26 +21,26 @@ const SCALE: f64 = (1u64 << 48) as f64;
 pub(super) struct Bounds<'n> {
     net: &'n Network,
     flow: Flow,
-    /// By computation, cut if it runs before and after.
-    again: Vec<u32>,
-    /// By computation, cut if it is kept.
-    kept: Vec<u32>,
+    /// By computation, an edge that is cut if it runs before and after.
+    rerun_edges: Vec<u32>,
+    /// By computation, an edge that is cut if it is kept.
+    kept_edges: Vec<u32>,
     /// Edges that are never cut.
     implied: Vec<u32>,
-    /// By computation: from the source to "has not run", and from that to the sink.
+    /// By computation, edges from the source to "has not run", and from that to the sink.
     later: Vec<u32>,
     sooner: Vec<u32>,
     factor: f64,
 }
 
-/// Of one cut.
+/// The result of one cut.
 #[derive(Clone, Copy)]
 struct Line {
     /// Scaled cost.
     cost: f64,
     /// Kept bytes.
     bytes: f64,
-    /// Every choice breaks a condition.
+    /// Whether every choice breaks a condition.
     impossible: bool,
 }
 
@@ -52,15 +52,15 @@ impl<'n> Bounds<'n> {
         let (source, sink) = (3 * n, 3 * n + 1);
         let mut flow = Flow::new(3 * n as usize + 2);
         let mut implied = Vec::new();
-        let mut again = Vec::new();
-        let mut kept = Vec::new();
+        let mut rerun_edges = Vec::new();
+        let mut kept_edges = Vec::new();
         let mut later = Vec::new();
         let mut sooner = Vec::new();
         for i in 0..n {
             implied.push(flow.edge(unrun(i), after(i)));
             implied.push(flow.edge(after(i), needed(i)));
-            again.push(flow.edge(after(i), unrun(i)));
-            kept.push(flow.edge(needed(i), after(i)));
+            rerun_edges.push(flow.edge(after(i), unrun(i)));
+            kept_edges.push(flow.edge(needed(i), after(i)));
             for &j in net.inputs.of(i) {
                 implied.push(flow.edge(unrun(j), unrun(i)));
                 implied.push(flow.edge(after(i), needed(j)));
@@ -75,8 +75,8 @@ impl<'n> Bounds<'n> {
         Bounds {
             net,
             flow,
-            again,
-            kept,
+            rerun_edges,
+            kept_edges,
             implied,
             later,
             sooner,
@@ -88,8 +88,8 @@ impl<'n> Bounds<'n> {
         3 * self.net.len() as u32
     }
 
-    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; none if the time
-    /// is over.
+    /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; `None` if the
+    /// time is over.
     fn line(&mut self, v: u32, price: f64, rate: f64, clock: &Clock) -> Option<Line> {
         let net = self.net;
         let (n, source) = (net.len() as u32, self.source());
@@ -99,7 +99,7 @@ impl<'n> Bounds<'n> {
         for i in 0..n {
             let cost = (net.cost[i as usize] as f64 * rate) as i64;
             self.flow.set(
-                self.again[i as usize],
+                self.rerun_edges[i as usize],
                 if net.once[i as usize] { ENDLESS } else { cost },
             );
             let free = i == v || net.inputs.of(v).binary_search(&i).is_ok();
@@ -108,7 +108,8 @@ impl<'n> Bounds<'n> {
             } else {
                 net.bytes[i as usize] as f64
             };
-            self.flow.set(self.kept[i as usize], (bytes * price) as i64);
+            self.flow
+                .set(self.kept_edges[i as usize], (bytes * price) as i64);
             let follows =
                 net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
             self.flow
@@ -141,21 +142,21 @@ impl<'n> Bounds<'n> {
         })
     }
 
-    /// The least that any schedule needs in the step in which `v` first runs, as far as there is
-    /// time to tell.
+    /// A lower bound of the bytes in the step in which `v` first runs, as far as time allows.
     pub fn least(&mut self, v: u32, clock: &Clock) -> i64 {
         let total: f64 = self.net.bytes.iter().map(|&b| b as f64).sum();
         let line = self
             .line(v, SCALE / total.max(1.0), 0.0, clock)
             .filter(|line| !line.impossible);
-        // The cut is found at rounded prices, the bytes of what it keeps are exact; what rounding
-        // hides is less than a byte per computation and unit of scale.
+        // The cut is found at rounded prices, but the bytes of the kept values are exact. Rounding
+        // hides less than a byte per computation and unit of scale.
         let hidden = (self.net.len() as f64 * total / SCALE).ceil();
         own(self.net, v) + line.map_or(0, |line| (line.bytes - hidden).max(0.0) as i64)
     }
 
-    /// What every schedule within `budget` costs beyond running everything once, as far as `v`
-    /// shows it. None if it seems that `v` cannot run within the budget at all.
+    /// A lower bound of the extra cost of every schedule within `budget`, compared with running
+    /// every computation once, as far as `v` shows it. `None` if `v` seems unable to run within the
+    /// budget.
     pub fn extra(&mut self, v: u32, budget: i64, clock: &Clock) -> Option<f64> {
         let room = (budget - own(self.net, v)) as f64;
         if room < 0.0 {
@@ -200,7 +201,7 @@ impl<'n> Bounds<'n> {
     }
 }
 
-/// What `v` needs by itself: inputs, output and workspace.
+/// The bytes that `v` needs by itself: inputs, output and workspace.
 fn own(net: &Network, v: u32) -> i64 {
     let inputs: i64 = net
         .inputs
@@ -211,8 +212,8 @@ fn own(net: &Network, v: u32) -> i64 {
     inputs + net.bytes[v as usize] + net.workspace[v as usize]
 }
 
-/// The most that any computation needs by itself: no schedule has a smaller peak, wherever else
-/// buffers may be.
+/// The most bytes that any computation needs by itself: a lower bound of the peak of every
+/// schedule, with or without offloading.
 pub(super) fn largest_need(net: &Network) -> i64 {
     (0..net.len() as u32)
         .map(|v| own(net, v))
@@ -220,17 +221,18 @@ pub(super) fn largest_need(net: &Network) -> i64 {
         .unwrap_or(0)
 }
 
-/// What is known of every schedule.
+/// Proved bounds of every schedule.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Proved {
-    /// No schedule has a smaller peak.
+    /// A lower bound of the peak.
     pub floor: i64,
-    /// No schedule within the budget costs less than this more than running everything once.
+    /// A lower bound of the extra cost within the budget, compared with running every computation
+    /// once.
     pub extra: f64,
 }
 
-/// Bounds from the computations of `order`, those first whose step needs most in `order` and around
-/// the best so far, until all are seen or the time is over.
+/// Bounds from the computations of `order`: first those whose steps need most in `order` and the
+/// neighbours of good ones, until all are done or the time is over.
 pub(super) fn prove(
     net: &Network,
     order: &[u32],
@@ -250,7 +252,7 @@ pub(super) fn prove(
     let mut ranked: Vec<usize> = (0..order.len()).collect();
     ranked.sort_by_key(|&p| (std::cmp::Reverse(need[p]), p));
     let mut next = ranked.iter().copied();
-    // Steps next to a good one first: they show nearly the same.
+    // Steps next to a good one come first, because they often give similar bounds.
     let mut near: Vec<usize> = Vec::new();
     let mut count = 0;
     while let Some(p) = near.pop().or_else(|| next.next()) {

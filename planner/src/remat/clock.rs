@@ -1,21 +1,20 @@
-//! How much searching is allowed.
+//! The clock and the limits of a search.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-/// How much searching is allowed.
+/// The limit of a search.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// Until this much time has passed since the call. What is found depends on how fast the
-    /// machine is.
+    /// A duration from the call on. The result depends on the speed of the machine.
     Time(Duration),
     /// About this many rounds of local search, however long they take. The same seed gives the same
-    /// schedule everywhere.
+    /// schedule on every machine.
     Rounds(u64),
 }
 
 impl Limit {
-    /// Whether it leaves time for more than what is quickest.
+    /// Whether it leaves time for more than the fastest methods.
     pub(super) fn is_ample(self) -> bool {
         match self {
             Limit::Time(limit) => limit >= Duration::from_millis(200),
@@ -28,13 +27,13 @@ pub(super) struct Clock {
     start: Instant,
     limit: Limit,
     rounds: u64,
-    /// Edges looked at in proofs.
+    /// The edges visited by proofs.
     proving: Cell<u64>,
 }
 
 impl Clock {
     pub fn new(limit: Limit) -> Clock {
-        // What is begun is finished, and that takes a moment.
+        // Work that has started is completed, which takes a moment.
         let limit = match limit {
             Limit::Time(time) => Limit::Time(time.saturating_sub((time / 16).min(LAST))),
             rounds => rounds,
@@ -47,7 +46,7 @@ impl Clock {
         }
     }
 
-    /// What is left of the time, if time decides.
+    /// The remaining time, if there is a time limit.
     pub fn left(&self) -> Option<Duration> {
         let Limit::Time(limit) = self.limit else {
             return None;
@@ -55,8 +54,8 @@ impl Clock {
         Some(limit.saturating_sub(self.start.elapsed()))
     }
 
-    /// A clock of its own for a part of the work; what is left here when its time is over is
-    /// `reserve` at least, if there is so much.
+    /// A separate clock for a part of the work; it leaves at least `reserve` of the time here, if
+    /// that much is left.
     pub fn slice(&self, part: f64, reserve: Duration) -> Clock {
         Clock::new(match self.limit {
             Limit::Time(limit) => Limit::Time(
@@ -68,7 +67,7 @@ impl Clock {
         })
     }
 
-    /// As [`Clock::slice`], where it is time that is short.
+    /// Like [`Clock::slice`], but only a time limit is reduced.
     pub fn part(&self, part: f64) -> Clock {
         match self.limit {
             Limit::Time(_) => self.slice(part, Duration::ZERO),
@@ -80,7 +79,8 @@ impl Clock {
         self.rounds += 1;
     }
 
-    /// From 0 at the start to 1 when the search has to end; what is left then is for proofs.
+    /// The progress of the search: 0 at the start, and 1 when it has to end. The remaining time is
+    /// for proofs.
     pub fn progress(&self) -> f64 {
         match self.limit {
             Limit::Time(limit) => {
@@ -98,7 +98,7 @@ impl Clock {
         }
     }
 
-    /// Whether the time is over, or what proofs may do if time does not decide.
+    /// Whether the time is over or, without a time limit, the work for proofs is spent.
     pub fn is_over(&self) -> bool {
         match self.limit {
             Limit::Time(limit) => self.start.elapsed() >= limit,
@@ -106,12 +106,12 @@ impl Clock {
         }
     }
 
-    /// Counts edges that a proof has looked at.
+    /// Counts edges visited by a proof.
     pub fn prove(&self, edges: u64) {
         self.proving.set(self.proving.get().saturating_add(edges));
     }
 
-    /// When so much of the time for searching is over, if time decides.
+    /// The instant of a progress, if there is a time limit.
     pub fn at(&self, progress: f64) -> Option<Instant> {
         let Limit::Time(limit) = self.limit else {
             return None;
@@ -119,8 +119,8 @@ impl Clock {
         self.start.checked_add(limit.mul_f64(SEARCH * progress))
     }
 
-    /// Into how many anneals from different starts the first part of the search of a schedule of so
-    /// many steps is split.
+    /// The number of anneals from different starts in the first part of the search, for a schedule
+    /// of this many steps.
     pub fn anneals(&self, steps: u32) -> usize {
         match self.limit {
             Limit::Time(limit) => {
@@ -132,13 +132,13 @@ impl Clock {
     }
 }
 
-/// What is left of the time for the last step.
+/// The part of the time that is reserved for the last step.
 const LAST: Duration = Duration::from_millis(4);
 
-/// The part of the time that is for searching.
+/// The part of the time for the search.
 const SEARCH: f64 = 0.9;
 
-/// The most computations that bounds are looked for at when time does not decide, and the most
-/// edges of flows.
+/// Without a time limit, the most computations that bounds are computed for, and the most edges
+/// visited by flows.
 const PROOFS: usize = 48;
 const PROVING: u64 = 1 << 26;

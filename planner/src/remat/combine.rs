@@ -1,16 +1,16 @@
-//! Recomputation and offload together.
+//! Combined search for recomputation and offloading.
 //!
-//! A fetch from the host is one more way to make a value again: it reads nothing and takes no time
-//! of its own, but keeps an engine busy, and computing waits where that is too late. So the search
-//! is that for recomputation alone, on a network with a fetch for each value; its repairs choose
-//! between the two at some price for the engine's time, at random a low or a high one, and what
-//! counts of a schedule is the time it takes with its copies planned.
+//! A prefetch from the host is another way to restore a value: it reads no values and takes no time
+//! on the device, but keeps an engine busy, and computing waits if the prefetch is late. Therefore
+//! the search is that for recomputation alone, on a network with a fetch for each value. Its
+//! repairs choose between the two at a random price for the engine's time, and a schedule is judged
+//! by its time with its copies planned.
 
 use super::clock::Clock;
+use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::search::{Found, Search, search};
-use super::tape::Tape;
-use super::transit::Transit;
+use super::state::ScheduleState;
 use crate::offload::Transfer;
 
 /// A schedule with transfers.
@@ -18,7 +18,7 @@ use crate::offload::Transfer;
 pub(super) struct Combined {
     pub order: Vec<u32>,
     pub transfers: Vec<Transfer>,
-    /// By transfer: which value it moves.
+    /// By transfer, its value.
     pub values: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
@@ -43,7 +43,8 @@ impl Combined {
         }
     }
 
-    /// Whether it is better under a budget: fitting first, then sooner done, then smaller.
+    /// Whether it is better for a budget: first the one that fits, then the faster, then the
+    /// smaller.
     fn beats(&self, other: &Combined, budget: i64) -> bool {
         let rank = |c: &Combined| (c.peak.max(budget), c.time);
         let ((peak, time), (other_peak, other_time)) = (rank(self), rank(other));
@@ -55,13 +56,13 @@ impl Combined {
 
 /// The part of the time for recomputation alone.
 const ALONE: f64 = 0.3;
-/// How often repairs are tried that fetch, and until when.
+/// The number of repairs with fetches to start from, and the progress until which they are tried.
 const STARTS: usize = 12;
 const STARTED: f64 = 0.5;
 
-/// The fastest schedule found that fits `budget` where moving a byte takes `link`; never slower
-/// than recomputation alone, which comes first and is given all of the rounds or a part of the
-/// time. If none was found that fits, the fastest found of the smallest peak found.
+/// The fastest schedule found that fits `budget`, where copying a byte takes `link`. It is never
+/// slower than recomputation alone, which comes first and gets all of the rounds or a part of the
+/// time. If no schedule fits, the fastest of the smallest peak found.
 pub(super) fn combine(
     net: &Network,
     orders: &[Vec<u32>],
@@ -84,7 +85,8 @@ pub(super) fn combine(
     )
 }
 
-/// The same where recomputation alone is known, for the values that may be sent.
+/// Like [`combine`], with the result of recomputation alone given, and for the values that may be
+/// offloaded.
 pub(super) fn combine_from(
     alone: Found,
     (net, fetching): (&Network, &Network),
@@ -98,12 +100,12 @@ pub(super) fn combine_from(
         return best;
     }
     let mut search = Search::new(fetching, &alone.order, budget, seed ^ 0x6f66_666c_6f61_6421);
-    search.transit = Some(Transit::new(link));
+    search.copy_planner = Some(CopyPlanner::new(link));
     let mut starts = Vec::new();
     if alone.peak <= budget {
         starts.push(alone.clone());
-    } else if search.tape.is_long() {
-        // What recomputation had no time for.
+    } else if search.state.is_long() {
+        // The repair that recomputation alone had no time for.
         search.repairer.until = clock.at(1.0);
         starts.extend(search.start(&alone.order, 0.0, false));
     }
@@ -116,7 +118,7 @@ pub(super) fn combine_from(
         starts.extend(search.start(&orders[k % orders.len()], noise, k % 2 == 1));
     }
     if starts.is_empty() {
-        let mut least = Found::of(&search.tape);
+        let mut least = Found::of(&search.state);
         least = if alone.peak < least.peak {
             alone
         } else {
@@ -124,7 +126,7 @@ pub(super) fn combine_from(
         };
         search.squeeze(&mut least, clock);
         search.relax(least.peak);
-        search.tape.load(&least.order);
+        search.state.load(&least.order);
         starts.extend(search.found());
     }
     if starts.is_empty() {
@@ -132,7 +134,7 @@ pub(super) fn combine_from(
     }
     let begin = clock.progress().min(0.9);
     let found = search.anneals(starts, orders, clock, begin);
-    let found = search.settle(&found, net);
+    let found = search.with_planned_copies(&found, net);
     if found.beats(&best, budget) {
         found
     } else {
@@ -140,32 +142,32 @@ pub(super) fn combine_from(
     }
 }
 
-/// Whether no transfer makes it better.
+/// Whether no transfer can improve it.
 fn is_enough(alone: &Found, net: &Network, budget: i64) -> bool {
     alone.peak <= budget && alone.cost == net.base_cost
 }
 
 impl Search<'_> {
     /// A schedule with its transfers planned, for the network without fetches.
-    fn settle(&mut self, found: &Found, net: &Network) -> Combined {
-        self.tape.load(&found.order);
+    fn with_planned_copies(&mut self, found: &Found, net: &Network) -> Combined {
+        self.state.load(&found.order);
         let time = self.time(f64::INFINITY).unwrap_or(f64::INFINITY);
         let order: Vec<u32> = self
-            .tape
+            .state
             .order()
             .filter(|&node| net.sink() >= node)
             .collect();
-        let cost = Tape::new(net, &order).cost;
+        let cost = ScheduleState::new(net, &order).cost;
         let (transfers, peak) = self
-            .transit
+            .copy_planner
             .as_ref()
-            .map_or((&[][..], self.tape.peak()), Transit::planned);
+            .map_or((&[][..], self.state.peak()), CopyPlanner::planned);
         let values = self
-            .transit
+            .copy_planner
             .iter()
-            .flat_map(|transit| transit.values(&self.tape));
+            .flat_map(|copy_planner| copy_planner.values(&self.state));
         let values = values
-            .map(|value| self.tape.net.without_fetches(value))
+            .map(|value| self.state.net.without_fetches(value))
             .collect();
         Combined {
             order,

@@ -3,10 +3,10 @@
 
 use super::clock::Clock;
 
-/// How many edges are gone along before the clock is looked at.
+/// The number of edges visited between checks of the clock.
 const BETWEEN_LOOKS: u32 = 4096;
 
-/// Never cut.
+/// The capacity of an edge that is never cut.
 pub(super) const ENDLESS: i64 = i64::MAX / 8;
 
 struct Edge {
@@ -14,7 +14,7 @@ struct Edge {
     capacity: i64,
 }
 
-/// A network whose capacities are set anew for each cut.
+/// A flow network whose capacities are set for each cut.
 pub(super) struct Flow {
     /// Edge `e` and its reverse `e ^ 1`.
     edges: Vec<Edge>,
@@ -46,15 +46,15 @@ impl Flow {
         edge
     }
 
-    /// Sets the capacity of an edge and takes the flow off it.
+    /// Sets the capacity of an edge and resets its flow.
     pub fn set(&mut self, edge: u32, capacity: i64) {
         self.edges[edge as usize].capacity = capacity;
         self.edges[edge as usize ^ 1].capacity = 0;
     }
 
-    /// The least capacity that separates `source` from `sink`; [`ENDLESS`] or more if nothing can.
-    /// Afterwards [`Flow::is_source_side`] tells the sides. None if the time was over before that
-    /// was known.
+    /// The least capacity that separates `source` from `sink`; [`ENDLESS`] or more if they cannot
+    /// be separated. Afterwards [`Flow::is_source_side`] tells the sides. `None` if the time was
+    /// over before.
     pub fn cut(&mut self, source: u32, sink: u32, clock: &Clock) -> Option<i64> {
         let mut total = 0;
         while total < ENDLESS && self.find_levels(source, sink) {
@@ -91,8 +91,8 @@ impl Flow {
         self.level[sink as usize] != u32::MAX
     }
 
-    /// Pushes up to `most` along edges that lead one level on; none if the time was over before.
-    /// Without recursion: levels are as many as a graph is deep.
+    /// Pushes up to `most` along edges that lead to the next level; `None` if the time was over
+    /// before. Not recursive, because a graph may be deep and therefore have many levels.
     fn push(&mut self, source: u32, sink: u32, most: i64, clock: &Clock) -> Option<i64> {
         let mut pushed = 0;
         let mut path: Vec<u32> = Vec::new();

@@ -1,17 +1,16 @@
-//! Recomputation: the cheapest schedule of a graph whose peak stays within a budget.
+//! Rematerialization: the cheapest schedule of a graph whose peak stays within a budget.
 //!
-//! A schedule is a sequence of nodes in which a node may stand more than once; each read takes the
-//! latest copy, and a copy lives from its step to its last read. Dropping a buffer while it lies
-//! idle and computing it again costs time and saves memory where the peak is: rematerialisation, in
-//! training known as gradient checkpointing. Finding the cheapest schedule within a budget is
-//! NP-hard; [`remat`] searches locally from greedy starts and says how far from the optimum it can
-//! be.
+//! A schedule is a sequence of nodes in which a node may occur more than once; each read takes the
+//! latest copy, and a copy lives from its step to its last read. Dropping an idle buffer and
+//! recomputing it costs time and saves memory at the peak; in training this is known as gradient
+//! checkpointing. Finding the cheapest schedule within a budget is NP-hard; [`remat`] searches
+//! locally from greedy starts and returns a lower bound of the optimum as well.
 //!
 //! Sources of the ideas: Chen et al., *Training Deep Nets with Sublinear Memory Cost* (2016); Jain
-//! et al., *Checkmate* (2020), for schedules with any number of repeats as an exact problem;
-//! Kirisame et al., *Dynamic Tensor Rematerialization* (2021), for choosing what to drop by bytes,
-//! staleness and cost of the way back; Bartan et al., *Moccasin* (2023), for intervals of retention
-//! over one fixed order of steps.
+//! et al., *Checkmate* (2020), for schedules with any number of recomputations as an exact problem;
+//! Kirisame et al., *Dynamic Tensor Rematerialization* (2021), for choosing the buffer to drop by
+//! bytes, staleness and recomputation cost; Bartan et al., *Moccasin* (2023), for intervals of
+//! retention over one fixed order of steps.
 
 use std::borrow::Cow;
 use std::time::{Duration, Instant};
@@ -19,6 +18,7 @@ use std::time::{Duration, Instant};
 mod bound;
 mod clock;
 mod combine;
+mod copy_planner;
 mod flow;
 mod needs;
 mod network;
@@ -26,10 +26,9 @@ mod program;
 mod repair;
 mod schedule;
 mod search;
-mod tape;
+mod state;
 #[cfg(test)]
 mod tests;
-mod transit;
 
 pub use crate::offload::Transfer;
 use crate::order::candidates_until;
@@ -38,32 +37,32 @@ use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
-pub(crate) use program::{Away, DagSearch};
+pub(crate) use program::{DagSearch, RunInterval};
 pub use schedule::{Placed, Remat};
 
-/// How many bytes a schedule may need above the fixed part.
+/// The most bytes that a schedule may need above the fixed part.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
-    /// So many.
+    /// A number of bytes.
     Bytes(u64),
-    /// This part of the smallest peak found without recomputation.
+    /// A fraction of the smallest peak found without recomputation.
     Fraction(f64),
 }
 
-/// What [`remat`] is asked for.
+/// The options of [`remat`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RematOptions {
     /// The most bytes above the fixed part that any step may need.
     pub budget: Budget,
-    /// Time to copy a byte to the host or back, in units of cost, if buffers may be sent there.
+    /// The time to copy a byte to the host or back, in units of cost; `None` disables offloading.
     pub link: Option<f64>,
-    /// How much searching is allowed.
+    /// The limit of the search.
     pub limit: Limit,
-    /// Where chance begins.
+    /// The seed of the random numbers.
     pub seed: u64,
 }
 
-/// Why there is nothing to search.
+/// The reason why no search is possible.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum RematError {
     /// Sums of bytes do not fit the search's arithmetic.
@@ -72,22 +71,24 @@ pub enum RematError {
         /// The sum.
         bytes: u128,
     },
-    /// A budget is no part of a peak.
-    #[error("a budget of {fraction} times the peak is none: it takes a finite number from 0 on")]
+    /// The fraction of a budget is invalid.
+    #[error(
+        "the budget is {fraction} times the peak, but the factor must be finite and not negative"
+    )]
     Fraction {
-        /// The part asked for.
+        /// The fraction.
         fraction: f64,
     },
-    /// A link has no speed.
-    #[error("copying a byte is to take the time {link}: it takes a finite number from 0 on")]
+    /// The speed of a link is invalid.
+    #[error("the time to copy a byte is {link}, but it must be finite and not negative")]
     Link {
         /// The time for a byte.
         link: f64,
     },
 }
 
-/// The cheapest schedule found whose peak is at most the budget; if none was found, the one with
-/// the smallest peak found ([`Remat::is_met`] tells).
+/// The cheapest schedule found whose peak is at most the budget. If the search finds none, returns
+/// the schedule with the smallest peak found; see [`Remat::is_met`].
 ///
 /// # Errors
 /// If bytes do not fit the search's arithmetic, or a number of the options is negative or not
@@ -99,8 +100,8 @@ pub fn remat(graph: &RematGraph, options: &RematOptions) -> Result<Remat, RematE
     Ok(problem.solve(options, budget, &problem.orders, &mut clock))
 }
 
-/// As [`remat`], but the budget is for the slab that all buffers and workspaces are packed into.
-/// Where packing loses bytes, the search is done again for a smaller peak.
+/// Like [`remat`], but the budget limits the slab that all buffers and workspaces are packed into.
+/// If packing adds gaps, the search is repeated for a smaller peak.
 ///
 /// # Errors
 /// As [`remat`].
@@ -120,7 +121,7 @@ pub fn remat_in_slab(
     } else {
         SLAB_PARTS
     };
-    // What a packing takes at least: as long as the last one that was given no time for more.
+    // A lower bound of a packing's time: the time of the last one beyond its limit.
     let mut quickest = PACKED.saturating_mul(problem.net.len() as u32);
     for (seed, part) in (0..)
         .map(|round| options.seed.wrapping_add(round))
@@ -163,18 +164,18 @@ pub fn remat_in_slab(
             placed.height.saturating_sub(remat.peak),
             placed.height <= budget,
         );
-        // What is proved for the budget holds; for smaller targets more may be, but that is not
-        // asked.
+        // A bound proved for the budget stays valid. For a smaller target a stronger bound may
+        // hold, but it would not hold for the budget.
         time_bound = time_bound.min(remat.time_bound);
         peak_bound = peak_bound.max(remat.peak_bound);
         (remat.budget, remat.time_bound, remat.peak_bound) =
             (budget, time_bound.min(remat.time), peak_bound);
         let peak = remat.peak;
         if problem.is_long() && options.link.is_none() {
-            // Searching goes on where it was; there is no time to begin anew.
+            // Continues the search from its result, because there is no time to start over.
             orders = Cow::Owned(vec![problem.order(&remat.schedule)]);
         }
-        // Within the budget first, then sooner done, then smaller.
+        // First the one within the budget, then the faster, then the smaller.
         let rank = |(remat, placed): &(Remat, Placed)| {
             (placed.height.max(budget), remat.time, placed.height)
         };
@@ -185,7 +186,7 @@ pub fn remat_in_slab(
         if met || clock.left().is_some_and(|left| left < 2 * quickest) {
             break;
         }
-        // Other schedules lose other amounts: the target gives way step by step.
+        // Other schedules lose other amounts to packing, so the target is lowered step by step.
         let tighter = budget
             .saturating_sub(((lost as f64 * share) as u64).max(1))
             .min(target - target / 512);
@@ -202,29 +203,29 @@ pub fn remat_in_slab(
     Ok(best.expect("there is at least one part"))
 }
 
-/// Whether this is so much of something.
+/// Whether a number is finite and not negative.
 pub(crate) fn is_amount(number: f64) -> bool {
     number.is_finite() && number >= 0.0
 }
 
-/// The parts of the time for searches with ever smaller targets until the slab fits, and that for
-/// each packing.
+/// The parts of the time for searches with smaller and smaller targets until the slab fits, and the
+/// part for each packing.
 const SLAB_PARTS: [f64; 5] = [0.5, 0.08, 0.08, 0.08, 0.08];
-/// The same where searching needs most of it to find anything that fits.
+/// The same for long schedules, where the search needs most of the time to find any that fits.
 const LONG_SLAB_PARTS: [f64; 5] = [0.7, 0.06, 0.06, 0.06, 0.06];
 const PACKING: f64 = 0.03;
-/// What a packing is taken to need at least for each computation, before one has been made.
+/// The assumed time of a packing per computation, before one has been made.
 const PACKED: Duration = Duration::from_micros(2);
-/// What each packing may spend if time does not decide.
+/// The effort of each packing if there is no time limit.
 const EFFORT: u64 = 2_000_000;
 
-/// Graphs of so many computations are put in their best order in a few milliseconds.
+/// The size of graphs whose best order is found in a few milliseconds.
 const QUICKLY_ORDERED: usize = 400;
 
-/// The part of the time that may be spent on orders.
+/// The part of the time for finding orders.
 const ORDERING: f64 = 0.5;
 
-/// A graph as the search sees it.
+/// The input of the search.
 struct Problem {
     net: Network,
     /// Orders without repeats, the smallest peak first.
@@ -264,8 +265,8 @@ impl Problem {
         let (net, nodes) = Network::of(graph);
         let mut orders = vec![net.program_order()];
         if !clock.is_over() {
-            // A fraction is one of the best order there is; in a hurry, others have to do for the
-            // bytes of large graphs.
+            // A fraction refers to the best order. Without time, other orders must do for large
+            // graphs with a budget in bytes.
             let hurries = net.len() > QUICKLY_ORDERED && !options.limit.is_ample();
             let wants_best = !hurries || matches!(options.budget, Budget::Fraction(_));
             let found = candidates_until(&graph.to_dag(false).dag, wants_best, clock.at(ORDERING));
@@ -277,7 +278,7 @@ impl Problem {
                     .collect::<Vec<u32>>()
             }));
         }
-        let ranked = |order: Vec<u32>| (tape::Tape::new(&net, &order).peak(), order);
+        let ranked = |order: Vec<u32>| (state::ScheduleState::new(&net, &order).peak(), order);
         let mut ranked: Vec<(i64, Vec<u32>)> = orders.into_iter().map(ranked).collect();
         ranked.sort();
         ranked.dedup();
@@ -332,8 +333,8 @@ impl Problem {
             };
         }
         let found = search::search(net, orders, budget, clock, options.seed);
-        let tape = tape::Tape::new(net, &self.orders[0]);
-        let proved = bound::prove(net, &self.orders[0], &tape.need, budget, clock);
+        let state = state::ScheduleState::new(net, &self.orders[0]);
+        let proved = bound::prove(net, &self.orders[0], &state.need, budget, clock);
         let most = if found.peak <= budget {
             found.cost
         } else {
@@ -347,9 +348,9 @@ impl Problem {
         }
     }
 
-    /// Whether its schedules are [long](tape::is_long).
+    /// Whether its schedules are [long](state::is_long).
     fn is_long(&self) -> bool {
-        tape::is_long(self.orders[0].len())
+        state::is_long(self.orders[0].len())
     }
 
     /// The order of computations that an order of nodes stands for.

@@ -1,9 +1,9 @@
-//! What each step of a schedule needs, with the largest of each block of steps, so that ranges are
-//! looked through quickly.
+//! The bytes that each step of a schedule needs, with the largest of each block of steps for fast
+//! range queries.
 
 use std::ops::Deref;
 
-/// Steps to a block.
+/// The number of steps in a block.
 const BLOCK: usize = 64;
 
 /// Numbers by position, read as a slice.
@@ -22,13 +22,13 @@ impl Deref for Needs {
     }
 }
 
-/// The largest; as good as nothing if there is none.
+/// The largest; a very small number if there is none.
 fn top(of: &[i64]) -> i64 {
     of.iter().copied().fold(i64::MIN / 2, i64::max)
 }
 
 impl Needs {
-    /// Forgets everything and takes what `fill` makes of `len` zeros.
+    /// Resets the numbers to `len` zeros that `fill` changes.
     pub fn load(&mut self, len: usize, fill: impl FnOnce(&mut Vec<i64>)) {
         self.all.clear();
         self.all.resize(len, 0);
@@ -42,7 +42,7 @@ impl Needs {
         top(&self.tops)
     }
 
-    /// The largest in `from..to`; as good as nothing if that is empty.
+    /// The largest in `from..to`; a very small number if that is empty.
     #[inline]
     pub fn most_in(&self, from: usize, to: usize) -> i64 {
         if from >= to {
@@ -86,14 +86,14 @@ impl Needs {
         self.tops[block] = top(&self.all[block * BLOCK..end]);
     }
 
-    /// Puts one in before what is at `at`.
+    /// Inserts a number before position `at`.
     pub fn insert(&mut self, at: usize, need: i64) {
         self.all.insert(at, need);
         if self.tops.len() * BLOCK < self.all.len() {
             self.tops.push(i64::MIN / 2);
         }
         self.refresh(at / BLOCK);
-        // In each block behind it, one has come from the block before and one has gone to the next.
+        // Each later block has received one from the block before and given one to the next.
         for block in at / BLOCK + 1..self.tops.len() {
             let came = self.all[block * BLOCK];
             let went = self.all.get((block + 1) * BLOCK).copied();
@@ -105,7 +105,7 @@ impl Needs {
         }
     }
 
-    /// Takes one out.
+    /// Removes the number at a position.
     pub fn remove(&mut self, at: usize) {
         let mut gone = self.all.remove(at);
         for block in at / BLOCK..self.tops.len() {
@@ -115,7 +115,7 @@ impl Needs {
             } else {
                 self.tops[block] = came.map_or(self.tops[block], |came| came.max(self.tops[block]));
             }
-            // What has come into this block has gone from the next.
+            // The number that entered this block has left the next.
             gone = came.unwrap_or(gone);
         }
         if (self.tops.len() - 1) * BLOCK >= self.all.len() {
@@ -123,7 +123,7 @@ impl Needs {
         }
     }
 
-    /// The positions in ascending order of all that are more than `most`.
+    /// The positions, ascending, of all numbers above `most`.
     pub fn over(&self, most: i64) -> impl Iterator<Item = (u32, i64)> + '_ {
         let blocks = self
             .tops
@@ -143,10 +143,10 @@ impl Needs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::generate::Random;
+    use crate::random::Random;
 
     #[test]
-    fn blocks_know_their_largest_through_every_change() {
+    fn block_maxima_follow_every_change() {
         let mut random = Random(5);
         for len in [1, 63, 64, 65, 128, 400] {
             let mut needs = Needs::default();

@@ -1,5 +1,4 @@
-//! The problem of the search: what can be computed, numbered without gaps, with neighbours in flat
-//! lists.
+//! The input of the search: computations, numbered without gaps, with neighbours in flat lists.
 
 use rustc_hash::FxHashSet;
 use std::cmp::Reverse;
@@ -9,7 +8,7 @@ use crate::dag::{BufferId, Dag, Task, TaskId};
 use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
-/// Lists of numbers, one per key, behind each other.
+/// Lists of numbers, one per key, stored contiguously.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lists {
     ends: Vec<u32>,
@@ -37,7 +36,7 @@ impl Lists {
         lists
     }
 
-    /// Lists for `keys` keys, empty for those that there were none of.
+    /// Extends the keys to `keys`; the new lists are empty.
     fn widen(&mut self, keys: usize) {
         self.ends.resize(keys, self.items.len() as u32);
     }
@@ -60,52 +59,52 @@ impl Lists {
     }
 }
 
-/// What a [`Network`] is made from: one computation, and the value that all have.
+/// One computation of a [`Network`], with its first value.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Computation {
     pub bytes: u64,
     pub workspace: u64,
-    /// Of its bytes, those that it writes over what it alone reads.
+    /// The part of its bytes that it writes over operands of which it is the only reader.
     pub in_place: u64,
     pub cost: u64,
-    /// May not run twice.
+    /// Whether it must run exactly once.
     pub once: bool,
-    /// Values it reads.
+    /// The values it reads.
     pub inputs: Vec<u32>,
-    /// Computations that no run of this one may follow: they change in place what this one reads.
+    /// Computations that all of its runs must precede, because they change its operands in place.
     pub before: Vec<u32>,
 }
 
-/// Computations, and the *values* they make: each makes one with its own number, and some make
-/// more, numbered behind all computations. The last computation is the *sink*: it reads every
-/// output, costs nothing and runs at the end.
+/// Computations, and the *values* they make. The first value of a computation has the computation's
+/// number; further values are numbered after all computations. The last computation is the *sink*:
+/// it reads every output, costs nothing and runs at the end.
 #[derive(Clone, Debug)]
 pub(super) struct Network {
     /// By value.
     pub bytes: Vec<i64>,
-    /// What its step needs besides values; less than nothing if these partly lie in one place.
+    /// The bytes that its step needs besides values; negative if values share bytes in place.
     pub workspace: Vec<i64>,
     pub cost: Vec<u64>,
     pub once: Vec<bool>,
-    /// By computation: the values that it reads.
+    /// By computation, the values that it reads.
     pub inputs: Lists,
-    /// By value: the computations that read it.
+    /// By value, the computations that read it.
     pub consumers: Lists,
-    /// By computation: the values that it makes beside its own.
+    /// By computation, its values after the first.
     more: Lists,
-    /// By value behind the computations: what makes it.
+    /// For each value numbered after the computations, its computation.
     makers: Vec<u32>,
-    /// By computation: those that must come after its last run.
+    /// By computation, those that must come after its last run.
     pub before: Lists,
-    /// By computation: those of which no run may follow it.
+    /// By computation, those of which no run may follow it.
     pub after: Lists,
-    /// Behind it are the fetches, if there are any.
+    /// The fetches, if there are any, are numbered after it.
     sink: u32,
-    /// By fetch: the value that it fetches.
+    /// By fetch, the value that it fetches.
     fetches: Vec<u32>,
-    /// By value: its fetch, if there are any; the sink if it has none.
+    /// By value, its fetch, or the sink if it has none; empty if there are no fetches.
     fetch_of: Vec<u32>,
-    /// Cost of running everything once.
+    /// The cost of running every computation once.
     pub base_cost: u128,
 }
 
@@ -155,28 +154,27 @@ impl Network {
     /// The tasks of a verified dag, whose bytes must sum to less than 2^62; buffers that hold data
     /// at the start are left out.
     ///
-    /// A computation makes what its task is the first to write, one value for all that the same
-    /// tasks read. What several tasks write in turn, and what is handed out, is made once.
+    /// The values of a computation are the buffers that its task is the first to write; buffers
+    /// with the same users form one value. A computation runs only once if it writes a buffer with
+    /// several writers or an output. `order` runs every task once: a task may overwrite a buffer of
+    /// which it is the last user. With recomputation another task may be the last; whether a
+    /// schedule meets a budget is decided by its plan.
     ///
-    /// `order` runs everything once: what a task is the last of it to touch, it may write over.
-    /// With repeats another may be the last; whether a schedule keeps a budget is for its plan to
-    /// say.
-    ///
-    /// The buffers of each value come with it.
+    /// Also returns the buffers of each value.
     pub fn of_dag(dag: &Dag, order: &[TaskId]) -> (Network, Vec<Vec<BufferId>>) {
         let relations = Relations::new(dag);
         let task = |task: &Task| Computation {
             once: !task.repeatable,
-            // Running it once is part of every schedule; what counts is what another run costs.
+            // Every schedule includes the first run, so only the cost of further runs matters.
             cost: task.rerun.as_ref().map_or(task.cost, |rerun| rerun.cost),
             workspace: task
                 .workspace_occupied()
-                .max(task.again().workspace_occupied()),
+                .max(task.recomputed().workspace_occupied()),
             ..Computation::default()
         };
         let mut computations: Vec<Computation> = dag.tasks.iter().map(task).collect();
         let (mut outputs, mut more) = (Vec::new(), Vec::new());
-        // By task: whom its values are for, and whether they are handed out.
+        // For each task, the users of each of its values, and whether the value is an output.
         let mut made: Vec<Vec<(&[u32], bool, u32)>> = vec![Vec::new(); dag.tasks.len()];
         let mut buffers: Vec<(u32, BufferId)> = Vec::new();
         for (b, buffer) in dag.buffers.iter().enumerate() {
@@ -215,7 +213,7 @@ impl Network {
                     .iter()
                     .for_each(|&writer| computations[writer as usize].once = true);
             }
-            // In turn, then those that only read.
+            // Writers in order, then the readers.
             writers
                 .windows(2)
                 .for_each(|pair| computations[pair[0] as usize].before.push(pair[1]));
@@ -242,7 +240,7 @@ impl Network {
         for pair in pairs {
             let users = relations.users.row(pair.from.index());
             let last = users.iter().max_by_key(|&&user| place[user as usize]) == Some(&pair.task.0);
-            // What is written over is gone: another run would have to make it again first.
+            // An overwritten value is gone: a later reader would need it recomputed first.
             let first = relations.writers.row(pair.to.index()).first() == Some(&pair.task.0);
             let free =
                 !taken.contains(&(pair.task, pair.from)) && !taken.contains(&(pair.task, pair.to));
@@ -267,9 +265,9 @@ impl Network {
         (net, buffers_of)
     }
 
-    /// `more` are the makers and bytes of the values that are not the first of a computation,
-    /// numbered from one more than there are computations; `outputs` are live at the end. Byte
-    /// counts must sum to less than 2^62.
+    /// `more` holds the makers and bytes of the values after the first of a computation, numbered
+    /// from the number of computations plus one; `outputs` are live at the end. Byte counts must
+    /// sum to less than 2^62.
     pub fn new(
         mut computations: Vec<Computation>,
         more: Vec<(u32, u64)>,
@@ -313,14 +311,15 @@ impl Network {
         }
     }
 
-    /// The same problem with a *fetch* for each value that may be sent: a computation that makes
-    /// the value out of what the host has of it. It reads nothing and takes no time, for the
-    /// engines' time is another matter; it only needs an earlier copy, to be sent. Values that are
-    /// not the first of a computation have other numbers then (see [`Network::without_fetches`]).
-    pub fn with_fetches(&self, may_be_sent: impl Fn(u32) -> bool) -> Network {
+    /// The same problem with a *fetch* for each value that may be offloaded: a computation that
+    /// makes the value from its copy on the host. It reads no values and takes no time, because the
+    /// time of the copy engines is modelled elsewhere; it only needs an earlier copy to offload.
+    /// The values after the first of a computation get other numbers (see
+    /// [`Network::without_fetches`]).
+    pub fn with_fetches(&self, may_be_offloaded: impl Fn(u32) -> bool) -> Network {
         let count = self.len();
         let sent: Vec<u32> = (0..self.values() as u32)
-            .filter(|&value| value != self.sink && may_be_sent(value))
+            .filter(|&value| value != self.sink && may_be_offloaded(value))
             .collect();
         let all = count + sent.len();
         let number = |value: u32| {
@@ -358,7 +357,7 @@ impl Network {
         net
     }
 
-    /// The number that a value has without fetches.
+    /// The number of a value in the network without fetches.
     pub fn without_fetches(&self, value: u32) -> u32 {
         if (value as usize) < self.len() {
             value
@@ -374,7 +373,7 @@ impl Network {
             .map(|fetch| self.fetches[fetch as usize])
     }
 
-    /// The fetch of a value, if it may be sent.
+    /// The fetch of a value, if it may be offloaded.
     #[inline]
     pub fn fetch_of(&self, value: u32) -> Option<u32> {
         self.fetch_of
@@ -383,17 +382,17 @@ impl Network {
             .filter(|&fetch| fetch != self.sink)
     }
 
-    /// How many computations there are, with the sink and fetches.
+    /// The number of computations, including the sink and fetches.
     pub fn len(&self) -> usize {
         self.cost.len()
     }
 
-    /// How many values there are.
+    /// The number of values.
     pub fn values(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The values that a computation makes, its own first.
+    /// The values that a computation makes, the first one first.
     #[inline]
     pub fn makes(&self, node: u32) -> impl Iterator<Item = u32> + '_ {
         std::iter::once(node).chain(self.more.of(node).iter().copied())
@@ -407,7 +406,7 @@ impl Network {
             .map_or(value, |at| self.makers[at])
     }
 
-    /// Everything once, the sink at the end, as close to the order of numbers as dependencies
+    /// All computations once, the sink at the end, as close to the order of numbers as dependencies
     /// allow.
     pub fn program_order(&self) -> Vec<u32> {
         let count = self.sink + 1;

@@ -1,40 +1,40 @@
-//! The search on the dag of a program.
+//! The search for schedules with recomputation on the dag of a program.
 
 use super::clock::{Clock, Limit};
 use super::combine::combine_from;
 use super::network::Network;
 use super::search::{Found, search};
-use super::tape::Tape;
+use super::state::ScheduleState;
 use crate::dag::{Buffer, BufferId, Dag, Space, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::plan::Options;
 use crate::relations::Relations;
 
-/// Rounds of one search for each task, and the most of them; the most rounds times tasks. All of
-/// that with the effort that is spent by default.
+/// Rounds of one search for each task, their maximum, and the most rounds times tasks, all at the
+/// default effort.
 const ROUNDS: u64 = 20;
 const ROUNDS_MAX: u64 = 4_000;
 const WORK: u64 = 4_000_000;
-/// The parts of these rounds for recomputation alone where copies come next, and for both.
+/// The divisors of these rounds for recomputation alone, if copies come next, and for both.
 const ALONE: u64 = 8;
 const TOGETHER: u64 = 2;
-/// The fewest rounds, whatever the effort.
+/// The fewest rounds at any effort.
 const ROUNDS_MIN: u64 = 50;
 
-/// Looks for schedules of a dag with repeats.
+/// A search for schedules of a dag with recomputation.
 pub(crate) struct DagSearch {
     net: Network,
     /// The buffers of each value.
     buffers: Vec<Vec<BufferId>>,
-    /// Orders without repeats, the smallest peak first.
+    /// Orders without recomputation, the smallest peak first.
     orders: Vec<Vec<u32>>,
-    /// The bytes of inputs, counted all the time.
+    /// The bytes of inputs, which always count.
     base: u64,
     rounds: u64,
 }
 
 impl DagSearch {
-    /// For a verified dag; nothing if its bytes do not fit the search's arithmetic.
+    /// For a verified dag; `None` if its bytes do not fit the search's arithmetic.
     pub fn new(dag: &Dag, options: &Options) -> Option<Self> {
         let bytes = dag
             .buffers
@@ -53,7 +53,7 @@ impl DagSearch {
                 .map(|task| task.0)
                 .chain([net.sink()])
                 .collect();
-            (Tape::new(&net, &order).peak(), order)
+            (ScheduleState::new(&net, &order).peak(), order)
         };
         let mut orders: Vec<(i64, Vec<u32>)> = candidates.into_iter().map(ranked).collect();
         orders.sort();
@@ -78,13 +78,13 @@ impl DagSearch {
         })
     }
 
-    /// The smallest peak known without repeats.
+    /// The smallest known peak without recomputation.
     pub fn peak(&self) -> u64 {
-        self.base + Tape::new(&self.net, &self.orders[0]).peak() as u64
+        self.base + ScheduleState::new(&self.net, &self.orders[0]).peak() as u64
     }
 
-    /// The cheapest schedule found in which no more than `target` bytes are live; if none was
-    /// found, one with few. And which of the two it is.
+    /// The cheapest schedule found in which at most `target` bytes are live or, if there is none,
+    /// one with few, and whether the target was met.
     pub fn find(&self, target: u64) -> (Vec<TaskId>, bool) {
         let found = self.recompute(target, self.rounds);
         (self.tasks(&found.order), found.peak <= self.live(target))
@@ -100,7 +100,7 @@ impl DagSearch {
         )
     }
 
-    /// The part of a sum of live bytes that is not there all the time.
+    /// The part of a target of live bytes that remains beside the inputs.
     fn live(&self, target: u64) -> i64 {
         target.saturating_sub(self.base).min(1 << 62) as i64
     }
@@ -113,19 +113,24 @@ impl DagSearch {
             .collect()
     }
 
-    /// The same where buffers may be sent to the host, a byte in `link`: the fastest schedule
-    /// found, and what is away in it. Buffers that several tasks write in turn stay, as do those
-    /// with data at the start.
-    pub fn find_sending(&self, dag: &Dag, target: u64, link: f64) -> (Vec<TaskId>, Vec<Away>) {
+    /// Like [`DagSearch::find`], but buffers may be offloaded, where copying a byte takes `link`:
+    /// the fastest schedule found, and its offload intervals. Buffers with several writers and
+    /// buffers with data at the start stay in the slab.
+    pub fn find_with_offload(
+        &self,
+        dag: &Dag,
+        target: u64,
+        link: f64,
+    ) -> (Vec<TaskId>, Vec<RunInterval>) {
         let writers = Relations::new(dag).writers;
-        let may_be_sent = |b: &BufferId| {
+        let may_be_offloaded = |b: &BufferId| {
             writers.row(b.index()).len() == 1 && dag.buffers[b.index()].space == Space::Device
         };
         let fetching = self
             .net
-            .with_fetches(|value| self.buffers[value as usize].iter().all(may_be_sent));
-        // A round with transfers takes several times as long, and recomputation alone is only where
-        // it begins.
+            .with_fetches(|value| self.buffers[value as usize].iter().all(may_be_offloaded));
+        // A round with transfers takes several times as long, and recomputation alone is only its
+        // start.
         let [alone, both] = [ALONE, TOGETHER].map(|part| (self.rounds / part).max(ROUNDS_MIN));
         let clock = &mut Clock::new(Limit::Rounds(both));
         let limits = (self.live(target), link.max(0.0));
@@ -138,33 +143,33 @@ impl DagSearch {
             0,
         );
         let runs = self.tasks(&found.order);
-        let mut away = Vec::new();
+        let mut intervals = Vec::new();
         for (transfer, &value) in found.transfers.iter().zip(&found.values) {
-            let of = |&buffer: &BufferId| Away {
+            let of = |&buffer: &BufferId| RunInterval {
                 buffer,
                 made: transfer.value,
                 used: transfer.used,
                 read: transfer.read,
             };
-            away.extend(
+            intervals.extend(
                 self.buffers[value as usize]
                     .iter()
                     .filter(|_| (transfer.read as usize) < runs.len())
                     .map(of),
             );
         }
-        (runs, away)
+        (runs, intervals)
     }
 }
 
-/// A stay of a buffer on the host. Steps are positions in the schedule.
+/// The interval in which a buffer is offloaded. Steps are positions in the schedule.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Away {
+pub(crate) struct RunInterval {
     pub buffer: BufferId,
     /// The run that makes it.
     pub made: u32,
-    /// The last run that reads it before.
+    /// The last run that reads it before the interval.
     pub used: u32,
-    /// The run that reads it next.
+    /// The next run that reads it.
     pub read: u32,
 }

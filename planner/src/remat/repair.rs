@@ -1,83 +1,82 @@
-//! Making a schedule fit, and making it cheap again.
+//! Repair of a schedule that exceeds the budget, and pruning of recomputations.
 //!
-//! *Repair*: while a step needs too much, one of the buffers that lie idle there is dropped after
-//! its last read before and computed again just before its next read after, with whatever of its
-//! inputs is gone by then. Which one: most bytes × steps relieved per cost. *Pruning*: a copy is
-//! taken out where the one before it can stay.
+//! *Repair*: while a step needs too much, one of the buffers that are idle there is dropped after
+//! its previous read and recomputed just before its next read, together with those of its inputs
+//! that are gone by then. The buffer chosen has the most bytes × steps relieved per cost.
+//! *Pruning*: removes a copy if the copy before it can stay live instead.
 
 use std::ops::Range;
 use std::time::Instant;
 
 use super::network::Network;
-use super::tape::{Copy, Tape};
-use crate::generate::Random;
+use super::state::{CopyId, ScheduleState};
+use crate::random::Random;
 
-/// What a repair may do.
+/// The limits and the buffers of repairs.
 pub(super) struct Repairer {
     pub budget: i64,
-    /// How much scores are disturbed: 0 for not at all.
+    /// The amount of random noise in scores: 0 for none.
     pub noise: f64,
-    /// How much of what a drop frees beyond what is needed counts, as a fraction of the buffer.
+    /// The weight of freed bytes beyond the excess, as a fraction of the buffer.
     pub greed: f64,
-    /// What fetching a byte is taken to cost, if values may be fetched from the host (see
+    /// The assumed cost of prefetching a byte, if values may be prefetched from the host (see
     /// [`Network::with_fetches`]).
     pub fetching: Option<f64>,
-    /// When to give up.
+    /// The time at which to give up.
     pub until: Option<Instant>,
-    /// The steps that need too much; and by step, how many of them are before it, if that has been
-    /// counted.
+    /// The steps that need too much; and for each step, the number of them before it, if counted.
     over: Vec<u32>,
     before: Vec<u32>,
-    /// What has to be computed again for the candidate at hand, inputs first; the best candidate's.
+    /// The computations to repeat for the current candidate, inputs first; and for the best one.
     chain: Vec<u32>,
     best_chain: Vec<u32>,
-    /// By computation: in `chain`, or found impossible, in round `round`.
+    /// For each computation, the last `round` in which it was in `chain` or was found impossible.
     seen: Vec<u32>,
     round: u32,
-    /// By computation: the repair in which it was moved last. Moving costs nothing; twice would be
-    /// going in circles.
+    /// For each computation, the repair in which it was moved last. Moving is free, so moving twice
+    /// could cycle.
     moved: Vec<u32>,
     repairs: u32,
-    /// Candidates and copies to be pruned.
-    order: Vec<(f64, Copy)>,
-    /// Of a [long](super::tape::is_long) schedule, the copies that looked best when all were last
-    /// looked at, and how good the worst of them was.
-    shortlist: Vec<Copy>,
+    /// Candidates and copies to prune.
+    order: Vec<(f64, CopyId)>,
+    /// In a [long](super::state::is_long) schedule, the best copies of the last full scan, and the
+    /// score of the first one beyond them.
+    shortlist: Vec<CopyId>,
     shortlisted: f64,
 }
 
-/// The most copies on the shortlist, and the part of those looked at.
+/// The most copies on the shortlist, and the divisor of the candidates for it.
 const SHORT: usize = 64;
 const SHORT_PART: usize = 4;
 
-/// What to do about a step that needs too much.
-enum Act {
-    /// Compute `best_chain` just before this position; the copy goes if that leaves it unread.
-    Again(u32, Copy),
-    /// Move a copy to just before this position.
-    Move(Copy, u32),
+/// An action to relieve a step that needs too much.
+enum Action {
+    /// Insert `best_chain` before this position, and remove the copy if that leaves it unread.
+    Recompute(u32, CopyId),
+    /// Move a copy to before this position.
+    Move(CopyId, u32),
 }
 
-/// Which step is relieved by dropping how many bytes.
+/// The step to relieve, and the bytes that the drop frees.
 #[derive(Clone, Copy)]
 struct Relief {
     at: u32,
     worth: i64,
 }
 
-/// The best thing to do.
+/// The best action so far.
 struct Choice {
-    act: Option<Act>,
+    action: Option<Action>,
     score: f64,
 }
 
 impl Choice {
-    /// Takes `act` if it is better.
-    fn offer(&mut self, score: f64, act: Act) -> bool {
+    /// Keeps `action` if it is better.
+    fn offer(&mut self, score: f64, action: Action) -> bool {
         let better = score > self.score;
         if better {
             *self = Choice {
-                act: Some(act),
+                action: Some(action),
                 score,
             };
         }
@@ -112,7 +111,7 @@ impl Repairer {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// What a step is taken to cost.
+    /// The cost of a step for scores.
     #[inline]
     fn price(&self, net: &Network, node: u32) -> u128 {
         match net.fetched(node) {
@@ -123,11 +122,12 @@ impl Repairer {
         }
     }
 
-    /// Makes every step fit. False if it cannot, or not with `inserts_max` recomputations more or
-    /// for less than `cost_max`; the tape is valid, but does not fit then.
+    /// Repairs all steps that need too much. False if that is impossible, or takes more than
+    /// `inserts_max` further recomputations or a cost above `cost_max`; the schedule is then valid
+    /// but does not fit.
     pub fn repair(
         &mut self,
-        tape: &mut Tape,
+        state: &mut ScheduleState,
         random: &mut Random,
         inserts_max: usize,
         cost_max: u128,
@@ -136,40 +136,40 @@ impl Repairer {
         self.repairs += 1;
         self.shortlist.clear();
         loop {
-            let Some(worst) = self.worst(tape) else {
+            let Some(worst) = self.worst(state) else {
                 return true;
             };
-            if inserted >= inserts_max || tape.cost > cost_max || self.is_over() {
+            if inserted >= inserts_max || state.cost > cost_max || self.is_over() {
                 return false;
             }
-            let Some(act) = self.choose(tape, random, worst) else {
+            let Some(action) = self.choose(state, random, worst) else {
                 return false;
             };
-            match act {
-                Act::Again(read, copy) => {
+            match action {
+                Action::Recompute(read, copy) => {
                     inserted += self.best_chain.len();
                     for (k, &node) in self.best_chain.iter().enumerate() {
-                        tape.insert(node, read + k as u32);
+                        state.insert(node, read + k as u32);
                     }
-                    if tape.is_unread(tape.pos[copy as usize]) && tape.may_remove(copy) {
-                        tape.remove(copy);
+                    if state.is_unread(state.pos[copy as usize]) && state.may_remove(copy) {
+                        state.remove(copy);
                     }
                 }
-                Act::Move(copy, to) => {
+                Action::Move(copy, to) => {
                     inserted += 1;
-                    self.moved[tape.node[copy as usize] as usize] = self.repairs;
-                    tape.relocate(copy, to);
+                    self.moved[state.node[copy as usize] as usize] = self.repairs;
+                    state.relocate(copy, to);
                 }
             }
         }
     }
 
-    /// The step that needs most, if that is too much; lists the steps that do.
-    fn worst(&mut self, tape: &Tape) -> Option<u32> {
+    /// The step that needs most, if that is too much; lists all steps that need too much.
+    fn worst(&mut self, state: &ScheduleState) -> Option<u32> {
         let (mut worst, mut most) = (None, self.budget);
         self.over.clear();
         self.before.clear();
-        for (p, need) in tape.need.over(self.budget) {
+        for (p, need) in state.need.over(self.budget) {
             if need > most {
                 (worst, most) = (Some(p), need);
             }
@@ -178,7 +178,7 @@ impl Repairer {
         worst
     }
 
-    /// How many steps in `from..to` need too much.
+    /// The number of steps in `from..to` that need too much.
     fn relieved(&self, from: u32, to: u32) -> u32 {
         let search = |p: u32| self.over.partition_point(|&q| q < p) as u32;
         let before = |p: u32| {
@@ -190,8 +190,8 @@ impl Repairer {
         before(to) - before(from)
     }
 
-    /// Counts the steps that need too much, for [`Repairer::relieved`] to be quick about any of
-    /// `steps` steps.
+    /// Counts the steps that need too much, so that [`Repairer::relieved`] is fast for any range of
+    /// the `steps` steps.
     fn count(&mut self, steps: u32) {
         self.before.reserve(steps as usize + 1);
         for (before, &p) in (0u32..).zip(&self.over) {
@@ -201,35 +201,35 @@ impl Repairer {
             .resize(steps as usize + 1, self.over.len() as u32);
     }
 
-    /// The best thing to do about step `at`; what to compute again is left in `best_chain`.
-    fn choose(&mut self, tape: &Tape, random: &mut Random, at: u32) -> Option<Act> {
+    /// The best action for step `at`; leaves the computations to repeat in `best_chain`.
+    fn choose(&mut self, state: &ScheduleState, random: &mut Random, at: u32) -> Option<Action> {
         let mut best = Choice {
-            act: None,
+            action: None,
             score: 0.0,
         };
         if !self.shortlist.is_empty() {
             let shortlist = std::mem::take(&mut self.shortlist);
             for &c in &shortlist {
-                self.weigh(tape, random, at, c, &mut best);
+                self.score_copy(state, random, at, c, &mut best);
             }
             self.shortlist = shortlist;
-            if best.act.is_some() && best.score >= self.shortlisted {
-                return best.act;
+            if best.action.is_some() && best.score >= self.shortlisted {
+                return best.action;
             }
             best = Choice {
-                act: None,
+                action: None,
                 score: 0.0,
             };
         }
 
-        let is_long = tape.is_long();
+        let is_long = state.is_long();
         if is_long {
-            self.count(tape.len());
+            self.count(state.len());
         }
         self.order.clear();
         for p in 0..at {
-            for c in tape.made_at(p) {
-                let score = self.weigh(tape, random, at, c, &mut best);
+            for c in state.made_at(p) {
+                let score = self.score_copy(state, random, at, c, &mut best);
                 if is_long && score > 0.0 {
                     self.order.push((score, c));
                 }
@@ -244,83 +244,87 @@ impl Repairer {
                 .extend(self.order[..short].iter().map(|o| o.1));
             self.shortlisted = self.order[short].0;
         }
-        best.act
+        best.action
     }
 
-    /// Offers what can be done with a copy to relieve step `at`; how good the best of that is, or
-    /// would be if nothing else had to be computed again for it.
-    fn weigh(
+    /// Offers the actions on a copy that relieve step `at`. Returns the score of the best, or its
+    /// upper bound without the cost of further recomputations.
+    fn score_copy(
         &mut self,
-        tape: &Tape,
+        state: &ScheduleState,
         random: &mut Random,
         at: u32,
-        c: Copy,
+        c: CopyId,
         best: &mut Choice,
     ) -> f64 {
-        let net = tape.net;
-        let (p, last) = (tape.pos[c as usize], tape.last[c as usize]);
+        let net = state.net;
+        let (p, last) = (state.pos[c as usize], state.last[c as usize]);
         if last <= at || p >= at {
             return 0.0;
         }
-        let value = tape.node[c as usize];
+        let value = state.node[c as usize];
         let bytes = net.bytes[value as usize];
-        if bytes == 0 || net.inputs.of(tape.node_at(at)).contains(&value) {
+        if bytes == 0 || net.inputs.of(state.node_at(at)).contains(&value) {
             return 0.0;
         }
-        let Some(read) = tape.first_read(value, at + 1, last + 1) else {
+        let Some(read) = state.first_read(value, at + 1, last + 1) else {
             return 0.0;
         };
-        let excess = tape.need[at as usize] - self.budget;
+        let excess = state.need[at as usize] - self.budget;
         let epsilon = 1e-9 * net.base_cost as f64 + 1.0;
-        let (made, node) = (tape.sequence[p as usize], net.maker(value));
-        let used = tape.last_read(value, p + 1, at).unwrap_or(p);
-        // Nobody has read anything made with it by then.
+        let (made, node) = (state.sequence[p as usize], net.maker(value));
+        let used = state.last_read(value, p + 1, at).unwrap_or(p);
+        // No value made with it has been read by then.
         let unused = used == p
             && net
                 .makes(node)
-                .all(|v| v == value || tape.last_read(v, p + 1, read).is_none());
+                .all(|v| v == value || state.last_read(v, p + 1, read).is_none());
         let steps = self.relieved(used + 1, read);
-        let luck = if self.noise > 0.0 {
+        let noise_factor = if self.noise > 0.0 {
             (self.noise * (random.unit() - 0.5)).exp()
         } else {
             1.0
         };
         let score = |relieved: i64, cost: u128| {
-            relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * luck
+            relieved as f64 * f64::from(steps) / (cost as f64 + epsilon) * noise_factor
         };
         let enough = excess.max((bytes as f64 * self.greed) as i64);
-        let reader = tape.sequence[read as usize];
+        let reader = state.sequence[read as usize];
         let mut own = 0.0f64;
         if read == last
-            && let Some(gain) = self.sooner(tape, reader, read, at)
+            && let Some(gain) = self.gain_if_earlier(state, reader, read, at)
         {
             own = own.max(score(gain.min(enough), 0));
-            best.offer(score(gain.min(enough), 0), Act::Move(reader, at));
+            best.offer(score(gain.min(enough), 0), Action::Move(reader, at));
         }
-        if unused && let Some(gain) = self.later(tape, made, read, at) {
+        if unused && let Some(gain) = self.gain_if_later(state, made, read, at) {
             own = own.max(score(gain.min(enough), 0));
-            best.offer(score(gain.min(enough), 0), Act::Move(made, read));
+            best.offer(score(gain.min(enough), 0), Action::Move(made, read));
         }
         if steps == 0 {
             return own;
         }
         let saved = if unused {
-            self.price(net, tape.node_at(p))
+            self.price(net, state.node_at(p))
         } else {
             0
         };
         if self.fetching.is_some()
             && let Some(fetch) = net.fetch_of(value)
         {
-            // What is sent has to be computed.
-            let saved = if tape.copies[value as usize].first() == Some(&c) {
+            // The first copy cannot be saved, because the value must be computed before it is
+            // offloaded.
+            let saved = if state.copies[value as usize].first() == Some(&c) {
                 0
             } else {
                 saved
             };
             let cost = self.price(net, fetch).saturating_sub(saved);
             own = own.max(score(bytes.min(enough), cost));
-            if best.offer(score(bytes.min(enough), cost), Act::Again(read, made)) {
+            if best.offer(
+                score(bytes.min(enough), cost),
+                Action::Recompute(read, made),
+            ) {
                 self.best_chain.clear();
                 self.best_chain.push(fetch);
             }
@@ -328,7 +332,7 @@ impl Repairer {
         if net.once[node as usize] {
             return own;
         }
-        // Nothing that it takes besides makes it better than it would be by itself.
+        // Recomputed inputs only add cost, so this score is an upper bound.
         let saved = saved.min(u128::from(net.cost[node as usize]));
         let alone = score(
             bytes.min(enough),
@@ -337,103 +341,118 @@ impl Repairer {
         if alone <= best.score {
             return own.max(alone);
         }
-        // What costs more is not the best.
-        let most = bytes.min(enough) as f64 * f64::from(steps) * luck / best.score - epsilon;
+        // Chains that cost more cannot be the best.
+        let most =
+            bytes.min(enough) as f64 * f64::from(steps) * noise_factor / best.score - epsilon;
         let most = saved.saturating_add((most.max(0.0) * (1.0 + 1e-9) + 1.0) as u128);
         self.chain.clear();
         self.round += 1;
-        let Some((cost, kept)) = self.again(tape, node, read, Relief { at, worth: bytes }, most)
+        let Some((cost, kept)) =
+            self.extend_chain(state, node, read, Relief { at, worth: bytes }, most)
         else {
             return own;
         };
         own = own.max(score((bytes - kept).min(enough), cost - saved));
         if best.offer(
             score((bytes - kept).min(enough), cost - saved),
-            Act::Again(read, made),
+            Action::Recompute(read, made),
         ) {
             std::mem::swap(&mut self.chain, &mut self.best_chain);
         }
         own
     }
 
-    /// What step `at` gains when the copy at `read` is made just before it instead; nothing if that
-    /// cannot be.
-    fn sooner(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
-        let net = tape.net;
-        let node = tape.node[copy as usize];
+    /// The bytes that step `at` gains if the copy at `read` is made just before it instead; `None`
+    /// if that is impossible.
+    fn gain_if_earlier(
+        &self,
+        state: &ScheduleState,
+        copy: CopyId,
+        read: u32,
+        at: u32,
+    ) -> Option<i64> {
+        let net = state.net;
+        let node = state.node[copy as usize];
         let ready = |j: u32| {
-            tape.source(j, read)
-                .is_some_and(|s| tape.pos[s as usize] < at)
+            state
+                .source(j, read)
+                .is_some_and(|s| state.pos[s as usize] < at)
         };
         if node == net.sink()
             || self.moved[node as usize] == self.repairs
             || !net.inputs.of(node).iter().all(|&j| ready(j))
-            || !tape.is_quiet(node, at, read)
+            || !state.is_quiet(node, at, read)
         {
             return None;
         }
-        let mut gain = -tape.makes_bytes(node);
+        let mut gain = -state.makes_bytes(node);
         for &j in net.inputs.of(node) {
-            let s = tape.source(j, read)?;
-            if tape.last[s as usize] < read {
+            let s = state.source(j, read)?;
+            if state.last[s as usize] < read {
                 continue;
             }
-            if tape.last_read(j, at, read).is_none() {
+            if state.last_read(j, at, read).is_none() {
                 gain += net.bytes[j as usize];
             }
         }
         Some(gain)
     }
 
-    /// What step `at` gains when `copy`, which nobody has read by then, is made just before `read`;
-    /// nothing if it cannot be.
-    fn later(&self, tape: &Tape, copy: Copy, read: u32, at: u32) -> Option<i64> {
-        let net = tape.net;
-        let node = tape.node[copy as usize];
-        let p = tape.pos[copy as usize];
-        if self.moved[node as usize] == self.repairs || !tape.is_quiet(node, p + 1, read) {
+    /// The bytes that step `at` gains if `copy`, which is unread by then, is made just before
+    /// `read`; `None` if that is impossible.
+    fn gain_if_later(
+        &self,
+        state: &ScheduleState,
+        copy: CopyId,
+        read: u32,
+        at: u32,
+    ) -> Option<i64> {
+        let net = state.net;
+        let node = state.node[copy as usize];
+        let p = state.pos[copy as usize];
+        if self.moved[node as usize] == self.repairs || !state.is_quiet(node, p + 1, read) {
             return None;
         }
-        let mut gain = tape.makes_bytes(node);
+        let mut gain = state.makes_bytes(node);
         for &j in net.inputs.of(node) {
-            let s = tape.source(j, p)?;
-            if tape.last[s as usize] < at {
+            let s = state.source(j, p)?;
+            if state.last[s as usize] < at {
                 gain -= net.bytes[j as usize];
             }
         }
         Some(gain)
     }
 
-    /// Appends to `chain` what computes `node` just before `read`, inputs first. An input that is
-    /// gone by then is kept alive where there is room, else computed again too. Returns the cost,
-    /// and the bytes that are kept alive across step `relief.at`; nothing if it cannot be or costs
-    /// more than `most`.
-    fn again(
+    /// Appends to `chain` the computations that make `node` just before `read`, inputs first. An
+    /// input that is gone by then is kept live if the budget allows, and is recomputed otherwise.
+    /// Returns the cost and the bytes kept live across step `relief.at`; `None` if it is impossible
+    /// or costs more than `most`.
+    fn extend_chain(
         &mut self,
-        tape: &Tape,
+        state: &ScheduleState,
         node: u32,
         read: u32,
         relief: Relief,
         most: u128,
     ) -> Option<(u128, i64)> {
-        let (mut cost, mut kept) = (u128::from(tape.net.cost[node as usize]), 0);
-        if cost > most || !tape.may_insert(node, read) {
+        let (mut cost, mut kept) = (u128::from(state.net.cost[node as usize]), 0);
+        if cost > most || !state.may_insert(node, read) {
             return None;
         }
         self.seen[node as usize] = self.round;
         let Relief { at, worth } = relief;
-        for &j in tape.net.inputs.of(node) {
-            if self.seen[tape.net.maker(j) as usize] == self.round {
+        for &j in state.net.inputs.of(node) {
+            if self.seen[state.net.maker(j) as usize] == self.round {
                 continue;
             }
-            let source = tape.source(j, read)?;
-            let last = tape.last[source as usize];
+            let source = state.source(j, read)?;
+            let last = state.last[source as usize];
             if last >= read {
                 continue;
             }
-            let bytes = tape.net.bytes[j as usize];
-            // At the step to be relieved there is none.
-            let room = last >= at && tape.peak_in(last + 1, read) + bytes <= self.budget;
+            let bytes = state.net.bytes[j as usize];
+            // At the step to relieve, no bytes are free.
+            let room = last >= at && state.peak_in(last + 1, read) + bytes <= self.budget;
             if room {
                 continue;
             }
@@ -441,19 +460,20 @@ impl Repairer {
                 kept += if last < at { bytes } else { 0 };
                 continue;
             }
-            let maker = tape.net.maker(j);
-            let fetch = self.fetching.and_then(|_| tape.net.fetch_of(j));
+            let maker = state.net.maker(j);
+            let fetch = self.fetching.and_then(|_| state.net.fetch_of(j));
             let dearer = |&fetch: &u32| {
-                !tape.may_insert(maker, read)
-                    || self.price(tape.net, fetch) < self.price(tape.net, maker)
+                !state.may_insert(maker, read)
+                    || self.price(state.net, fetch) < self.price(state.net, maker)
             };
             if let Some(fetch) = fetch.filter(dearer) {
                 self.seen[maker as usize] = self.round;
-                cost += self.price(tape.net, fetch);
+                cost += self.price(state.net, fetch);
                 self.chain.push(fetch);
                 continue;
             }
-            let (more, other) = self.again(tape, maker, read, relief, most.checked_sub(cost)?)?;
+            let (more, other) =
+                self.extend_chain(state, maker, read, relief, most.checked_sub(cost)?)?;
             cost += more;
             kept += other;
         }
@@ -461,25 +481,25 @@ impl Repairer {
         Some((cost, kept))
     }
 
-    /// Takes out copies made in `steps` that can go, dearest per byte × step first, until none can
-    /// or the time is over.
-    pub fn prune(&mut self, tape: &mut Tape, random: &mut Random, steps: Range<u32>) {
+    /// Removes copies made in `steps`, those with the highest cost per byte × step first, until no
+    /// more can be removed or the time is over.
+    pub fn prune(&mut self, state: &mut ScheduleState, random: &mut Random, steps: Range<u32>) {
         loop {
             self.order.clear();
-            for p in steps.start..tape.len().min(steps.end) {
-                let c = tape.sequence[p as usize];
-                let node = tape.node[c as usize];
-                if !tape.may_remove(c) {
+            for p in steps.start..state.len().min(steps.end) {
+                let c = state.sequence[p as usize];
+                let node = state.node[c as usize];
+                if !state.may_remove(c) {
                     continue;
                 }
-                let held = |c: Copy| {
-                    let gap = tape
+                let held = |c: CopyId| {
+                    let gap = state
                         .previous(c)
-                        .map_or(0, |d| p - tape.last[d as usize].min(p));
-                    tape.net.bytes[tape.node[c as usize] as usize] as f64 * f64::from(gap)
+                        .map_or(0, |d| p - state.last[d as usize].min(p));
+                    state.net.bytes[state.node[c as usize] as usize] as f64 * f64::from(gap)
                 };
-                let held = tape.made_at(p).map(held).sum::<f64>() + 1.0;
-                let mut score = (self.price(tape.net, node) as f64 + 1.0) / held;
+                let held = state.made_at(p).map(held).sum::<f64>() + 1.0;
+                let mut score = (self.price(state.net, node) as f64 + 1.0) / held;
                 if self.noise > 0.0 {
                     score *= (self.noise * (random.unit() - 0.5)).exp();
                 }
@@ -493,8 +513,8 @@ impl Repairer {
                     return;
                 }
                 let c = self.order[k].1;
-                if tape.may_remove(c) && tape.peak_without(c) <= self.budget {
-                    tape.remove(c);
+                if state.may_remove(c) && state.peak_without(c) <= self.budget {
+                    state.remove(c);
                     removed = true;
                 }
             }

@@ -1,42 +1,42 @@
-//! What comes out: a schedule, its explicit steps, and places in a slab.
+//! The result: a schedule, its explicit steps, and their places in a slab.
 
 use super::network::Network;
-use super::tape::Tape;
+use super::state::ScheduleState;
 use crate::liveness::Lifetime;
 use crate::offload::{Event, Transfer, events};
 use crate::pack::{Item, Limits, Problem};
 use crate::remat_graph::{Place, RematGraph, Step};
 
-/// A schedule under a budget.
+/// A schedule for a budget.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Remat {
-    /// Nodes in the order they run, each once or more.
+    /// Nodes in the order they run, each at least once.
     pub schedule: Vec<u32>,
-    /// What is away from the device for a while.
+    /// The offload intervals.
     pub transfers: Vec<Transfer>,
-    /// The most bytes above the fixed part that were allowed.
+    /// The budget: the most bytes above the fixed part.
     pub budget: u64,
-    /// The most bytes above the fixed part that a step needs. Above the budget if nothing was found
-    /// that fits.
+    /// The most bytes above the fixed part that a step needs. It exceeds the budget if the search
+    /// found no schedule that fits.
     pub peak: u64,
     /// The smallest peak found without recomputation.
     pub ordered_peak: u64,
-    /// What all the steps cost.
+    /// The cost of all steps.
     pub cost: u128,
-    /// What the steps cost with waiting for transfers.
+    /// The cost of all steps plus the waits for transfers.
     pub time: u128,
-    /// No schedule within the budget takes less.
+    /// A lower bound of the time of every schedule within the budget.
     pub time_bound: u128,
-    /// No schedule has a smaller peak: the floor of every budget.
+    /// A lower bound of the peak of every schedule, and therefore of every budget that can be met.
     pub peak_bound: u64,
 }
 
 /// The steps of a schedule with their places in one slab.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placed {
-    /// Each step; a place for those that take bytes.
+    /// Each step, with a place for those that take bytes.
     pub steps: Vec<(Step, Option<Place>)>,
-    /// The end of the slab.
+    /// The size of the slab.
     pub height: u64,
 }
 
@@ -46,7 +46,7 @@ impl Remat {
         self.peak <= self.budget
     }
 
-    /// How many bytes are sent to the host.
+    /// The number of bytes that are copied to the host.
     pub fn offloaded_bytes(&self, graph: &RematGraph) -> u64 {
         let mut made: Vec<u32> = self.transfers.iter().map(|t| t.value).collect();
         made.sort_unstable();
@@ -56,7 +56,7 @@ impl Remat {
             .sum()
     }
 
-    /// The schedule step by step, buffers freed after their last read.
+    /// The schedule as explicit steps; buffers are freed after their last read.
     pub fn steps(&self, graph: &RematGraph) -> Vec<Step> {
         self.lay_out(graph)
             .into_iter()
@@ -64,7 +64,7 @@ impl Remat {
             .collect()
     }
 
-    /// Each step, and the stay in memory that it begins: when it is over and how many bytes it is.
+    /// Each step, and the interval of memory that it allocates, if any.
     fn lay_out(&self, graph: &RematGraph) -> Vec<(Step, Option<Stay>)> {
         let (net, nodes) = Network::of(graph);
         let mut number = vec![0; graph.nodes.len()];
@@ -74,22 +74,22 @@ impl Remat {
             .for_each(|(&i, c)| number[i as usize] = c);
         let mut order: Vec<u32> = self.schedule.iter().map(|&i| number[i as usize]).collect();
         order.push(net.sink());
-        let tape = Tape::new(&net, &order);
+        let state = ScheduleState::new(&net, &order);
         let end = self.schedule.len() as u32;
-        // By position: what is free after it; until when what is computed there is in its place.
+        // By position, the buffers to free after it, and the end of the interval of its value.
         let mut frees: Vec<Vec<u32>> = vec![Vec::new(); order.len()];
-        let mut until: Vec<u32> = (0..end).map(|p| tape.last[p as usize] + 1).collect();
+        let mut until: Vec<u32> = (0..end).map(|p| state.last[p as usize] + 1).collect();
         for t in &self.transfers {
             until[t.value as usize] = until[t.value as usize].min(t.gone);
         }
         for p in 0..end {
-            let last = tape.last[p as usize];
+            let last = state.last[p as usize];
             if last < end {
                 frees[last as usize].push(self.schedule[p as usize]);
             }
         }
-        // By transfer: whether an earlier one has left a copy on the host, and from when on the
-        // next of the same value is away.
+        // By transfer, whether an earlier one has left a copy on the host, and the step from which
+        // on the next transfer of the same value frees its bytes.
         let mut by_value: Vec<usize> = (0..self.transfers.len()).collect();
         by_value.sort_unstable_by_key(|&k| (self.transfers[k].value, self.transfers[k].used));
         let mut is_on_host = vec![false; self.transfers.len()];
@@ -115,7 +115,7 @@ impl Remat {
                     Event::Sent => (Step::Offloaded(node), None),
                     Event::Fetch => {
                         let until =
-                            next_gone[k as usize].unwrap_or(tape.last[t.value as usize] + 1);
+                            next_gone[k as usize].unwrap_or(state.last[t.value as usize] + 1);
                         (
                             Step::Prefetch(node),
                             Some(Stay {
@@ -146,7 +146,7 @@ impl Remat {
         steps
     }
 
-    /// Places for all the steps in one slab, as low as packing gets it within these limits.
+    /// Places for all steps in one slab, as low as packing gets it within these limits.
     pub fn place(&self, graph: &RematGraph, limits: &Limits) -> Placed {
         let steps = self.lay_out(graph);
         let item = |from: u32, until: u32, size: u64| Item {
@@ -191,7 +191,7 @@ impl Remat {
     }
 }
 
-/// Bytes from one step until before another.
+/// An interval of bytes, from one step until before another.
 #[derive(Clone, Copy)]
 struct Stay {
     from: u32,

@@ -1,41 +1,41 @@
-//! The search: starts, and local search from them.
+//! The search: initial schedules, and local search from them.
 //!
-//! Each round of the local search disturbs the schedule (recomputations are taken out, steps are
-//! moved within what they depend on, or the budget is tightened for a moment), repairs and prunes
-//! it, and keeps the outcome as simulated annealing would.
+//! Each round of the local search perturbs the schedule (removes recomputations, moves steps within
+//! their dependencies, or tightens the budget temporarily), repairs and prunes it, and accepts the
+//! result by simulated annealing.
 
 use std::ops::Range;
 
 use super::clock::Clock;
+use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::repair::Repairer;
-use super::tape::{Copy, Tape};
-use super::transit::Transit;
-use crate::generate::Random;
+use super::state::{CopyId, ScheduleState};
+use crate::random::Random;
 
-/// A schedule with what it costs and needs.
+/// A schedule with its cost and needs.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub order: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
-    /// What it takes, with waiting for copies.
+    /// The time, including waits for copies.
     pub time: f64,
 }
 
 impl Found {
-    pub fn of(tape: &Tape) -> Found {
+    pub fn of(state: &ScheduleState) -> Found {
         Found {
-            order: tape.order().collect(),
-            cost: tape.cost,
-            peak: tape.peak(),
-            time: tape.cost as f64,
+            order: state.order().collect(),
+            cost: state.cost,
+            peak: state.peak(),
+            time: state.cost as f64,
         }
     }
 }
 
-/// The cheapest schedule that was found to fit `budget`, or, if none was, the one with the smallest
-/// peak. `orders` are complete orders without repeats, the sink at the end, best first.
+/// The cheapest schedule found that fits `budget` or, if there is none, the one with the smallest
+/// peak. `orders` are complete orders without recomputation, the sink at the end, best first.
 pub(super) fn search(
     net: &Network,
     orders: &[Vec<u32>],
@@ -44,35 +44,35 @@ pub(super) fn search(
     seed: u64,
 ) -> Found {
     let mut search = Search::new(net, &orders[0], budget, seed);
-    let mut best = Found::of(&search.tape);
+    let mut best = Found::of(&search.state);
     let mut starts = Vec::new();
     search.repairer.until = clock.at(1.0);
     for order in orders {
-        search.tape.load(order);
-        if search.tape.peak() <= budget {
-            return Found::of(&search.tape);
+        search.state.load(order);
+        if search.state.peak() <= budget {
+            return Found::of(&search.state);
         }
-        if search.tape.peak() < best.peak {
-            best = Found::of(&search.tape);
+        if search.state.peak() < best.peak {
+            best = Found::of(&search.state);
         }
     }
-    // Orders differ more than ways to repair them; where there is no time for all, each order gets
-    // its turn first.
+    // Orders differ more than the methods to repair them. If there is no time for all combinations,
+    // each order is tried once first.
     let ways = orders
         .iter()
         .flat_map(|order| [(order, false), (order, true)]);
     let (direct, others): (Vec<_>, Vec<_>) =
-        ways.partition(|&(_, descent)| !descent && search.tape.is_long());
+        ways.partition(|&(_, descent)| !descent && search.state.is_long());
     for (order, descent) in direct.into_iter().chain(others) {
         if clock.progress() >= if starts.is_empty() { 1.0 } else { 0.25 } {
             break;
         }
         starts.extend(search.start(order, 0.0, descent));
-        // With one that fits, others have only so much time.
+        // Once a start fits, the others may use only half of the time.
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { 0.5 });
-        // What there was no time to finish.
-        if starts.is_empty() && clock.progress() >= 1.0 && search.tape.peak() < best.peak {
-            best = Found::of(&search.tape);
+        // A repair that ran out of time.
+        if starts.is_empty() && clock.progress() >= 1.0 && search.state.peak() < best.peak {
+            best = Found::of(&search.state);
         }
     }
     let mut tries = 0;
@@ -95,36 +95,36 @@ pub(super) fn search(
     search.anneals(starts, orders, clock, 0.0)
 }
 
-/// The part of the time for an anneal that its start may take.
+/// The part of an anneal's time that its start may take.
 const STARTING: f64 = 0.25;
 
 pub(super) struct Search<'n> {
     budget: i64,
-    pub tape: Tape<'n>,
+    pub state: ScheduleState<'n>,
     pub repairer: Repairer,
     pub random: Random,
-    removable: Vec<Copy>,
-    /// The steps around those that were disturbed last.
+    removable: Vec<CopyId>,
+    /// The steps around those that were perturbed last.
     near: Range<u32>,
-    /// What plans the copies, if values may be fetched.
-    pub transit: Option<Transit>,
+    /// The planner of copies, if values may be fetched.
+    pub copy_planner: Option<CopyPlanner>,
 }
 
 impl<'n> Search<'n> {
     pub fn new(net: &'n Network, order: &[u32], budget: i64, seed: u64) -> Self {
         Search {
             budget,
-            tape: Tape::new(net, order),
+            state: ScheduleState::new(net, order),
             repairer: Repairer::new(net.len(), budget),
             random: Random(seed),
             removable: Vec::new(),
             near: 0..u32::MAX,
-            transit: None,
+            copy_planner: None,
         }
     }
 
-    /// The best that local search finds from these and other starts, from `begin` on the clock
-    /// until the time for it is over.
+    /// The best schedule that local search finds from these and other starts, from the progress
+    /// `begin` on until the time is over.
     pub fn anneals(
         &mut self,
         mut starts: Vec<Found>,
@@ -135,9 +135,9 @@ impl<'n> Search<'n> {
         self.repairer.until = clock.at(1.0);
         starts.sort_by(|a, b| a.time.total_cmp(&b.time));
         let mut best = starts[0].clone();
-        let anneals = ((clock.anneals(self.tape.len()) as f64 * (1.0 - begin)) as usize).max(1);
+        let anneals = ((clock.anneals(self.state.len()) as f64 * (1.0 - begin)) as usize).max(1);
         let at = |part: f64| begin + (1.0 - begin) * part;
-        // How long the last new start took.
+        // The time that the last new start took.
         let mut long = 0.0;
         for k in 0..anneals {
             let (from, to) = (
@@ -168,100 +168,100 @@ impl<'n> Search<'n> {
         best
     }
 
-    /// What the schedule at hand takes, unless that is more than `most`.
+    /// The time of the current schedule, or `None` if it exceeds `most`.
     pub fn time(&mut self, most: f64) -> Option<f64> {
-        match &mut self.transit {
-            Some(transit) => transit.time(&mut self.tape, self.budget, most),
-            None => Some(self.tape.cost as f64).filter(|&time| time <= most),
+        match &mut self.copy_planner {
+            Some(copy_planner) => copy_planner.time(&mut self.state, self.budget, most),
+            None => Some(self.state.cost as f64).filter(|&time| time <= most),
         }
     }
 
-    /// A schedule that fits, made from `order` by repair and pruning, at once or by way of budgets
-    /// between.
+    /// A schedule that fits, made from `order` by repair and pruning, either at once or through
+    /// intermediate budgets.
     pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
-        self.tape.load(order);
+        self.state.load(order);
         self.repairer.noise = noise;
         self.repairer.greed = 0.25;
-        self.fetch_at_some_price();
+        self.draw_fetch_price();
         let levels = if descent { 8 } else { 1 };
-        let peak = self.tape.peak();
+        let peak = self.state.peak();
         for level in 1..=levels {
             let target =
                 peak - ((peak - self.budget) as f64 * f64::from(level) / f64::from(levels)) as i64;
             self.repairer.budget = if level == levels { self.budget } else { target };
-            let inserts_max = 2 * self.tape.net.len() + 200;
+            let inserts_max = 2 * self.state.net.len() + 200;
             let done =
                 self.repairer
-                    .repair(&mut self.tape, &mut self.random, inserts_max, u128::MAX);
+                    .repair(&mut self.state, &mut self.random, inserts_max, u128::MAX);
             if !done {
                 self.repairer.budget = self.budget;
                 return None;
             }
             self.repairer
-                .prune(&mut self.tape, &mut self.random, 0..u32::MAX);
+                .prune(&mut self.state, &mut self.random, 0..u32::MAX);
         }
         self.repairer.budget = self.budget;
         self.found()
     }
 
-    /// The schedule at hand.
+    /// The current schedule.
     pub fn found(&mut self) -> Option<Found> {
         let time = self.time(f64::INFINITY)?;
         Some(Found {
             time,
-            ..Found::of(&self.tape)
+            ..Found::of(&self.state)
         })
     }
 
-    /// From now on a peak of this many bytes will do, if that is more than the budget.
+    /// Raises the budget to this peak if it is larger.
     pub fn relax(&mut self, peak: i64) {
         self.budget = self.budget.max(peak);
         self.repairer.budget = self.budget;
     }
 
-    /// Lets the next repair fetch values, if they may be, as if that were dear, cheap or free: what
-    /// it costs to keep the engines busy depends on all the rest.
-    fn fetch_at_some_price(&mut self) {
-        if let Some(transit) = &self.transit {
-            // From a thousandth of the time that a byte takes to more than all of it.
+    /// Draws the price of fetches for the next repair, if they are allowed: high, low or zero,
+    /// because the cost of busy engines depends on the rest of the schedule.
+    fn draw_fetch_price(&mut self) {
+        if let Some(copy_planner) = &self.copy_planner {
+            // From a thousandth of a byte's copy time to more than all of it.
             let part = if self.random.below(6) == 0 {
                 0.0
             } else {
                 1.5 * (-7.0 * self.random.unit()).exp()
             };
-            self.repairer.fetching = Some(part * transit.link());
+            self.repairer.fetching = Some(part * copy_planner.link());
         }
     }
 
-    /// Lowers the peak of `best`, whatever it costs, until it fits or half of the time is over.
+    /// Lowers the peak of `best` at any cost, until it fits or the time for that is over.
     pub fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
         while best.peak > self.budget && clock.progress() < 0.6 {
             clock.tick();
-            self.tape.load(&best.order);
-            self.disturb();
+            self.state.load(&best.order);
+            self.perturb();
             let step = best.peak as f64 * 0.03 * self.random.unit();
             self.repairer.budget = (best.peak - 1 - step as i64).max(self.budget);
             self.repairer.noise = 2.0 * self.random.unit();
             self.repairer.greed = [0.0, 0.25][self.random.below(2) as usize];
-            self.fetch_at_some_price();
+            self.draw_fetch_price();
             let cost_max = best.cost.saturating_mul(4);
             self.repairer
-                .repair(&mut self.tape, &mut self.random, 100, cost_max);
-            let peak = self.tape.peak();
+                .repair(&mut self.state, &mut self.random, 100, cost_max);
+            let peak = self.state.peak();
             if peak <= best.peak {
                 self.repairer.budget = peak.max(self.budget);
                 self.repairer
-                    .prune(&mut self.tape, &mut self.random, 0..u32::MAX);
-                if self.tape.peak() < best.peak || self.tape.cost <= best.cost {
-                    *best = Found::of(&self.tape);
+                    .prune(&mut self.state, &mut self.random, 0..u32::MAX);
+                if self.state.peak() < best.peak || self.state.cost <= best.cost {
+                    *best = Found::of(&self.state);
                 }
             }
         }
         self.repairer.budget = self.budget;
     }
 
-    /// Local search from `start` while the clock goes `from` there `to` here; the best of it, if it
-    /// came to anything.
+    /// Local search from `start` while the progress goes from `from` to `to`. Returns the best
+    /// schedule that improves on it.
     fn anneal(
         &mut self,
         start: Found,
@@ -270,9 +270,9 @@ impl<'n> Search<'n> {
         to: f64,
         heat: f64,
     ) -> Option<Found> {
-        let base = self.tape.net.base_cost as f64;
+        let base = self.state.net.base_cost as f64;
         let hottest = heat * (0.0007 * base + 0.01 * (start.time - base).max(0.0));
-        self.tape.load(&start.order);
+        self.state.load(&start.order);
         let (mut now, mut time) = (start.order.clone(), start.time);
         let mut best: Option<Found> = None;
         let mut best_time = start.time;
@@ -284,7 +284,7 @@ impl<'n> Search<'n> {
             clock.tick();
             let cold = ((progress - from) / (to - from)).clamp(0.0, 1.0);
             let heat = hottest * (1.0 - cold);
-            self.disturb();
+            self.perturb();
             let fits = self.mend((time * 1.2) as u128);
             let most = time - heat * (self.random.unit() + 1e-12).ln();
             let found = if fits {
@@ -294,64 +294,64 @@ impl<'n> Search<'n> {
             };
             if let Some(found) = found {
                 now.clear();
-                now.extend(self.tape.order());
+                now.extend(self.state.order());
                 time = found;
                 if time < best_time {
                     best_time = time;
                     best = Some(Found {
                         time,
-                        ..Found::of(&self.tape)
+                        ..Found::of(&self.state)
                     });
                 }
             } else {
-                self.tape.load(&now);
+                self.state.load(&now);
             }
         }
     }
 
-    /// Repairs and prunes what was disturbed.
+    /// Repairs and prunes the perturbed schedule.
     fn mend(&mut self, cost_max: u128) -> bool {
-        self.fetch_at_some_price();
+        self.draw_fetch_price();
         let random = &mut self.random;
         self.repairer.noise = [0.0, 0.5, 1.0, 2.0][random.below(4) as usize];
         self.repairer.greed = [0.0, 0.0, 0.25, 1.0][random.below(4) as usize];
         if random.below(3) == 0 && !self.removable.is_empty() {
-            // Room for about one buffer more than needed, which pruning may use otherwise.
+            // Frees about one buffer more than needed, which pruning may use in another way.
             let c = self.removable[random.below(self.removable.len() as u64) as usize];
-            let bytes = self.tape.net.bytes[self.tape.node[c as usize] as usize];
+            let bytes = self.state.net.bytes[self.state.node[c as usize] as usize];
             self.repairer.budget -= (bytes as f64 * 2.0 * random.unit()) as i64;
         }
-        let fits = self.repairer.repair(&mut self.tape, random, 60, cost_max);
+        let fits = self.repairer.repair(&mut self.state, random, 60, cost_max);
         self.repairer.budget = self.budget;
-        let fits = fits || self.tape.peak() <= self.budget;
+        let fits = fits || self.state.peak() <= self.budget;
         if fits {
             self.repairer
-                .prune(&mut self.tape, random, self.near.clone());
+                .prune(&mut self.state, random, self.near.clone());
         }
         fits
     }
 
-    /// Takes some recomputations out, moves some steps, or both; of a long schedule, all near one
+    /// Removes some recomputations, moves some steps, or both; in a long schedule, all near one
     /// step.
-    fn disturb(&mut self) {
+    fn perturb(&mut self) {
         let Search {
-            tape,
+            state,
             random,
             removable,
             ..
         } = self;
-        let steps = if tape.is_long() {
-            let first = random.below(u64::from(tape.len())) as u32;
-            first..tape.len().min(first + NEAR)
+        let steps = if state.is_long() {
+            let first = random.below(u64::from(state.len())) as u32;
+            first..state.len().min(first + NEAR)
         } else {
-            0..tape.len()
+            0..state.len()
         };
         removable.clear();
         removable.extend(
             steps
                 .clone()
-                .map(|p| tape.sequence[p as usize])
-                .filter(|&c| tape.may_remove(c)),
+                .map(|p| state.sequence[p as usize])
+                .filter(|&c| state.may_remove(c)),
         );
         let kind = random.below(3);
         if kind < 2 && !removable.is_empty() {
@@ -359,24 +359,24 @@ impl<'n> Search<'n> {
             let most = [4, 12][random.below(2) as usize];
             let count = 1 + random.below(most) as usize;
             for &c in removable.iter().skip(at).take(count) {
-                if tape.may_remove(c) {
-                    tape.remove(c);
+                if state.may_remove(c) {
+                    state.remove(c);
                 }
             }
         }
         if kind >= 1 {
             for _ in 0..1 + random.below(3) {
-                let until = steps.end.min(tape.len() - 1);
+                let until = steps.end.min(state.len() - 1);
                 let from = steps.start.min(until.saturating_sub(1));
-                wander(
-                    tape,
+                move_randomly(
+                    state,
                     from + random.below(u64::from(until - from)) as u32,
                     random,
                 );
             }
         }
-        removable.retain(|&c| tape.copies[tape.node[c as usize] as usize].contains(&c));
-        let looks_around = tape.is_long() && random.below(ALL) > 0;
+        removable.retain(|&c| state.copies[state.node[c as usize] as usize].contains(&c));
+        let looks_around = state.is_long() && random.below(ALL) > 0;
         self.near = if looks_around {
             steps.start.saturating_sub(NEAR)..steps.end + NEAR
         } else {
@@ -385,34 +385,37 @@ impl<'n> Search<'n> {
     }
 }
 
-/// How many steps of a long schedule are disturbed at once; once in how many rounds all of it is
-/// pruned and not only what is near.
+/// The number of steps of a long schedule that are perturbed at once, and the number of rounds
+/// between prunings of the whole schedule instead of only these steps.
 const NEAR: u32 = 512;
 const ALL: u64 = 16;
 
-/// Moves the step at `p` to a random place between what it reads and its first reader.
-fn wander(tape: &mut Tape, p: u32, random: &mut Random) {
-    let node = tape.node_at(p);
+/// Moves the step at `p` to a random position between its operands and its first reader.
+fn move_randomly(state: &mut ScheduleState, p: u32, random: &mut Random) {
+    let node = state.node_at(p);
     // A fetch stands just before its first reader.
-    if node == tape.net.sink() || tape.is_fetch(p) {
+    if node == state.net.sink() || state.is_fetch(p) {
         return;
     }
-    let reads = tape
+    let reads = state
         .net
         .makes(node)
-        .filter_map(|value| tape.first_read(value, p + 1, tape.len()));
-    let latest = reads.min().unwrap_or(tape.len() - 1);
-    let sources = tape
+        .filter_map(|value| state.first_read(value, p + 1, state.len()));
+    let latest = reads.min().unwrap_or(state.len() - 1);
+    let sources = state
         .net
         .inputs
         .of(node)
         .iter()
-        .filter_map(|&j| tape.source(j, p));
-    let earliest = sources.map(|s| tape.pos[s as usize] + 1).max().unwrap_or(0);
+        .filter_map(|&j| state.source(j, p));
+    let earliest = sources
+        .map(|s| state.pos[s as usize] + 1)
+        .max()
+        .unwrap_or(0);
     let to = earliest + random.below(u64::from(latest - earliest) + 1) as u32;
     let (from, until) = if to > p { (p + 1, to) } else { (to, p) };
-    if from < until && tape.is_quiet(node, from, until) {
-        let copy = tape.sequence[p as usize];
-        tape.relocate(copy, to);
+    if from < until && state.is_quiet(node, from, until) {
+        let copy = state.sequence[p as usize];
+        state.relocate(copy, to);
     }
 }

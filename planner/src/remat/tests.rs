@@ -1,12 +1,12 @@
-//! The tape's books against those of a tape made anew, on random networks whose computations make
-//! several values.
+//! The incrementally updated schedule state against a rebuilt one, on random networks whose
+//! computations make several values.
 
 use super::network::{Computation, Network};
 use super::repair::Repairer;
-use super::tape::Tape;
-use crate::generate::Random;
+use super::state::ScheduleState;
+use crate::random::Random;
 
-/// With more than one value for some computations, some with fetches.
+/// A random network: some computations have more than one value, and some values have fetches.
 fn network(random: &mut Random, fetches: bool) -> Network {
     let mut below = |n: u64| random.below(n);
     let count = 3 + below(20) as u32;
@@ -44,67 +44,70 @@ fn network(random: &mut Random, fetches: bool) -> Network {
 }
 
 #[test]
-fn a_tape_under_change_keeps_right_books() {
+fn incremental_updates_match_a_rebuilt_state() {
     let mut random = Random(3);
     let (mut inserts, mut removals, mut moves, mut fetches) = (0, 0, 0, 0);
     for round in 0..400 {
         let net = network(&mut random, round % 2 == 0);
-        let mut tape = Tape::new(&net, &(0..=net.sink()).collect::<Vec<u32>>());
+        let mut state = ScheduleState::new(&net, &(0..=net.sink()).collect::<Vec<u32>>());
         for _ in 0..30 {
-            let p = random.below(u64::from(tape.len())) as u32;
-            let c = tape.sequence[p as usize];
+            let p = random.below(u64::from(state.len())) as u32;
+            let c = state.sequence[p as usize];
             match random.below(3) {
                 0 => {
                     let node = random.below(net.len() as u64) as u32;
-                    if node != net.sink() && tape.may_insert(node, p) {
+                    if node != net.sink() && state.may_insert(node, p) {
                         fetches += u32::from(net.fetched(node).is_some());
-                        tape.insert(node, p);
+                        state.insert(node, p);
                         inserts += 1;
                     }
                 }
-                1 if tape.may_remove(c) => {
-                    let expected = tape.peak_without(c);
+                1 if state.may_remove(c) => {
+                    let expected = state.peak_without(c);
                     let until = p as usize;
-                    tape.remove(c);
-                    let worst = tape.need[..until].iter().copied().max().unwrap_or(0);
+                    state.remove(c);
+                    let worst = state.need[..until].iter().copied().max().unwrap_or(0);
                     assert!(expected <= worst, "{expected} {worst}");
                     removals += 1;
                 }
                 _ => {
                     let to = random.below(u64::from(p) + 1) as u32;
-                    if tape.node_at(p) != net.sink()
-                        && tape.is_quiet(tape.node_at(p), to, p)
+                    if state.node_at(p) != net.sink()
+                        && state.is_quiet(state.node_at(p), to, p)
                         && to < p
                     {
-                        tape.relocate(c, to);
+                        state.relocate(c, to);
                         moves += 1;
                     }
                 }
             }
-            let order: Vec<u32> = tape.order().collect();
-            let anew = Tape::new(&net, &order);
-            assert_eq!((&tape.need, tape.cost), (&anew.need, anew.cost));
-            for p in 0..tape.len() {
-                let lives = |t: &Tape| {
+            let order: Vec<u32> = state.order().collect();
+            let anew = ScheduleState::new(&net, &order);
+            assert_eq!((&state.need, state.cost), (&anew.need, anew.cost));
+            for p in 0..state.len() {
+                let lives = |t: &ScheduleState| {
                     t.made_at(p)
                         .map(|c| (t.node[c as usize], t.last[c as usize]))
                         .collect::<Vec<_>>()
                 };
-                assert_eq!(lives(&tape), lives(&anew));
-                // What is fetched has been computed before.
+                assert_eq!(lives(&state), lives(&anew));
+                // A fetched value has been computed before.
                 assert!(
-                    net.fetched(tape.node_at(p))
-                        .is_none_or(|value| tape.source(value, p).is_some())
+                    net.fetched(state.node_at(p))
+                        .is_none_or(|value| state.source(value, p).is_some())
                 );
             }
         }
         // Repaired, a schedule fits and every read has its value.
-        let peak = tape.peak();
+        let peak = state.peak();
         let mut repairer = Repairer::new(net.len(), peak * 3 / 4);
         repairer.fetching = (round % 2 == 0).then(|| random.unit());
-        if repairer.repair(&mut tape, &mut random, 100, u128::MAX) {
-            repairer.prune(&mut tape, &mut random, 0..u32::MAX);
-            assert!(Tape::new(&net, &tape.order().collect::<Vec<u32>>()).peak() <= peak * 3 / 4);
+        if repairer.repair(&mut state, &mut random, 100, u128::MAX) {
+            repairer.prune(&mut state, &mut random, 0..u32::MAX);
+            assert!(
+                ScheduleState::new(&net, &state.order().collect::<Vec<u32>>()).peak()
+                    <= peak * 3 / 4
+            );
         }
     }
     assert!(

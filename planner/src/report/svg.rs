@@ -15,7 +15,7 @@ mod packing;
 pub(super) use canvas::escaped;
 pub use packing::packing_svg;
 
-/// Up to how many tasks their names stand below the steps, and how much of each.
+/// The most tasks whose names are drawn below the steps, and the most characters of each.
 const NAMED_TASKS_MAX: usize = 64;
 const TASK_NAME_MAX: usize = 26;
 
@@ -34,10 +34,9 @@ pub(super) fn colours(kind: Kind) -> Colours {
 }
 
 /// Draws a plan: steps to the right, bytes upwards, each buffer and workspace a rectangle in the
-/// colour of its kind, named where the name fits, with a tooltip (name, size, steps, offset,
-/// source); the line of live bytes, the top of the slab, the lower bound where it lies below, and
-/// the step of the peak. A buffer computed in place begins in the middle of the step where the
-/// other ends.
+/// colour of its kind, named if the name fits, with a tooltip (name, size, steps, offset, source);
+/// the line of live bytes, the top of the slab, the lower bound if it is smaller, and the step of
+/// the peak. A buffer computed in place begins in the middle of the step in which the other ends.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -158,7 +157,7 @@ impl Picture<'_> {
         blocks
     }
 
-    /// The kinds that appear, and the lines.
+    /// The legend: the kinds that occur, and the lines.
     fn legend(&self, out: &mut String, blocks: &[(Kind, Block<'_>)]) {
         let mut x = LEFT;
         for kind in Kind::ALL
@@ -184,7 +183,7 @@ impl Picture<'_> {
         );
     }
 
-    /// The lines of bytes, and the peak's column.
+    /// The lines of bytes, and the column of the peak.
     fn grid(&self, out: &mut String) {
         let (step, _) = peak(self.dag, self.plan);
         let _ = writeln!(

@@ -33,7 +33,7 @@ fn sample() -> Dag {
 }
 
 #[test]
-fn text_says_what_a_user_wants_to_know() {
+fn text_names_sizes_savings_peak_and_methods() {
     let dag = sample();
     let best = plan(&dag, &Options::default()).expect("a valid dag");
     let expected = "\
@@ -83,8 +83,8 @@ fn many_holders_are_summed_up() {
     );
 }
 
-/// The elements of an XML text, if each is closed by its own name and no markup character stands in
-/// text or attributes.
+/// The elements of an XML text, if each is closed by its name and text and attributes contain no
+/// markup characters.
 fn elements(xml: &str) -> Vec<String> {
     let (mut open, mut elements, mut rest) = (Vec::new(), Vec::new(), xml);
     while let Some(start) = rest.find('<') {

@@ -1,9 +1,8 @@
-//! A plan as a page to look around in: one HTML file that needs nothing else, drawn from data that
-//! stands in it as JSON.
+//! A plan as an interactive page: one HTML file without external resources, drawn from JSON data
+//! that it contains.
 //!
-//! Everything that the page says is worked out here, where it can be tested; the script only
-//! places, hides and shows. Names reach the page as JSON and are put into it as text, never as
-//! markup.
+//! All contents of the page are computed here, where they can be tested; the script only positions,
+//! hides and shows them. Names reach the page as JSON and are inserted as text, never as markup.
 
 use super::svg::{colours, escaped};
 use crate::bytes::Bytes;
@@ -14,30 +13,30 @@ use serde_json::{Value, json};
 /// The page around the data, with the marks `%TITLE%` and `%DATA%`.
 const PAGE: &str = include_str!("timeline/page.html");
 
-/// Bytes that a kernel was handed in a run.
+/// Bytes that a kernel received in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Handed {
-    /// Which buffer's, or the workspace.
+    /// The buffer, or the workspace.
     pub holder: Holder,
-    /// Where in the slab they really were; `None` if they were elsewhere, as inputs that stay on
-    /// the device are.
+    /// The actual offset in the slab; `None` if the bytes were elsewhere, like inputs that stay on
+    /// the device.
     pub offset: Option<u64>,
-    /// How many.
+    /// The number of bytes.
     pub bytes: u64,
 }
 
 /// A step of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunStep {
-    /// When its kernel began, in nanoseconds since the run did.
+    /// The start of its kernel, in nanoseconds since the start of the run.
     pub start_ns: u64,
-    /// How long it took.
+    /// The duration of its kernel.
     pub ns: u64,
-    /// What it was handed.
+    /// The bytes that it received.
     pub handed: Vec<Handed>,
 }
 
-/// What was seen of a run: for each step of the plan what its kernel was handed.
+/// The bytes that each step's kernel received in an observed run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// The steps, in the plan's order.
@@ -45,7 +44,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// One past the highest byte of the slab that a kernel was handed.
+    /// The end of the highest byte of the slab that a kernel received.
     pub fn peak_bytes(&self) -> u64 {
         let ends = self
             .handed()
@@ -53,8 +52,8 @@ impl Run {
         ends.max().unwrap_or(0)
     }
 
-    /// What was handed at another place than the plan says, or at a step where the plan has no
-    /// bytes for it.
+    /// The bytes received at another offset than planned, or at a step where the plan has none for
+    /// the holder.
     pub fn strays(&self, plan: &Plan) -> Vec<(usize, Handed)> {
         let astray = |step: usize, h: &Handed| {
             let Some(offset) = h.offset.filter(|_| h.bytes > 0) else {
@@ -82,18 +81,17 @@ impl Run {
 }
 
 /// A page that shows a plan: steps to the right, bytes upwards, each buffer and workspace a
-/// rectangle. Pointing at one tells its name, layer, bytes, place, steps, source and why it is
-/// alive at the peak; a slider goes through the steps and lists who holds the bytes of each; a
-/// field finds names. A `run` is drawn over the plan; without one, the page says why there is none.
+/// rectangle. Pointing at one shows its name, layer, bytes, place, steps, source and the reason why
+/// it is alive at the peak; a slider selects a step and lists the holders of its bytes; a field
+/// searches names. A `run` is drawn over the plan; without one, the page shows the reason.
 ///
-/// The part of the address after `#` says what is shown, as
+/// The part of the address after `#` is the view, as
 /// `step=12&hover=stem.relu&find=conv&measured=0`.
 ///
 /// # Panics
 /// If the plan, or the run, is not one of this dag.
 pub fn html(dag: &Dag, plan: &Plan, title: &str, run: Result<&Run, &str>) -> String {
-    // Inside of a script element, nothing but `</script` and `<!--` means anything: without `<`
-    // there is neither.
+    // In a script element, only `</script` and `<!--` have a meaning, and both contain `<`.
     let data = data(dag, plan, title, run)
         .to_string()
         .replace('<', "\\u003c");
@@ -197,7 +195,7 @@ fn items(dag: &Dag, plan: &Plan) -> Value {
     buffers.chain(workspaces).collect()
 }
 
-/// For each buffer the steps at which it is touched, and whether it is written there.
+/// For each buffer, the steps at which it is touched, and whether it is written there.
 fn uses(dag: &Dag, plan: &Plan) -> Vec<Vec<(usize, bool)>> {
     let mut uses: Vec<Vec<(usize, bool)>> = vec![Vec::new(); dag.buffers.len()];
     for (step, task) in plan.order.iter().map(|t| &dag.tasks[t.index()]).enumerate() {
@@ -212,8 +210,8 @@ fn uses(dag: &Dag, plan: &Plan) -> Vec<Vec<(usize, bool)>> {
     uses
 }
 
-/// Why a buffer holds bytes at the step with the most live bytes: which kernel uses it there, or
-/// reads it later, or that it is handed out at the end. `None` if it holds none there.
+/// The reason why a buffer holds bytes at the step with the most live bytes: a kernel that uses it
+/// there, its next use, or that it is an output. `None` if it holds no bytes there.
 ///
 /// # Panics
 /// If the plan is not one of this dag.
@@ -260,13 +258,13 @@ fn why_at(dag: &Dag, plan: &Plan, step: usize, buffer: BufferId) -> Option<Strin
         (None, None, false) => {}
     }
     if reasons.is_empty() {
-        // What is there from the start exists for a step, even if nothing uses it.
+        // A buffer that exists from the start is live for a step, even without a use.
         reasons.push("it is there from the start".into());
     }
     Some(reasons.join("; "))
 }
 
-/// A run for the page: what each kernel was handed, by the numbers of items.
+/// A run as data of the page: the bytes that each kernel received, by item number.
 fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
     let item = |holder: Holder| match holder {
         Holder::Buffer(b) => b.index(),

@@ -170,7 +170,7 @@ fn a_violated_dependency() {
     );
     assert_eq!(
         broken(swapped(4, 5)),
-        violation("join", 5, "last", 4, "the dag asks for it")
+        violation("join", 5, "last", 4, "it is a control dependency")
     );
     // A reader between the two writers.
     assert_eq!(

@@ -1,15 +1,15 @@
-//! Plans of copies against the best of all, for short schedules.
+//! Plans of copies compared with the best of all plans, for short schedules.
 
-use super::{Absence, Engines};
-use crate::generate::Random;
+use super::{Engines, IdleInterval};
 use crate::offload::Transfer;
+use crate::random::Random;
 
 struct Case {
     costs: Vec<u64>,
-    /// With everything away.
+    /// With all intervals applied.
     need: Vec<i64>,
     budget: i64,
-    absences: Vec<Absence>,
+    intervals: Vec<IdleInterval>,
     link: f64,
 }
 
@@ -19,13 +19,13 @@ impl Case {
         let steps = 4 + below(5);
         let costs: Vec<u64> = (0..steps).map(|_| below(7)).collect();
         let need: Vec<i64> = (0..steps).map(|_| below(9) as i64).collect();
-        let mut absences: Vec<Absence> = Vec::new();
+        let mut intervals: Vec<IdleInterval> = Vec::new();
         for _ in 0..1 + below(3) {
             let used = below(steps - 2) as u32;
             let read = used + 2 + below(steps - 2 - u64::from(used)) as u32;
             let value = below(u64::from(used) + 1) as u32;
-            if absences.iter().all(|a| a.value != value) {
-                absences.push(Absence {
+            if intervals.iter().all(|a| a.value != value) {
+                intervals.push(IdleInterval {
                     value,
                     made: value,
                     used,
@@ -35,27 +35,27 @@ impl Case {
                 });
             }
         }
-        absences.sort_by_key(|a| a.used);
+        intervals.sort_by_key(|a| a.used);
         let budget = need.iter().copied().max().unwrap_or(0) + below(6) as i64;
         Case {
             costs,
             need,
             budget,
-            absences,
+            intervals,
             link: [0.0, 0.5, 1.0, 2.0][below(4) as usize],
         }
     }
 
-    /// The least time of all ways to send and to fetch, if nothing may be kept.
+    /// The least time of all choices of copy steps, if all intervals must be applied.
     fn best(&self, engines: &mut Engines, chosen: &mut Vec<Transfer>) -> f64 {
-        let Some(a) = self.absences.get(chosen.len()) else {
+        let Some(a) = self.intervals.get(chosen.len()) else {
             if !self.fits(chosen) {
                 return f64::INFINITY;
             }
             engines.transfers.clone_from(chosen);
-            return engines.time(&self.costs, &self.absences);
+            return engines.time(&self.costs, &self.intervals);
         };
-        let Absence {
+        let IdleInterval {
             value, used, read, ..
         } = *a;
         let mut best = f64::INFINITY;
@@ -83,7 +83,7 @@ impl Case {
         (0u32..).zip(&self.need).all(|(p, need)| {
             let bytes = transfers
                 .iter()
-                .zip(&self.absences)
+                .zip(&self.intervals)
                 .filter(|(t, _)| present(t, p))
                 .map(|(_, a)| a.bytes);
             need + bytes.sum::<i64>() <= self.budget
@@ -103,11 +103,11 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
                 &case.costs,
                 &case.need,
                 case.budget,
-                &case.absences,
+                &case.intervals,
                 f64::INFINITY,
             )
             .expect("no limit");
-        if !engines.void.is_empty() {
+        if !engines.infeasible.is_empty() {
             continue;
         }
         assert!(
@@ -121,12 +121,12 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
         planned += 1;
         best += u32::from(time < least + 1e-9);
         lost += (time - least) / base.max(1) as f64;
-        // Whoever asks for less than there is gets nothing, or is told the time all the same.
+        // With `most` below the time, the result is `None` or still the correct time.
         let asked = engines.plan(
             &case.costs,
             &case.need,
             case.budget,
-            &case.absences,
+            &case.intervals,
             time - 0.5,
         );
         assert!(asked.is_none_or(|again| again == time));
@@ -137,12 +137,12 @@ fn copies_are_planned_about_as_well_as_they_can_be() {
     );
 }
 
-/// Times that cannot be told from infinity end the walks as others do.
+/// Times indistinguishable from infinity end the traversals as others do.
 #[test]
 fn any_rate_comes_to_an_end() {
     for link in [1e15, 1e300, f64::MAX, f64::INFINITY, -1.0, f64::NAN] {
         let mut engines = Engines::new(link);
-        let absences = [(0, 1 << 40), (1, 1 << 61)].map(|(used, bytes)| Absence {
+        let intervals = [(0, 1 << 40), (1, 1 << 61)].map(|(used, bytes)| IdleInterval {
             value: used,
             made: used,
             used,
@@ -154,7 +154,7 @@ fn any_rate_comes_to_an_end() {
             &[1, u64::MAX, 1, 1, 1, 1],
             &[0; 6],
             1 << 40,
-            &absences,
+            &intervals,
             f64::MAX,
         );
         assert!(
@@ -162,7 +162,7 @@ fn any_rate_comes_to_an_end() {
             "{link}: {time:?}"
         );
         assert!(
-            // Where a step waits for a copy, that begins and ends before the same step.
+            // The copy that a step waits for begins and ends before that step.
             engines.transfers.iter().all(|t| t.used < t.sent
                 && t.sent <= t.gone
                 && t.gone <= t.back

@@ -5,7 +5,7 @@ use super::super::{Found, Rank, luby};
 use super::memo::Memo;
 use super::state::{State, Units};
 use super::tree::{Status, Tree};
-use crate::generate::Random;
+use crate::random::Random;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::thread::{self, Builder};

@@ -1,4 +1,5 @@
-//! What all pictures share: a plot of time × bytes with its axis of bytes, rectangles and lines.
+//! The shared parts of all pictures: a plot of time × bytes with its axis of bytes, rectangles and
+//! lines.
 
 use crate::bytes::Bytes;
 use std::fmt::Write;
@@ -9,7 +10,7 @@ const RIGHT: f64 = 24.0;
 pub(super) const TOP: f64 = 86.0;
 pub(super) const PLOT_HEIGHT: f64 = 520.0;
 pub(super) const PLOT_WIDTH: f64 = WIDTH - LEFT - RIGHT;
-/// Width of a character of the monospaced font, against its size.
+/// The width of a character of the monospaced font, relative to its size.
 pub(super) const CHARACTER: f64 = 0.602;
 pub(super) const LABEL: f64 = 10.0;
 
@@ -62,8 +63,8 @@ impl Canvas {
         TOP + PLOT_HEIGHT - byte as f64 * self.y_scale
     }
 
-    /// The beginning of a picture with this much room below the plot: ground, title and a line
-    /// below it.
+    /// The beginning of a picture with this much space below the plot: background, title and
+    /// subtitle.
     pub(super) fn open(&self, title: &str, subtitle: &str, below: f64) -> String {
         let height = TOP + PLOT_HEIGHT + below;
         format!(
@@ -134,7 +135,7 @@ impl Canvas {
     pub(super) fn block(&self, out: &mut String, block: &Block<'_>) {
         let (x, y, width, height) = self.place(block);
         let (fill, stroke) = block.colours;
-        // Outlines must not swallow thin rectangles.
+        // Outlines must not hide thin rectangles.
         let outline = (width.min(height) / 6.0).clamp(0.05, 0.8);
         let _ = write!(
             out,
@@ -163,8 +164,8 @@ impl Canvas {
         out.push('\n');
     }
 
-    /// The frame, the line of live bytes (as drawn by the path), the top, and the lower bound where
-    /// it lies below.
+    /// The frame, the line of live bytes (given as a path), the top, and the lower bound if it is
+    /// smaller.
     pub(super) fn lines(&self, out: &mut String, path: &str, name: &str, lower_bound: u64) {
         let right = LEFT + PLOT_WIDTH;
         let thickness = (self.x_scale / 4.0).clamp(0.4, 1.2);

@@ -1,4 +1,4 @@
-//! A packing as a picture: every item a rectangle of time × bytes, or several where it has gaps.
+//! A packing as a picture: every item is a rectangle of time × bytes, or several if it has gaps.
 
 use super::canvas::{Block, Canvas, Colours, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, escaped};
 use crate::bytes::Bytes;
@@ -7,7 +7,7 @@ use crate::pack::{Packing, Problem};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Items take turns in these.
+/// The colours of items, in turn.
 const COLOURS: [Colours; 6] = [
     ("#b7d7f0", "#5b93bf"),
     ("#bfe3bd", "#65a563"),
@@ -16,18 +16,19 @@ const COLOURS: [Colours; 6] = [
     ("#f2b8cf", "#bf5f88"),
     ("#ede3c4", "#b0a067"),
 ];
-/// Items that must lie where they do.
+/// The colours of items at fixed offsets.
 const FIXED: Colours = ("#dfe1e4", "#9097a0");
 
-/// Up to how many rectangles each is an element of its own, whatever its size.
+/// The most rectangles that are all separate elements, whatever their size.
 const ELEMENTS_MAX: usize = 2_000;
-/// Of more, those below this many pixels in either direction are joined into one shape per colour.
+/// With more, rectangles below this many pixels in either direction are merged into one shape per
+/// colour.
 const SMALL: f64 = 2.0;
 
 /// Draws a packing: time to the right, bytes upwards, the spaces above each other, each item a
-/// rectangle, named where the name fits, with a tooltip (id, size, life, offset); the line of live
-/// bytes, the height, and the lower bound where it lies below. Among thousands of items, those too
-/// small to be pointed at have no tooltip, so that the picture stays quick.
+/// rectangle, named if the name fits, with a tooltip (id, size, life, offset); the line of live
+/// bytes, the height, and the lower bound if it is smaller. Among thousands of items, very small
+/// ones have no tooltip, so that the picture renders fast.
 ///
 /// # Panics
 /// If the packing is not one of the table's problem.
@@ -128,8 +129,8 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
     out + "</svg>\n"
 }
 
-/// The line of live bytes: for each pixel the most that live inside it. Aliases and pairs computed
-/// in place count once.
+/// The line of live bytes: for each pixel, the maximum within it. Aliases and pairs computed in
+/// place count once.
 fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last: u64) -> String {
     let mut changes: Vec<(u64, i128)> = Vec::new();
     let mut load =
@@ -165,7 +166,7 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
     }
     let mut path = String::new();
     for (at, &bytes) in most.iter().enumerate() {
-        // Of a stretch at one height, only its end says something new.
+        // Of several equal values in a row, only the ends are drawn.
         if at > 0 && most.get(at + 1) == Some(&bytes) && most[at - 1] == bytes {
             continue;
         }
@@ -183,7 +184,7 @@ fn live(canvas: &Canvas, problem: &Problem, packing: &Packing, first: u64, last:
     path
 }
 
-/// Times below the plot, eight or so.
+/// About eight times below the plot.
 fn axis(out: &mut String, canvas: &Canvas, first: u64, last: u64) {
     let bottom = TOP + PLOT_HEIGHT + 13.0;
     let _ = writeln!(

@@ -4,7 +4,7 @@ use crate::{Options, OrderPolicy, plan};
 
 const HOSTILE: &str = "</script><script>alert(1)</script><!-- \u{2028} \"' & é";
 
-/// A step forward and back: `h` is kept from `stem` for `stem.grad`, `r` is computed in place.
+/// A forward and backward pass: `h` is kept from `stem` for `stem.grad`, `r` is computed in place.
 fn sample() -> (Dag, Plan) {
     let mut dag = Dag::new();
     let x = dag.add_buffer(Buffer {
@@ -45,7 +45,7 @@ fn sample() -> (Dag, Plan) {
     (dag, plan)
 }
 
-/// The data that stands in a page.
+/// The data that a page contains.
 fn data_of(page: &str) -> Value {
     let (_, rest) = page.split_once("id=\"data\">").expect("the data's element");
     let (data, _) = rest.split_once("</script>").expect("its end");
@@ -140,12 +140,12 @@ fn the_page_needs_no_network() {
     }
     assert!(
         page.contains("default-src 'none'"),
-        "the browser is told to allow none"
+        "the page forbids network access"
     );
 }
 
 #[test]
-fn what_is_alive_at_the_peak_has_its_reason() {
+fn buffers_alive_at_the_peak_have_a_reason() {
     let (dag, plan) = sample();
     let why: Vec<Option<String>> = (0..5)
         .map(|b| why_at_peak(&dag, &plan, BufferId(b)))
@@ -161,7 +161,7 @@ fn what_is_alive_at_the_peak_has_its_reason() {
         why.iter().map(Option::as_deref).collect::<Vec<_>>(),
         expected
     );
-    // Nothing but buffers that come in, go out, or both.
+    // Only buffers that are inputs, outputs or both.
     let mut dag = Dag::new();
     for (live_in, live_out) in [(true, false), (true, true)] {
         dag.add_buffer(Buffer {
@@ -180,7 +180,7 @@ fn what_is_alive_at_the_peak_has_its_reason() {
 }
 
 #[test]
-fn a_run_is_told_from_its_plan() {
+fn differences_of_a_run_from_its_plan_are_listed() {
     let (dag, plan) = sample();
     let handed = |holder, offset, bytes| Handed {
         holder,
@@ -235,7 +235,7 @@ fn a_run_is_told_from_its_plan() {
         (Some(1.5), "[]".into())
     );
 
-    // Elsewhere, and at a step where it is dead.
+    // At another offset, and at a step where it is dead.
     run.steps[0].handed[1].offset = Some(plan.offsets[1] + 64);
     run.steps[1]
         .handed

@@ -1,52 +1,52 @@
-//! A schedule under change: computations in a row, some of them more than once, and what each step
-//! needs.
+//! The state of the search: a mutable schedule in which computations may run more than once, and
+//! the bytes that each step needs.
 //!
 //! A computation that runs several times makes several *copies* of its values; a read takes the
 //! latest. A copy lives from its step to its last read. Inserting and removing a copy changes the
-//! lifetimes of at most the copies it reads and its predecessor, so needs are kept up to date by
-//! adding to ranges, never by simulating again. Everything else (who reads whom) follows from the
-//! copies' positions, and is looked up when asked for: computations have few neighbours and few
-//! copies.
+//! lifetimes of at most the copies it reads and its predecessor, so that needs are updated by
+//! adding to ranges, without simulation. All other facts, such as the copy that a read takes,
+//! follow from the copies' positions and are computed on demand, because computations have few
+//! neighbours and few copies.
 
 use super::needs::Needs;
 use super::network::Network;
 
-/// Number of a copy. Numbers of removed copies are used again.
-pub(super) type Copy = u32;
+/// The number of a copy. Numbers of removed copies are reused.
+pub(super) type CopyId = u32;
 
-/// Whether a schedule has so many steps that what is done again and again must not look at all of
-/// them.
+/// Whether a schedule is long: frequent operations must then not visit all of its steps.
 pub(super) fn is_long(steps: usize) -> bool {
     steps >= 2048
 }
 
 #[derive(Clone)]
-pub(super) struct Tape<'n> {
+pub(super) struct ScheduleState<'n> {
     pub net: &'n Network,
-    /// Copies in the order they are made, of each computation's own value; the last is the sink's.
-    pub sequence: Vec<Copy>,
-    /// By position: live bytes, output and workspace included.
+    /// The copies of each computation's first value in the order they are made; the last is the
+    /// sink's.
+    pub sequence: Vec<CopyId>,
+    /// By position, live bytes, output and workspace included.
     pub need: Needs,
-    /// By copy: of which value. The number of a computation's own value is its own.
+    /// By copy, its value. The first value of a computation has the computation's number.
     pub node: Vec<u32>,
-    /// By copy: its position.
+    /// By copy, its position.
     pub pos: Vec<u32>,
-    /// By copy: the position of its last read, its own if it is never read.
+    /// By copy, the position of its last read, or its own position if it is never read.
     pub last: Vec<u32>,
-    /// By value: its copies in order. A computation's values have equally many, but for what is
-    /// fetched.
-    pub copies: Vec<Vec<Copy>>,
-    unused: Vec<Copy>,
-    /// By value of what is being inserted: its last read.
+    /// By value, its copies in order. The values of a computation have equally many, except for
+    /// fetches.
+    pub copies: Vec<Vec<CopyId>>,
+    unused: Vec<CopyId>,
+    /// By value of the computation being inserted, its last read.
     ends: Vec<u32>,
-    /// What all the steps cost.
+    /// The cost of all steps.
     pub cost: u128,
 }
 
-impl<'n> Tape<'n> {
-    /// The tape of `order`, which names the sink at its end (see [`Tape::load`]).
-    pub fn new(net: &'n Network, order: &[u32]) -> Tape<'n> {
-        let mut tape = Tape {
+impl<'n> ScheduleState<'n> {
+    /// The state of `order`, which names the sink at its end (see [`ScheduleState::load`]).
+    pub fn new(net: &'n Network, order: &[u32]) -> ScheduleState<'n> {
+        let mut state = ScheduleState {
             net,
             sequence: Vec::new(),
             need: Needs::default(),
@@ -58,11 +58,11 @@ impl<'n> Tape<'n> {
             ends: Vec::new(),
             cost: 0,
         };
-        tape.load(order);
-        tape
+        state.load(order);
+        state
     }
 
-    /// Forgets everything and takes `order`, a valid schedule with the sink at its end.
+    /// Resets the state to `order`, a valid schedule with the sink at its end.
     pub fn load(&mut self, order: &[u32]) {
         let net = self.net;
         let len = order.len();
@@ -108,7 +108,7 @@ impl<'n> Tape<'n> {
         });
     }
 
-    /// Computations in order, the sink at the end.
+    /// The computations in order, the sink at the end.
     pub fn order(&self) -> impl Iterator<Item = u32> + '_ {
         self.sequence.iter().map(|&c| self.node[c as usize])
     }
@@ -135,7 +135,7 @@ impl<'n> Tape<'n> {
         self.need.most()
     }
 
-    /// The most that any step in `from..to` needs; nothing for an empty range.
+    /// The most that any step in `from..to` needs; very small for an empty range.
     #[inline]
     pub fn peak_in(&self, from: u32, to: u32) -> i64 {
         self.need.most_in(from as usize, to as usize)
@@ -146,20 +146,20 @@ impl<'n> Tape<'n> {
         self.need.add(from as usize, to as usize, bytes);
     }
 
-    /// The copies made at one step, that of the computation's own value first.
+    /// The copies made at one step, that of the computation's first value first.
     #[inline]
-    pub fn made_at(&self, p: u32) -> impl Iterator<Item = Copy> + '_ {
+    pub fn made_at(&self, p: u32) -> impl Iterator<Item = CopyId> + '_ {
         let first = self.sequence[p as usize];
         let others = self.net.makes(self.node[first as usize]).skip(1);
         std::iter::once(first).chain(others.filter_map(move |value| self.source(value, p + 1)))
     }
 
-    /// Whether nobody reads anything made at `p`.
+    /// Whether no copy made at `p` is read.
     pub fn is_unread(&self, p: u32) -> bool {
         self.made_at(p).all(|c| self.last[c as usize] == p)
     }
 
-    /// The bytes that a computation makes.
+    /// The bytes of all values of a computation.
     pub fn makes_bytes(&self, node: u32) -> i64 {
         self.net
             .makes(node)
@@ -169,7 +169,7 @@ impl<'n> Tape<'n> {
 
     /// The copy of a value that a read at `p` takes.
     #[inline]
-    pub fn source(&self, node: u32, p: u32) -> Option<Copy> {
+    pub fn source(&self, node: u32, p: u32) -> Option<CopyId> {
         self.copies[node as usize]
             .iter()
             .rev()
@@ -178,7 +178,7 @@ impl<'n> Tape<'n> {
     }
 
     /// The copy of the same value made before `c`.
-    pub fn previous(&self, c: Copy) -> Option<Copy> {
+    pub fn previous(&self, c: CopyId) -> Option<CopyId> {
         self.source(self.node[c as usize], self.pos[c as usize])
     }
 
@@ -189,7 +189,7 @@ impl<'n> Tape<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                // What is fetched reads nothing.
+                // The values that a fetch makes do not read.
                 if p >= from
                     && p < to
                     && found.is_none_or(|f| f < p)
@@ -208,7 +208,7 @@ impl<'n> Tape<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                // What is fetched reads nothing.
+                // The values that a fetch makes do not read.
                 if p >= from
                     && p < to
                     && found.is_none_or(|f| f > p)
@@ -221,8 +221,8 @@ impl<'n> Tape<'n> {
         found
     }
 
-    /// Whether `node` may run (again) just before what is now at `p`: inputs exist, and nothing it
-    /// reads has been changed.
+    /// Whether `node` may be inserted before position `p`: its inputs exist, and none of them has
+    /// been changed.
     pub fn may_insert(&self, node: u32, p: u32) -> bool {
         (!self.net.once[node as usize] || self.copies[node as usize].is_empty())
             && self.may_stand(node, p)
@@ -243,8 +243,8 @@ impl<'n> Tape<'n> {
             .is_none_or(|value| self.source(value, p).is_some())
     }
 
-    /// Whether a copy of `node` may be moved across `from..to`: nothing there makes or changes what
-    /// it reads, reads what it makes, makes it again or has to come on the same side of it.
+    /// Whether a copy of `node` may be moved across `from..to`: no step there makes or changes its
+    /// operands, reads or makes its values, or has a control dependency with it.
     pub fn is_quiet(&self, node: u32, from: u32, to: u32) -> bool {
         let none = |n: u32| {
             self.copies[n as usize].iter().all(|&d| {
@@ -263,8 +263,7 @@ impl<'n> Tape<'n> {
             && unread()
     }
 
-    /// Computes `node` just before what is now at `p`. Later reads, up to the next copies, take the
-    /// new ones.
+    /// Inserts `node` before position `p`. Later reads, up to the next copies, take the new ones.
     pub fn insert(&mut self, node: u32, p: u32) {
         let net = self.net;
         let at = p as usize;
@@ -335,9 +334,9 @@ impl<'n> Tape<'n> {
         self.cost += u128::from(net.cost[node as usize]);
     }
 
-    /// Whether the step that made `c`, a copy of a computation's own value, can go: another copy is
-    /// there for whoever reads it.
-    pub fn may_remove(&self, c: Copy) -> bool {
+    /// Whether the step that made `c`, a copy of a computation's first value, can be removed:
+    /// another copy serves each of its reads.
+    pub fn may_remove(&self, c: CopyId) -> bool {
         let node = self.node[c as usize];
         if self.net.fetched(node).is_some() {
             return true;
@@ -345,23 +344,23 @@ impl<'n> Tape<'n> {
         match self.copies[node as usize][..] {
             [first, _, ..] if first == c => {
                 self.is_unread(self.pos[c as usize])
-                    && self.net.makes(node).all(|v| self.is_made_again(v))
+                    && self.net.makes(node).all(|v| self.is_recomputed(v))
             }
             [_, _, ..] => true,
             _ => false,
         }
     }
 
-    /// Whether the second copy of a value is computed: what is fetched has been computed before.
-    fn is_made_again(&self, value: u32) -> bool {
+    /// Whether the second copy of a value is computed, not fetched: a fetch needs an earlier copy.
+    fn is_recomputed(&self, value: u32) -> bool {
         self.copies[value as usize]
             .get(1)
             .is_some_and(|&next| !self.is_fetch(self.pos[next as usize]))
     }
 
-    /// Takes the step that made `c` out (see [`Tape::may_remove`]); its reads go to the copies
-    /// before, which live longer.
-    pub fn remove(&mut self, c: Copy) {
+    /// Removes the step that made `c` (see [`ScheduleState::may_remove`]). Its reads take the
+    /// previous copies, whose lifetimes grow.
+    pub fn remove(&mut self, c: CopyId) {
         let net = self.net;
         let node = self.node[c as usize];
         let p = self.pos[c as usize];
@@ -394,7 +393,7 @@ impl<'n> Tape<'n> {
             if let Some(at) = copies.iter().position(|&d| self.pos[d as usize] == p) {
                 let c = copies.remove(at);
                 self.unused.push(c);
-                // Below all positions that shift.
+                // Position 0 lies below all positions that shift.
                 self.pos[c as usize] = 0;
                 self.last[c as usize] = 0;
             }
@@ -404,17 +403,17 @@ impl<'n> Tape<'n> {
         self.cost -= u128::from(net.cost[node as usize]);
     }
 
-    /// Moves `c` to just before what is now at `to`; the steps it crosses must be quiet (see
-    /// [`Tape::is_quiet`]).
-    pub fn relocate(&mut self, c: Copy, to: u32) {
+    /// Moves `c` before position `to`; the steps in between must be quiet (see
+    /// [`ScheduleState::is_quiet`]).
+    pub fn relocate(&mut self, c: CopyId, to: u32) {
         self.insert(self.node[c as usize], to);
         self.remove(c);
     }
 
-    /// What the worst of the steps would need that removing the step of `c` makes dearer.
-    pub fn peak_without(&self, c: Copy) -> i64 {
+    /// The largest need among the steps whose need grows if the step of `c` is removed.
+    pub fn peak_without(&self, c: CopyId) -> i64 {
         let p = self.pos[c as usize];
-        // From which step on how many bytes more, or fewer, are live up to `p`.
+        // Changes of the live bytes: from a step on, more or fewer bytes are live up to `p`.
         let mut events: [(u32, i64); 24] = [(0, 0); 24];
         let mut count = 0;
         for c in self.made_at(p).filter(|&c| self.last[c as usize] > p) {
