@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_what_is_no_count() {
+    fn invalid_counts_are_rejected() {
         let error = |s: &str| s.parse::<Bytes>().expect_err(s);
         assert_eq!(error(" "), BytesError::Empty);
         assert_eq!(error("-1MiB"), BytesError::Negative("-1MiB".into()));

@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_file_has_what_the_umask_leaves_and_an_old_one_keeps_its_mode() {
+    fn new_files_follow_the_umask_and_existing_ones_keep_their_mode() {
         let folder = folder();
         let [new, plain, old] = ["new", "plain", "old"].map(|name| folder.path().join(name));
         replace(&new, b"1").expect("it is written");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_are_kept_by_those_who_may() {
+    fn owners_are_kept_if_permitted() {
         let folder = folder();
         let path = folder.path().join("a");
         fs::write(&path, "before").expect("it is written");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn links_are_followed_to_what_is_there_and_to_what_is_not() {
+    fn links_are_followed_to_existing_and_missing_files() {
         let folder = folder();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");
@@ -344,7 +344,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_replaced_is_left_alone() {
+    fn files_that_cannot_be_replaced_are_unchanged() {
         let folder = folder();
         let at = |name: &str| folder.path().join(name);
         fs::create_dir(at("inner")).expect("it is made");

@@ -97,14 +97,14 @@ pub(crate) fn choose(
 
     let mut live = LiveBytes::new(dag, order, lives);
     let mut chosen: Vec<MayReuse> = Vec::new();
-    let mut gives = vec![false; dag.buffers.len()];
-    let mut takes = gives.clone();
+    let mut is_from = vec![false; dag.buffers.len()];
+    let mut is_to = is_from.clone();
     for pair in pairs {
         let (from, to) = (pair.from.index(), pair.to.index());
-        if gives[from] || takes[to] || !live.join(from, to, step_of[pair.task.index()]) {
+        if is_from[from] || is_to[to] || !live.join(from, to, step_of[pair.task.index()]) {
             continue;
         }
-        (gives[from], takes[to]) = (true, true);
+        (is_from[from], is_to[to]) = (true, true);
         chosen.push(pair);
     }
     chosen.sort_unstable();

@@ -267,7 +267,7 @@ impl Checker<'_> {
             {
                 return Err(V::Differs {
                     name: run.name.clone(),
-                    what: "workspace, cost or whether it may run again",
+                    what: "workspace, cost or the permission to be recomputed",
                 });
             }
             let same = |new: &[BufferId], old: &[BufferId]| {

@@ -30,7 +30,7 @@ pub enum Violation {
         count: usize,
     },
     /// A task runs twice (and therefore another never).
-    #[error("task `{task}` runs at step {first} and again at step {second}")]
+    #[error("task `{task}` runs at step {first} and at step {second}")]
     RunsTwice {
         /// The task.
         task: String,

@@ -89,16 +89,17 @@ pub fn plan_with_link(
     }
     dag.verify()?;
     let floor = floor(dag);
-    let without = WithLink::new(dag, None, once.clone(), floor);
+    let baseline = WithLink::new(dag, None, once.clone(), floor);
     if once.height <= budget {
-        return Ok(without);
+        return Ok(baseline);
     }
-    let again = WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
-    let mut best = without.clone().or(again.clone(), budget);
-    best = offload(dag, without, &[], best, budget, link, options)?;
+    let recomputed =
+        WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
+    let mut best = baseline.clone().or(recomputed.clone(), budget);
+    best = offload(dag, baseline, &[], best, budget, link, options)?;
     // Recomputation alone may miss a budget that it meets together with copies.
-    if again.repeated.is_some() && again.plan.height > budget {
-        best = offload(dag, again, &[], best, budget, link, options)?;
+    if recomputed.repeated.is_some() && recomputed.plan.height > budget {
+        best = offload(dag, recomputed, &[], best, budget, link, options)?;
     }
     let Some(search) = DagSearch::new(dag, options) else {
         return Ok(best);

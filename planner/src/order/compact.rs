@@ -389,8 +389,8 @@ fn give(pairs: &[Pair], to: u32, given: &mut Vec<(u32, u32)>, tried: &mut Vec<u3
             continue;
         }
         tried.push(pair.from);
-        let taker = given.iter().position(|&(from, _)| from == pair.from);
-        match taker {
+        let holder = given.iter().position(|&(from, _)| from == pair.from);
+        match holder {
             None => given.push((pair.from, to)),
             Some(at) if give(pairs, given[at].1, given, tried) => {
                 // The other buffer has moved, so its old entry is replaced.

@@ -143,7 +143,7 @@ impl DagSearch {
             0,
         );
         let runs = self.tasks(&found.order);
-        let mut away = Vec::new();
+        let mut intervals = Vec::new();
         for (transfer, &value) in found.transfers.iter().zip(&found.values) {
             let of = |&buffer: &BufferId| RunInterval {
                 buffer,
@@ -151,14 +151,14 @@ impl DagSearch {
                 used: transfer.used,
                 read: transfer.read,
             };
-            away.extend(
+            intervals.extend(
                 self.buffers[value as usize]
                     .iter()
                     .filter(|_| (transfer.read as usize) < runs.len())
                     .map(of),
             );
         }
-        (runs, away)
+        (runs, intervals)
     }
 }
 

@@ -33,7 +33,7 @@ fn sample() -> Dag {
 }
 
 #[test]
-fn text_says_what_a_user_wants_to_know() {
+fn text_names_sizes_savings_peak_and_methods() {
     let dag = sample();
     let best = plan(&dag, &Options::default()).expect("a valid dag");
     let expected = "\

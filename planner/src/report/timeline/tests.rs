@@ -140,12 +140,12 @@ fn the_page_needs_no_network() {
     }
     assert!(
         page.contains("default-src 'none'"),
-        "the browser is told to allow none"
+        "the page forbids network access"
     );
 }
 
 #[test]
-fn what_is_alive_at_the_peak_has_its_reason() {
+fn buffers_alive_at_the_peak_have_a_reason() {
     let (dag, plan) = sample();
     let why: Vec<Option<String>> = (0..5)
         .map(|b| why_at_peak(&dag, &plan, BufferId(b)))
@@ -180,7 +180,7 @@ fn what_is_alive_at_the_peak_has_its_reason() {
 }
 
 #[test]
-fn a_run_is_told_from_its_plan() {
+fn differences_of_a_run_from_its_plan_are_listed() {
     let (dag, plan) = sample();
     let handed = |holder, offset, bytes| Handed {
         holder,
