@@ -5,7 +5,7 @@
 //! buffer's writers wrote, in order. Tasks that may run only once do so; of a task with a recompute
 //! variant, exactly one run is the full one. Each dependent of a task depends on every run of it,
 //! because a later run could see data that the dependent changes, such as a weight. This module
-//! derives all of this from the two dags, whatever made the second.
+//! derives all of this from the two dags alone.
 
 use super::Checked;
 use crate::dag::{BufferId, Dag, DagError, MayReuse, TaskId};

@@ -91,7 +91,7 @@ pub fn plan_with_link(
     let floor = floor(dag);
     let baseline = WithLink::new(dag, None, once.clone(), floor);
     if once.height <= budget {
-        return Ok(without);
+        return Ok(baseline);
     }
     let recomputed =
         WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);

@@ -189,7 +189,7 @@ impl<'n> ScheduleState<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                // The values that a fetch makes do not read.
+                // A copy made by a fetch reads no values.
                 if p >= from
                     && p < to
                     && found.is_none_or(|f| f < p)
@@ -208,7 +208,7 @@ impl<'n> ScheduleState<'n> {
         for &k in self.net.consumers.of(node) {
             for &c in &self.copies[k as usize] {
                 let p = self.pos[c as usize];
-                // The values that a fetch makes do not read.
+                // A copy made by a fetch reads no values.
                 if p >= from
                     && p < to
                     && found.is_none_or(|f| f > p)
