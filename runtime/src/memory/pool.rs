@@ -463,7 +463,7 @@ impl Pool {
     }
 
     /// Makes a driver call without the lock, and applies its outcome.
-    fn make<'a, S: Source>(
+    fn make<'a, S: Source + ?Sized>(
         &'a self,
         heap: MutexGuard<'a, Heap>,
         source: &mut S,
