@@ -558,7 +558,7 @@ impl Pool {
 }
 
 /// Does some work of a source; its result, and its nanoseconds.
-fn timed<S: Source, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
+fn timed<S: Source + ?Sized, T>(source: &mut S, work: impl FnOnce(&mut S) -> T) -> (T, u64) {
     let start = source.now();
     let done = work(source);
     (
