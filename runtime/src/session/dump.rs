@@ -2,9 +2,7 @@
 //! function, and what each step launches.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use slabwise_cuda::nvrtc::Usage;
@@ -14,6 +12,7 @@ use slabwise_planner::files;
 
 use crate::backend::{Gpu, Group, Kernel};
 use crate::error::{Error, Result};
+use crate::passes::dump::{program_folder, source_file};
 use crate::passes::{moved, operations};
 use crate::program::{Compiled, Step};
 
@@ -26,24 +25,7 @@ use crate::program::{Compiled, Step};
 /// # Errors
 /// If the folder cannot be written to, or a function not be compiled by itself.
 pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]) -> Result<()> {
-    static PROGRAMS: AtomicU32 = AtomicU32::new(0);
-    let plain: String = inner
-        .name
-        .chars()
-        .map(|c| {
-            if c.is_alphanumeric() || c == '-' {
-                c
-            } else {
-                '_'
-            }
-        })
-        .take(64)
-        .collect();
-    let own = folder.join(format!(
-        "{:03}-{plain}",
-        PROGRAMS.fetch_add(1, Ordering::Relaxed)
-    ));
-    fs::create_dir_all(&own).map_err(io(&own))?;
+    let own = program_folder(folder, &inner.name).map_err(io(folder))?;
     let save = |name: &str, bytes: &[u8]| {
         let path = own.join(name);
         files::replace(&path, bytes).map_err(io(&path))
@@ -73,7 +55,7 @@ pub(super) fn write(folder: &Path, gpu: &Gpu, inner: &Compiled, groups: &[Group]
         })?;
         save(
             &format!("{}.cu", function.name),
-            format!("#include \"prelude.cuh\"\n\n{}", function.source).as_bytes(),
+            source_file(&function.source).as_bytes(),
         )?;
         save(&format!("{}.cubin", function.name), &code.image)?;
         used.extend(

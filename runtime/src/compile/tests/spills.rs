@@ -37,7 +37,10 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
                 true,
             );
             let bounds = graph.symbols.bounds();
-            for task in lower(&fuse(&graph, &Fuse::default())).expect("tasks") {
+            for task in lower(&fuse(&graph, &Fuse::default()))
+                .expect("kernels")
+                .kernels
+            {
                 for tf32 in [false, true] {
                     let target = Target {
                         sm,
