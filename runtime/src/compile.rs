@@ -13,12 +13,13 @@ use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    Clusters, Fuse, REMADE_MIN, Simplify, count_prologues, fuse, legalise, lower, prepare, remake,
-    simplify,
+    Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMADE_MIN, Rematerialize, Simplify,
+    count_prologues,
 };
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
+use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::Shapes;
 
@@ -94,34 +95,37 @@ pub(crate) fn compile(
     graph: &Graph,
     started: Instant,
 ) -> Result<CompiledPlan> {
-    let internal = |e: String| Error::Internal(e);
     refuse_absurd_sizes(graph)?;
-    debug_verify(graph)?;
     let options = session.options;
     let mut clock = Clock::since(started);
+    let passes = Pipeline::new(name, settings::verify()?, session.dump.as_ref())?;
+    passes.start(graph)?;
     clock.ended("finish", graph.nodes.len());
-    let graph = simplify(graph, &options.simplify);
+    let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
-    let graph = remake(&graph, options.fuse.recompute.then_some(REMADE_MIN));
+    let remat = Rematerialize {
+        smallest: options.fuse.recompute.then_some(REMADE_MIN),
+    };
+    let graph = passes.run(&remat, &graph)?;
     clock.ended("remake", graph.nodes.len());
-    let graph = legalise(&graph, session.target().capabilities().half_products);
-    debug_verify(&graph)?;
+    let legalize = Legalize {
+        half_products: session.target().capabilities().half_products,
+    };
+    let graph = passes.run(&legalize, &graph)?;
     clock.ended("legalise", graph.nodes.len());
-    let clusters: Clusters = fuse(&graph, &options.fuse);
+    let clusters = passes.run(&options.fuse, &graph)?;
     clock.ended("fuse", clusters.list.len());
-    if cfg!(debug_assertions) {
-        clusters.verify().map_err(internal)?;
-    }
-    log::debug!("{name}: graph\n{graph}{name}: kernels\n{clusters}");
-    let program = lower(&clusters)?;
+    let program = passes.run(&Lower, &clusters)?;
     clock.ended("lower", program.kernels.len());
     refuse_many_axes(&program)?;
-    let guard = if options.check_memory { GUARD } else { 0 };
-    let mut program = prepare(program, &session.target_of(&graph), guard)?;
+    let prepare = Prepare {
+        target: &session.target_of(&graph),
+        guard: if options.check_memory { GUARD } else { 0 },
+    };
+    let mut program = passes.run(&prepare, &program)?;
     clock.ended("schedule", program.kernels.len());
     let mut dag = program.to_dag();
-    let mut offsets =
-        slabwise_planner::plan(&dag, &options.planner).map_err(|e| internal(e.to_string()))?;
+    let mut offsets = slabwise_planner::plan(&dag, &options.planner).map_err(PassError::from)?;
     clock.ended("plan", program.kernels.len());
     let mut again = Again {
         once: offsets.height,
@@ -137,7 +141,7 @@ pub(crate) fn compile(
         .map(|room| room.saturating_sub(ahead))
         .filter(|&room| room < offsets.height)
     {
-        let fitted = budget::fit((program, offsets), room, session)?;
+        let fitted = budget::fit((program, offsets), room, session, &passes)?;
         budget::Candidate {
             program,
             offsets,
@@ -148,7 +152,7 @@ pub(crate) fn compile(
         clock.ended("budget", program.kernels.len());
     }
     let offsets = slabwise_planner::check(&dag, offsets)
-        .map_err(|v| internal(format!("the plan is wrong: {v}")))?;
+        .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
     clock.ended("check", program.kernels.len());
     let landing = session.landing_within(&dag, room, offsets.height, ahead);
     let mut persistent = Persistent {
@@ -176,6 +180,7 @@ pub(crate) fn compile(
         clock,
     )
     .finding(found);
+    passes.finish(&program, || format!("{:#}\n", plan.to_json()))?;
     match room {
         Some(room) if plan.slab_bytes() > room => {
             Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
@@ -355,13 +360,6 @@ fn refuse_many_axes(program: &ir::Program) -> Result<()> {
     } else {
         Err(Error::Trace(mistakes))
     }
-}
-
-fn debug_verify(graph: &Graph) -> Result<()> {
-    if cfg!(debug_assertions) {
-        graph.verify().map_err(|e| Error::Internal(e.to_string()))?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

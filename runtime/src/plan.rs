@@ -4,10 +4,12 @@ use std::fmt;
 use std::path::Path;
 use std::time::Instant;
 
+use serde_json::json;
 use slabwise_planner::files;
 use slabwise_planner::report::Run;
 use slabwise_planner::{
-    Bytes, Checked, Dag, Holder, Options, OrderPolicy, Plan as Offsets, Space, Task, TaskId,
+    Buffer, Bytes, Checked, Dag, Holder, Lifetime, Options, OrderPolicy, Plan as Offsets, Space,
+    Task, TaskId,
 };
 
 use crate::device::Device;
@@ -381,6 +383,41 @@ impl Plan {
             shown.push(format!("{} more", all.len() - most));
         }
         shown.join(", ")
+    }
+
+    /// The plan as JSON: the order of the kernels, and where buffers and workspaces lie.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let Offsets {
+            order,
+            offsets,
+            lifetimes,
+            workspace_offsets,
+            ..
+        } = &*self.offsets;
+        let buffers = self.dag.buffers.iter().zip(offsets).zip(lifetimes);
+        let buffer = |((buffer, offset), life): ((&Buffer, &u64), &Lifetime)| {
+            json!({
+                "name": buffer.name,
+                "offset": offset,
+                "bytes": buffer.bytes,
+                "start": life.start,
+                "end": life.end,
+            })
+        };
+        let step = |task: &TaskId| {
+            json!({
+                "name": self.dag.task_name(*task),
+                "workspace_offset": workspace_offsets[task.index()],
+                "workspace_bytes": self.dag.tasks[task.index()].workspace,
+            })
+        };
+        json!({
+            "program": self.name,
+            "slab_bytes": self.slab_bytes(),
+            "lower_bound_bytes": self.offsets.lower_bound,
+            "steps": order.iter().map(step).collect::<Vec<_>>(),
+            "buffers": buffers.map(buffer).collect::<Vec<_>>(),
+        })
     }
 
     /// The plan as a picture: buffers as rectangles over steps × bytes.

@@ -12,6 +12,7 @@ mod steps;
 mod values;
 
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -36,6 +37,7 @@ use crate::memory::budget::{Allowance, Budget};
 use crate::memory::offload::Offload;
 use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
+use crate::passes::DumpOptions;
 use crate::plan::Plan;
 use crate::program::{Compiled, Program, Step, lengths};
 use crate::settings;
@@ -99,6 +101,8 @@ pub struct Session {
     sizes: Region,
     pub(crate) budget: Allowance,
     pub(crate) offload: Option<Offload>,
+    /// Where the program is written after each pass of its compilation.
+    pub(crate) dump: Option<DumpOptions>,
     input_slots: usize,
     /// The prefetch queues of programs.
     queues: Vec<prefetch::Queue>,
@@ -143,6 +147,7 @@ impl Session {
             sizes: Region::default(),
             budget: Allowance::default(),
             offload: None,
+            dump: settings::variable(settings::DUMP_PASSES).map(|text| DumpOptions::parse(&text)),
             input_slots: 1,
             queues: Vec::new(),
             slots: Vec::new(),
@@ -174,6 +179,14 @@ impl Session {
     #[must_use]
     pub fn with_options(mut self, options: CompileOptions) -> Self {
         self.options = options;
+        self
+    }
+
+    /// Writes the program after each pass of its compilation into a folder of its own inside of
+    /// this one, instead of where `SLABWISE_DUMP` says.
+    #[must_use]
+    pub fn with_dump(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.dump = Some(DumpOptions::all(folder));
         self
     }
 

@@ -17,6 +17,11 @@ pub const BRANCHES: &str = "SLABWISE_CUDA_BRANCHES";
 pub const EARLY_LAUNCH: &str = "SLABWISE_CUDA_EARLY_LAUNCH";
 /// Whether products are timed on a CUDA device.
 pub const AUTOTUNE: &str = "SLABWISE_AUTOTUNE";
+/// The folder that the program after each pass is written to, as `DIR` or `DIR:REGEX`, where the
+/// expression selects passes by name.
+pub const DUMP_PASSES: &str = "SLABWISE_DUMP";
+/// Whether the output of every pass is verified, as debug builds do; 0 unless set.
+pub const VERIFY: &str = "SLABWISE_VERIFY";
 /// The folder to which each program's kernels on a CUDA device are dumped: sources, code and
 /// launches.
 pub const DUMP: &str = "SLABWISE_DUMP_CUDA";
@@ -55,6 +60,14 @@ pub fn threads() -> Result<Option<usize>> {
     number.map(Some).ok_or_else(wrong)
 }
 
+/// `SLABWISE_VERIFY`: whether the output of every pass is verified.
+///
+/// # Errors
+/// If it is neither 0 nor 1.
+pub fn verify() -> Result<bool> {
+    Ok(variable(VERIFY).is_some() && switch(VERIFY)?)
+}
+
 /// Whether a variable of [`SWITCHES`] is on.
 ///
 /// # Errors
@@ -88,6 +101,7 @@ pub fn mistakes() -> Vec<Error> {
         .err()
         .into_iter()
         .chain(SWITCHES.into_iter().filter_map(|name| switch(name).err()))
+        .chain(verify().err())
         .chain(pool)
         .collect()
 }

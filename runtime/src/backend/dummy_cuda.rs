@@ -72,6 +72,10 @@ impl Target {
 }
 
 impl Kernel {
+    pub(super) fn sources(&self) -> Vec<(&str, &str)> {
+        match *self {}
+    }
+
     pub(super) fn spec(&self) -> &Spec {
         match *self {}
     }

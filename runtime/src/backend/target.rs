@@ -126,6 +126,14 @@ impl Kernel {
         Ok(kernel.map(|kernel| Kernel::Cpu(Box::new(kernel))))
     }
 
+    /// The name and the source of each function generated for it.
+    pub(crate) fn sources(&self) -> Vec<(&str, &str)> {
+        match self {
+            Kernel::Cpu(_) => Vec::new(),
+            Kernel::Cuda(kernel) => kernel.sources(),
+        }
+    }
+
     /// The same kernel with a workspace of at most so many bytes; `examples` is as for
     /// [`Kernel::sliced`], if it was prepared by that. `None` if the target bounds no workspaces.
     pub(crate) fn with_workspace(

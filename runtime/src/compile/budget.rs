@@ -15,8 +15,8 @@ use crate::error::{Error, Result};
 use crate::ir::Program;
 use crate::memory::offload::Offload;
 use crate::passes::{
-    UNITS_PER_SECOND, fuse_prologues, fuse_recomputed, grow_workspaces, micro_batches_within,
-    prepare, split_fusions, undo_remat,
+    FusePrologues, FuseRecomputed, GrowWorkspaces, MicroBatch, OffloadValues, Pipeline, Prepare,
+    RecomputeCalls, SplitFusions, UNITS_PER_SECOND, UndoRemat,
 };
 use crate::plan::{Again, InSlices, Sent};
 use crate::session::Session;
@@ -45,13 +45,19 @@ type Baseline = (Program, Plan);
 
 /// Fits a program, given with its baseline plan, into `room` bytes. If no candidate fits, the result
 /// is the smallest found.
-pub(super) fn fit(baseline: Baseline, room: u64, session: &Session) -> Result<Candidate> {
+pub(super) fn fit(
+    baseline: Baseline,
+    room: u64,
+    session: &Session,
+    passes: &Pipeline,
+) -> Result<Candidate> {
     let graph = baseline.0.graph.clone();
     let guard = baseline.0.guard;
     let (options, target) = (&session.options.planner, &session.target_of(&graph));
     let mut search = Search {
         room,
         session,
+        passes,
         target,
         once: baseline.1.height,
         base: baseline.0.time(),
@@ -70,7 +76,11 @@ pub(super) fn fit(baseline: Baseline, room: u64, session: &Session) -> Result<Ca
         .as_ref()
         .filter(|_| tried.iter().all(|(found, _)| found.offsets.height > room))
     {
-        let program = prepare(first, small, guard)?;
+        let prepare = Prepare {
+            target: small,
+            guard,
+        };
+        let program = passes.run(&prepare, &first)?;
         let offsets = plan(&program.to_dag(), &coarse).map_err(internal)?;
         search.target = small;
         tried = search.coarse((program, offsets), &coarse)?;
@@ -103,6 +113,7 @@ fn internal(error: impl std::fmt::Display) -> Error {
 struct Search<'a> {
     room: u64,
     session: &'a Session,
+    passes: &'a Pipeline,
     target: &'a Target,
     /// The slab and the modelled time of the baseline.
     once: u64,
@@ -123,18 +134,19 @@ impl Search<'_> {
     /// recomputed value is its forward twin and computed by a kernel of its own, with and without
     /// images computed by the convolutions that read them; and one in which only the kernels are
     /// split that touch more bytes than `room`.
-    fn other_kernels(&self, program: &Program) -> Vec<Program> {
-        let target = self.target;
-        let all = vec![true; program.kernels.len()];
-        let undone = undo_remat(&split_fusions(program, target, &all), target);
+    fn other_kernels(&self, program: &Program) -> Result<Vec<Program>> {
+        let (passes, target) = (self.passes, self.target);
+        let split = |larger_than| SplitFusions {
+            target,
+            larger_than,
+        };
+        let undone = passes.run(&UndoRemat { target }, &passes.run(&split(None), program)?)?;
         let mut candidates: Vec<Program> = Vec::new();
         if target.capabilities().prologues && !self.session.options.stored_images {
-            candidates.extend(fuse_prologues(&undone));
+            candidates.extend(passes.run(&FusePrologues, &undone)?);
         }
         candidates.push(undone);
-        let touched = touched(program);
-        let large: Vec<bool> = touched.iter().map(|&bytes| bytes > self.room).collect();
-        candidates.push(split_fusions(program, target, &large));
+        candidates.push(passes.run(&split(Some(self.room)), program)?);
         // Every pass changes the number of calls or of stores, or else nothing.
         let count = |program: &Program| {
             let calls = &program.kernels;
@@ -148,22 +160,25 @@ impl Search<'_> {
                 true
             }
         });
-        candidates
+        Ok(candidates)
     }
 
     /// The coarse search: the baseline and other kernels for it, each with the best plan found, up
     /// to one that costs next to nothing.
     fn coarse(&self, baseline: Baseline, options: &Options) -> Result<Vec<(Candidate, Baseline)>> {
         let mut tried = vec![(self.fit(&baseline, options)?, baseline)];
-        for program in self.other_kernels(&tried[0].1.0) {
+        for program in self.other_kernels(&tried[0].1.0)? {
             let cheap = |(best, _): &(Candidate, Baseline)| {
                 best.offsets.height <= self.room && best.again.overhead <= LITTLE
             };
             if tried.iter().any(cheap) {
                 break;
             }
-            let guard = program.guard;
-            let program = prepare(program, self.target, guard)?;
+            let prepare = Prepare {
+                target: self.target,
+                guard: program.guard,
+            };
+            let program = self.passes.run(&prepare, &program)?;
             // Reading the forward value can close a cycle, if one kernel computes values for both
             // passes. Then the program has no plan.
             let Ok(offsets) = plan(&program.to_dag(), options) else {
@@ -230,7 +245,7 @@ impl Search<'_> {
             floor: found.floor,
             ..Again::default()
         };
-        let mut candidate = Candidate::new(program, found, again);
+        let mut candidate = self.candidate(program, found, again)?;
         if !candidate.again.sent.is_empty() {
             return Ok(candidate);
         }
@@ -239,7 +254,13 @@ impl Search<'_> {
             offsets,
             again,
         } = &candidate;
-        let fused = fuse_recomputed(program, offsets, &again.tasks, self.room, self.target)?;
+        let fuse = FuseRecomputed {
+            plan: offsets,
+            recomputed: &again.tasks,
+            room: self.room,
+            target: self.target,
+        };
+        let fused = self.passes.run(&fuse, program)?;
         candidate = self.grown(candidate)?;
         if let Some((program, tasks)) = fused {
             let offsets = plan_for(&program.to_dag(), self.room, options).map_err(internal)?;
@@ -265,8 +286,12 @@ impl Search<'_> {
         if candidate.offsets.height > self.room {
             return Ok(candidate);
         }
-        let (program, offsets) =
-            grow_workspaces(candidate.program, candidate.offsets, self.target, self.room)?;
+        let grow = GrowWorkspaces {
+            plan: &candidate.offsets,
+            target: self.target,
+            room: self.room,
+        };
+        let (program, offsets) = self.passes.run(&grow, &candidate.program)?;
         let overhead = program.time() / self.base - 1.0;
         Ok(Candidate {
             program,
@@ -281,7 +306,12 @@ impl Search<'_> {
     /// The program on micro-batches, if that has a smaller slab than the best candidate.
     fn on_micro_batches(&self, program: &Program, best: Candidate) -> Result<Candidate> {
         let options = &self.session.options.planner;
-        let found = micro_batches_within(program, self.target, self.room, options)?;
+        let micro_batch = MicroBatch {
+            target: self.target,
+            room: self.room,
+            options,
+        };
+        let found = self.passes.run(&micro_batch, program)?;
         let Some(found) = found.filter(|found| found.plan.height < best.offsets.height) else {
             return Ok(best);
         };
@@ -305,11 +335,9 @@ impl Search<'_> {
             again,
         })
     }
-}
 
-impl Candidate {
     /// The program that the planner found, and the report of its measures besides `again`.
-    fn new(program: &Program, found: WithLink, again: Again) -> Self {
+    fn candidate(&self, program: &Program, found: WithLink, again: Again) -> Result<Candidate> {
         let WithLink {
             repeated,
             offloaded,
@@ -318,23 +346,23 @@ impl Candidate {
             ..
         } = found;
         let mut tasks = Vec::new();
-        let mut program = match repeated {
+        let mut program = match &repeated {
             Some(repeated) => {
                 tasks = repeated.again();
-                program.repeated(&repeated)
+                self.passes.run(&RecomputeCalls { repeated }, program)?
             }
             None => program.clone(),
         };
         let dag = program.to_dag();
         let sent = trips.iter().map(|trip| Sent::new(&dag, trip)).collect();
-        if let Some(offloaded) = offloaded {
+        if let Some(offloaded) = &offloaded {
             tasks = tasks
                 .into_iter()
                 .filter_map(|task| offloaded.run_of(task))
                 .collect();
-            program = program.offloaded(&offloaded);
+            program = self.passes.run(&OffloadValues { offloaded }, &program)?;
         }
-        Candidate {
+        Ok(Candidate {
             program,
             offsets,
             again: Again {
@@ -342,7 +370,7 @@ impl Candidate {
                 sent,
                 ..again
             },
-        }
+        })
     }
 }
 
@@ -366,21 +394,4 @@ impl Sent {
             computing_s: trip.recompute.map(seconds),
         }
     }
-}
-
-/// The bytes of the values that each call touches, and of its workspace.
-fn touched(program: &Program) -> Vec<u64> {
-    let dag = program.to_dag();
-    let of = |call| {
-        let mut values = program.touched(call).concat();
-        values.sort_unstable();
-        values.dedup();
-        values
-    };
-    let bytes = program.kernels.iter().zip(&dag.tasks).map(|(call, task)| {
-        let values = of(call).into_iter();
-        let values = values.map(|value| program.occupied(value)).sum::<u64>();
-        values + task.workspace_occupied()
-    });
-    bytes.collect()
 }

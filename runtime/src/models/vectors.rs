@@ -32,9 +32,10 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
         true,
     );
     let bounds = graph.symbols.bounds();
-    let all = tasks(&fuse(&graph, &Fuse::default())).expect("kernels");
+    let all = tasks(&fuse(&graph, &Fuse::default()))
+        .expect("kernels")
+        .kernels;
     let lowered = all
-        .kernels
         .iter()
         .map(|task| lower(&task.spec, &bounds, &TARGET).expect("source"));
     let all: BTreeMap<String, Function> = lowered

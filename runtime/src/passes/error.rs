@@ -5,9 +5,8 @@ use std::path::PathBuf;
 use slabwise_kernels::spec::SpecError;
 use slabwise_planner::PlanError;
 
+use super::pipeline::Broken;
 use crate::error::Error;
-use crate::graph::GraphError;
-use crate::ir::IrError;
 
 /// A failure of a pass. The rules of the graph leave no program for which one fails, so all but
 /// those about files are bugs of the compiler.
@@ -38,29 +37,13 @@ pub enum PassError {
     /// The planner refuses a program.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A pass left a graph that is not well-formed.
+    /// The output of a pass is not well-formed.
     #[error("after {pass}: {source}")]
-    Graph {
+    Broken {
         /// The pass.
         pass: &'static str,
         /// The broken invariant.
-        source: GraphError,
-    },
-    /// Fusion left kernels that are not well-formed.
-    #[error("after {pass}: {why}")]
-    Clusters {
-        /// The pass.
-        pass: &'static str,
-        /// The broken invariant.
-        why: String,
-    },
-    /// A pass left a program that is not well-formed.
-    #[error("after {pass}: {source}")]
-    Program {
-        /// The pass.
-        pass: &'static str,
-        /// The broken invariant.
-        source: IrError,
+        source: Broken,
     },
     /// A dump could not be written.
     #[error("{path}: {source}")]

@@ -22,13 +22,15 @@ use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
 use smallvec::SmallVec;
 
+use super::error::PassError;
 use super::layout::{AxisMap, Containers, Views, is_computed};
+use super::pipeline::Pass;
 use super::sequence::Sequence;
 use super::stages::{Stage, stages};
 use crate::graph::{Graph, Node};
 use crate::ops::{NodeId, Op};
 use clusters::Place;
-pub use clusters::{Cluster, Clusters};
+pub use clusters::{Cluster, Clusters, ClustersError};
 pub(super) use clusters::{Edge, Links};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
@@ -81,6 +83,16 @@ impl Fuse {
             stored: false,
             recompute: false,
         }
+    }
+}
+
+impl Pass for Fuse {
+    const NAME: &'static str = "fuse";
+    type Input = Graph;
+    type Output = Clusters;
+
+    fn run(&self, graph: &Graph) -> Result<Clusters, PassError> {
+        Ok(fuse(graph, self))
     }
 }
 

@@ -13,12 +13,31 @@ use slabwise_planner::{self as planner, Plan, TaskId};
 
 use super::cost::cost;
 use super::error::PassError;
+use super::pipeline::Pass;
 use super::prune_outputs::prune_outputs;
 use crate::backend::{Choice, Kernel, Target};
 use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 
 /// Most instructions of a kernel made of several.
 const INSTRUCTIONS_MAX: usize = 128;
+
+/// The pass; its fields as the arguments of [`fuse_recomputed`].
+pub(crate) struct FuseRecomputed<'a> {
+    pub plan: &'a Plan,
+    pub recomputed: &'a [TaskId],
+    pub room: u64,
+    pub target: &'a Target,
+}
+
+impl Pass for FuseRecomputed<'_> {
+    const NAME: &'static str = "fuse-recomputed";
+    type Input = Program;
+    type Output = Option<(Program, Vec<TaskId>)>;
+
+    fn run(&self, program: &Program) -> Result<Self::Output, PassError> {
+        fuse_recomputed(program, self.plan, self.recomputed, self.room, self.target)
+    }
+}
 
 /// The program with calls of `recomputed` fused, where one reads per element what another writes;
 /// its calls are in the order of the plan. Also the recomputed calls of the new program.
@@ -28,7 +47,7 @@ const INSTRUCTIONS_MAX: usize = 128;
 ///
 /// # Errors
 /// If the device has no kernel for a fused call.
-pub(crate) fn fuse_recomputed(
+fn fuse_recomputed(
     program: &Program,
     plan: &Plan,
     recomputed: &[TaskId],

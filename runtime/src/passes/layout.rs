@@ -6,6 +6,8 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
+use super::error::PassError;
+use super::pipeline::Pass;
 use crate::graph::{Graph, Node};
 use crate::ops::{Emit, NodeId, Op};
 
@@ -273,6 +275,22 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
     }
     // What is left has length 1 on both sides.
     (i == old.len() && j == new.len()).then_some(result)
+}
+
+/// The pass.
+pub struct Legalize {
+    /// Whether matrix products and convolutions of the device take halves.
+    pub half_products: bool,
+}
+
+impl Pass for Legalize {
+    const NAME: &'static str = "legalize";
+    type Input = Graph;
+    type Output = Graph;
+
+    fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
+        Ok(legalise(graph, self.half_products))
+    }
 }
 
 /// Inserts copies where later stages need a value in a buffer of its own: reshapes that no strides

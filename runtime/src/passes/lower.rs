@@ -16,6 +16,7 @@ use smallvec::SmallVec;
 use super::error::PassError;
 use super::fuse::Clusters;
 use super::layout::{AxisMap, Containers, Views, contiguous};
+use super::pipeline::Pass;
 use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
@@ -49,6 +50,19 @@ struct Lowered {
     in_place: Vec<(NodeId, NodeId)>,
     /// The node it is named after.
     node: NodeId,
+}
+
+/// The pass.
+pub struct Lower;
+
+impl Pass for Lower {
+    const NAME: &'static str = "lower";
+    type Input = Clusters;
+    type Output = Program;
+
+    fn run(&self, clusters: &Clusters) -> Result<Program, PassError> {
+        lower(clusters)
+    }
 }
 
 /// The program of the clusters, its calls in an order in which they can run.

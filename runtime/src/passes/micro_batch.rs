@@ -34,7 +34,7 @@ use crate::ir::{
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
 
-pub(crate) use search::micro_batches_within;
+pub(crate) use search::MicroBatch;
 
 /// The shape of the part of a node's value that a micro-batch is.
 fn dims_of(whole: &Dims, slice: Slice, batch: Symbol) -> Dims {

@@ -7,9 +7,30 @@ use slabwise_kernels::spec::Body;
 
 use super::cost::cost;
 use super::error::PassError;
+use super::pipeline::Pass;
 use super::recompute::{kept, recompute_clone};
 use crate::backend::{Choice, Kernel, Target};
 use crate::ir::{KernelCall, Program, Recompute};
+
+/// The pass; its fields as the arguments of [`prepare`].
+pub struct Prepare<'a> {
+    /// The device.
+    pub target: &'a Target,
+    /// Bytes behind every value that no kernel may touch.
+    pub guard: u64,
+}
+
+impl Pass for Prepare<'_> {
+    const NAME: &'static str = "prepare";
+    // It runs on the outputs of passes that may.
+    const MAY_CLOSE_CYCLES: bool = true;
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        prepare(program.clone(), self.target, self.guard)
+    }
+}
 
 /// The program with all its kernels prepared for the device, and its values numbered in the order
 /// in which calls name them.
@@ -18,7 +39,7 @@ use crate::ir::{KernelCall, Program, Recompute};
 ///
 /// # Errors
 /// If the device has no kernel for a call.
-pub fn prepare(mut program: Program, target: &Target, guard: u64) -> Result<Program, PassError> {
+fn prepare(mut program: Program, target: &Target, guard: u64) -> Result<Program, PassError> {
     program.guard = guard;
     program.renumber_by_use();
     let bounds = program.graph.symbols.bounds();

@@ -14,16 +14,33 @@ use slabwise_kernels::spec::{
     Access, Body, Conv2d, ConvKind, Dims, Inst, MAX_ARGUMENTS, Operand, Spec,
 };
 
+use super::error::PassError;
+use super::pipeline::Pass;
 use super::recompute::kept;
 use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 
 /// Most tensors as large as the image that a prologue reads.
 const SOURCES_MAX: usize = 1;
 
+/// The pass.
+pub(crate) struct FusePrologues;
+
+impl Pass for FusePrologues {
+    const NAME: &'static str = "fuse-prologues";
+    // It runs on the output of a pass that may.
+    const MAY_CLOSE_CYCLES: bool = true;
+    type Input = Program;
+    type Output = Option<Program>;
+
+    fn run(&self, program: &Program) -> Result<Option<Program>, PassError> {
+        Ok(fuse_prologues(program))
+    }
+}
+
 /// The program in which convolutions compute their images, where each is written by one call alone,
 /// per element, and read by convolutions only. `None` if there is no such image. Every bit stays as
 /// it was. Only the CPU has kernels for it.
-pub(crate) fn fuse_prologues(program: &Program) -> Option<Program> {
+fn fuse_prologues(program: &Program) -> Option<Program> {
     let producers = producers(program);
     if producers.is_empty() {
         return None;

@@ -6,13 +6,46 @@
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::spec::{Access, Body, Store};
+use slabwise_planner::{Offloaded, Repeated};
 
+use super::error::PassError;
 use super::layout::Containers;
+use super::pipeline::Pass;
 use super::prune_outputs::prune_outputs;
 use crate::backend::Target;
 use crate::graph::Graph;
 use crate::ir::{KernelCall, Program, Source, ValueId};
 use crate::ops::NodeId;
+
+/// The pass that recomputes calls as the planner decided.
+pub(crate) struct RecomputeCalls<'a> {
+    pub repeated: &'a Repeated,
+}
+
+impl Pass for RecomputeCalls<'_> {
+    const NAME: &'static str = "recompute";
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        Ok(program.repeated(self.repeated))
+    }
+}
+
+/// The pass that sends values to the host and fetches them back, as the planner decided.
+pub(crate) struct OffloadValues<'a> {
+    pub offloaded: &'a Offloaded,
+}
+
+impl Pass for OffloadValues<'_> {
+    const NAME: &'static str = "offload";
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        Ok(program.offloaded(self.offloaded))
+    }
+}
 
 /// The recompute clone of a call: the call itself if it assigns no variable, else a smaller one.
 /// `None` if it may run only once, as the calls that write one of the `kept` values.

@@ -18,8 +18,10 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::error::PassError;
 use super::fuse::{Edge, Users, edges, users, wide};
 use super::layout::is_computed;
+use super::pipeline::Pass;
 use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{Emit, NodeId, Op};
 use crate::shape::elements;
@@ -30,6 +32,22 @@ const SOURCES_MAX: usize = 2;
 const STEPS_MAX: u32 = 24;
 /// Tensors of fewer elements cost few bytes, and are kept.
 pub const REMADE_MIN: i64 = 1 << 12;
+
+/// The pass; `smallest` as of [`remake`].
+pub struct Rematerialize {
+    /// The fewest elements of a tensor that is recomputed because that is cheap; none if `None`.
+    pub smallest: Option<i64>,
+}
+
+impl Pass for Rematerialize {
+    const NAME: &'static str = "remat";
+    type Input = Graph;
+    type Output = Graph;
+
+    fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
+        Ok(remake(graph, self.smallest))
+    }
+}
 
 /// The graph with the insides of checkpointed segments made again, and tensors of at least
 /// `smallest` elements that are cheap to make again; none of those if there is no such number.

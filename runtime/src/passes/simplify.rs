@@ -22,6 +22,8 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
+use super::error::PassError;
+use super::pipeline::Pass;
 use crate::graph::{Bases, Graph};
 use crate::ops::{Axes, Emit, NodeId, Op};
 
@@ -43,6 +45,16 @@ impl Default for Simplify {
             fold: true,
             algebra: true,
         }
+    }
+}
+
+impl Pass for Simplify {
+    const NAME: &'static str = "simplify";
+    type Input = Graph;
+    type Output = Graph;
+
+    fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
+        Ok(simplify(graph, self))
     }
 }
 

@@ -7,16 +7,52 @@
 //! kernel of its own, when it is needed.
 
 use slabwise_kernels::spec::{Body, Inst, Store};
+use slabwise_planner::ALIGN;
 
+use super::error::PassError;
+use super::pipeline::Pass;
 use super::prune_outputs::prune_outputs;
 use super::recompute::{kept, writes_any};
 use crate::backend::Target;
 use crate::graph::Phase;
 use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter};
 
+/// The pass.
+pub(crate) struct SplitFusions<'a> {
+    /// The device that the kernels are for.
+    pub target: &'a Target,
+    /// Kernels that touch more bytes than this are split; all if `None`.
+    pub larger_than: Option<u64>,
+}
+
+impl Pass for SplitFusions<'_> {
+    const NAME: &'static str = "split-fusions";
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        let touched = touched(program).into_iter();
+        let is_large = |bytes| self.larger_than.is_none_or(|least| bytes > least);
+        let chosen: Vec<bool> = touched.map(is_large).collect();
+        Ok(split_fusions(program, self.target, &chosen))
+    }
+}
+
+/// The bytes of the values that each call touches, and of its workspace.
+fn touched(program: &Program) -> Vec<u64> {
+    let bytes = |call: &KernelCall| {
+        let mut values = program.touched(call).concat();
+        values.sort_unstable();
+        values.dedup();
+        let values = values.into_iter().map(|value| program.occupied(value));
+        values.sum::<u64>() + call.workspace().next_multiple_of(ALIGN)
+    };
+    program.kernels.iter().map(bytes).collect()
+}
+
 /// The program in which each value that one of the `chosen` kernels without anchor recomputes per
 /// element, beside other values, has a kernel of its own. Every bit stays as it was.
-pub(crate) fn split_fusions(program: &Program, target: &Target, chosen: &[bool]) -> Program {
+fn split_fusions(program: &Program, target: &Target, chosen: &[bool]) -> Program {
     let mut rewriter = Rewriter::new(program);
     let kept = kept(&program.graph);
     for ((at, call), chosen) in (0..).zip(&program.kernels).zip(chosen) {

@@ -10,15 +10,36 @@
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use super::error::PassError;
+use super::pipeline::Pass;
 use super::prune_outputs::prune_outputs;
 use crate::backend::Target;
 use crate::graph::{Graph, Phase};
 use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 use crate::ops::{NodeId, Op};
 
+/// The pass.
+pub(crate) struct UndoRemat<'a> {
+    /// The device that the kernels are for.
+    pub target: &'a Target,
+}
+
+impl Pass for UndoRemat<'_> {
+    const NAME: &'static str = "undo-remat";
+    // A kernel that computes values of both passes may come before and behind another, if that
+    // reads its forward value.
+    const MAY_CLOSE_CYCLES: bool = true;
+    type Input = Program;
+    type Output = Program;
+
+    fn run(&self, program: &Program) -> Result<Program, PassError> {
+        Ok(undo_remat(program, self.target))
+    }
+}
+
 /// The program without the values that duplicate one of the forward pass, where calls can do
 /// without writing them. The inside of a checkpointed segment is recomputed all the same.
-pub(crate) fn undo_remat(program: &Program, target: &Target) -> Program {
+fn undo_remat(program: &Program, target: &Target) -> Program {
     let graph = &program.graph;
     let mut writers = vec![0u32; program.values.len()];
     let stored = program.kernels.iter().flat_map(KernelCall::stored);

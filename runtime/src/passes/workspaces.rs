@@ -14,15 +14,33 @@ use slabwise_kernels::spec::SpecError;
 use slabwise_planner::{ALIGN, Dag, Plan, Space};
 
 use super::error::PassError;
+use super::pipeline::Pass;
 use crate::backend::{Kernel, Target};
 use crate::ir::Program;
+
+/// The pass; its fields as the arguments of [`grow_workspaces`].
+pub(crate) struct GrowWorkspaces<'a> {
+    pub plan: &'a Plan,
+    pub target: &'a Target,
+    pub room: u64,
+}
+
+impl Pass for GrowWorkspaces<'_> {
+    const NAME: &'static str = "grow-workspaces";
+    type Input = Program;
+    type Output = (Program, Plan);
+
+    fn run(&self, program: &Program) -> Result<Self::Output, PassError> {
+        grow_workspaces(program.clone(), self.plan.clone(), self.target, self.room)
+    }
+}
 
 /// The program with larger workspaces for kernels where its plan has headroom, and with the
 /// modelled times that the kernels take with them; and its plan. Buffers keep their offsets.
 ///
 /// # Errors
 /// If the device has no kernel for a call.
-pub fn grow_workspaces(
+pub(super) fn grow_workspaces(
     mut program: Program,
     mut plan: Plan,
     target: &Target,

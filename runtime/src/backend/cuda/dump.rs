@@ -2,9 +2,7 @@
 //! each step.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use serde_json::{Value, json};
 use slabwise_cuda::nvrtc::Usage;
@@ -16,6 +14,7 @@ use super::fusion::Group;
 use super::{Gpu, Kernel, cuda_kernel};
 use crate::backend::{LoadRequest, LoadStep};
 use crate::error::{Error, Result};
+use crate::passes::dump::{program_folder, source_file};
 
 /// Writes a program's files to a new folder in `folder`: `NAME.cu` and `NAME.cubin` of each
 /// function, `prelude.cuh`, which the sources include, and `steps.json`. The latter has for each
@@ -32,24 +31,7 @@ pub(super) fn write(
     request: &LoadRequest<'_>,
     groups: &[Group],
 ) -> Result<()> {
-    static PROGRAMS: AtomicU32 = AtomicU32::new(0);
-    let plain: String = request
-        .name
-        .chars()
-        .map(|c| {
-            if c.is_alphanumeric() || c == '-' {
-                c
-            } else {
-                '_'
-            }
-        })
-        .take(64)
-        .collect();
-    let own = folder.join(format!(
-        "{:03}-{plain}",
-        PROGRAMS.fetch_add(1, Ordering::Relaxed)
-    ));
-    fs::create_dir_all(&own).map_err(io(&own))?;
+    let own = program_folder(folder, request.name).map_err(io(folder))?;
     let save = |name: &str, bytes: &[u8]| {
         let path = own.join(name);
         files::replace(&path, bytes).map_err(io(&path))
@@ -78,7 +60,7 @@ pub(super) fn write(
         })?;
         save(
             &format!("{}.cu", function.name),
-            format!("#include \"prelude.cuh\"\n\n{}", function.source).as_bytes(),
+            source_file(&function.source).as_bytes(),
         )?;
         save(&format!("{}.cubin", function.name), &code.image)?;
         used.extend(

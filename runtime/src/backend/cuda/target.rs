@@ -23,6 +23,16 @@ pub struct Kernel {
     pub(super) lowered: Lowered,
 }
 
+impl Kernel {
+    /// As [`Kernel::sources`](crate::backend::Kernel::sources).
+    pub(in crate::backend) fn sources(&self) -> Vec<(&str, &str)> {
+        let functions = self.lowered.functions.iter();
+        functions
+            .map(|f| (f.name.as_str(), f.source.as_str()))
+            .collect()
+    }
+}
+
 impl Target {
     pub(in crate::backend) fn capabilities(&self) -> Capabilities {
         CAPABILITIES

@@ -65,6 +65,9 @@ pub struct Args {
     /// Show the time that smaller slabs cost: plans for ten budgets, with the values they recompute
     #[arg(long, conflicts_with_all = ["budget", "kernels"])]
     frontier: bool,
+    /// Write the program after each compiler pass into this folder, as text and as a picture in DOT
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
     /// List the kernels in the order they run
     #[arg(long)]
     kernels: bool,
@@ -104,7 +107,10 @@ pub fn run(args: &Args) -> Result<()> {
     let session = Session::new(args.device, params)?
         .with_budget(args.budget)
         .with_offload(args.offload);
-    let session = session.with_options(args.rounding.options());
+    let mut session = session.with_options(args.rounding.options());
+    if let Some(folder) = &args.dump {
+        session = session.with_dump(folder);
+    }
     let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
     let plan = of_batch(args.batch, |batch| {
         network.plan_training(&session, batch, optimizer)

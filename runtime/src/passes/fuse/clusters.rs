@@ -76,10 +76,32 @@ pub(in crate::passes) struct Links {
     pub before: Vec<Vec<u32>>,
 }
 
+/// The first broken invariant of [`Clusters`].
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ClustersError {
+    /// A node is in several kernels, or its place says otherwise.
+    #[error("{node} is in {count} kernels")]
+    Count {
+        /// The node.
+        node: String,
+        /// The number of kernels that it is in.
+        count: usize,
+    },
+    /// A kernel depends on its own result.
+    #[error("kernel {kernel} needs its own result")]
+    Cycle {
+        /// The kernel.
+        kernel: usize,
+    },
+}
+
 impl Clusters {
     /// Checks that every computed node that is used has one kernel, and that the kernels are free
-    /// of circles.
-    pub fn verify(&self) -> Result<(), String> {
+    /// of cycles.
+    ///
+    /// # Errors
+    /// The first broken invariant.
+    pub fn verify(&self) -> Result<(), ClustersError> {
         let mut count = vec![0; self.graph.nodes.len()];
         self.list
             .iter()
@@ -88,11 +110,10 @@ impl Clusters {
         if let Some(id) = self.graph.ids().find(|id| {
             count[id.at()] > 1 || (count[id.at()] == 1) != self.places[id.at()].is_some()
         }) {
-            return Err(format!(
-                "{} is in {} kernels",
-                self.graph.name(id),
-                count[id.at()]
-            ));
+            return Err(ClustersError::Count {
+                node: self.graph.name(id),
+                count: count[id.at()],
+            });
         }
         let Links { next, before } = self.links();
         let mut waits: Vec<usize> = before.iter().map(Vec::len).collect();
@@ -112,7 +133,7 @@ impl Clusters {
             .position(|&waits| waits > 0)
             .filter(|_| done < next.len())
         {
-            Some(at) => Err(format!("kernel {at} needs its own result")),
+            Some(kernel) => Err(ClustersError::Cycle { kernel }),
             None => Ok(()),
         }
     }

@@ -8,6 +8,7 @@ use super::Candidates;
 use crate::backend::Target;
 use crate::ir::Program;
 use crate::passes::error::PassError;
+use crate::passes::pipeline::{Broken, Form, Pass};
 use crate::passes::workspaces::grow_workspaces;
 
 /// Most micro-batches of a kernel.
@@ -51,6 +52,41 @@ impl Found {
     }
 }
 
+impl Form for Found {
+    fn verify(&self) -> Result<(), Broken> {
+        Form::verify(&self.program)
+    }
+
+    fn text(&self) -> String {
+        self.program.text()
+    }
+
+    fn dot(&self) -> Option<String> {
+        self.program.dot()
+    }
+
+    fn count(&self) -> usize {
+        self.program.count()
+    }
+}
+
+/// The pass; its fields as the arguments of [`micro_batches_within`].
+pub(crate) struct MicroBatch<'a> {
+    pub target: &'a Target,
+    pub room: u64,
+    pub options: &'a Options,
+}
+
+impl Pass for MicroBatch<'_> {
+    const NAME: &'static str = "micro-batch";
+    type Input = Program;
+    type Output = Option<Found>;
+
+    fn run(&self, program: &Program) -> Result<Option<Found>, PassError> {
+        micro_batches_within(program, self.target, self.room, self.options)
+    }
+}
+
 /// Plans a program so that its slab is no larger than `room`, by running kernels on micro-batches,
 /// and where that is not enough by recomputing some of these: the fastest plan of those found, as
 /// modelled, or the smallest if none keeps to `room`. `None` if no kernel can run on micro-batches.
@@ -58,7 +94,7 @@ impl Found {
 ///
 /// # Errors
 /// If a program cannot be planned.
-pub(crate) fn micro_batches_within(
+fn micro_batches_within(
     program: &Program,
     target: &Target,
     room: u64,

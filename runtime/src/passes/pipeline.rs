@@ -1,0 +1,325 @@
+//! Running passes: each is timed, its output verified and dumped.
+//!
+//! Adding a pass takes a file, with the implementation of [`Pass`], and a line in [`PASSES`].
+
+use std::cell::{Cell, RefCell};
+use std::time::Instant;
+
+use slabwise_planner::DagError;
+
+use super::dump::{Dump, DumpOptions};
+use super::error::PassError;
+use super::fuse::{Clusters, ClustersError};
+use crate::graph::{Graph, GraphError};
+use crate::ir::{IrError, Program};
+
+/// The passes in the order in which they run. Those from `split-fusions` on run only under a
+/// budget, for each candidate of the search.
+pub const PASSES: [&str; 15] = [
+    super::Simplify::NAME,
+    super::Rematerialize::NAME,
+    super::Legalize::NAME,
+    super::Fuse::NAME,
+    super::Lower::NAME,
+    super::Prepare::NAME,
+    super::SplitFusions::NAME,
+    super::UndoRemat::NAME,
+    super::FusePrologues::NAME,
+    super::Prepare::NAME,
+    super::RecomputeCalls::NAME,
+    super::OffloadValues::NAME,
+    super::FuseRecomputed::NAME,
+    super::GrowWorkspaces::NAME,
+    super::MicroBatch::NAME,
+];
+
+/// A pass of the compiler, with its options.
+pub trait Pass {
+    /// The name of the pass, as in dumps and statistics.
+    const NAME: &'static str;
+    /// Whether its output may have calls that depend on each other in a cycle. Such a program has
+    /// no plan.
+    const MAY_CLOSE_CYCLES: bool = false;
+    /// The form of the program that it reads.
+    type Input;
+    /// The form of the program that it makes.
+    type Output: Form;
+
+    /// Runs the pass.
+    ///
+    /// # Errors
+    /// If the program has no such form.
+    fn run(&self, input: &Self::Input) -> Result<Self::Output, PassError>;
+}
+
+/// The first broken invariant of the output of a pass.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    /// Of a graph.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// Of fused kernels.
+    #[error(transparent)]
+    Clusters(#[from] ClustersError),
+    /// Of a program in the late IR.
+    #[error(transparent)]
+    Program(#[from] IrError),
+}
+
+/// A form that a program has between passes.
+pub trait Form {
+    /// Checks the invariants of the form.
+    ///
+    /// # Errors
+    /// The first that is broken.
+    fn verify(&self) -> Result<(), Broken>;
+    /// The text of a dump.
+    fn text(&self) -> String;
+    /// The program in DOT, for Graphviz, if the form has such a picture.
+    fn dot(&self) -> Option<String>;
+    /// The number of nodes or kernels.
+    fn count(&self) -> usize;
+}
+
+impl Form for Graph {
+    fn verify(&self) -> Result<(), Broken> {
+        Ok(Graph::verify(self)?)
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn dot(&self) -> Option<String> {
+        Some(self.to_dot())
+    }
+
+    fn count(&self) -> usize {
+        self.nodes.len()
+    }
+}
+
+impl Form for Clusters {
+    fn verify(&self) -> Result<(), Broken> {
+        Ok(Clusters::verify(self)?)
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn dot(&self) -> Option<String> {
+        None
+    }
+
+    fn count(&self) -> usize {
+        self.list.len()
+    }
+}
+
+impl Form for Program {
+    fn verify(&self) -> Result<(), Broken> {
+        Ok(Program::verify(self)?)
+    }
+
+    fn text(&self) -> String {
+        self.to_string()
+    }
+
+    fn dot(&self) -> Option<String> {
+        Some(self.to_dag().to_dot())
+    }
+
+    fn count(&self) -> usize {
+        self.kernels.len()
+    }
+}
+
+/// A pass may leave a program as it is.
+impl<T: Form> Form for Option<T> {
+    fn verify(&self) -> Result<(), Broken> {
+        self.as_ref().map_or(Ok(()), Form::verify)
+    }
+
+    fn text(&self) -> String {
+        self.as_ref().map_or("no change\n".into(), Form::text)
+    }
+
+    fn dot(&self) -> Option<String> {
+        self.as_ref().and_then(Form::dot)
+    }
+
+    fn count(&self) -> usize {
+        self.as_ref().map_or(0, Form::count)
+    }
+}
+
+/// A pass may make more than the program.
+impl<T: Form, U> Form for (T, U) {
+    fn verify(&self) -> Result<(), Broken> {
+        self.0.verify()
+    }
+
+    fn text(&self) -> String {
+        self.0.text()
+    }
+
+    fn dot(&self) -> Option<String> {
+        self.0.dot()
+    }
+
+    fn count(&self) -> usize {
+        self.0.count()
+    }
+}
+
+/// The run of a pass.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct PassRun {
+    /// The pass.
+    pub name: &'static str,
+    /// Its time.
+    pub seconds: f64,
+    /// The nodes or kernels of its output; 0 if it changed nothing.
+    pub count: usize,
+}
+
+/// The passes of one compilation.
+pub struct Pipeline {
+    verifies: bool,
+    dump: Option<Dump>,
+    /// The number of the next dump.
+    next: Cell<u32>,
+    runs: RefCell<Vec<PassRun>>,
+}
+
+impl Pipeline {
+    /// A pipeline for a program of this name. `verifies` has the output of every pass checked;
+    /// debug builds always do.
+    ///
+    /// # Errors
+    /// If the folder of the dump cannot be made.
+    pub fn new(
+        program: &str,
+        verifies: bool,
+        dump: Option<&DumpOptions>,
+    ) -> Result<Self, PassError> {
+        Ok(Pipeline {
+            verifies: verifies || cfg!(debug_assertions),
+            dump: dump
+                .map(|options| Dump::new(options, program))
+                .transpose()?,
+            next: Cell::new(0),
+            runs: RefCell::default(),
+        })
+    }
+
+    /// Runs a pass.
+    ///
+    /// # Errors
+    /// If the pass fails, if its output is not well-formed, or if a dump cannot be written.
+    pub fn run<P: Pass>(&self, pass: &P, input: &P::Input) -> Result<P::Output, PassError> {
+        let started = Instant::now();
+        let output = pass.run(input)?;
+        self.runs.borrow_mut().push(PassRun {
+            name: P::NAME,
+            seconds: started.elapsed().as_secs_f64(),
+            count: output.count(),
+        });
+        // The dump comes first, to show what is not well-formed.
+        self.dump(P::NAME, &output)?;
+        self.verify(P::NAME, &output, P::MAY_CLOSE_CYCLES)?;
+        Ok(output)
+    }
+
+    /// Verifies and dumps a graph that no pass has seen.
+    ///
+    /// # Errors
+    /// If it is not well-formed, or if a dump cannot be written.
+    pub fn start(&self, graph: &Graph) -> Result<(), PassError> {
+        self.dump("trace", graph)?;
+        self.verify("trace", graph, false)
+    }
+
+    /// The runs of passes so far.
+    pub fn runs(&self) -> Vec<PassRun> {
+        self.runs.borrow().clone()
+    }
+
+    fn verify(&self, pass: &'static str, form: &impl Form, cycles: bool) -> Result<(), PassError> {
+        if !self.verifies {
+            return Ok(());
+        }
+        match form.verify() {
+            Err(Broken::Program(IrError::Dag(DagError::Cycle { .. }))) if cycles => Ok(()),
+            verified => verified.map_err(|source| PassError::Broken { pass, source }),
+        }
+    }
+
+    fn dump(&self, name: &str, form: &impl Form) -> Result<(), PassError> {
+        self.write(name, "txt", || Some(form.text()))?;
+        self.write(name, "dot", || form.dot())?;
+        self.next.set(self.next.get() + 1);
+        Ok(())
+    }
+
+    /// Writes a file of the dump under the number of the next pass, if there is a dump of this name.
+    fn write(
+        &self,
+        name: &str,
+        extension: &str,
+        text: impl FnOnce() -> Option<String>,
+    ) -> Result<(), PassError> {
+        match &self.dump {
+            Some(dump) if dump.shows(name) => {
+                let file = format!("{:02}-{name}.{extension}", self.next.get());
+                text().map_or(Ok(()), |text| dump.write(&file, &text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Dumps the program that was planned, its plan and, on a CUDA device, the source of its
+    /// kernels; and the runs of passes.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn finish(
+        &self,
+        program: &Program,
+        plan: impl FnOnce() -> String,
+    ) -> Result<(), PassError> {
+        self.write("plan", "txt", || Some(program.text()))?;
+        self.write("plan", "dot", || program.dot())?;
+        self.write("plan", "json", || Some(plan()))?;
+        self.write("passes", "txt", || {
+            let line = |run: &PassRun| {
+                let PassRun {
+                    name,
+                    seconds,
+                    count,
+                } = run;
+                format!("{:>10.3} ms  {count:>6}  {name}\n", 1e3 * seconds)
+            };
+            Some(self.runs.borrow().iter().map(line).collect())
+        })?;
+        if let Some(dump) = self.dump.as_ref().filter(|dump| dump.shows("cuda")) {
+            dump.write_sources(program)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::PASSES;
+
+    #[test]
+    fn passes_have_different_names() {
+        let names: BTreeSet<&str> = PASSES.into_iter().collect();
+        // Preparation runs a second time, for other kernels.
+        assert_eq!(names.len(), PASSES.len() - 1);
+    }
+}
