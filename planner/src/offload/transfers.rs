@@ -218,7 +218,7 @@ impl<'t> Offloader<'t> {
     }
 
     /// The time of the schedule, where the budget is raised to the current need if that is larger.
-    /// Keeps the intervals that this budget makes unnecessary.
+    /// Leaves the list of intervals unchanged.
     fn estimate(&mut self) -> f64 {
         let kept = (self.intervals.clone(), self.need.clone(), self.budget);
         self.budget = self

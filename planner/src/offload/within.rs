@@ -222,7 +222,7 @@ fn offload(
     }
     let mut idle = Idle::new(base, &start.plan, link);
     if let Some(repeated) = &start.repeated {
-        idle.expect(repeated, &start.plan, away);
+        idle.begin_with(repeated, &start.plan, away);
     }
     let options = Options {
         order: OrderPolicy::Program,
@@ -340,7 +340,7 @@ impl Idle {
     }
 
     /// Takes over the intervals between runs for which the plan has the same consecutive reads.
-    fn expect(&mut self, repeated: &Repeated, plan: &Plan, away: &[RunInterval]) {
+    fn begin_with(&mut self, repeated: &Repeated, plan: &Plan, away: &[RunInterval]) {
         let mut step_of = vec![0u32; plan.order.len()];
         (0u32..)
             .zip(&plan.order)

@@ -73,7 +73,7 @@ pub enum RematError {
     },
     /// The fraction of a budget is invalid.
     #[error(
-        "the budget is {fraction} times the peak, but the factor must be finite and not negative"
+        "a budget of {fraction} times the peak is invalid: the factor must be finite and not negative"
     )]
     Fraction {
         /// The fraction.

@@ -37,7 +37,7 @@ impl Lists {
     }
 
     /// Extends the keys to `keys`; the new lists are empty.
-    fn widen(&mut self, keys: usize) {
+    fn grow(&mut self, keys: usize) {
         self.ends.resize(keys, self.items.len() as u32);
     }
 
@@ -156,9 +156,9 @@ impl Network {
     ///
     /// The values of a computation are the buffers that its task is the first to write; buffers
     /// with the same users form one value. A computation runs only once if it writes a buffer with
-    /// several writers or an output. `order` runs every task once: a task may overwrite a buffer of
-    /// which it is the last user. With recomputation another task may be the last; whether a
-    /// schedule meets a budget is decided by its plan.
+    /// several writers, an output or a buffer with data at the start. `order` runs every task once:
+    /// a task may overwrite a buffer of which it is the last user. With recomputation another task
+    /// may be the last; whether a schedule meets a budget is decided by its plan.
     ///
     /// Also returns the buffers of each value.
     pub fn of_dag(dag: &Dag, order: &[TaskId]) -> (Network, Vec<Vec<BufferId>>) {
@@ -347,8 +347,8 @@ impl Network {
             net.bytes.len(),
             self.consumers.pairs().map(|(value, i)| (number(value), i)),
         );
-        net.before.widen(all);
-        net.after.widen(all);
+        net.before.grow(all);
+        net.after.grow(all);
         let made = self.more.pairs().map(|(i, value)| (i, number(value)));
         net.more = Lists::gather(
             all,

@@ -285,7 +285,7 @@ impl<'n> Search<'n> {
             let cold = ((progress - from) / (to - from)).clamp(0.0, 1.0);
             let heat = hottest * (1.0 - cold);
             self.perturb();
-            let fits = self.mend((time * 1.2) as u128);
+            let fits = self.repair_and_prune((time * 1.2) as u128);
             let most = time - heat * (self.random.unit() + 1e-12).ln();
             let found = if fits {
                 self.time(most).filter(|&found| found <= most)
@@ -310,7 +310,7 @@ impl<'n> Search<'n> {
     }
 
     /// Repairs and prunes the perturbed schedule.
-    fn mend(&mut self, cost_max: u128) -> bool {
+    fn repair_and_prune(&mut self, cost_max: u128) -> bool {
         self.draw_fetch_price();
         let random = &mut self.random;
         self.repairer.noise = [0.0, 0.5, 1.0, 2.0][random.below(4) as usize];
