@@ -141,12 +141,14 @@ pub(crate) fn compile(
         .map(|room| room.saturating_sub(ahead))
         .filter(|&room| room < offsets.height)
     {
+        let before = passes.remember(&program, &offsets.order);
         let fitted = budget::fit((program, offsets), room, session, &passes)?;
         budget::Candidate {
             program,
             offsets,
             again,
         } = fitted;
+        passes.validate(before.as_ref(), (&program, &offsets.order))?;
         again.prologues = count_prologues(&program);
         dag = program.to_dag();
         clock.ended("budget", program.kernels.len());

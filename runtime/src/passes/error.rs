@@ -6,6 +6,7 @@ use slabwise_kernels::spec::SpecError;
 use slabwise_planner::PlanError;
 
 use super::pipeline::Broken;
+use super::validate::Mismatch;
 use crate::error::Error;
 
 /// A failure of a pass. The rules of the graph leave no program for which one fails, so all but
@@ -45,6 +46,9 @@ pub enum PassError {
         /// The broken invariant.
         source: Broken,
     },
+    /// A pass changed the meaning of a program.
+    #[error("a pass changed the program: {0}")]
+    Changed(#[from] Mismatch),
     /// A dump could not be written.
     #[error("{path}: {source}")]
     Dump {

@@ -22,6 +22,7 @@ mod split_fusions;
 mod stages;
 mod undo_remat;
 mod update;
+mod validate;
 mod workspaces;
 
 pub(crate) use cost::{UNITS_PER_SECOND, moved, operations};
@@ -40,4 +41,5 @@ pub use remat::{REMADE_MIN, Rematerialize, remake};
 pub use simplify::{Simplify, simplify};
 pub(crate) use split_fusions::SplitFusions;
 pub(crate) use undo_remat::UndoRemat;
+pub use validate::Mismatch;
 pub(crate) use workspaces::GrowWorkspaces;

@@ -5,7 +5,7 @@
 use std::cell::{Cell, RefCell};
 use std::time::Instant;
 
-use slabwise_planner::DagError;
+use slabwise_planner::{DagError, TaskId};
 
 use super::dump::{Dump, DumpOptions};
 use super::error::PassError;
@@ -244,6 +244,27 @@ impl Pipeline {
     /// The runs of passes so far.
     pub fn runs(&self) -> Vec<PassRun> {
         self.runs.borrow().clone()
+    }
+
+    /// Checks that a rewritten program, in the order of its plan, computes the values of the
+    /// program before, if outputs of passes are verified.
+    ///
+    /// # Errors
+    /// [`PassError::Changed`] with the first difference.
+    pub fn validate(
+        &self,
+        before: Option<&(Program, Vec<TaskId>)>,
+        after: (&Program, &[TaskId]),
+    ) -> Result<(), PassError> {
+        before.map_or(Ok(()), |(program, order)| {
+            Ok(super::validate::validate((program, order), after)?)
+        })
+    }
+
+    /// A program and its order, to be compared with the rewritten program, if outputs of passes
+    /// are verified.
+    pub fn remember(&self, program: &Program, order: &[TaskId]) -> Option<(Program, Vec<TaskId>)> {
+        self.verifies.then(|| (program.clone(), order.to_vec()))
     }
 
     fn verify(&self, pass: &'static str, form: &impl Form, cycles: bool) -> Result<(), PassError> {
