@@ -15,6 +15,8 @@
 //! The method is that of regalloc2's checker and of translation validation (Pnueli, Siegel and
 //! Singerman, TACAS 1998); the module shares no code with the passes that it checks.
 
+mod region;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
@@ -26,6 +28,7 @@ use slabwise_kernels::spec::{Access, Body, Inst, Operand, ReduceOp, Spec};
 use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
+use self::region::{Axis, BOUND, Region, Renaming, rename};
 use crate::ir::{KernelCall, Program, Source, Value};
 
 /// Checks that a rewritten program, in the order of its plan, computes the values of the program
@@ -122,25 +125,6 @@ const VARIABLES: u64 = 1 << 32;
 /// A hash-consed term: equal ids are equal terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 struct Term(u32);
-
-/// The elements `offset + Σ coordinateₐ · strideₐ` of a slot, over the axes that matter: those of
-/// more than one point, along which the element moves.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Region {
-    offset: Size,
-    /// Each axis with its length and stride, ascending.
-    axes: SmallVec<[(Axis, Size, Size); 4]>,
-}
-
-/// A coordinate of the points that an expression is evaluated at: an axis of the iteration space,
-/// or, from [`BOUND`] on, one that a reduction around it binds.
-type Axis = u8;
-
-/// The first axis that a reduction binds, whichever axis of its kernel it reduces.
-const BOUND: Axis = 64;
-
-/// Axes and what they are renamed to.
-type Renaming = SmallVec<[(Axis, Axis); 6]>;
 
 /// A store to a slot: where, and the value at each point.
 type Part = (Region, Term);
@@ -806,95 +790,6 @@ impl Interpreter {
         if !self.operands(term).is_empty() {
             out.push(')');
         }
-    }
-}
-
-impl Region {
-    /// The elements of an operand over a space.
-    fn of(operand: &Operand, dims: &[Size]) -> Region {
-        let axis = |(axis, (&n, &stride)): (Axis, (&Size, &Size))| {
-            (!n.is(1) && !stride.is(0)).then_some((axis, n, stride))
-        };
-        Region {
-            offset: operand.offset,
-            axes: (0..)
-                .zip(dims.iter().zip(&operand.strides))
-                .filter_map(axis)
-                .collect(),
-        }
-    }
-
-    /// The region with its axes numbered from the largest stride to the smallest, and the renaming
-    /// that does so.
-    fn canonical(&self, env: &Env) -> (Region, Renaming) {
-        let mut axes = self.axes.clone();
-        axes.sort_by_key(|&(axis, n, stride)| {
-            (
-                std::cmp::Reverse(stride.at(env)),
-                std::cmp::Reverse(n.at(env)),
-                axis,
-            )
-        });
-        let renaming = (0..)
-            .zip(&axes)
-            .map(|(new, &(old, ..))| (old, new))
-            .collect();
-        (0..).zip(&mut axes).for_each(|(new, axis)| axis.0 = new);
-        let region = Region {
-            offset: self.offset,
-            axes,
-        };
-        (region, renaming)
-    }
-
-    /// The renaming from the axes of this region to those of another one with the same elements.
-    fn same_elements(&self, other: &Region) -> Option<Renaming> {
-        let same = self.offset == other.offset && self.axes.len() == other.axes.len();
-        let alike = |&(axis, n, stride): &(Axis, Size, Size)| {
-            let found = other.axes.iter().find(|(_, m, t)| (*m, *t) == (n, stride));
-            found.map(|&(to, ..)| (axis, to))
-        };
-        same.then(|| self.axes.iter().map(alike).collect())
-            .flatten()
-    }
-
-    /// The region with other names for its axes.
-    fn renamed(&self, renaming: &Renaming) -> Region {
-        let mut axes = self.axes.clone();
-        axes.iter_mut()
-            .for_each(|(axis, ..)| *axis = rename(*axis, renaming));
-        axes.sort_unstable_by_key(|&(axis, ..)| axis);
-        Region {
-            offset: self.offset,
-            axes,
-        }
-    }
-
-    /// The first and the last element.
-    fn bounds(&self, env: &Env) -> (i64, i64) {
-        let start = self.offset.at(env);
-        self.axes
-            .iter()
-            .fold((start, start), |(low, high), (_, n, stride)| {
-                let span = (n.at(env) - 1).max(0).saturating_mul(stride.at(env));
-                (low + span.min(0), high + span.max(0))
-            })
-    }
-}
-
-/// What an axis is renamed to; axes that are not mentioned keep their names.
-fn rename(axis: Axis, renaming: &Renaming) -> Axis {
-    let found = renaming.iter().find(|(from, _)| *from == axis);
-    found.map_or(axis, |&(_, to)| to)
-}
-
-impl fmt::Display for Region {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "[{:?}", self.offset)?;
-        self.axes
-            .iter()
-            .try_for_each(|(axis, n, stride)| write!(f, " + {axis}<{n:?}·{stride:?}"))?;
-        f.write_str("]")
     }
 }
 
