@@ -184,12 +184,12 @@ fn statistics_and_parameters() {
         &trace,
         [trace.param(&scale)],
         expect![[r#"
-        +2: "scale" is declared as a statistic [3], and as a parameter [3] at +1
-        +3: parameter "a\nb": a name has no line breaks and no other control characters
-        +4: a parameter needs a name
-        +5: parameter "low" cannot be uniform between 1 and 0
-        +5: parameter "low" has the negative length -3
-        +7: "scale" is a parameter: an optimizer changes it"#]],
+            +2: "scale" is declared as a statistic [3], and as a parameter [3] at +1
+            +3: parameter "a\nb": a name has no line breaks and no other control characters
+            +4: a parameter needs a name
+            +5: parameter "low" cannot be uniform between 1 and 0
+            +5: parameter "low" has the negative length -3
+            +14: "scale" is a parameter: an optimizer changes it"#]],
     );
 }
 
@@ -593,15 +593,15 @@ fn images() {
         &trace,
         [a, b, c, d, e, f, g, h, i],
         expect![[r#"
-        +1: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
-        +2: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
-        +3: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
-        +4: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
-        +5: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
-        +6: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves no pixel of the result, which has -5×-5 pixels with it
-        +7: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
-        +8: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
-        +9: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],
+            +2: conv2d [batch, 4, 8, 8] with weight [8, 5, 3, 3]: 4 channels in 1 group do not match a weight for 5 channels a group and 8 results (in "stem")
+            +3: conv2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+            +4: max_pool2d of [batch, 4, 8, 8]: 2147483647 is more than the side, stride and padding of a window can be, which is 16777216
+            +9: conv_transpose2d [batch, 4, 8, 8] with weight [5, 4, 3, 3]: the image has 4 channels, the weight is for 5
+            +10: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 2147483647 is more than stride, padding and dilation can be, which is 16777216
+            +13: conv_transpose2d [1, 4, 1, 1] with weight [4, 4, 3, 3]: padding 4×4 leaves no pixel of the result, which has -5×-5 pixels with it
+            +14: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: 4 channels do not divide into 3 groups
+            +15: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3]: image [n, in, h, w] and weight [in, out/groups, kh, kw] are needed
+            +16: conv_transpose2d [batch, 4, 8, 8] with weight [4, 4, 3, 3]: types are f32 and i32, not floats; convert with cast"#]],
     );
 }
 

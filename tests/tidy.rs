@@ -33,7 +33,7 @@ const PREFIX: &str = "SLABWISE_";
 /// those below.
 const FLOORS: &[&[&str]] = &[
     &[
-        "data", "error", "memory", "settings", "shape", "weights", "words",
+        "data", "dumps", "error", "memory", "settings", "shape", "weights", "words",
     ],
     &["backend", "device"],
     &["params"],

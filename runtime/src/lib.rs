@@ -11,6 +11,7 @@ pub mod data;
 mod device;
 #[cfg(feature = "profiles")]
 pub mod diff;
+mod dumps;
 mod dynamic;
 pub mod error;
 pub mod feed;

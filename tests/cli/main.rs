@@ -383,7 +383,7 @@ fn compare_is_a_table_of_one_model_or_all() {
 fn the_speed_of_a_link_is_positive() {
     for link in ["0", "fast", "-1"] {
         let said = failure(&format!("plan mlp --budget 50% --offload={link}"), 2);
-        assert!(said.contains("no speed of a link"), "{said}");
+        assert!(said.contains("is not a link speed"), "{said}");
     }
 }
 

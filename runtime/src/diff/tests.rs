@@ -201,7 +201,7 @@ fn files_are_read_as_they_were_written_and_mistakes_name_their_line() {
     wrong(
         "\"at_peak\": true",
         "\"at_peak\": false",
-        &["the peak has 10 bytes", "has 0"],
+        &["the peak has 10 bytes", "have 0"],
     );
     wrong("{", "[", &["line"]);
 }

@@ -18,13 +18,12 @@
 mod region;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{self, ScalarOp};
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Access, Body, Inst, Operand, ReduceOp, Spec};
+use slabwise_kernels::spec::{Access, Body, Inst, ReduceOp, Spec};
 use slabwise_planner::{TaskId, Work};
 use smallvec::SmallVec;
 
@@ -171,7 +170,9 @@ struct MicroBatch {
     last: bool,
     /// For each argument, whether it holds one part for each example.
     batched: Vec<bool>,
-    /// The slot of the partial sums of a kernel that sums over the batch.
+    /// Whether the kernel sums over the batch.
+    reduces: bool,
+    /// The slot of its partial sums, if it keeps them in one.
     sums: Option<usize>,
 }
 
@@ -179,20 +180,21 @@ impl MicroBatch {
     /// The examples of a call, if those are not all.
     fn of(call: &KernelCall, arguments: usize) -> Option<MicroBatch> {
         let slice = call.micro_batch?;
-        let steps = &call.kernel.as_ref()?.slicing()?.steps;
+        let slicing = call.kernel.as_ref()?.slicing()?;
         Some(MicroBatch {
             from: slice.from,
             to: slice.to,
             last: slice.last,
-            batched: steps.iter().map(Option::is_some).collect(),
+            batched: slicing.steps.iter().map(Option::is_some).collect(),
+            reduces: slicing.folds,
             sums: call.args.get(arguments).map(|sums| sums.index()),
         })
     }
 
-    /// Whether the launch only adds to partial sums. The one for the last examples stores them, and
-    /// only that one reads the other operands.
+    /// Whether the launch adds to partial sums. The one for the last examples stores the sums, and
+    /// only that one reads the operands of the code behind them.
     fn is_partial(&self) -> bool {
-        self.sums.is_some() && !self.last
+        self.reduces && !self.last
     }
 }
 
@@ -354,9 +356,8 @@ impl Interpreter {
             return Ok(());
         }
         let values = self.values(spec, &contents[own..], anchor);
-        if let Some(batch) = micro_batch
-            && let Some(slot) = batch.sums
-        {
+        if let Some(batch) = micro_batch.as_ref().filter(|batch| batch.reduces) {
+            let slot = batch.sums.unwrap_or(slots[slots.len() - 1]);
             let reduced = spec
                 .code
                 .iter()
@@ -369,9 +370,6 @@ impl Interpreter {
                     kernel: kernel(),
                     from: batch.from,
                 });
-            }
-            if batch.is_partial() {
-                return Ok(());
             }
         }
         let mut stores: Vec<(usize, Region, DType, Term)> = Vec::new();
@@ -388,6 +386,11 @@ impl Interpreter {
             stores.push((k, Region::of(operand, dims), operand.dtype, value));
         }
         for (k, region, dtype, value) in stores {
+            // A partial launch stores the elements of its examples, and no sums.
+            let stored = |batch: &MicroBatch| !batch.is_partial() || batch.batched[k];
+            if !micro_batch.as_ref().is_none_or(stored) {
+                continue;
+            }
             let slot = slots[k];
             let old = state.slots[slot];
             let new = self.written(old, region.clone(), dtype, value);

@@ -13,8 +13,8 @@ use slabwise_planner::files;
 use super::fusion::Group;
 use super::{Gpu, Kernel, cuda_kernel};
 use crate::backend::{LoadRequest, LoadStep};
+use crate::dumps::{program_folder, source_file};
 use crate::error::{Error, Result};
-use crate::passes::dump::{program_folder, source_file};
 
 /// Writes a program's files to a new folder in `folder`: `NAME.cu` and `NAME.cubin` of each
 /// function, `prelude.cuh`, which the sources include, and `steps.json`. The latter has for each
