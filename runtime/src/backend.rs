@@ -22,7 +22,7 @@ mod target;
 use std::path::Path;
 use std::sync::Arc;
 
-use slabwise_kernels::copies::Ticket;
+use slabwise_kernels::copies::{Fill, Ticket};
 use slabwise_kernels::cpu::{Config, Fault, Team};
 use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
 use slabwise_kernels::size::{Env, Size};
@@ -215,7 +215,7 @@ pub(crate) trait SlotWriter {
     fn write(&mut self, slot: &mut [u8]) -> Result<()>;
     /// A function that writes the bytes later. Called at most once, and then instead of
     /// [`write`](SlotWriter::write).
-    fn take_task(&mut self) -> Box<dyn FnOnce(&mut [u8]) + Send>;
+    fn take_task(&mut self) -> Fill;
 }
 
 /// A slot of a prefetch queue.

@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use slabwise_kernels::copies::Ticket;
+use slabwise_kernels::copies::{Fill, Ticket};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
@@ -327,7 +327,7 @@ impl<F: Feed + Send + 'static> SlotWriter for BatchWriter<'_, F> {
         checked
     }
 
-    fn take_task(&mut self) -> Box<dyn FnOnce(&mut [u8]) + Send> {
+    fn take_task(&mut self) -> Fill {
         let (batch, parts) = (self.batch.take(), Arc::clone(self.parts));
         Box::new(move |bytes| {
             if let Some(batch) = batch {
