@@ -117,8 +117,11 @@ fn the_driver_sees_the_bytes_that_the_pool_counts() {
     }
 }
 
+/// Blocks of a pool, and the byte that each is filled with.
+type Blocks = Vec<(Handle, u8)>;
+
 /// A pool with every other page in use, up to its limit.
-fn in_pieces(policy: Policy) -> ((Box<dyn Backend>, Pool), Vec<(Handle, u8)>) {
+fn in_pieces(policy: Policy) -> ((Box<dyn Backend>, Pool), Blocks) {
     let mut own = open(policy, 10 * PAGE);
     let all: Vec<Handle> = (0..10)
         .map(|byte| take(&mut own, PAGE, byte).expect("room"))
