@@ -4,7 +4,7 @@
 //! kernel names the [values](Value) that it reads and writes, and a value knows where its data
 //! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited; the
 //! planner's answers are applied by [`Program::repeated`] and [`Program::offloaded`], and passes
-//! build their results with a [`Rewriter`].
+//! build their results with a `Rewriter`.
 //!
 //! Values that the planner places come first, so that buffer *i* of the dag is value *i*. Without
 //! copies to the host, task *i* of the dag is kernel *i*.

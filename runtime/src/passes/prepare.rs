@@ -12,7 +12,7 @@ use super::recompute::{kept, recompute_clone};
 use crate::backend::{Choice, Kernel, Target};
 use crate::ir::{KernelCall, Program, Recompute};
 
-/// The pass; its fields as the arguments of [`prepare`].
+/// The pass; its fields as the arguments of `prepare`.
 pub struct Prepare<'a> {
     /// The device.
     pub target: &'a Target,
