@@ -1,4 +1,4 @@
-//! From graph to program: every stage in its order.
+//! The compiler: every pass from graph to program, in order.
 
 mod budget;
 
@@ -36,17 +36,16 @@ pub struct CompileOptions {
     /// The instruction set kernels use; the best there is if `None`. Results differ in rounding
     /// between sets.
     pub isa: Option<Isa>,
-    /// How what has no size at compile time is planned, and where it lives.
+    /// The planning of values without a size at compile time, and the memory that they live in.
     pub shapes: Shapes,
-    /// Run every kernel on the whole batch, even where a budget could be kept by running some on
-    /// slices of it.
+    /// Disables micro-batches: every kernel runs on the whole batch, even if a budget could be kept
+    /// by running some on parts of it.
     pub unsliced: bool,
-    /// Have every image in memory that a convolution takes, even where a budget could be kept by
-    /// convolutions that make it themselves, a norm and an activation of what the convolution
-    /// before gave.
+    /// Disables prologue fusion: every convolution input is in memory, even if computing it inside
+    /// of the convolution would keep a budget.
     pub stored_images: bool,
-    /// Give every kernel the workspace that it is fastest with, even where a budget could be kept
-    /// with smaller ones.
+    /// Disables smaller workspaces: every kernel has the one that it is fastest with, even if a
+    /// budget could be kept with smaller ones.
     pub wide: bool,
     /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as
     /// an optimizer's updates, by one launch without moving a byte of the plan.
@@ -57,8 +56,8 @@ pub struct CompileOptions {
     /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose
     /// tensor cores multiply those several times faster: 11 significant bits, so each operand is
     /// wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up to
-    /// 2⁻¹⁰). Sums stay in f32. Off unless asked for; the CPU multiplies in f32 whatever is said
-    /// here.
+    /// 2⁻¹⁰). Sums stay in f32. Off by default; the CPU multiplies in f32 in any
+    /// case.
     pub tf32: bool,
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
     /// every kernel. Slow.

@@ -2,9 +2,9 @@
 //!
 //! Lowering makes a [`Program`] of a graph, and every pass behind it rewrites that: a call of a
 //! kernel names the [values](Value) that it reads and writes, and a value knows where its data
-//! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited; the
-//! planner's answers are applied by [`Program::repeated`] and [`Program::offloaded`], and passes
-//! build their results with a `Rewriter`.
+//! comes from. The planner's [`Dag`] is derived from it by [`Program::to_dag`] and never edited;
+//! the planner's answers are applied by [`Program::repeated`] and [`Program::offloaded`], and
+//! passes build their results with a `Rewriter`.
 //!
 //! Values that the planner places come first, so that buffer *i* of the dag is value *i*. Without
 //! copies to the host, task *i* of the dag is kernel *i*.
@@ -110,7 +110,7 @@ pub struct Value {
     pub bytes: u64,
     /// Whether a run computes its size, so that it has no bytes in the plan.
     pub data_dependent: bool,
-    /// What it is for, as reports group it.
+    /// Its purpose, by which reports group values.
     pub kind: Kind,
     /// Which memory it lies in.
     pub space: Space,
@@ -148,7 +148,7 @@ pub enum Recompute {
 pub struct KernelCall {
     /// Shown in plans.
     pub name: String,
-    /// What it computes.
+    /// Its computation.
     pub spec: Spec,
     /// Its arguments in the order of [`Spec::arguments`], then the partial sums of a micro-batch.
     pub args: Vec<ValueId>,
@@ -236,21 +236,21 @@ impl KernelCall {
 
 /// A copy between the slab and the host's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Copy {
+pub struct HostCopy {
     /// The value that is copied.
     pub from: ValueId,
     /// The value that holds the same data after it.
     pub to: ValueId,
 }
 
-/// The start of a copy, or the wait for its end.
+/// The start or the end of a copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyStep {
     /// Shown in plans.
     pub name: String,
     /// The index of the copy in [`Program::copies`].
     pub copy: u32,
-    /// Whether it waits for the end of the copy, rather than to start it.
+    /// Whether it waits for the copy to end, rather than starts it.
     pub finishes: bool,
     /// The number of kernels before it.
     pub position: u32,
@@ -279,7 +279,7 @@ pub struct Program {
     /// The calls, in an order in which they can run.
     pub kernels: Vec<KernelCall>,
     /// Copies between the slab and the host, in the order they start.
-    pub copies: Vec<Copy>,
+    pub copies: Vec<HostCopy>,
     /// Their starts and ends between the kernels, in order.
     pub copy_steps: Vec<CopyStep>,
     /// How kernels run on micro-batches, if some do.
@@ -363,7 +363,7 @@ impl Program {
         each.sum::<f64>().max(1.0)
     }
 
-    /// What the tasks of its dag do, in order: run a call, or start or end a copy.
+    /// The work of the tasks of its dag, in order: to run a call, or to start or end a copy.
     pub fn work(&self) -> Vec<Work> {
         let mut work = Vec::with_capacity(self.kernels.len() + self.copy_steps.len());
         let mut steps = self.copy_steps.iter().peekable();
@@ -397,7 +397,7 @@ impl Program {
         for work in work {
             let Work::Run(call) = work else {
                 let Some(step) = copy_steps.next() else { break };
-                let Copy { from, to } = self.copies[step.copy as usize];
+                let HostCopy { from, to } = self.copies[step.copy as usize];
                 dag.add_task(Task::new(
                     step.name.clone(),
                     &[from.buffer()],
@@ -541,3 +541,6 @@ impl Program {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

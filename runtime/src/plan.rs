@@ -23,21 +23,21 @@ pub struct Persistent {
     /// Everything else: optimizer moments, counters, random state.
     pub state: u64,
     /// Slots for the inputs of steps that come next, [if there are
-    /// any](crate::Session::with_prefetch). They count as part of the slab, not of what weights and
-    /// state take.
+    /// any](crate::Session::with_prefetch). They count as part of the slab, not of the weights and
+    /// state.
     pub ahead: u64,
     /// Where large inputs of the next run wait on a CUDA device, copied there while the run before
     /// is at work; programs of a session share it. It counts as part of the slab, too.
     pub landing: u64,
 }
 
-/// What a budget has a program compute again, make where it is taken, or send to the host
-/// meanwhile.
+/// The measures that keep a program within its budget: recomputed kernels, prologues,
+/// micro-batches, and values offloaded to the host.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Again {
-    /// The tasks of the plan's dag that run a kernel a second time or more.
+    /// The recomputed tasks of the plan's dag: every run of a kernel but its first.
     pub tasks: Vec<TaskId>,
-    /// What leaves the slab for the host, in the order it does, over the
+    /// The values that leave the slab for the host, in order, over the
     /// [`Offload`](crate::Offload) that the session has.
     pub sent: Vec<Sent>,
     /// The part of the step's time, as modelled, that they take on top, waiting for copies
@@ -47,21 +47,21 @@ pub struct Again {
     pub once: u64,
     /// No slab is smaller than this, however often anything runs.
     pub floor: u64,
-    /// What runs on slices of the batch.
+    /// The kernels that run on micro-batches.
     pub sliced: Option<InSlices>,
-    /// Convolutions of the step that make their image themselves, in a prologue, so that it is
-    /// nowhere in memory.
+    /// Convolutions of the step that compute their image in a prologue, so that it is never in
+    /// memory.
     pub prologues: usize,
 }
 
-/// The kernels that a budget has run on slices of the batch.
+/// The kernels that run on micro-batches because of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InSlices {
-    /// How many kernels do.
+    /// The number of kernels.
     pub kernels: usize,
-    /// Into how many slices the batch is cut.
+    /// The number of micro-batches.
     pub slices: u32,
-    /// Examples of every slice but the last.
+    /// Examples of every micro-batch but the last.
     pub examples: u32,
 }
 
@@ -75,19 +75,19 @@ impl fmt::Display for InSlices {
     }
 }
 
-/// A value whose size a run finds, and which therefore has no place in the plan.
+/// A value of data-dependent size, which therefore has no place in the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FoundBuffer {
     /// Its name.
     pub name: String,
     /// Its type and shape.
     pub shape: String,
-    /// Which of its lengths is found, and where.
+    /// Its data-dependent lengths, and the lines that determine them.
     pub why: String,
 }
 
-/// A value that leaves the slab for the host and comes back for its next use, and what it was
-/// chosen by. Seconds are modelled.
+/// An offload interval: a value leaves the slab for the host and comes back for its next use.
+/// Seconds are modelled.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sent {
     /// Its name in the plan.
@@ -100,9 +100,9 @@ pub struct Sent {
     pub read: String,
     /// The steps between in which its bytes are free.
     pub steps: u32,
-    /// What the two copies take, most of it while kernels run.
+    /// The time of the two copies, most of it while kernels run.
     pub copying_s: f64,
-    /// What computing it again would have taken at least; nothing if it cannot be.
+    /// A lower bound of the time to recompute it instead; none if that is not possible.
     pub computing_s: Option<f64>,
 }
 
@@ -147,7 +147,7 @@ impl Clock {
     }
 }
 
-/// What was planned for a program.
+/// The memory plan of a program.
 pub struct Plan {
     name: String,
     device: Device,
@@ -190,8 +190,7 @@ impl Plan {
         self
     }
 
-    /// What lies in the pool, or in bytes that the plan leaves free, since only a run finds its
-    /// size.
+    /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
     pub fn found(&self) -> &[FoundBuffer] {
         &self.found
     }
@@ -247,7 +246,7 @@ impl Plan {
             .any(|b| self.dag.buffers[b.index()].space == Space::Host)
     }
 
-    /// Bytes of the host's memory that hold what has left the slab.
+    /// Bytes of the host's memory for values that have left the slab.
     pub fn host_bytes(&self) -> u64 {
         self.offsets.host_height
     }
@@ -266,13 +265,13 @@ impl Plan {
         self.offsets.lower_bound
     }
 
-    /// What every buffer in bytes of its own would take.
+    /// The bytes of a slab in which no two buffers share bytes.
     pub fn without_reuse_bytes(&self) -> u64 {
         self.offsets.without_reuse
     }
 
-    /// The slab if no kernel wrote its result over an operand: told by the same planner without it,
-    /// which plans again for this.
+    /// The slab if no kernel wrote its result over an operand: planned by the same planner without
+    /// it, which plans again for this.
     pub fn without_in_place_bytes(&self) -> u64 {
         // The order of copies is not the planner's to choose.
         let order = if self.host_bytes() > 0 {
@@ -298,13 +297,13 @@ impl Plan {
         &self.persistent
     }
 
-    /// What is computed again to keep the budget.
+    /// The measures that keep the program within its budget.
     pub fn again(&self) -> &Again {
         &self.again
     }
 
-    /// What is computed again, in the order it is: the kernel, the bytes that need not be kept
-    /// until then, and the kernel that reads them next.
+    /// The recomputed kernels in order, each with the bytes that need not be kept until then, and
+    /// with the kernel that reads them next.
     pub fn computed_again(&self) -> Vec<(&str, Bytes, &str)> {
         let order = &self.offsets.order;
         let at = |task: &TaskId| order.iter().position(|t| t == task);
@@ -337,12 +336,12 @@ impl Plan {
         (self.clock.last - self.clock.started).as_secs_f64()
     }
 
-    /// The stages of the compilation, in the order they ran: how long each took, and what it gave.
+    /// The stages of the compilation in order, each with its time and the size of its output.
     pub fn compile_stages(&self) -> &[CompileStage] {
         &self.clock.stages
     }
 
-    /// The device had no room where inputs could wait.
+    /// Drops the staging buffer of inputs, because the device has no memory for it.
     pub(crate) fn without_landing(&mut self) {
         self.persistent.landing = 0;
     }
@@ -427,8 +426,8 @@ impl Plan {
 
     /// The plan as a page to look around in, which needs nothing but a browser: buffers as
     /// rectangles over steps × bytes, each with its name, layer, line and why it is alive at the
-    /// peak. What a [`run`](crate::Session::record) was seen to use is drawn over it; without one,
-    /// the page tells `Err`'s reason why nothing was run.
+    /// peak. The measured use of a [`run`](crate::Session::record) is drawn over it; without one,
+    /// the page shows `Err`'s reason why nothing was run.
     pub fn html(&self, run: std::result::Result<&Run, &str>) -> String {
         let bounds = if self.bounds.is_empty() {
             String::new()
@@ -442,7 +441,7 @@ impl Plan {
     /// Writes [`Plan::svg`] to a file, which is replaced as a whole.
     ///
     /// # Errors
-    /// What the system says; an earlier file is unchanged then.
+    /// An error of the system; an earlier file is unchanged then.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io {
@@ -560,7 +559,7 @@ impl fmt::Display for Plan {
 const TRIPS_SHOWN: usize = 4;
 
 impl Plan {
-    /// What leaves the slab, the largest first, and why it was chosen.
+    /// Writes the values that leave the slab, the largest first, with the reason.
     fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut sent: Vec<&Sent> = self.again.sent.iter().collect();
         if sent.is_empty() {

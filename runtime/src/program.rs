@@ -28,25 +28,25 @@ use crate::shapes::PerShape;
 pub struct Program<const N: usize> {
     /// The program; with free dimensions, that of the lengths planned first.
     pub(crate) inner: Arc<Compiled>,
-    /// With free dimensions, what is planned for other lengths.
+    /// With unbounded dimensions, the plans for other lengths.
     pub(crate) shaped: Option<Box<PerShape>>,
 }
 
 impl<const N: usize> Program<N> {
-    /// What was planned: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which
+    /// The memory plan: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which
     /// have no length before the first run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
     }
 
-    /// What the functions of each kernel use of a GPU, in the order of [`Plan::steps`]; nothing on
-    /// the CPU.
+    /// The resources of a GPU that the functions of each kernel use, in the order of
+    /// [`Plan::steps`]; none on the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         self.inner.resources()
     }
 
-    /// What of each kernel a library of NVIDIA's computes, in the order of [`Plan::steps`]:
-    /// cuBLASLt's products, by the number of its algorithm.
+    /// The part of each kernel that a library of NVIDIA's computes, in the order of
+    /// [`Plan::steps`]: cuBLASLt's products, by the number of its algorithm.
     pub fn libraries(&self) -> Vec<Option<String>> {
         self.inner.libraries()
     }
@@ -57,7 +57,7 @@ impl<const N: usize> Program<N> {
 pub(crate) enum Place {
     /// A planned buffer.
     Planned(usize),
-    /// A slice of the batch inside a planned buffer.
+    /// A micro-batch inside a planned buffer.
     Slice(usize, Stretch),
     /// A variable of the session.
     Variable(usize),
@@ -65,7 +65,7 @@ pub(crate) enum Place {
     Sizes,
 }
 
-/// What a step does.
+/// The work of a step.
 pub(crate) enum Work {
     /// Runs a kernel.
     Run(Arc<Kernel>),
@@ -87,7 +87,7 @@ pub(crate) struct Step {
     pub work: Work,
     pub places: Vec<Place>,
     pub workspace: Planned,
-    /// The slice of the batch that it runs on, if it does not run on all of it.
+    /// The micro-batch that it runs on, if it does not run on the whole batch.
     pub slice: Option<Slice>,
     pub name: String,
     pub origin: Origin,
@@ -95,13 +95,13 @@ pub(crate) struct Step {
     pub ends: Vec<usize>,
     /// Buffers whose first use this is.
     pub begins: Vec<usize>,
-    /// The length that this step finds.
+    /// The data-dependent length that this step determines.
     pub binds: Option<Binds>,
     /// Whether it checks that elements are finite.
     pub finite: bool,
 }
 
-/// A length that a step finds.
+/// A data-dependent length that a step determines.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Binds {
     /// Whose length.
@@ -119,7 +119,7 @@ impl Place {
         }
     }
 
-    /// What the argument is of its buffer's region, in a run of these sizes.
+    /// The part of its buffer's region that the argument is, in a run of these sizes.
     pub fn part(&self, region: Region, sizes: &Env) -> Region {
         let Place::Slice(_, stretch) = self else {
             return region;
@@ -146,7 +146,7 @@ pub(crate) struct PlannedBuffer {
     pub used: u64,
     pub dtype: DType,
     pub dims: Dims,
-    /// A run finds its size: it has no place in the slab.
+    /// Its size is data-dependent: it has no place in the slab.
     pub found: bool,
 }
 
@@ -186,18 +186,18 @@ pub(crate) struct Compiled {
     pub needed: Vec<Need>,
     pub slab_bytes: u64,
     pub host_bytes: u64,
-    /// Where batches wait that come next, if there is room for any.
+    /// The queue of prefetched batches, if there are bytes for any.
     pub ring: Option<usize>,
     pub plan: Plan,
     pub guard: u64,
-    /// Whether a run finds sizes of buffers.
+    /// Whether sizes of buffers are data-dependent.
     pub finds: bool,
     /// For each such buffer, the stretches of the slab that the plan leaves free while it lives;
     /// empty if none are lent.
     pub holes: Vec<Vec<(u64, u64)>>,
-    /// What its kernels became on a device other than the CPU.
+    /// Its kernels as loaded on a device other than the CPU.
     pub loaded: Option<Loaded>,
-    /// What blocks of the dynamic mode are for: buffers, then the workspaces of the steps.
+    /// The purposes of blocks in the dynamic mode: buffers, then the workspaces of the steps.
     pub tags: Vec<Tag>,
     /// The tags' numbers in the session's pool, once it has seen them.
     pub tag_ids: OnceLock<Vec<TagId>>,
@@ -207,7 +207,7 @@ pub(crate) struct Compiled {
 pub(crate) const GUARD: u64 = 64;
 
 impl Compiled {
-    /// What each step's functions use of a GPU, in the order of the steps; nothing on the CPU.
+    /// The resources of a GPU that each step's functions use, in order; none on the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {
         if let Some(loaded) = &self.loaded {
             return self
@@ -231,7 +231,7 @@ impl Compiled {
             .unwrap_or(0)
     }
 
-    /// What of each step a library of NVIDIA's computes, in the order of the steps.
+    /// The part of each step that a library of NVIDIA's computes, in order.
     pub fn libraries(&self) -> Vec<Option<String>> {
         self.steps
             .iter()
@@ -268,7 +268,8 @@ impl Compiled {
 }
 
 impl Compiled {
-    /// The name of what a step looks for indices in; none if that is no buffer of the program.
+    /// The name of the value that a step reads indices from; empty if that is no buffer of the
+    /// program.
     pub fn indices_of(&self, step: usize) -> &str {
         let buffer = self.steps[step].places.first().and_then(Place::buffer);
         buffer.map_or("", |b| &self.plan.dag().buffers[b].name)
@@ -298,7 +299,7 @@ impl Step {
         }
     }
 
-    /// What it checks, if it checks anything.
+    /// The kind of its check, if it checks anything.
     pub fn checks(&self) -> CheckKind {
         match self.binds {
             Some(_) => CheckKind::Length,

@@ -1,8 +1,8 @@
 //! The budget search: a program is made to fit into the available bytes.
 //!
-//! Calls are recomputed, values are sent to the host, fused kernels are split first, or convolutions
-//! compute their own images, whichever costs less. Kernels get smaller workspaces for it, and where
-//! none of these is enough, they run on micro-batches.
+//! Calls are recomputed, values are sent to the host, fused kernels are split first, or
+//! convolutions compute their own images, whichever costs less. Kernels get smaller workspaces for
+//! it, and where none of these is enough, they run on micro-batches.
 
 use std::cmp::Ordering;
 
@@ -43,8 +43,8 @@ pub(super) struct Candidate {
 /// A prepared program and its baseline plan, in which every call runs once.
 type Baseline = (Program, Plan);
 
-/// Fits a program, given with its baseline plan, into `room` bytes. If no candidate fits, the result
-/// is the smallest found.
+/// Fits a program, given with its baseline plan, into `room` bytes. If no candidate fits, the
+/// result is the smallest found.
 pub(super) fn fit(
     baseline: Baseline,
     room: u64,

@@ -1,5 +1,6 @@
 //! How the work of compiling grows with the program: counted, not timed.
 
+mod snapshots;
 #[cfg(feature = "cuda")]
 mod spills;
 
@@ -58,7 +59,7 @@ fn unrolled_models_are_compiled_in_linear_work() {
     }
 }
 
-/// Two recurrent layers: the second slices what the first stacks.
+/// Two recurrent layers: the second slices the values that the first stacks.
 #[test]
 fn parts_of_stacks_are_found_in_linear_work() {
     assert_linear("lstm", 24, |n, _| {

@@ -4,7 +4,7 @@ use rustc_hash::FxHashSet;
 use slabwise_kernels::spec::Access;
 use slabwise_planner::{BufferId, Dag, Offloaded, Repeated, TaskId, Work};
 
-use super::{CallId, Copy, CopyStep, KernelCall, Program, Recompute, Source, Value, ValueId};
+use super::{CallId, CopyStep, HostCopy, KernelCall, Program, Recompute, Source, Value, ValueId};
 
 impl Program {
     /// The program with some calls recomputed, as the planner decided: every run is a call, and
@@ -32,7 +32,7 @@ impl Program {
             &offloaded.buffer_of,
             |_| false,
         );
-        let copies = offloaded.copies.iter().map(|copy| Copy {
+        let copies = offloaded.copies.iter().map(|copy| HostCopy {
             from: copy.from.into(),
             to: copy.to.into(),
         });

@@ -1,4 +1,4 @@
-//! What makes a program well-formed.
+//! The verifier: the invariants of a well-formed program.
 
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::Access;
@@ -65,7 +65,7 @@ pub enum IrError {
         /// The bytes of the value.
         bytes: u64,
     },
-    /// A recompute clone has a side effect, or does not write what its call writes.
+    /// A recompute clone has a side effect, or writes other values than its call.
     #[error("{kernel}: its recompute clone writes other values, or assigns a variable")]
     Clone {
         /// The call.

@@ -1,4 +1,4 @@
-//! Reverse-mode differentiation, as a transformation of the graph: what it adds are ordinary nodes,
+//! Reverse-mode differentiation, as a transformation of the graph: it adds ordinary nodes,
 //! so that gradients can be differentiated again, simplified, fused and planned like everything
 //! else.
 
@@ -12,7 +12,7 @@ use crate::ops::{Emit, NodeId, Op, gradient};
 /// each is: `None` where `loss` does not depend on it, or depends on it only through integers and
 /// truth values.
 ///
-/// A gradient has the shape of what it belongs to. Several nodes of one variable count as one: each
+/// A gradient has the shape of its node. Several nodes of one variable count as one: each
 /// gets the whole of that variable's gradient. Only nodes on a way from `wrt` to `loss` are
 /// differentiated, contributions add up from the last consumer to the first (so equal graphs give
 /// equal bits), and a new node has the origin of the node it differentiates, in
@@ -97,8 +97,8 @@ pub fn gradients(graph: &mut Graph, loss: NodeId, wrt: &[NodeId]) -> Vec<Option<
         .collect()
 }
 
-/// What a node is made of, itself included, in topological order: for one part of a batch that part
-/// alone, however many there are.
+/// The nodes that a node is computed from, itself included, in topological order: for one part of a
+/// batch those of that part alone, however many parts there are.
 fn reached(graph: &Graph, loss: NodeId) -> Vec<NodeId> {
     let mut seen = FxHashSet::from_iter([loss]);
     let mut reached = vec![loss];
@@ -130,7 +130,7 @@ fn first_nodes(graph: &Graph, ids: impl Iterator<Item = NodeId>) -> FxHashMap<u3
     first
 }
 
-/// What is emitted next belongs to the gradient of this node.
+/// Emits the nodes of the gradient of a node.
 fn differentiate(graph: &mut Graph, id: NodeId) {
     let origin = graph.node(id).origin as usize;
     if let Some(origin) = graph.origins.get(origin) {

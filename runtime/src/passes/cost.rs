@@ -1,5 +1,5 @@
-//! How long a kernel takes, roughly: what the planner weighs when it may compute something again
-//! instead of keeping it.
+//! The cost model: the rough time of a kernel, which the planner weighs when it may recompute a
+//! value instead of keeping it live.
 //!
 //! A roofline (Williams, Waterman, Patterson, 2009): the time of the arithmetic or that of moving
 //! operands and results through memory once, whichever is longer. The unit is the time of one
@@ -15,7 +15,7 @@ const PER_BYTE: u64 = 12;
 const PER_INSTRUCTION: u64 = 8;
 /// And in that of an exponential, a logarithm or the like.
 const PER_FUNCTION: u64 = 24;
-/// What an operation of a convolution takes.
+/// The time of an operation of a convolution.
 const PER_CONVOLVED: u64 = 2;
 /// Products that writing a sum of products takes the time of: short sums cost more for each of
 /// theirs.
@@ -74,7 +74,7 @@ pub(crate) fn moved(spec: &Spec, sizes: &Env) -> u64 {
     spec.arguments()
         .iter()
         .fold(0u64, |sum, (operand, dims, _)| {
-            // What is repeated along an axis is moved once.
+            // An operand that is repeated along an axis is moved once.
             let own = dims
                 .iter()
                 .zip(&operand.strides)
@@ -102,8 +102,8 @@ fn convolved(c: &Conv2d, sizes: &Env) -> u64 {
     products.iter().fold(1, |n: u64, &m| n.saturating_mul(m)) / c.groups.max(1) as u64
 }
 
-/// Arithmetic operations of a kernel: of its product, where a multiplication and the addition of
-/// what it gives are two, and of its code, one for each instruction at each point.
+/// Arithmetic operations of a kernel: of its product, where a multiplication and an addition
+/// are two, and of its code, one for each instruction at each point.
 pub(crate) fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
     let points = spec
         .dims
@@ -119,8 +119,8 @@ pub(crate) fn operations(spec: &Spec, sizes: &Env) -> [u64; 2] {
     [product.saturating_mul(2), points.saturating_mul(counted)]
 }
 
-/// The time of a kernel's code. What is folded is computed once for all the points that it is
-/// folded over.
+/// The time of a kernel's code. A reduced value is computed once for all the points that it is
+/// reduced over.
 fn code(spec: &Spec, sizes: &Env) -> u64 {
     let count = |dims: &[Size]| {
         dims.iter()

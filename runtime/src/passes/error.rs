@@ -1,4 +1,4 @@
-//! What can go wrong in a pass.
+//! Errors of passes.
 
 use std::path::PathBuf;
 

@@ -2,7 +2,7 @@
 //!
 //! Nodes are visited from the last to the first. A node joins the kernel of its consumers when all
 //! of them are in one kernel and see it point by point; so nothing is computed twice, nothing is
-//! kept that only one kernel needs, and the kernels stay free of circles: every path out of the
+//! kept that only one kernel needs, and the kernels stay free of cycles: every path out of the
 //! node leads into that kernel. When a node's consumers are in several kernels over the same space
 //! that do not depend on each other, these become one first (the loss and its gradient over the
 //! rows of the logits).
@@ -48,11 +48,11 @@ pub struct Fuse {
     pub epilogues: bool,
     /// Independent kernels over one space that share an operand become one.
     pub siblings: bool,
-    /// What several kernels use is computed and stored by the first of them, rather than by a
-    /// kernel before.
+    /// A value that several kernels use is computed and stored by the first of them, rather than by
+    /// a kernel before.
     pub stored: bool,
-    /// What is cheap to make of tensors in memory is made anew where it is used: by each of several
-    /// kernels, and on the way back rather than kept from the way forward (see
+    /// Values that are cheap to compute from tensors in memory are recomputed where they are used:
+    /// by each of several kernels, and in the backward pass rather than kept live for it (see
     /// [`fn@super::remake`]).
     pub recompute: bool,
 }
@@ -99,7 +99,7 @@ impl Pass for Fuse {
 /// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
 /// second kernel.
 const ROW_MAX: i64 = 1 << 16;
-/// Most nodes in a kernel, and most operands: what keeps its registers and its argument list small.
+/// Most nodes in a kernel, and most operands: limits on its registers and its argument list.
 /// Beside the operands there are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
 const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
@@ -144,7 +144,7 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     builder.finish()
 }
 
-/// What each node takes, views skipped; views take nothing.
+/// The operands of each node, views skipped; views have none.
 pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
     let views = Views::of(graph);
     let seen = |&i: &NodeId| {
@@ -175,9 +175,9 @@ pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> 
     users
 }
 
-/// The product that a node adds to another tensor, if nobody else takes that product. The product's
-/// kernel can do so as its epilogue, often in the place of the other term, so that one tensor is in
-/// memory where two would be: so gradients of branches are summed up.
+/// The product that a node adds to another tensor, if no other node reads that product. The
+/// product's kernel can do so as its epilogue, often in the place of the other term, so that one
+/// tensor is in memory where two would be: so gradients of branches are summed up.
 fn added_product(
     graph: &Graph,
     edges: &[SmallVec<[Edge; 3]>],
@@ -219,7 +219,7 @@ struct Builder<'a> {
     stages: Vec<Stage>,
     list: Vec<Cluster>,
     places: Vec<Option<Place>>,
-    /// An order of the kernels, and of nodes in none, in which what is needed comes first.
+    /// A topological order of the kernels, and of the nodes in none.
     order: Sequence,
     /// The member of each kernel whose place in the order it has.
     seats: Vec<u32>,
@@ -263,8 +263,8 @@ impl Builder<'_> {
     }
 
     /// Whether a sum gets one more product, and then the next sum another: then each product is
-    /// added by its own kernel, to what there is so far, so that one sum is in memory rather than
-    /// all products at once.
+    /// added to the sum so far by its own kernel, so that one sum is in memory rather than all
+    /// products at once.
     fn is_partial_sum(&self, id: NodeId) -> bool {
         let [(user, _)] = self.users[id.at()][..] else {
             return false;
@@ -390,7 +390,7 @@ impl Builder<'_> {
                 } else {
                     self.options.elementwise
                 };
-                // Points beside reductions make a rows kernel when they use a folded value; they do
+                // Points beside reductions make a rows kernel when they use a reduced value; they do
                 // not make one by being reduced.
                 let ok = allowed
                     && (full || folded)
@@ -428,8 +428,8 @@ impl Builder<'_> {
         let mut operand_axes = axes.clone();
         let has_reduction = c.reduced.contains(&true);
         if !has_reduction && covers(c, &axes, |_| true) {
-            // What stands behind the reduction is computed once per kept point: the space gains the
-            // folded axes.
+            // Work behind the reduction is computed once per kept point: the space gains the
+            // reduced axes.
             let c = &mut self.list[cluster];
             for &i in &folds {
                 operand_axes[i] = Some(c.space.len() as u8);
@@ -439,8 +439,8 @@ impl Builder<'_> {
             self.put(id, cluster, axes, Some(operand_axes));
             return true;
         }
-        // The kernel runs over the points that are folded here: its axes that the result lacks are
-        // the folded ones.
+        // The kernel runs over the points that are reduced here: its axes that the result lacks are
+        // the reduced ones.
         let missing: SmallVec<[usize; 6]> = (0..c.space.len())
             .filter(|&s| !c.space[s].is(1) && !axes.contains(&Some(s as u8)))
             .collect();
@@ -463,7 +463,7 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether a node that is flat along trailing axes of a kernel over points comes, pointwise,
+    /// Whether a node that is uniform along trailing axes of a kernel over points comes, pointwise,
     /// from a reduction along them that could join that kernel: the mean behind a sum. If the
     /// reduction stays out in the end, [`Builder::part_rows`] undoes it.
     fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
@@ -480,7 +480,7 @@ impl Builder<'_> {
         }
         let folded = &c.space[kept.len()..];
         let mut at = id;
-        // A chain of nodes of one shape: the reduction, and what is made of it with numbers and
+        // A chain of nodes of one shape: the reduction, and work on it with numbers and
         // parameters.
         while self.graph.node(at).op.is_pointwise() {
             let above = self.edges[at.at()].iter().map(|e| e.source).find(|s| {
@@ -503,7 +503,7 @@ impl Builder<'_> {
             && self.rows_allowed(at, cluster, &folds)
     }
 
-    /// Whether a reduction may join work over the points it folds: always if none of that work
+    /// Whether a reduction may join work over the points it reduces: always if none of that work
     /// needs it; else rows must be short and contiguous in the way the tensor is written, for they
     /// are passed over again.
     fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
@@ -688,8 +688,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Where no reduction came into a kernel that was to become rows, what is flat along its rows
-    /// gets a kernel of its own.
+    /// Gives work that is uniform along the rows of a kernel a kernel of its own, where no
+    /// reduction came into the kernel that was to become rows.
     fn part_rows(&mut self) {
         for at in 0..self.list.len() {
             let c = &mut self.list[at];

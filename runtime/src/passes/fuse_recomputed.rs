@@ -39,8 +39,8 @@ impl Pass for FuseRecomputed<'_> {
     }
 }
 
-/// The program with calls of `recomputed` fused, where one reads per element what another writes;
-/// its calls are in the order of the plan. Also the recomputed calls of the new program.
+/// The program with calls of `recomputed` fused, where one reads per element a value that another
+/// writes; its calls are in the order of the plan. Also the recomputed calls of the new program.
 ///
 /// The outputs of a fused kernel exist earlier, so kernels are fused only as long as the live bytes
 /// stay within `room`. `None` if there is nothing to fuse.
@@ -311,7 +311,7 @@ impl<'a> Fusion<'a> {
     }
 }
 
-/// Two calls as one, the second of which reads at the same points what the first writes.
+/// Two calls as one, the second of which reads values of the first at the same points.
 fn fused(program: &Program, first: &KernelCall, second: &KernelCall) -> Option<KernelCall> {
     let (a, b) = (&first.spec, &second.spec);
     let pointwise = a.reduced == 0 && b.reduced == 0 && b.body == Body::Loop && a.dims == b.dims;

@@ -37,7 +37,7 @@ pub(super) fn contiguous(dims: &[Size]) -> Option<Dims> {
     Some(strides)
 }
 
-/// What views look at, each found from that of the view below it.
+/// The base of each view, derived from that of the view below it.
 #[derive(Default)]
 pub(super) struct Views {
     /// For each node the place in `seen`, if it is a view.
@@ -198,8 +198,8 @@ fn through(graph: &Graph, node: &Node, from: &Dims, mut v: View) -> Option<View>
     Some(v)
 }
 
-/// For each axis of what a view looks at, the axis of the view along it; `None` if the view does
-/// more than rename, repeat or insert axes.
+/// For each axis of the base of a view, the axis of the view along it; `None` if the view does more
+/// than rename, repeat or insert axes.
 fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
     let mut map: AxisMap = SmallVec::from_elem(None, from.len());
     match &node.op {
@@ -232,11 +232,11 @@ fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
     Some(map)
 }
 
-/// The strides that walk a strided buffer under another shape of as many elements, if there are
+/// The strides of a strided buffer under another shape of as many elements, if there are
 /// any: groups of axes with equal products must be contiguous within themselves.
 fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
-    // Nothing is walked where there are no elements. (A stride of 0 would say that the axis is not
-    // walked along.)
+    // Strides do not matter where there are no elements. (A stride of 0 would mean that the value is
+    // uniform along the axis.)
     if from.iter().chain(to).any(|d| d.is(0)) {
         return Some(contiguous(to).unwrap_or_else(|| SmallVec::from_elem(Size::ONE, to.len())));
     }
@@ -273,7 +273,7 @@ fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Opt
         }
         debug_assert!(first_old < i);
     }
-    // What is left has length 1 on both sides.
+    // The remaining axes have length 1 on both sides.
     (i == old.len() && j == new.len()).then_some(result)
 }
 
@@ -367,8 +367,8 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
         });
     }
     out.kept.iter_mut().for_each(|id| *id = map[id.at()]);
-    // A number or an index, as which a value may have turned out, has no buffer to be kept in; what
-    // is given is there anyway.
+    // A value may have turned out to be a number or an index, which has no buffer to be kept in;
+    // inputs and variables are in memory anyway.
     let nodes = &out.nodes;
     out.kept.retain(|id| {
         is_computed(&nodes[id.at()].op)
@@ -421,7 +421,7 @@ fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &
     };
     if whole {
         let made = out.emit(node.op.clone(), &[input], node.dtype, node.dims.clone());
-        // What cannot be found below the slice is not for its sake.
+        // A form that is missing below the slice is not missing because of it.
         if pads || has_form(out, views, made) || !has_form(out, views, input) {
             return made;
         }
@@ -479,7 +479,7 @@ fn readable(out: &mut Graph, views: &mut Views, id: NodeId, pointwise: bool) -> 
     }
 }
 
-/// The same views over a copy of what lies below them.
+/// The same views over a copy of their base.
 fn over_copy(out: &mut Graph, id: NodeId) -> NodeId {
     let node = out.node(id).clone();
     if !node.op.is_view() {

@@ -24,7 +24,7 @@ use crate::ir::Program;
 use crate::ops::{ConvGeometry, NodeId, Op};
 use crate::shape::Extent;
 
-/// What an argument of a kernel refers to.
+/// The referent of a kernel's argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Arg {
     /// The buffer of a node's value: an input, a stored value, a concatenation.
@@ -216,11 +216,11 @@ fn spread(spec: &mut Spec) {
     }
 }
 
-/// What lowering knows of all nodes.
+/// Facts about all nodes that lowering needs.
 struct Around {
     views: Views,
     containers: Containers,
-    /// Which values are copied into a variable by a task of their own.
+    /// Which values are copied into a variable by a separate kernel.
     copied: Vec<bool>,
 }
 
@@ -379,7 +379,7 @@ impl<'a> Lowering<'a> {
                 let folds = axes.iter().any(|&a| !operand[a].is(1));
                 match op {
                     _ if folds => self.push(Inst::Reduce(*op, value)),
-                    // Axes of length 1 leave nothing to fold, and one position.
+                    // Axes of length 1 leave nothing to reduce, and one position.
                     ReduceOp::ArgMax | ReduceOp::ArgMin => self.push(Inst::Const(Value::I32(0))),
                     _ => value,
                 }
@@ -771,7 +771,7 @@ fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)> {
                 continue;
             };
             let loaded = spec.code.contains(&Inst::Load(from as u16));
-            // Every other argument of the same buffer must walk it in the same way.
+            // No other argument may be the same buffer, because it may have other strides.
             let alone = args
                 .iter()
                 .enumerate()

@@ -1,7 +1,7 @@
 //! Micro-batches: kernels that run on a few examples of the batch at a time.
 //!
-//! No order of the kernels, and no recomputation, makes a slab smaller than the operands and results
-//! of one kernel. Running kernels on micro-batches does (strip-mining; TVM and MCUNetV2 run
+//! No order of the kernels, and no recomputation, makes a slab smaller than the operands and
+//! results of one kernel. Running kernels on micro-batches does (strip-mining; TVM and MCUNetV2 run
 //! "patches", GPipe "micro-batches" of a whole model): a value that only such kernels touch exists
 //! one micro-batch at a time, and a value that other kernels touch as well is written and read in
 //! place, micro-batch by micro-batch. A kernel that sums over the batch, as for the gradient of a

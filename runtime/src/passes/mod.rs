@@ -1,5 +1,5 @@
-//! The passes of the compiler: of a graph, and from lowering on of a [`Program`](crate::ir::Program)
-//! in the late IR.
+//! The passes of the compiler: of a graph, and from lowering on of a
+//! [`Program`](crate::ir::Program) in the late IR.
 
 pub mod autodiff;
 mod cost;

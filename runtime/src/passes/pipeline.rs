@@ -226,7 +226,7 @@ impl Pipeline {
             seconds: started.elapsed().as_secs_f64(),
             count: output.count(),
         });
-        // The dump comes first, to show what is not well-formed.
+        // The dump comes first, so that it shows a program that is not well-formed.
         self.dump(P::NAME, &output)?;
         self.verify(P::NAME, &output, P::MAY_CLOSE_CYCLES)?;
         Ok(output)
@@ -284,7 +284,8 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Writes a file of the dump under the number of the next pass, if there is a dump of this name.
+    /// Writes a file of the dump under the number of the next pass, if there is a dump of this
+    /// name.
     fn write(
         &self,
         name: &str,

@@ -1,19 +1,20 @@
-//! What the way back makes again rather than keeps: activations that are pointwise work over
-//! tensors which it keeps anyway.
+//! Rematerialization: cheap activations are recomputed in the backward pass rather than saved, if
+//! they are elementwise work over tensors that are kept live anyway.
 //!
-//! The input of a convolution is needed twice: on the way forward, and for the gradient of the
-//! weight. Where it is a norm and an activation of what the convolution before gave, and the norm's
-//! gradient needs that too, it costs less to make it a second time than to keep it: half the bytes
-//! of a network of convolutions and norms, and a good part of a transformer's. This is the
+//! The input of a convolution is needed twice: in the forward pass, and for the gradient of the
+//! weight. Where it is a norm and an activation of the result of an earlier convolution, which the
+//! norm's gradient needs too, recomputing it costs less than keeping it live: half the bytes of a
+//! network of convolutions and norms, and a good part of a transformer's. This is the
 //! memory-sharing of in-place activated batch norm (Rota Bulò et al. 2018) and of memory-efficient
 //! DenseNets (Pleiss et al. 2017), found in the graph instead of written into layers.
 //!
-//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) everything is made
-//! again that the way back needs, products and sums included: gradient checkpointing (Griewank and
-//! Walther 2000, Chen et al. 2016). What others take from a segment is kept.
+//! Of a segment under [`Tensor::checkpoint`](crate::tensor::Tensor::checkpoint) every value that
+//! the backward pass needs is recomputed, products and sums included: gradient checkpointing
+//! (Griewank and Walther 2000, Chen et al. 2016). Values of a segment that are used outside of it
+//! are kept.
 //!
-//! The pass copies such chains, in [`Phase::Again`], in front of their first use on the way back;
-//! fusion then makes them part of a kernel that reads the same tensors, where there is one.
+//! The pass copies such chains, in [`Phase::Again`], in front of their first use in the backward
+//! pass; fusion then makes them part of a kernel that reads the same tensors, where there is one.
 
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -26,7 +27,7 @@ use crate::graph::{Graph, Origin, Phase};
 use crate::ops::{Emit, NodeId, Op};
 use crate::shape::elements;
 
-/// Most tensors that one is made of again: each is read once more.
+/// Most tensors that one is recomputed from: each is read once more.
 const SOURCES_MAX: usize = 2;
 /// Most operations that it takes.
 const STEPS_MAX: u32 = 24;
@@ -49,8 +50,8 @@ impl Pass for Rematerialize {
     }
 }
 
-/// The graph with the insides of checkpointed segments made again, and tensors of at least
-/// `smallest` elements that are cheap to make again; none of those if there is no such number.
+/// The graph in which the insides of checkpointed segments are recomputed, and tensors of at least
+/// `smallest` elements that are cheap to recompute; none of those if there is no such number.
 pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
     let inside = inside_of_segments(graph);
     let (choice, again) = choose(graph, &inside, smallest);
@@ -103,7 +104,7 @@ pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
     out
 }
 
-/// Where the value of a node of the way forward is.
+/// The place of the value of a node of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 enum Place {
     /// Nowhere: it is a step in the kernel of its one user.
@@ -126,8 +127,8 @@ struct Choice<'a> {
     pinned: Vec<bool>,
 }
 
-/// For each node whether it is part of a checkpointed segment, and nothing on the way forward takes
-/// it out of there.
+/// For each node whether it is part of a checkpointed segment, and no node of the forward pass
+/// uses it outside of the segment.
 fn inside_of_segments(graph: &Graph) -> Vec<bool> {
     let segment = |id: NodeId| {
         let origin = graph.origin(id);
@@ -161,7 +162,7 @@ fn inside_of_segments(graph: &Graph) -> Vec<bool> {
     inside
 }
 
-/// Where values are, and for each node whether the way back makes it again.
+/// The places of values, and for each node whether the backward pass recomputes it.
 fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choice<'a>, Vec<bool>) {
     let edges = edges(graph);
     let users = users(graph, &edges);
@@ -178,7 +179,8 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
     if smallest.is_none() {
         return (choice, again);
     }
-    // What leaves a segment is kept, however cheap, lest one segment be made again for the next.
+    // A value that leaves a segment is kept, however cheap, lest one segment be recomputed for the
+    // next.
     let forward = |id: &NodeId| {
         let origin = graph.origin(*id);
         origin.phase == Phase::Forward && origin.segment == 0 && !graph.node(*id).op.is_view()
@@ -186,8 +188,8 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
     for id in graph.ids().filter(forward) {
         choice.places[id.at()] = choice.place(id);
     }
-    // What the way back keeps in any case: what it takes itself, or through steps that it makes
-    // anew.
+    // The backward pass keeps these in any case: tensors that it reads itself, or through steps
+    // that it recomputes.
     let mut kept = vec![false; graph.nodes.len()];
     for id in graph.ids().rev().filter(forward) {
         kept[id.at()] = choice.users[id.at()].iter().any(|&(user, _)| {
@@ -196,7 +198,7 @@ fn choose<'a>(graph: &'a Graph, inside: &[bool], smallest: Option<i64>) -> (Choi
                 || (derived && !choice.returns_to_memory(user) && kept[user.at()])
         });
     }
-    // What is kept after all is a tensor that others are made of.
+    // A value that is kept after all is a tensor that others are computed from.
     for id in graph.ids().filter(forward) {
         if matches!(choice.places[id.at()], Place::Stored) {
             continue;
@@ -222,7 +224,7 @@ impl Choice<'_> {
         if !large || !is_computed(&node.op) || self.pinned[id.at()] {
             return Place::Stored;
         }
-        // The step behind a product is made with it, as long as it is the only one.
+        // The step behind a product is computed with it, as long as it is the only one.
         let alone = matches!(self.users[id.at()][..], [(user, k)] if !self.needs_memory(user, k) && graph.node(user).op.is_pointwise());
         let behind_another = if alone { Place::Passing } else { Place::Stored };
         if !is_step(&node.op) {
@@ -258,14 +260,14 @@ impl Choice<'_> {
         }
     }
 
-    /// Whether a user takes an operand from memory, rather than point by point.
+    /// Whether a user reads an operand from memory, rather than per element.
     fn needs_memory(&self, user: NodeId, operand: usize) -> bool {
         let op = &self.graph.node(user).op;
         self.edges[user.at()][operand].axes.is_none()
             || !(is_step(op) || matches!(op, Op::Reduce(..)))
     }
 
-    /// Whether the way back takes a node's value from memory.
+    /// Whether the backward pass reads a node's value from memory.
     fn returns_to_memory(&self, id: NodeId) -> bool {
         let back = |&(user, k): &(NodeId, usize)| {
             self.graph.origin(user).phase != Phase::Forward && self.needs_memory(user, k)
@@ -274,7 +276,7 @@ impl Choice<'_> {
     }
 }
 
-/// Made point by point; random numbers are, and come out the same again.
+/// Whether it is computed per element. Random numbers are, and come out the same when recomputed.
 fn is_step(op: &Op) -> bool {
     op.is_pointwise() && *op != Op::Copy || matches!(op, Op::Uniform { .. })
 }
@@ -287,15 +289,15 @@ struct Copier<'a> {
     out: Graph,
     /// The new node of each old one.
     map: Vec<NodeId>,
-    /// The node that stands for an old one on the way back.
+    /// The node that stands for an old one in the backward pass.
     back: FxHashMap<NodeId, NodeId>,
-    /// The copies of steps that something is made of again.
+    /// The copies of steps that values are recomputed from.
     copies: FxHashMap<NodeId, NodeId>,
 }
 
 impl Copier<'_> {
-    /// The new node that the way back takes for an old one: another where it, or a step that it is
-    /// made of, is made again.
+    /// The new node that the backward pass reads for an old one: another one if that, or a step
+    /// that it is computed from, is recomputed.
     fn on_the_way_back(&mut self, id: NodeId) -> NodeId {
         // Operands first, one after the other: chains of steps may be as long as the program.
         let mut stack = vec![id];
@@ -315,7 +317,7 @@ impl Copier<'_> {
         self.back[&id]
     }
 
-    /// Whether the way back makes a node's step anew if it does so for an operand.
+    /// Whether the backward pass recomputes a node's step if it recomputes an operand.
     fn passes_on(&self, id: NodeId) -> bool {
         let (op, origin) = (&self.choice.graph.node(id).op, self.choice.graph.origin(id));
         let stays = self.inside[id.at()] || self.again[id.at()] || self.kept[id.at()];
@@ -351,7 +353,7 @@ impl Copier<'_> {
         made
     }
 
-    /// What of a segment must be made again for a node of it, in order.
+    /// The nodes of a segment to recompute for a node of it, in order.
     fn missing(&self, id: NodeId) -> Vec<NodeId> {
         let (mut found, mut at) = (vec![id], 0);
         let mut seen: FxHashSet<NodeId> = [id].into_iter().collect();
@@ -368,7 +370,7 @@ impl Copier<'_> {
         found
     }
 
-    /// A step that something is made of again, itself made again; what is in memory stays.
+    /// A copy of a step that a value is recomputed from; values in memory stay.
     fn copy(&mut self, id: NodeId) -> NodeId {
         if self.again[id.at()] {
             return self.on_the_way_back(id);
@@ -387,8 +389,8 @@ impl Copier<'_> {
         made
     }
 
-    /// A node's operation on what its operands are on the way back: if `deep`, made of copies, else
-    /// as they come. If all of these are what they were, only a deep copy makes another node.
+    /// A node's operation on its operands in the backward pass: if `deep`, on copies of them, else
+    /// as they are. If no operand differs, only a deep copy makes another node.
     fn emit_copy(&mut self, id: NodeId, deep: bool) -> NodeId {
         let node = self.choice.graph.node(id);
         let inputs: SmallVec<[NodeId; 3]> = node

@@ -4,7 +4,8 @@
 //! Whether a way leads from one vertex to another is answered by the order alone where the other
 //! comes first; otherwise by a search from both ends at once, of which neither leaves the stretch
 //! between the two (Pearce and Kelly 2007; Bender, Fineman, Gilbert and Tarjan 2016 search from
-//! both ends). What it costs is the smaller of the two halves: most questions are about neighbours.
+//! both ends). Its cost is that of the smaller of the two halves: most queries are about
+//! neighbours.
 //!
 //! Places are labels with gaps between them, so that a vertex moves without moving others.
 
@@ -32,7 +33,7 @@ pub(super) struct Sequence {
     pub steps: u64,
 }
 
-/// What a search between two vertices found.
+/// The result of a search between two vertices.
 enum Found {
     /// A way from the first to the second.
     Way,
@@ -97,7 +98,7 @@ impl Sequence {
         }
     }
 
-    /// Makes the order one for an edge that is about to be added; none if it would close a circle,
+    /// Makes the order one for an edge that is about to be added; none if it would close a cycle,
     /// and the order stays as it is.
     pub fn connect(&mut self, ways: &impl Ways, from: u32, to: u32) -> bool {
         if self.labels[from as usize] < self.labels[to as usize] {

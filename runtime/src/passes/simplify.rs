@@ -120,8 +120,8 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             map[id.at()] = step.build(&mut builder, old, id, &map);
             continue;
         }
-        // Folding twice by one exact operation is folding once, along both sets of axes; for a fold
-        // that others need as well it would be work done twice.
+        // Two reductions by one exact operation are one, along both sets of axes; if other nodes need
+        // the inner one as well, it would be computed twice.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1
@@ -130,8 +130,8 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
             inputs[0] = builder.new.node(inputs[0]).inputs[0];
             op = axes;
         }
-        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets what
-        // follows, the update of a transposed weight say, run behind the product.
+        // (A·B)ᵀ = Bᵀ·Aᵀ: the same products in the same sums, so the same bits. It lets the
+        // work behind it, such as the update of a transposed weight, run in the product's kernel.
         if options.algebra
             && let [inner] = node.inputs[..]
             && uses[inner.at()] == 1
@@ -153,7 +153,7 @@ fn round(old: &Graph, options: &Simplify) -> Graph {
     new
 }
 
-/// What a graph has beside its nodes.
+/// A graph without its nodes.
 fn shell(graph: &Graph) -> Graph {
     Graph {
         nodes: Vec::new(),
@@ -181,7 +181,7 @@ fn transposed_product(graph: &Graph, op: &Op, operand: NodeId) -> Option<[NodeId
     swaps.then(|| [graph.node(operand).inputs[0], graph.node(operand).inputs[1]])
 }
 
-/// The fold along the axes of `outer` and of its operand, if the order of folding does not matter.
+/// The reduction along the axes of `outer` and of its operand, if their order does not matter.
 fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
     let inner = graph.node(operand);
     let (Op::Reduce(op, axes), Op::Reduce(below, more)) = (outer, &inner.op) else {
@@ -202,7 +202,7 @@ fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
 /// A graph in the making whose nodes are simplified as they are emitted.
 struct Builder {
     new: Graph,
-    /// Nodes by a hash of what they compute.
+    /// Nodes by a hash of their computation.
     seen: FxHashMap<u64, SmallVec<[NodeId; 2]>>,
     bases: Bases,
     /// Where the parts of concatenations begin, of those that were sliced.

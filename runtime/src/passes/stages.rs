@@ -1,11 +1,11 @@
-//! What of a graph can run before a kernel has found a length, and what cannot.
+//! Dependency levels of data-dependent lengths.
 //!
-//! A value that has such a length among its own, or is made of one that has, waits for the node
-//! that says it ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not tell all of that:
-//! ones repeated to a length take nothing of what found it; and a part of a concatenation is
-//! written behind parts whose lengths are found. So each node gets a *stage*, the set of found
-//! lengths that it waits for, and a kernel has members of one stage: then no kernel waits for a
-//! length that it helps to find.
+//! A value that has such a length, or that is computed from one that has, depends on the node that
+//! determines it ([`Op::Bind`](crate::ops::Op::Bind)). The graph's edges do not show all of that:
+//! ones that are repeated to a length read none of the values that determine it; and a part of a
+//! concatenation is written behind parts whose lengths are data-dependent. So each node gets a
+//! *stage*, the set of data-dependent lengths that it depends on, and a kernel has members of one
+//! stage, so that no kernel depends on a length that it helps to compute.
 
 use slabwise_kernels::size::{MAX_SYMBOLS, Size, Symbol};
 
@@ -18,7 +18,7 @@ pub(super) type Stage = u16;
 /// The stage of every node.
 pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
     let mut stages: Vec<Stage> = Vec::with_capacity(graph.nodes.len());
-    // What waits for a symbol waits for all that finding it took.
+    // A node that depends on a symbol also depends on everything needed to compute that symbol.
     let mut of_symbol = [0; MAX_SYMBOLS];
     for node in &graph.nodes {
         let mut stage = node
@@ -32,8 +32,8 @@ pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
             stage |= of_symbol[usize::from(s)];
         }
         if let Op::Concat { .. } | Op::Pad { .. } = node.op {
-            // A part is written to where the lengths of the whole say, those of other parts among
-            // them.
+            // The place of a part depends on the lengths of the whole, those of other parts
+            // included.
             node.inputs
                 .iter()
                 .for_each(|part| stages[part.at()] |= stage);

@@ -1,8 +1,8 @@
-//! When variables are written: a step reads what they held when it began, so each is written after
-//! its last reader.
+//! The order of updates: a step reads the values that variables held when it began, so each
+//! variable is written after its last reader.
 //!
-//! Most updates can be written where they are computed, in place. Where that would have a kernel
-//! wait for its own result (two variables that swap their values, say), the new value goes to a
+//! Most updates can be written where they are computed, in place. Where that would make a kernel
+//! depend on its own result (two variables that swap their values, say), the new value goes to a
 //! buffer and is copied at the end.
 
 use std::collections::BTreeMap;
@@ -20,7 +20,7 @@ use crate::ops::{NodeId, Op};
 pub(super) struct Updates {
     /// Values whose kernel writes them into these variables itself.
     pub direct: FxHashMap<NodeId, Vec<u32>>,
-    /// Values copied into a variable by a task of their own.
+    /// Values copied into a variable by a separate kernel.
     pub deferred: Vec<Deferred>,
     /// Per kernel: kernels that must run before it although it takes nothing of them.
     pub after: Vec<Vec<usize>>,
@@ -29,7 +29,7 @@ pub(super) struct Updates {
 }
 
 impl Updates {
-    /// The kernels that say the lengths which a stage waits for.
+    /// The kernels that compute the lengths which a stage depends on.
     pub fn finders(&self, stage: Stage) -> impl Iterator<Item = usize> {
         symbols(stage)
             .filter_map(|s| self.finders.iter().find(|f| f.0 == s))
@@ -43,8 +43,8 @@ pub(super) struct Deferred {
     pub after: Vec<usize>,
 }
 
-/// Kernels, concatenations and paddings, and who comes after whom for whatever reason, in an order
-/// of them all.
+/// Kernels, concatenations and paddings with all dependencies between them, in a topological
+/// order.
 struct Graded {
     links: Links,
     order: Sequence,
@@ -107,8 +107,8 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
     let (mut checks, mut finders) = (Vec::new(), Vec::new());
     for (at, cluster) in clusters.list.iter().enumerate() {
         for &m in &cluster.members {
-            // What may fail a run comes before what changes weights: checks, and kernels whose
-            // results the pool has to have room for.
+            // Kernels that may fail a run come before those that change weights: checks, and
+            // kernels whose results need bytes of the pool.
             let node = graph.node(m);
             if node.op.is_check()
                 || (clusters.stored[m.at()] && graph.symbols.any_found(&node.dims))
@@ -170,7 +170,7 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
         before.dedup();
         let circle = before.iter().any(|&r| graded.leads(writer, r));
         if circle || !same_walk(clusters, views, writer, value, variable) {
-            // Nobody waits for a copy at the end.
+            // No kernel depends on a copy at the end.
             before.push(writer);
             updates.deferred.push(Deferred {
                 value,
@@ -212,7 +212,7 @@ fn part_orders(clusters: &Clusters) -> Vec<(usize, usize)> {
     pairs
 }
 
-/// Kernels of one part of the batch, and those of the next that wait for them: the last ones and
+/// Kernels of one part of the batch, and those of the next that depend on them: the last ones and
 /// the first ones of each.
 fn successions(clusters: &Clusters, links: &Links) -> Vec<(usize, usize)> {
     let count = clusters.list.len();

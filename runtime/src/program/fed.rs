@@ -1,4 +1,4 @@
-//! Whether what a run is fed with fits a program's inputs, and the lengths that it brings.
+//! Checks that the values of a run fit a program's inputs, and reads the lengths off them.
 
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
@@ -10,10 +10,10 @@ use crate::feed::{Feed, Lengths, Source};
 use crate::shape::Extent;
 use crate::words;
 
-/// Lengths of dimensions that inputs of a run have said so far.
+/// Lengths of dimensions that inputs of a run have determined so far.
 type Known = [Option<u32>; MAX_SYMBOLS];
 
-/// What a run is fed with, as far as it fits an input or not.
+/// The type and shape of a value that is given for an input.
 struct Given {
     dtype: DType,
     /// `None` for a flat slice, which takes the shape of the input.
@@ -48,8 +48,8 @@ impl Given {
 }
 
 impl Compiled {
-    /// The sizes of this run, from what it is fed with; an error names the input, its shape and
-    /// what was expected.
+    /// The sizes of this run, read off its inputs; an error names the input, its shape and the
+    /// expected one.
     pub fn sizes(&self, feed: &dyn Feed) -> Result<Env> {
         if feed.count() != self.inputs.len() {
             let (given, takes) = (feed.count(), words::count(self.inputs.len(), "input"));
@@ -91,7 +91,7 @@ impl Compiled {
             env.0[i] = match extent {
                 // A dimension that no input has runs at its bound.
                 Extent::Bounded(max) | Extent::Free(max) => known[i].unwrap_or(max),
-                // Until a kernel has found it.
+                // Until a kernel has computed it.
                 Extent::Found(_) => 0,
             };
         }
@@ -99,7 +99,7 @@ impl Compiled {
         Ok(env)
     }
 
-    /// How many examples a run is fed with: the length of its first input, 1 without one.
+    /// The number of examples of a run: the length of its first input, 1 without one.
     pub fn examples(&self, feed: &dyn Feed) -> Result<usize> {
         let env = self.sizes(feed)?;
         Ok(self
@@ -121,7 +121,7 @@ impl Compiled {
             self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
         }
         if let [order] = &orders[..] {
-            // `order[at]` is what fits the input `at`: as it was given, the inputs were in the
+            // `order[at]` is the value that fits the input `at`: the values were given in the
             // inverse order.
             let place = |given: usize| order.iter().position(|&o| o == given).unwrap_or(given);
             let were = (0..order.len()).map(|given| &*self.inputs[place(given)].name);
@@ -138,7 +138,7 @@ impl Compiled {
         Error::Input { name, message }
     }
 
-    /// Orders of what is given under which each fits its input, two at most.
+    /// Orders of the given values in which each fits its input, two at most.
     fn orders(
         &self,
         given: &[Given],
@@ -163,7 +163,7 @@ impl Compiled {
         }
     }
 
-    /// Whether what is given fits an input, where other inputs have said some lengths already.
+    /// Checks that a value fits an input, where other inputs determine some lengths already.
     fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
         let Some(slot) = self.inputs.get(at) else {
             return Err(Error::Value(format!(
@@ -230,7 +230,7 @@ impl Compiled {
         Ok(())
     }
 
-    /// The shape of a flat slice: the input's own, with its one unknown length worked out.
+    /// The shape of a flat slice: the input's own, with its one unknown length computed.
     fn flat(&self, slot: &InputSlot, elements: usize, known: &[Option<u32>]) -> Result<Lengths> {
         let fixed = |d: &Size| {
             d.as_fixed()

@@ -7,10 +7,10 @@ use super::Program;
 use crate::memory::export::{Kernel, Ledger, Life};
 
 impl<const N: usize> Program<N> {
-    /// What the slab held while a recorded run was at step `until`, and all that led to it; with
-    /// the number of steps, all of the run. Buffers and workspaces are blocks from the beginning of
-    /// their first step to the end of their last; one that is computed in place is a block once
-    /// that step has ended, for until then the other one stands for both.
+    /// The contents of the slab while a recorded run was at step `until`, with their history; with
+    /// the number of steps, those of the whole run. Buffers and workspaces are blocks from the
+    /// beginning of their first step to the end of their last; one that is computed in place is a
+    /// block once that step has ended, for until then the other one stands for both.
     pub fn ledger(&self, run: &Run, until: usize) -> Ledger {
         let inner = &self.inner;
         let (dag, offsets) = (inner.plan.dag(), inner.plan.offsets());

@@ -44,7 +44,7 @@ impl Compiled {
             Vec::new()
         };
         let offsets = plan.offsets();
-        let copied = |copy: &ir::Copy| Copied {
+        let copied = |copy: &ir::HostCopy| Copied {
             from: copy.from.index(),
             to: copy.to.index(),
         };
@@ -185,7 +185,7 @@ fn kernel_step(
     }
 }
 
-/// The step that starts a copy or waits for its end.
+/// The step that starts or finishes a copy.
 fn copy_step(program: &ir::Program, copy: u32, work: Work, moment: Moment) -> Step {
     let from = program.value(program.copies[copy as usize].from);
     let origin = from.node.map(|node| program.graph.origin(node).clone());

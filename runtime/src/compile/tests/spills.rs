@@ -1,4 +1,4 @@
-//! No kernel of a built-in model has too few registers on a CUDA device, whatever it multiplies.
+//! No kernel of a built-in model has too few registers on a CUDA device, for any operands.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -68,8 +68,8 @@ fn kind(function: &Function) -> &str {
     function.name.rsplit_once('_').map_or("", |(kind, _)| kind)
 }
 
-/// What the registers of a product follow from: kernel and operands as types, but for the numbers
-/// of words. What is done with the sums is left out.
+/// The parts of a function that determine the registers of a product: kernel and operands as types,
+/// but for the numbers of words. The work on the sums is left out.
 fn multiplied(function: &Function) -> String {
     let lines = function.source.lines().filter(|line| {
         ["idx;", "Matrix<", "tile.product<"]
@@ -110,8 +110,8 @@ fn compiler() -> bool {
     found.is_ok()
 }
 
-/// Of the products that are alike but for what is done with their sums the one that does most with
-/// them, each for one of the architectures.
+/// Of the products that differ in the work on their sums alone, the one with the most such work is
+/// tested, each for one of the architectures.
 #[test]
 fn products_of_models_spill_nothing() {
     if !compiler() {

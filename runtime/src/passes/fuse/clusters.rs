@@ -18,13 +18,13 @@ use crate::passes::stages::{stages, symbols};
 pub struct Cluster {
     /// The points it runs over.
     pub space: Dims,
-    /// Which axes of `space` its reductions fold.
+    /// Which axes of `space` are reduced.
     pub reduced: SmallVec<[bool; 6]>,
     /// The operation that is not pointwise, if there is one.
     pub anchor: Option<NodeId>,
     /// The positions that a max pooling stores beside its values.
     pub positions: Option<NodeId>,
-    /// What it computes, in topological order; the anchor too.
+    /// The nodes that it computes, in topological order; the anchor too.
     pub members: Vec<NodeId>,
 }
 
@@ -63,7 +63,7 @@ pub struct Clusters {
     pub(in crate::passes) inline: Vec<bool>,
     /// Which values are written to memory.
     pub(in crate::passes) stored: Vec<bool>,
-    /// Edges that were looked at to keep kernels free of circles.
+    /// Edges that were visited to keep kernels free of cycles.
     pub searched: u64,
 }
 
@@ -180,7 +180,7 @@ impl Clusters {
     }
 
     /// The same, every kernel behind those it needs; as far as that leaves a choice, the kernel
-    /// listed last comes first, and what is made again waits until nothing else can be done. Empty
+    /// listed last comes first, and recomputation comes when nothing else can be done. Empty
     /// kernels go.
     pub(super) fn in_order(mut self) -> Self {
         let count = self.list.len();
@@ -205,7 +205,7 @@ impl Clusters {
             .filter(|&at| waits[at] == 0)
             .map(|at| (in_time[at], at))
             .collect();
-        // A concatenation of nothing that is computed waits for nothing.
+        // A concatenation of values that no kernel computes has no dependencies.
         let mut whole: Vec<usize> = (count..next.len()).filter(|&at| waits[at] == 0).collect();
         let (mut renamed, mut kept) = (vec![usize::MAX; count], Vec::with_capacity(count));
         while let Some(at) = whole.pop().or_else(|| ready.pop().map(|(_, at)| at)) {
@@ -234,7 +234,7 @@ impl Clusters {
         self
     }
 
-    /// Kernels that find a length, each with those that wait for it.
+    /// Kernels that compute a length, each with those that depend on it.
     fn finders(&self) -> Vec<(usize, usize)> {
         let mut finders: Vec<(Symbol, usize)> = Vec::new();
         for (at, cluster) in self.list.iter().enumerate() {

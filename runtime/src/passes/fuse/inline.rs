@@ -1,4 +1,4 @@
-//! What kernels compute for themselves rather than read.
+//! Inlining: values that every kernel computes for itself rather than reads.
 
 use slabwise_kernels::scalar::ScalarOp;
 use smallvec::SmallVec;
@@ -47,11 +47,11 @@ const RECOMPUTED_MAX: u32 = 24;
 
 /// Values to make anew where they are used, rather than to write and read them:
 ///
-/// - sums, differences and products of one tensor that is in memory anyway and of values flat along
-///   axes, if several loops use them: `x − mean` beside x;
-/// - what the way back needs of pointwise work on the way forward, if the tensors that it is made
-///   of are in memory then anyway: all the steps of gelu, of its argument. So a chain of operations
-///   keeps one tensor for its gradient, not one for each.
+/// - sums, differences and products of one tensor that is in memory anyway and of values uniform
+///   along axes, if several loops use them: `x − mean` beside x;
+/// - elementwise work of the forward pass that the backward pass needs, if the tensors that it is
+///   computed from are in memory then anyway: all the steps of gelu, of its argument. So a chain of
+///   operations keeps one tensor for its gradient, not one for each.
 pub(super) fn recomputed(
     graph: &Graph,
     edges: &[SmallVec<[Edge; 3]>],
@@ -79,7 +79,7 @@ pub(super) fn recomputed(
     };
     let in_memory: Vec<bool> = graph.ids().map(memory).collect();
     let returning: Vec<bool> = graph.ids().map(returns).collect();
-    // Of what can be made of tensors in memory: how many operations that takes.
+    // The operations that it takes to compute a value from tensors in memory, if that is possible.
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
         let node = graph.node(id);

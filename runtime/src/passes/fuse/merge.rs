@@ -46,7 +46,7 @@ impl Builder<'_> {
         true
     }
 
-    /// Makes a loop over what another kernel's reductions keep a part of that kernel, if neither
+    /// Fuses a loop over the kept axes of another kernel's reductions into that kernel, if neither
     /// needs the other's results.
     pub(super) fn merge_tail(&mut self, rows: usize, tail: usize) -> bool {
         let (x, y) = (&self.list[rows], &self.list[tail]);
@@ -97,7 +97,7 @@ impl Builder<'_> {
         if x.members.len() + y.members.len() > MEMBERS_MAX {
             return false;
         }
-        // What is made again must not be made early, for then it would be kept.
+        // A recomputed value must not be computed early, because then it would be kept live.
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let early = |a: &Cluster, b: &Cluster| {
             a.members.iter().any(|m| phase(m) == Phase::Again)
@@ -149,8 +149,8 @@ impl Builder<'_> {
             .any(|c| b.iter().filter_map(container).any(|d| c == d))
     }
 
-    /// One kernel folds, the other does not, and the first's folds may stand beside the second's
-    /// points.
+    /// Whether one kernel reduces, the other does not, and the reductions of the first may join the
+    /// points of the second.
     pub(super) fn one_is_rows(&self, a: usize, b: usize) -> bool {
         let (plain, folding) = if self.list[a].reduced.contains(&true) {
             (b, a)
@@ -190,8 +190,8 @@ impl Builder<'_> {
         }
     }
 
-    /// What kernels read and write beside their members' values, counted: a node once as read and
-    /// once as stored.
+    /// The number of values that kernels read and write: a node counts once as read and once as
+    /// stored.
     fn operands_of(&mut self, clusters: &[usize]) -> usize {
         let mut marks = self.begin_marks();
         let count = |at: &usize| {
@@ -225,7 +225,7 @@ impl Builder<'_> {
         marks
     }
 
-    /// Marks what a member of a kernel reads and writes there; how many marks are new.
+    /// Marks the values that a member of a kernel reads and writes there; the number of new marks.
     fn mark_operands(&self, id: NodeId, cluster: usize, marks: &mut Marks) -> usize {
         let outside = |n: NodeId| {
             self.places[n.at()]
@@ -248,8 +248,8 @@ impl Builder<'_> {
     }
 }
 
-/// Kernels by their seats, and nodes that are in none: concatenations, paddings and what is not
-/// looked at yet.
+/// Kernels by their seats, and nodes that are in none: concatenations, paddings and nodes that are
+/// not visited yet.
 impl Ways for Builder<'_> {
     fn degree(&self, vertex: u32, backward: bool) -> usize {
         let of = |m: &NodeId| {
@@ -272,7 +272,7 @@ impl Ways for Builder<'_> {
             for &m in members {
                 beside(&mut stack, m);
                 while let Some(other) = stack.pop() {
-                    // What kernels make for themselves leads on.
+                    // Inlined values lead on to their consumers.
                     match &self.places[other.at()] {
                         Some(place) => visit(self.seats[place.cluster]),
                         None if self.inline[other.at()] => beside(&mut stack, other),

@@ -1,4 +1,4 @@
-//! Lowered kernels as a program: what they name by node becomes values.
+//! Assembling lowered kernels into a program: the nodes that they name become values.
 
 use std::collections::hash_map::Entry;
 use std::sync::Arc;

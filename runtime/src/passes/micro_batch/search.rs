@@ -28,7 +28,7 @@ const WORTH: f64 = 1e-3;
 const MOST_AGAIN: usize = 3;
 /// Extra time below which recomputing micro-batches would not pay.
 const LITTLE: f64 = 0.02;
-/// The divisor of the effort for the search of what to recompute: there are many micro-batches, of
+/// The divisor of the effort for the search of micro-batches to recompute: there are many, of
 /// little cost each.
 const AGAIN: u64 = 8;
 
@@ -163,8 +163,8 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Kernels chosen by the values they touch, on ever more micro-batches: the fastest program that
-    /// keeps to `room`, and those that do not.
+    /// Kernels chosen by the values they touch, on ever more micro-batches: the fastest program
+    /// that keeps to `room`, and those that do not.
     #[allow(clippy::type_complexity)]
     fn first(&self) -> Result<(Option<(Found, Way)>, Vec<(Found, Way)>), PassError> {
         let (candidates, mut best, mut tight) = (self.candidates, None, Vec::new());

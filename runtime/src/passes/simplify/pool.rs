@@ -1,14 +1,14 @@
 //! max_pool(relu(x)) → relu(max_pool(x)), with the gradient: relu then runs on the smaller result,
 //! and its large result need not be kept for the backward pass.
 //!
-//! With r = relu(x), what differentiation makes is
+//! With r = relu(x), differentiation makes
 //!
 //! ```text
 //! y  = max_pool(r)                a = positions(r)
 //! dx = select(r > 0, max_pool.grad(dy, a), 0)
 //! ```
 //!
-//! and what is built instead is
+//! and this is built instead:
 //!
 //! ```text
 //! y  = relu(max_pool(x))          a = positions(x)
@@ -31,16 +31,16 @@ use super::{Builder, constant};
 use crate::graph::Graph;
 use crate::ops::{Emit, NodeId, Op};
 
-/// What a node of the pattern becomes; ids are those of the old graph.
+/// The replacement of a node of the pattern; ids are those of the old graph.
 pub(super) enum Step {
     /// A pooling of relu(x): relu of the pooling of x.
     Pool {
-        /// What relu is applied to.
+        /// The operand of relu.
         x: NodeId,
     },
     /// The positions in relu(x): the positions in x.
     Positions {
-        /// What relu is applied to.
+        /// The operand of relu.
         x: NodeId,
     },
     /// The masked gradient: the gradient of the masked.
@@ -138,7 +138,7 @@ impl Uses<'_> {
         matches!(constant(self.graph, id), Some(Value::F32(0.0)))
     }
 
-    /// What the uses of a relu become; `None` if one of them is not part of the pattern.
+    /// The replacements of the uses of a relu; `None` if one of them is not part of the pattern.
     fn of_relu(&self, relu: NodeId) -> Option<Vec<(NodeId, Step)>> {
         let x = self.graph.node(relu).inputs[0];
         let (mut pools, mut masks, mut gradients) = (Vec::new(), Vec::new(), Vec::new());

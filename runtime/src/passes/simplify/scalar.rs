@@ -85,7 +85,7 @@ pub(super) fn rewrite(
             let x = b.operand(x);
             Some(b.scalar(S::Abs, &[x]))
         }
-        // These give what they leave as it is.
+        // These are idempotent.
         S::Abs | S::Relu | S::Floor | S::Ceil | S::Round | S::Sign => under(b, x, op).map(|_| x),
         S::Not => {
             // NaN is unequal to all, so that these two are opposites for it as well.

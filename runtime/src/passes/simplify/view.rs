@@ -1,4 +1,4 @@
-//! Rules of views, of concatenation and padding, and of folds along axes. All only move values, so
+//! Rules of views, of concatenation and padding, and of reductions along axes. All only move values, so
 //! that all are exact.
 
 use slabwise_kernels::dtype::DType;
@@ -48,8 +48,7 @@ pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) 
         Op::Slice { start, step } => slice(b, start, step, x, dims),
         Op::Concat { .. } if inputs.len() == 1 => Some(x),
         Op::Concat { axis } => {
-            // The parts of a part are parts, and what is written into it can be written into the
-            // whole.
+            // The parts of a part are parts of the whole, and can be written into it.
             let parts = |&i: &NodeId| {
                 if b.op(i) == op {
                     b.new.node(i).inputs.to_vec()
@@ -114,7 +113,7 @@ fn slice(
             };
             Some(b.emit(op, &[inner.inputs[0]], dtype, dims.clone()))
         }
-        // Taking off what was put on.
+        // A slice of a padding that removes it.
         Op::Pad {
             start: at,
             step: by,
@@ -269,7 +268,7 @@ pub(super) fn neighbours(b: &mut Builder, x: NodeId, y: NodeId, dims: &Dims) -> 
     ))
 }
 
-/// A simpler node for a fold: along an axis of length 1 there is nothing to fold.
+/// A simpler node for a reduction: along an axis of length 1 there is nothing to reduce.
 pub(super) fn rewrite_reduce(
     b: &mut Builder,
     op: ReduceOp,
@@ -287,7 +286,7 @@ pub(super) fn rewrite_reduce(
             Some(b.full_of(Value::I32(0), DType::I32, dims))
         }
         (_, true) => Some(x),
-        // The position among the folded elements stays as it was.
+        // The position among the reduced elements stays as it was.
         (_, false) => (long.len() < axes.len()).then(|| b.reduce(op, x, &long)),
     }
 }
