@@ -147,7 +147,7 @@ impl Session {
             sizes: Region::default(),
             budget: Allowance::default(),
             offload: None,
-            dump: settings::variable(settings::DUMP_PASSES).map(|text| DumpOptions::parse(&text)),
+            dump: DumpOptions::of_environment()?,
             input_slots: 1,
             queues: Vec::new(),
             slots: Vec::new(),

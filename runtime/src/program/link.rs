@@ -29,12 +29,10 @@ impl Compiled {
         let buffers = planned_buffers(program, &plan);
         let steps = steps(program, &plan, variables);
         let (inputs, outputs) = (inputs(program), outputs(program)?);
-        let input_of = |b| {
-            inputs
-                .iter()
-                .position(|input: &InputSlot| input.buffer == Some(b))
-        };
-        let input_of = (0..buffers.len()).map(input_of).collect();
+        let mut input_of = vec![None; buffers.len()];
+        for (i, input) in inputs.iter().enumerate() {
+            input.buffer.into_iter().for_each(|b| input_of[b] = Some(i));
+        }
         let finds = buffers.iter().any(|b| b.found);
         // Memory checks fill the bytes that the plan leaves free.
         let lends = lend && finds && program.guard == 0;

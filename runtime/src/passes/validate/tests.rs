@@ -10,10 +10,12 @@ use slabwise_planner::{Bytes, TaskId, Work};
 
 use super::{MicroBatch, Mismatch, validate};
 use crate::compile::compile;
+use crate::graph::Graph;
 use crate::ir::{Program, Source};
 use crate::models::Model;
+use crate::nn::Linear;
 use crate::passes::count_prologues;
-use crate::{Budget, Device, Dim, Offload, Params, Session, Trace};
+use crate::{Budget, DType, Device, Dim, Offload, Params, Session, Trace};
 
 /// A program, and the order of its plan.
 type Ordered = (Program, Vec<TaskId>);
@@ -34,13 +36,18 @@ impl Compiled {
         let trace = Trace::training();
         let loss = network.step(&trace, batch, model.optimizer());
         let graph = trace.finish(&[loss]).expect("a graph");
+        Compiled::of(&graph, &params, budget, offload)
+    }
+
+    /// A graph, within a share of the slab that it has without a budget.
+    fn of(graph: &Graph, params: &Params, budget: &str, offload: bool) -> Compiled {
         let session = || {
             Session::new(Device::Cpu, params.clone())
                 .expect("a session")
                 .with_threads(1)
         };
         let ordered = |session: &Session| -> Ordered {
-            let compiled = compile(session, "step", &graph, Instant::now()).expect("a plan");
+            let compiled = compile(session, "step", graph, Instant::now()).expect("a plan");
             (compiled.program, compiled.plan.offsets().order.clone())
         };
         let budget: Budget = budget.parse().expect("a budget");
@@ -241,4 +248,33 @@ fn offloaded_programs() {
     let compiled = Compiled::new(model, Dim::Fixed(4), "70%", true);
     assert!(!compiled.program.copies.is_empty(), "nothing is offloaded");
     mutations_are_seen(compiled);
+}
+
+/// A launch that no other reads is missed all the same: it writes examples of an output.
+#[test]
+fn outputs_in_micro_batches_are_complete() {
+    let params = Params::seeded(0);
+    let hidden = Linear::new(&params.root() / "hidden", 16, 512);
+    let head = Linear::new(&params.root() / "head", 512, 4);
+    let trace = Trace::inference();
+    let x = trace.input("x", DType::F32, (Dim::bounded("batch", 256), 16));
+    let y = x.apply(&hidden).relu().apply(&head);
+    let graph = trace.finish(&[y]).expect("a graph");
+    let mut compiled = Compiled::of(&graph, &params, "40%", false);
+    assert_eq!(compiled.validate(), Ok(()));
+    let writes_output = |&(_, call): &(usize, usize)| {
+        let mut written = compiled.program.kernels[call].stored();
+        written.any(|value| compiled.program.value(value).output)
+    };
+    let launches: Vec<_> = compiled
+        .launches()
+        .into_iter()
+        .filter(writes_output)
+        .collect();
+    assert!(launches.len() > 1, "no micro-batches");
+    for (at, _) in launches {
+        let left_out = compiled.order.remove(at);
+        assert!(compiled.validate().is_err(), "launch {at} is not missed");
+        compiled.order.insert(at, left_out);
+    }
 }
