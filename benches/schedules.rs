@@ -268,8 +268,8 @@ fn models(args: &Args) -> Result<()> {
                     "{} | {} | {} | {:.2} | {seconds:.3} |",
                     plan.slab_bytes(),
                     plan.lower_bound_bytes(),
-                    plan.again().tasks.len(),
-                    100.0 * plan.again().overhead
+                    plan.budget_report().tasks.len(),
+                    100.0 * plan.budget_report().overhead
                 ),
                 Err(Error::Budget { slab, .. }) => {
                     println!("{} | | | not met | {seconds:.3} |", slab.0)

@@ -14,7 +14,7 @@ use clap::Parser;
 use model::{Batch, Detector, length};
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Ranges, RunStats, Shapes};
+use slabwise::{CompileOptions, DynamicShapes, LengthRanges, RunStats};
 
 #[derive(Parser)]
 struct Args {
@@ -45,20 +45,20 @@ fn run(args: &Args) -> Result<()> {
     let params = Params::seeded(args.run.seed);
     let detector = Detector::new(&params.root(), args.width as usize);
     let ranges = if args.exact {
-        Ranges::Exact
+        LengthRanges::Exact
     } else {
-        Shapes::default().ranges
+        DynamicShapes::default().ranges
     };
-    let shapes = Shapes {
+    let shapes = DynamicShapes {
         ranges,
-        ..Shapes::default()
+        ..DynamicShapes::default()
     };
     let mut session = args.run.session(params)?.with_options(CompileOptions {
         shapes,
         ..CompileOptions::default()
     });
     let trace = Trace::training();
-    let loss = detector.selected(&trace, Dim::free("len"));
+    let loss = detector.selected(&trace, Dim::unbounded("len"));
     trace.minimize(loss, Adam::new(3e-3));
     let train = session.compile(&trace, [loss])?;
     let done = args.run.start(&mut session, &train)?;

@@ -58,14 +58,14 @@ fn half_of_the_slab_trains_to_the_same_weights() {
     let all = train(Budget::Unlimited, 3);
     let once = all.program.plan().slab_bytes();
     assert!(
-        all.program.plan().again().tasks.is_empty()
+        all.program.plan().budget_report().tasks.is_empty()
             && all.weights.len() > 70
             && all.losses[0] != all.losses[2]
     );
     let half = train(Budget::Fraction(0.5), 3);
     let plan = half.program.plan();
     assert!(
-        !plan.computed_again().is_empty() && plan.again().once == once,
+        !plan.recomputed().is_empty() && plan.budget_report().once == once,
         "{plan}"
     );
     assert!(
@@ -133,7 +133,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
                 "network {seed} within {fraction}: weights differ"
             );
             kept += 1;
-            runs += within.program.plan().again().tasks.len();
+            runs += within.program.plan().budget_report().tasks.len();
         }
     }
     assert!(
@@ -242,7 +242,7 @@ fn same_within(percents: &[u64], train: &dyn Fn(Budget) -> Result<Trained>) -> (
             "within {percent} %: weights or state differ"
         );
         kept += 1;
-        runs += plan.again().tasks.len();
+        runs += plan.budget_report().tasks.len();
     }
     (kept, runs)
 }

@@ -62,7 +62,7 @@ fn prefetched_steps_equal_steps_without_prefetch() {
         assert_eq!(
             (
                 program.plan().slab_bytes(),
-                program.plan().persistent().ahead
+                program.plan().persistent().prefetch
             ),
             (alone + ahead, ahead),
             "{slots} slots"
@@ -277,7 +277,7 @@ fn staging_buffers_of_large_inputs_are_planned_bytes() {
     for eager in [0, 1] {
         driver.set("eager", eager);
         let (mut session, program) = large(Budget::Unlimited);
-        assert_eq!(program.plan().persistent().landing, LARGE);
+        assert_eq!(program.plan().persistent().staging, LARGE);
         assert!(
             program
                 .plan()
@@ -311,7 +311,7 @@ fn staging_buffers_of_large_inputs_are_planned_bytes() {
         let (session, program) = large(Bytes(whole).into());
         assert_eq!(
             (
-                program.plan().persistent().landing,
+                program.plan().persistent().staging,
                 held(&session, &program)
             ),
             (LARGE, whole)
@@ -320,7 +320,7 @@ fn staging_buffers_of_large_inputs_are_planned_bytes() {
         let (mut session, program) = large(Bytes(whole - 1).into());
         assert_eq!(
             (
-                program.plan().persistent().landing,
+                program.plan().persistent().staging,
                 held(&session, &program)
             ),
             (0, whole - LARGE)
@@ -355,11 +355,11 @@ fn programs_of_a_session_share_one_budget() {
     // beside the prefetched inputs.
     let budget = whole + LARGE / 2;
     let (mut session, first) = large(Bytes(budget).into());
-    assert_eq!(first.plan().persistent().landing, LARGE);
+    assert_eq!(first.plan().persistent().staging, LARGE);
     let trace = Trace::inference().named("larger");
     let x = trace.input("x", F32, (2000, 256));
     let second = session.compile(&trace, [x.exp().sum()]).expect("it fits");
-    assert_eq!(second.plan().persistent().landing, 0);
+    assert_eq!(second.plan().persistent().staging, 0);
     let bytes = session.persistent_bytes() + session.slab_bytes();
     assert!(
         session.slab_bytes() > first.plan().slab_bytes() - LARGE

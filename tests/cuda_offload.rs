@@ -64,7 +64,7 @@ fn late_and_early_copies_give_the_same_weights() {
         let within = on_device(|s| half(s).with_options(options), SIZES, None).expect("it fits");
         let plan = within.program.plan();
         assert!(
-            !plan.again().sent.is_empty() && plan.again().tasks.is_empty(),
+            !plan.budget_report().offloaded.is_empty() && plan.budget_report().tasks.is_empty(),
             "{plan}"
         );
         assert_eq!(
@@ -164,7 +164,7 @@ fn pending_steps_wait_for_copies_and_allocate_nothing() {
             program,
             ..
         } = on_device(half, [SIZES[0], SIZES[1], 1], None).expect("it fits");
-        assert!(!program.plan().again().sent.is_empty());
+        assert!(!program.plan().budget_report().offloaded.is_empty());
         session.run(&program, (&x, &labels)).expect("a step");
         let made = driver.get("allocations");
         // Their results are not read.
@@ -216,7 +216,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget() {
             within.weights == all.weights,
             "network {seed}: weights differ"
         );
-        sent += within.program.plan().again().sent.len();
+        sent += within.program.plan().budget_report().offloaded.len();
     }
     assert!(sent >= 4, "{sent} sent");
 }

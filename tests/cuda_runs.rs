@@ -293,7 +293,7 @@ fn unbounded_lengths_are_planned_and_loaded_on_demand() {
         return;
     };
     let trace = Trace::inference();
-    let x = trace.input("x", F32, (Dim::free("len"), 6));
+    let x = trace.input("x", F32, (Dim::unbounded("len"), 6));
     let seen = x.matmul(x.t()).softmax(1).matmul(x);
     let outputs = [seen, (seen * seen + x.tanh()).mean()];
     let inputs = [3, 40, 1, 17, 40].map(|n| numbers(&[n, 6]) / 4.0);

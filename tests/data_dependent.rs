@@ -7,13 +7,13 @@ use ndarray::{Array1, Array2, ArrayD};
 use slabwise::graph::Graph;
 use slabwise::prelude::*;
 use slabwise::reference::{Array, Precision, evaluate};
-use slabwise::{CompileOptions, Error, RunStats, Shapes};
+use slabwise::{CompileOptions, DynamicShapes, Error, RunStats};
 use support::Rng;
 
-fn session(lend: bool, threads: usize) -> Session {
-    let shapes = Shapes {
-        lend,
-        ..Shapes::default()
+fn session(use_gaps: bool, threads: usize) -> Session {
+    let shapes = DynamicShapes {
+        use_gaps,
+        ..DynamicShapes::default()
     };
     let options = CompileOptions {
         shapes,
@@ -33,13 +33,13 @@ fn run<const N: usize>(
     feed: &[&dyn slabwise::feed::Input],
 ) -> [ArrayD<f32>; N] {
     let mut all: Vec<[ArrayD<f32>; N]> = Vec::new();
-    for (lend, threads, dynamic) in [
+    for (use_gaps, threads, dynamic) in [
         (true, 1, false),
         (true, 3, false),
         (false, 2, false),
         (true, 2, true),
     ] {
-        let mut session = session(lend, threads);
+        let mut session = session(use_gaps, threads);
         let program = session
             .compile(trace, outputs)
             .unwrap_or_else(|e| panic!("{e}"));
@@ -334,11 +334,11 @@ fn detector(session: &mut Session, params: &Params, padded: bool) -> Program<1> 
 
 #[test]
 fn a_masked_loss_trains_as_a_padded_one() {
-    let losses = |padded: bool, lend: bool| {
+    let losses = |padded: bool, use_gaps: bool| {
         let params = Params::seeded(1);
-        let shapes = Shapes {
-            lend,
-            ..Shapes::default()
+        let shapes = DynamicShapes {
+            use_gaps,
+            ..DynamicShapes::default()
         };
         let options = CompileOptions {
             shapes,
@@ -349,7 +349,7 @@ fn a_masked_loss_trains_as_a_padded_one() {
             .with_threads(2)
             .with_options(options);
         let program = detector(&mut session, &params, padded);
-        assert_eq!(program.plan().found().is_empty(), padded);
+        assert_eq!(program.plan().data_dependent().is_empty(), padded);
         let (mut rng, mut losses, mut stats) = (Rng(9), Vec::new(), RunStats::default());
         for step in 0..30 {
             let places = 40 + step * 37 % 150;
@@ -365,7 +365,7 @@ fn a_masked_loss_trains_as_a_padded_one() {
         }
         (losses, stats)
     };
-    let ((padded, none), (selected, pooled), (lent, holes)) = (
+    let ((padded, none), (selected, pooled), (lent, gaps)) = (
         losses(true, true),
         losses(false, false),
         losses(false, true),
@@ -391,8 +391,8 @@ fn a_masked_loss_trains_as_a_padded_one() {
         "{pooled:?}"
     );
     assert!(
-        holes.lent_bytes > 0 && holes.pool_bytes < pooled.pool_bytes,
-        "{holes:?}"
+        gaps.lent_bytes > 0 && gaps.pool_bytes < pooled.pool_bytes,
+        "{gaps:?}"
     );
 }
 
@@ -430,9 +430,9 @@ fn a_pool_without_room_leaves_weights_as_they_were() {
         ..slabwise::memory::MemoryConfig::with_policy(slabwise::memory::Policy::Unpooled)
     };
     let options = CompileOptions {
-        shapes: Shapes {
-            lend: false,
-            ..Shapes::default()
+        shapes: DynamicShapes {
+            use_gaps: false,
+            ..DynamicShapes::default()
         },
         ..CompileOptions::default()
     };
@@ -450,13 +450,13 @@ fn a_pool_without_room_leaves_weights_as_they_were() {
     let program = session
         .compile(&trace, [loss])
         .unwrap_or_else(|e| panic!("{e}"));
-    let Err(Error::Memory { bill, .. }) = session
+    let Err(Error::Memory { report, .. }) = session
         .run(&program, (Array1::<f32>::ones(4096),))
         .map(|_| ())
     else {
         panic!("4096 floats do not fit in 4096 bytes")
     };
-    assert!(bill.holders.iter().all(|h| !h.tag.name.is_empty()));
+    assert!(report.holders.iter().all(|h| !h.tag.name.is_empty()));
     assert!(
         session
             .value("w")
@@ -481,9 +481,9 @@ fn a_pool_without_room_leaves_weights_as_they_were() {
 fn slab_and_pool_share_one_budget() {
     let run = |budget: u64, chosen: usize| {
         let options = CompileOptions {
-            shapes: Shapes {
-                lend: false,
-                ..Shapes::default()
+            shapes: DynamicShapes {
+                use_gaps: false,
+                ..DynamicShapes::default()
             },
             ..CompileOptions::default()
         };

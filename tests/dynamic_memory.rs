@@ -82,17 +82,17 @@ fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
     let program = program(&mut session);
     let Err(Error::Memory {
         program: name,
-        bill,
+        report,
     }) = loss(&mut session, &program, &x)
     else {
         panic!("half a MiB is the input and one result; a product needs workspace as well")
     };
     assert_eq!(
-        (&*name, bill.capacity, bill.in_use),
+        (&*name, report.capacity, report.in_use),
         ("products", MIB / 2, 2 * 4 * (ROWS * ROWS) as u64)
     );
-    assert!(bill.in_use + bill.requested > bill.capacity);
-    let holder = bill.holders.first().expect("something is in use");
+    assert!(report.in_use + report.requested > report.capacity);
+    let holder = report.holders.first().expect("something is in use");
     assert!(
         holder
             .tag
@@ -100,13 +100,13 @@ fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
             .is_some_and(|at| at.file().ends_with("dynamic_memory.rs"))
     );
     assert!(
-        bill.holders.iter().any(|h| h
+        report.holders.iter().any(|h| h
             .next_use
             .as_deref()
             .is_some_and(|next| next.starts_with("step "))),
-        "{bill}"
+        "{report}"
     );
-    let text = bill.to_string();
+    let text = report.to_string();
     assert!(
         text.contains("512.0 KiB")
             && text.contains("dynamic_memory.rs:")

@@ -51,7 +51,7 @@ fn a_thousand_lengths_need_few_plans_and_learn_as_padded_batches_do() {
         .expect("a session")
         .with_threads(2);
     let trace = Trace::training();
-    let loss = detector.selected(&trace, Dim::free("len"));
+    let loss = detector.selected(&trace, Dim::unbounded("len"));
     trace.minimize(loss, Adam::new(1e-2));
     let train = session
         .compile(&trace, [loss])

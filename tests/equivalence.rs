@@ -12,7 +12,7 @@ use slabwise::feed::Input;
 use slabwise::passes::{Fuse, Simplify};
 use slabwise::reference::{Precision, evaluate};
 use slabwise::shape::Env;
-use slabwise::{CompileOptions, Device, Ranges, Session, Shapes, params::Params};
+use slabwise::{CompileOptions, Device, DynamicShapes, LengthRanges, Session, params::Params};
 use support::arrays::{close, host, numbers};
 use support::random_graph::{BATCH, RandomGraph};
 
@@ -295,9 +295,9 @@ fn optimizations_can_be_switched_off() {
             );
         }
         let kept = CompileOptions {
-            shapes: Shapes {
-                lend: false,
-                ..Shapes::default()
+            shapes: DynamicShapes {
+                use_gaps: false,
+                ..DynamicShapes::default()
             },
             ..on
         };
@@ -433,10 +433,10 @@ fn free_dimensions_agree_with_the_reference_evaluator() {
         for batch in [BATCH, 1, 0] {
             let env = case.env(batch);
             let want = expected(&case, &env);
-            for ranges in [Ranges::Exact, Ranges::Growth(100)] {
-                let shapes = Shapes {
+            for ranges in [LengthRanges::Exact, LengthRanges::Growth(100)] {
+                let shapes = DynamicShapes {
                     ranges,
-                    ..Shapes::default()
+                    ..DynamicShapes::default()
                 };
                 let options = CompileOptions {
                     shapes,

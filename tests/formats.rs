@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use slabwise::memory::export::{
-    Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
+    MemoryProfile, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
 };
 use slabwise::memory::replay::Trace;
 use slabwise::memory::{FakeDevice, Handle, MemoryConfig, Policy, Pool, Stream, Tag};
@@ -27,7 +27,7 @@ struct Expected {
 
 /// Writes all formats and has the readers read them: the profile from `peak`, the others from
 /// `memory`.
-fn read_by_others(memory: &Ledger, peak: &Ledger, expected: &Expected) {
+fn read_by_others(memory: &MemoryProfile, peak: &MemoryProfile, expected: &Expected) {
     let folder = tempfile::tempdir().expect("a folder");
     let write = |name: &str, bytes: &[u8]| {
         std::fs::write(folder.path().join(name), bytes).expect("written")
@@ -109,7 +109,7 @@ fn snapshots_of_a_pool_are_readable() {
     take(20 * KIB, "large").expect("room, once blocks are moved");
     let s = pool.statistics();
     assert_eq!((s.defrags, s.ooms), (1, 1));
-    let memory = Ledger::from(&pool);
+    let memory = MemoryProfile::from(&pool);
     let expected = Expected {
         in_use: s.bytes_in_use,
         reserved: s.pool_bytes,
@@ -136,7 +136,7 @@ fn profiles_of_planned_and_dynamic_runs_are_readable() {
         .expect("a step");
     let (dag, plan) = (program.plan().dag(), program.plan().offsets());
     let (peak, bytes) = slabwise_planner::peak(dag, plan);
-    let at_peak = program.ledger(&run, peak);
+    let at_peak = program.memory_profile(&run, peak);
     let holders = slabwise_planner::holders_at_peak(dag, plan);
     read_by_others(
         &at_peak,
@@ -148,7 +148,7 @@ fn profiles_of_planned_and_dynamic_runs_are_readable() {
             profile: bytes,
         },
     );
-    let whole = program.ledger(&run, run.steps.len());
+    let whole = program.memory_profile(&run, run.steps.len());
     read_by_others(
         &whole,
         &at_peak,
@@ -173,7 +173,7 @@ fn profiles_of_planned_and_dynamic_runs_are_readable() {
             .expect("a step"),
     );
     let s = session.pool_statistics();
-    let memory = Ledger::from(session.pool());
+    let memory = MemoryProfile::from(session.pool());
     let blocks = session.pool().live_buffers().len();
     read_by_others(
         &memory,

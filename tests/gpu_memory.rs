@@ -43,7 +43,7 @@ fn offloaded_values_come_back_unchanged() {
         let within = train_on(device, half, sizes, seed).expect("it fits");
         let plan = within.program.plan();
         assert!(
-            !plan.again().sent.is_empty()
+            !plan.budget_report().offloaded.is_empty()
                 && plan.slab_bytes() <= all.program.plan().slab_bytes() / 2,
             "{plan}"
         );
@@ -100,7 +100,7 @@ fn prefetched_batches_belong_to_their_steps() {
     };
     let (mut session, program) = open(1);
     assert!(
-        program.plan().persistent().landing >= (BATCH * WIDTH * 4) as u64,
+        program.plan().persistent().staging >= (BATCH * WIDTH * 4) as u64,
         "{}",
         program.plan()
     );

@@ -98,18 +98,21 @@ fn cnn(budget: Budget, threads: usize, options: CompileOptions) -> Result<Traine
 fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
     let all = cnn(Budget::Unlimited, 2, CompileOptions::default()).expect("it compiles");
     let once = all.program.plan().slab_bytes();
-    assert!(all.program.plan().again().sliced.is_none() && all.losses[0] != all.losses[3]);
+    assert!(
+        all.program.plan().budget_report().micro_batched.is_none()
+            && all.losses[0] != all.losses[3]
+    );
     for threads in [1, 2] {
         let half = cnn(Budget::Fraction(0.5), threads, CompileOptions::default())
             .unwrap_or_else(|e| panic!("{e}"));
         let plan = half.program.plan();
-        let slices = plan.again().sliced.expect("slices");
+        let slices = plan.budget_report().micro_batched.expect("slices");
         assert!(
             slices.slices > 1 && slices.kernels > 4 && slices.examples < BATCH,
             "{plan}"
         );
         assert!(
-            plan.to_string().contains(&slices.to_string()) && plan.again().overhead >= 0.0,
+            plan.to_string().contains(&slices.to_string()) && plan.budget_report().overhead >= 0.0,
             "{plan}"
         );
         // The planned peak equals the measured one and meets the budget.
@@ -125,7 +128,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         Budget::Fraction(0.5),
         2,
         CompileOptions {
-            unsliced: true,
+            micro_batch: false,
             ..CompileOptions::default()
         },
     );
@@ -289,8 +292,10 @@ fn random_networks_train_to_the_same_bits_in_micro_batches() {
         );
         assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
         within.assert_same(&all, &format!("network {seed} within {percent} %"));
-        sliced += usize::from(plan.again().sliced.is_some());
-        again += usize::from(plan.again().sliced.is_some() && !plan.again().tasks.is_empty());
+        sliced += usize::from(plan.budget_report().micro_batched.is_some());
+        again += usize::from(
+            plan.budget_report().micro_batched.is_some() && !plan.budget_report().tasks.is_empty(),
+        );
     }
     assert!(
         sliced >= 4 && again >= 2,
@@ -343,7 +348,7 @@ fn workspaces_grow_into_the_available_bytes() {
             };
             let plan = within.program.plan();
             assert!(
-                plan.slab_bytes() * 100 <= once * percent && plan.again().tasks.is_empty(),
+                plan.slab_bytes() * 100 <= once * percent && plan.budget_report().tasks.is_empty(),
                 "{plan}"
             );
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
@@ -447,7 +452,7 @@ fn micro_batches_run_from_the_pool_and_on_resident_inputs() {
             .training(&mut session, Dim::bounded("batch", 16), OptimizerKind::Sgd)
             .expect("it fits");
         assert_eq!(
-            program.plan().again().sliced.is_some(),
+            program.plan().budget_report().micro_batched.is_some(),
             budget != Budget::Unlimited
         );
         let (x, y) = (

@@ -4,7 +4,7 @@
 mod support;
 
 use slabwise::prelude::*;
-use slabwise::{Again, CompileOptions, Error};
+use slabwise::{BudgetReport, CompileOptions, Error};
 use support::networks::{Trained, WIDTH, examples, quick, train, train_with};
 
 /// A link fast enough that steps hardly wait for copies.
@@ -62,12 +62,12 @@ fn half_of_the_slab_trains_to_the_same_weights_with_any_link() {
         assert_as_planned(&half, once / 2);
         assert_eq!(half.losses, all.losses);
         assert!(half.weights == all.weights, "weights differ over {link:?}");
-        let Again {
+        let BudgetReport {
             tasks,
             sent,
             overhead,
             ..
-        } = half.program.plan().again().clone();
+        } = half.program.plan().budget_report().clone();
         ways.push((tasks.len(), sent.len(), overhead));
         if !sent.is_empty() {
             let shown = half.program.plan().to_string();
@@ -130,7 +130,7 @@ fn random_networks_train_to_the_same_bits_within_any_budget_with_any_link() {
             "network {seed}: weights differ"
         );
         programs += 1;
-        sent += within.program.plan().again().sent.len();
+        sent += within.program.plan().budget_report().offloaded.len();
     }
     assert!(
         programs >= 4 && sent >= 5,
@@ -153,7 +153,11 @@ fn the_host_has_a_limit_and_a_budget_a_lower_bound() {
     assert!(some.program.plan().host_bytes() <= limit.0);
     // Without host memory the plan is the same as without a link.
     let none = within(Budget::Fraction(0.5), fast().with_host_bytes(Bytes(0))).expect("it fits");
-    let Again { tasks, sent, .. } = none.program.plan().again();
+    let BudgetReport {
+        tasks,
+        offloaded: sent,
+        ..
+    } = none.program.plan().budget_report();
     assert!(sent.is_empty() && !tasks.is_empty());
     assert!(kept(within(Budget::Fraction(0.01), fast())).is_none());
     // Without a budget nothing is offloaded.

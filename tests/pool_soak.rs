@@ -101,8 +101,8 @@ fn work(
                         sign(pool, device, &one);
                         owned.push(one);
                     }
-                    Err(bill) => {
-                        assert_eq!(bill.requested, bytes);
+                    Err(report) => {
+                        assert_eq!(report.requested, bytes);
                         failures.fetch_add(1, Ordering::Relaxed);
                         // As a program would, frees half of the blocks.
                         for one in owned.drain(owned.len() / 2..) {

@@ -46,7 +46,7 @@ fn prefetched_steps_equal_steps_without_prefetch() {
             alone + ahead * INPUTS,
             "{slots} slots"
         );
-        assert_eq!(program.plan().persistent().ahead, ahead * INPUTS);
+        assert_eq!(program.plan().persistent().prefetch, ahead * INPUTS);
         let mut found = Vec::new();
         let mut data = batches(BATCH, &lengths).into_iter();
         while let Some([loss]) = session.run_ahead(&program, &mut data).expect("a step") {
@@ -190,7 +190,7 @@ fn a_budget_includes_prefetch_queues() {
             .expect("it fits")
             .1
             .plan()
-            .again()
+            .budget_report()
             .tasks
             .len(),
         0
@@ -199,7 +199,7 @@ fn a_budget_includes_prefetch_queues() {
     match open(3, Bytes(bytes + INPUTS).into()) {
         Ok((session, program)) => {
             assert!(session.persistent_bytes() + program.plan().slab_bytes() <= bytes + INPUTS);
-            assert!(!program.plan().again().tasks.is_empty());
+            assert!(!program.plan().budget_report().tasks.is_empty());
         }
         Err(Error::Budget {
             budget,

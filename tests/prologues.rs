@@ -158,7 +158,7 @@ fn train(budget: Budget, options: CompileOptions, form: Form) -> Result<Trained>
 fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Trained> {
     let all = train(Budget::Unlimited, options, form).expect("it compiles");
     let once = all.program.plan().slab_bytes();
-    assert!(all.losses[0] != all.losses[2] && all.program.plan().again().prologues == 0);
+    assert!(all.losses[0] != all.losses[2] && all.program.plan().budget_report().prologues == 0);
     let mut found = Vec::new();
     for &percent in percents {
         for stored_images in [false, true] {
@@ -193,8 +193,11 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
                     "{form:?} within {percent} %, images stored: {stored_images}: {name}"
                 );
             }
-            assert!(!stored_images || plan.again().prologues == 0, "{plan}");
-            if plan.again().prologues > 0 {
+            assert!(
+                !stored_images || plan.budget_report().prologues == 0,
+                "{plan}"
+            );
+            if plan.budget_report().prologues > 0 {
                 found.push(within);
             }
         }
@@ -210,7 +213,7 @@ fn images_behind_norms_are_not_stored_and_no_bit_changes() {
         for within in found {
             let plan = within.program.plan();
             assert!(
-                plan.to_string().contains("prologues") && plan.again().prologues >= 4,
+                plan.to_string().contains("prologues") && plan.budget_report().prologues >= 4,
                 "{plan}"
             );
             // The image of the second convolution of each pair has no bytes.
@@ -307,13 +310,17 @@ fn in_batches(
     for (x, labels) in batches(BATCH, &[BATCH, 100, 1, BATCH]) {
         losses.push(session.run(&program, (&x, &labels))?[0].item().to_bits());
     }
-    Ok((losses, weights(&session), program.plan().again().prologues))
+    Ok((
+        losses,
+        weights(&session),
+        program.plan().budget_report().prologues,
+    ))
 }
 
 #[test]
 fn batches_below_their_bound_train_to_the_same_bits() {
     let unsliced = CompileOptions {
-        unsliced: true,
+        micro_batch: false,
         ..quick()
     };
     let batch = Dim::bounded("batch", BATCH as u32);
@@ -336,9 +343,13 @@ fn batches_below_their_bound_train_to_the_same_bits() {
 /// Unbounded lengths have a plan each, or share one.
 #[test]
 fn unbounded_lengths_train_to_the_same_bits() {
-    let all = in_batches(Budget::Unlimited, Dim::free("batch"), quick()).expect("it compiles");
-    let within = in_batches(Budget::Bytes(Bytes(9 << 20)), Dim::free("batch"), quick())
-        .unwrap_or_else(|e| panic!("{e}"));
+    let all = in_batches(Budget::Unlimited, Dim::unbounded("batch"), quick()).expect("it compiles");
+    let within = in_batches(
+        Budget::Bytes(Bytes(9 << 20)),
+        Dim::unbounded("batch"),
+        quick(),
+    )
+    .unwrap_or_else(|e| panic!("{e}"));
     assert!(within.0 == all.0 && within.1 == all.1);
 }
 
@@ -378,7 +389,7 @@ fn inference_computes_images_from_running_statistics() {
             .iter()
             .map(|v| v.to_bits())
             .collect();
-        Ok((out, program.plan().again().prologues))
+        Ok((out, program.plan().budget_report().prologues))
     };
     let all = infer(Budget::Unlimited, false).expect("it compiles");
     let within = infer(Budget::Fraction(0.8), false).unwrap_or_else(|e| panic!("{e}"));

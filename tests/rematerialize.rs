@@ -7,12 +7,12 @@ use slabwise::CompileOptions;
 use slabwise::graph::{Graph, Phase};
 use slabwise::models::{Examples, Gpt, Model};
 use slabwise::nn::{BatchNorm2d, Conv2d, Dropout};
-use slabwise::ops::Emit;
+use slabwise::ops::GraphBuilder;
 use slabwise::optim::Sgd;
 use slabwise::params::Init;
 use slabwise::passes::autodiff::gradients;
 use slabwise::passes::simplify::{Simplify, simplify};
-use slabwise::passes::{Fuse, remake};
+use slabwise::passes::{Fuse, rematerialize};
 use slabwise::prelude::*;
 use slabwise::reference::{Precision, evaluate, same_bits};
 use slabwise::shape::Dims;
@@ -60,13 +60,17 @@ fn random_network(seed: u64) -> (Graph, Vec<Dims>) {
 
 #[test]
 fn random_networks_keep_their_bits() {
-    let mut remade = 0;
+    let mut rematerialized = 0;
     for seed in 0..300 {
         let (network, weights) = random_network(seed);
         let before = simplify(&network, &Simplify::default());
-        let after = remake(&before, Some(1));
+        let after = rematerialize(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
-        remade += usize::from(after.ids().any(|id| after.origin(id).phase == Phase::Again));
+        rematerialized += usize::from(
+            after
+                .ids()
+                .any(|id| after.origin(id).phase == Phase::Recompute),
+        );
         let mut rng = Rng(seed);
         let mut draw = || array(&mut rng, F32, &[4, 4], (-1.0, 1.0), 1);
         let (inputs, variables) = ([draw()], weights.iter().map(|_| draw()).collect::<Vec<_>>());
@@ -88,8 +92,8 @@ fn random_networks_keep_their_bits() {
         assert!(same, "seed {seed}\nbefore:\n{before}after:\n{after}");
     }
     assert!(
-        remade > 60,
-        "in {remade} of 300 networks values are recomputed"
+        rematerialized > 60,
+        "in {rematerialized} of 300 networks values are recomputed"
     );
 }
 
@@ -98,7 +102,7 @@ fn random_graphs_keep_their_bits() {
     for seed in 0..100 {
         let random = RandomGraph::new(seed, 50);
         let before = simplify(&random.graph, &Simplify::default());
-        let after = remake(&before, Some(1));
+        let after = rematerialize(&before, Some(1));
         assert_eq!(after.verify(), Ok(()), "seed {seed}");
         let env = random.env(3);
         let (inputs, variables) = random.arguments(&env);
@@ -277,10 +281,10 @@ fn pinned_values_are_not_recomputed() {
         let loss = y.apply(&last).square().sum();
         trace.minimize(loss, Sgd::new(0.1));
         let graph = trace.finish(&[loss]).expect("no mistakes");
-        let graph = remake(&simplify(&graph, &Simplify::default()), Some(1));
+        let graph = rematerialize(&simplify(&graph, &Simplify::default()), Some(1));
         let made = graph
             .ids()
-            .filter(|id| graph.origin(*id).phase == Phase::Again)
+            .filter(|id| graph.origin(*id).phase == Phase::Recompute)
             .map(|id| graph.node(id).op.name());
         made.collect::<Vec<_>>()
     };

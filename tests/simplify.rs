@@ -3,7 +3,7 @@
 mod support;
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Emit, NodeId, Op};
+use slabwise::ops::{GraphBuilder, NodeId, Op};
 use slabwise::passes::autodiff::gradients;
 use slabwise::passes::simplify::{Simplify, simplify};
 use slabwise::reference::{Array, Evaluated, Precision, evaluate, same, same_bits};

@@ -136,7 +136,7 @@ fn seen_lengths() {
         .expect("a session")
         .with_threads(2);
     let train = network
-        .training(&mut session, Dim::free("batch"), OptimizerKind::Sgd)
+        .training(&mut session, Dim::unbounded("batch"), OptimizerKind::Sgd)
         .expect("the model compiles");
     let batches = [5usize, 37, 70].map(|length| {
         let (examples, labels) = Model::Mlp.batch(length, 7);
@@ -187,7 +187,7 @@ fn steps_with_copies() {
     trace.minimize(loss, Sgd::new(0.1));
     let program = session.compile(&trace, [loss]).expect("it fits");
     assert!(
-        !program.plan().again().sent.is_empty(),
+        !program.plan().budget_report().offloaded.is_empty(),
         "{}",
         program.plan()
     );

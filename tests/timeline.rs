@@ -9,7 +9,7 @@ use std::process::Command;
 
 use serde_json::Value;
 use slabwise::models::Model;
-use slabwise::{Bytes, Device, Handed, Params, Plan, Run, Session};
+use slabwise::{Bytes, Device, Params, Plan, ReceivedBytes, Run, Session};
 use slabwise_planner::{BufferId, Holder, Lifetime, live_bytes, peak, report::why_at_peak};
 
 fn browser() -> Option<PathBuf> {
@@ -166,9 +166,9 @@ fn a_run_touches_exactly_the_planned_bytes() {
     for (step, id) in run.steps.iter().zip(&plan.offsets().order) {
         let task = &plan.dag().tasks[id.index()];
         let touched = |b: &BufferId| {
-            step.handed
+            step.received
                 .iter()
-                .any(|h: &Handed| h.holder == Holder::Buffer(*b))
+                .any(|h: &ReceivedBytes| h.holder == Holder::Buffer(*b))
         };
         assert!(
             task.reads.iter().chain(&task.writes).all(touched),

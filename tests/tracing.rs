@@ -66,7 +66,7 @@ fn a_perceptron_trains_and_infers_with_one_set_of_names() {
     // is not requested.
     assert_eq!(count(&train, |op| matches!(op, Op::Matmul)), 5);
     assert_eq!(count(&train, |op| matches!(op, Op::Assign(_))), 4 * 3 + 1);
-    assert_eq!(count(&train, |op| matches!(op, Op::CheckIndex { .. })), 1);
+    assert_eq!(count(&train, |op| matches!(op, Op::BoundsCheck { .. })), 1);
     assert_eq!(
         count(&train, |op| matches!(
             op,

@@ -5,16 +5,16 @@ use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
 use slabwise::prelude::*;
 use slabwise::reference::{Array, Precision, evaluate};
-use slabwise::{CompileOptions, Error, Ranges, Shapes};
+use slabwise::{CompileOptions, DynamicShapes, Error, LengthRanges};
 
 const WIDTH: usize = 6;
 
-fn options(ranges: Ranges, plans_max: u32) -> CompileOptions {
+fn options(ranges: LengthRanges, plans_max: u32) -> CompileOptions {
     CompileOptions {
-        shapes: Shapes {
+        shapes: DynamicShapes {
             ranges,
             plans_max,
-            ..Shapes::default()
+            ..DynamicShapes::default()
         },
         ..CompileOptions::default()
     }
@@ -29,7 +29,7 @@ fn session(options: CompileOptions) -> Session {
 
 /// Self-attention, so that the square of the length is among the sizes, and a mean over the length.
 fn attention(trace: &Trace) -> [Tensor<'_>; 2] {
-    let x = trace.input("x", F32, (Dim::free("len"), WIDTH));
+    let x = trace.input("x", F32, (Dim::unbounded("len"), WIDTH));
     let seen = x.matmul(x.t()).softmax(1).matmul(x);
     [seen, (seen * seen + x.tanh()).mean()]
 }
@@ -52,7 +52,11 @@ fn expected(trace: &Trace, outputs: &[Tensor<'_>], x: &Array2<f32>) -> Vec<Vec<f
 
 #[test]
 fn every_length_agrees_with_the_reference() {
-    for ranges in [Ranges::Exact, Ranges::Growth(25), Ranges::Growth(100)] {
+    for ranges in [
+        LengthRanges::Exact,
+        LengthRanges::Growth(25),
+        LengthRanges::Growth(100),
+    ] {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
         let outputs = attention(&trace);
@@ -116,7 +120,7 @@ fn known_lengths_are_not_planned_again_and_plans_are_few() {
 
 #[test]
 fn plans_beyond_the_limit_are_dropped_least_recently_used_first() {
-    let mut session = session(options(Ranges::Exact, 3));
+    let mut session = session(options(LengthRanges::Exact, 3));
     let trace = Trace::inference();
     let program = session
         .compile(&trace, attention(&trace))
@@ -138,10 +142,10 @@ fn plans_beyond_the_limit_are_dropped_least_recently_used_first() {
 
 #[test]
 fn a_range_exceeds_a_length_by_at_most_its_growth() {
-    let slab = |ranges: Ranges, length: usize| {
+    let slab = |ranges: LengthRanges, length: usize| {
         let mut session = session(options(ranges, 64));
         let trace = Trace::inference();
-        let x = trace.input("x", F32, (Dim::free("len"), 1024));
+        let x = trace.input("x", F32, (Dim::unbounded("len"), 1024));
         let program = session
             .compile(&trace, [(x.exp() + 1.0).sum_over(0)])
             .expect("compiles");
@@ -153,8 +157,8 @@ fn a_range_exceeds_a_length_by_at_most_its_growth() {
     };
     for length in [65usize, 100, 333] {
         let (exact, ranged) = (
-            slab(Ranges::Exact, length),
-            slab(Ranges::Growth(25), length),
+            slab(LengthRanges::Exact, length),
+            slab(LengthRanges::Growth(25), length),
         );
         assert!(
             exact <= ranged && ranged * 100 <= exact * 126,
@@ -167,8 +171,8 @@ fn a_range_exceeds_a_length_by_at_most_its_growth() {
 fn several_unbounded_dimensions_have_plans_for_their_combinations() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
-    let a = trace.input("a", F32, (Dim::free("rows"), 3));
-    let b = trace.input("b", F32, (Dim::free("columns"), 3));
+    let a = trace.input("a", F32, (Dim::unbounded("rows"), 3));
+    let b = trace.input("b", F32, (Dim::unbounded("columns"), 3));
     let program = session
         .compile(&trace, [a.matmul(b.t())])
         .expect("compiles");
@@ -195,8 +199,8 @@ fn mistakes_name_the_input() {
     let mut session = session(CompileOptions::default());
     let trace = Trace::inference();
     let (x, y) = (
-        trace.input("x", U8, (Dim::free("len"),)),
-        trace.input("y", U8, (Dim::free("len"),)),
+        trace.input("x", U8, (Dim::unbounded("len"),)),
+        trace.input("y", U8, (Dim::unbounded("len"),)),
     );
     let cube =
         x.unsqueeze(1).unsqueeze(2) * y.unsqueeze(0).unsqueeze(2) * y.unsqueeze(0).unsqueeze(0);
@@ -252,19 +256,19 @@ fn nonsense_is_refused_by_name() {
     };
     let mut plain = session(CompileOptions::default());
     let both = message(&mut plain, &|trace| {
-        trace.input("x", F32, (Dim::bounded("len", 4), Dim::free("len")));
+        trace.input("x", F32, (Dim::bounded("len", 4), Dim::unbounded("len")));
     });
     assert!(both.contains("\"len\" is bounded by 4 and free"), "{both}");
     let orphan = message(&mut plain, &|trace| {
-        trace.arange(Dim::free("nobody"));
+        trace.arange(Dim::unbounded("nobody"));
     });
     assert!(
         orphan.contains("no input has the free dimension \"nobody\""),
         "{orphan}"
     );
     for (ranges, plans_max, said) in [
-        (Ranges::Growth(0), 4, "Growth(0)"),
-        (Ranges::Exact, 0, "plans_max"),
+        (LengthRanges::Growth(0), 4, "Growth(0)"),
+        (LengthRanges::Exact, 0, "plans_max"),
     ] {
         let odd = message(&mut session(options(ranges, plans_max)), &|_| {});
         assert!(odd.contains(said), "{odd}");
@@ -290,5 +294,8 @@ fn an_unbounded_batch_trains_as_a_bounded_one() {
         }
         losses
     };
-    assert_eq!(train(Dim::free("batch")), train(Dim::bounded("batch", 64)));
+    assert_eq!(
+        train(Dim::unbounded("batch")),
+        train(Dim::bounded("batch", 64))
+    );
 }

@@ -148,15 +148,15 @@ pub enum Body {
     /// the *result*.
     ScatterAdd(ScatterAdd),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.
-    CheckIndex(CheckIndex),
+    BoundsCheck(BoundsCheck),
     /// The positions of the true elements of a mask, in row-major order; `dims` is one axis, as
     /// long as there are such elements.
-    Compact(Compact),
+    Nonzero(Nonzero),
     /// The order of the elements along the last axis of `dims`.
     Sort(Sort),
     /// Whether each box is kept by non-maximum suppression; `dims` is one axis, of boxes in order
     /// of preference.
-    Suppress(Suppress),
+    NonMaxSuppression(NonMaxSuppression),
 }
 
 /// See [`Body::Matmul`].
@@ -311,9 +311,9 @@ pub struct ScatterAdd {
     pub index: Operand,
 }
 
-/// See [`Body::CheckIndex`]. `dims` is the space of the index.
+/// See [`Body::BoundsCheck`]. `dims` is the space of the index.
 #[derive(Clone, Debug, PartialEq)]
-pub struct CheckIndex {
+pub struct BoundsCheck {
     /// The indices (u8 or i32).
     pub index: Operand,
     /// One more than the largest index allowed.
@@ -322,7 +322,7 @@ pub struct CheckIndex {
 
 /// See [`Body::Compact`]. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Compact {
+pub struct Nonzero {
     /// The space of the mask.
     pub space: Dims,
     /// The mask, strides over `space` (truth values or u8).
@@ -343,10 +343,10 @@ pub struct Sort {
     pub positions: Operand,
 }
 
-/// See [`Body::Suppress`]: a box is dropped if its intersection with a better one that is kept is
+/// See [`Body::NonMaxSuppression`]: a box is dropped if its intersection with a better one that is kept is
 /// more than `threshold` of their union. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Suppress {
+pub struct NonMaxSuppression {
     /// The largest intersection over union of two kept boxes.
     pub threshold: f32,
     /// Two corners of each box (x₀, y₀, x₁, y₁), strides over (box, 4), f32.
@@ -494,8 +494,8 @@ impl Body {
                 list.push((s.value.clone(), s.space.clone(), Access::Read));
                 list.push((s.index.clone(), s.space.clone(), Access::Read));
             }
-            Body::CheckIndex(c) => list.push((c.index.clone(), dims.clone(), Access::Read)),
-            Body::Compact(c) => {
+            Body::BoundsCheck(c) => list.push((c.index.clone(), dims.clone(), Access::Read)),
+            Body::Nonzero(c) => {
                 list.push((c.mask.clone(), c.space.clone(), Access::Read));
                 list.push((c.positions.clone(), dims.clone(), Access::Write));
             }
@@ -503,7 +503,7 @@ impl Body {
                 list.push((s.source.clone(), dims.clone(), Access::Read));
                 list.push((s.positions.clone(), dims.clone(), Access::Write));
             }
-            Body::Suppress(s) => {
+            Body::NonMaxSuppression(s) => {
                 let corners = dims.iter().copied().chain([Size::fixed(4)]).collect();
                 list.push((s.boxes.clone(), corners, Access::Read));
                 list.push((s.keep.clone(), dims.clone(), Access::Write));
@@ -531,7 +531,7 @@ impl Spec {
             let kept = self.dims.len() - self.reduced;
             // A per-row value is stored, and an operand that is uniform along the reduced axes is
             // read, once per point of the kept axes, even when the reduced axes have no points.
-            if store.is_some_and(|s| self.is_folded(s.value))
+            if store.is_some_and(|s| self.is_per_row(s.value))
                 || operand.strides[kept..].iter().all(|s| s.is(0))
             {
                 space.truncate(kept);

@@ -52,7 +52,7 @@ pub use check::{
 };
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
 pub use liveness::Lifetime;
-pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_link};
+pub use offload::{BufferCopy, Link, OffloadInterval, Offloaded, WithLink, Work, plan_with_link};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,

@@ -125,7 +125,7 @@ impl Repeated {
     }
 
     /// The runs that are not the first of their tasks.
-    pub fn again(&self) -> Vec<TaskId> {
+    pub fn recomputed_tasks(&self) -> Vec<TaskId> {
         let mut ran = FxHashSet::default();
         (0u32..)
             .zip(&self.task_of)

@@ -9,7 +9,7 @@ mod svg;
 mod timeline;
 
 pub use svg::{packing_svg, svg};
-pub use timeline::{Handed, Run, RunStep, html, why_at_peak};
+pub use timeline::{ReceivedBytes, Run, RunStep, html, why_at_peak};
 
 /// The number of holders at the peak that [`text`] names.
 const HOLDERS_MAX: usize = 6;

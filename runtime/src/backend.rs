@@ -25,8 +25,8 @@ use std::sync::Arc;
 use slabwise_kernels::copies::{Fill, Ticket};
 use slabwise_kernels::cpu::{Config, Fault, Team};
 use slabwise_kernels::memory::{Memory, OutOfMemory, Region};
+use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::slice::Slice;
 use slabwise_planner::Bytes;
 
 pub(crate) use cuda::{Choice, Loaded, survey, usable};
@@ -179,7 +179,7 @@ pub(crate) struct Call<'a> {
     pub loaded: Option<&'a Loaded>,
     pub step: usize,
     pub kernel: &'a Kernel,
-    pub slice: Option<Slice>,
+    pub slice: Option<MicroBatch>,
     pub arguments: &'a [Region],
     pub workspace: Region,
     pub sizes: &'a Env,

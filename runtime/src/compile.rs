@@ -13,15 +13,15 @@ use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMADE_MIN, Rematerialize, Simplify,
-    count_prologues,
+    Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMAT_MIN_ELEMENTS, Rematerialize,
+    Simplify, count_prologues,
 };
-use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
+use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
 use crate::settings;
 use crate::shape::{Extent, elements};
-use crate::shapes::Shapes;
+use crate::shapes::DynamicShapes;
 
 /// How programs are compiled. Every optimisation that changes no result is on by default; results
 /// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
@@ -37,7 +37,7 @@ pub struct CompileOptions {
     /// between sets.
     pub isa: Option<Isa>,
     /// The planning of values without a size at compile time, and the memory that they live in.
-    pub shapes: Shapes,
+    pub shapes: DynamicShapes,
     /// Disables micro-batches: every kernel runs on the whole batch, even if a budget could be kept
     /// by running some on parts of it.
     pub unsliced: bool,
@@ -103,15 +103,15 @@ pub(crate) fn compile(
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
     let remat = Rematerialize {
-        smallest: options.fuse.recompute.then_some(REMADE_MIN),
+        smallest: options.fuse.recompute.then_some(REMAT_MIN_ELEMENTS),
     };
     let graph = passes.run(&remat, &graph)?;
-    clock.ended("remake", graph.nodes.len());
+    clock.ended("rematerialize", graph.nodes.len());
     let legalize = Legalize {
         half_products: session.target().capabilities().half_products,
     };
     let graph = passes.run(&legalize, &graph)?;
-    clock.ended("legalise", graph.nodes.len());
+    clock.ended("legalize", graph.nodes.len());
     let clusters = passes.run(&options.fuse, &graph)?;
     clock.ended("fuse", clusters.list.len());
     let program = passes.run(&Lower, &clusters)?;
@@ -126,18 +126,18 @@ pub(crate) fn compile(
     let mut dag = program.to_dag();
     let mut offsets = slabwise_planner::plan(&dag, &options.planner).map_err(PassError::from)?;
     clock.ended("plan", program.kernels.len());
-    let mut again = Again {
+    let mut budget_report = BudgetReport {
         once: offsets.height,
         floor: offsets.lower_bound,
-        ..Again::default()
+        ..BudgetReport::default()
     };
     let beside = session.persistent_bytes_with(&graph)?;
-    let ahead = bytes_ahead(session, &graph, &dag);
+    let prefetch = prefetch_bytes(session, &graph, &dag);
     let room = session
         .budget
-        .room(beside, offsets.height.saturating_add(ahead));
+        .room(beside, offsets.height.saturating_add(prefetch));
     if let Some(room) = room
-        .map(|room| room.saturating_sub(ahead))
+        .map(|room| room.saturating_sub(prefetch))
         .filter(|&room| room < offsets.height)
     {
         let before = passes.remember(&program, &offsets.order);
@@ -145,20 +145,20 @@ pub(crate) fn compile(
         budget::Candidate {
             program,
             offsets,
-            again,
+            budget_report,
         } = fitted;
         passes.validate(before.as_ref(), (&program, &offsets.order))?;
-        again.prologues = count_prologues(&program);
+        budget_report.prologues = count_prologues(&program);
         dag = program.to_dag();
         clock.ended("budget", program.kernels.len());
     }
     let offsets = slabwise_planner::check(&dag, offsets)
         .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
     clock.ended("check", program.kernels.len());
-    let landing = session.landing_within(&dag, room, offsets.height, ahead);
+    let staging = session.staging_within(&dag, room, offsets.height, prefetch);
     let mut persistent = Persistent {
-        ahead,
-        landing,
+        prefetch,
+        staging,
         ..Persistent::default()
     };
     for info in &graph.variables {
@@ -177,10 +177,10 @@ pub(crate) fn compile(
         dag,
         offsets,
         persistent,
-        again,
+        budget_report,
         clock,
     )
-    .finding(found);
+    .with_data_dependent(found);
     passes.finish(&program, || format!("{:#}\n", plan.to_json()))?;
     match room {
         Some(room) if plan.slab_bytes() > room => {
@@ -195,7 +195,7 @@ pub(crate) fn compile(
 }
 
 /// The bytes of inputs that are prefetched into slots beside those that the plan has.
-fn bytes_ahead(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
+fn prefetch_bytes(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
     // Inputs whose lengths differ from shape to shape have no slots.
     let free = graph
         .symbols
@@ -207,7 +207,7 @@ fn bytes_ahead(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
         .filter(|buffer| buffer.live_in && !free)
         .map(Buffer::occupied)
         .sum::<u64>();
-    inputs.saturating_mul(session.slots_ahead() as u64)
+    inputs.saturating_mul(session.prefetch_slots() as u64)
 }
 
 /// Links a compiled plan for a session, to whose variables the program may add.
@@ -224,20 +224,20 @@ pub(crate) fn link(session: &mut Session, compiled: CompiledPlan) -> Result<Comp
         &program,
         &variables,
         plan,
-        session.options.shapes.lend,
+        session.options.shapes.use_gaps,
         session.id,
     )?;
     compiled.plan.stage_ended("link");
     session.load_program(&mut compiled)?;
-    session.prepare_landing(&mut compiled, room)?;
+    session.prepare_staging(&mut compiled, room)?;
     session.prepare_copies(&compiled)?;
-    compiled.ring = session.open_slots(&compiled)?;
+    compiled.prefetch_queue = session.open_prefetch_queue(&compiled)?;
     compiled.plan.stage_ended("load");
     Ok(compiled)
 }
 
 /// The values for which the plan has no place, and the reasons.
-fn data_dependent_buffers(program: &ir::Program) -> Vec<FoundBuffer> {
+fn data_dependent_buffers(program: &ir::Program) -> Vec<DataDependentBuffer> {
     let (graph, symbols) = (&program.graph, &program.graph.symbols);
     let finders = graph.ids().filter_map(|id| {
         if let Op::Bind { symbol } = graph.node(id).op {
@@ -259,7 +259,7 @@ fn data_dependent_buffers(program: &ir::Program) -> Vec<FoundBuffer> {
             .dims
             .iter()
             .flat_map(|d| d.symbols())
-            .filter(|&s| symbols.is_found(s))
+            .filter(|&s| symbols.is_data_dependent(s))
             .collect();
         lengths.sort_unstable();
         lengths.dedup();
@@ -271,7 +271,7 @@ fn data_dependent_buffers(program: &ir::Program) -> Vec<FoundBuffer> {
             )
         };
         let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
-        FoundBuffer {
+        DataDependentBuffer {
             name: value.name.clone(),
             shape: format!("{} {}", value.dtype, symbols.show(&value.dims)),
             why,

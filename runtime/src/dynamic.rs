@@ -173,9 +173,9 @@ impl Session {
     ) -> Result<Handle> {
         let source = self.memory.source();
         let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
-        taken.map_err(|bill| Error::Memory {
+        taken.map_err(|report| Error::Memory {
             program: inner.name.to_string(),
-            bill: with_next_uses(bill, inner, step, held),
+            report: with_next_uses(report, inner, step, held),
         })
     }
 
@@ -235,12 +235,12 @@ fn lost(e: NotInUse) -> Error {
 
 /// Adds to each holder of an OOM report the kernel that uses it next.
 fn with_next_uses(
-    mut bill: Box<OutOfMemory>,
+    mut report: Box<OutOfMemory>,
     inner: &Compiled,
     step: usize,
     held: &Held,
 ) -> Box<OutOfMemory> {
-    for holder in &mut bill.holders {
+    for holder in &mut report.holders {
         let Some(buffer) = held.iter().position(|h| *h == Some(holder.handle)) else {
             continue;
         };
@@ -256,5 +256,5 @@ fn with_next_uses(
             None => "the caller".into(),
         });
     }
-    bill
+    report
 }

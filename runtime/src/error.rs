@@ -96,12 +96,12 @@ pub enum Error {
         saved: Option<PathBuf>,
     },
     /// The pool of the dynamic mode has no memory for a buffer, after every retry step.
-    #[error("\"{program}\" is out of memory: {bill}")]
+    #[error("\"{program}\" is out of memory: {report}")]
     Memory {
         /// Which program.
         program: String,
         /// The OOM report: the request, the memory there is, its holders, and possible remedies.
-        bill: Box<crate::memory::OutOfMemory>,
+        report: Box<crate::memory::OutOfMemory>,
     },
     /// The budget has no headroom for a value whose size is data-dependent.
     #[error(

@@ -10,7 +10,7 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use crate::ops::{Emit, NodeId, Op, infer};
+use crate::ops::{GraphBuilder, NodeId, Op, infer};
 use crate::params::Init;
 use crate::shape::Symbols;
 
@@ -22,7 +22,7 @@ pub enum Phase {
     /// Made by differentiation.
     Backward,
     /// Recomputed for the backward pass.
-    Again,
+    Recompute,
     /// Made by an optimizer.
     Update,
 }
@@ -310,7 +310,7 @@ impl Graph {
         };
         match origin.phase {
             Phase::Backward if !name.contains("grad") => name.push_str(".grad"),
-            Phase::Again => name.push_str(".again"),
+            Phase::Recompute => name.push_str(".again"),
             _ => {}
         }
         name
@@ -360,7 +360,7 @@ impl Graph {
             let given: SmallVec<[_; 4]> = node
                 .inputs
                 .iter()
-                .map(|&i| crate::ops::Given {
+                .map(|&i| crate::ops::TensorType {
                     dtype: self.node(i).dtype,
                     dims: &self.node(i).dims,
                 })
@@ -450,7 +450,7 @@ impl Bases {
     }
 }
 
-impl Emit for Graph {
+impl GraphBuilder for Graph {
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         self.nodes.push(Node {

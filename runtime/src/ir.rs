@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashSet;
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Access, Dims, Spec};
 use slabwise_planner::{
     ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Rerun, Space, Task, TaskId, Work,
@@ -86,7 +86,7 @@ pub enum Piece {
     /// All of it.
     Whole,
     /// The examples of a micro-batch.
-    MicroBatch(Slice),
+    MicroBatch(MicroBatch),
     /// Partial sums that a kernel accumulates over micro-batches.
     PartialSums,
 }
@@ -167,7 +167,7 @@ pub struct KernelCall {
     /// How its outputs may be recomputed.
     pub recompute: Recompute,
     /// The micro-batch that it runs on, if it does not run on the whole batch.
-    pub micro_batch: Option<Slice>,
+    pub micro_batch: Option<MicroBatch>,
 }
 
 impl fmt::Debug for KernelCall {
@@ -473,10 +473,10 @@ impl Program {
         let kind = match graph.origin(id).phase {
             _ if matches!(source, Source::Input(_)) => Kind::Input,
             _ if output => Kind::Output,
-            Phase::Forward | Phase::Again => Kind::Activation,
+            Phase::Forward | Phase::Recompute => Kind::Activation,
             Phase::Backward | Phase::Update => Kind::Gradient,
         };
-        let data_dependent = graph.symbols.any_found(&node.dims);
+        let data_dependent = graph.symbols.any_data_dependent(&node.dims);
         let size = if data_dependent {
             Some(Size::ZERO)
         } else {

@@ -8,6 +8,7 @@ mod checkpoint;
 mod checks;
 mod compile;
 pub mod data;
+mod data_dependent;
 mod device;
 #[cfg(feature = "profiles")]
 pub mod diff;
@@ -16,7 +17,6 @@ mod dynamic;
 pub mod error;
 pub mod feed;
 pub mod fit;
-mod found;
 pub mod graph;
 mod init;
 pub mod ir;
@@ -50,15 +50,17 @@ pub use memory::budget::Budget;
 pub use memory::offload::Offload;
 pub use params::{Init, Param, Params, Scope};
 pub use passes::{Fuse, Simplify};
-pub use plan::{Again, CompileStage, FoundBuffer, InSlices, Persistent, Plan, Sent};
+pub use plan::{
+    BudgetReport, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue, Persistent, Plan,
+};
 pub use program::Program;
 pub use session::{KernelTime, Roofline, RunStats, Session};
 pub use shape::{Dim, Shape};
-pub use shapes::{PlanCounts, Ranges, Shapes};
+pub use shapes::{DynamicShapes, LengthRanges, PlanCounts};
 pub use slabwise_kernels::cpu::Isa;
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;
-pub use slabwise_planner::report::{Handed, Run, RunStep};
+pub use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 pub use slabwise_planner::{Bytes, Options as PlannerOptions, OrderPolicy};
 pub use tensor::{AxisSet, Mask, Operand, Tensor, Tiles};
 pub use trace::{Precision, State, Trace};

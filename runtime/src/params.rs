@@ -353,7 +353,7 @@ impl Scope {
                 Dim::Bounded { name, .. } => {
                     faults.push(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
                 }
-                Dim::Free { name } => {
+                Dim::Unbounded { name } => {
                     faults.push(format!("parameter \"{path}\" has the free length {name}: lengths of parameters are fixed"));
                 }
             }

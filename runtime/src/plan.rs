@@ -25,21 +25,21 @@ pub struct Persistent {
     /// Slots for the inputs of steps that come next, [if there are
     /// any](crate::Session::with_prefetch). They count as part of the slab, not of the weights and
     /// state.
-    pub ahead: u64,
+    pub prefetch: u64,
     /// Where large inputs of the next run wait on a CUDA device, copied there while the run before
     /// is at work; programs of a session share it. It counts as part of the slab, too.
-    pub landing: u64,
+    pub staging: u64,
 }
 
 /// The measures that keep a program within its budget: recomputed kernels, prologues,
 /// micro-batches, and values offloaded to the host.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Again {
+pub struct BudgetReport {
     /// The recomputed tasks of the plan's dag: every run of a kernel but its first.
     pub tasks: Vec<TaskId>,
     /// The values that leave the slab for the host, in order, over the
     /// [`Offload`](crate::Offload) that the session has.
-    pub sent: Vec<Sent>,
+    pub offloaded: Vec<OffloadedValue>,
     /// The part of the step's time, as modelled, that they take on top, waiting for copies
     /// included.
     pub overhead: f64,
@@ -48,7 +48,7 @@ pub struct Again {
     /// No slab is smaller than this, however often anything runs.
     pub floor: u64,
     /// The kernels that run on micro-batches.
-    pub sliced: Option<InSlices>,
+    pub micro_batched: Option<MicroBatched>,
     /// Convolutions of the step that compute their image in a prologue, so that it is never in
     /// memory.
     pub prologues: usize,
@@ -56,28 +56,28 @@ pub struct Again {
 
 /// The kernels that run on micro-batches because of a budget.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct InSlices {
+pub struct MicroBatched {
     /// The number of kernels.
     pub kernels: usize,
     /// The number of micro-batches.
-    pub slices: u32,
+    pub count: u32,
     /// Examples of every micro-batch but the last.
     pub examples: u32,
 }
 
-impl fmt::Display for InSlices {
+impl fmt::Display for MicroBatched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
             "{} kernels sliced {} × {} examples",
-            self.kernels, self.slices, self.examples
+            self.kernels, self.count, self.examples
         )
     }
 }
 
 /// A value of data-dependent size, which therefore has no place in the plan.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FoundBuffer {
+pub struct DataDependentBuffer {
     /// Its name.
     pub name: String,
     /// Its type and shape.
@@ -89,7 +89,7 @@ pub struct FoundBuffer {
 /// An offload interval: a value leaves the slab for the host and comes back for its next use.
 /// Seconds are modelled.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Sent {
+pub struct OffloadedValue {
     /// Its name in the plan.
     pub name: String,
     /// The bytes of the slab that are free meanwhile.
@@ -155,9 +155,9 @@ pub struct Plan {
     dag: Dag,
     offsets: Checked<Offsets>,
     persistent: Persistent,
-    again: Again,
+    budget_report: BudgetReport,
     clock: Clock,
-    found: Vec<FoundBuffer>,
+    data_dependent: Vec<DataDependentBuffer>,
 }
 
 impl Plan {
@@ -169,7 +169,7 @@ impl Plan {
         dag: Dag,
         offsets: Checked<Offsets>,
         persistent: Persistent,
-        again: Again,
+        budget_report: BudgetReport,
         clock: Clock,
     ) -> Self {
         Plan {
@@ -179,20 +179,20 @@ impl Plan {
             dag,
             offsets,
             persistent,
-            again,
+            budget_report,
             clock,
-            found: Vec::new(),
+            data_dependent: Vec::new(),
         }
     }
 
-    pub(crate) fn finding(mut self, found: Vec<FoundBuffer>) -> Self {
-        self.found = found;
+    pub(crate) fn finding(mut self, data_dependent: Vec<DataDependentBuffer>) -> Self {
+        self.data_dependent = buffers;
         self
     }
 
     /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
-    pub fn found(&self) -> &[FoundBuffer] {
-        &self.found
+    pub fn data_dependent(&self) -> &[DataDependentBuffer] {
+        &self.data_dependent
     }
 
     /// The error for a plan that needs more than there may be, together with so many bytes of
@@ -206,8 +206,8 @@ impl Plan {
             slab: Bytes(self.slab_bytes()),
             floor: Bytes(
                 persistent
-                    .saturating_add(self.persistent.ahead)
-                    .saturating_add(self.again.floor),
+                    .saturating_add(self.persistent.prefetch)
+                    .saturating_add(self.budget_report.floor),
             ),
             holders: self.holders(5),
         }
@@ -255,8 +255,8 @@ impl Plan {
     pub fn slab_bytes(&self) -> u64 {
         self.offsets
             .height
-            .saturating_add(self.persistent.ahead)
-            .saturating_add(self.persistent.landing)
+            .saturating_add(self.persistent.prefetch)
+            .saturating_add(self.persistent.staging)
     }
 
     /// The bytes that any assignment of offsets needs for this order: the largest sum of live
@@ -298,16 +298,16 @@ impl Plan {
     }
 
     /// The measures that keep the program within its budget.
-    pub fn again(&self) -> &Again {
-        &self.again
+    pub fn budget_report(&self) -> &BudgetReport {
+        &self.budget_report
     }
 
     /// The recomputed kernels in order, each with the bytes that need not be kept until then, and
     /// with the kernel that reads them next.
-    pub fn computed_again(&self) -> Vec<(&str, Bytes, &str)> {
+    pub fn recomputed(&self) -> Vec<(&str, Bytes, &str)> {
         let order = &self.offsets.order;
         let at = |task: &TaskId| order.iter().position(|t| t == task);
-        let mut steps: Vec<usize> = self.again.tasks.iter().filter_map(at).collect();
+        let mut steps: Vec<usize> = self.budget_report.tasks.iter().filter_map(at).collect();
         steps.sort_unstable();
         let row = |step: usize| {
             let task = &self.dag.tasks[order[step].index()];
@@ -343,7 +343,7 @@ impl Plan {
 
     /// Drops the staging buffer of inputs, because the device has no memory for it.
     pub(crate) fn without_landing(&mut self) {
-        self.persistent.landing = 0;
+        self.persistent.staging = 0;
     }
 
     /// A stage behind the plan has ended.
@@ -491,22 +491,22 @@ impl fmt::Display for Plan {
             Bytes(in_place),
             o.reused.len()
         )?;
-        let Again {
+        let BudgetReport {
             tasks,
-            sent,
-            sliced,
+            offloaded,
+            micro_batched,
             overhead,
             once,
             prologues,
             ..
-        } = &self.again;
+        } = &self.budget_report;
         let how = [
             ("recompute", tasks.len()),
             ("prologues", *prologues),
-            ("offload", sent.len()),
+            ("offload", offloaded.len()),
         ];
         let how = how.map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
-        let slices = sliced.map(|slices| ("slices", slices.to_string()));
+        let slices = micro_batched.map(|slices| ("slices", slices.to_string()));
         let (ways, counts): (Vec<&str>, Vec<String>) =
             slices.into_iter().chain(how.into_iter().flatten()).unzip();
         if !ways.is_empty() {
@@ -520,21 +520,23 @@ impl fmt::Display for Plan {
             )?;
         }
         writeln!(f)?;
-        if !self.found.is_empty() {
+        if !self.data_dependent.is_empty() {
             writeln!(
                 f,
                 "  pool         {} of a size that only a run finds, in holes of the slab where they fit:",
-                self.found.len()
+                self.data_dependent.len()
             )?;
-            for FoundBuffer { name, shape, why } in &self.found {
+            for DataDependentBuffer { name, shape, why } in &self.data_dependent {
                 writeln!(f, "               {name} {shape}: {why}")?;
             }
         }
         self.write_host(f)?;
-        let Persistent { ahead, landing, .. } = self.persistent;
+        let Persistent {
+            prefetch, staging, ..
+        } = self.persistent;
         let waiting = [
-            (ahead, "in slots ahead"),
-            (landing, "on their way to the next run"),
+            (prefetch, "in slots ahead"),
+            (staging, "on their way to the next run"),
         ];
         let waiting = waiting
             .iter()
@@ -556,28 +558,32 @@ impl fmt::Display for Plan {
 }
 
 /// Trips to the host that a plan tells when it is shown.
-const TRIPS_SHOWN: usize = 4;
+const OFFLOADED_SHOWN: usize = 4;
 
 impl Plan {
     /// Writes the values that leave the slab, the largest first, with the reason.
     fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut sent: Vec<&Sent> = self.again.sent.iter().collect();
-        if sent.is_empty() {
+        let mut offloaded: Vec<&OffloadedValue> = self.budget_report.offloaded.iter().collect();
+        if offloaded.is_empty() {
             return Ok(());
         }
-        sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
+        offloaded.sort_by_key(|offloaded| std::cmp::Reverse(offloaded.bytes));
         write!(f, "  host         {}", Bytes(self.host_bytes()))?;
-        for sent in sent.iter().take(TRIPS_SHOWN) {
-            write!(f, "\n               {sent}")?;
+        for offloaded in offloaded.iter().take(OFFLOADED_SHOWN) {
+            write!(f, "\n               {offloaded}")?;
         }
-        if sent.len() > TRIPS_SHOWN {
-            write!(f, "\n               {} more", sent.len() - TRIPS_SHOWN)?;
+        if offloaded.len() > OFFLOADED_SHOWN {
+            write!(
+                f,
+                "\n               {} more",
+                offloaded.len() - OFFLOADED_SHOWN
+            )?;
         }
         writeln!(f)
     }
 }
 
-impl fmt::Display for Sent {
+impl fmt::Display for OffloadedValue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -591,8 +597,8 @@ impl fmt::Display for Sent {
             1e3 * self.copying_s
         )?;
         match self.computing_s {
-            Some(seconds) => write!(f, ", computing again {:.3} ms", 1e3 * seconds),
-            None => write!(f, ", cannot be computed again"),
+            Some(seconds) => write!(f, ", computing budget_report {:.3} ms", 1e3 * seconds),
+            None => write!(f, ", cannot be computed budget_report"),
         }
     }
 }

@@ -1,17 +1,17 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
 mod fed;
-#[cfg(feature = "profiles")]
-mod ledger;
 mod link;
+#[cfg(feature = "profiles")]
+mod memory_profile;
 
 use std::sync::{Arc, OnceLock};
 
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
+use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::Dims;
 
 use crate::backend::{CheckKind, Kernel, Loaded, Resources, describe};
@@ -19,7 +19,7 @@ use crate::error::{Error, Mistake, Result};
 use crate::feed::Lengths;
 use crate::graph::Origin;
 use crate::memory::{Tag, TagId};
-use crate::passes::Stretch;
+use crate::passes::MicroBatchRange;
 use crate::plan::Plan;
 use crate::shape::Symbols;
 use crate::shapes::PerShape;
@@ -33,7 +33,7 @@ pub struct Program<const N: usize> {
 }
 
 impl<const N: usize> Program<N> {
-    /// The memory plan: bytes, lifetimes, savings. With [free](crate::Dim::free) dimensions, which
+    /// The memory plan: bytes, lifetimes, savings. With [free](crate::Dim::unbounded) dimensions, which
     /// have no length before the first run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan
@@ -58,7 +58,7 @@ pub(crate) enum Place {
     /// A planned buffer.
     Planned(usize),
     /// A micro-batch inside a planned buffer.
-    Slice(usize, Stretch),
+    MicroBatch(usize, MicroBatchRange),
     /// A variable of the session.
     Variable(usize),
     /// The sizes of the run.
@@ -88,7 +88,7 @@ pub(crate) struct Step {
     pub places: Vec<Place>,
     pub workspace: Planned,
     /// The micro-batch that it runs on, if it does not run on the whole batch.
-    pub slice: Option<Slice>,
+    pub slice: Option<MicroBatch>,
     pub name: String,
     pub origin: Origin,
     /// Buffers whose last use this is.
@@ -114,17 +114,17 @@ impl Place {
     /// The planned buffer that the argument lies in.
     pub fn buffer(&self) -> Option<usize> {
         match self {
-            Place::Planned(b) | Place::Slice(b, _) => Some(*b),
+            Place::Planned(b) | Place::MicroBatch(b, _) => Some(*b),
             Place::Variable(_) | Place::Sizes => None,
         }
     }
 
     /// The part of its buffer's region that the argument is, in a run of these sizes.
     pub fn part(&self, region: Region, sizes: &Env) -> Region {
-        let Place::Slice(_, stretch) = self else {
+        let Place::MicroBatch(_, micro_batch_range) = self else {
             return region;
         };
-        let (from, bytes) = stretch.bytes(sizes, region.bytes);
+        let (from, bytes) = micro_batch_range.bytes(sizes, region.bytes);
         region.part(from, bytes)
     }
 }
@@ -147,7 +147,7 @@ pub(crate) struct PlannedBuffer {
     pub dtype: DType,
     pub dims: Dims,
     /// Its size is data-dependent: it has no place in the slab.
-    pub found: bool,
+    pub data_dependent: bool,
 }
 
 /// An input of the program; `buffer` is `None` if nothing uses it.
@@ -187,14 +187,14 @@ pub(crate) struct Compiled {
     pub slab_bytes: u64,
     pub host_bytes: u64,
     /// The queue of prefetched batches, if there are bytes for any.
-    pub ring: Option<usize>,
+    pub prefetch_queue: Option<usize>,
     pub plan: Plan,
     pub guard: u64,
     /// Whether sizes of buffers are data-dependent.
-    pub finds: bool,
+    pub has_data_dependent: bool,
     /// For each such buffer, the stretches of the slab that the plan leaves free while it lives;
     /// empty if none are lent.
-    pub holes: Vec<Vec<(u64, u64)>>,
+    pub gaps: Vec<Vec<(u64, u64)>>,
     /// Its kernels as loaded on a device other than the CPU.
     pub loaded: Option<Loaded>,
     /// The purposes of blocks in the dynamic mode: buffers, then the workspaces of the steps.
@@ -326,7 +326,7 @@ impl Step {
             .places
             .iter()
             .filter_map(Place::buffer)
-            .filter(|&b| !inner.buffers[b].found);
+            .filter(|&b| !inner.buffers[b].data_dependent);
         let buffers = placed.chain(
             copied
                 .into_iter()

@@ -201,7 +201,7 @@ pub fn evaluate(
     // Lengths that a node finds are known behind it; the others are now.
     let needs = |env: &Env, found: Option<Symbol>| {
         let known = |n: &&Needed| {
-            found.map_or(!graph.symbols.any_found(&[n.length]), |s| {
+            found.map_or(!graph.symbols.any_data_dependent(&[n.length]), |s| {
                 n.length.symbols().any(|other| other == s)
             })
         };
@@ -239,7 +239,7 @@ pub fn evaluate(
                 args[0].clone()
             }
             Op::Bind { symbol } => {
-                let Extent::Found(most) = graph.symbols.extent(*symbol) else {
+                let Extent::DataDependent(most) = graph.symbols.extent(*symbol) else {
                     return Err(Fault::Argument {
                         node: id.0,
                         what: "a data-dependent length",
@@ -343,7 +343,7 @@ fn compute(
         }),
         Op::Cast(to) => pointwise(&|at| convert(args[0].values[at], args[0].dtype, *to)),
         Op::Copy | Op::Reshape => pointwise(&|at| args[0].values[at]),
-        Op::CheckIndex { limit, .. } => {
+        Op::BoundsCheck { limit, .. } => {
             let limit = limit.usize_at(env);
             args[0]
                 .values
@@ -387,9 +387,9 @@ fn compute(
             });
             canvas
         }
-        Op::Compact => s::compact(args[0], dims),
+        Op::Nonzero => s::compact(args[0], dims),
         Op::Sort { descending } => s::sort(args[0], *descending),
-        Op::Suppress { threshold } => s::suppress(args[0], *threshold),
+        Op::NonMaxSuppression { threshold } => s::suppress(args[0], *threshold),
         Op::Concat { axis } => s::concat(*axis, args, node.dtype, dims),
     })
 }
@@ -408,7 +408,7 @@ mod tests {
     use super::*;
     use crate::graph::InputInfo;
     use crate::ops::Checked;
-    use crate::ops::{ConvGeometry, Emit, NodeId};
+    use crate::ops::{ConvGeometry, GraphBuilder, NodeId};
 
     fn sizes(lengths: &[usize]) -> Dims {
         lengths.iter().map(|&n| Size::fixed(n as i64)).collect()
@@ -572,7 +572,7 @@ mod tests {
         };
         let checked = value(std::slice::from_ref(&index), |g, x| {
             g.emit(
-                Op::CheckIndex {
+                Op::BoundsCheck {
                     limit: Size::fixed(4),
                     of: Checked::Index,
                 },

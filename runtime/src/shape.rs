@@ -22,8 +22,8 @@ pub enum Dim {
         max: u32,
     },
     /// An unbounded dimension, known by name alone: planned for the lengths of runs (see
-    /// [`Shapes`](crate::Shapes)).
-    Free {
+    /// [`DynamicShapes`](crate::DynamicShapes)).
+    Unbounded {
         /// Dimensions of the same name have the same length in a run.
         name: &'static str,
     },
@@ -62,8 +62,8 @@ impl Dim {
     /// length in a run. A program with such dimensions is planned when a run has lengths for which
     /// there is no plan yet, according to
     /// [`CompileOptions::shapes`](crate::CompileOptions::shapes).
-    pub const fn free(name: &'static str) -> Self {
-        Dim::Free { name }
+    pub const fn unbounded(name: &'static str) -> Self {
+        Dim::Unbounded { name }
     }
 }
 
@@ -133,9 +133,9 @@ pub enum Extent {
     /// The most it can be.
     Bounded(u32),
     /// Unbounded: the number is the length that the program is planned for; 1 while it is traced.
-    Free(u32),
+    Unbounded(u32),
     /// Data-dependent: a kernel computes it in the run, at most this.
-    Found(Size),
+    DataDependent(Size),
 }
 
 /// The symbols of a trace: the name and the known extent of each.
@@ -149,7 +149,7 @@ impl Symbols {
         let Some(at) = self
             .0
             .iter()
-            .position(|(n, e)| *n == name && !matches!(e, Extent::Found(_)))
+            .position(|(n, e)| *n == name && !matches!(e, Extent::DataDependent(_)))
         else {
             return self.add(name, extent);
         };
@@ -168,16 +168,19 @@ impl Symbols {
     }
 
     /// A new symbol for a data-dependent length.
-    pub fn found(&mut self, most: Size) -> Result<Symbol, String> {
+    pub fn data_dependent(&mut self, most: Size) -> Result<Symbol, String> {
         const NAMES: [&str; MAX_SYMBOLS] = [
             "found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8",
         ];
         let number = self
             .0
             .iter()
-            .filter(|(_, extent)| matches!(extent, Extent::Found(_)))
+            .filter(|(_, extent)| matches!(extent, Extent::DataDependent(_)))
             .count();
-        self.add(NAMES[number.min(MAX_SYMBOLS - 1)], Extent::Found(most))
+        self.add(
+            NAMES[number.min(MAX_SYMBOLS - 1)],
+            Extent::DataDependent(most),
+        )
     }
 
     fn add(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
@@ -217,21 +220,21 @@ impl Symbols {
     }
 
     /// Whether the length is data-dependent.
-    pub fn is_found(&self, symbol: Symbol) -> bool {
-        matches!(self.extent(symbol), Extent::Found(_))
+    pub fn is_data_dependent(&self, symbol: Symbol) -> bool {
+        matches!(self.extent(symbol), Extent::DataDependent(_))
     }
 
     /// Whether lengths or strides depend on a data-dependent length.
-    pub fn any_found(&self, sizes: &[Size]) -> bool {
+    pub fn any_data_dependent(&self, sizes: &[Size]) -> bool {
         sizes
             .iter()
-            .any(|size| size.symbols().any(|s| self.is_found(s)))
+            .any(|size| size.symbols().any(|s| self.is_data_dependent(s)))
     }
 
     /// The free symbols.
     pub fn free(&self) -> impl Iterator<Item = Symbol> {
         self.iter()
-            .filter(|(_, _, extent)| matches!(extent, Extent::Free(_)))
+            .filter(|(_, _, extent)| matches!(extent, Extent::Unbounded(_)))
             .map(|(symbol, ..)| symbol)
     }
 
@@ -239,7 +242,7 @@ impl Symbols {
     pub fn planned_for(&self, lengths: &Env) -> Symbols {
         let mut symbols = self.clone();
         for (at, (_, extent)) in symbols.0.iter_mut().enumerate() {
-            if let Extent::Free(length) = extent {
+            if let Extent::Unbounded(length) = extent {
                 *length = lengths.0[at];
             }
         }
@@ -250,8 +253,10 @@ impl Symbols {
     pub fn describe(&self) -> String {
         let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
             Extent::Bounded(max) => format!("{name} ≤ {max}"),
-            Extent::Free(planned) => format!("{name} free, planned up to {planned}"),
-            Extent::Found(most) => format!("{name} found, ≤ {}", most.show(|s| self.name(s))),
+            Extent::Unbounded(planned) => format!("{name} free, planned up to {planned}"),
+            Extent::DataDependent(most) => {
+                format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
+            }
         };
         self.iter().map(one).collect::<Vec<_>>().join(", ")
     }
@@ -261,9 +266,9 @@ impl Symbols {
         let mut env = Env::default();
         for (at, (_, extent)) in self.0.iter().enumerate() {
             env.0[at] = match extent {
-                Extent::Bounded(max) | Extent::Free(max) => *max,
+                Extent::Bounded(max) | Extent::Unbounded(max) => *max,
                 // Computed from earlier symbols.
-                Extent::Found(most) => u32::try_from(most.at(&env))
+                Extent::DataDependent(most) => u32::try_from(most.at(&env))
                     .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
             };
         }

@@ -22,7 +22,7 @@ use crate::shape::elements;
 
 /// The ranges of lengths that share a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ranges {
+pub enum LengthRanges {
     /// Each length has a plan, without an unused byte.
     Exact,
     /// The upper end of each range is so many percent, but at least 1, above that of the range
@@ -31,10 +31,10 @@ pub enum Ranges {
     Growth(u32),
 }
 
-impl Ranges {
+impl LengthRanges {
     /// The least and the largest length planned together with this one.
     pub fn around(self, length: u32) -> (u32, u32) {
-        let Ranges::Growth(percent) = self else {
+        let LengthRanges::Growth(percent) = self else {
             return (length, length);
         };
         if length == 0 {
@@ -52,37 +52,37 @@ impl Ranges {
 /// How values without a size at compile time are planned and allocated. The default: ranges that
 /// grow by 25 percent, at most 64 plans a program, and allocation in gaps of the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Shapes {
-    /// Which lengths of [free](crate::Dim::free) dimensions share a plan.
-    pub ranges: Ranges,
+pub struct DynamicShapes {
+    /// Which lengths of [free](crate::Dim::unbounded) dimensions share a plan.
+    pub ranges: LengthRanges,
     /// The most plans that a program keeps, at least 1; the least recently used one is dropped.
     pub plans_max: u32,
     /// Whether values of data-dependent size may lie in bytes of the slab that the plan leaves
     /// unused for as long as they live.
-    pub lend: bool,
+    pub use_gaps: bool,
 }
 
-impl Default for Shapes {
+impl Default for DynamicShapes {
     fn default() -> Self {
-        Shapes {
-            ranges: Ranges::Growth(25),
+        DynamicShapes {
+            ranges: LengthRanges::Growth(25),
             plans_max: 64,
-            lend: true,
+            use_gaps: true,
         }
     }
 }
 
-impl Shapes {
+impl DynamicShapes {
     fn check(&self) -> Result<()> {
         if self.plans_max == 0 {
             return Err(Error::Value(
-                "Shapes::plans_max is 0; a program needs one plan at least".into(),
+                "DynamicShapes::plans_max is 0; a program needs one plan at least".into(),
             ));
         }
         match self.ranges {
-            Ranges::Growth(percent) if !(1..=1000).contains(&percent) => {
+            LengthRanges::Growth(percent) if !(1..=1000).contains(&percent) => {
                 Err(Error::Value(format!(
-                    "Shapes::ranges is Growth({percent}); ranges grow by 1 to 1000 percent, or are Exact"
+                    "DynamicShapes::ranges is Growth({percent}); ranges grow by 1 to 1000 percent, or are Exact"
                 )))
             }
             _ => Ok(()),
@@ -109,7 +109,7 @@ pub struct PlanCounts {
 const FIRST: u32 = 64;
 
 /// The graph with the lengths that are planned before the first run.
-pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
+pub(crate) fn first_lengths(graph: Graph, shapes: &DynamicShapes) -> Graph {
     let (_, first) = shapes.ranges.around(FIRST);
     Graph {
         symbols: graph.symbols.planned_for(&Env([first; MAX_SYMBOLS])),
@@ -120,7 +120,7 @@ pub(crate) fn first_lengths(graph: Graph, shapes: &Shapes) -> Graph {
 /// The graph of a program with unbounded dimensions, and its plans.
 pub(crate) struct PerShape {
     graph: Graph,
-    shapes: Shapes,
+    shapes: DynamicShapes,
     plans: Mutex<Plans>,
 }
 
@@ -196,7 +196,7 @@ impl PerShape {
 
 impl<const N: usize> Program<N> {
     /// The number of plans made, and of runs for which there was one. Without
-    /// [free](crate::Dim::free) dimensions there is one plan, and runs are not counted.
+    /// [free](crate::Dim::unbounded) dimensions there is one plan, and runs are not counted.
     pub fn plan_counts(&self) -> PlanCounts {
         let Some(shaped) = &self.shaped else {
             return PlanCounts {
@@ -441,7 +441,7 @@ mod tests {
     #[test]
     fn ranges_cover_every_length_in_small_number_with_little_to_spare() {
         for (percent, rungs_max) in [(1, 1300), (25, 80), (100, 24), (1000, 12)] {
-            let ranges = Ranges::Growth(percent);
+            let ranges = LengthRanges::Growth(percent);
             let (mut length, mut rungs) = (1u32, 0);
             while length < 1 << 23 {
                 let (low, high) = ranges.around(length);
@@ -458,37 +458,37 @@ mod tests {
             }
             assert!(rungs <= rungs_max, "{rungs} rungs of {percent} percent");
         }
-        assert_eq!(Ranges::Exact.around(77), (77, 77));
-        assert_eq!(Ranges::Growth(100).around(65), (65, 128));
-        assert_eq!(Ranges::Growth(100).around(u32::MAX).1, u32::MAX);
+        assert_eq!(LengthRanges::Exact.around(77), (77, 77));
+        assert_eq!(LengthRanges::Growth(100).around(65), (65, 128));
+        assert_eq!(LengthRanges::Growth(100).around(u32::MAX).1, u32::MAX);
     }
 
     #[test]
     fn errors_name_the_invalid_setting() {
-        let message = |shapes: Shapes| {
+        let message = |shapes: DynamicShapes| {
             shapes
                 .check()
                 .map_err(|e| e.to_string())
                 .expect_err("nonsense")
         };
         assert!(
-            message(Shapes {
+            message(DynamicShapes {
                 plans_max: 0,
-                ..Shapes::default()
+                ..DynamicShapes::default()
             })
             .contains("plans_max")
         );
         assert!(
-            message(Shapes {
-                ranges: Ranges::Growth(0),
-                ..Shapes::default()
+            message(DynamicShapes {
+                ranges: LengthRanges::Growth(0),
+                ..DynamicShapes::default()
             })
             .contains("Growth(0)")
         );
         assert!(
-            message(Shapes {
-                ranges: Ranges::Growth(1001),
-                ..Shapes::default()
+            message(DynamicShapes {
+                ranges: LengthRanges::Growth(1001),
+                ..DynamicShapes::default()
             })
             .contains("1001")
         );

@@ -28,7 +28,7 @@ use slabwise_kernels::spec::Dims;
 
 use crate::graph::Graph;
 use crate::nn::Module;
-use crate::ops::{Checked, Emit, Given, NodeId, Op, infer};
+use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
@@ -160,7 +160,7 @@ impl<'t> Tensor<'t> {
             let nan = g.scalar(ScalarOp::Sub, &[one, number]);
             let code = g.add(twice, nan);
             g.emit(
-                Op::CheckIndex {
+                Op::BoundsCheck {
                     limit: Size::ONE,
                     of: Checked::Finite,
                 },
@@ -334,9 +334,9 @@ fn checked_as(
     dtype: DType,
     dims: &Dims,
 ) -> Result<NodeId, String> {
-    let given: Vec<Given<'_>> = inputs
+    let given: Vec<TensorType<'_>> = inputs
         .iter()
-        .map(|&i| Given {
+        .map(|&i| TensorType {
             dtype: g.dtype(i),
             dims: g.dims(i),
         })
@@ -354,7 +354,7 @@ fn no_axis(g: &Graph, what: &str, axis: usize, x: NodeId) -> String {
 fn check_index(g: &mut Graph, index: NodeId, limit: Size) {
     let (dtype, dims) = (g.dtype(index), g.dims(index).clone());
     g.emit(
-        Op::CheckIndex {
+        Op::BoundsCheck {
             limit,
             of: Checked::Index,
         },

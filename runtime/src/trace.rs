@@ -22,7 +22,7 @@ use smallvec::SmallVec;
 
 use crate::error::Mistake;
 use crate::graph::{Bases, Graph, InputInfo, Origin, Phase, VariableInfo};
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
@@ -665,7 +665,7 @@ pub(crate) fn resolve(symbols: &mut Symbols, shape: &Shape) -> Result<Dims, Stri
         Dim::Fixed(n) if n < 0 => Err(format!("the length {n} is negative")),
         Dim::Fixed(n) => Ok(Size::fixed(n)),
         Dim::Bounded { name, max } => symbols.intern(name, Extent::Bounded(max)).map(Size::symbol),
-        Dim::Free { name } => symbols.intern(name, Extent::Free(1)).map(Size::symbol),
+        Dim::Unbounded { name } => symbols.intern(name, Extent::Unbounded(1)).map(Size::symbol),
     };
     shape.dims().iter().map(size).collect()
 }

@@ -463,8 +463,7 @@ fn bench_compile_times_each_stage() {
         .iter()
         .map(|stage| stage["name"].as_str().unwrap())
         .collect();
-    let expected =
-        "trace finish simplify remake legalise fuse lower schedule plan check variables link load";
+    let expected = "trace finish simplify rematerialize legalize fuse lower schedule plan check variables link load";
     assert_eq!(names.join(" "), expected);
     let sum: f64 = stages
         .iter()

@@ -74,10 +74,10 @@ fn replay_runs_a_trace_under_all_policies() {
 #[test]
 fn replay_distinguishes_bad_traces_from_too_little_memory() {
     let (_folder, path) = table("id,lower,upper,size\na,0,2,600\nb,1,3,600\n");
-    let bill = failure(&format!("replay {path} --capacity 1024"), 1);
+    let report = failure(&format!("replay {path} --capacity 1024"), 1);
     assert!(
-        bill.contains("operation 1") && bill.contains("600 B") && bill.contains("tlsf"),
-        "{bill}"
+        report.contains("operation 1") && report.contains("600 B") && report.contains("tlsf"),
+        "{report}"
     );
     assert_eq!(
         json(&format!("replay {path} --capacity 2x"))["peak_live_bytes"].as_u64(),
@@ -94,9 +94,9 @@ fn replay_distinguishes_bad_traces_from_too_little_memory() {
     assert!(failure(&format!("replay {path} --capacity=-1x"), 2).contains("-1x"));
     assert!(failure(&format!("replay {path} --capacity=0x"), 2).contains("0x"));
     // A policy without a limit names none.
-    let bill = failure(&format!("replay {path} --policy platform --capacity 1B"), 1);
+    let report = failure(&format!("replay {path} --policy platform --capacity 1B"), 1);
     assert!(
-        bill.contains("0 B of all that the device gives are in use") && !bill.contains("iB"),
-        "{bill}"
+        report.contains("0 B of all that the device gives are in use") && !report.contains("iB"),
+        "{report}"
     );
 }

@@ -77,7 +77,7 @@ fn graph(case: &Case, empty: &str, how: How) -> Result<Graph, String> {
         How::Fixed => Dim::from(0),
         How::Bounded => Dim::bounded("empty", 3),
         How::Never => Dim::bounded("empty", 0),
-        How::Free => Dim::free("empty"),
+        How::Free => Dim::unbounded("empty"),
     };
     let parsed = parse(case.inputs);
     let inputs: Vec<Tensor<'_>> = parsed

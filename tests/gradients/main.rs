@@ -8,7 +8,7 @@ mod support;
 use std::collections::BTreeSet;
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Axes, Checked, ConvGeometry, Emit, NodeId, Op};
+use slabwise::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
 use slabwise::passes::autodiff::gradients;
 use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::shape::{Dims, Env, Size};
@@ -456,7 +456,12 @@ fn chosen(rng: &mut Rng, cases: &mut Vec<Case>) {
         "boxes that stay",
         vec![floats(rng, &[4, 4])],
         |g, x| {
-            let keep = g.emit(Op::Suppress { threshold: 0.3 }, x, DType::Bool, dims(&[4]));
+            let keep = g.emit(
+                Op::NonMaxSuppression { threshold: 0.3 },
+                x,
+                DType::Bool,
+                dims(&[4]),
+            );
             let keep = g.cast(keep, DType::F32);
             let column = g.reshape(keep, &dims(&[4, 1]));
             let keep = g.broadcast(column, &dims(&[4, 4]));
@@ -539,7 +544,7 @@ fn every_structural_operation() {
         Op::Variable(0),
         Op::Size(Size::ONE),
         Op::Uniform { stream: 0 },
-        Op::CheckIndex {
+        Op::BoundsCheck {
             limit: Size::ONE,
             of: Checked::Index,
         },

@@ -7,7 +7,7 @@ pub mod random_graph;
 
 use half::{bf16, f16};
 use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
-use slabwise::ops::{Emit, NodeId, Op};
+use slabwise::ops::{GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::reference::Array;
 use slabwise::shape::{Dims, Size, elements};
@@ -102,10 +102,10 @@ pub fn select_by(graph: &mut Graph, x: NodeId, mask: NodeId) -> Option<NodeId> {
     let ones = graph.cast(mask, DType::I32);
     let count = graph.reduce(ReduceOp::Sum, ones, &[0]);
     let count = graph.reshape(count, &Dims::new());
-    let symbol = graph.symbols.found(most).ok()?;
+    let symbol = graph.symbols.data_dependent(most).ok()?;
     graph.emit(Op::Bind { symbol }, &[count], DType::I32, Dims::new());
     let dims = Dims::from_slice(&[Size::symbol(symbol)]);
-    let positions = graph.emit(Op::Compact, &[mask], DType::I32, dims.clone());
+    let positions = graph.emit(Op::Nonzero, &[mask], DType::I32, dims.clone());
     let dtype = graph.dtype(x);
     Some(graph.emit(Op::Gather { axis: 0 }, &[x, positions], dtype, dims))
 }
@@ -141,12 +141,12 @@ pub fn kind(op: &Op) -> usize {
         Op::Slice { .. } => 20,
         Op::Concat { .. } => 21,
         Op::Pad { .. } => 22,
-        Op::CheckIndex { .. } => 23,
+        Op::BoundsCheck { .. } => 23,
         Op::Assign(_) => 24,
         Op::Bind { .. } => 26,
-        Op::Compact => 27,
+        Op::Nonzero => 27,
         Op::Sort { .. } => 28,
-        Op::Suppress { .. } => 29,
+        Op::NonMaxSuppression { .. } => 29,
     }
 }
 

@@ -7,7 +7,7 @@
 mod structural;
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Emit, NodeId, Op};
+use slabwise::ops::{GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::passes::autodiff::gradients;
 use slabwise::reference::Array;
@@ -69,8 +69,8 @@ impl RandomGraph {
         let mut symbols = Symbols::default();
         for (symbol, name, extent) in self.graph.symbols.iter() {
             let made = match extent {
-                Extent::Found(most) => symbols.found(most),
-                _ => symbols.intern(name, Extent::Free(1)),
+                Extent::DataDependent(most) => symbols.data_dependent(most),
+                _ => symbols.intern(name, Extent::Unbounded(1)),
             };
             assert_eq!(made, Ok(symbol));
         }

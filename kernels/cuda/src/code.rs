@@ -161,7 +161,7 @@ impl<'a> Code<'a> {
             spec,
             lanes: spec.check_code()?,
             needed: live_values(&spec.code, &spec.stores),
-            folded: spec.folded(),
+            folded: spec.per_row(),
         })
     }
 

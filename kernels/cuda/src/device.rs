@@ -12,7 +12,7 @@ use crate::cudnn;
 use crate::driver::{self, Context, DriverError, Pinned, Properties, Stream, Timestamps};
 use crate::libraries::LibraryError;
 use crate::nvrtc::{self, Architecture};
-use crate::prefetch::Ring;
+use crate::prefetch::Queue;
 use crate::reservation::{Limits, Reservation, Usage};
 use crate::staging::Staging;
 
@@ -120,7 +120,7 @@ pub struct Device {
     pub(crate) stream: Arc<Stream>,
     pub(crate) transfers: Stream,
     pub(crate) staging: Staging,
-    pub(crate) rings: Vec<Ring>,
+    pub(crate) queues: Vec<Queue>,
     /// Set once copies to the host are prepared.
     pub(crate) copy_streams: Option<CopyStreams>,
     pub(crate) arenas: Vec<Option<Arena>>,
@@ -175,7 +175,7 @@ impl Device {
             stream: Arc::new(Stream::new()?),
             transfers: Stream::new()?,
             staging: Staging::new()?,
-            rings: Vec::new(),
+            queues: Vec::new(),
             copy_streams: None,
             arenas: Vec::new(),
             marks: Timestamps::default(),

@@ -37,6 +37,6 @@ pub use gemm::{Candidate, candidates};
 pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
 pub use reservation::{Limits, Usage as MemoryUsage};
-pub use source::{FusedLaunch, PRELUDE, lower, lower_many, shared_name, sums_alike};
+pub use source::{FusedLaunch, PRELUDE, fused_name, has_same_sums, lower, lower_fused};
 pub use staging::landing_bytes;
 pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

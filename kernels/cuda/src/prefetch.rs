@@ -15,7 +15,7 @@ type Result<T> = std::result::Result<T, DriverError>;
 
 /// A prefetch queue: slots for the batches of later runs.
 #[derive(Debug)]
-pub(crate) struct Ring {
+pub(crate) struct Queue {
     host: Pinned,
     device: Region,
     slots: Vec<SlotEvents>,
@@ -34,18 +34,19 @@ impl Device {
     ///
     /// # Errors
     /// If the host cannot pin so much memory, or the driver has no events to give.
-    pub fn open_ring(&mut self, device: Region, slots: usize) -> Result<usize> {
+    pub fn open_queue(&mut self, device: Region, slots: usize) -> Result<usize> {
         self.ready()?;
-        let ring = Ring::new(device, slots).and_then(|ring| {
+        let queue = Queue::new(device, slots).and_then(|queue| {
             // Work submitted before, such as zeroing the region, precedes the first batches.
-            ring.slots
+            queue
+                .slots
                 .iter()
                 .try_for_each(|slot| slot.consumed.record(&self.stream))
-                .map(|()| ring)
+                .map(|()| queue)
         });
-        let ring = self.noting(ring)?;
-        self.rings.push(ring);
-        Ok(self.rings.len() - 1)
+        let queue = self.noting(queue)?;
+        self.queues.push(queue);
+        Ok(self.queues.len() - 1)
     }
 
     /// Lets `write` fill a slot of the host, and copies it to the device's slot. Nothing is copied
@@ -59,33 +60,33 @@ impl Device {
     /// If there is no such ring or slot.
     pub fn send_ahead<E>(
         &mut self,
-        ring: usize,
+        queue: usize,
         slot: usize,
         write: impl FnOnce(&mut [u8]) -> std::result::Result<(), E>,
     ) -> Result<std::result::Result<(), E>> {
         self.ready()?;
-        let waited = self.rings[ring].slots[slot].arrived.synchronize();
+        let waited = self.queues[queue].slots[slot].arrived.synchronize();
         self.noting(waited)?;
-        let Ring {
+        let Queue {
             host,
             device,
             slots,
-        } = &mut self.rings[ring];
+        } = &mut self.queues[queue];
         let bytes = device.bytes as usize / slots.len();
         let written = write(&mut host.bytes_mut()[slot * bytes..(slot + 1) * bytes]);
         if written.is_err() {
             return Ok(written);
         }
-        let sent = self.send(ring, slot);
+        let sent = self.send(queue, slot);
         self.noting(sent).map(|()| written)
     }
 
-    fn send(&self, ring: usize, slot: usize) -> Result<()> {
-        let Ring {
+    fn send(&self, queue: usize, slot: usize) -> Result<()> {
+        let Queue {
             host,
             device,
             slots,
-        } = &self.rings[ring];
+        } = &self.queues[queue];
         let SlotEvents { arrived, consumed } = &slots[slot];
         let bytes = device.bytes / slots.len() as u64;
         let to = device.part(slot as u64 * bytes, bytes);
@@ -112,12 +113,12 @@ impl Device {
     /// If there is no such ring or slot, or a part is not inside of it or of a live arena.
     pub fn take_ahead(
         &mut self,
-        ring: usize,
+        queue: usize,
         slot: usize,
         parts: impl Iterator<Item = (u64, Region)>,
     ) -> Result<()> {
         self.ready()?;
-        let Ring { device, slots, .. } = &self.rings[ring];
+        let Queue { device, slots, .. } = &self.queues[queue];
         let bytes = device.bytes / slots.len() as u64;
         let (own, SlotEvents { arrived, consumed }) =
             (device.part(slot as u64 * bytes, bytes), &slots[slot]);
@@ -131,8 +132,8 @@ impl Device {
     }
 }
 
-impl Ring {
-    fn new(device: Region, slots: usize) -> Result<Ring> {
+impl Queue {
+    fn new(device: Region, slots: usize) -> Result<Queue> {
         let slot = |_| {
             Ok(SlotEvents {
                 arrived: Event::new()?,
@@ -142,7 +143,7 @@ impl Ring {
         let host = usize::try_from(device.bytes).map_err(|_| DriverError::OutOfMemory {
             bytes: device.bytes,
         });
-        Ok(Ring {
+        Ok(Queue {
             host: Pinned::new(host?)?,
             device,
             slots: (0..slots).map(slot).collect::<Result<_>>()?,

@@ -130,7 +130,7 @@ impl Device {
     }
 
     /// The size of the staging buffer, bytes.
-    pub fn landing(&self) -> u64 {
+    pub fn staging(&self) -> u64 {
         self.staging.buffer.bytes
     }
 

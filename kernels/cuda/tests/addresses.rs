@@ -12,13 +12,13 @@ use common::layouts::{contiguous, sizes};
 use common::{Case, Choices, NO_FAULT, TARGET, sanitized};
 use products::{matmul, plain, strided, typed};
 use slabwise_cuda::emulator::{Check, Emulator, Order, available};
-use slabwise_cuda::{Lowered, lower, lower_many};
+use slabwise_cuda::{Lowered, lower, lower_fused};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Access, Body, CheckIndex, Compact, Conv2d, ConvKind, Gather, Inst, Pool2d, Pool2dGrad,
-    PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
+    Access, Body, BoundsCheck, Conv2d, ConvKind, Gather, Inst, NonMaxSuppression, Nonzero, Pool2d,
+    Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Window,
 };
 
 /// A spec that stores the anchor's value unchanged.
@@ -146,14 +146,14 @@ fn indexing() -> [Spec; 3] {
         value,
         index: index(&[1, 0]),
     };
-    let check = CheckIndex {
+    let check = BoundsCheck {
         index: index(&[1]),
         limit: Size::fixed(1000),
     };
     [
         storing(Body::Gather(gather), &[70, 20], DType::F32),
         storing(Body::ScatterAdd(scatter), &[9, 20], DType::F32),
-        writing(Body::CheckIndex(check), &[300]),
+        writing(Body::BoundsCheck(check), &[300]),
     ]
 }
 
@@ -187,7 +187,7 @@ fn convolution(kind: ConvKind) -> Spec {
 }
 
 fn choosing() -> [Spec; 4] {
-    let compact = Compact {
+    let compact = Nonzero {
         space: sizes(&[5000]),
         mask: contiguous(DType::Bool, &[5000]),
         positions: contiguous(DType::I32, &[2400]),
@@ -199,16 +199,16 @@ fn choosing() -> [Spec; 4] {
             positions: contiguous(DType::I32, dims),
         })
     };
-    let boxes = Suppress {
+    let boxes = NonMaxSuppression {
         threshold: 0.4,
         boxes: contiguous(DType::F32, &[1100, 4]),
         keep: contiguous(DType::Bool, &[1100]),
     };
     [
-        writing(Body::Compact(compact), &[2400]),
+        writing(Body::Nonzero(compact), &[2400]),
         writing(sort(&[5, 70]), &[5, 70]),
         writing(sort(&[2, 4100]), &[2, 4100]),
-        writing(Body::Suppress(boxes), &[1100]),
+        writing(Body::NonMaxSuppression(boxes), &[1100]),
     ]
 }
 
@@ -258,7 +258,7 @@ fn cases(choices: &mut Choices) -> Vec<Case> {
                 .flat_map(|i| (i as i32 * 5 % 9).to_le_bytes())
                 .collect();
         }
-        if matches!(case.spec.body, Body::CheckIndex(_)) {
+        if matches!(case.spec.body, Body::BoundsCheck(_)) {
             case.args[0]
                 .chunks_mut(4)
                 .for_each(|b| b.copy_from_slice(&3i32.to_le_bytes()));
@@ -290,7 +290,7 @@ fn addresses_of_every_family_child() {
         .map(|n| Case::new("some", scaled(&[n], &[1], &[1]), &mut choices))
         .into();
     let specs: Vec<&Spec> = members.iter().map(|case| &case.spec).collect();
-    let group = lower_many(&specs, &Env::default(), &TARGET)
+    let group = lower_fused(&specs, &Env::default(), &TARGET)
         .expect("source")
         .remove(0);
     assert_eq!(group.members.len(), 3);

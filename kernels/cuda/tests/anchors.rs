@@ -9,7 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec,
+    Body, BoundsCheck, Dims, Gather, Inst, Operand, Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Spec,
     Store, Window,
 };
 
@@ -254,7 +254,7 @@ fn the_first_bad_index_is_reported() {
         let index_type = choices.pick(&[DType::U8, DType::I32]);
         let contiguous = choices.once_in(2);
         let index = layout(&mut choices, index_type, &dims, contiguous);
-        let body = Body::CheckIndex(CheckIndex {
+        let body = Body::BoundsCheck(BoundsCheck {
             index,
             limit: Size::fixed(limit),
         });

@@ -14,8 +14,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{
-    Body, Compact, Gather, Inst, Operand, Pool2d, PoolKind, ReduceOp, ScatterAdd, Sort, Spec,
-    Store, Suppress, Window,
+    Body, Gather, Inst, NonMaxSuppression, Nonzero, Operand, Pool2d, PoolKind, ReduceOp,
+    ScatterAdd, Sort, Spec, Store, Window,
 };
 
 fn storing(body: Body, dims: &[i64]) -> Spec {
@@ -127,7 +127,7 @@ fn choosing() -> [Spec; 4] {
         stores: vec![],
         ..storing(body, dims)
     };
-    let compact = Compact {
+    let compact = Nonzero {
         space: sizes(&[1 << 20]),
         mask: contiguous(DType::Bool, &[1 << 20]),
         positions: contiguous(DType::I32, &[9]),
@@ -137,16 +137,16 @@ fn choosing() -> [Spec; 4] {
         source: contiguous(DType::F32, dims),
         positions: contiguous(DType::I32, dims),
     };
-    let boxes = Suppress {
+    let boxes = NonMaxSuppression {
         threshold: 0.5,
         boxes: contiguous(DType::F32, &[5000, 4]),
         keep: contiguous(DType::Bool, &[5000]),
     };
     [
-        own(Body::Compact(compact), &[9]),
+        own(Body::Nonzero(compact), &[9]),
         own(Body::Sort(sort(&[64, 300])), &[64, 300]),
         own(Body::Sort(sort(&[1 << 20])), &[1 << 20]),
-        own(Body::Suppress(boxes), &[5000]),
+        own(Body::NonMaxSuppression(boxes), &[5000]),
     ]
 }
 

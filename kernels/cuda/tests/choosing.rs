@@ -8,7 +8,7 @@ use common::{Case, Choices, TARGET, available, check};
 use slabwise_cuda::{Lowered, lower};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::spec::{Body, Compact, Dims, Operand, Sort, Spec, Suppress};
+use slabwise_kernels::spec::{Body, Dims, NonMaxSuppression, Nonzero, Operand, Sort, Spec};
 
 fn spec(body: Body, dims: Dims) -> Spec {
     Spec {
@@ -50,7 +50,7 @@ fn positions_are_those_of_a_plain_loop() {
         let room = dims.iter().product::<i64>() / [1, 2, 3, 20][choices.below(4)]
             + choices.below(3) as i64;
         let positions = layout(&mut choices, DType::I32, &[room], contiguous);
-        let body = Body::Compact(Compact {
+        let body = Body::Nonzero(Nonzero {
             space: sizes(&dims),
             mask,
             positions,
@@ -72,7 +72,7 @@ fn positions_are_those_of_a_plain_loop() {
         let space = Dims::from_slice(&[rows, Size::fixed(10)]);
         let mask = Operand::contiguous(DType::Bool, &space).expect("small");
         let positions = Operand::contiguous(DType::I32, &[found]).expect("small");
-        let body = Body::Compact(Compact {
+        let body = Body::Nonzero(Nonzero {
             space,
             mask,
             positions,
@@ -220,7 +220,7 @@ fn boxes_stay_as_one_after_the_other_would() {
                 (at(boxes.offset) + i * at(boxes.strides[0]) + k * at(boxes.strides[1])) as usize
             })
             .collect();
-        let body = Body::Suppress(Suppress {
+        let body = Body::NonMaxSuppression(NonMaxSuppression {
             threshold: [0.0, 0.3, 0.5, 0.7][round % 4],
             boxes,
             keep,

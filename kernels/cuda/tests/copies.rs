@@ -236,10 +236,10 @@ fn prefetched_batches_arrive_in_order() {
         let [input, seen] = [64, 64 * 16].map(|bytes| device.reserve(bytes).expect("room"));
         let ring_bytes = device.reserve(128 * slots as u64).expect("room");
         let pinned = driver.get("pinned_bytes");
-        let ring = device.open_ring(ring_bytes, slots).expect("room");
+        let queue = device.open_queue(ring_bytes, slots).expect("room");
         assert_eq!(driver.get("pinned_bytes") - pinned, 128 * slots as i64);
         let send = |device: &mut Device, batch: usize| {
-            let sent = device.send_ahead(ring, batch % slots, |bytes| {
+            let sent = device.send_ahead(queue, batch % slots, |bytes| {
                 bytes[64..].fill(batch as u8 + 1);
                 if batch == 20 { Err("no batch") } else { Ok(()) }
             });
@@ -249,7 +249,7 @@ fn prefetched_batches_arrive_in_order() {
         for batch in 0..16 {
             let made = driver.get("allocations");
             device
-                .take_ahead(ring, batch % slots, [(64, input)].into_iter())
+                .take_ahead(queue, batch % slots, [(64, input)].into_iter())
                 .expect("it is there");
             // Takes the place of the run.
             device

@@ -14,8 +14,8 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Compact, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d,
-    Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, Window,
+    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, NonMaxSuppression, Nonzero,
+    Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Window,
 };
 
 fn contiguous(dtype: DType, dims: &[Size]) -> Operand {
@@ -342,7 +342,7 @@ fn indices_and_windows() {
     );
     each(&mut cases, &mut choices, "check", &[300], |dims| {
         writing(
-            Body::CheckIndex(CheckIndex {
+            Body::BoundsCheck(BoundsCheck {
                 index: contiguous(DType::I32, dims),
                 limit: Size::fixed(10),
             }),
@@ -428,7 +428,7 @@ fn choosing() {
                     contiguous(DType::I32, &[found]),
                 );
                 writing(
-                    Body::Compact(Compact {
+                    Body::Nonzero(Nonzero {
                         space,
                         mask,
                         positions,
@@ -455,7 +455,7 @@ fn choosing() {
             contiguous(DType::Bool, dims),
         );
         writing(
-            Body::Suppress(Suppress {
+            Body::NonMaxSuppression(NonMaxSuppression {
                 threshold: 0.4,
                 boxes,
                 keep,

@@ -8,7 +8,7 @@ mod common;
 use builder::Builder;
 use common::{Case, Choices, NO_FAULT, TARGET, available, check, compile_for_gpu};
 use slabwise_cuda::emulator::{Check, Emulator, Order};
-use slabwise_cuda::{Function, PRELUDE, Target, lower, nvrtc, sums_alike};
+use slabwise_cuda::{Function, PRELUDE, Target, has_same_sums, lower, nvrtc};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -374,7 +374,7 @@ fn loops_reported_alike_compute_the_same_bits() {
             };
             let alone = with(None);
             for other in [DType::F32, DType::BF16].map(|dtype| with(Some(dtype))) {
-                let alike = sums_alike(&alone.spec, &other.spec, &Env::default(), &TARGET)
+                let alike = has_same_sums(&alone.spec, &other.spec, &Env::default(), &TARGET)
                     .expect("kernels");
                 let sums = [&alone, &other].map(|case| {
                     let lowered = lower(&case.spec, &case.bounds, &case.target).expect("source");

@@ -281,7 +281,7 @@ impl Call<'_> {
         let batch = self.launch.part.and_then(|part| {
             self.body
                 .n
-                .checked_div_size(Size::symbol(part.slicing.batch))
+                .checked_div_size(Size::symbol(part.micro_batching.batch))
         });
         batch.map_or(1, |images| images.usize_at(self.launch.env))
     }

@@ -13,7 +13,7 @@ use crate::spec::{Body, Spec};
 const BLOCK: usize = 2048;
 
 /// See [`Body::Gather`]. An index outside the axis reads the nearest element, or 0 from an empty
-/// axis: the run is memory-safe for all indices, and [`CheckIndex`] reports those outside.
+/// axis: the run is memory-safe for all indices, and [`BoundsCheck`] reports those outside.
 pub(crate) struct Gather {
     code: TileCode,
     threads: usize,
@@ -138,16 +138,16 @@ impl Lookup {
     }
 }
 
-/// See [`Body::CheckIndex`].
-pub(crate) struct CheckIndex;
+/// See [`Body::BoundsCheck`].
+pub(crate) struct BoundsCheck;
 
-impl CheckIndex {
+impl BoundsCheck {
     /// Indices that one worker checks at a time.
     const CHUNK: usize = 1 << 14;
 
     pub fn new(spec: &Spec, _bound: &Env, _config: &Config) -> Result<Self, SpecError> {
         check_rank(&spec.dims, 0)?;
-        Ok(CheckIndex)
+        Ok(BoundsCheck)
     }
 
     pub fn workspace(&self) -> u64 {
@@ -157,7 +157,7 @@ impl CheckIndex {
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) -> Result<(), Fault> {
-        let Body::CheckIndex(check) = &spec.body else {
+        let Body::BoundsCheck(check) = &spec.body else {
             unreachable!("checked by new")
         };
         let (space, limit) = (

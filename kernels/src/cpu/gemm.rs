@@ -243,11 +243,11 @@ impl Matmul {
             team: launch.team,
         };
         let k_blocks = KBlocks::new(k, even(k, KC, 1), self.limits.kc);
-        let folded = launch.part.filter(|part| part.slicing.folds);
+        let folded = launch.part.filter(|part| part.micro_batching.folds);
         let slice = folded.map_or(0..k, |part| {
             let steps = body
                 .k
-                .checked_div_size(Size::symbol(part.slicing.batch))
+                .checked_div_size(Size::symbol(part.micro_batching.batch))
                 .map_or(1, |steps| steps.usize_at(env));
             part.examples.start * steps..part.examples.end * steps
         });

@@ -1,30 +1,30 @@
 //! The CPU back end: prepares a [`Spec`] once, then runs it in caller-planned memory without
 //! allocating.
 
-mod compact;
 mod conv2d;
 mod gather;
 mod gemm;
 mod isa;
 mod loops;
+mod non_max_suppression;
+mod nonzero;
 mod pointwise;
 mod pool2d;
 mod scatter;
 mod simd;
 mod sort;
-mod suppress;
 mod team;
 mod tile;
 
 pub use isa::Isa;
-pub use loops::sums_alike;
+pub use loops::has_same_sums;
 pub use team::Team;
 
 use smallvec::SmallVec;
 
 use crate::memory::{Memory, Region};
+use crate::micro_batch::{MicroBatch, MicroBatching, Part};
 use crate::size::{Env, Symbol};
-use crate::slice::{Part, Slice, Slicing};
 use crate::spec::{Access, Body, Dims, MAX_ARGUMENTS, Operand, Spec};
 pub use crate::spec::{MAX_AXES, SpecError};
 
@@ -40,7 +40,7 @@ pub struct Config {
 /// A run that stopped because the data broke a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Fault {
-    /// [`Body::CheckIndex`] met an index outside its range.
+    /// [`Body::BoundsCheck`] met an index outside its range.
     #[error("index {value} at position {position} is outside 0..{limit}")]
     Index {
         /// Row-major position of the first such index.
@@ -90,7 +90,7 @@ pub struct Kernel {
 
 /// How a kernel runs on slices of a batch.
 struct Slices {
-    slicing: Slicing,
+    micro_batching: MicroBatching,
     cut: CutOff,
 }
 
@@ -112,10 +112,10 @@ enum Prepared {
     Pool2dGrad(pool2d::Pool2dGrad),
     Gather(gather::Gather),
     ScatterAdd(scatter::ScatterAdd),
-    CheckIndex(gather::CheckIndex),
-    Compact(compact::Compact),
+    BoundsCheck(gather::BoundsCheck),
+    Nonzero(nonzero::Nonzero),
     Sort(sort::Sort),
-    Suppress(suppress::Suppress),
+    NonMaxSuppression(non_max_suppression::NonMaxSuppression),
 }
 
 impl Kernel {
@@ -165,12 +165,14 @@ impl Kernel {
             Body::ScatterAdd(_) => {
                 Prepared::ScatterAdd(scatter::ScatterAdd::new(&spec, bound, config)?)
             }
-            Body::CheckIndex(_) => {
-                Prepared::CheckIndex(gather::CheckIndex::new(&spec, bound, config)?)
+            Body::BoundsCheck(_) => {
+                Prepared::BoundsCheck(gather::BoundsCheck::new(&spec, bound, config)?)
             }
-            Body::Compact(_) => Prepared::Compact(compact::Compact::new(&spec, bound, config)?),
+            Body::Nonzero(_) => Prepared::Nonzero(nonzero::Nonzero::new(&spec, bound, config)?),
             Body::Sort(_) => Prepared::Sort(sort::Sort::new(&spec, bound, config)?),
-            Body::Suppress(_) => Prepared::Suppress(suppress::Suppress::new(&spec, bound, config)?),
+            Body::NonMaxSuppression(_) => Prepared::NonMaxSuppression(
+                non_max_suppression::NonMaxSuppression::new(&spec, bound, config)?,
+            ),
         };
         let arguments = spec.arguments();
         Ok(Kernel {
@@ -193,7 +195,7 @@ impl Kernel {
         config: &Config,
         workspace: u64,
     ) -> Result<Option<Kernel>, SpecError> {
-        let Some(slicing) = Slicing::of(&spec, batch) else {
+        let Some(micro_batching) = MicroBatching::of(&spec, batch) else {
             return Ok(None);
         };
         // The sizes of the whole run decide how sums are split, so loops and sums over the batch,
@@ -201,28 +203,31 @@ impl Kernel {
         // a slice.
         let mut own = *bound;
         if matches!(spec.body, Body::Matmul(_))
-            || !slicing.folds && !matches!(spec.body, Body::Loop)
+            || !micro_batching.folds && !matches!(spec.body, Body::Loop)
         {
             let examples = &mut own.0[usize::from(batch.0)];
             *examples = (*examples).min(most);
         }
         let kernel = Kernel::prepare(spec, [&own, bound], config, workspace)?;
         let cut = match &kernel.body {
-            _ if !slicing.folds => Some(CutOff { unit: 1, sums: 0 }),
+            _ if !micro_batching.folds => Some(CutOff { unit: 1, sums: 0 }),
             Prepared::Conv2d(k) => k.cut_off(&kernel.spec, bound),
             Prepared::Matmul(k) => k.cut_off(&kernel.spec, bound),
-            Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &slicing),
+            Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &micro_batching),
             _ => None,
         };
         Ok(cut.map(|cut| Kernel {
-            slices: Some(Slices { slicing, cut }),
+            slices: Some(Slices {
+                micro_batching,
+                cut,
+            }),
             ..kernel
         }))
     }
 
     /// How this kernel runs on slices, if it was prepared by [`Kernel::sliced`].
-    pub fn slicing(&self) -> Option<&Slicing> {
-        self.slices.as_ref().map(|s| &s.slicing)
+    pub fn micro_batching(&self) -> Option<&MicroBatching> {
+        self.slices.as_ref().map(|s| &s.micro_batching)
     }
 
     /// The number of examples of every slice but the last must be a multiple of this.
@@ -257,10 +262,10 @@ impl Kernel {
             Prepared::Pool2dGrad(k) => k.workspace(),
             Prepared::Gather(k) => k.workspace(),
             Prepared::ScatterAdd(k) => k.workspace(),
-            Prepared::CheckIndex(k) => k.workspace(),
-            Prepared::Compact(k) => k.workspace(),
+            Prepared::BoundsCheck(k) => k.workspace(),
+            Prepared::Nonzero(k) => k.workspace(),
             Prepared::Sort(k) => k.workspace(),
-            Prepared::Suppress(k) => k.workspace(),
+            Prepared::NonMaxSuppression(k) => k.workspace(),
         }
     }
 
@@ -317,9 +322,13 @@ impl Kernel {
         workspace: &Region,
         whole: &Env,
         team: &Team,
-        slice: Slice,
+        slice: MicroBatch,
     ) -> Result<(), Fault> {
-        let Some(Slices { slicing, cut }) = &self.slices else {
+        let Some(Slices {
+            micro_batching,
+            cut,
+        }) = &self.slices
+        else {
             panic!("a slice of a kernel that was not prepared for it")
         };
         assert!(
@@ -328,8 +337,8 @@ impl Kernel {
             team.threads(),
             self.threads
         );
-        let examples = whole.0[usize::from(slicing.batch.0)];
-        let own = slice.sizes(whole, slicing.batch);
+        let examples = whole.0[usize::from(micro_batching.batch.0)];
+        let own = slice.sizes(whole, micro_batching.batch);
         let to = slice.to.min(examples);
         for end in [slice.from, to].into_iter().filter(|&end| end < examples) {
             assert!(
@@ -356,7 +365,7 @@ impl Kernel {
             whole,
             examples: slice.from.min(to) as usize..to as usize,
             last: slice.last,
-            slicing,
+            micro_batching,
             sums: sums
                 .first()
                 .map_or(std::ptr::null_mut(), |sums| memory.address(sums)),
@@ -366,7 +375,7 @@ impl Kernel {
             memory,
             args,
             workspace,
-            if slicing.folds { whole } else { &own },
+            if micro_batching.folds { whole } else { &own },
             team,
             Some(&part),
         )
@@ -418,10 +427,10 @@ impl Kernel {
                 Prepared::Pool2dGrad(k) => k.run(&self.spec, &launch),
                 Prepared::Gather(k) => k.run(&self.spec, &launch),
                 Prepared::ScatterAdd(k) => k.run(&self.spec, &launch),
-                Prepared::CheckIndex(k) => return k.run(&self.spec, &launch),
-                Prepared::Compact(k) => k.run(&self.spec, &launch),
+                Prepared::BoundsCheck(k) => return k.run(&self.spec, &launch),
+                Prepared::Nonzero(k) => k.run(&self.spec, &launch),
                 Prepared::Sort(k) => k.run(&self.spec, &launch),
-                Prepared::Suppress(k) => k.run(&self.spec, &launch),
+                Prepared::NonMaxSuppression(k) => k.run(&self.spec, &launch),
             }
         }
         Ok(())

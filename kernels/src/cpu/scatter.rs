@@ -17,7 +17,7 @@ use crate::spec::{Body, Spec};
 const BLOCK: usize = 1 << 14;
 
 /// See [`Body::ScatterAdd`]. Values whose index lies outside the axis are added nowhere;
-/// [`super::gather::CheckIndex`] reports them.
+/// [`super::gather::BoundsCheck`] reports them.
 pub(crate) struct ScatterAdd {
     code: TileCode,
     threads: usize,

@@ -178,7 +178,7 @@ pub fn move_operand_last(spec: &mut Spec, k: u16) {
 /// The passes over the reduced axes in which the values of a spec are computed.
 ///
 /// A value is *per row* if it exists once per point of the kept axes, else *per element*; see
-/// [`Spec::folded`]. A value without reductions among its arguments has level 0, the reduction of a
+/// [`Spec::per_row`]. A value without reductions among its arguments has level 0, the reduction of a
 /// value of level n has level n + 1, and every other value has the highest level of its arguments.
 /// Pass n computes the per-element values of level n and reduces them; the per-row values of level
 /// n are computed just before it.
@@ -203,7 +203,7 @@ impl Levels {
         }
         Levels {
             level,
-            per_row: spec.folded(),
+            per_row: spec.per_row(),
             live: live_values(&spec.code, &spec.stores),
         }
     }
@@ -257,12 +257,12 @@ impl Spec {
     /// Whether a value exists once per point of the kept axes, rather than at every point: a
     /// reduction, or anything computed from reductions, constants and operands that do not vary
     /// along the reduced axes.
-    pub fn is_folded(&self, value: ValueId) -> bool {
-        self.folded()[usize::from(value)]
+    pub fn is_per_row(&self, value: ValueId) -> bool {
+        self.per_row()[usize::from(value)]
     }
 
-    /// [`Spec::is_folded`] of every value.
-    pub fn folded(&self) -> Vec<bool> {
+    /// [`Spec::is_per_row`] of every value.
+    pub fn per_row(&self) -> Vec<bool> {
         if self.reduced == 0 {
             return vec![false; self.code.len()];
         }

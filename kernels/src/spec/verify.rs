@@ -129,8 +129,10 @@ impl Spec {
                 check_operand("the index", &gather.index, rank, &INDEX_TYPES)
             }
             Body::ScatterAdd(scatter) => self.check_scatter(scatter),
-            Body::CheckIndex(check) => check_operand("the index", &check.index, rank, &INDEX_TYPES),
-            Body::Compact(compact) => {
+            Body::BoundsCheck(check) => {
+                check_operand("the index", &check.index, rank, &INDEX_TYPES)
+            }
+            Body::Nonzero(compact) => {
                 one_axis("positions")?;
                 check_operand(
                     "the mask",
@@ -152,7 +154,7 @@ impl Spec {
                 )?;
                 check_operand("the positions", &sort.positions, rank, &[DType::I32])
             }
-            Body::Suppress(suppress) => {
+            Body::NonMaxSuppression(suppress) => {
                 one_axis("boxes")?;
                 check_operand("the boxes", &suppress.boxes, 2, &[DType::F32])?;
                 check_operand("what stays", &suppress.keep, 1, &[DType::Bool])

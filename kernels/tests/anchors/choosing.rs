@@ -1,6 +1,6 @@
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Body, Compact, Operand, Sort, Spec, Suppress};
+use slabwise_kernels::spec::{Body, NonMaxSuppression, Nonzero, Operand, Sort, Spec};
 
 use crate::harness::*;
 
@@ -40,7 +40,7 @@ fn positions_are_those_of_a_plain_loop() {
             (expected.len() + random.pick(0..3)).saturating_sub(1),
             random.chance(2),
         );
-        let body = Body::Compact(Compact {
+        let body = Body::Nonzero(Nonzero {
             space: sizes(&axes),
             mask: layout(&mut random, DType::Bool, &axes, contiguous),
             positions: layout(&mut random, DType::I32, &[fixed(room)], contiguous),
@@ -160,7 +160,7 @@ fn boxes_stay_as_one_after_the_other_would() {
         }
         let expected: Vec<u32> = (0..count).map(|i| u32::from(kept.contains(&i))).collect();
         let contiguous = random.chance(2);
-        let body = Body::Suppress(Suppress {
+        let body = Body::NonMaxSuppression(NonMaxSuppression {
             threshold,
             boxes: layout(&mut random, DType::F32, &[axes[0], fixed(4)], contiguous),
             keep: layout(&mut random, DType::Bool, &axes, contiguous),
@@ -192,7 +192,7 @@ fn invalid_selections_are_refused() {
     };
     let operand = |dtype, rank: usize| Operand::contiguous(dtype, &vec![Size::ONE; rank]).unwrap();
     let compact = |mask, positions| {
-        Body::Compact(Compact {
+        Body::Nonzero(Nonzero {
             space: sizes(&[fixed(3)]),
             mask,
             positions,
@@ -225,7 +225,7 @@ fn invalid_selections_are_refused() {
         positions: operand(DType::I32, 1),
     });
     assert!(kernel(sort, &[3]).contains("the source is bool"));
-    let suppress = Body::Suppress(Suppress {
+    let suppress = Body::NonMaxSuppression(NonMaxSuppression {
         threshold: 0.5,
         boxes: operand(DType::F32, 1),
         keep: operand(DType::Bool, 1),
@@ -237,7 +237,7 @@ fn invalid_selections_are_refused() {
 fn nothing_to_choose_from_is_nothing_chosen() {
     let mut random = Random(24);
     let (none, two) = ([fixed(0)], [fixed(2)]);
-    let body = Body::Compact(Compact {
+    let body = Body::Nonzero(Nonzero {
         space: sizes(&none),
         mask: layout(&mut random, DType::Bool, &none, true),
         positions: layout(&mut random, DType::I32, &two, true),
@@ -255,7 +255,7 @@ fn nothing_to_choose_from_is_nothing_chosen() {
         run(&spec(body, &none), 1, &[Some(Values(vec![])), None]).unwrap()[1].0,
         []
     );
-    let body = Body::Suppress(Suppress {
+    let body = Body::NonMaxSuppression(NonMaxSuppression {
         threshold: 0.5,
         boxes: layout(&mut random, DType::F32, &[none[0], fixed(4)], true),
         keep: layout(&mut random, DType::Bool, &none, true),

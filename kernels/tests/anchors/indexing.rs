@@ -2,7 +2,7 @@ use half::{bf16, f16};
 use slabwise_kernels::cpu::Fault;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Body, CheckIndex, Gather, Operand, ScatterAdd, Spec};
+use slabwise_kernels::spec::{Body, BoundsCheck, Gather, Operand, ScatterAdd, Spec};
 
 use crate::harness::*;
 
@@ -251,7 +251,7 @@ fn scatter_adds_in_row_major_order() {
 
 fn check(index: Operand, axes: &[Axis], limit: usize) -> Spec {
     Spec {
-        body: Body::CheckIndex(CheckIndex {
+        body: Body::BoundsCheck(BoundsCheck {
             index,
             limit: Size::fixed(limit as i64),
         }),

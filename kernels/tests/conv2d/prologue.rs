@@ -7,8 +7,8 @@ use half::{bf16, f16};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::memory::Memory;
+use slabwise_kernels::micro_batch::MicroBatching;
 use slabwise_kernels::scalar::Value;
-use slabwise_kernels::slice::Slicing;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS, PrologueError, ReduceOp, SpecError};
 
 use super::*;
@@ -720,9 +720,9 @@ fn nothing_with_a_prologue_runs_in_slices() {
                 u64::MAX,
             )
         };
-        assert!(Slicing::of(&spec, batch).is_none() && matches!(sliced(&spec), Ok(None)));
+        assert!(MicroBatching::of(&spec, batch).is_none() && matches!(sliced(&spec), Ok(None)));
         conv(&mut spec).prologue = None;
-        assert!(Slicing::of(&spec, batch).is_some() && matches!(sliced(&spec), Ok(Some(_))));
+        assert!(MicroBatching::of(&spec, batch).is_some() && matches!(sliced(&spec), Ok(Some(_))));
     }
 }
 

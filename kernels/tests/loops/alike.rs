@@ -1,7 +1,7 @@
-//! Loops with only some of the stores of others: wherever [`sums_alike`] is true, the stores of
+//! Loops with only some of the stores of others: wherever [`has_same_sums`] is true, the stores of
 //! both have the same bits.
 
-use slabwise_kernels::cpu::{Config, Isa, Kernel, Team, sums_alike};
+use slabwise_kernels::cpu::{Config, Isa, Kernel, Team, has_same_sums};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
@@ -231,8 +231,8 @@ fn alike(a: &Spec, b: &Spec) -> Option<bool> {
         threads: 2,
         isa: Isa::Portable,
     };
-    let alike = sums_alike(a, b, &Env::default(), &config);
-    assert_eq!(alike, sums_alike(b, a, &Env::default(), &config));
+    let alike = has_same_sums(a, b, &Env::default(), &config);
+    assert_eq!(alike, has_same_sums(b, a, &Env::default(), &config));
     alike
 }
 

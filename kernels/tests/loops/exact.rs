@@ -194,7 +194,7 @@ impl Draft {
 
     fn store(&mut self, c: &mut Choices, v: ValueId) {
         let axes = self.planned.len();
-        let folded = self.spec.is_folded(v);
+        let folded = self.spec.is_per_row(v);
         let kept = axes - self.spec.reduced;
         let lane = self.lane(v);
         let dtypes: &[DType] = match lane {

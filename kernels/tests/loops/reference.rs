@@ -112,7 +112,7 @@ fn reduce(op: ReduceOp, values: &[Value], lane: Lane) -> Value {
 pub fn run(spec: &Spec, env: &Env, bytes: &Bytes) -> Vec<u8> {
     let dims: Vec<usize> = spec.dims.iter().map(|d| d.usize_at(env)).collect();
     let kept = dims.len() - spec.reduced;
-    let folded = spec.folded();
+    let folded = spec.per_row();
     let lanes = spec.lanes().expect("a valid spec");
     let mut out = bytes.all.clone();
     for outer in points(&dims[..kept]) {

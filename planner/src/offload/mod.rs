@@ -22,7 +22,7 @@ mod within;
 pub use engines::Transfer;
 pub(crate) use engines::{Engines, Event, IdleInterval, events};
 use transfers::{Offloader, Timeline, Value};
-pub use within::{Trip, WithLink, plan_with_link};
+pub use within::{OffloadInterval, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
 use rustc_hash::FxHashMap;

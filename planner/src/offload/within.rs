@@ -12,7 +12,7 @@ use crate::repeat::{Repeated, Within, floor, plan_within};
 /// The interval in which a buffer is offloaded. Tasks and buffers are those of the dag without
 /// copies.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Trip {
+pub struct OffloadInterval {
     /// The offloaded buffer.
     pub buffer: BufferId,
     /// The bytes that it frees in the slab.
@@ -42,7 +42,7 @@ pub struct WithLink {
     /// none that meets it.
     pub plan: Plan,
     /// The offload intervals of the plan.
-    pub trips: Vec<Trip>,
+    pub intervals: Vec<OffloadInterval>,
     /// The time of all tasks and of all waits for copies, in the unit of [`Task::cost`].
     pub time: f64,
     /// A lower bound of the slab for every schedule.
@@ -183,7 +183,7 @@ impl WithLink {
             repeated,
             offloaded: None,
             plan,
-            trips: Vec::new(),
+            intervals: Vec::new(),
             time,
             floor,
         }
@@ -233,7 +233,7 @@ fn offload(
         for _ in 0..TARGETS {
             let fits = best.plan.height <= budget;
             let most = if fits { best.time } else { f64::INFINITY };
-            let Some((offloaded, time, trips)) =
+            let Some((offloaded, time, intervals)) =
                 idle.offload(base, &start.plan, target, link, most, busy_price)
             else {
                 break;
@@ -247,7 +247,7 @@ fn offload(
             let found = WithLink {
                 offloaded: Some(offloaded),
                 plan: planned,
-                trips,
+                intervals,
                 time,
                 ..start.clone()
             };
@@ -386,7 +386,7 @@ impl Idle {
         link: &Link,
         most: f64,
         busy_price: f64,
-    ) -> Option<(Offloaded, f64, Vec<Trip>)> {
+    ) -> Option<(Offloaded, f64, Vec<OffloadInterval>)> {
         let host = link
             .host_bytes
             .map_or(i64::MAX, |bytes| bytes.min(1 << 62) as i64);
@@ -402,7 +402,7 @@ impl Idle {
             return None;
         }
         let task = |step: u32| plan.order[step as usize];
-        let trips = offloader.transfers().iter().map(|t| Trip {
+        let intervals = offloader.transfers().iter().map(|t| OffloadInterval {
             buffer: self.buffers[t.value as usize],
             bytes: self.timeline.values[t.value as usize].bytes as u64,
             used: task(t.used),
@@ -414,7 +414,7 @@ impl Idle {
         Some((
             Offloaded::new(dag, &plan.order, &self.buffers, offloader.transfers()),
             time,
-            trips.collect(),
+            intervals.collect(),
         ))
     }
 }

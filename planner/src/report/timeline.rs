@@ -15,7 +15,7 @@ const PAGE: &str = include_str!("timeline/page.html");
 
 /// Bytes that a kernel received in a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Handed {
+pub struct ReceivedBytes {
     /// The buffer, or the workspace.
     pub holder: Holder,
     /// The actual offset in the slab; `None` if the bytes were elsewhere, like inputs that stay on
@@ -33,7 +33,7 @@ pub struct RunStep {
     /// The duration of its kernel.
     pub ns: u64,
     /// The bytes that it received.
-    pub handed: Vec<Handed>,
+    pub received: Vec<ReceivedBytes>,
 }
 
 /// The bytes that each step's kernel received in an observed run.
@@ -47,15 +47,15 @@ impl Run {
     /// The end of the highest byte of the slab that a kernel received.
     pub fn peak_bytes(&self) -> u64 {
         let ends = self
-            .handed()
+            .received()
             .filter_map(|(_, h)| Some(h.offset?.saturating_add(h.bytes)));
         ends.max().unwrap_or(0)
     }
 
     /// The bytes received at another offset than planned, or at a step where the plan has none for
     /// the holder.
-    pub fn strays(&self, plan: &Plan) -> Vec<(usize, Handed)> {
-        let astray = |step: usize, h: &Handed| {
+    pub fn strays(&self, plan: &Plan) -> Vec<(usize, ReceivedBytes)> {
+        let astray = |step: usize, h: &ReceivedBytes| {
             let Some(offset) = h.offset.filter(|_| h.bytes > 0) else {
                 return false;
             };
@@ -69,14 +69,16 @@ impl Run {
                 }
             }
         };
-        self.handed().filter(|(step, h)| astray(*step, h)).collect()
+        self.received()
+            .filter(|(step, h)| astray(*step, h))
+            .collect()
     }
 
-    fn handed(&self) -> impl Iterator<Item = (usize, Handed)> {
+    fn received(&self) -> impl Iterator<Item = (usize, ReceivedBytes)> {
         self.steps
             .iter()
             .enumerate()
-            .flat_map(|(at, step)| step.handed.iter().map(move |h| (at, *h)))
+            .flat_map(|(at, step)| step.received.iter().map(move |h| (at, *h)))
     }
 }
 
@@ -254,7 +256,7 @@ fn why_at(dag: &Dag, plan: &Plan, step: usize, buffer: BufferId) -> Option<Strin
     match (next(false), next(true), of.live_out) {
         (Some(reader), ..) => reasons.push(format!("{reader} reads it next")),
         (None, Some(writer), _) => reasons.push(format!("{writer} writes it next")),
-        (None, None, true) => reasons.push("it is handed out at the end".into()),
+        (None, None, true) => reasons.push("it is received out at the end".into()),
         (None, None, false) => {}
     }
     if reasons.is_empty() {
@@ -271,14 +273,14 @@ fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
         Holder::Workspace(t) => dag.buffers.len() + t.index(),
     };
     let step = |step: &RunStep| {
-        let handed = step
-            .handed
+        let received = step
+            .received
             .iter()
             .filter_map(|h| Some(json!([item(h.holder), h.offset?, h.bytes])));
-        json!({ "us": step.ns as f64 / 1e3, "handed": handed.collect::<Value>() })
+        json!({ "us": step.ns as f64 / 1e3, "received": received.collect::<Value>() })
     };
     let strays = run.strays(plan);
-    let stray = |(step, h): &(usize, Handed)| {
+    let stray = |(step, h): &(usize, ReceivedBytes)| {
         let name = match h.holder {
             Holder::Buffer(b) => dag.buffer_name(b).to_string(),
             Holder::Workspace(TaskId(t)) => format!("workspace of {}", dag.tasks[t as usize].name),

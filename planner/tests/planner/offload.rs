@@ -96,9 +96,9 @@ fn random_programs_compute_the_same_within_any_budget_over_any_link() {
         both += u32::from(found.repeated.is_some());
         assert_eq!(
             found
-                .trips
+                .intervals
                 .iter()
-                .filter(|trip| trip.steps == 0 || trip.bytes == 0)
+                .filter(|interval| interval.steps == 0 || interval.bytes == 0)
                 .count(),
             0
         );
@@ -181,16 +181,16 @@ fn offloaded_sample() -> (Offloaded, Plan) {
         (found.plan.height, found.plan.host_height, found.time),
         (2 * BYTES, BYTES, 500.0)
     );
-    let [trip] = found.trips[..] else {
-        panic!("{:?}", found.trips)
+    let [interval] = found.intervals[..] else {
+        panic!("{:?}", found.intervals)
     };
     assert_eq!(
         (
-            trip.buffer,
-            trip.bytes,
-            trip.used,
-            trip.read,
-            trip.recompute
+            interval.buffer,
+            interval.bytes,
+            interval.used,
+            interval.read,
+            interval.recompute
         ),
         (X, BYTES, TaskId(1), TaskId(4), None)
     );

@@ -127,7 +127,7 @@ fn random_programs_compute_the_same_within_any_budget() {
             check(&dag, within.plan).expect("a right plan");
             return Ok(());
         };
-        again += repeated.again().len();
+        again += repeated.recomputed_tasks().len();
         met += u32::from(within.plan.height <= budget);
         let found = results(
             &dag,
@@ -203,7 +203,10 @@ fn small_repeated() -> Repeated {
 #[test]
 fn every_deviation_from_the_program_is_rejected() {
     let right = check_repeats(&small(), small_repeated()).expect("right");
-    assert_eq!((right.again(), right.cost()), (vec![TaskId(3)], 10));
+    assert_eq!(
+        (right.recomputed_tasks(), right.cost()),
+        (vec![TaskId(3)], 10)
+    );
     let broken = |change: &dyn Fn(&mut Repeated)| {
         let mut repeated = small_repeated();
         change(&mut repeated);

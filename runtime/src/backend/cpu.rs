@@ -51,8 +51,8 @@ impl Target {
         )
     }
 
-    pub(super) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
-        cpu::sums_alike(a, b, bounds, &self.config)
+    pub(super) fn has_same_sums(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
+        cpu::has_same_sums(a, b, bounds, &self.config)
     }
 }
 

@@ -349,7 +349,7 @@ impl Backend for Gpu {
     }
 
     fn staging(&self) -> (u64, u64) {
-        (self.device.landing(), self.device.landed())
+        (self.device.staging(), self.device.landed())
     }
 
     fn load(&mut self, request: &LoadRequest<'_>) -> Result<Option<Loaded>> {
@@ -489,7 +489,7 @@ impl Backend for Gpu {
     }
 
     fn open_queue(&mut self, region: &Region, slots: usize, _copies: usize) -> Result<usize> {
-        self.device.open_ring(*region, slots).map_err(|e| match e {
+        self.device.open_queue(*region, slots).map_err(|e| match e {
             DriverError::OutOfMemory { bytes } => pinned("slots of inputs", bytes),
             other => self.error(other),
         })

@@ -58,7 +58,7 @@ impl Target {
         match *self {}
     }
 
-    pub(super) fn sums_alike(&self, _: &Spec, _: &Spec, _: &Env) -> Option<bool> {
+    pub(super) fn has_same_sums(&self, _: &Spec, _: &Spec, _: &Env) -> Option<bool> {
         match *self {}
     }
 

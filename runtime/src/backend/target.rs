@@ -1,8 +1,8 @@
 //! The targets that kernels are prepared for, and the prepared kernels.
 
 use slabwise_kernels::cpu::{self, SpecError};
+use slabwise_kernels::micro_batch::MicroBatching;
 use slabwise_kernels::size::{Env, Symbol};
-use slabwise_kernels::slice::Slicing;
 use slabwise_kernels::spec::Spec;
 
 use super::{Capabilities, Choice, cuda};
@@ -35,10 +35,10 @@ impl Target {
 
     /// Whether the sums that two loops have in common come out as the same bits in both, in every
     /// run; `None` where that is not known.
-    pub(crate) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
+    pub(crate) fn has_same_sums(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
         match self {
-            Target::Cpu(target) => target.sums_alike(a, b, bounds),
-            Target::Cuda(target) => target.sums_alike(a, b, bounds),
+            Target::Cpu(target) => target.has_same_sums(a, b, bounds),
+            Target::Cuda(target) => target.has_same_sums(a, b, bounds),
         }
     }
 
@@ -146,10 +146,10 @@ impl Kernel {
         let Some(target) = target.with_workspace(most) else {
             return Ok(None);
         };
-        match self.slicing() {
-            Some(slicing) => Kernel::sliced(
+        match self.micro_batching() {
+            Some(micro_batching) => Kernel::sliced(
                 self.spec().clone(),
-                slicing.batch,
+                micro_batching.batch,
                 examples,
                 bounds,
                 &target,
@@ -193,8 +193,8 @@ impl Kernel {
     }
 
     /// The examples of its arguments, if it was prepared for part of the batch.
-    pub(crate) fn slicing(&self) -> Option<&Slicing> {
-        self.cpu()?.slicing()
+    pub(crate) fn micro_batching(&self) -> Option<&MicroBatching> {
+        self.cpu()?.micro_batching()
     }
 
     /// The number of examples that the parts of its batch must be a multiple of.

@@ -7,7 +7,8 @@
 use std::cmp::Ordering;
 
 use slabwise_planner::{
-    Bytes, Dag, Link, Options, Plan, Trip, WithLink, plan, plan_for, plan_with_link, plan_within,
+    Bytes, Dag, Link, OffloadInterval, Options, Plan, WithLink, plan, plan_for, plan_with_link,
+    plan_within,
 };
 
 use crate::backend::Target;
@@ -15,10 +16,10 @@ use crate::error::{Error, Result};
 use crate::ir::Program;
 use crate::memory::offload::Offload;
 use crate::passes::{
-    FusePrologues, FuseRecomputed, GrowWorkspaces, MicroBatch, OffloadValues, Pipeline, Prepare,
-    RecomputeCalls, SplitFusions, UNITS_PER_SECOND, UndoRemat,
+    FusePrologues, FuseRecomputed, GrowWorkspaces, OffloadValues, Pipeline, Prepare,
+    RecomputeCalls, SplitBatch, SplitFusions, UNITS_PER_SECOND, UndoRemat,
 };
-use crate::plan::{Again, InSlices, Sent};
+use crate::plan::{BudgetReport, MicroBatched, OffloadedValue};
 use crate::session::Session;
 
 /// The coarse search of each candidate takes this part of the effort.
@@ -37,7 +38,7 @@ const LITTLE: f64 = 0.02;
 pub(super) struct Candidate {
     pub program: Program,
     pub offsets: Plan,
-    pub again: Again,
+    pub budget_report: BudgetReport,
 }
 
 /// A prepared program and its baseline plan, in which every call runs once.
@@ -88,7 +89,7 @@ pub(super) fn fit(
     let whole = tried[0].1.0.clone();
     let floor = tried
         .iter()
-        .map(|(found, _)| found.again.floor)
+        .map(|(found, _)| found.budget_report.floor)
         .min()
         .unwrap_or(0);
     tried.sort_by(|(a, _), (b, _)| {
@@ -98,7 +99,7 @@ pub(super) fn fit(
             .unwrap_or(Ordering::Equal)
     });
     let mut best = search.refined(tried, floor)?;
-    best.again.floor = floor;
+    best.budget_report.floor = floor;
     if best.offsets.height > room && !session.options.unsliced {
         best = search.on_micro_batches(&whole, best)?;
     }
@@ -125,7 +126,7 @@ impl Search<'_> {
     fn rank(&self, candidate: &Candidate) -> (u64, f64, u64) {
         (
             candidate.offsets.height.max(self.room),
-            candidate.again.overhead,
+            candidate.budget_report.overhead,
             candidate.offsets.height,
         )
     }
@@ -169,7 +170,7 @@ impl Search<'_> {
         let mut tried = vec![(self.fit(&baseline, options)?, baseline)];
         for program in self.other_kernels(&tried[0].1.0)? {
             let cheap = |(best, _): &(Candidate, Baseline)| {
-                best.offsets.height <= self.room && best.again.overhead <= LITTLE
+                best.offsets.height <= self.room && best.budget_report.overhead <= LITTLE
             };
             if tried.iter().any(cheap) {
                 break;
@@ -209,7 +210,7 @@ impl Search<'_> {
                 options.effort / UNFIT
             };
             let enough = if fits {
-                candidate.again.overhead <= LITTLE
+                candidate.budget_report.overhead <= LITTLE
             } else {
                 floor > self.room
             };
@@ -239,24 +240,24 @@ impl Search<'_> {
                 .map(|found| WithLink::without_copies(&dag, found)),
         };
         let found = found.map_err(internal)?;
-        let again = Again {
+        let budget_report = BudgetReport {
             once: self.once,
             overhead: found.time.max(1.0) / self.base - 1.0,
             floor: found.floor,
-            ..Again::default()
+            ..BudgetReport::default()
         };
-        let mut candidate = self.candidate(program, found, again)?;
-        if !candidate.again.sent.is_empty() {
+        let mut candidate = self.candidate(program, found, budget_report)?;
+        if !candidate.budget_report.offloaded.is_empty() {
             return Ok(candidate);
         }
         let Candidate {
             program,
             offsets,
-            again,
+            budget_report,
         } = &candidate;
         let fuse = FuseRecomputed {
             plan: offsets,
-            recomputed: &again.tasks,
+            recomputed: &budget_report.tasks,
             room: self.room,
             target: self.target,
         };
@@ -268,10 +269,10 @@ impl Search<'_> {
             let fused = self.grown(Candidate {
                 program,
                 offsets,
-                again: Again {
+                budget_report: BudgetReport {
                     tasks,
                     overhead,
-                    ..candidate.again.clone()
+                    ..candidate.budget_report.clone()
                 },
             })?;
             if self.rank(&fused) < self.rank(&candidate) {
@@ -296,9 +297,9 @@ impl Search<'_> {
         Ok(Candidate {
             program,
             offsets,
-            again: Again {
+            budget_report: BudgetReport {
                 overhead,
-                ..candidate.again
+                ..candidate.budget_report
             },
         })
     }
@@ -306,7 +307,7 @@ impl Search<'_> {
     /// The program on micro-batches, if that has a smaller slab than the best candidate.
     fn on_micro_batches(&self, program: &Program, best: Candidate) -> Result<Candidate> {
         let options = &self.session.options.planner;
-        let micro_batch = MicroBatch {
+        let micro_batch = SplitBatch {
             target: self.target,
             room: self.room,
             options,
@@ -316,45 +317,53 @@ impl Search<'_> {
             return Ok(best);
         };
         let micro = found.program.micro_batches;
-        let sliced = micro.map(|micro| InSlices {
+        let micro_batched = micro.map(|micro| MicroBatched {
             kernels: micro.kernels,
-            slices: micro.count,
+            count: micro.count,
             examples: micro.examples,
         });
-        let again = Again {
-            tasks: found.again,
+        let budget_report = BudgetReport {
+            tasks: found.recomputed,
             overhead: found.program.time() / self.base - 1.0,
             once: self.once,
-            floor: best.again.floor.min(found.floor),
-            sliced,
-            ..Again::default()
+            floor: best.budget_report.floor.min(found.floor),
+            micro_batched,
+            ..BudgetReport::default()
         };
         Ok(Candidate {
             program: found.program,
             offsets: found.plan,
-            again,
+            budget_report,
         })
     }
 
     /// The program that the planner found, and the report of its measures besides `again`.
-    fn candidate(&self, program: &Program, found: WithLink, again: Again) -> Result<Candidate> {
+    fn candidate(
+        &self,
+        program: &Program,
+        found: WithLink,
+        budget_report: BudgetReport,
+    ) -> Result<Candidate> {
         let WithLink {
             repeated,
             offloaded,
             plan: offsets,
-            trips,
+            intervals,
             ..
         } = found;
         let mut tasks = Vec::new();
         let mut program = match &repeated {
             Some(repeated) => {
-                tasks = repeated.again();
+                tasks = repeated.recomputed_tasks();
                 self.passes.run(&RecomputeCalls { repeated }, program)?
             }
             None => program.clone(),
         };
         let dag = program.to_dag();
-        let sent = trips.iter().map(|trip| Sent::new(&dag, trip)).collect();
+        let offloaded_values = intervals
+            .iter()
+            .map(|interval| OffloadedValue::new(&dag, interval))
+            .collect();
         if let Some(offloaded) = &offloaded {
             tasks = tasks
                 .into_iter()
@@ -365,10 +374,10 @@ impl Search<'_> {
         Ok(Candidate {
             program,
             offsets,
-            again: Again {
+            budget_report: BudgetReport {
                 tasks,
-                sent,
-                ..again
+                offloaded: offloaded_values,
+                ..budget_report
             },
         })
     }
@@ -381,17 +390,17 @@ fn link(offload: Offload) -> Link {
     }
 }
 
-impl Sent {
-    fn new(dag: &Dag, trip: &Trip) -> Self {
-        let seconds = |per_byte: f64| per_byte * trip.bytes as f64 / UNITS_PER_SECOND;
-        Sent {
-            name: dag.buffer_name(trip.buffer).into(),
-            bytes: Bytes(trip.bytes),
-            used: dag.task_name(trip.used).into(),
-            read: dag.task_name(trip.read).into(),
-            steps: trip.steps,
-            copying_s: seconds(trip.link),
-            computing_s: trip.recompute.map(seconds),
+impl OffloadedValue {
+    fn new(dag: &Dag, interval: &OffloadInterval) -> Self {
+        let seconds = |per_byte: f64| per_byte * interval.bytes as f64 / UNITS_PER_SECOND;
+        OffloadedValue {
+            name: dag.buffer_name(interval.buffer).into(),
+            bytes: Bytes(interval.bytes),
+            used: dag.task_name(interval.used).into(),
+            read: dag.task_name(interval.read).into(),
+            steps: interval.steps,
+            copying_s: seconds(interval.link),
+            computing_s: interval.recompute.map(seconds),
         }
     }
 }

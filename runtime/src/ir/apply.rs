@@ -10,7 +10,7 @@ impl Program {
     /// The program with some calls recomputed, as the planner decided: every run is a call, and
     /// writes values that are its own.
     pub fn repeated(&self, repeated: &Repeated) -> Program {
-        let recomputed: FxHashSet<TaskId> = repeated.again().into_iter().collect();
+        let recomputed: FxHashSet<TaskId> = repeated.recomputed_tasks().into_iter().collect();
         let work: Vec<Work> = repeated
             .task_of
             .iter()

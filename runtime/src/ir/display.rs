@@ -27,10 +27,10 @@ fn function(spec: &Spec) -> String {
         Body::Pool2dGrad(_) => "pool2d_grad",
         Body::Gather(_) => "gather",
         Body::ScatterAdd(_) => "scatter_add",
-        Body::CheckIndex(_) => "check_index",
-        Body::Compact(_) => "nonzero",
+        Body::BoundsCheck(_) => "bounds_check",
+        Body::Nonzero(_) => "nonzero",
         Body::Sort(_) => "argsort",
-        Body::Suppress(_) => "non_max_suppression",
+        Body::NonMaxSuppression(_) => "non_max_suppression",
     };
     let mut names: Vec<String> = Vec::new();
     names.extend((!anchor.is_empty()).then(|| anchor.to_owned()));

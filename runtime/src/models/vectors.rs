@@ -8,7 +8,9 @@ use slabwise_cuda::{Function, PRELUDE, Target, lower};
 
 use super::{Model, OptimizerKind};
 use crate::params::Params;
-use crate::passes::{Fuse, REMADE_MIN, Simplify, fuse, legalise, lower as tasks, remake, simplify};
+use crate::passes::{
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower as tasks, rematerialize, simplify,
+};
 use crate::shape::Dim;
 use crate::trace::Trace;
 
@@ -27,8 +29,11 @@ fn functions(model: Model, batch: u32) -> Vec<Function> {
     let loss = network.loss(&trace, Dim::bounded("batch", batch));
     OptimizerKind::Adam.minimize(&trace, loss);
     let graph = trace.finish(&[loss]).expect("a graph");
-    let graph = legalise(
-        &remake(&simplify(&graph, &Simplify::default()), Some(REMADE_MIN)),
+    let graph = legalize(
+        &rematerialize(
+            &simplify(&graph, &Simplify::default()),
+            Some(REMAT_MIN_ELEMENTS),
+        ),
         true,
     );
     let bounds = graph.symbols.bounds();

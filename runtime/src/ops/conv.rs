@@ -7,8 +7,8 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::matmul::{floats, like_operand};
-use super::rules::{Given, Gradients, Rule};
-use super::{Emit, NodeId, Op};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId, Op};
 use crate::shape::Symbols;
 use crate::words::count;
 
@@ -69,7 +69,7 @@ pub(super) fn windows(n: i64, k: usize, stride: usize, pad: usize, dilation: usi
     (k > 0 && room >= 0 && stride > 0).then(|| room / int(stride).unwrap_or(i64::MAX) + 1)
 }
 
-pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer(c: &ConvGeometry, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     let (x, w) = (given[0], given[1]);
     let say = |why: String| {
         Err(format!(
@@ -129,7 +129,7 @@ pub(super) fn infer(c: &ConvGeometry, given: &[Given<'_>], symbols: &Symbols) ->
 
 /// The shape of the image whose convolution with a weight `[in, out/groups, kh, kw]` has the shape
 /// of `x`, `[n, in, h, w]`: the smallest, where a stride leaves a choice.
-pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -> Rule {
+pub fn transposed(c: &ConvGeometry, [x, w]: [TensorType<'_>; 2], symbols: &Symbols) -> Rule {
     let say = |why: String| {
         Err(format!(
             "conv_transpose2d {} with weight {}: {why}",
@@ -204,13 +204,13 @@ pub fn transposed(c: &ConvGeometry, [x, w]: [Given<'_>; 2], symbols: &Symbols) -
     ))
 }
 
-fn emit_like(g: &mut dyn Emit, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {
+fn emit_like(g: &mut dyn GraphBuilder, op: Op, inputs: &[NodeId], like: NodeId) -> NodeId {
     let dims = g.dims(like).clone();
     g.emit(op, inputs, DType::F32, dims)
 }
 
 pub(super) fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     c: &ConvGeometry,
     inputs: &[NodeId],
     dy: NodeId,
@@ -226,7 +226,7 @@ pub(super) fn gradient(
 /// dx = InputGrad(dy, w): with an upstream `d` of dx's shape, ∂/∂dy = Conv(d, w) and ∂/∂w =
 /// WeightGrad(d, dy).
 pub(super) fn gradient_of_input_grad(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     c: &ConvGeometry,
     inputs: &[NodeId],
     d: NodeId,
@@ -242,7 +242,7 @@ pub(super) fn gradient_of_input_grad(
 /// dw = WeightGrad(x, dy): with an upstream `d` of dw's shape, ∂/∂x = InputGrad(dy, d) and ∂/∂dy =
 /// Conv(x, d).
 pub(super) fn gradient_of_weight_grad(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     c: &ConvGeometry,
     inputs: &[NodeId],
     d: NodeId,

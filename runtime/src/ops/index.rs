@@ -4,11 +4,11 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Emit, NodeId, Op};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId, Op};
 use crate::shape::Symbols;
 
-pub(super) fn infer_gather(axis: usize, given: &[Given<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer_gather(axis: usize, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     let (source, index) = (given[0], given[1]);
     let say = |why: &str| {
         Err(format!(
@@ -36,7 +36,7 @@ pub(super) fn infer_gather(axis: usize, given: &[Given<'_>], symbols: &Symbols) 
 }
 
 pub(super) fn gradient_of_gather(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     axis: usize,
     inputs: &[NodeId],
     dy: NodeId,
@@ -50,7 +50,7 @@ pub(super) fn gradient_of_gather(
 }
 
 pub(super) fn gradient_of_scatter(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     axis: usize,
     inputs: &[NodeId],
     d: NodeId,

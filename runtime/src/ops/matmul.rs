@@ -2,13 +2,13 @@
 
 use smallvec::SmallVec;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Emit, NodeId};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId};
 use crate::shape::Symbols;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::Dims;
 
-pub(super) fn infer(given: &[Given<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer(given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     let (a, b) = (given[0], given[1]);
     let say = |why: String| {
         Err(format!(
@@ -54,14 +54,14 @@ pub fn floats(a: DType, b: DType) -> Result<(), String> {
 
 /// The gradient of a product, cast to the type of its operands: products of halves have gradients
 /// of halves.
-pub(super) fn like_operand(g: &mut dyn Emit, dy: NodeId, operand: NodeId) -> NodeId {
+pub(super) fn like_operand(g: &mut dyn GraphBuilder, dy: NodeId, operand: NodeId) -> NodeId {
     let dtype = g.dtype(operand);
     g.cast(dy, dtype)
 }
 
 /// dA = dY·Bᵀ, dB = Aᵀ·dY.
 pub(super) fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     inputs: &[NodeId],
     dy: NodeId,
     wanted: &[bool],

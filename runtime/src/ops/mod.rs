@@ -5,11 +5,11 @@
 //! functions of others (softmax, gelu, cross entropy) are not here: they are methods of
 //! [`Tensor`](crate::Tensor).
 //!
-//! Rules are written against [`Emit`], which the graph implements, so that operations do not depend
+//! Rules are written against [`GraphBuilder`], which the graph implements, so that operations do not depend
 //! on the graph.
 
+mod builder;
 mod conv;
-mod emit;
 mod index;
 mod matmul;
 mod pool;
@@ -25,10 +25,10 @@ use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
 use smallvec::SmallVec;
 
+pub use builder::{GraphBuilder, NodeId};
 pub use conv::{ConvGeometry, transposed as transposed_conv};
-pub use emit::{Emit, NodeId};
 pub use matmul::floats;
-pub use rules::{Given, Gradients, Rule, gradient, infer};
+pub use rules::{Gradients, Rule, TensorType, gradient, infer};
 
 /// Axis numbers, or one small number per axis.
 pub type Axes = SmallVec<[usize; 6]>;
@@ -124,7 +124,7 @@ pub enum Op {
         value: Value,
     },
     /// Fails the run if an element of the operand lies outside `0..limit`; its value is never read.
-    CheckIndex {
+    BoundsCheck {
         /// One more than the largest index.
         limit: Size,
         /// The meaning of the operand.
@@ -138,7 +138,7 @@ pub enum Op {
     },
     /// The row-major positions (i32) of a mask's true elements; the length, a symbol, is part of
     /// the node.
-    Compact,
+    Nonzero,
     /// The positions (i32) of the elements along the last axis in their order; of equal ones the
     /// first comes first, and NaN counts as largest.
     Sort {
@@ -147,7 +147,7 @@ pub enum Op {
     },
     /// Selects the boxes of `[n, 4]`, the best first, that share no more than this part of their
     /// union with a better selected one.
-    Suppress {
+    NonMaxSuppression {
         /// The part.
         threshold: f32,
     },
@@ -171,12 +171,15 @@ impl Op {
 
     /// May fail the run, and therefore runs before anything is changed.
     pub fn is_check(&self) -> bool {
-        matches!(self, Op::CheckIndex { .. } | Op::Bind { .. })
+        matches!(self, Op::BoundsCheck { .. } | Op::Bind { .. })
     }
 
     /// Opaque: has a kernel that only writes its result, in a buffer that no other task writes.
-    pub fn stands_alone(&self) -> bool {
-        matches!(self, Op::Compact | Op::Sort { .. } | Op::Suppress { .. })
+    pub fn is_opaque(&self) -> bool {
+        matches!(
+            self,
+            Op::Nonzero | Op::Sort { .. } | Op::NonMaxSuppression { .. }
+        )
     }
 
     /// One value per point from the operands' values at the same point.
@@ -223,11 +226,11 @@ impl Op {
             Op::Slice { .. } => "slice",
             Op::Concat { .. } => "concat",
             Op::Pad { .. } => "pad",
-            Op::CheckIndex { .. } => "check_index",
+            Op::BoundsCheck { .. } => "bounds_check",
             Op::Bind { .. } => "bind_length",
-            Op::Compact => "positions",
+            Op::Nonzero => "positions",
             Op::Sort { .. } => "argsort",
-            Op::Suppress { .. } => "nms",
+            Op::NonMaxSuppression { .. } => "nms",
             Op::Assign(_) => "assign",
         }
     }

@@ -5,8 +5,8 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind, Window};
 use smallvec::SmallVec;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Emit, NodeId, Op, conv};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId, Op, conv};
 use crate::shape::Symbols;
 
 /// The type of a window position: a byte if 256 positions suffice.
@@ -18,7 +18,12 @@ pub(super) fn position_type(window: &Window) -> DType {
     }
 }
 
-pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: &Symbols) -> Rule {
+pub(super) fn infer(
+    kind: PoolKind,
+    window: &Window,
+    given: TensorType<'_>,
+    symbols: &Symbols,
+) -> Rule {
     let name = Op::Pool2d(kind, *window).name();
     let say = |why: String| Err(format!("{name} of {}: {why}", symbols.show(given.dims)));
     if given.dims.len() != 4 || given.dtype != DType::F32 {
@@ -72,7 +77,7 @@ pub(super) fn infer(kind: PoolKind, window: &Window, given: Given<'_>, symbols: 
 }
 
 /// The positions of a max pooling's winners.
-fn positions(g: &mut dyn Emit, window: &Window, x: NodeId, like: NodeId) -> NodeId {
+fn positions(g: &mut dyn GraphBuilder, window: &Window, x: NodeId, like: NodeId) -> NodeId {
     let dims = g.dims(like).clone();
     g.emit(
         Op::Pool2d(PoolKind::ArgMax, *window),
@@ -83,7 +88,7 @@ fn positions(g: &mut dyn Emit, window: &Window, x: NodeId, like: NodeId) -> Node
 }
 
 pub(super) fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     kind: PoolKind,
     window: &Window,
     x: NodeId,
@@ -101,7 +106,7 @@ pub(super) fn gradient(
 /// The gradient of a pooling is linear in dy: for an upstream `d` of the image's shape it gives
 /// back the elements that the windows select.
 pub(super) fn gradient_of_grad(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     kind: PoolKind,
     window: &Window,
     inputs: &[NodeId],
@@ -124,13 +129,13 @@ pub(super) fn gradient_of_grad(
 }
 
 /// `d` at the winning position of every window: a gather over the flattened image.
-fn pick(g: &mut dyn Emit, window: &Window, d: NodeId, positions: NodeId) -> NodeId {
+fn pick(g: &mut dyn GraphBuilder, window: &Window, d: NodeId, positions: NodeId) -> NodeId {
     use slabwise_kernels::scalar::ScalarOp;
     let image = g.dims(d).clone();
     let result = g.dims(positions).clone();
     let fixed = |s: Size| s.as_fixed().expect("pooling has fixed height and width");
     let (width, out_h, out_w) = (fixed(image[3]), fixed(result[2]), fixed(result[3]));
-    let int = |g: &mut dyn Emit, n: i64| g.full(n as f32, DType::I32, &result);
+    let int = |g: &mut dyn GraphBuilder, n: i64| g.full(n as f32, DType::I32, &result);
     // Row and column of the winner: window origin plus position.
     let position = g.cast(positions, DType::I32);
     let kw = int(g, window.k[1] as i64);

@@ -6,10 +6,10 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Axes, Emit, NodeId};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{Axes, GraphBuilder, NodeId};
 
-pub(super) fn infer(op: ReduceOp, axes: &Axes, given: Given<'_>) -> Rule {
+pub(super) fn infer(op: ReduceOp, axes: &Axes, given: TensorType<'_>) -> Rule {
     let logic = matches!(op, ReduceOp::Any | ReduceOp::All);
     let name = super::Op::Reduce(op, Axes::new()).name();
     if logic != (given.dtype == DType::Bool) || given.dtype == DType::U8 {
@@ -37,7 +37,7 @@ pub(super) fn infer(op: ReduceOp, axes: &Axes, given: Given<'_>) -> Rule {
 }
 
 pub(super) fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     op: ReduceOp,
     axes: &Axes,
     node: NodeId,
@@ -65,7 +65,13 @@ pub(super) fn gradient(
 
 /// d(Πx)/dxᵢ = Π of the others. Exact with zeros: with one zero only its gradient is nonzero, with
 /// two none is. If the other factors overflow, a gradient that a zero should cancel is NaN.
-fn through_product(g: &mut dyn Emit, axes: &Axes, x: NodeId, dy: NodeId, dims: &Dims) -> NodeId {
+fn through_product(
+    g: &mut dyn GraphBuilder,
+    axes: &Axes,
+    x: NodeId,
+    dy: NodeId,
+    dims: &Dims,
+) -> NodeId {
     let zero = g.full(0.0, DType::F32, dims);
     let one = g.full(1.0, DType::F32, dims);
     let is_zero = g.scalar(ScalarOp::Eq, &[x, zero]);

@@ -5,12 +5,12 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::{Dims, PoolKind};
 use smallvec::SmallVec;
 
-use super::{Emit, NodeId, Op, conv, index, matmul, pool, reduce, scalar, select, view};
+use super::{GraphBuilder, NodeId, Op, conv, index, matmul, pool, reduce, scalar, select, view};
 use crate::shape::Symbols;
 
 /// The type and shape of an operand.
 #[derive(Clone, Copy, Debug)]
-pub struct Given<'a> {
+pub struct TensorType<'a> {
     /// Its type.
     pub dtype: DType,
     /// Its shape.
@@ -25,7 +25,12 @@ pub type Gradients = SmallVec<[Option<NodeId>; 3]>;
 
 /// The type and shape of a node, from its operands. Where the shape is part of the node (a reshape,
 /// an input) `declared` is that shape and is checked instead.
-pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &Symbols) -> Rule {
+pub fn infer(
+    op: &Op,
+    given: &[TensorType<'_>],
+    declared: (DType, &Dims),
+    symbols: &Symbols,
+) -> Rule {
     let (dtype, dims) = declared;
     let as_declared = || Ok((dtype, dims.clone()));
     match op {
@@ -54,20 +59,22 @@ pub fn infer(op: &Op, given: &[Given<'_>], declared: (DType, &Dims), symbols: &S
         Op::Expand => view::infer_expand(given[0], dims, symbols),
         Op::Slice { .. } | Op::Pad { .. } => Ok((given[0].dtype, dims.clone())),
         Op::Concat { axis } => view::infer_concat(*axis, given, symbols),
-        Op::CheckIndex { .. } | Op::Assign(_) => {
+        Op::BoundsCheck { .. } | Op::Assign(_) => {
             Ok((given[0].dtype, Dims::from_slice(given[0].dims)))
         }
         Op::Bind { symbol } => select::infer_bind(*symbol, given[0], symbols),
-        Op::Compact => select::infer_compact(given[0], dims),
+        Op::Nonzero => select::infer_nonzero(given[0], dims),
         Op::Sort { .. } => select::infer_sort(given[0], symbols),
-        Op::Suppress { threshold } => select::infer_suppress(*threshold, given[0], symbols),
+        Op::NonMaxSuppression { threshold } => {
+            select::infer_non_max_suppression(*threshold, given[0], symbols)
+        }
     }
 }
 
 /// The contributions of the gradient `dy` of a node's value to its operands. `wanted` marks the
 /// operands that need one.
 pub fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     op: &Op,
     node: NodeId,
     inputs: &[NodeId],
@@ -82,10 +89,10 @@ pub fn gradient(
         | Op::Size(_)
         | Op::Index(_)
         | Op::Uniform { .. } => Gradients::new(),
-        Op::CheckIndex { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
+        Op::BoundsCheck { .. } | Op::Assign(_) | Op::Pool2d(PoolKind::ArgMax, _) => {
             SmallVec::from_elem(None, inputs.len())
         }
-        Op::Bind { .. } | Op::Compact | Op::Sort { .. } | Op::Suppress { .. } => {
+        Op::Bind { .. } | Op::Nonzero | Op::Sort { .. } | Op::NonMaxSuppression { .. } => {
             SmallVec::from_elem(None, inputs.len())
         }
         Op::Scalar(op) => scalar::gradient(g, *op, node, inputs, dy, wanted),

@@ -5,12 +5,12 @@ use slabwise_kernels::expr::Expr;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::Dims;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Emit, NodeId};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{GraphBuilder, NodeId};
 use crate::shape::Symbols;
 use slabwise_kernels::dtype::DType;
 
-pub(super) fn infer(op: ScalarOp, given: &[Given<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer(op: ScalarOp, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     if let Some(other) = given.iter().find(|o| o.dims != given[0].dims) {
         return Err(format!(
             "{} {} and {}: shapes differ",
@@ -34,7 +34,7 @@ pub(super) fn infer(op: ScalarOp, given: &[Given<'_>], symbols: &Symbols) -> Rul
 }
 
 pub(super) fn gradient(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     op: ScalarOp,
     node: NodeId,
     inputs: &[NodeId],
@@ -42,7 +42,7 @@ pub(super) fn gradient(
     wanted: &[bool],
 ) -> Gradients {
     let derivatives = op.derivative();
-    let slope = |g: &mut dyn Emit, i: usize| {
+    let slope = |g: &mut dyn GraphBuilder, i: usize| {
         let expr = derivatives[i]
             .as_ref()
             .filter(|expr| **expr != Expr::Const(0.0))?;
@@ -56,7 +56,13 @@ pub(super) fn gradient(
 
 /// `dy · expr`. A derivative that chooses between 1 and 0 chooses between dy and 0, so that an
 /// infinite dy stays out of the branch that was not taken.
-fn times(g: &mut dyn Emit, dy: NodeId, expr: &Expr, inputs: &[NodeId], node: NodeId) -> NodeId {
+fn times(
+    g: &mut dyn GraphBuilder,
+    dy: NodeId,
+    expr: &Expr,
+    inputs: &[NodeId],
+    node: NodeId,
+) -> NodeId {
     match expr {
         Expr::Const(c) if *c == 1.0 => dy,
         Expr::Const(c) if *c == -1.0 => g.scalar(ScalarOp::Neg, &[dy]),
@@ -89,7 +95,7 @@ fn times(g: &mut dyn Emit, dy: NodeId, expr: &Expr, inputs: &[NodeId], node: Nod
 }
 
 /// The expression as nodes of the graph.
-fn build(g: &mut dyn Emit, expr: &Expr, inputs: &[NodeId], node: NodeId) -> NodeId {
+fn build(g: &mut dyn GraphBuilder, expr: &Expr, inputs: &[NodeId], node: NodeId) -> NodeId {
     match expr {
         Expr::X => inputs[0],
         Expr::Y => inputs[1],

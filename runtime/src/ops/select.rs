@@ -6,11 +6,11 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Symbol;
 use slabwise_kernels::spec::Dims;
 
-use super::rules::{Given, Rule};
+use super::rules::{Rule, TensorType};
 use crate::shape::Symbols;
 
-pub(super) fn infer_bind(symbol: Symbol, given: Given<'_>, symbols: &Symbols) -> Rule {
-    if given.dtype != DType::I32 || !given.dims.is_empty() || !symbols.is_found(symbol) {
+pub(super) fn infer_bind(symbol: Symbol, given: TensorType<'_>, symbols: &Symbols) -> Rule {
+    if given.dtype != DType::I32 || !given.dims.is_empty() || !symbols.is_data_dependent(symbol) {
         return Err(format!(
             "a length is one i32, not {} {}",
             given.dtype,
@@ -20,7 +20,7 @@ pub(super) fn infer_bind(symbol: Symbol, given: Given<'_>, symbols: &Symbols) ->
     Ok((DType::I32, Dims::new()))
 }
 
-pub(super) fn infer_compact(given: Given<'_>, dims: &Dims) -> Rule {
+pub(super) fn infer_nonzero(given: TensorType<'_>, dims: &Dims) -> Rule {
     if given.dtype != DType::Bool || dims.len() != 1 {
         return Err(format!(
             "positions of the true elements of a {} tensor: a mask of truth values is needed",
@@ -30,7 +30,7 @@ pub(super) fn infer_compact(given: Given<'_>, dims: &Dims) -> Rule {
     Ok((DType::I32, dims.clone()))
 }
 
-pub(super) fn infer_sort(given: Given<'_>, symbols: &Symbols) -> Rule {
+pub(super) fn infer_sort(given: TensorType<'_>, symbols: &Symbols) -> Rule {
     if given.dims.is_empty() || given.dtype == DType::Bool {
         return Err(format!(
             "argsort of {} {}: numbers along an axis are needed",
@@ -41,7 +41,11 @@ pub(super) fn infer_sort(given: Given<'_>, symbols: &Symbols) -> Rule {
     Ok((DType::I32, Dims::from_slice(given.dims)))
 }
 
-pub(super) fn infer_suppress(threshold: f32, given: Given<'_>, symbols: &Symbols) -> Rule {
+pub(super) fn infer_non_max_suppression(
+    threshold: f32,
+    given: TensorType<'_>,
+    symbols: &Symbols,
+) -> Rule {
     if given.dtype != DType::F32 || given.dims.len() != 2 || !given.dims[1].is(4) {
         return Err(format!(
             "nms of {} {}: f32 boxes [count, 4] are needed",

@@ -5,11 +5,11 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use super::rules::{Given, Gradients, Rule};
-use super::{Axes, Emit, NodeId, Op};
+use super::rules::{Gradients, Rule, TensorType};
+use super::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::{Symbols, elements};
 
-pub(super) fn infer_reshape(given: Given<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
+pub(super) fn infer_reshape(given: TensorType<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
     let (from, to) = (elements(given.dims), elements(dims));
     if from.is_none() || from != to {
         let count = |n: Option<Size>| n.map_or("too many".into(), |n| n.show(|s| symbols.name(s)));
@@ -24,7 +24,7 @@ pub(super) fn infer_reshape(given: Given<'_>, dims: &Dims, symbols: &Symbols) ->
     Ok((given.dtype, dims.clone()))
 }
 
-pub(super) fn infer_permute(axes: &Axes, given: Given<'_>) -> Rule {
+pub(super) fn infer_permute(axes: &Axes, given: TensorType<'_>) -> Rule {
     let mut seen = axes.clone();
     seen.sort_unstable();
     if !seen.iter().copied().eq(0..given.dims.len()) {
@@ -36,7 +36,7 @@ pub(super) fn infer_permute(axes: &Axes, given: Given<'_>) -> Rule {
     Ok((given.dtype, axes.iter().map(|&a| given.dims[a]).collect()))
 }
 
-pub(super) fn infer_expand(given: Given<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
+pub(super) fn infer_expand(given: TensorType<'_>, dims: &Dims, symbols: &Symbols) -> Rule {
     let fits = given.dims.len() == dims.len()
         && given.dims.iter().zip(dims).all(|(a, b)| a == b || a.is(1));
     if !fits {
@@ -49,7 +49,7 @@ pub(super) fn infer_expand(given: Given<'_>, dims: &Dims, symbols: &Symbols) -> 
     Ok((given.dtype, dims.clone()))
 }
 
-pub(super) fn infer_concat(axis: usize, given: &[Given<'_>], symbols: &Symbols) -> Rule {
+pub(super) fn infer_concat(axis: usize, given: &[TensorType<'_>], symbols: &Symbols) -> Rule {
     let Some(first) = given.first() else {
         return Err("concat of no tensors".into());
     };
@@ -85,12 +85,12 @@ pub(super) fn infer_concat(axis: usize, given: &[Given<'_>], symbols: &Symbols) 
     Ok((first.dtype, dims))
 }
 
-pub(super) fn back_through_reshape(g: &mut dyn Emit, x: NodeId, dy: NodeId) -> NodeId {
+pub(super) fn back_through_reshape(g: &mut dyn GraphBuilder, x: NodeId, dy: NodeId) -> NodeId {
     let dims = g.dims(x).clone();
     g.reshape(dy, &dims)
 }
 
-pub(super) fn back_through_permute(g: &mut dyn Emit, axes: &Axes, dy: NodeId) -> NodeId {
+pub(super) fn back_through_permute(g: &mut dyn GraphBuilder, axes: &Axes, dy: NodeId) -> NodeId {
     let mut inverse: Axes = SmallVec::from_elem(0, axes.len());
     for (i, &a) in axes.iter().enumerate() {
         inverse[a] = i;
@@ -98,13 +98,13 @@ pub(super) fn back_through_permute(g: &mut dyn Emit, axes: &Axes, dy: NodeId) ->
     g.permute(dy, &inverse)
 }
 
-pub(super) fn back_through_expand(g: &mut dyn Emit, x: NodeId, dy: NodeId) -> NodeId {
+pub(super) fn back_through_expand(g: &mut dyn GraphBuilder, x: NodeId, dy: NodeId) -> NodeId {
     let dims = g.dims(x).clone();
     g.unbroadcast(dy, &dims)
 }
 
 pub(super) fn back_through_slice(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     start: &Dims,
     step: &SmallVec<[u32; 6]>,
     x: NodeId,
@@ -120,7 +120,7 @@ pub(super) fn back_through_slice(
 }
 
 pub(super) fn back_through_pad(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     start: &Dims,
     step: &SmallVec<[u32; 6]>,
     x: NodeId,
@@ -139,7 +139,7 @@ pub(super) fn back_through_pad(
 }
 
 pub(super) fn back_through_concat(
-    g: &mut dyn Emit,
+    g: &mut dyn GraphBuilder,
     axis: usize,
     inputs: &[NodeId],
     dy: NodeId,

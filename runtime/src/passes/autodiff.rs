@@ -6,7 +6,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use crate::graph::{Graph, Origin, Phase};
-use crate::ops::{Emit, NodeId, Op, gradient};
+use crate::ops::{GraphBuilder, NodeId, Op, gradient};
 
 /// Adds the gradient of the sum of `loss`'s elements with respect to each of `wrt`, and says where
 /// each is: `None` where `loss` does not depend on it, or depends on it only through integers and

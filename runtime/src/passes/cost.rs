@@ -36,18 +36,18 @@ pub(super) fn cost(spec: &Spec, sizes: &Env) -> u64 {
     let at = |size: &Size| size.at(sizes).max(0) as u64;
     let points = count(&spec.dims);
     let per_point = match &spec.body {
-        Body::Loop | Body::CheckIndex(_) => 0,
+        Body::Loop | Body::BoundsCheck(_) => 0,
         Body::Matmul(m) => 2 * (at(&m.k) + PER_SUM),
         Body::Conv2d(c) => 2 * PER_CONVOLVED * (convolved(c, sizes) / points.max(1) + PER_SUM),
         Body::Pool2d(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Pool2dGrad(p) => PER_INSTRUCTION * (p.window.k[0] * p.window.k[1]) as u64,
         Body::Gather(_) | Body::ScatterAdd(_) => PER_INSTRUCTION,
-        Body::Compact(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
+        Body::Nonzero(c) => 2 * PER_INSTRUCTION.saturating_mul(count(&c.space)) / points.max(1),
         // A comparison for each halving of the row.
         Body::Sort(_) => {
             PER_INSTRUCTION * u64::from(64 - spec.dims.last().map_or(0, at).leading_zeros())
         }
-        Body::Suppress(_) => PER_INSTRUCTION.saturating_mul(points),
+        Body::NonMaxSuppression(_) => PER_INSTRUCTION.saturating_mul(points),
     };
     // An image made in a prologue is not moved, but its code runs over it, for each block of output
     // channels.
@@ -133,7 +133,7 @@ fn code(spec: &Spec, sizes: &Env) -> u64 {
     );
     spec.code
         .iter()
-        .zip(spec.folded())
+        .zip(spec.per_row())
         .fold(0u64, |sum, (inst, folded)| {
             let once = folded && !matches!(inst, Inst::Reduce(..));
             sum.saturating_add(work(inst).saturating_mul(if once { kept } else { points }))

@@ -104,7 +104,7 @@ const ROW_MAX: i64 = 1 << 16;
 const MEMBERS_MAX: usize = 96;
 const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
-/// Divides a graph, which [`super::legalise`] has seen, into kernels.
+/// Divides a graph, which [`super::legalize`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     let edges = edges(graph);
     let mut inline = inline_nodes(graph, &edges);

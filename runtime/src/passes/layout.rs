@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use super::error::PassError;
 use super::pipeline::Pass;
 use crate::graph::{Graph, Node};
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
 #[derive(Clone, Debug, PartialEq)]
@@ -127,7 +127,7 @@ impl Views {
 }
 
 /// For each value the concatenation or padding that it is a part of. Such a value has no other use:
-/// [`legalise`] sees to that.
+/// [`legalize`] sees to that.
 pub(super) struct Containers(Vec<Option<(NodeId, Size)>>);
 
 impl Containers {
@@ -289,7 +289,7 @@ impl Pass for Legalize {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(legalise(graph, self.half_products))
+        Ok(legalize(graph, self.half_products))
     }
 }
 
@@ -298,7 +298,7 @@ impl Pass for Legalize {
 /// assigned values that are views or not computed here. Unless `half_products`, matrix products and
 /// convolutions of halves get their operands converted to f32, which gives the same sums: a product
 /// of two halves is exact in f32.
-pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
+pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
     let consumers = graph.consumers();
     let mut is_output = vec![false; graph.nodes.len()];
     for output in &graph.outputs {
@@ -320,14 +320,14 @@ pub fn legalise(graph: &Graph, half_products: bool) -> Graph {
                 Op::Concat { .. } | Op::Pad { .. } => {
                     let op = &graph.node(source).op;
                     !is_computed(op)
-                        || op.stands_alone()
+                        || op.is_opaque()
                         || consumers[source.at()].len() > 1
                         || is_output[source.at()]
                 }
                 // The value must not be changed under the feet of others by being written into a
                 // variable.
                 Op::Assign(_) => {
-                    !is_computed(&graph.node(source).op) || graph.node(source).op.stands_alone()
+                    !is_computed(&graph.node(source).op) || graph.node(source).op.is_opaque()
                 }
                 Op::Reshape => {
                     views.extend(&out);

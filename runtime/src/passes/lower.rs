@@ -8,8 +8,8 @@ use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::{Size, Symbol};
 use slabwise_kernels::spec::{
-    Body, CheckIndex, Compact, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, Operand, Pool2d,
-    Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, Suppress, ValueId,
+    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, NonMaxSuppression, Nonzero,
+    Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, ValueId,
 };
 use smallvec::SmallVec;
 
@@ -191,7 +191,7 @@ fn copy_to_variable(
 /// Where it is to be stored at every point all the same, it is chosen there between itself and
 /// itself.
 fn spread(spec: &mut Spec) {
-    let (folded, kept) = (spec.folded(), spec.dims.len() - spec.reduced);
+    let (folded, kept) = (spec.per_row(), spec.dims.len() - spec.reduced);
     for at in 0..spec.stores.len() {
         let Store { value, operand } = spec.stores[at];
         if !folded[usize::from(value)]
@@ -277,7 +277,7 @@ impl<'a> Lowering<'a> {
         for &id in &c.members {
             if Some(id) == c.positions
                 || self.graph.node(id).op.is_check()
-                || self.graph.node(id).op.stands_alone()
+                || self.graph.node(id).op.is_opaque()
             {
                 continue;
             }
@@ -681,24 +681,24 @@ impl<'a> Lowering<'a> {
                     index,
                 })
             }
-            Op::CheckIndex { limit, .. } => Body::CheckIndex(CheckIndex {
+            Op::BoundsCheck { limit, .. } => Body::BoundsCheck(BoundsCheck {
                 index: first,
                 limit: *limit,
             }),
             Op::Bind { symbol } => {
-                let Extent::Found(most) = self.graph.symbols.extent(*symbol) else {
+                let Extent::DataDependent(most) = self.graph.symbols.extent(*symbol) else {
                     return None;
                 };
-                Body::CheckIndex(CheckIndex {
+                Body::BoundsCheck(BoundsCheck {
                     index: first,
                     limit: most.checked_add(Size::ONE)?,
                 })
             }
-            op if op.stands_alone() => {
+            op if op.is_opaque() => {
                 let own = Operand::contiguous(node.dtype, &node.dims)?;
                 args.push(Arg::Buffer(anchor));
                 match op {
-                    Op::Compact => Body::Compact(Compact {
+                    Op::Nonzero => Body::Nonzero(Nonzero {
                         space: dims_of(0).clone(),
                         mask: first,
                         positions: own,
@@ -708,11 +708,13 @@ impl<'a> Lowering<'a> {
                         source: first,
                         positions: own,
                     }),
-                    Op::Suppress { threshold } => Body::Suppress(Suppress {
-                        threshold: *threshold,
-                        boxes: first,
-                        keep: own,
-                    }),
+                    Op::NonMaxSuppression { threshold } => {
+                        Body::NonMaxSuppression(NonMaxSuppression {
+                            threshold: *threshold,
+                            boxes: first,
+                            keep: own,
+                        })
+                    }
                     _ => return None,
                 }
             }

@@ -19,8 +19,8 @@ use std::sync::Arc;
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::DType;
+use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::slice::Slice;
 use slabwise_kernels::spec::{Dims, MAX_ARGUMENTS};
 use slabwise_planner::{Kind, Space};
 
@@ -34,10 +34,10 @@ use crate::ir::{
 use crate::ops::{NodeId, Op};
 use crate::shape::elements;
 
-pub(crate) use search::MicroBatch;
+pub(crate) use search::SplitBatch;
 
 /// The shape of the part of a node's value that a micro-batch is.
-fn dims_of(whole: &Dims, slice: Slice, batch: Symbol) -> Dims {
+fn dims_of(whole: &Dims, slice: MicroBatch, batch: Symbol) -> Dims {
     let examples = whole[0]
         .checked_div_size(Size::symbol(batch))
         .and_then(|n| n.checked_mul(Size::from(slice.to - slice.from)));
@@ -47,13 +47,17 @@ fn dims_of(whole: &Dims, slice: Slice, batch: Symbol) -> Dims {
 }
 
 /// Where an argument of a call on a micro-batch lies inside of its value, if it is not all of it.
-pub(crate) fn stretch(program: &Program, call: &KernelCall, argument: usize) -> Option<Stretch> {
+pub(crate) fn micro_batch_range(
+    program: &Program,
+    call: &KernelCall,
+    argument: usize,
+) -> Option<MicroBatchRange> {
     let slice = call.micro_batch?;
     let piece = program.value(call.args[argument]).piece;
     let kernel = call.kernel.as_ref()?;
-    let steps = &kernel.slicing()?.steps;
+    let steps = &kernel.micro_batching()?.steps;
     let example = (*steps.get(argument)?).filter(|_| piece == Piece::Whole)?;
-    Some(Stretch {
+    Some(MicroBatchRange {
         slice,
         example,
         dtype: kernel.spec().arguments()[argument].0.dtype,
@@ -132,7 +136,10 @@ impl<'a> Candidates<'a> {
     /// Whether a kernel accesses the examples of its arguments one after the other, each inside of
     /// its own bytes, and has no other argument that varies with the batch.
     fn examples_are_contiguous(&self, call: &KernelCall, kernel: &Kernel) -> bool {
-        let Some(slicing) = kernel.slicing().filter(|_| call.args.len() < MAX_ARGUMENTS) else {
+        let Some(micro_batching) = kernel
+            .micro_batching()
+            .filter(|_| call.args.len() < MAX_ARGUMENTS)
+        else {
             return false;
         };
         let varies = |node: NodeId| {
@@ -145,16 +152,21 @@ impl<'a> Candidates<'a> {
             Env(sizes)
         });
         let arguments = call.spec.arguments();
-        call.args.iter().zip(&slicing.steps).zip(&arguments).all(
-            |((value, step), (operand, space, _))| match (self.program.value(*value).node, step) {
-                (Some(node), Some(step)) => self.example(node).is_some_and(|example| {
-                    let inside = |env| operand.extent(space, env) <= example.at(env).max(0) as u64;
-                    example == *step && alone.iter().all(inside)
-                }),
-                (Some(node), None) => !varies(node),
-                (None, step) => step.is_none(),
-            },
-        )
+        call.args
+            .iter()
+            .zip(&micro_batching.steps)
+            .zip(&arguments)
+            .all(|((value, step), (operand, space, _))| {
+                match (self.program.value(*value).node, step) {
+                    (Some(node), Some(step)) => self.example(node).is_some_and(|example| {
+                        let inside =
+                            |env| operand.extent(space, env) <= example.at(env).max(0) as u64;
+                        example == *step && alone.iter().all(inside)
+                    }),
+                    (Some(node), None) => !varies(node),
+                    (None, step) => step.is_none(),
+                }
+            })
     }
 
     /// Bytes of the values that have examples and that a call touches.
@@ -212,7 +224,7 @@ impl<'a> Candidates<'a> {
             .map(|call| Ok(kernel(call)?.map(Arc::new)))
             .collect::<Result<_, PassError>>()?;
         let last = (all - 1) / examples * examples;
-        let slices = (0..all).step_by(examples as usize).map(|from| Slice {
+        let slices = (0..all).step_by(examples as usize).map(|from| MicroBatch {
             from,
             to: (from + examples).min(all),
             last: from == last,
@@ -250,7 +262,7 @@ struct Splitting<'a> {
     from: &'a Candidates<'a>,
     /// By call: its kernel for micro-batches, if it is chosen.
     chosen: Vec<Option<Arc<Kernel>>>,
-    slices: Vec<Slice>,
+    slices: Vec<MicroBatch>,
     values: Vec<Becomes>,
     /// The partial sums of each chosen call that has any.
     sums: FxHashMap<usize, ValueId>,
@@ -258,7 +270,11 @@ struct Splitting<'a> {
 }
 
 impl<'a> Splitting<'a> {
-    fn new(from: &'a Candidates<'a>, chosen: Vec<Option<Arc<Kernel>>>, slices: Vec<Slice>) -> Self {
+    fn new(
+        from: &'a Candidates<'a>,
+        chosen: Vec<Option<Arc<Kernel>>>,
+        slices: Vec<MicroBatch>,
+    ) -> Self {
         Splitting {
             from,
             chosen,
@@ -326,7 +342,7 @@ impl<'a> Splitting<'a> {
             let becomes = match bytes {
                 None => Becomes::Whole(self.new.add_value(value.clone())),
                 Some(bytes) => {
-                    let part = |&slice: &Slice| Value {
+                    let part = |&slice: &MicroBatch| Value {
                         name: format!("{} {}..{}", value.name, slice.from, slice.to),
                         piece: Piece::MicroBatch(slice),
                         dims: dims_of(&value.dims, slice, from.batch),
@@ -412,7 +428,9 @@ impl<'a> Splitting<'a> {
             }
             // Of micro-batches that sum, only the last writes the outputs, so it alone has the
             // dependencies.
-            let folds = sliced.slicing().is_some_and(|slicing| slicing.folds);
+            let folds = sliced
+                .micro_batching()
+                .is_some_and(|micro_batching| micro_batching.folds);
             if folds && !slice.last {
                 new.after.clear();
             }
@@ -426,16 +444,16 @@ impl<'a> Splitting<'a> {
 
 /// The part of a whole value that an argument of a call on a micro-batch is.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stretch {
+pub(crate) struct MicroBatchRange {
     /// The examples.
-    pub slice: Slice,
+    pub slice: MicroBatch,
     /// Elements of an example.
     pub example: Size,
     /// Their type.
     pub dtype: DType,
 }
 
-impl Stretch {
+impl MicroBatchRange {
     /// The first byte and the bytes, in a buffer of so many.
     pub fn bytes(&self, sizes: &Env, all: u64) -> (u64, u64) {
         let example = self.example.at(sizes).max(0) as u64 * self.dtype.bytes() as u64;

@@ -30,7 +30,7 @@ pub const PASSES: [&str; 15] = [
     super::OffloadValues::NAME,
     super::FuseRecomputed::NAME,
     super::GrowWorkspaces::NAME,
-    super::MicroBatch::NAME,
+    super::SplitBatch::NAME,
 ];
 
 /// A pass of the compiler, with its options.

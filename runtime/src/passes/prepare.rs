@@ -44,7 +44,7 @@ fn prepare(mut program: Program, target: &Target, guard: u64) -> Result<Program,
     program.renumber_by_use();
     let bounds = program.graph.symbols.bounds();
     // If a kernel checks indices, assignments of variables first test whether one was out of range.
-    let checks = |call: &KernelCall| matches!(call.spec.body, Body::CheckIndex(_));
+    let checks = |call: &KernelCall| matches!(call.spec.body, Body::BoundsCheck(_));
     let checked = program.kernels.iter().any(checks);
     let kept = kept(&program.graph);
     // The planner places no data-dependent values, so it cannot decide to recompute them.

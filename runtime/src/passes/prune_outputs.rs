@@ -21,7 +21,7 @@ pub(super) fn prune_outputs(
 ) -> Option<KernelCall> {
     let spec = &call.spec;
     let needed = needed(spec, stores);
-    let folded = spec.folded();
+    let folded = spec.per_row();
     let needs = |which: fn(&Inst) -> bool| {
         spec.code
             .iter()
@@ -40,10 +40,10 @@ pub(super) fn prune_outputs(
     if points_only {
         fewer.spec.reduced = 0;
     }
-    let by_rule = || sums_alike(spec, stores, &needed, &folded);
+    let by_rule = || has_same_sums(spec, stores, &needed, &folded);
     let alike = |fewer: &Spec| {
         target
-            .sums_alike(spec, fewer, &program.graph.symbols.bounds())
+            .has_same_sums(spec, fewer, &program.graph.symbols.bounds())
             .unwrap_or_else(by_rule)
     };
     let same_bits = spec.reduced == 0 || points_only || alike(&fewer.spec);
@@ -79,7 +79,7 @@ fn arguments(inst: &Inst) -> &[InstId] {
 /// Whether sums are certain to be split into the same parts without the rest of the kernel. Their
 /// split follows from the passes over the elements, and from the strides of the operands that vary
 /// over the elements.
-fn sums_alike(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
+fn has_same_sums(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
     let code = || spec.code.iter().zip(needed).zip(folded);
     let dropped = |((_, needed), _): &((&Inst, &bool), &bool)| !**needed;
     let folds = |inst: &Inst| matches!(inst, Inst::Reduce(..));

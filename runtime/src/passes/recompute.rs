@@ -55,7 +55,7 @@ pub(super) fn recompute_clone(
     call: &KernelCall,
     kept: &FxHashSet<NodeId>,
 ) -> Option<KernelCall> {
-    if matches!(call.spec.body, Body::CheckIndex(_)) || writes_any(program, call, kept) {
+    if matches!(call.spec.body, Body::BoundsCheck(_)) || writes_any(program, call, kept) {
         return None;
     }
     let assigned = program.assigned(call);

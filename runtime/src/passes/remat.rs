@@ -13,7 +13,7 @@
 //! (Griewank and Walther 2000, Chen et al. 2016). Values of a segment that are used outside of it
 //! are kept.
 //!
-//! The pass copies such chains, in [`Phase::Again`], in front of their first use in the backward
+//! The pass copies such chains, in [`Phase::Recompute`], in front of their first use in the backward
 //! pass; fusion then makes them part of a kernel that reads the same tensors, where there is one.
 
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -24,7 +24,7 @@ use super::fuse::{Edge, Users, edges, users, wide};
 use super::layout::is_computed;
 use super::pipeline::Pass;
 use crate::graph::{Graph, Origin, Phase};
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
 
 /// Most tensors that one is recomputed from: each is read once more.
@@ -32,7 +32,7 @@ const SOURCES_MAX: usize = 2;
 /// Most operations that it takes.
 const STEPS_MAX: u32 = 24;
 /// Tensors of fewer elements cost few bytes, and are kept.
-pub const REMADE_MIN: i64 = 1 << 12;
+pub const REMAT_MIN_ELEMENTS: i64 = 1 << 12;
 
 /// The pass; `smallest` as of [`remake`].
 pub struct Rematerialize {
@@ -46,13 +46,13 @@ impl Pass for Rematerialize {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(remake(graph, self.smallest))
+        Ok(rematerialize(graph, self.smallest))
     }
 }
 
 /// The graph in which the insides of checkpointed segments are recomputed, and tensors of at least
 /// `smallest` elements that are cheap to recompute; none of those if there is no such number.
-pub fn remake(graph: &Graph, smallest: Option<i64>) -> Graph {
+pub fn rematerialize(graph: &Graph, smallest: Option<i64>) -> Graph {
     let inside = inside_of_segments(graph);
     let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {
@@ -413,7 +413,7 @@ impl Copier<'_> {
             return self.map[id.at()];
         }
         self.out.set_origin(Origin {
-            phase: Phase::Again,
+            phase: Phase::Recompute,
             ..self.choice.graph.origin(id).clone()
         });
         self.out

@@ -25,7 +25,7 @@ use smallvec::SmallVec;
 use super::error::PassError;
 use super::pipeline::Pass;
 use crate::graph::{Bases, Graph};
-use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 
 /// Which simplifications are made; nodes that nothing needs are dropped in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -292,7 +292,7 @@ impl Builder {
     }
 }
 
-impl Emit for Builder {
+impl GraphBuilder for Builder {
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId {
         let folded = if self.options.fold {
             self.fold(&op, inputs, dtype, &dims)

@@ -92,7 +92,7 @@ fn split(program: &Program, target: &Target, call: &KernelCall) -> (Vec<KernelCa
         let Some(node) = program.value(stored).node else {
             continue;
         };
-        if program.graph.origin(node).phase != Phase::Again {
+        if program.graph.origin(node).phase != Phase::Recompute {
             continue;
         }
         let stores = |call: &KernelCall, own: bool| -> Vec<Store> {

@@ -27,7 +27,7 @@ pub(super) fn stages(graph: &Graph) -> Vec<Stage> {
             .fold(0, |stage, input| stage | stages[input.at()]);
         for Symbol(s) in sizes(node)
             .flat_map(Size::symbols)
-            .filter(|&s| graph.symbols.is_found(s))
+            .filter(|&s| graph.symbols.is_data_dependent(s))
         {
             stage |= of_symbol[usize::from(s)];
         }
@@ -56,7 +56,7 @@ pub(super) fn symbols(stage: Stage) -> impl Iterator<Item = Symbol> {
 /// Every size that a node mentions.
 fn sizes(node: &Node) -> impl Iterator<Item = Size> {
     let own: &[Size] = match &node.op {
-        Op::Size(size) | Op::CheckIndex { limit: size, .. } => std::slice::from_ref(size),
+        Op::Size(size) | Op::BoundsCheck { limit: size, .. } => std::slice::from_ref(size),
         Op::Index(strides) => strides,
         Op::Slice { start, .. } | Op::Pad { start, .. } => start,
         _ => &[],

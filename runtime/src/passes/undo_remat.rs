@@ -52,7 +52,7 @@ fn undo_remat(program: &Program, target: &Target) -> Program {
     let pinned = graph.pinned();
     let duplicates = |&(again, first): &(NodeId, NodeId)| {
         let of = |id| graph.origin(id);
-        of(again).phase == Phase::Again
+        of(again).phase == Phase::Recompute
             && of(again).segment == 0
             && of(first).phase == Phase::Forward
             && !pinned[again.at()]

@@ -111,7 +111,7 @@ pub(super) fn place_updates(clusters: &Clusters, views: &Views) -> Updates {
             // kernels whose results need bytes of the pool.
             let node = graph.node(m);
             if node.op.is_check()
-                || (clusters.stored[m.at()] && graph.symbols.any_found(&node.dims))
+                || (clusters.stored[m.at()] && graph.symbols.any_data_dependent(&node.dims))
             {
                 checks.push(at);
             }

@@ -10,7 +10,7 @@
 //! expression itself. Fusing the two, splitting them, computing a value a second time, pruning
 //! outputs and moving a producer into a prologue therefore all leave the terms alone, while a wrong
 //! operand, a missing dependency or a side effect that happens twice does not. How the back end
-//! splits a sum into parts is not visible here; `sums_alike` of the target answers for that.
+//! splits a sum into parts is not visible here; `has_same_sums` of the target answers for that.
 //!
 //! The method is that of regalloc2's checker and of translation validation (Pnueli, Siegel and
 //! Singerman, TACAS 1998); the module shares no code with the passes that it checks.
@@ -183,13 +183,13 @@ impl MicroBatch {
     /// The examples of a call, if those are not all.
     fn of(call: &KernelCall, arguments: usize) -> Option<MicroBatch> {
         let slice = call.micro_batch?;
-        let slicing = call.kernel.as_ref()?.slicing()?;
+        let micro_batching = call.kernel.as_ref()?.micro_batching()?;
         Some(MicroBatch {
             from: slice.from,
             to: slice.to,
             last: slice.last,
-            batched: slicing.steps.iter().map(Option::is_some).collect(),
-            reduces: slicing.folds,
+            batched: micro_batching.steps.iter().map(Option::is_some).collect(),
+            reduces: micro_batching.folds,
             sums: call.args.get(arguments).map(|sums| sums.index()),
         })
     }
@@ -354,7 +354,7 @@ impl Interpreter {
         let own = slots.len() - spec.operands.len();
         let inputs = self.anchor_inputs(spec, &contents[..own]);
         let anchor = self.anchor(&spec.body, inputs);
-        if matches!(spec.body, Body::CheckIndex(_)) {
+        if matches!(spec.body, Body::BoundsCheck(_)) {
             state.checks.insert(anchor);
             return Ok(());
         }

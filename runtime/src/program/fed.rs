@@ -14,15 +14,15 @@ use crate::words;
 type Known = [Option<u32>; MAX_SYMBOLS];
 
 /// The type and shape of a value that is given for an input.
-struct Given {
+struct FedShape {
     dtype: DType,
     /// `None` for a flat slice, which takes the shape of the input.
     lengths: Option<Lengths>,
     elements: usize,
 }
 
-impl Given {
-    fn of(source: &Source<'_>) -> Given {
+impl FedShape {
+    fn of(source: &Source<'_>) -> FedShape {
         let buffer = match source {
             Source::Host {
                 dtype,
@@ -30,7 +30,7 @@ impl Given {
                 elements,
                 ..
             } => {
-                return Given {
+                return FedShape {
                     dtype: *dtype,
                     lengths: lengths.clone(),
                     elements: *elements,
@@ -39,7 +39,7 @@ impl Given {
             Source::Resident(buffer) => *buffer,
             Source::Donated(Donated(buffer)) => buffer,
         };
-        Given {
+        FedShape {
             dtype: buffer.dtype,
             lengths: Some(buffer.lengths.clone()),
             elements: buffer.lengths.iter().product(),
@@ -75,7 +75,7 @@ impl Compiled {
                 )));
             }
             if result.is_ok() {
-                result = self.fit(at, &Given::of(&source), &mut known);
+                result = self.fit(at, &FedShape::of(&source), &mut known);
             }
         });
         result.map_err(|error| self.swapped(feed, error))?;
@@ -90,9 +90,9 @@ impl Compiled {
             let i = usize::from(symbol.0);
             env.0[i] = match extent {
                 // A dimension that no input has runs at its bound.
-                Extent::Bounded(max) | Extent::Free(max) => known[i].unwrap_or(max),
+                Extent::Bounded(max) | Extent::Unbounded(max) => known[i].unwrap_or(max),
                 // Until a kernel has computed it.
-                Extent::Found(_) => 0,
+                Extent::DataDependent(_) => 0,
             };
         }
         self.check_needed(None, &env)?;
@@ -114,8 +114,8 @@ impl Compiled {
         let Error::Input { name, mut message } = error else {
             return error;
         };
-        let mut given: Vec<Given> = Vec::new();
-        feed.each(&mut |_, source| given.push(Given::of(&source)));
+        let mut given: Vec<FedShape> = Vec::new();
+        feed.each(&mut |_, source| given.push(FedShape::of(&source)));
         let mut orders = Vec::new();
         if given.len() == self.inputs.len() && given.len() <= 8 {
             self.orders(&given, &Known::default(), &mut Vec::new(), &mut orders);
@@ -141,7 +141,7 @@ impl Compiled {
     /// Orders of the given values in which each fits its input, two at most.
     fn orders(
         &self,
-        given: &[Given],
+        given: &[FedShape],
         known: &Known,
         order: &mut Vec<usize>,
         found: &mut Vec<Vec<usize>>,
@@ -164,7 +164,7 @@ impl Compiled {
     }
 
     /// Checks that a value fits an input, where other inputs determine some lengths already.
-    fn fit(&self, at: usize, given: &Given, known: &mut Known) -> Result<()> {
+    fn fit(&self, at: usize, given: &FedShape, known: &mut Known) -> Result<()> {
         let Some(slot) = self.inputs.get(at) else {
             return Err(Error::Value(format!(
                 "a Feed shows input {at}; \"{}\" takes {}",
@@ -203,7 +203,7 @@ impl Compiled {
                                 "shape {lengths:?} was given: \"{name}\" is {length}, more than its bound {bound}; compile with a larger bound or feed smaller parts"
                             ));
                         }
-                        Extent::Free(_) if u32::try_from(length).is_err() => {
+                        Extent::Unbounded(_) if u32::try_from(length).is_err() => {
                             return fail(format!(
                                 "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is at most {} long",
                                 u32::MAX

@@ -12,7 +12,7 @@ use crate::graph::{Graph, InputInfo, Needed, Origin};
 use crate::ir::{self, KernelCall, Source, ValueId};
 use crate::memory::Tag;
 use crate::ops::{Checked, NodeId, Op};
-use crate::passes::stretch;
+use crate::passes::micro_batch_range;
 use crate::plan::Plan;
 
 impl Compiled {
@@ -22,7 +22,7 @@ impl Compiled {
         program: &ir::Program,
         variables: &[usize],
         plan: Plan,
-        lend: bool,
+        use_gaps: bool,
         session: u64,
     ) -> Result<Self> {
         let graph = &program.graph;
@@ -33,11 +33,11 @@ impl Compiled {
         for (i, input) in inputs.iter().enumerate() {
             input.buffer.into_iter().for_each(|b| input_of[b] = Some(i));
         }
-        let finds = buffers.iter().any(|b| b.found);
+        let has_data_dependent = buffers.iter().any(|b| b.data_dependent);
         // Memory checks fill the bytes that the plan leaves free.
-        let lends = lend && finds && program.guard == 0;
-        let holes = if lends {
-            holes(&buffers, &steps, &plan)
+        let lends = use_gaps && has_data_dependent && program.guard == 0;
+        let gaps = if lends {
+            gaps(&buffers, &steps, &plan)
         } else {
             Vec::new()
         };
@@ -61,11 +61,11 @@ impl Compiled {
             symbols: graph.symbols.clone(),
             slab_bytes: offsets.height,
             host_bytes: offsets.host_height,
-            ring: None,
+            prefetch_queue: None,
             plan,
             guard: program.guard,
-            finds,
-            holes,
+            has_data_dependent,
+            gaps,
             loaded: None,
         })
     }
@@ -84,7 +84,7 @@ fn planned_buffers(program: &ir::Program, plan: &Plan) -> Vec<PlannedBuffer> {
         used: value.bytes,
         dtype: value.dtype,
         dims: value.dims.clone(),
-        found: value.data_dependent,
+        data_dependent: value.data_dependent,
     };
     values.map(buffer).collect()
 }
@@ -147,14 +147,14 @@ fn kernel_step(
     let place = |(at, &value): (usize, &ValueId)| match program.value(value).source {
         Source::Variable(v) => Place::Variable(variables[v as usize]),
         Source::Sizes => Place::Sizes,
-        Source::Input(_) | Source::Computed => match stretch(program, call, at) {
-            Some(stretch) => Place::Slice(value.index(), stretch),
+        Source::Input(_) | Source::Computed => match micro_batch_range(program, call, at) {
+            Some(micro_batch_range) => Place::MicroBatch(value.index(), micro_batch_range),
             None => Place::Planned(value.index()),
         },
     };
     let op = &program.graph.node(call.node).op;
     let binds = match (op, &call.spec.body) {
-        (&Op::Bind { symbol }, Body::CheckIndex(check)) => Some(Binds {
+        (&Op::Bind { symbol }, Body::BoundsCheck(check)) => Some(Binds {
             symbol,
             offset: check.index.offset,
         }),
@@ -175,7 +175,7 @@ fn kernel_step(
         binds,
         finite: matches!(
             op,
-            Op::CheckIndex {
+            Op::BoundsCheck {
                 of: Checked::Finite,
                 ..
             }
@@ -237,22 +237,22 @@ fn outputs(program: &ir::Program) -> Result<Vec<usize>> {
 }
 
 /// For each data-dependent buffer, the ranges of the slab that the plan leaves free while it lives.
-fn holes(buffers: &[PlannedBuffer], steps: &[Step], plan: &Plan) -> Vec<Vec<(u64, u64)>> {
+fn gaps(buffers: &[PlannedBuffer], steps: &[Step], plan: &Plan) -> Vec<Vec<(u64, u64)>> {
     let lifetimes = &plan.offsets().lifetimes;
     let at_step = |(step, s): (usize, &Step)| {
         let (start, end) = (step as u64, step as u64 + 1);
         (s.workspace, Lifetime { start, end })
     };
-    let holes = |(buffer, &lifetime): (&PlannedBuffer, &Lifetime)| {
-        if !buffer.found {
+    let gaps = |(buffer, &lifetime): (&PlannedBuffer, &Lifetime)| {
+        if !buffer.data_dependent {
             return Vec::new();
         }
         let places = buffers.iter().map(|b| b.place);
         let planned = places.zip(lifetimes.iter().copied());
         let workspaces = steps.iter().enumerate().map(at_step);
-        crate::found::holes(planned.chain(workspaces), lifetime)
+        crate::data_dependent::gaps(planned.chain(workspaces), lifetime)
     };
-    buffers.iter().zip(lifetimes).map(holes).collect()
+    buffers.iter().zip(lifetimes).map(gaps).collect()
 }
 
 /// The tags of a program's buffers, then of the workspaces of its steps.

@@ -26,7 +26,7 @@ impl Session {
                 .map(|at| load_step(inner, at, &bounds))
                 .collect(),
             has_copies: !inner.copies.is_empty(),
-            is_dynamic: inner.finds,
+            is_dynamic: inner.has_data_dependent,
             // Each starts at a multiple of 16 bytes.
             input_bytes: input_bytes + self.sizes.bytes,
             horizontal_fusion: !self.options.ungrouped,
@@ -50,7 +50,7 @@ impl Session {
         if self.profile.is_some()
             || self.recording.is_some()
             || inner.guard > 0
-            || inner.finds
+            || inner.has_data_dependent
             || !self.memory.capabilities().recorded_launches
         {
             return Ok(false);
@@ -94,7 +94,7 @@ fn load_step<'a>(inner: &'a Compiled, at: usize, bounds: &Env) -> LoadStep<'a> {
         Work::Start(_) | Work::Finish(_) => None,
     };
     let extent = |place: &Place| match *place {
-        Place::Planned(b) | Place::Slice(b, _) => {
+        Place::Planned(b) | Place::MicroBatch(b, _) => {
             let place = inner.buffers[b].place;
             Extent::Slab(place.offset, place.offset + place.bytes)
         }
@@ -119,7 +119,7 @@ fn load_step<'a>(inner: &'a Compiled, at: usize, bounds: &Env) -> LoadStep<'a> {
 /// The check that a step makes, if it makes one.
 fn check(inner: &Compiled, at: usize, step: &Step) -> Option<Check> {
     let spec = step.kernel()?.spec();
-    let Body::CheckIndex(check) = &spec.body else {
+    let Body::BoundsCheck(check) = &spec.body else {
         return None;
     };
     let whole = Operand::contiguous(check.index.dtype, &spec.dims).as_ref() == Some(&check.index);

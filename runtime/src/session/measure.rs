@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::spec::{Body, Spec};
-use slabwise_planner::report::{Handed, Run, RunStep};
+use slabwise_planner::report::{ReceivedBytes, Run, RunStep};
 use slabwise_planner::{BufferId, Holder};
 
 use super::Session;
@@ -113,7 +113,7 @@ impl Recording {
     ) {
         let seen = |holder: Holder, region: Region| {
             let inside = region.arena == slab.arena && region.offset >= slab.offset;
-            Handed {
+            ReceivedBytes {
                 holder,
                 offset: inside.then(|| region.offset - slab.offset),
                 bytes: region.bytes,
@@ -125,13 +125,13 @@ impl Recording {
             Some(seen(Holder::Buffer(BufferId(buffer)), *region))
         });
         let own = seen(Holder::Workspace(inner.plan.offsets().order[at]), workspace);
-        let handed = planned
+        let received = planned
             .chain((workspace.bytes > 0).then_some(own))
             .collect();
         self.run.steps.push(RunStep {
             start_ns: 0,
             ns: 0,
-            handed,
+            received,
         });
     }
 

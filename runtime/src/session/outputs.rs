@@ -23,7 +23,7 @@ impl Session {
             self.give_donated(inner, feed, env, &mut |b| place(b))?;
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
-            *region = if inner.buffers[b].found {
+            *region = if inner.buffers[b].data_dependent {
                 self.data_dependent_region(b, slab)?
             } else {
                 place(b)

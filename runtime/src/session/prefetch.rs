@@ -59,7 +59,7 @@ impl Session {
     /// Sets the number of slots for inputs, including the one that kernels read; the default is 1.
     /// Programs compiled from now on can [prefetch](Session::run_ahead) up to `slots - 1` batches.
     /// Each takes the bytes of the inputs beside the slab, and on a CUDA device as much pinned
-    /// memory of the host. Programs with [free](crate::Dim::free) lengths prefetch none. Results do
+    /// memory of the host. Programs with [free](crate::Dim::unbounded) lengths prefetch none. Results do
     /// not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
@@ -68,12 +68,12 @@ impl Session {
     }
 
     /// The slots of a prefetch queue.
-    pub(crate) fn slots_ahead(&self) -> usize {
+    pub(crate) fn prefetch_slots(&self) -> usize {
         self.input_slots - 1
     }
 
     /// Reserves the prefetch queue of a program; its number, if the plan has one.
-    pub(crate) fn open_slots(&mut self, inner: &Compiled) -> Result<Option<usize>> {
+    pub(crate) fn open_prefetch_queue(&mut self, inner: &Compiled) -> Result<Option<usize>> {
         let mut stride = 0;
         let part = |input: &crate::program::InputSlot| {
             let offset = stride;
@@ -85,7 +85,7 @@ impl Session {
             }
         };
         let parts: Arc<[Part]> = inner.inputs.iter().map(part).collect();
-        let bytes = inner.plan.persistent().ahead;
+        let bytes = inner.plan.persistent().prefetch;
         if bytes == 0 || stride == 0 {
             return Ok(None);
         }
@@ -123,7 +123,7 @@ impl Session {
     {
         let inner = &program.inner;
         self.ready(inner)?;
-        let Some(queue) = inner.ring else {
+        let Some(queue) = inner.prefetch_queue else {
             return match batches.next() {
                 Some(batch) => self.run(program, batch).map(Some),
                 None => Ok(None),
@@ -161,7 +161,7 @@ impl Session {
     ) -> Result<()> {
         let inner = &program.inner;
         self.ready(inner)?;
-        let queue = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        let queue = inner.prefetch_queue.ok_or_else(|| self.no_slots(inner))?;
         self.fill_slot(inner, queue, batch)
     }
 
@@ -175,7 +175,7 @@ impl Session {
     ) -> Result<[Output<'_>; N]> {
         let inner = &program.inner;
         self.ready(inner)?;
-        let queue = inner.ring.ok_or_else(|| self.no_slots(inner))?;
+        let queue = inner.prefetch_queue.ok_or_else(|| self.no_slots(inner))?;
         let mut env = self.take_slot(inner, queue)?;
         self.run_taken(inner, queue, &mut env)?;
         let slab = self.slab()?;

@@ -27,7 +27,7 @@ impl Session {
     /// The bytes of the staging buffer for a program's large inputs, if the budget has them beside
     /// a slab of this height and its prefetch queue; else 0. No value is recomputed to make room
     /// for it.
-    pub(crate) fn landing_within(
+    pub(crate) fn staging_within(
         &self,
         dag: &Dag,
         room: Option<u64>,
@@ -57,22 +57,22 @@ impl Session {
 
     /// Makes the staging buffer as large as a program's plan says, or gives up that of other
     /// programs if the budget has no room for it beside this one.
-    pub(crate) fn prepare_landing(
+    pub(crate) fn prepare_staging(
         &mut self,
         inner: &mut Compiled,
         room: Option<u64>,
     ) -> Result<()> {
         let (there, _) = self.memory.staging();
-        let (ahead, landing) = (
-            inner.plan.persistent().ahead,
-            inner.plan.persistent().landing,
+        let (ahead, staging) = (
+            inner.plan.persistent().prefetch,
+            inner.plan.persistent().staging,
         );
         let beside = self
             .bytes_beside_staging(inner.slab_bytes)
             .saturating_add(ahead);
         let wanted = match room {
-            Some(room) if beside.saturating_add(there) > room => landing,
-            _ => there.max(landing),
+            Some(room) if beside.saturating_add(there) > room => staging,
+            _ => there.max(staging),
         };
         if !self.memory.set_staging(wanted)? {
             log::warn!(

@@ -172,7 +172,7 @@ impl Session {
     fn argument(&self, run: &Run<'_>, place: &Place, env: &Env) -> Result<Region> {
         match *place {
             Place::Planned(b) => self.region_of(run, b),
-            Place::Slice(b, _) => Ok(place.part(self.region_of(run, b)?, env)),
+            Place::MicroBatch(b, _) => Ok(place.part(self.region_of(run, b)?, env)),
             Place::Variable(v) => Ok(self.variables[v].region),
             Place::Sizes => Ok(self.sizes),
         }
@@ -183,7 +183,7 @@ impl Session {
         let inner = run.inner;
         let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
         match &run.buffers {
-            Buffers::Planned { slab, .. } if inner.buffers[buffer].found => {
+            Buffers::Planned { slab, .. } if inner.buffers[buffer].data_dependent => {
                 self.data_dependent_region(buffer, *slab)
             }
             Buffers::Planned { slab, host } => Ok(fed().unwrap_or_else(|| {

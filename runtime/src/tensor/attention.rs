@@ -9,7 +9,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::Tensor;
-use crate::ops::{Emit, Op};
+use crate::ops::{GraphBuilder, Op};
 
 /// Which positions of a sequence attend to which.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 
 use super::Tensor;
 use crate::graph::Graph;
-use crate::ops::{Axes, Emit, NodeId};
+use crate::ops::{Axes, GraphBuilder, NodeId};
 use crate::shape::elements;
 use crate::trace::{Precision, Trace};
 

@@ -12,7 +12,7 @@ use slabwise_kernels::spec::Dims;
 
 use super::{Operand, Tensor, checked};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::params::Param;
 
 /// The broadcast shape of two shapes: aligned at the last axis, lengths are equal or 1.

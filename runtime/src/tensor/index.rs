@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{Tensor, check_index, checked, no_axis};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
 
 /// Refuses a tensor that is not an index.

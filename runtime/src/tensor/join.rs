@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 
 use super::{Tensor, checked, no_axis, number};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::trace::Trace;
 use crate::words::count;
 

@@ -13,7 +13,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use super::index::{matches_position, require_index};
 use super::{Operand, Tensor, check_index};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId};
+use crate::ops::{GraphBuilder, NodeId};
 use crate::shape::elements;
 use crate::trace::Line;
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::reduce::count;
 use super::{AxisSet, Tensor};
-use crate::ops::{Axes, Emit, Op};
+use crate::ops::{Axes, GraphBuilder, Op};
 
 /// Statistics of a batch for each channel, and the factors that normalise by them.
 pub(crate) struct BatchStatistics<'t> {

@@ -9,7 +9,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
 use super::{Tensor, checked, no_axis};
-use crate::ops::{Emit, Op};
+use crate::ops::{GraphBuilder, Op};
 
 impl<'t> Tensor<'t> {
     /// The sum of each element and those before it along an axis of fixed length, of f32 or i32.

@@ -9,7 +9,9 @@ use slabwise_kernels::spec::{Dims, PoolKind, Window};
 use super::elementwise::broadcast_shape;
 use super::{Operand, Tensor, checked};
 use crate::graph::Graph;
-use crate::ops::{ConvGeometry, Emit, Given, NodeId, Op, floats, infer, transposed_conv};
+use crate::ops::{
+    ConvGeometry, GraphBuilder, NodeId, Op, TensorType, floats, infer, transposed_conv,
+};
 use crate::shape::elements;
 
 impl<'t> Tensor<'t> {
@@ -57,18 +59,18 @@ impl<'t> Tensor<'t> {
         let precision = self.trace.precision();
         self.trace.record(at, &[self, weight], |g, ids| {
             let ids = [ids[0], ids[1]].map(|id| precision.round(g, id));
-            let given = ids.map(|id| Given {
+            let given = ids.map(|id| TensorType {
                 dtype: g.dtype(id),
                 dims: g.dims(id),
             });
             let (dtype, dims) = transposed_conv(&geometry, given, &g.symbols)?;
             // It is the gradient of the convolution that has this image's shape.
             let result = [
-                Given {
+                TensorType {
                     dtype: g.dtype(ids[0]),
                     dims: &dims,
                 },
-                Given {
+                TensorType {
                     dtype: g.dtype(ids[1]),
                     dims: g.dims(ids[1]),
                 },

@@ -16,7 +16,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 
 use super::{Tensor, checked, no_axis};
 use crate::graph::Graph;
-use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::elements;
 
 /// A set of axes: one number, an array or slice of numbers, or `..` for all.

@@ -15,7 +15,7 @@ use smallvec::SmallVec;
 use super::elementwise::broadcast_all;
 use super::{Operand, Tensor, check_index, checked, checked_as, no_axis};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::elements;
 use crate::trace::countable;
 
@@ -37,7 +37,7 @@ fn flat(g: &mut Graph, x: NodeId, count: Size) -> NodeId {
 
 /// A new data-dependent length, which a scalar (i32) has in a run; at most `most`.
 fn found(g: &mut Graph, length: NodeId, most: Size) -> Result<Size, String> {
-    let symbol = g.symbols.found(most)?;
+    let symbol = g.symbols.data_dependent(most)?;
     checked(g, Op::Bind { symbol }, &[length])?;
     Ok(Size::symbol(symbol))
 }
@@ -71,7 +71,7 @@ fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, Str
     let asked = g
         .ids()
         .rev()
-        .find(|&id| g.node(id).op == Op::Compact && same_view(g, g.node(id).inputs[0], mask));
+        .find(|&id| g.node(id).op == Op::Nonzero && same_view(g, g.node(id).inputs[0], mask));
     if let Some(positions) = asked {
         return Ok(positions);
     }
@@ -81,7 +81,7 @@ fn true_positions(g: &mut Graph, what: &str, mask: NodeId) -> Result<NodeId, Str
     let length = found(g, count, most)?;
     checked_as(
         g,
-        Op::Compact,
+        Op::Nonzero,
         &[mask],
         DType::I32,
         &Dims::from_slice(&[length]),
@@ -327,7 +327,7 @@ impl<'t> Tensor<'t> {
             let column = g.reshape(best_first, &Dims::from_slice(&[boxes[0], Size::ONE]));
             let rows = g.broadcast(column, &boxes);
             let sorted = checked(g, Op::Gather { axis: 0 }, &[ids[0], rows])?;
-            let stays = checked(g, Op::Suppress { threshold }, &[sorted])?;
+            let stays = checked(g, Op::NonMaxSuppression { threshold }, &[sorted])?;
             let positions = true_positions(g, "nms", stays)?;
             Ok(taken(g, best_first, positions))
         })

@@ -7,7 +7,7 @@ use slabwise_kernels::spec::Dims;
 
 use super::{Tensor, checked, checked_as, no_axis};
 use crate::graph::Graph;
-use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 use crate::shape::{Dim, Shape, elements};
 use crate::trace::resolve;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use super::{Building, Held, Line, Trace};
 use crate::graph::{Graph, Origin, Phase, VariableInfo};
-use crate::ops::{Emit, NodeId};
+use crate::ops::{GraphBuilder, NodeId};
 use crate::optim::{Optimizer, Weight};
 use crate::tensor::Tensor;
 

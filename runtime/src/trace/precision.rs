@@ -8,7 +8,7 @@ use slabwise_planner::brief;
 
 use crate::error::{Error, Result};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId};
+use crate::ops::{GraphBuilder, NodeId};
 
 /// The operand type of matrix products and convolutions of a trace: see
 /// [`Trace::with_precision`](crate::Trace::with_precision).

@@ -10,7 +10,7 @@ use slabwise_kernels::spec::Dims;
 
 use super::{Line, Trace, countable, resolve};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::Shape;
 use crate::tensor::Tensor;
 

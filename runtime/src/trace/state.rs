@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::{Held, Line, Trace, resolve};
 use crate::graph::{Counter, VariableInfo};
-use crate::ops::{Emit, Op};
+use crate::ops::{GraphBuilder, Op};
 use crate::params::Init;
 use crate::shape::{Shape, Symbols};
 use crate::tensor::Tensor;

@@ -121,7 +121,7 @@ impl<'t> Builder<'_, 't> {
             Axis::Named(at) => {
                 let named = &self.case.dims[at];
                 if named.free != self.swap {
-                    Dim::free(named.name)
+                    Dim::unbounded(named.name)
                 } else {
                     Dim::bounded(named.name, named.max)
                 }

@@ -66,7 +66,7 @@ impl Len {
     }
 
     /// Whether it is data-dependent.
-    pub fn is_found(self) -> bool {
+    pub fn is_data_dependent(self) -> bool {
         matches!(self.of, Some(Unknown::Found(_)))
     }
 

@@ -373,7 +373,7 @@ fn misshapen(case: &Case, outcome: &Outcome) -> Option<String> {
         for (position, (&output, array)) in program.outputs.iter().zip(outputs).enumerate() {
             let fact = &known[output];
             let fits = |(n, len): (&usize, &crate::facts::Len)| {
-                if len.is_found() {
+                if len.is_data_dependent() {
                     *n <= scope.most(*len)
                 } else {
                     *n == scope.most(*len)

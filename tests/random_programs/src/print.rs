@@ -181,7 +181,7 @@ impl Body<'_> {
         }
         self.layers();
         for (i, dim) in case.dims.iter().enumerate() {
-            let free = format!("Dim::free({:?})", dim.name);
+            let free = format!("Dim::unbounded({:?})", dim.name);
             let bounded = format!("Dim::bounded({:?}, {})", dim.name, dim.max);
             let (first, second) = if dim.free {
                 (free, bounded)

@@ -47,13 +47,13 @@ switches! {
     NotInPlace false |options| options.planner.in_place = false;
     ProgramOrder false |options| options.planner.order = slabwise_planner::OrderPolicy::Program;
     Effortless false |options| options.planner.effort = 0;
-    NotLent false |options| options.shapes.lend = false;
+    NotLent false |options| options.shapes.use_gaps = false;
     Unsliced false |options| options.unsliced = true;
     StoredImages false |options| options.stored_images = true;
     Wide false |options| options.wide = true;
     Checked false |options| options.check_memory = true;
-    Exact true |options| options.shapes.ranges = slabwise::Ranges::Exact;
-    Doubling true |options| options.shapes.ranges = slabwise::Ranges::Growth(100);
+    Exact true |options| options.shapes.ranges = slabwise::LengthRanges::Exact;
+    Doubling true |options| options.shapes.ranges = slabwise::LengthRanges::Growth(100);
 }
 
 /// The source of inputs.

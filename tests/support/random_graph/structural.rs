@@ -1,7 +1,7 @@
 //! Steps of structural operations.
 
 use slabwise::graph::Graph;
-use slabwise::ops::{Axes, Checked, ConvGeometry, Emit, NodeId, Op};
+use slabwise::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, elements};
 use slabwise_kernels::dtype::DType;
@@ -174,12 +174,12 @@ impl Maker {
     /// The elements of a tensor selected by a mask, of data-dependent length.
     pub(super) fn select(&mut self) -> Option<()> {
         const FOUND_MAX: usize = 2;
-        let is_found = |extent: Extent| matches!(extent, Extent::Found(_));
+        let is_data_dependent = |extent: Extent| matches!(extent, Extent::DataDependent(_));
         if self
             .g
             .symbols
             .iter()
-            .filter(|(_, _, extent)| is_found(*extent))
+            .filter(|(_, _, extent)| is_data_dependent(*extent))
             .count()
             >= FOUND_MAX
         {
@@ -231,7 +231,7 @@ impl Maker {
         };
         let boxes = self.find(fits)?;
         let dims = Dims::from_slice(&self.g.dims(boxes)[..1]);
-        let op = Op::Suppress {
+        let op = Op::NonMaxSuppression {
             threshold: self.rng.pick(&[0.0, 0.25, 0.5]),
         };
         let keep = self.g.emit(op, &[boxes], DType::Bool, dims);
@@ -284,7 +284,7 @@ impl Maker {
         let (axis, dims) = self.indexed(x)?;
         let (index, limit) = self.index(&dims);
         self.g.emit(
-            Op::CheckIndex {
+            Op::BoundsCheck {
                 limit: Size::from(limit),
                 of: Checked::Index,
             },

@@ -149,7 +149,7 @@ pub fn budget(model: &str, batch: &str, way: &str) -> Result<Value> {
         }
     }
     let mut fields = within.measured()?;
-    let again = within.program.plan().again();
+    let again = within.program.plan().budget_report();
     fields.insert("slab_bytes".into(), json!(within.session.slab_bytes()));
     fields.insert("slab_without_bytes".into(), json!(slab));
     fields.insert("host_bytes".into(), json!(within.session.host_bytes()));

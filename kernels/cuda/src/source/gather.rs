@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{CheckIndex, Gather, Spec, SpecError};
+use slabwise_kernels::spec::{BoundsCheck, Gather, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::{Anchor, blocks, ordered, pointwise};
@@ -130,7 +130,7 @@ pub fn lower(
 /// A kernel that reports the first index out of range, unless an earlier one has reported another.
 pub fn lower_check(
     spec: &Spec,
-    check: &CheckIndex,
+    check: &BoundsCheck,
     bounds: &Env,
     target: &Target,
 ) -> Result<Lowered, SpecError> {
@@ -182,7 +182,7 @@ pub fn lower_check(
         body,
         "atomicMin(record, position << 32 | unsigned(value));\nrecord[1] = {step};\nreturn;\n}}\n}}"
     );
-    let function = params.function("check_index", THREADS, &body);
+    let function = params.function("bounds_check", THREADS, &body);
     let target = *target;
     Ok(Lowered::new(vec![function], 0, move |env| {
         let grid = [blocks(space.points(env), THREADS, &target), 1, 1];

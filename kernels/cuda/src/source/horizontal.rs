@@ -51,11 +51,7 @@ fn shared(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<SharedLoo
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn shared_name(
-    spec: &Spec,
-    bounds: &Env,
-    target: &Target,
-) -> Result<Option<String>, SpecError> {
+pub fn fused_name(spec: &Spec, bounds: &Env, target: &Target) -> Result<Option<String>, SpecError> {
     Ok(shared(spec, bounds, target)?.map(|shared| shared.function.name))
 }
 
@@ -64,7 +60,7 @@ pub fn shared_name(
 ///
 /// # Errors
 /// As [`super::lower`].
-pub fn lower_many(
+pub fn lower_fused(
     specs: &[&Spec],
     bounds: &Env,
     target: &Target,

@@ -1,20 +1,20 @@
 //! Source generation for every spec: [`lower`].
 
-mod compact;
 mod elementwise;
 mod gather;
 mod horizontal;
+mod non_max_suppression;
+mod nonzero;
 pub(crate) mod params;
 mod pool;
 mod rows;
 mod scatter;
 mod sort;
 pub(crate) mod space;
-mod suppress;
 mod transpose;
 
-pub use horizontal::{FusedLaunch, lower_many, shared_name};
-pub use rows::sums_alike;
+pub use horizontal::{FusedLaunch, fused_name, lower_fused};
+pub use rows::has_same_sums;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{Body, Spec, SpecError};
 
@@ -47,9 +47,11 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
         Body::Pool2dGrad(pool) => pool::lower_grad(spec, pool, bounds, target),
         Body::Gather(gather) => gather::lower(spec, gather, bounds, target),
         Body::ScatterAdd(scatter) => scatter::lower(spec, scatter, bounds, target),
-        Body::CheckIndex(check) => gather::lower_check(spec, check, bounds, target),
-        Body::Compact(compact) => compact::lower(spec, compact, bounds, target),
+        Body::BoundsCheck(check) => gather::lower_check(spec, check, bounds, target),
+        Body::Nonzero(nonzero) => nonzero::lower(spec, nonzero, bounds, target),
         Body::Sort(sort) => sort::lower(spec, sort, bounds, target),
-        Body::Suppress(suppress) => suppress::lower(spec, suppress, bounds, target),
+        Body::NonMaxSuppression(non_max_suppression) => {
+            non_max_suppression::lower(spec, non_max_suppression, bounds, target)
+        }
     }
 }

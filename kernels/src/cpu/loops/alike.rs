@@ -16,7 +16,7 @@ use crate::spec::{Body, MAX_AXES, Spec};
 ///
 /// All reads and writes of a loop decide how it is split, so a loop with fewer stores may be split
 /// differently.
-pub fn sums_alike(a: &Spec, b: &Spec, bound: &Env, config: &Config) -> Option<bool> {
+pub fn has_same_sums(a: &Spec, b: &Spec, bound: &Env, config: &Config) -> Option<bool> {
     let same_space = a.dims == b.dims && a.reduced == b.reduced;
     if a.body != Body::Loop || b.body != Body::Loop || !same_space {
         return Some(false);

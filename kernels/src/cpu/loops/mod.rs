@@ -8,14 +8,14 @@ mod alike;
 mod elementwise;
 mod reduce;
 
-pub use alike::sums_alike;
+pub use alike::has_same_sums;
 
 use smallvec::SmallVec;
 
 use super::tile::{Bound, TileCode};
 use super::{Config, CutOff, Launch, SpecError};
+use crate::micro_batch::MicroBatching;
 use crate::size::Env;
-use crate::slice::Slicing;
 use crate::spec::{Inst, MAX_AXES, Spec};
 use reduce::Reduction;
 
@@ -58,13 +58,18 @@ impl Loop {
     }
 
     /// Where slices of a sum over the batch may end, and the partial sums between them.
-    pub fn cut_off(&self, spec: &Spec, bound: &Env, slicing: &Slicing) -> Option<CutOff> {
-        let (reduction, (axis, _)) = (self.reduction.as_ref()?, slicing.axis?);
+    pub fn cut_off(
+        &self,
+        spec: &Spec,
+        bound: &Env,
+        micro_batching: &MicroBatching,
+    ) -> Option<CutOff> {
+        let (reduction, (axis, _)) = (self.reduction.as_ref()?, micro_batching.axis?);
         // Tiles go through the batch outermost.
         if self.order[spec.dims.len() - spec.reduced] != axis {
             return None;
         }
-        let examples = bound.0[usize::from(slicing.batch.0)] as usize;
+        let examples = bound.0[usize::from(micro_batching.batch.0)] as usize;
         reduction.cut_off(
             examples,
             &mut Bound::sizes(&self.code, spec, bound, &self.order),

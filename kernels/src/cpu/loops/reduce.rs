@@ -15,8 +15,8 @@ use super::{CHUNK, Loop};
 use crate::cpu::CutOff;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
+use crate::micro_batch::Part;
 use crate::size::Env;
-use crate::slice::Part;
 use crate::spec::{Inst, ReduceOp, Spec};
 
 /// Columns of a group where columns are kept points.
@@ -277,7 +277,7 @@ unsafe impl Sync for Carry {}
 
 impl Carry {
     fn new(part: &Part, parts: usize, code: &TileCode) -> Self {
-        let whole = part.whole.0[usize::from(part.slicing.batch.0)] as usize;
+        let whole = part.whole.0[usize::from(part.micro_batching.batch.0)] as usize;
         Carry {
             examples: part.examples.clone(),
             whole,
@@ -393,7 +393,7 @@ impl Loop {
         let mut parts = reduction.parts(&cut, &bound);
         let bound = &bound;
         let points: usize = bound.dims().iter().product();
-        if let Some(part) = launch.part.filter(|part| !part.slicing.folds) {
+        if let Some(part) = launch.part.filter(|part| !part.micro_batching.folds) {
             // Tiles and parts are those of the whole batch, so that a group of a slice is reduced
             // in the same order.
             let mut whole = Bound::new(&self.code);
@@ -412,7 +412,7 @@ impl Loop {
         }
         let carry = launch
             .part
-            .filter(|part| part.slicing.folds)
+            .filter(|part| part.micro_batching.folds)
             .map(|part| Carry::new(part, parts, &self.code));
         let run = Run {
             bound,

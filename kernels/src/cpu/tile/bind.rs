@@ -5,8 +5,8 @@ use smallvec::SmallVec;
 use super::exec::{Along, Machine};
 use super::{AXES, TILE, TileCode};
 use crate::cpu::{Launch, Team};
+use crate::micro_batch::Part;
 use crate::size::Env;
-use crate::slice::Part;
 use crate::spec::{Dims, MAX_ACCESSES, Spec};
 
 /// The strided access to one operand or index in one launch.
@@ -147,7 +147,10 @@ impl<'a> Bound<'a> {
                 .iter()
                 .any(|store| usize::from(store.access) == k)
         };
-        let (reductions, operands) = (part.slicing.folds, spec.operands.iter().map(|o| &o.strides));
+        let (reductions, operands) = (
+            part.micro_batching.folds,
+            spec.operands.iter().map(|o| &o.strides),
+        );
         let moves: SmallVec<[isize; MAX_ACCESSES]> = operands
             .enumerate()
             .map(|(k, strides)| {

@@ -174,7 +174,10 @@ fn buffers_alive_at_the_peak_have_a_reason() {
     let why = [0, 1].map(|b| why_at_peak(&dag, &empty, BufferId(b)).expect("alive"));
     assert_eq!(
         why,
-        ["it is there from the start", "it is handed out at the end"]
+        [
+            "it is there from the start",
+            "it is received out at the end"
+        ]
     );
     data_of(&html(&dag, &empty, "empty", Ok(&Run::default())));
 }
@@ -182,26 +185,26 @@ fn buffers_alive_at_the_peak_have_a_reason() {
 #[test]
 fn differences_of_a_run_from_its_plan_are_listed() {
     let (dag, plan) = sample();
-    let handed = |holder, offset, bytes| Handed {
+    let received = |holder, offset, bytes| ReceivedBytes {
         holder,
         offset,
         bytes,
     };
     let buffer = |b: u32| Holder::Buffer(BufferId(b));
-    let step = |handed| RunStep {
+    let step = |received| RunStep {
         start_ns: 0,
         ns: 1500,
-        handed,
+        received,
     };
     let mut run = Run {
         steps: vec![
             step(vec![
-                handed(buffer(0), None, 1000),
-                handed(buffer(1), Some(plan.offsets[1]), 4096),
+                received(buffer(0), None, 1000),
+                received(buffer(1), Some(plan.offsets[1]), 4096),
             ]),
             step(vec![
-                handed(buffer(1), Some(plan.offsets[1]), 4096),
-                handed(
+                received(buffer(1), Some(plan.offsets[1]), 4096),
+                received(
                     Holder::Workspace(TaskId(1)),
                     Some(plan.workspace_offsets[1]),
                     512,
@@ -218,12 +221,12 @@ fn differences_of_a_run_from_its_plan_are_listed() {
     );
     let data = data_of(&html(&dag, &plan, "train", Ok(&run)));
     assert_eq!(
-        data["run"]["steps"][0]["handed"].to_string(),
+        data["run"]["steps"][0]["received"].to_string(),
         format!("[[1,{},4096]]", plan.offsets[1]),
         "what lies elsewhere is not drawn"
     );
     assert_eq!(
-        data["run"]["steps"][1]["handed"][1][0].as_u64(),
+        data["run"]["steps"][1]["received"][1][0].as_u64(),
         Some(5 + 1),
         "a workspace"
     );
@@ -236,10 +239,10 @@ fn differences_of_a_run_from_its_plan_are_listed() {
     );
 
     // At another offset, and at a step where it is dead.
-    run.steps[0].handed[1].offset = Some(plan.offsets[1] + 64);
+    run.steps[0].received[1].offset = Some(plan.offsets[1] + 64);
     run.steps[1]
-        .handed
-        .push(handed(buffer(4), Some(plan.offsets[4]), 4));
+        .received
+        .push(received(buffer(4), Some(plan.offsets[4]), 4));
     assert_eq!(
         run.strays(&plan)
             .iter()

@@ -81,7 +81,7 @@ pub(super) fn touched(step: &LoadStep<'_>, guarded: Guarded) -> Vec<Touched> {
         return vec![slab(0, u64::MAX, true)];
     };
     let mut list = vec![slab(step.workspace.0, step.workspace.1, true)];
-    if guarded || matches!(kernel.spec().body, Body::CheckIndex(_)) {
+    if guarded || matches!(kernel.spec().body, Body::BoundsCheck(_)) {
         list.push(Touched {
             memory: Memory::Faults,
             from: 0,

@@ -2,7 +2,7 @@
 //!
 //! The updates of an optimizer are the same small loop over many parameters, and so are the sums
 //! over a batch that make the gradients of biases: loops that lower to the same function
-//! ([`slabwise_cuda::lower_many`]). In the plan's order they are apart, because each runs as soon
+//! ([`slabwise_cuda::lower_fused`]). In the plan's order they are apart, because each runs as soon
 //! as its gradient is there, so that the gradient's bytes can be reused. Here they are grouped
 //! without another plan: a step moves to the turn of a later one only past steps that touch none of
 //! the bytes it writes and write none of the bytes it reads. Therefore every step computes the same
@@ -50,7 +50,7 @@ pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Gr
     let mut kinds: Vec<(String, Vec<usize>)> = Vec::new();
     for (at, spec) in specs.iter().enumerate() {
         let Some(spec) = spec else { continue };
-        let Some(name) = slabwise_cuda::shared_name(
+        let Some(name) = slabwise_cuda::fused_name(
             spec,
             &bounds,
             &Target {
@@ -75,7 +75,8 @@ pub(super) fn groups(request: &LoadRequest<'_>, target: Target) -> Result<Vec<Gr
                 guarded: guarded(members[0]),
                 ..target
             };
-            let mut lowered = slabwise_cuda::lower_many(&own, &bounds, &target).map_err(invalid)?;
+            let mut lowered =
+                slabwise_cuda::lower_fused(&own, &bounds, &target).map_err(invalid)?;
             if let (Some(one), true) = (lowered.pop(), lowered.is_empty()) {
                 groups.push(Group {
                     members,

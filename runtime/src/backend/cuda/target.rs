@@ -68,8 +68,13 @@ impl Target {
         tuner.choose(&specs.iter().map(of).collect::<Vec<_>>(), bounds)
     }
 
-    pub(in crate::backend) fn sums_alike(&self, a: &Spec, b: &Spec, bounds: &Env) -> Option<bool> {
-        slabwise_cuda::sums_alike(a, b, bounds, &self.target).ok()
+    pub(in crate::backend) fn has_same_sums(
+        &self,
+        a: &Spec,
+        b: &Spec,
+        bounds: &Env,
+    ) -> Option<bool> {
+        slabwise_cuda::has_same_sums(a, b, bounds, &self.target).ok()
     }
 
     pub(in crate::backend) fn set_tf32(&mut self, tf32: bool) {

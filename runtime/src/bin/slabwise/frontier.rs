@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use serde_json::{Value, json};
-use slabwise::{Budget, Bytes, Error, InSlices, Params, Plan, Result, Sent, Session};
+use slabwise::{Budget, Bytes, Error, MicroBatched, OffloadedValue, Params, Plan, Result, Session};
 
 use crate::output::{line, save, table};
 use crate::plan::{Args, of_batch};
@@ -22,7 +22,7 @@ struct Point {
     sent: usize,
     overhead: f64,
     /// Micro-batches, if kernels run on some.
-    slices: Option<InSlices>,
+    slices: Option<MicroBatched>,
     again: String,
 }
 
@@ -37,7 +37,7 @@ pub fn run(args: &Args) -> Result<()> {
                 "budget_bytes": p.budget,
                 "slab_bytes": p.slab,
                 "again": p.runs,
-                "slices": p.slices.map_or(1, |s| s.slices),
+                "slices": p.slices.map_or(1, |s| s.count),
                 "offloaded": p.sent,
                 "overhead_pct": 100.0 * p.overhead,
             })
@@ -63,7 +63,7 @@ pub fn run(args: &Args) -> Result<()> {
             share,
             p.runs.to_string(),
             p.slices
-                .map_or(String::new(), |s| format!("{} × {}", s.slices, s.examples)),
+                .map_or(String::new(), |s| format!("{} × {}", s.count, s.examples)),
             p.sent.to_string(),
             format!("+{:.1} %", 100.0 * p.overhead),
         ]);
@@ -103,10 +103,10 @@ fn points(args: &Args) -> Result<Vec<Point>> {
         let point = |plan: Plan| Point {
             budget,
             slab: plan.slab_bytes(),
-            runs: plan.again().tasks.len(),
-            sent: plan.again().sent.len(),
-            overhead: plan.again().overhead,
-            slices: plan.again().sliced,
+            runs: plan.budget_report().tasks.len(),
+            sent: plan.budget_report().offloaded.len(),
+            overhead: plan.budget_report().overhead,
+            slices: plan.budget_report().micro_batched,
             again: told(&plan),
         };
         match plan(args, Budget::Fraction(budget as f64 / all.max(1) as f64)).map(point) {
@@ -122,20 +122,20 @@ fn points(args: &Args) -> Result<Vec<Point>> {
 /// The kernels that run on micro-batches, and the largest of the values that are recomputed or sent
 /// to the host, with their consumers.
 fn told(plan: &Plan) -> String {
-    let mut again = plan.computed_again();
+    let mut again = plan.recomputed();
     again.sort_by_key(|&(_, bytes, _)| std::cmp::Reverse(bytes));
     let named = again
         .iter()
         .take(NAMED)
         .map(|(name, bytes, reader)| format!("{name}, {bytes} not kept for {reader}"));
     let mut text: Vec<String> = plan
-        .again()
-        .sliced
+        .budget_report()
+        .micro_batched
         .map(|slices| slices.to_string())
         .into_iter()
         .chain(named)
         .collect();
-    let mut sent: Vec<&Sent> = plan.again().sent.iter().collect();
+    let mut sent: Vec<&OffloadedValue> = plan.budget_report().offloaded.iter().collect();
     sent.sort_by_key(|sent| std::cmp::Reverse(sent.bytes));
     text.extend(sent.iter().take(NAMED).map(ToString::to_string));
     let left = again.len().saturating_sub(NAMED) + sent.len().saturating_sub(NAMED);

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use serde_json::json;
 use slabwise::diff::PlanFile;
 use slabwise::memory::export::{
-    ExportError, Ledger, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
+    ExportError, MemoryProfile, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
 };
 use slabwise::models::{Model, OptimizerKind};
 use slabwise::shape::Dim;
@@ -167,25 +167,25 @@ pub fn run(args: &Args) -> Result<()> {
         "persistent_bytes": persistent.weights + persistent.state,
         "host_bytes": plan.host_bytes(),
         "kernels": plan.kernels(),
-        "prologues": plan.again().prologues,
+        "prologues": plan.budget_report().prologues,
         "compile_s": plan.compile_seconds(),
         "peak": peak,
         "buffers": buffers,
     });
     if args.offload.is_some() {
-        let sent = plan.again().sent.iter().map(|sent| {
+        let offloaded = plan.budget_report().offloaded.iter().map(|offloaded| {
             json!({
-                "buffer": sent.name,
-                "bytes": sent.bytes.0,
-                "after": sent.used,
-                "before": sent.read,
-                "steps": sent.steps,
-                "copying_s": sent.copying_s,
-                "computing_s": sent.computing_s,
+                "buffer": offloaded.name,
+                "bytes": offloaded.bytes.0,
+                "after": offloaded.used,
+                "before": offloaded.read,
+                "steps": offloaded.steps,
+                "copying_s": offloaded.copying_s,
+                "computing_s": offloaded.computing_s,
             })
         });
-        report["offloaded"] = sent.collect();
-        report["overhead_pct"] = json!(100.0 * plan.again().overhead);
+        report["offloaded"] = offloaded.collect();
+        report["overhead_pct"] = json!(100.0 * plan.budget_report().overhead);
     }
     if args.kernels {
         report["kernel_names"] = plan.steps().collect();
@@ -236,8 +236,8 @@ fn shown(used: &Resources) -> String {
 struct Ran {
     run: Run,
     /// The holders of the slab at the peak, and in the whole step.
-    peak: Ledger,
-    whole: Ledger,
+    peak: MemoryProfile,
+    whole: MemoryProfile,
 }
 
 /// The measurements of one step, or why none was run.
@@ -272,8 +272,8 @@ fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
         let run = session.record(&program, (&examples, &labels))?;
         let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
         let (peak, whole) = (
-            program.ledger(&run, peak),
-            program.ledger(&run, run.steps.len()),
+            program.memory_profile(&run, peak),
+            program.memory_profile(&run, run.steps.len()),
         );
         Ok(Ran { run, peak, whole })
     };

@@ -8,7 +8,9 @@ use slabwise_cuda::nvrtc::{self, Program};
 use slabwise_cuda::{Function, PRELUDE, Target};
 
 use crate::models::Model;
-use crate::passes::{Fuse, REMADE_MIN, Simplify, fuse, legalise, lower, remake, simplify};
+use crate::passes::{
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower, rematerialize, simplify,
+};
 use crate::{Params, Precision, Trace};
 
 /// Compute capability, multiprocessors and KiB of shared memory of a block, of devices that there
@@ -32,8 +34,11 @@ fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
             let trace = Trace::training().with_precision(precision);
             let loss = network.step(&trace, 64usize.into(), model.optimizer());
             let graph = trace.finish(&[loss]).expect("a model");
-            let graph = legalise(
-                &remake(&simplify(&graph, &Simplify::default()), Some(REMADE_MIN)),
+            let graph = legalize(
+                &rematerialize(
+                    &simplify(&graph, &Simplify::default()),
+                    Some(REMAT_MIN_ELEMENTS),
+                ),
                 true,
             );
             let bounds = graph.symbols.bounds();

@@ -1,7 +1,7 @@
 //! Contents and history of memory, in the formats of other tools' viewers: PyTorch's memory
 //! snapshot, pprof's heap profile, the Chrome and Perfetto trace. They are written from a
-//! [`Ledger`], which a pool has (its current blocks, and the events that [`Pool::record`] kept) and
-//! a run in a planned slab as well ([`Ledger::of_slab`]).
+//! [`MemoryProfile`], which a pool has (its current blocks, and the events that [`Pool::record`] kept) and
+//! a run in a planned slab as well ([`MemoryProfile::of_slab`]).
 
 mod perfetto;
 mod pprof;
@@ -27,7 +27,7 @@ pub use snapshot::{ExportError, snapshot_json, snapshot_pickle};
 
 /// The profile to export: contents and history of memory.
 #[derive(Clone, Debug)]
-pub struct Ledger {
+pub struct MemoryProfile {
     /// The allocator that manages it.
     manager: String,
     /// Whether its memory is one range that grows.
@@ -40,18 +40,18 @@ pub struct Ledger {
     kernels: Vec<Kernel>,
 }
 
-impl Ledger {
+impl MemoryProfile {
     fn tag(&self, id: TagId) -> &Tag {
         self.tags.get(id.0 as usize).unwrap_or(&self.tags[0])
     }
 }
 
-impl From<&Pool> for Ledger {
-    fn from(pool: &Pool) -> Ledger {
+impl From<&Pool> for MemoryProfile {
+    fn from(pool: &Pool) -> MemoryProfile {
         let policy = pool.policy();
         let (manager, expandable) = (policy.name().to_string(), policy == Policy::Vmm);
         let limit = pool.statistics().bytes_limit;
-        Ledger {
+        MemoryProfile {
             manager,
             expandable,
             limit,

@@ -6,12 +6,12 @@ use std::collections::HashSet;
 use serde_json::{Value, json};
 
 use super::super::event_log::Action;
-use super::Ledger;
+use super::MemoryProfile;
 
 /// The recorded events as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
 /// number of the allocation as id) and each kernel (`X`), counters of the bytes in use and
 /// reserved, instants where requests failed. Times are microseconds.
-pub fn trace_events_json(memory: impl Into<Ledger>) -> String {
+pub fn trace_events_json(memory: impl Into<MemoryProfile>) -> String {
     let memory = memory.into();
     let mut rows = vec![
         json!({"ph": "M", "pid": 1, "tid": 0, "name": "process_name", "args": {"name": "slabwise"}}),

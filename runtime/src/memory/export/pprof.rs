@@ -10,7 +10,7 @@ use flate2::write::GzEncoder;
 use prost::Message;
 
 use super::super::tags::Tag;
-use super::Ledger;
+use super::MemoryProfile;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Profile {
@@ -133,8 +133,8 @@ impl Builder {
 ///
 /// # Errors
 /// Never, in memory; an error of the compressor.
-pub fn heap_profile(memory: impl Into<Ledger>, time: Duration) -> std::io::Result<Vec<u8>> {
-    let Ledger {
+pub fn heap_profile(memory: impl Into<MemoryProfile>, time: Duration) -> std::io::Result<Vec<u8>> {
+    let MemoryProfile {
         manager, segments, ..
     } = memory.into();
     let mut held: Vec<(Tag, i64, i64)> = Vec::new();

@@ -8,7 +8,7 @@ use super::super::TagId;
 use super::super::event_log::{Action, Event};
 use super::super::source::Stream;
 use super::super::tags::{Tag, Tags};
-use super::{Ledger, Piece, Segment};
+use super::{MemoryProfile, Piece, Segment};
 
 /// Bytes of a slab that hold one value.
 #[derive(Clone, Debug)]
@@ -36,10 +36,15 @@ pub struct Kernel {
     pub ns: u64,
 }
 
-impl Ledger {
+impl MemoryProfile {
     /// The profile of a slab of so many bytes with these lives in it, no two of which may share
     /// bytes at a time: the blocks live at the end, and the events before.
-    pub fn of_slab(manager: &str, bytes: u64, lives: &[Life], kernels: Vec<Kernel>) -> Ledger {
+    pub fn of_slab(
+        manager: &str,
+        bytes: u64,
+        lives: &[Life],
+        kernels: Vec<Kernel>,
+    ) -> MemoryProfile {
         let mut tags = Tags::default();
         let ids: Vec<TagId> = lives.iter().map(|life| tags.id(life.tag.clone())).collect();
         // At one instant, blocks that end are freed before those that begin.
@@ -113,7 +118,7 @@ impl Ledger {
             stream: Stream(0),
             blocks,
         }];
-        Ledger {
+        MemoryProfile {
             manager: manager.into(),
             expandable: false,
             limit: bytes,

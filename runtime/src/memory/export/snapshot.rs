@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::super::event_log::{Action, Event};
 use super::super::tags::Tag;
-use super::{Addresses, Ledger, Segment};
+use super::{Addresses, MemoryProfile, Segment};
 
 /// A snapshot could not be written.
 #[derive(Debug, thiserror::Error)]
@@ -87,8 +87,8 @@ fn frames(tag: &Tag) -> Vec<Frame> {
         .collect()
 }
 
-fn snapshot(memory: &Ledger) -> Snapshot {
-    let Ledger {
+fn snapshot(memory: &MemoryProfile) -> Snapshot {
+    let MemoryProfile {
         segments,
         events,
         expandable,
@@ -169,7 +169,7 @@ fn snapshot(memory: &Ledger) -> Snapshot {
 ///
 /// # Errors
 /// Never for consistent memory; an error of the JSON writer.
-pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
+pub fn snapshot_json(memory: impl Into<MemoryProfile>) -> Result<String, ExportError> {
     serde_json::to_string(&snapshot(&memory.into())).map_err(|e| ExportError(e.to_string()))
 }
 
@@ -177,7 +177,7 @@ pub fn snapshot_json(memory: impl Into<Ledger>) -> Result<String, ExportError> {
 ///
 /// # Errors
 /// Never for consistent memory; an error of the pickle writer.
-pub fn snapshot_pickle(memory: impl Into<Ledger>) -> Result<Vec<u8>, ExportError> {
+pub fn snapshot_pickle(memory: impl Into<MemoryProfile>) -> Result<Vec<u8>, ExportError> {
     serde_pickle::to_vec(&snapshot(&memory.into()), serde_pickle::SerOptions::new())
         .map_err(|e| ExportError(e.to_string()))
 }

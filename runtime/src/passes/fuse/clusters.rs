@@ -199,7 +199,7 @@ impl Clusters {
         let in_time: Vec<bool> = self
             .list
             .iter()
-            .map(|c| c.members.iter().any(|m| phase(m) != Phase::Again))
+            .map(|c| c.members.iter().any(|m| phase(m) != Phase::Recompute))
             .collect();
         let mut ready: BinaryHeap<(bool, usize)> = (0..count)
             .filter(|&at| waits[at] == 0)

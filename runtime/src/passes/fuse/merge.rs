@@ -100,7 +100,7 @@ impl Builder<'_> {
         // A recomputed value must not be computed early, because then it would be kept live.
         let phase = |m: &NodeId| self.graph.origin(*m).phase;
         let early = |a: &Cluster, b: &Cluster| {
-            a.members.iter().any(|m| phase(m) == Phase::Again)
+            a.members.iter().any(|m| phase(m) == Phase::Recompute)
                 && b.members.iter().all(|m| phase(m) == Phase::Forward)
         };
         let in_time = !early(x, y) && !early(y, x);

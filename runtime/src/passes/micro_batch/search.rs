@@ -39,7 +39,7 @@ pub(crate) struct Found {
     /// Its plan, not yet checked; above the available bytes if none was found that is not.
     pub plan: Plan,
     /// The recomputed calls.
-    pub again: Vec<TaskId>,
+    pub recomputed: Vec<TaskId>,
     /// A lower bound of the slab of these kernels on any micro-batches, in any order and however
     /// often.
     pub floor: u64,
@@ -71,13 +71,13 @@ impl Form for Found {
 }
 
 /// The pass; its fields as the arguments of [`micro_batches_within`].
-pub(crate) struct MicroBatch<'a> {
+pub(crate) struct SplitBatch<'a> {
     pub target: &'a Target,
     pub room: u64,
     pub options: &'a Options,
 }
 
-impl Pass for MicroBatch<'_> {
+impl Pass for SplitBatch<'_> {
     const NAME: &'static str = "micro-batch";
     type Input = Program;
     type Output = Option<Found>;
@@ -129,7 +129,7 @@ fn micro_batches_within(
         });
         tight.sort_by_key(|(found, _)| found.plan.height);
         for (found, way) in tight.into_iter().take(TRIED_AGAIN) {
-            let found = search.again(found)?;
+            let found = search.recomputed(found)?;
             let other = if found.plan.height <= room {
                 search.fewer(found, way, true)?
             } else {
@@ -219,7 +219,7 @@ impl Search<'_> {
         let plan = plan_for(&program.to_dag(), self.room, self.options)?;
         self.grown(Found {
             floor: self.floor,
-            again: Vec::new(),
+            recomputed: Vec::new(),
             plan,
             program,
         })
@@ -253,9 +253,9 @@ impl Search<'_> {
         &self,
         mut found: Found,
         mut way: Way,
-        again: bool,
+        recomputed: bool,
     ) -> Result<(Found, Way), PassError> {
-        let (most, worth) = if again {
+        let (most, worth) = if recomputed {
             (MOST_AGAIN, LITTLE)
         } else {
             (MOST_WHOLE, WORTH)
@@ -273,8 +273,8 @@ impl Search<'_> {
                 continue;
             };
             let mut other = self.plan(split)?;
-            if again && other.plan.height > self.room {
-                other = self.again(other)?;
+            if recomputed && other.plan.height > self.room {
+                other = self.recomputed(other)?;
             }
             if other.plan.height <= self.room && other.cost() < found.cost() {
                 (found, way) = (other, fewer);
@@ -284,21 +284,21 @@ impl Search<'_> {
     }
 
     /// The same program with some micro-batches recomputed.
-    fn again(&self, found: Found) -> Result<Found, PassError> {
+    fn recomputed(&self, found: Found) -> Result<Found, PassError> {
         let options = &Options {
             effort: self.options.effort / AGAIN,
             ..*self.options
         };
         let within = plan_within(&found.program.to_dag(), found.plan, self.room, options)?;
-        let (mut program, mut again) = (found.program, Vec::new());
+        let (mut program, mut recomputed) = (found.program, Vec::new());
         if let Some(repeated) = within.repeated {
-            again = repeated.again();
+            recomputed = repeated.recomputed_tasks();
             program = program.repeated(&repeated);
         }
         self.grown(Found {
             program,
             plan: within.plan,
-            again,
+            recomputed,
             floor: found.floor,
         })
     }

@@ -29,7 +29,7 @@ use smallvec::SmallVec;
 
 use super::{Builder, constant};
 use crate::graph::Graph;
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 
 /// The replacement of a node of the pattern; ids are those of the old graph.
 pub(super) enum Step {

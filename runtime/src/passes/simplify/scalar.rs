@@ -5,7 +5,7 @@ use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::Dims;
 
 use super::{Builder, view};
-use crate::ops::{Emit, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
 
 /// Whether a value is this number, of either numeric lane (zeros of both signs are 0).
 fn is(value: Option<Value>, number: i32) -> bool {

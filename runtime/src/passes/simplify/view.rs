@@ -8,7 +8,7 @@ use slabwise_kernels::spec::{Dims, ReduceOp};
 use smallvec::SmallVec;
 
 use super::Builder;
-use crate::ops::{Axes, Emit, NodeId, Op};
+use crate::ops::{Axes, GraphBuilder, NodeId, Op};
 
 /// A simpler node for a structural operation.
 pub(super) fn rewrite(b: &mut Builder, op: &Op, inputs: &[NodeId], dims: &Dims) -> Option<NodeId> {

@@ -166,7 +166,7 @@ const MUTATIONS: [(&str, Mutation); 8] = [
         };
         let is_read = c.order[at + 1..].iter().any(reads) || c.program.value(stored).output;
         let spec = &mut c.program.kernels[call].spec;
-        let (lanes, folded) = (spec.lanes().expect("lanes"), spec.folded());
+        let (lanes, folded) = (spec.lanes().expect("lanes"), spec.per_row());
         // The first operand of the operation that is stored.
         let own = usize::from(spec.stores[0].value);
         let other = match &spec.code[own] {

@@ -189,7 +189,7 @@ pub fn lower_shared(
 ///
 /// # Errors
 /// If one of them cannot be lowered.
-pub fn sums_alike(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
+pub fn has_same_sums(a: &Spec, b: &Spec, bounds: &Env, target: &Target) -> Result<bool, SpecError> {
     if a.body != Body::Loop || b.body != Body::Loop || a.dims != b.dims || a.reduced != b.reduced {
         return Ok(false);
     }

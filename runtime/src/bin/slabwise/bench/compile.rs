@@ -32,8 +32,8 @@ pub fn run(args: &Args) -> Result<()> {
 fn compiled(model: Model, args: &Args) -> Result<Compiled> {
     let mut stages = once(model, args)?;
     for _ in 1..args.steps.unwrap_or(1) {
-        for (least, again) in stages.iter_mut().zip(once(model, args)?) {
-            least.seconds = least.seconds.min(again.seconds);
+        for (least, budget_report) in stages.iter_mut().zip(once(model, args)?) {
+            least.seconds = least.seconds.min(budget_report.seconds);
         }
     }
     Ok(Compiled { model, stages })
@@ -82,7 +82,7 @@ impl Compiled {
         json!({
             "model": self.model.to_string(),
             "batch": args.batch,
-            "nodes": self.count("legalise"),
+            "nodes": self.count("legalize"),
             "kernels": self.count("schedule"),
             "all_s": self.seconds(),
             "stages": self.stages.iter().map(stage).collect::<Vec<_>>(),

@@ -20,7 +20,7 @@ impl NodeId {
 
 /// A builder to which nodes can be added. Emitted nodes already obey the shape rules: a broken rule
 /// is a bug of the caller.
-pub trait Emit {
+pub trait GraphBuilder {
     /// Adds a node.
     fn emit(&mut self, op: Op, inputs: &[NodeId], dtype: DType, dims: Dims) -> NodeId;
     /// The shape of a node.
@@ -129,7 +129,7 @@ pub trait Emit {
         self.emit(Op::Reduce(op, Axes::from_slice(axes)), &[a], dtype, dims)
     }
 
-    /// The sum over repeated elements: the gradient of [`Emit::broadcast`] from `dims`.
+    /// The sum over repeated elements: the gradient of [`GraphBuilder::broadcast`] from `dims`.
     fn unbroadcast(&mut self, gradient: NodeId, dims: &Dims) -> NodeId {
         let missing = self.dims(gradient).len() - dims.len();
         let repeated = |i: usize, d: &Size| i < missing || (dims[i - missing].is(1) && !d.is(1));

@@ -4,14 +4,14 @@
 use slabwise_planner::report::Run;
 
 use super::Program;
-use crate::memory::export::{Kernel, Ledger, Life};
+use crate::memory::export::{Kernel, Life, MemoryProfile};
 
 impl<const N: usize> Program<N> {
     /// The contents of the slab while a recorded run was at step `until`, with their history; with
     /// the number of steps, those of the whole run. Buffers and workspaces are blocks from the
     /// beginning of their first step to the end of their last; one that is computed in place is a
     /// block once that step has ended, for until then the other one stands for both.
-    pub fn ledger(&self, run: &Run, until: usize) -> Ledger {
+    pub fn memory_profile(&self, run: &Run, until: usize) -> MemoryProfile {
         let inner = &self.inner;
         let (dag, offsets) = (inner.plan.dag(), inner.plan.offsets());
         let steps = inner.steps.len();
@@ -74,6 +74,6 @@ impl<const N: usize> Program<N> {
             start_ns: seen.start_ns,
             ns: seen.ns,
         });
-        Ledger::of_slab("plan", offsets.height, &lives, kernels.collect())
+        MemoryProfile::of_slab("plan", offsets.height, &lives, kernels.collect())
     }
 }

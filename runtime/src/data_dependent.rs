@@ -64,7 +64,7 @@ impl Session {
             ..DataDependent::default()
         };
         self.data_dependent.held.clear();
-        if inner.finds {
+        if inner.has_data_dependent {
             self.data_dependent.held.resize(inner.buffers.len(), None);
         }
         Ok(())
@@ -81,7 +81,7 @@ impl Session {
         for &b in inner.steps[at]
             .begins
             .iter()
-            .filter(|&&b| inner.buffers[b].found)
+            .filter(|&&b| inner.buffers[b].data_dependent)
         {
             let buffer = &inner.buffers[b];
             let elements: usize = lengths(&buffer.dims, env).iter().product();
@@ -93,9 +93,9 @@ impl Session {
                     let tag = self.tag_ids(inner)[b];
                     let source = self.memory.source();
                     let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
-                    let handle = taken.map_err(|bill| Error::Memory {
+                    let handle = taken.map_err(|report| Error::Memory {
                         program: inner.name.to_string(),
-                        bill,
+                        report,
                     })?;
                     Piece::Pool(handle, bytes)
                 }
@@ -142,7 +142,7 @@ impl Session {
 
     /// A part of the slab that neither the plan nor another such value uses while a buffer lives.
     fn gap_for(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
-        let holes = inner.holes.get(b).filter(|holes| !holes.is_empty())?;
+        let gaps = inner.gaps.get(b).filter(|gaps| !gaps.is_empty())?;
         let mut taken: Vec<Planned> = self
             .data_dependent
             .held
@@ -157,7 +157,7 @@ impl Session {
             .collect();
         taken.sort_unstable_by_key(|part| part.offset);
         fit(
-            holes,
+            gaps,
             &taken,
             bytes.max(1).next_multiple_of(ALIGN),
             slab.bytes,
@@ -181,7 +181,7 @@ impl Session {
         for &b in inner.steps[at]
             .ends
             .iter()
-            .filter(|&&b| inner.buffers[b].found && !inner.outputs.contains(&b))
+            .filter(|&&b| inner.buffers[b].data_dependent && !inner.outputs.contains(&b))
         {
             self.free_piece(b)?;
         }
@@ -218,7 +218,7 @@ impl Session {
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
         let length = self.memory.read_i32(&part)?;
         // The step's kernel has checked it, but a device does not stop the run when a check fails.
-        let most = if let Extent::Found(most) = inner.symbols.extent(symbol) {
+        let most = if let Extent::DataDependent(most) = inner.symbols.extent(symbol) {
             most.at(env)
         } else {
             0
@@ -246,7 +246,7 @@ impl Session {
 
 /// The gaps of the slab, ascending, that no planned buffer uses during a lifetime. The last has no
 /// end, because the slab may be larger than the plan.
-pub(crate) fn holes(
+pub(crate) fn gaps(
     planned: impl Iterator<Item = (Planned, Lifetime)>,
     life: Lifetime,
 ) -> Vec<(u64, u64)> {
@@ -256,21 +256,21 @@ pub(crate) fn holes(
         .map(|(p, _)| p)
         .collect();
     taken.sort_unstable_by_key(|p| p.offset);
-    let (mut holes, mut at) = (Vec::new(), 0);
+    let (mut gaps, mut at) = (Vec::new(), 0);
     for part in taken {
         if part.offset > at {
-            holes.push((at, part.offset));
+            gaps.push((at, part.offset));
         }
         at = at.max((part.offset + part.bytes).next_multiple_of(ALIGN));
     }
-    holes.push((at, u64::MAX));
-    holes
+    gaps.push((at, u64::MAX));
+    gaps
 }
 
 /// The smallest free part of the gaps that is large enough; `taken` are the parts in use,
 /// ascending.
 pub(crate) fn fit(
-    holes: &[(u64, u64)],
+    gaps: &[(u64, u64)],
     taken: &[Planned],
     bytes: u64,
     slab: u64,
@@ -282,7 +282,7 @@ pub(crate) fn fit(
             best = Some((from, room));
         }
     };
-    for &(from, to) in holes {
+    for &(from, to) in gaps {
         let (mut at, to) = (from, to.min(slab));
         for part in taken
             .iter()
@@ -331,7 +331,7 @@ mod tests {
                     .map(|(p, _)| *p)
                     .collect();
                 now.sort_unstable_by_key(|p| p.offset);
-                let found = fit(&holes(planned.iter().copied(), life), &now, bytes, slab);
+                let found = fit(&gaps(planned.iter().copied(), life), &now, bytes, slab);
                 let clear = |offset: u64| {
                     let meets = |(p, l): &(Planned, Lifetime)| {
                         let in_time = l.start < life.end && life.start < l.end;

@@ -15,17 +15,17 @@ const BLOCK: usize = 64;
 /// Later boxes that one worker compares with a block at a time.
 const CHUNK: usize = 1 << 10;
 
-/// See [`Body::Suppress`].
-pub(crate) struct Suppress {
+/// See [`Body::NonMaxSuppression`].
+pub(crate) struct NonMaxSuppression {
     boxes_max: usize,
 }
 
 /// Corners and area.
 type Rect = [f32; 5];
 
-impl Suppress {
+impl NonMaxSuppression {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        Ok(Suppress {
+        Ok(NonMaxSuppression {
             boxes_max: spec.dims[0].usize_at(bound),
         })
     }
@@ -37,7 +37,7 @@ impl Suppress {
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Suppress(suppress) = &spec.body else {
+        let Body::NonMaxSuppression(suppress) = &spec.body else {
             unreachable!("checked by new")
         };
         let count = spec.dims[0].usize_at(launch.env);

@@ -15,7 +15,7 @@ use crate::spec::{Body, ConvKind, Spec};
 
 /// How a kernel runs on slices: the batch axis of its arguments and iteration space.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Slicing {
+pub struct MicroBatching {
     /// The number of examples.
     pub batch: Symbol,
     /// For each argument in the order of [`Spec::arguments`], the elements between two examples;
@@ -30,7 +30,7 @@ pub struct Slicing {
 
 /// One slice of a run: the examples `from..to`, or as many of them as there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Slice {
+pub struct MicroBatch {
     /// Examples before it.
     pub from: u32,
     /// Examples before the next one.
@@ -39,7 +39,7 @@ pub struct Slice {
     pub last: bool,
 }
 
-impl Slice {
+impl MicroBatch {
     /// The sizes of this slice in a run of these.
     pub fn sizes(&self, whole: &Env, batch: Symbol) -> Env {
         let mut env = *whole;
@@ -49,11 +49,11 @@ impl Slice {
     }
 }
 
-impl Slicing {
+impl MicroBatching {
     /// How a spec runs on slices along `batch`, or `None` if it cannot: examples must lie along one
     /// axis of each operand that differs between them, and along none that is indexed, scattered
     /// to, or reduced to positions.
-    pub fn of(spec: &Spec, batch: Symbol) -> Option<Slicing> {
+    pub fn of(spec: &Spec, batch: Symbol) -> Option<MicroBatching> {
         let varies = |size: &Size| size.symbols().any(|s| s == batch);
         let per_example = |size: &Size| size.checked_div_size(Size::symbol(batch));
         let mut axes = spec
@@ -111,7 +111,7 @@ impl Slicing {
                 return None;
             }
         }
-        Some(Slicing {
+        Some(MicroBatching {
             batch,
             steps,
             folds,
@@ -127,7 +127,7 @@ pub(crate) struct Part<'a> {
     /// The examples of the slice.
     pub examples: std::ops::Range<usize>,
     pub last: bool,
-    pub slicing: &'a Slicing,
+    pub micro_batching: &'a MicroBatching,
     /// The sums, for a kernel that has any.
     pub sums: *mut u8,
 }
@@ -137,7 +137,7 @@ impl Part<'_> {
     /// slice.
     pub fn first(&self, axes: usize) -> SmallVec<[isize; 8]> {
         let mut first = SmallVec::from_elem(0, axes);
-        if let Some((axis, points)) = self.slicing.axis {
+        if let Some((axis, points)) = self.micro_batching.axis {
             first[axis] = self.examples.start as isize * points.at(self.whole) as isize;
         }
         first

@@ -16,18 +16,18 @@ const CHUNK: usize = 1 << 12;
 
 /// See [`Body::Compact`]. Positions beyond the end of the result are not written, and elements of
 /// the result beyond the positions are 0: the run is memory-safe for any length of the result.
-pub(crate) struct Compact {
+pub(crate) struct Nonzero {
     chunks_max: usize,
 }
 
-impl Compact {
+impl Nonzero {
     pub fn new(spec: &Spec, bound: &Env, _config: &Config) -> Result<Self, SpecError> {
-        let Body::Compact(compact) = &spec.body else {
+        let Body::Nonzero(nonzero) = &spec.body else {
             return Err(SpecError::unsupported("not a compaction"));
         };
-        check_rank(&compact.space, 0)?;
-        Ok(Compact {
-            chunks_max: Space::new(&compact.space, bound).points().div_ceil(CHUNK),
+        check_rank(&nonzero.space, 0)?;
+        Ok(Nonzero {
+            chunks_max: Space::new(&nonzero.space, bound).points().div_ceil(CHUNK),
         })
     }
 
@@ -38,18 +38,18 @@ impl Compact {
     /// # Safety
     /// The addresses must be as [`Launch`] promises.
     pub unsafe fn run(&self, spec: &Spec, launch: &Launch) {
-        let Body::Compact(compact) = &spec.body else {
+        let Body::Nonzero(nonzero) = &spec.body else {
             unreachable!("checked by new")
         };
         let (space, capacity) = (
-            Space::new(&compact.space, launch.env),
+            Space::new(&nonzero.space, launch.env),
             spec.dims[0].usize_at(launch.env),
         );
-        let mask = OperandView::new(&compact.mask, launch.args[0], launch.env);
-        let positions = OperandView::new(&compact.positions, launch.args[1], launch.env);
+        let mask = OperandView::new(&nonzero.mask, launch.args[0], launch.env);
+        let positions = OperandView::new(&nonzero.positions, launch.args[1], launch.env);
         let points = space.points();
         let chunks = points.div_ceil(CHUNK);
-        let step = mask.strides[compact.space.len().saturating_sub(1)];
+        let step = mask.strides[nonzero.space.len().saturating_sub(1)];
         let each = |chunk: usize, visit: &mut dyn FnMut(usize)| {
             let from = chunk * CHUNK;
             space.rows(from, CHUNK.min(points - from), |at, len, done| {

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 
 use slabwise_kernels::scalar::Value;
 use slabwise_kernels::size::Env;
-use slabwise_kernels::spec::{Spec, SpecError, Suppress};
+use slabwise_kernels::spec::{NonMaxSuppression, Spec, SpecError};
 
 use super::THREADS;
 use super::params::Params;
@@ -37,7 +37,12 @@ fn declare(spec: &Spec, params: &mut Params, bits: Word) -> String {
 }
 
 /// The bits of one box and 64 later ones per thread: whether they overlap too much.
-fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -> Function {
+fn overlaps(
+    spec: &Spec,
+    suppress: &NonMaxSuppression,
+    params: &mut Params,
+    bits: Word,
+) -> Function {
     let mut body = params.pointer("corners", "const float", 0) + &declare(spec, params, bits);
     let boxes = &suppress.boxes;
     let mut load = |at: &str| {
@@ -82,14 +87,14 @@ fn overlaps(spec: &Spec, suppress: &Suppress, params: &mut Params, bits: Word) -
         "if (box_overlap(own, others[b]) > {threshold}) found |= u64(1) << b;"
     );
     body += "bits[(i - first) * words + word] = found;\n";
-    params.function("suppress_overlaps", WORD, &body)
+    params.function("nms_overlaps", WORD, &body)
 }
 
 /// Processes a panel in order, by one block. `gone` has a bit for each box that a better one has
 /// suppressed.
 fn strike(
     spec: &Spec,
-    suppress: &Suppress,
+    suppress: &NonMaxSuppression,
     params: &mut Params,
     bits: Word,
     gone: Word,
@@ -131,12 +136,12 @@ fn strike(
     );
     body += "for (int b = 0; b < many; ++b)\nif (stays >> b & 1) struck |= bits[(from - first + b) * words + w];\ngone[w] = struck;\n}\n";
     body += "__syncthreads();\n}\n";
-    params.function("suppress_strike", THREADS, &body)
+    params.function("nms_strike", THREADS, &body)
 }
 
 pub fn lower(
     spec: &Spec,
-    suppress: &Suppress,
+    suppress: &NonMaxSuppression,
     bounds: &Env,
     target: &Target,
 ) -> Result<Lowered, SpecError> {

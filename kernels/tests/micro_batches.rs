@@ -8,11 +8,11 @@ use common::{Random, contiguous, teams};
 use slabwise_kernels::cpu::{Config, Isa, Kernel, Team};
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::memory::{Memory, Region};
+use slabwise_kernels::micro_batch::{MicroBatch, MicroBatching};
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size, Symbol};
-use slabwise_kernels::slice::{Slice, Slicing};
 use slabwise_kernels::spec::{
-    Access, Body, CheckIndex, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind,
+    Access, Body, BoundsCheck, Conv2d, ConvKind, Gather, Inst, Matmul, Operand, Pool2d, PoolKind,
     ReduceOp, Spec, Store, Window,
 };
 
@@ -84,7 +84,7 @@ impl Case {
         );
         let mut env = bound;
         env.0[0] = n;
-        let slicing = Slicing::of(&self.spec, BATCH).expect("a spec for slices");
+        let micro_batching = MicroBatching::of(&self.spec, BATCH).expect("a spec for slices");
         let mut memory = Memory::new();
         let filled = |memory: &mut Memory, values: &[f32]| {
             let region = memory.reserve(values.len() as u64 * 4).expect("memory");
@@ -136,7 +136,7 @@ impl Case {
             .map(|v| v.iter().map(|x| x.to_bits()).collect())
             .collect();
         for from in (0..self.bound).step_by(size as usize) {
-            let slice = Slice {
+            let slice = MicroBatch {
                 from,
                 to: (from + size).min(self.bound),
                 last: from + size >= self.bound,
@@ -147,7 +147,7 @@ impl Case {
             };
             // Arguments that differ between examples lie in arenas of just a slice.
             let mut regions: Vec<Region> = Vec::new();
-            for ((values, step), whole) in args.iter().zip(&slicing.steps).zip(&whole) {
+            for ((values, step), whole) in args.iter().zip(&micro_batching.steps).zip(&whole) {
                 regions.push(match step {
                     Some(step) => filled(&mut memory, &values[here(step.at(&env) as u64)]),
                     None => *whole,
@@ -161,7 +161,9 @@ impl Case {
             kernel
                 .run_slice(&mut memory, &given, &workspace, &env, team, slice)
                 .expect("no fault");
-            for ((result, step), region) in results.iter_mut().zip(&slicing.steps).zip(&regions) {
+            for ((result, step), region) in
+                results.iter_mut().zip(&micro_batching.steps).zip(&regions)
+            {
                 let at = step.map_or(0..result.len(), |step| here(step.at(&env) as u64));
                 result[at]
                     .iter_mut()
@@ -551,17 +553,17 @@ fn positions_are_counted_through_the_whole_batch() {
 
 #[test]
 fn kernels_that_mix_examples_have_no_slices() {
-    let none = |spec: &Spec| assert_eq!(Slicing::of(spec, BATCH), None, "{spec:#?}");
+    let none = |spec: &Spec| assert_eq!(MicroBatching::of(spec, BATCH), None, "{spec:#?}");
     let index = Operand {
         dtype: DType::I32,
         ..rows(&[])
     };
-    let check_index = CheckIndex {
+    let check_index = BoundsCheck {
         index: index.clone(),
         limit: Size::fixed(3),
     };
     let plain = |body: Body| anchored(body, dims(1, &[]), rows(&[]), rows(&[]));
-    none(&plain(Body::CheckIndex(check_index)));
+    none(&plain(Body::BoundsCheck(check_index)));
     // An element of any example, by index.
     none(&plain(Body::Gather(Gather {
         source: strided(&[0]),
@@ -599,9 +601,9 @@ fn kernels_that_mix_examples_have_no_slices() {
             .is_none()
     );
     // Arguments shared by all examples have no stride per example.
-    let slicing =
-        Slicing::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH).expect("rows of examples");
-    assert!(!slicing.folds && slicing.steps.iter().all(Option::is_some));
+    let micro_batching = MicroBatching::of(&summed(dims(1, &[5]), &[5, 1], &[1, 0], 1), BATCH)
+        .expect("rows of examples");
+    assert!(!micro_batching.folds && micro_batching.steps.iter().all(Option::is_some));
     let access = summed(dims(1, &[5]), &[5, 1], &[1, 0], 1)
         .arguments()
         .iter()

@@ -11,7 +11,7 @@ use common::{
     Case, Choices, NO_FAULT, SAVED_BY_CALLS, TARGET, available, compile_for_gpu, emulate,
 };
 use slabwise_cuda::emulator::Order;
-use slabwise_cuda::lower_many;
+use slabwise_cuda::lower_fused;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::{ReduceOp, Spec};
@@ -60,7 +60,7 @@ fn parameter_updates_are_fused_horizontally() {
         update(&[3, 5, 7]),
     ]);
     let all: Vec<&Spec> = specs.iter().collect();
-    let groups = lower_many(&all, &Env::default(), &TARGET).expect("source");
+    let groups = lower_fused(&all, &Env::default(), &TARGET).expect("source");
     assert_eq!(groups.len(), 2);
     assert_eq!(
         groups[0].members.len() + groups[1].members.len(),

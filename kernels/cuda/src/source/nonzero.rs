@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use slabwise_kernels::size::{Env, Size};
-use slabwise_kernels::spec::{Compact, Spec, SpecError};
+use slabwise_kernels::spec::{Nonzero, Spec, SpecError};
 
 use super::THREADS;
 use super::elementwise::blocks;
@@ -19,7 +19,7 @@ const CHUNK: i64 = 8 * THREADS as i64;
 
 /// A mask in the order of its positions.
 struct Mask<'a> {
-    compact: &'a Compact,
+    nonzero: &'a Nonzero,
     space: Space,
     access: usize,
 }
@@ -29,14 +29,14 @@ fn chunks(points: i64) -> i64 {
 }
 
 impl<'a> Mask<'a> {
-    fn new(compact: &'a Compact) -> Mask<'a> {
-        let mut space = Space::over(&compact.space);
-        let access = space.push(compact.mask.offset, &compact.mask.strides);
+    fn new(nonzero: &'a Nonzero) -> Mask<'a> {
+        let mut space = Space::over(&nonzero.space);
+        let access = space.push(nonzero.mask.offset, &nonzero.mask.strides);
         if space.merge(0, space.dims.len()) == 0 {
             space.insert(0);
         }
         Mask {
-            compact,
+            nonzero,
             space,
             access,
         }
@@ -48,7 +48,7 @@ impl<'a> Mask<'a> {
         let count: Number = Arc::new(move |env| all.points(env));
         let mut text = params.pointer(
             "mask",
-            &format!("const {}", Storage::of(self.compact.mask.dtype).ty),
+            &format!("const {}", Storage::of(self.nonzero.mask.dtype).ty),
             0,
         );
         let _ = writeln!(
@@ -89,7 +89,7 @@ impl<'a> Mask<'a> {
             "for (idx chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {\nint found = 0;\n";
         body += &self.rounds(params, "found += __syncthreads_count(flag);\n");
         body += "if (threadIdx.x == 0) starts[chunk] = found;\n}\n";
-        params.function("compact_count", THREADS, &body)
+        params.function("nonzero_count", THREADS, &body)
     }
 
     fn scan(&self, params: &mut Params) -> Function {
@@ -98,14 +98,14 @@ impl<'a> Mask<'a> {
             body,
             "__shared__ int sums[{THREADS}];\nscan_counts<{THREADS}>(starts, chunks, 0, sums);"
         );
-        params.function("compact_scan", THREADS, &body)
+        params.function("nonzero_scan", THREADS, &body)
     }
 
     /// Positions beyond the result's length are not written, and elements without a position are 0.
     fn write(&self, params: &mut Params, room: Size, alone: bool) -> Function {
         let mut body = self.declare(params, !alone);
         body += &params.pointer("positions", "int", 1);
-        let positions = &self.compact.positions;
+        let positions = &self.nonzero.positions;
         let _ = writeln!(
             body,
             "const idx room = {};\n__shared__ int ends[{}];",
@@ -137,17 +137,17 @@ impl<'a> Mask<'a> {
             body,
             "for (idx i = {total} + thread; i < room; i += threads) {cleared} = 0;"
         );
-        params.function("compact_write", THREADS, &body)
+        params.function("nonzero_write", THREADS, &body)
     }
 }
 
 pub fn lower(
     spec: &Spec,
-    compact: &Compact,
+    nonzero: &Nonzero,
     bounds: &Env,
     target: &Target,
 ) -> Result<Lowered, SpecError> {
-    let mask = Mask::new(compact);
+    let mask = Mask::new(nonzero);
     let mut write = Params::new(spec, bounds, target);
     let (mut count, mut scan) = (write.clone(), write.clone());
     let dispatch = |function, blocks, params: &Params, env: &Env| Dispatch {
