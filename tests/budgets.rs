@@ -376,7 +376,9 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
             "{dag}"
         );
         assert!(
-            !dag.buffers.iter().any(|b| b.name.ends_with("relu.again")),
+            !dag.buffers
+                .iter()
+                .any(|b| b.name.ends_with("relu.recomputed")),
             "{dag}"
         );
     }

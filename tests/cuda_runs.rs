@@ -7,7 +7,7 @@ use slabwise::feed::Input;
 use slabwise::nn::{Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Optimizer, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error};
+use slabwise::{CompileOptions, Error, Fuse};
 use slabwise_cuda::fake::FakeDriver;
 
 fn session(device: Device, params: Params) -> Session {
@@ -57,10 +57,13 @@ fn clipped(session: &mut Session, params: &Params, images: bool) -> Program<1> {
 }
 
 /// Launches of a step, the bits of all weights and state after two, and the plan's bytes.
-fn trained(driver: &FakeDriver, images: bool, ungrouped: bool) -> (i64, Vec<u32>, u64) {
+fn trained(driver: &FakeDriver, images: bool, horizontal: bool) -> (i64, Vec<u32>, u64) {
     let params = Params::seeded(4);
     let options = CompileOptions {
-        ungrouped,
+        fuse: Fuse {
+            horizontal,
+            ..Fuse::default()
+        },
         ..CompileOptions::default()
     };
     let mut session = session(Device::Cuda(0), params.clone()).with_options(options);
@@ -98,8 +101,8 @@ fn updates_of_many_parameters_share_launches() {
         return;
     };
     for images in [false, true] {
-        let (alone, expected, apart) = trained(&driver, images, true);
-        let (launches, values, slab) = trained(&driver, images, false);
+        let (alone, expected, apart) = trained(&driver, images, false);
+        let (launches, values, slab) = trained(&driver, images, true);
         let what = format!(
             "images {images}: {launches} launches instead of {alone}, {slab} bytes instead of {apart}"
         );

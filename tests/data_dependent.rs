@@ -416,7 +416,7 @@ fn the_report_lists_data_dependent_buffers_with_reasons() {
     assert!(
         program
             .plan()
-            .found()
+            .data_dependent()
             .iter()
             .all(|b| b.shape.contains("found1"))
     );

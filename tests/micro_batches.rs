@@ -6,7 +6,7 @@ use slabwise::models::{Examples, Model, OptimizerKind, noise};
 use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error};
+use slabwise::{CompileOptions, Error, Measures};
 
 /// The results of training.
 struct Trained {
@@ -108,7 +108,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         let plan = half.program.plan();
         let slices = plan.budget_report().micro_batched.expect("slices");
         assert!(
-            slices.slices > 1 && slices.kernels > 4 && slices.examples < BATCH,
+            slices.count > 1 && slices.kernels > 4 && slices.examples < BATCH,
             "{plan}"
         );
         assert!(
@@ -124,11 +124,14 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         half.assert_same(&all, &format!("{threads} threads"));
     }
     // Without micro-batches there is no such plan.
-    let unsliced = cnn(
+    let whole = cnn(
         Budget::Fraction(0.5),
         2,
         CompileOptions {
-            micro_batch: false,
+            measures: Measures {
+                micro_batch: false,
+                ..Measures::default()
+            },
             ..CompileOptions::default()
         },
     );
@@ -137,7 +140,7 @@ fn half_of_the_slab_of_a_convolutional_network_trains_to_the_same_weights() {
         needed,
         floor,
         ..
-    }) = unsliced.err()
+    }) = whole.err()
     else {
         panic!("too small")
     };
@@ -327,7 +330,10 @@ fn workspaces_grow_into_the_available_bytes() {
     let (all, roomy) = (
         CompileOptions::default(),
         CompileOptions {
-            wide: true,
+            measures: Measures {
+                small_workspaces: false,
+                ..Measures::default()
+            },
             ..CompileOptions::default()
         },
     );

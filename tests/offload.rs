@@ -64,7 +64,7 @@ fn half_of_the_slab_trains_to_the_same_weights_with_any_link() {
         assert!(half.weights == all.weights, "weights differ over {link:?}");
         let BudgetReport {
             tasks,
-            sent,
+            offloaded: sent,
             overhead,
             ..
         } = half.program.plan().budget_report().clone();

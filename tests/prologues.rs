@@ -7,7 +7,7 @@ use ndarray::{Array1, Array2};
 use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
-use slabwise::{CompileOptions, Error};
+use slabwise::{CompileOptions, Error, Measures};
 use support::networks::{Trained, WIDTH, batches, examples, learn, quick, weights};
 
 const BATCH: usize = 256;
@@ -161,11 +161,14 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
     assert!(all.losses[0] != all.losses[2] && all.program.plan().budget_report().prologues == 0);
     let mut found = Vec::new();
     for &percent in percents {
-        for stored_images in [false, true] {
+        for prologue_fusion in [true, false] {
             let within = match train(
                 Budget::Fraction(percent as f64 / 100.0),
                 CompileOptions {
-                    stored_images,
+                    measures: Measures {
+                        prologue_fusion,
+                        ..options.measures
+                    },
                     ..options
                 },
                 form,
@@ -185,16 +188,16 @@ fn same_within(percents: &[u64], form: Form, options: CompileOptions) -> Vec<Tra
             assert_eq!(within.session.last_run().peak_slab_bytes, plan.slab_bytes());
             assert_eq!(
                 within.losses, all.losses,
-                "{form:?} within {percent} %, images stored: {stored_images}"
+                "{form:?} within {percent} %, prologues: {prologue_fusion}"
             );
             for ((name, within), (_, all)) in within.weights.iter().zip(&all.weights) {
                 assert!(
                     within == all,
-                    "{form:?} within {percent} %, images stored: {stored_images}: {name}"
+                    "{form:?} within {percent} %, prologues: {prologue_fusion}: {name}"
                 );
             }
             assert!(
-                !stored_images || plan.budget_report().prologues == 0,
+                prologue_fusion || plan.budget_report().prologues == 0,
                 "{plan}"
             );
             if plan.budget_report().prologues > 0 {
@@ -319,19 +322,19 @@ fn in_batches(
 
 #[test]
 fn batches_below_their_bound_train_to_the_same_bits() {
-    let unsliced = CompileOptions {
-        micro_batch: false,
+    let whole = CompileOptions {
+        measures: Measures {
+            micro_batch: false,
+            ..Measures::default()
+        },
         ..quick()
     };
     let batch = Dim::bounded("batch", BATCH as u32);
-    let all = in_batches(Budget::Unlimited, batch, unsliced).expect("it compiles");
+    let all = in_batches(Budget::Unlimited, batch, whole).expect("it compiles");
     let mut made = 0;
     for percent in [70, 55] {
-        let Ok(within) = in_batches(
-            Budget::Fraction(f64::from(percent) / 100.0),
-            batch,
-            unsliced,
-        ) else {
+        let Ok(within) = in_batches(Budget::Fraction(f64::from(percent) / 100.0), batch, whole)
+        else {
             continue;
         };
         assert!(within.0 == all.0 && within.1 == all.1, "within {percent} %");
@@ -357,14 +360,17 @@ fn unbounded_lengths_train_to_the_same_bits() {
 /// input.
 #[test]
 fn inference_computes_images_from_running_statistics() {
-    let infer = |budget: Budget, stored_images: bool| -> Result<(Vec<u32>, usize)> {
+    let infer = |budget: Budget, prologue_fusion: bool| -> Result<(Vec<u32>, usize)> {
         let params = Params::seeded(6);
         let (norm, conv) = (
             BatchNorm2d::new(&params.root() / "norm", 4),
             Conv2d::new(&params.root() / "conv", 4, 1, 3).padding(1),
         );
         let options = CompileOptions {
-            stored_images,
+            measures: Measures {
+                prologue_fusion,
+                ..Measures::default()
+            },
             ..quick()
         };
         let mut session = Session::new(Device::Cpu, params)?
@@ -391,11 +397,11 @@ fn inference_computes_images_from_running_statistics() {
             .collect();
         Ok((out, program.plan().budget_report().prologues))
     };
-    let all = infer(Budget::Unlimited, false).expect("it compiles");
-    let within = infer(Budget::Fraction(0.8), false).unwrap_or_else(|e| panic!("{e}"));
+    let all = infer(Budget::Unlimited, true).expect("it compiles");
+    let within = infer(Budget::Fraction(0.8), true).unwrap_or_else(|e| panic!("{e}"));
     assert!(within.0 == all.0 && (all.1, within.1) == (0, 1));
     assert!(matches!(
-        infer(Budget::Fraction(0.8), true),
+        infer(Budget::Fraction(0.8), false),
         Err(Error::Budget { .. })
     ));
 }

@@ -38,18 +38,8 @@ pub struct CompileOptions {
     pub isa: Option<Isa>,
     /// The planning of values without a size at compile time, and the memory that they live in.
     pub shapes: DynamicShapes,
-    /// Disables micro-batches: every kernel runs on the whole batch, even if a budget could be kept
-    /// by running some on parts of it.
-    pub unsliced: bool,
-    /// Disables prologue fusion: every convolution input is in memory, even if computing it inside
-    /// of the convolution would keep a budget.
-    pub stored_images: bool,
-    /// Disables smaller workspaces: every kernel has the one that it is fastest with, even if a
-    /// budget could be kept with smaller ones.
-    pub wide: bool,
-    /// Launch every kernel by itself, even where a CUDA device could do several small ones, such as
-    /// an optimizer's updates, by one launch without moving a byte of the plan.
-    pub ungrouped: bool,
+    /// The rewrites of kernels that a budget may use.
+    pub measures: Measures,
     /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
     /// round sums differently.
     pub tuning: Tuning,
@@ -62,6 +52,30 @@ pub struct CompileOptions {
     /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
     /// every kernel. Slow.
     pub check_memory: bool,
+}
+
+/// The rewrites of kernels that keep a program within its budget; each can be switched off. Results
+/// do not depend on them. Recomputation and, with [`Offload`](crate::Offload), copies to the host
+/// are chosen besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measures {
+    /// Kernels run on a few examples of the batch at a time, so that a tensor between two of them
+    /// needs only a micro-batch's bytes.
+    pub micro_batch: bool,
+    /// Convolutions compute their input themselves, so that it is never in memory.
+    pub prologue_fusion: bool,
+    /// Kernels have smaller workspaces than the ones that they are fastest with.
+    pub small_workspaces: bool,
+}
+
+impl Default for Measures {
+    fn default() -> Self {
+        Measures {
+            micro_batch: true,
+            prologue_fusion: true,
+            small_workspaces: true,
+        }
+    }
 }
 
 /// Which products and convolutions a CUDA device computes by the fastest of a few kernels,

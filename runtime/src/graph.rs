@@ -310,7 +310,7 @@ impl Graph {
         };
         match origin.phase {
             Phase::Backward if !name.contains("grad") => name.push_str(".grad"),
-            Phase::Recompute => name.push_str(".again"),
+            Phase::Recompute => name.push_str(".recomputed"),
             _ => {}
         }
         name

@@ -42,7 +42,7 @@ mod words;
 pub use ::half;
 pub use backend::Resources;
 pub use buffer::{Buffer, Donated, Output};
-pub use compile::{CompileOptions, Tuning};
+pub use compile::{CompileOptions, Measures, Tuning};
 pub use device::Device;
 pub use error::{Error, Result};
 pub use fit::Fit;

@@ -69,7 +69,7 @@ impl fmt::Display for MicroBatched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "{} kernels sliced {} × {} examples",
+            "{} kernels in {} micro-batches of {} examples",
             self.kernels, self.count, self.examples
         )
     }
@@ -185,7 +185,7 @@ impl Plan {
         }
     }
 
-    pub(crate) fn finding(mut self, data_dependent: Vec<DataDependentBuffer>) -> Self {
+    pub(crate) fn with_data_dependent(mut self, buffers: Vec<DataDependentBuffer>) -> Self {
         self.data_dependent = buffers;
         self
     }
@@ -342,7 +342,7 @@ impl Plan {
     }
 
     /// Drops the staging buffer of inputs, because the device has no memory for it.
-    pub(crate) fn without_landing(&mut self) {
+    pub(crate) fn without_staging(&mut self) {
         self.persistent.staging = 0;
     }
 
@@ -481,9 +481,11 @@ impl fmt::Display for Plan {
             Bytes(o.lower_bound),
             Bytes(o.without_reuse)
         )?;
-        let without_in_place = self.without_in_place_bytes();
-        let reuse = o.without_reuse.saturating_sub(without_in_place);
-        let in_place = without_in_place.saturating_sub(o.height);
+        let in_place = slabwise_planner::saved_in_place(&self.dag, o);
+        let reuse = o
+            .without_reuse
+            .saturating_sub(o.height)
+            .saturating_sub(in_place);
         write!(
             f,
             "  saved by     reuse {} · in-place {} ({})",
@@ -506,7 +508,7 @@ impl fmt::Display for Plan {
             ("offload", offloaded.len()),
         ];
         let how = how.map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
-        let slices = micro_batched.map(|slices| ("slices", slices.to_string()));
+        let slices = micro_batched.map(|slices| ("micro-batches", slices.to_string()));
         let (ways, counts): (Vec<&str>, Vec<String>) =
             slices.into_iter().chain(how.into_iter().flatten()).unzip();
         if !ways.is_empty() {
@@ -523,7 +525,7 @@ impl fmt::Display for Plan {
         if !self.data_dependent.is_empty() {
             writeln!(
                 f,
-                "  pool         {} of a size that only a run finds, in holes of the slab where they fit:",
+                "  pool         {} of data-dependent size, in gaps of the slab where they fit:",
                 self.data_dependent.len()
             )?;
             for DataDependentBuffer { name, shape, why } in &self.data_dependent {
@@ -597,8 +599,8 @@ impl fmt::Display for OffloadedValue {
             1e3 * self.copying_s
         )?;
         match self.computing_s {
-            Some(seconds) => write!(f, ", computing budget_report {:.3} ms", 1e3 * seconds),
-            None => write!(f, ", cannot be computed budget_report"),
+            Some(seconds) => write!(f, ", recomputing it {:.3} ms", 1e3 * seconds),
+            None => write!(f, ", cannot be recomputed"),
         }
     }
 }

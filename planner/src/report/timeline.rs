@@ -256,7 +256,7 @@ fn why_at(dag: &Dag, plan: &Plan, step: usize, buffer: BufferId) -> Option<Strin
     match (next(false), next(true), of.live_out) {
         (Some(reader), ..) => reasons.push(format!("{reader} reads it next")),
         (None, Some(writer), _) => reasons.push(format!("{writer} writes it next")),
-        (None, None, true) => reasons.push("it is received out at the end".into()),
+        (None, None, true) => reasons.push("it is handed out at the end".into()),
         (None, None, false) => {}
     }
     if reasons.is_empty() {
@@ -277,7 +277,7 @@ fn measured(dag: &Dag, plan: &Plan, run: &Run) -> Value {
             .received
             .iter()
             .filter_map(|h| Some(json!([item(h.holder), h.offset?, h.bytes])));
-        json!({ "us": step.ns as f64 / 1e3, "received": received.collect::<Value>() })
+        json!({ "us": step.ns as f64 / 1e3, "handed": received.collect::<Value>() })
     };
     let strays = run.strays(plan);
     let stray = |(step, h): &(usize, ReceivedBytes)| {

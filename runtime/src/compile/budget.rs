@@ -72,7 +72,7 @@ pub(super) fn fit(
     // The fastest workspaces come first; small ones are for budgets that are not kept otherwise.
     let small = target
         .lean()
-        .filter(|_| !session.options.wide && session.offload.is_none());
+        .filter(|_| session.options.measures.small_workspaces && session.offload.is_none());
     if let Some(small) = small
         .as_ref()
         .filter(|_| tried.iter().all(|(found, _)| found.offsets.height > room))
@@ -100,7 +100,7 @@ pub(super) fn fit(
     });
     let mut best = search.refined(tried, floor)?;
     best.budget_report.floor = floor;
-    if best.offsets.height > room && !session.options.unsliced {
+    if best.offsets.height > room && session.options.measures.micro_batch {
         best = search.on_micro_batches(&whole, best)?;
     }
     Ok(best)
@@ -143,7 +143,7 @@ impl Search<'_> {
         };
         let undone = passes.run(&UndoRemat { target }, &passes.run(&split(None), program)?)?;
         let mut candidates: Vec<Program> = Vec::new();
-        if target.capabilities().prologues && !self.session.options.stored_images {
+        if target.capabilities().prologues && self.session.options.measures.prologue_fusion {
             candidates.extend(passes.run(&FusePrologues, &undone)?);
         }
         candidates.push(undone);

@@ -55,6 +55,9 @@ pub struct Fuse {
     /// by each of several kernels, and in the backward pass rather than kept live for it (see
     /// [`fn@super::remake`]).
     pub recompute: bool,
+    /// Several small kernels, such as an optimizer's updates, run by one launch of a CUDA device,
+    /// without moving a byte of the plan.
+    pub horizontal: bool,
 }
 
 impl Default for Fuse {
@@ -67,6 +70,7 @@ impl Default for Fuse {
             siblings: true,
             stored: true,
             recompute: true,
+            horizontal: true,
         }
     }
 }
@@ -82,6 +86,7 @@ impl Fuse {
             siblings: false,
             stored: false,
             recompute: false,
+            horizontal: false,
         }
     }
 }

@@ -29,7 +29,7 @@ impl Session {
             is_dynamic: inner.has_data_dependent,
             // Each starts at a multiple of 16 bytes.
             input_bytes: input_bytes + self.sizes.bytes,
-            horizontal_fusion: !self.options.ungrouped,
+            horizontal_fusion: self.options.fuse.horizontal,
         };
         inner.loaded = self.memory.load(&request)?;
         Ok(())

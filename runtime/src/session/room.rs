@@ -80,7 +80,7 @@ impl Session {
                 inner.name,
                 Bytes(wanted)
             );
-            inner.plan.without_landing();
+            inner.plan.without_staging();
         }
         Ok(())
     }

@@ -47,10 +47,10 @@ switches! {
     NotInPlace false |options| options.planner.in_place = false;
     ProgramOrder false |options| options.planner.order = slabwise_planner::OrderPolicy::Program;
     Effortless false |options| options.planner.effort = 0;
-    NotLent false |options| options.shapes.use_gaps = false;
-    Unsliced false |options| options.unsliced = true;
-    StoredImages false |options| options.stored_images = true;
-    Wide false |options| options.wide = true;
+    NoGaps false |options| options.shapes.use_gaps = false;
+    NoMicroBatch false |options| options.measures.micro_batch = false;
+    NoPrologues false |options| options.measures.prologue_fusion = false;
+    FullWorkspaces false |options| options.measures.small_workspaces = false;
     Checked false |options| options.check_memory = true;
     Exact true |options| options.shapes.ranges = slabwise::LengthRanges::Exact;
     Doubling true |options| options.shapes.ranges = slabwise::LengthRanges::Growth(100);

@@ -174,10 +174,7 @@ fn buffers_alive_at_the_peak_have_a_reason() {
     let why = [0, 1].map(|b| why_at_peak(&dag, &empty, BufferId(b)).expect("alive"));
     assert_eq!(
         why,
-        [
-            "it is there from the start",
-            "it is received out at the end"
-        ]
+        ["it is there from the start", "it is handed out at the end"]
     );
     data_of(&html(&dag, &empty, "empty", Ok(&Run::default())));
 }
@@ -221,12 +218,12 @@ fn differences_of_a_run_from_its_plan_are_listed() {
     );
     let data = data_of(&html(&dag, &plan, "train", Ok(&run)));
     assert_eq!(
-        data["run"]["steps"][0]["received"].to_string(),
+        data["run"]["steps"][0]["handed"].to_string(),
         format!("[[1,{},4096]]", plan.offsets[1]),
         "what lies elsewhere is not drawn"
     );
     assert_eq!(
-        data["run"]["steps"][1]["received"][1][0].as_u64(),
+        data["run"]["steps"][1]["handed"][1][0].as_u64(),
         Some(5 + 1),
         "a workspace"
     );
