@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::network::Network;
 use super::state::{CopyId, ScheduleState};
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 /// The limits and the buffers of repairs.
 pub(super) struct Repairer {

@@ -11,7 +11,7 @@ use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::repair::Repairer;
 use super::state::{CopyId, ScheduleState};
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 /// A schedule with its cost and needs.
 #[derive(Clone, Debug)]

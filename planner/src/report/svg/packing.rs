@@ -2,8 +2,8 @@
 
 use super::canvas::{Block, Canvas, Colours, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, escaped};
 use crate::bytes::Bytes;
-use crate::csv::Table;
-use crate::pack::{Packing, Problem};
+use slabwise_packer::csv::Table;
+use slabwise_packer::{Packing, Problem};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
