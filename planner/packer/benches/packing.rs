@@ -2,7 +2,8 @@
 //! growing size, and prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! cargo bench --bench packing -- [real|puzzles|scaling] [--only TEXT] [--time-limit SECONDS] [--threads N]
+//! cargo bench --bench packing -- [real|puzzles|scaling] \
+//!     [--only TEXT] [--time-limit SECONDS] [--threads N]
 //! ```
 
 use slabwise_packer::generate::{Cuts, tiling, with_holes};

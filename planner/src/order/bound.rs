@@ -6,7 +6,7 @@
 //! Dinic's algorithm. The largest of these is a lower bound of the peak of every order.
 
 use super::compact::Compact;
-use super::expand::Limits;
+use super::expand::SearchLimits;
 use crate::relations::count_looks;
 use std::collections::VecDeque;
 
@@ -131,7 +131,7 @@ impl<'a> Bounds<'a> {
         bound: i128,
         needs: &[i128],
         peak: i128,
-        limits: &mut Limits,
+        limits: &mut SearchLimits,
     ) -> i128 {
         let mut bound = bound;
         let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32)
@@ -153,7 +153,7 @@ impl<'a> Bounds<'a> {
     /// The least memory in which a task can run. In place it can take over one of several buffers,
     /// whose other users must then have run: each alternative is a separate cut. `None` if the
     /// limit is reached before.
-    pub(super) fn need(&mut self, task: usize, limits: &mut Limits) -> Option<i128> {
+    pub(super) fn need(&mut self, task: usize, limits: &mut SearchLimits) -> Option<i128> {
         let problem = self.problem;
         let born = problem
             .uses
@@ -190,7 +190,7 @@ impl<'a> Bounds<'a> {
         &mut self,
         task: usize,
         taken_over: Option<(usize, i128)>,
-        limits: &mut Limits,
+        limits: &mut SearchLimits,
     ) -> Option<i128> {
         // Setting up costs little compared with edge visits, except in large dags of which only a
         // small part matters for the task.
@@ -241,7 +241,7 @@ impl<'a> Bounds<'a> {
     }
 
     /// The maximum flow from the source side to the sink side.
-    fn flow(&mut self, limits: &mut Limits) -> Option<i128> {
+    fn flow(&mut self, limits: &mut SearchLimits) -> Option<i128> {
         let sources: Vec<u32> = (0..self.side.len() as u32)
             .filter(|&n| self.side[n as usize] == Side::Source)
             .collect();

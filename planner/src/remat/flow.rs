@@ -4,7 +4,7 @@
 use super::clock::Clock;
 
 /// The number of edges visited between checks of the clock.
-const BETWEEN_LOOKS: u32 = 4096;
+const EDGES_PER_CLOCK_CHECK: u32 = 4096;
 
 /// The capacity of an edge that is never cut.
 pub(super) const ENDLESS: i64 = i64::MAX / 8;
@@ -99,8 +99,8 @@ impl Flow {
         let mut moves = 0u32;
         while pushed < most {
             moves = moves.wrapping_add(1);
-            if moves.is_multiple_of(BETWEEN_LOOKS) {
-                clock.prove(u64::from(BETWEEN_LOOKS));
+            if moves.is_multiple_of(EDGES_PER_CLOCK_CHECK) {
+                clock.prove(u64::from(EDGES_PER_CLOCK_CHECK));
                 if clock.is_over() {
                     return None;
                 }

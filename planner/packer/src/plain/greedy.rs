@@ -16,7 +16,7 @@ pub(super) enum Fit {
 }
 
 /// A placed item: bytes come first, because offsets are scanned.
-struct Placed {
+struct PlacedItem {
     offset: u64,
     top: u64,
     start: u32,
@@ -53,7 +53,7 @@ pub(super) fn pack(
     };
     let scans_all = scan_cost(sections) <= gather_cost(sections);
     // `all` has the placed spans by offset; the index tells which of them are neighbours.
-    let mut all: Vec<Placed> = Vec::new();
+    let mut all: Vec<PlacedItem> = Vec::new();
     let mut index = Index::new(lives);
     let mut near: Vec<(u64, u64)> = Vec::new();
     for &i in order {
@@ -82,7 +82,7 @@ pub(super) fn pack(
             let at = all.partition_point(|other| other.offset < offset);
             all.insert(
                 at,
-                Placed {
+                PlacedItem {
                     offset,
                     top,
                     start: span.start,

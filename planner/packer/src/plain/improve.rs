@@ -73,7 +73,7 @@ impl<'a> Improve<'a> {
             sections,
             skyline: Skyline::new(sections, lives),
             rank,
-            walk: None,
+            state: None,
             starts: 0,
             stalled: 0,
             lowest: None,
@@ -142,7 +142,7 @@ impl<'a> Improve<'a> {
         let costs: Vec<Option<Cost>> = self
             .lanes
             .iter()
-            .map(|lane| lane.walk.as_ref().map(|walk| walk.cost))
+            .map(|lane| lane.state.as_ref().map(|state| state.cost))
             .collect();
         let Some((cost, leader)) = costs
             .iter()
@@ -164,10 +164,10 @@ impl<'a> Improve<'a> {
         if self.stale >= PATIENCE * luby(self.restarts + 1) as usize {
             self.restarts += 1;
             (self.best_since_restart, self.stale) = (None, 0);
-            self.lanes.iter_mut().for_each(|lane| lane.walk = None);
+            self.lanes.iter_mut().for_each(|lane| lane.state = None);
             return;
         }
-        let walk: Option<Walk> = self.lanes[leader].walk.clone();
+        let state: Option<LaneState> = self.lanes[leader].state.clone();
         for (at, lane) in self
             .lanes
             .iter_mut()
@@ -178,7 +178,7 @@ impl<'a> Improve<'a> {
                 own.height.saturating_sub(goal) / 2 > cost.height.saturating_sub(goal)
             });
             if far || lane.stalled > LANE_PATIENCE {
-                lane.walk.clone_from(&walk);
+                lane.state.clone_from(&state);
                 lane.stalled = 0;
             }
         }
@@ -194,7 +194,7 @@ struct Cost {
 
 /// The current state of a lane.
 #[derive(Clone, Debug)]
-struct Walk {
+struct LaneState {
     order: Vec<u32>,
     /// The offset of each span in this order.
     offsets: Vec<u64>,
@@ -207,7 +207,7 @@ struct Lane<'a> {
     /// The order it starts from.
     rank: Rank,
     /// `None` before the first pass.
-    walk: Option<Walk>,
+    state: Option<LaneState>,
     /// The number of its starts.
     starts: u32,
     /// Passes since the last improvement.
@@ -221,23 +221,23 @@ struct Lane<'a> {
 impl Lane<'_> {
     fn run(&mut self, passes: usize, budget: &Budget) {
         self.skyline.deadline = budget.deadline;
-        let before = self.walk.as_ref().map(|walk| walk.cost);
+        let before = self.state.as_ref().map(|state| state.cost);
         for _ in 0..passes {
-            let cost = self.walk.as_ref().map(|walk| walk.cost);
+            let cost = self.state.as_ref().map(|state| state.cost);
             if cost.is_some_and(|cost| cost.height <= budget.goal) || budget.is_over() {
                 break;
             }
-            let order = match self.walk.take() {
+            let order = match self.state.take() {
                 None => self.first(),
-                Some(walk) => {
-                    let order = self.varied(&walk, budget.goal);
-                    self.walk = Some(walk);
+                Some(state) => {
+                    let order = self.varied(&state, budget.goal);
+                    self.state = Some(state);
                     order
                 }
             };
             self.pass(order, budget.goal);
         }
-        let after = self.walk.as_ref().map(|walk| walk.cost);
+        let after = self.state.as_ref().map(|state| state.cost);
         // Any cost is better than none.
         let better = after.is_some_and(|after| before.is_none_or(|before| after < before));
         self.stalled = if better { 0 } else { self.stalled + passes };
@@ -247,7 +247,7 @@ impl Lane<'_> {
     fn pass(&mut self, order: Vec<u32>, goal: u64) {
         // Occasionally a worse order is accepted, so that the search leaves local minima.
         let lenient = self.random.below(20) == 0;
-        let own = self.walk.as_ref().map(|walk| walk.cost);
+        let own = self.state.as_ref().map(|state| state.cost);
         let limit = own.map_or(u64::MAX, |own| {
             let step = if lenient { (own.height - goal) / 16 } else { 0 };
             own.height.saturating_add(step).saturating_add(1)
@@ -279,7 +279,7 @@ impl Lane<'_> {
                     height,
                 });
             }
-            self.walk = Some(Walk {
+            self.state = Some(LaneState {
                 order,
                 offsets: offsets.clone(),
                 cost,
@@ -306,12 +306,12 @@ impl Lane<'_> {
     }
 
     /// The current order with the items above the goal promoted, and some noise.
-    fn varied(&mut self, walk: &Walk, goal: u64) -> Vec<u32> {
-        let Walk {
+    fn varied(&mut self, state: &LaneState, goal: u64) -> Vec<u32> {
+        let LaneState {
             order,
             offsets,
             cost,
-        } = walk;
+        } = state;
         let random = &mut self.random;
         let spans = &self.sections.spans;
         let top = |i: u32| offsets[i as usize] + spans[i as usize].bytes;

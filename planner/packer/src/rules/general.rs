@@ -27,7 +27,7 @@ const RANKS: [Rank; 6] = [
 
 /// The result of one pass.
 #[derive(Clone, Debug)]
-pub(super) struct Placed {
+pub(super) struct PassResult {
     /// The base of each block.
     pub(super) bases: Vec<u64>,
     pub(super) height: u64,
@@ -157,8 +157,8 @@ impl<'a> General<'a> {
 
     /// The best of several orders; stops at the budget's goal. At least one pass is always
     /// completed.
-    pub(super) fn orders(&mut self, budget: &Budget) -> (Placed, Vec<u32>) {
-        let mut best: Option<(Placed, Vec<u32>)> = None;
+    pub(super) fn orders(&mut self, budget: &Budget) -> (PassResult, Vec<u32>) {
+        let mut best: Option<(PassResult, Vec<u32>)> = None;
         let in_place = self.pairs.iter().any(|pairs| !pairs.is_empty());
         let first_come: &[bool] = if in_place { &[true, false] } else { &[false] };
         let mut tries: Vec<(Vec<u32>, Policy, Method)> = Vec::new();
@@ -212,7 +212,7 @@ impl<'a> General<'a> {
     }
 
     /// Improves the best order until the effort or the time is spent or the goal is reached.
-    pub(super) fn improve(&mut self, found: (Placed, Vec<u32>), budget: &Budget) -> Placed {
+    pub(super) fn improve(&mut self, found: (PassResult, Vec<u32>), budget: &Budget) -> PassResult {
         let (mut best, mut order) = found;
         let mut random = Random(budget.seed);
         let mut left = budget.effort;
@@ -327,7 +327,7 @@ impl<'a> General<'a> {
         method: Method,
         limit: Option<u64>,
         budget: &Budget,
-    ) -> Result<Placed, usize> {
+    ) -> Result<PassResult, usize> {
         self.clear();
         let mut height = 0;
         let blocks = self.blocks;
@@ -359,7 +359,7 @@ impl<'a> General<'a> {
         let bases = self.base.iter().map(|base| base.unwrap_or(0)).collect();
         let mut taken: Vec<usize> = self.taken.iter().chain(self.joined).copied().collect();
         taken.sort_unstable();
-        Ok(Placed {
+        Ok(PassResult {
             bases,
             height,
             taken,

@@ -198,15 +198,15 @@ struct Best {
     proof: Option<Proof>,
 }
 
-/// One choice of joined pairs, as blocks.
-struct Choice {
+/// A selection of joined pairs, as blocks.
+struct Selection {
     joined: Vec<usize>,
     blocks: Blocks,
     /// The blocks as items, if all of them are simple rectangles.
     simple: Option<Problem>,
 }
 
-impl Choice {
+impl Selection {
     fn new(problem: &Problem, joined: Vec<usize>) -> Result<Self, ProblemError> {
         let blocks = Blocks::new(problem, &joined)?;
         let items: Option<Vec<Item>> = blocks.list.iter().map(|block| block.as_item()).collect();
@@ -227,7 +227,7 @@ impl Choice {
             }
         };
         let simple = items.map(start);
-        Ok(Choice {
+        Ok(Selection {
             joined,
             blocks,
             simple,
@@ -281,12 +281,12 @@ impl Choice {
 }
 
 fn pack_part(problem: &Problem, budget: &Budget) -> Result<Best, ProblemError> {
-    let mut choices = vec![Choice::new(problem, Vec::new())?];
+    let mut choices = vec![Selection::new(problem, Vec::new())?];
     let mut sets = vec![joinable(problem, true), joinable(problem, false)];
     sets.dedup();
     for set in sets.into_iter().filter(|set| !set.is_empty()) {
         // Joining pairs of tied items may leave no offset that satisfies all constraints.
-        choices.extend(Choice::new(problem, set));
+        choices.extend(Selection::new(problem, set));
     }
     // Pairs of equal size first: they cost nothing and leave rectangles.
     choices[1..].reverse();

@@ -49,7 +49,7 @@ fn gcd(a: u64, b: u64) -> u64 {
 
 /// An undo record of one change.
 #[derive(Clone)]
-enum Change {
+enum UndoRecord {
     Floor { section: u32, real: bool, old: u64 },
     Lowest { item: u32, old: u64 },
     Placed { item: u32 },
@@ -91,7 +91,7 @@ pub(super) struct State {
     unplaced: Vec<u32>,
     list: Vec<u32>,
     place_in_list: Vec<u32>,
-    trail: Vec<Change>,
+    trail: Vec<UndoRecord>,
     /// Sections to propagate again, as bits.
     dirty: Vec<u64>,
     /// Sections without slack, which get the stronger check, as bits.
@@ -222,12 +222,12 @@ impl State {
     pub(super) fn undo(&mut self, mark: usize) {
         while self.trail.len() > mark {
             match self.trail.pop() {
-                Some(Change::Floor { section, real, old }) => {
+                Some(UndoRecord::Floor { section, real, old }) => {
                     self.floor[section as usize] = old;
                     self.real[section as usize] = real;
                 }
-                Some(Change::Lowest { item, old }) => self.lowest[item as usize] = old,
-                Some(Change::Placed { item }) => {
+                Some(UndoRecord::Lowest { item, old }) => self.lowest[item as usize] = old,
+                Some(UndoRecord::Placed { item }) => {
                     let it = self.items[item as usize];
                     self.keys[it.start as usize] ^= self.item_keys[item as usize];
                     for s in it.start as usize..it.end as usize {
@@ -242,7 +242,7 @@ impl State {
     }
 
     fn set_floor(&mut self, section: usize, floor: u64, real: bool) {
-        self.trail.push(Change::Floor {
+        self.trail.push(UndoRecord::Floor {
             section: section as u32,
             real: self.real[section],
             old: self.floor[section],
@@ -265,7 +265,7 @@ impl State {
             self.set_floor(s, top, true);
         }
         self.keys[item.start as usize] ^= self.item_keys[i as usize];
-        self.trail.push(Change::Placed { item: i });
+        self.trail.push(UndoRecord::Placed { item: i });
         for s in item.start as usize..item.end as usize {
             self.mark_dirty(s, s + 1);
             self.lift_items(s, top);
@@ -328,7 +328,7 @@ impl State {
     /// Decides that an item lies no lower than `offset`.
     pub(super) fn lift(&mut self, i: u32, offset: u64) {
         let item = self.items[i as usize];
-        self.trail.push(Change::Lowest {
+        self.trail.push(UndoRecord::Lowest {
             item: i,
             old: self.lowest[i as usize],
         });

@@ -13,7 +13,7 @@ pub(super) enum Status {
 }
 
 enum Frame {
-    Choice(Choice),
+    Branch(Branch),
     /// Parts without a common item; those before `next` are solved.
     Split {
         first: usize,
@@ -23,7 +23,7 @@ enum Frame {
 }
 
 /// A section to branch on: the children from `next` on are still to be tried.
-struct Choice {
+struct Branch {
     /// A range of sections that no unplaced item leaves.
     part: Range<u32>,
     key: u128,
@@ -41,7 +41,7 @@ struct Choice {
     why: Range<u32>,
 }
 
-impl Choice {
+impl Branch {
     /// Records that the last child is impossible because of these sections.
     fn explain(&mut self, why: Range<u32>) {
         self.why = hull(&self.why, &why);
@@ -188,7 +188,7 @@ impl Tree {
             self.children.push(Child::Raise(next));
         }
         let mark = self.state.mark();
-        self.frames.push(Frame::Choice(Choice {
+        self.frames.push(Frame::Branch(Branch {
             part,
             key,
             section: section as u32,
@@ -205,7 +205,7 @@ impl Tree {
     /// Tries the next child of the topmost frame, a choice.
     fn advance(&mut self, common: &Memo) -> Step {
         loop {
-            let Some(Frame::Choice(choice)) = self.frames.last_mut() else {
+            let Some(Frame::Branch(choice)) = self.frames.last_mut() else {
                 return Step::Solved;
             };
             let Some(&child) = self.children.get(choice.next) else {
@@ -234,7 +234,7 @@ impl Tree {
 
     /// Records that the topmost frame, a choice, has no completion, and leaves it.
     fn give_up(&mut self, why: Range<u32>) {
-        if let Some(Frame::Choice(choice)) = self.frames.pop() {
+        if let Some(Frame::Branch(choice)) = self.frames.pop() {
             let entry = Entry::new(choice.key, why);
             self.memo.insert(entry.clone());
             self.failures.push(entry);
@@ -281,7 +281,7 @@ impl Tree {
     fn solved(&mut self) -> Option<Step> {
         loop {
             match self.frames.last_mut()? {
-                Frame::Choice(choice) => self.children.truncate(choice.first),
+                Frame::Branch(choice) => self.children.truncate(choice.first),
                 Frame::Split { next, end, .. } if *next < *end => {
                     *next += 1;
                     return Some(Step::Enter(self.parts[*next - 1].clone()));
@@ -297,7 +297,7 @@ impl Tree {
     fn failed(&mut self, why: Range<u32>, common: &Memo) -> Option<Step> {
         loop {
             match self.frames.last_mut()? {
-                Frame::Choice(choice) => {
+                Frame::Branch(choice) => {
                     let mark = choice.mark;
                     let matters = choice.touched.start < why.end && why.start < choice.touched.end;
                     self.state.undo(mark);
