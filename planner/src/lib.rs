@@ -29,6 +29,7 @@ mod bytes;
 mod check;
 pub mod csv;
 mod dag;
+mod flow;
 pub mod generate;
 mod liveness;
 mod offload;

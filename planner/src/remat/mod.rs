@@ -19,7 +19,6 @@ mod bound;
 mod clock;
 mod combine;
 mod copy_planner;
-mod flow;
 mod needs;
 mod network;
 mod program;
