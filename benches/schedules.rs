@@ -2,7 +2,8 @@
 //! built-in models under budgets. Prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|combined|models] [--only TEXT] [--time-limit SECONDS]
+//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|combined|models] \
+//!     [--only TEXT] [--time-limit SECONDS]
 //! ```
 //!
 //! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The

@@ -2,8 +2,8 @@
 //! memory that are a small multiple of the file, and gives a reason for each file that it refuses.
 //!
 //! The corpus is `fuzz/seeds/NAME`, which the fuzz targets of the same names begin with
-//! (`fuzz/Cargo.toml`); of packing problems and graphs it is `planner/fuzz`'s. Findings of fuzzing
-//! are added to it.
+//! (`fuzz/Cargo.toml`); of packing problems it is `planner/packer/fuzz`'s, of graphs
+//! `planner/fuzz`'s. Findings of fuzzing are added to it.
 #![cfg(all(feature = "profiles", feature = "cuda"))]
 
 #[path = "support/allocator.rs"]
@@ -21,7 +21,7 @@ use readers::{READERS, Reader};
 fn corpus(name: &str) -> Vec<(PathBuf, Vec<u8>)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let folder = match name {
-        "csv" => root.join("planner/fuzz/seeds"),
+        "csv" => root.join("planner/packer/fuzz/seeds"),
         "graph" => root.join("planner/fuzz/graphs"),
         _ => root.join("fuzz/seeds").join(name),
     };

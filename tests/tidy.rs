@@ -232,6 +232,7 @@ fn only_kernels_are_unsafe() {
     ];
     for root in [
         "planner/src/lib.rs",
+        "planner/packer/src/lib.rs",
         "runtime/src/lib.rs",
         "runtime/src/bin/slabwise/main.rs",
     ]
@@ -249,19 +250,60 @@ fn only_kernels_are_unsafe() {
 
 #[test]
 fn planner_and_kernels_stand_alone() {
-    for krate in ["planner", "kernels"] {
-        let manifest = read(&format!("{krate}/Cargo.toml"));
-        let name = format!("name = \"slabwise-{krate}\"");
+    // Each crate with those that it may depend on.
+    let crates: [(&str, &str, &[&str]); 3] = [
+        ("planner/packer", "slabwise-packer", &[]),
+        ("planner", "slabwise-planner", &["slabwise-packer"]),
+        ("kernels", "slabwise-kernels", &[]),
+    ];
+    for (folder, name, allowed) in crates {
+        let manifest = read(&format!("{folder}/Cargo.toml"));
+        let is_known = |line: &str| {
+            line == format!("name = \"{name}\"")
+                || line.starts_with("description")
+                || allowed
+                    .iter()
+                    .any(|other| line.starts_with(&format!("{other} = ")))
+        };
         let offences: Vec<String> = manifest
             .lines()
-            .filter(|l| l.contains("slabwise") && *l != name && !l.starts_with("description"))
+            .filter(|l| l.contains("slabwise") && !is_known(l))
             .map(String::from)
             .collect();
         none(
-            &format!("{krate} must not know another crate of the workspace"),
+            &format!("{name} may depend on {allowed:?} and on no other crate of the workspace"),
             &offences,
         );
     }
+}
+
+#[test]
+fn the_packers_core_knows_no_rules() {
+    let folder = "planner/packer/src/";
+    let mut offences = Vec::new();
+    for source in rust() {
+        let Some(inside) = source.path.strip_prefix(folder) else {
+            continue;
+        };
+        let banned: &[&str] = match inside.split(['/', '.']).next().unwrap_or_default() {
+            "plain" => &["rules", "pack", "check"],
+            "check" => &["rules", "plain", "pack"],
+            _ => continue,
+        };
+        if inside.ends_with("tests.rs") {
+            continue;
+        }
+        for (at, line) in source.code() {
+            let imports = line.split("crate::").skip(1);
+            let modules = imports.filter_map(|path| words(path).next());
+            offences.extend(
+                modules
+                    .filter(|module| banned.contains(module))
+                    .map(|module| format!("{}:{at}: crate::{module}", source.path)),
+            );
+        }
+    }
+    none("the plain core and the checker stand alone", &offences);
 }
 
 #[test]

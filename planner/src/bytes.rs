@@ -1,6 +1,6 @@
 //! Byte counts as people write and read them.
 
-use crate::shorten::brief;
+use slabwise_packer::brief;
 use std::fmt;
 use std::str::FromStr;
 

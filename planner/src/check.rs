@@ -17,8 +17,8 @@
 //! people decide by them.
 
 use crate::dag::{ALIGN, Dag, Space, TaskId};
-use crate::liveness::Lifetime;
 use crate::plan::Plan;
+use slabwise_packer::Lifetime;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 

@@ -29,21 +29,18 @@ mod bytes;
 mod check;
 pub mod csv;
 mod dag;
-pub mod files;
+mod flow;
 pub mod generate;
 mod liveness;
 mod offload;
 mod order;
-pub mod pack;
 mod plan;
-mod random;
 mod relations;
 pub mod remat;
 pub mod remat_graph;
 mod repeat;
 pub mod report;
 mod reuse;
-mod shorten;
 
 pub use bytes::{Bytes, BytesError};
 pub use check::{
@@ -51,11 +48,10 @@ pub use check::{
     check_within,
 };
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
-pub use liveness::Lifetime;
 pub use offload::{BufferCopy, Link, OffloadInterval, Offloaded, WithLink, Work, plan_with_link};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
 };
 pub use repeat::{Repeated, Within, plan_for, plan_within};
-pub use shorten::{brief, shortened};
+pub use slabwise_packer::{self as pack, Lifetime, brief, files, shortened};

@@ -2,10 +2,11 @@
 //! offsets.
 
 use crate::dag::{ALIGN, BufferId, Dag, DagError, MayReuse, Space, TaskId};
-use crate::liveness::{Lifetime, lifetimes};
+use crate::liveness::lifetimes;
 use crate::order::{self, OrderPolicy, Schedule, Sizes};
-use crate::pack::{Item, Limits, Method, Packing, Problem, ProblemError};
 use crate::reuse::{Chains, ReusePolicy, choose};
+use slabwise_packer::Lifetime;
+use slabwise_packer::{Item, Limits, Method, Packing, Problem, ProblemError};
 
 /// The planner's options. By default every optimization is on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -20,7 +20,7 @@
 
 use crate::dag::{Buffer, BufferId, Dag, DagError, Kind, MayReuse, Task, TaskId};
 use crate::order::{BestOrder, Effort, Sizes, best_order};
-use crate::shorten::{brief, shortened};
+use slabwise_packer::{brief, shortened};
 use std::time::Instant;
 
 mod read;

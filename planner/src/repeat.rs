@@ -153,7 +153,7 @@ pub struct Within {
     /// the search found none that meets it.
     pub plan: Plan,
     /// The height of the baseline plan, in which every task runs once.
-    pub height_once: u64,
+    pub baseline_height: u64,
     /// A lower bound of the slab for every schedule, however often tasks run.
     pub floor: u64,
 }
@@ -171,37 +171,37 @@ const TARGETS: usize = 10;
 /// reaches a smaller one, and failing searches take longest.
 const FAILURES: usize = 3;
 
-/// Plans a dag so that the slab is no larger than `budget`. If the baseline plan `once`, in which
-/// no task runs twice, is larger, [`Task::repeatable`] tasks are recomputed. Returns the cheapest
-/// plan found that meets the budget, or the smallest if none does. Deterministic.
+/// Plans a dag so that the slab is no larger than `budget`. If the plan `baseline`, in which no
+/// task runs twice, is larger, [`Task::repeatable`] tasks are recomputed. Returns the cheapest plan
+/// found that meets the budget, or the smallest if none does. Deterministic.
 ///
 /// The search minimises the sum of live bytes, in which the results of one task count together and
-/// in-place pairs as in the plan `once`; but the budget limits the slab. Therefore targets for the
-/// sum are tried until the slab comes close below the budget.
+/// in-place pairs as in the plan `baseline`; but the budget limits the slab. Therefore targets for
+/// the sum are tried until the slab comes close below the budget.
 ///
 /// # Errors
 /// As [`plan`].
 pub fn plan_within(
     dag: &Dag,
-    once: Plan,
+    baseline: Plan,
     budget: u64,
     options: &Options,
 ) -> Result<Within, PlanError> {
     dag.verify()?;
     let mut best = Within {
         repeated: None,
-        height_once: once.height,
-        plan: once,
+        baseline_height: baseline.height,
+        plan: baseline,
         floor: floor(dag),
     };
-    if best.height_once <= budget {
+    if best.baseline_height <= budget {
         return Ok(best);
     }
     let Some(search) = DagSearch::new(dag, options) else {
         return Ok(best);
     };
     let largest = search.peak();
-    let share = budget as f64 / best.height_once as f64;
+    let share = budget as f64 / best.baseline_height as f64;
     let mut target = (largest as f64 * share) as u64;
     // The largest target whose slab met the budget, and the smallest whose slab did not.
     let (mut met, mut missed) = (None::<u64>, largest);

@@ -7,7 +7,8 @@
 //! a pair is chosen only if the steps it raises stay below the current need around them.
 
 use crate::dag::{BufferId, Dag, MayReuse, TaskId};
-use crate::liveness::{Lifetime, Profile};
+use crate::liveness::Profile;
+use slabwise_packer::Lifetime;
 
 /// A policy for in-place pairs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -84,7 +84,7 @@ fn read_by_command(
 #[test]
 fn packing_problems() {
     let arguments = ["pack", "FILE", "--time-limit", "0.02"];
-    let whole = seed("planner/fuzz/seeds/rules.csv");
+    let whole = seed("planner/packer/fuzz/seeds/rules.csv");
     read_by_command("table.csv", "csv", &whole, damage::text, &arguments);
     read_by_command("table.csv.gz", "csv", &whole, damage::packed, &arguments);
 }

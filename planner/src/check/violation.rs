@@ -1,7 +1,7 @@
 //! The invariants of a plan: one variant for each, with the names and numbers of the violation.
 
 use crate::dag::DagError;
-use crate::liveness::Lifetime;
+use slabwise_packer::Lifetime;
 
 /// The first broken invariant of a plan.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -63,7 +63,7 @@ const MIN_GAIN: f64 = 0.002;
 /// adds gaps.
 const TARGETS: usize = 4;
 
-/// Plans a dag so that the slab is no larger than `budget`. If the baseline plan `once` is larger,
+/// Plans a dag so that the slab is no larger than `budget`. If the plan `baseline` is larger,
 /// idle buffers are offloaded and [`Task::repeatable`] tasks are recomputed. Returns the plan that
 /// takes the least time of those found, or the smallest if none meets the budget. It is never worse
 /// than recomputation alone or offloading alone, as found by the same search. Deterministic.
@@ -77,7 +77,7 @@ const TARGETS: usize = 4;
 /// As [`plan`]; [`PlanError::Link`] if the time to copy a byte is negative or not finite.
 pub fn plan_with_link(
     dag: &Dag,
-    once: Plan,
+    baseline: Plan,
     budget: u64,
     link: &Link,
     options: &Options,
@@ -89,14 +89,14 @@ pub fn plan_with_link(
     }
     dag.verify()?;
     let floor = floor(dag);
-    let baseline = WithLink::new(dag, None, once.clone(), floor);
-    if once.height <= budget {
-        return Ok(baseline);
+    let unchanged = WithLink::new(dag, None, baseline.clone(), floor);
+    if baseline.height <= budget {
+        return Ok(unchanged);
     }
     let recomputed =
-        WithLink::without_copies(dag, plan_within(dag, once.clone(), budget, options)?);
-    let mut best = baseline.clone().or(recomputed.clone(), budget);
-    best = offload(dag, baseline, &[], best, budget, link, options)?;
+        WithLink::without_copies(dag, plan_within(dag, baseline.clone(), budget, options)?);
+    let mut best = unchanged.clone().or(recomputed.clone(), budget);
+    best = offload(dag, unchanged, &[], best, budget, link, options)?;
     // Recomputation alone may miss a budget that it meets together with copies.
     if recomputed.repeated.is_some() && recomputed.plan.height > budget {
         best = offload(dag, recomputed, &[], best, budget, link, options)?;
@@ -105,8 +105,8 @@ pub fn plan_with_link(
         return Ok(best);
     };
     for level in COPY_SHARES {
-        let height = budget as f64 + level * (once.height - budget) as f64;
-        let target = search.peak() as f64 * height / once.height as f64;
+        let height = budget as f64 + level * (baseline.height - budget) as f64;
+        let target = search.peak() as f64 * height / baseline.height as f64;
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &search.find(target as u64).0))
         else {
             continue;
@@ -118,26 +118,26 @@ pub fn plan_with_link(
         let start = WithLink::new(dag, Some(repeated), planned, floor);
         best = offload(dag, start, &[], best, budget, link, options)?;
     }
-    combined_search(dag, &search, once.height, best, budget, link, options)
+    combined_search(dag, &search, baseline.height, best, budget, link, options)
 }
 
 /// The better of `best` and the result of a combined search for recomputation and offloading.
 fn combined_search(
     dag: &Dag,
     search: &DagSearch,
-    height_once: u64,
+    baseline_height: u64,
     mut best: WithLink,
     budget: u64,
     link: &Link,
     options: &Options,
 ) -> Result<WithLink, PlanError> {
     let least: f64 = dag.tasks.iter().map(|task| task.cost as f64).sum();
-    let mut target = (search.peak() as f64 * budget as f64 / height_once as f64) as u64;
+    let mut target = (search.peak() as f64 * budget as f64 / baseline_height as f64) as u64;
     for _ in 0..COMBINED_SEARCHES {
         if best.plan.height <= budget && best.time <= least * (1.0 + MIN_GAIN) {
             break;
         }
-        let (runs, away) = search.find_with_offload(dag, target, link.cost_per_byte);
+        let (runs, intervals) = search.find_with_offload(dag, target, link.cost_per_byte);
         let Ok(repeated) = check_repeats(dag, Repeated::new(dag, &runs)) else {
             break;
         };
@@ -151,7 +151,7 @@ fn combined_search(
         )?;
         let start = WithLink::new(dag, Some(repeated), planned, best.floor);
         let before = (best.plan.height, best.time);
-        best = offload(dag, start, &away, best, budget, link, options)?;
+        best = offload(dag, start, &intervals, best, budget, link, options)?;
         if (best.plan.height, best.time) != before && best.plan.height <= budget {
             break;
         }
@@ -202,11 +202,11 @@ impl WithLink {
 }
 
 /// The better of `best` and `start` with offloading added. The search for intervals begins with
-/// `away`.
+/// `intervals`.
 fn offload(
     dag: &Dag,
     start: WithLink,
-    away: &[RunInterval],
+    intervals: &[RunInterval],
     mut best: WithLink,
     budget: u64,
     link: &Link,
@@ -222,7 +222,7 @@ fn offload(
     }
     let mut idle = Idle::new(base, &start.plan, link);
     if let Some(repeated) = &start.repeated {
-        idle.begin_with(repeated, &start.plan, away);
+        idle.begin_with(repeated, &start.plan, intervals);
     }
     let options = Options {
         order: OrderPolicy::Program,
@@ -340,23 +340,23 @@ impl Idle {
     }
 
     /// Takes over the intervals between runs for which the plan has the same consecutive reads.
-    fn begin_with(&mut self, repeated: &Repeated, plan: &Plan, away: &[RunInterval]) {
+    fn begin_with(&mut self, repeated: &Repeated, plan: &Plan, intervals: &[RunInterval]) {
         let mut step_of = vec![0u32; plan.order.len()];
         (0u32..)
             .zip(&plan.order)
             .for_each(|(step, task)| step_of[task.index()] = step);
-        for away in away {
-            let writes = &repeated.dag.tasks[away.made as usize].writes;
+        for interval in intervals {
+            let writes = &repeated.dag.tasks[interval.made as usize].writes;
             let Some(buffer) = writes
                 .iter()
-                .find(|b| repeated.buffer_of[b.index()] == away.buffer)
+                .find(|b| repeated.buffer_of[b.index()] == interval.buffer)
             else {
                 continue;
             };
             let Ok(k) = self.buffers.binary_search(buffer) else {
                 continue;
             };
-            let [used, read] = [away.used, away.read].map(|run| step_of[run as usize]);
+            let [used, read] = [interval.used, interval.read].map(|run| step_of[run as usize]);
             let Value {
                 bytes, made, reads, ..
             } = &self.timeline.values[k];

@@ -3,7 +3,7 @@
 
 use super::compact::Compact;
 use super::exact::Verdict;
-use super::expand::{Child, Limits, State};
+use super::expand::{Child, SearchLimits, State};
 use crate::relations::count_looks;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(super) fn search(
     problem: &Compact,
     width: usize,
     threshold: i128,
-    limits: &mut Limits,
+    limits: &mut SearchLimits,
 ) -> Verdict {
     let start = State::new(problem);
     if start.walk.peak > threshold {

@@ -2,13 +2,13 @@
 //!
 //! The live bytes of a state are a cut: a buffer counts if its first user has run and some other
 //! has not. Therefore the state with the fewest live bytes among those in which a given task can
-//! run is a minimum cut (Picard, "Maximal closure of a graph", 1976), found as a maximum flow by
-//! Dinic's algorithm. The largest of these is a lower bound of the peak of every order.
+//! run is a minimum cut (Picard, "Maximal closure of a graph", 1976), found as a maximum flow. The
+//! largest of these is a lower bound of the peak of every order.
 
 use super::compact::Compact;
-use super::expand::Limits;
+use super::expand::SearchLimits;
+use crate::flow::{FlowNetwork, Meter};
 use crate::relations::count_looks;
-use std::collections::VecDeque;
 
 const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;
@@ -19,28 +19,19 @@ const EDGES_PER_EFFORT: u64 = 16;
 const SET_UP_FREE: u64 = 1 << 14;
 const SET_UP_SHARE: u64 = 8;
 
-struct Edge {
-    to: u32,
-    capacity: i128,
-}
-
 /// The flow network of a problem. The current task only decides the source and sink sides.
 pub(super) struct Bounds<'a> {
     problem: &'a Compact,
-    /// Edge `e` and its reverse `e ^ 1`.
-    edges: Vec<Edge>,
-    /// Node → its edges; tasks first, then buffers, source, sink.
-    edges_of: Vec<Vec<u32>>,
+    /// Nodes are tasks, then buffers, source, sink.
+    network: FlowNetwork<i128>,
+    /// The edges with their capacities, before the current task is taken into account.
+    edges: Vec<(u32, i128)>,
     /// Buffer → the edge that is cut if it is alive.
     buffer_edge: Vec<u32>,
     /// Buffer → its first user, if it is not alive from the start.
     first: Vec<u32>,
-    /// The residual capacities: the flow through each edge is the difference to `edges`.
-    residual: Vec<i128>,
     /// Node → its side for the current task.
     side: Vec<Side>,
-    level: Vec<u32>,
-    next: Vec<u32>,
     /// Tasks whose need has been computed.
     seen: Vec<bool>,
     /// Edges visited but not yet taken off the limit.
@@ -64,14 +55,11 @@ impl<'a> Bounds<'a> {
         let (source, sink) = ((nodes - 2) as u32, (nodes - 1) as u32);
         let mut bounds = Bounds {
             problem,
+            network: FlowNetwork::new(nodes),
             edges: Vec::new(),
-            edges_of: vec![Vec::new(); nodes],
             buffer_edge: vec![NOWHERE; buffers],
             first: vec![NOWHERE; buffers],
-            residual: Vec::new(),
             side: vec![Side::Free; nodes],
-            level: vec![0; nodes],
-            next: vec![0; nodes],
             seen: vec![false; tasks],
             work: 0,
         };
@@ -112,14 +100,8 @@ impl<'a> Bounds<'a> {
     }
 
     fn edge(&mut self, from: u32, to: u32, capacity: i128) -> u32 {
-        let edge = self.edges.len() as u32;
-        self.edges.push(Edge { to, capacity });
-        self.edges.push(Edge {
-            to: from,
-            capacity: 0,
-        });
-        self.edges_of[from as usize].push(edge);
-        self.edges_of[to as usize].push(edge + 1);
+        let edge = self.network.add_edge(from, to);
+        self.edges.push((edge, capacity));
         edge
     }
 
@@ -131,7 +113,7 @@ impl<'a> Bounds<'a> {
         bound: i128,
         needs: &[i128],
         peak: i128,
-        limits: &mut Limits,
+        limits: &mut SearchLimits,
     ) -> i128 {
         let mut bound = bound;
         let mut tasks: Vec<u32> = (0..self.problem.tasks() as u32)
@@ -153,7 +135,7 @@ impl<'a> Bounds<'a> {
     /// The least memory in which a task can run. In place it can take over one of several buffers,
     /// whose other users must then have run: each alternative is a separate cut. `None` if the
     /// limit is reached before.
-    pub(super) fn need(&mut self, task: usize, limits: &mut Limits) -> Option<i128> {
+    pub(super) fn need(&mut self, task: usize, limits: &mut SearchLimits) -> Option<i128> {
         let problem = self.problem;
         let born = problem
             .uses
@@ -190,16 +172,16 @@ impl<'a> Bounds<'a> {
         &mut self,
         task: usize,
         taken_over: Option<(usize, i128)>,
-        limits: &mut Limits,
+        limits: &mut SearchLimits,
     ) -> Option<i128> {
         // Setting up costs little compared with edge visits, except in large dags of which only a
         // small part matters for the task.
-        let elements = (self.edges.len() + self.side.len()) as u64;
+        let elements = (self.network.edges() + self.side.len()) as u64;
         self.work += elements.saturating_sub(SET_UP_FREE) / SET_UP_SHARE;
         count_looks(elements);
-        self.residual.clear();
-        self.residual
-            .extend(self.edges.iter().map(|edge| edge.capacity));
+        for &(edge, capacity) in &self.edges {
+            self.network.set_capacity(edge, capacity);
+        }
         self.side.fill(Side::Free);
         let nodes = self.side.len();
         (self.side[nodes - 2], self.side[nodes - 1], self.side[task]) =
@@ -222,18 +204,18 @@ impl<'a> Bounds<'a> {
         if let Some((buffer, saves)) = taken_over {
             // The buffer counts in any case, because this task reads it. The rest of its edge
             // stands for its other users alone.
-            let edge = self.buffer_edge[buffer] as usize;
+            let edge = self.buffer_edge[buffer];
             known = self.problem.bytes[buffer];
-            self.residual[edge] = saves;
-            if self.edges[edge].to as usize == task {
-                self.residual[edge] = 0;
+            let all_done = self.network.head(edge);
+            if all_done as usize == task {
+                self.network.set_capacity(edge, 0);
             } else {
-                let all_done = self.edges[edge].to as usize;
-                let to_task = self.edges_of[all_done]
-                    .iter()
-                    .find(|&&e| self.edges[e as usize].to as usize == task);
-                if let Some(&to_task) = to_task {
-                    self.residual[to_task as usize] = 0;
+                self.network.set_capacity(edge, saves);
+                let mut edges = self.network.edges_of(all_done).iter().copied();
+                let to_task = edges.find(|&edge| self.network.head(edge) as usize == task);
+                // A reverse edge has no capacity yet.
+                if let Some(to_task) = to_task.filter(|edge| edge.is_multiple_of(2)) {
+                    self.network.set_capacity(to_task, 0);
                 }
             }
         }
@@ -241,95 +223,32 @@ impl<'a> Bounds<'a> {
     }
 
     /// The maximum flow from the source side to the sink side.
-    fn flow(&mut self, limits: &mut Limits) -> Option<i128> {
+    fn flow(&mut self, limits: &mut SearchLimits) -> Option<i128> {
         let sources: Vec<u32> = (0..self.side.len() as u32)
             .filter(|&n| self.side[n as usize] == Side::Source)
             .collect();
-        let mut total = 0;
-        while self.find_levels(&sources) {
-            self.next.fill(0);
-            for &source in &sources {
-                total += self.push(source, ENDLESS);
-            }
-            if !limits.spend(std::mem::take(&mut self.work) / EDGES_PER_EFFORT + 1) {
-                return None;
-            }
-        }
-        Some(total)
+        let is_sink = |node: u32| self.side[node as usize] == Side::Sink;
+        let work = &mut self.work;
+        let mut meter = LimitsMeter { work, limits };
+        self.network
+            .max_flow(&sources, is_sink, ENDLESS, &mut meter)
+    }
+}
+
+/// Takes edge visits off the limits of a search.
+struct LimitsMeter<'a> {
+    work: &'a mut u64,
+    limits: &'a mut SearchLimits,
+}
+
+impl Meter for LimitsMeter<'_> {
+    fn visit(&mut self, edges: usize) {
+        *self.work += edges as u64;
     }
 
-    /// Computes distances from the source side; returns whether the sink side is reached.
-    fn find_levels(&mut self, sources: &[u32]) -> bool {
-        self.level.fill(u32::MAX);
-        let mut queue: VecDeque<u32> = sources.iter().copied().collect();
-        sources.iter().for_each(|&s| self.level[s as usize] = 0);
-        let mut reached = false;
-        while let Some(at) = queue.pop_front() {
-            self.work += self.edges_of[at as usize].len() as u64;
-            count_looks(self.edges_of[at as usize].len() as u64);
-            for &edge in &self.edges_of[at as usize] {
-                let to = self.edges[edge as usize].to as usize;
-                if self.residual[edge as usize] > 0 && self.level[to] == u32::MAX {
-                    self.level[to] = self.level[at as usize] + 1;
-                    if self.side[to] == Side::Sink {
-                        reached = true;
-                    } else {
-                        queue.push_back(to as u32);
-                    }
-                }
-            }
-        }
-        reached
-    }
-
-    /// Pushes up to `most` from a node along edges that lead to the next level, to the sink side.
-    /// Not recursive, because a graph may be deep and therefore have many levels.
-    fn push(&mut self, start: u32, most: i128) -> i128 {
-        let mut pushed = 0;
-        let mut path: Vec<u32> = Vec::new();
-        loop {
-            let at = path
-                .last()
-                .map_or(start, |&edge| self.edges[edge as usize].to);
-            if self.side[at as usize] == Side::Sink {
-                let amount = path
-                    .iter()
-                    .map(|&e| self.residual[e as usize])
-                    .fold(most - pushed, i128::min);
-                let mut cut_at = 0;
-                for (depth, &e) in path.iter().enumerate().rev() {
-                    self.residual[e as usize] -= amount;
-                    self.residual[e as usize ^ 1] += amount;
-                    if self.residual[e as usize] == 0 {
-                        cut_at = depth;
-                    }
-                }
-                self.work += path.len() as u64;
-                pushed += amount;
-                path.truncate(cut_at);
-                continue;
-            }
-            let edges = &self.edges_of[at as usize];
-            let mut found = None;
-            while let Some(&edge) = edges.get(self.next[at as usize] as usize) {
-                let to = self.edges[edge as usize].to as usize;
-                if self.residual[edge as usize] > 0 && self.level[to] == self.level[at as usize] + 1
-                {
-                    found = Some(edge);
-                    break;
-                }
-                self.next[at as usize] += 1;
-                self.work += 1;
-            }
-            match found {
-                Some(edge) => path.push(edge),
-                None => match path.pop() {
-                    // A dead end: the edge into it leads nowhere.
-                    Some(edge) => self.next[self.edges[edge as usize ^ 1].to as usize] += 1,
-                    None => return pushed,
-                },
-            }
-        }
+    fn end_phase(&mut self) -> bool {
+        let work = std::mem::take(self.work);
+        self.limits.spend(work / EDGES_PER_EFFORT + 1)
     }
 }
 

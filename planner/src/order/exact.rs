@@ -1,7 +1,7 @@
 //! Depth-first search for an order below a threshold: it finds one, or proves that there is none.
 
 use super::compact::{Compact, Mark};
-use super::expand::{Child, Limits, State};
+use super::expand::{Child, SearchLimits, State};
 use rustc_hash::FxHashSet;
 
 /// The most states remembered for one threshold.
@@ -25,7 +25,7 @@ struct Frame {
 
 /// Searches for an order with a peak of at most `threshold`. States are identified by keys of 128
 /// random bits, so that two of a billion states are confused with a probability below 10⁻²⁰.
-pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut Limits) -> Verdict {
+pub(super) fn search(problem: &Compact, threshold: i128, limits: &mut SearchLimits) -> Verdict {
     let mut state = State::new(problem);
     let mut visited: FxHashSet<u128> = FxHashSet::default();
     let mut frames: Vec<Frame> = Vec::new();

@@ -11,16 +11,16 @@
 use super::compact::{Compact, Mark, Walk, key};
 use std::time::Instant;
 
-/// The limit of a search.
+/// The limits of a search.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Limits {
+pub(super) struct SearchLimits {
     /// The number of changes, or comparable operations, that may still be computed.
     pub(super) effort: u64,
     /// The time to stop in any case.
     pub(super) deadline: Option<Instant>,
 }
 
-impl Limits {
+impl SearchLimits {
     /// Spends some effort; returns whether any is left.
     pub(super) fn spend(&mut self, effort: u64) -> bool {
         self.effort = self.effort.saturating_sub(effort);
@@ -31,9 +31,9 @@ impl Limits {
     }
 
     /// Runs `work` with only a part of the remaining effort.
-    pub(super) fn within<T>(&mut self, most: u64, work: impl FnOnce(&mut Limits) -> T) -> T {
+    pub(super) fn within<T>(&mut self, most: u64, work: impl FnOnce(&mut SearchLimits) -> T) -> T {
         let allowed = most.min(self.effort);
-        let mut part = Limits {
+        let mut part = SearchLimits {
             effort: allowed,
             ..*self
         };

@@ -38,7 +38,7 @@ pub(super) fn orders(
 }
 
 /// The number of tasks run between checks of the clock.
-const BETWEEN_LOOKS: usize = 64;
+const TASKS_PER_CLOCK_CHECK: usize = 64;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Direction {
@@ -149,7 +149,7 @@ impl<'a> Greedy<'a> {
             live += change.net;
             order.push(TaskId(task));
             self.finish(task);
-            if order.len().is_multiple_of(BETWEEN_LOOKS) && is_past(deadline) {
+            if order.len().is_multiple_of(TASKS_PER_CLOCK_CHECK) && is_past(deadline) {
                 return None;
             }
         }

@@ -22,7 +22,7 @@ mod search;
 
 use compact::Compact;
 pub(crate) use compact::Sizes;
-use expand::{Limits, is_past};
+use expand::{SearchLimits, is_past};
 use search::Search;
 
 /// The policy that orders tasks.
@@ -130,17 +130,17 @@ impl Effort {
         }
     }
 
-    fn limits(self, tasks: usize) -> Limits {
+    fn limits(self, tasks: usize) -> SearchLimits {
         match self {
-            Effort::Counted if tasks <= 1000 => Limits {
+            Effort::Counted if tasks <= 1000 => SearchLimits {
                 effort: 200_000,
                 deadline: None,
             },
-            Effort::Counted => Limits {
+            Effort::Counted => SearchLimits {
                 effort: 1_500_000.min(1_000 * tasks as u64),
                 deadline: None,
             },
-            Effort::Within(time) => Limits {
+            Effort::Within(time) => SearchLimits {
                 effort: u64::MAX,
                 deadline: Instant::now().checked_add(time),
             },
@@ -150,8 +150,8 @@ impl Effort {
 
 /// The effort of a plan: a few milliseconds, spent only if no order made in one pass is proved to
 /// be the best.
-fn plan_limits(tasks: usize, deadline: Option<Instant>) -> Limits {
-    Limits {
+fn plan_limits(tasks: usize, deadline: Option<Instant>) -> SearchLimits {
+    SearchLimits {
         effort: 10_000 + 20 * tasks as u64,
         deadline,
     }
@@ -192,7 +192,7 @@ pub(crate) fn candidates(
 fn search_from(
     problem: &Compact,
     listed: &[(Schedule, Vec<TaskId>)],
-    limits: Limits,
+    limits: SearchLimits,
     orders: &mut Vec<(Schedule, Vec<TaskId>)>,
 ) {
     let mut search = Search::new(problem, listed);
@@ -223,7 +223,7 @@ pub(crate) fn candidates_until(
             search_from(
                 &problem,
                 &listed,
-                Limits {
+                SearchLimits {
                     deadline,
                     ..Effort::Counted.limits(tasks)
                 },

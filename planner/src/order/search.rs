@@ -3,7 +3,7 @@
 use super::bound::Bounds;
 use super::compact::Compact;
 use super::exact::Verdict;
-use super::expand::Limits;
+use super::expand::SearchLimits;
 use super::{Schedule, beam, exact};
 use crate::dag::TaskId;
 
@@ -73,12 +73,12 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn is_over(&self, limits: &Limits) -> bool {
+    fn is_over(&self, limits: &SearchLimits) -> bool {
         self.bound >= self.peak || limits.is_over()
     }
 
     /// Searches until the peak is proved or the limit is reached.
-    pub(super) fn run(&mut self, mut limits: Limits) {
+    pub(super) fn run(&mut self, mut limits: SearchLimits) {
         if limits.is_over() {
             return;
         }
@@ -115,7 +115,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn raise_bound(&mut self, bounds: &mut Bounds, effort: u64, limits: &mut Limits) {
+    fn raise_bound(&mut self, bounds: &mut Bounds, effort: u64, limits: &mut SearchLimits) {
         limits.within(effort.min(limits.effort / BOUNDS_SHARE), |limits| {
             self.bound = bounds.raise(self.bound, &self.needs, self.peak, limits);
         });
@@ -124,7 +124,7 @@ impl<'a> Search<'a> {
     /// Tries to beat the peak and, once that succeeds, repeatedly halves the interval between it
     /// and the bound. A depth-first search also tries whether the bound itself can be met or
     /// raised.
-    fn narrow(&mut self, attempt: &Attempt, limits: &mut Limits) {
+    fn narrow(&mut self, attempt: &Attempt, limits: &mut SearchLimits) {
         let mut low = self.bound;
         let mut threshold = self.peak - 1;
         let mut bound_tried = attempt.backwards || attempt.beam_width.is_some();
@@ -153,7 +153,7 @@ impl<'a> Search<'a> {
     }
 
     /// One search: whether it found an order or proved that there is none.
-    fn attempt(&mut self, attempt: &Attempt, threshold: i128, limits: &mut Limits) -> bool {
+    fn attempt(&mut self, attempt: &Attempt, threshold: i128, limits: &mut SearchLimits) -> bool {
         let verdict = limits.within(attempt.effort, |limits| match attempt.beam_width {
             Some(width) => beam::search(attempt.problem, width, threshold, limits),
             None => exact::search(attempt.problem, threshold, limits),

@@ -12,15 +12,21 @@
 //! memory in which `v` can run.
 
 use super::clock::Clock;
-use super::flow::{ENDLESS, Flow};
 use super::network::Network;
+use crate::flow::{FlowNetwork, Meter};
 
 /// Costs are scaled so that their sum is about this, and rounded down.
 const SCALE: f64 = (1u64 << 48) as f64;
 
+/// The capacity of an edge that is never cut.
+const ENDLESS: i64 = i64::MAX / 8;
+
+/// The number of steps of a flow between checks of the clock.
+const STEPS_PER_CLOCK_CHECK: u32 = 4096;
+
 pub(super) struct Bounds<'n> {
     net: &'n Network,
-    flow: Flow,
+    flow: FlowNetwork<i64>,
     /// By computation, an edge that is cut if it runs before and after.
     rerun_edges: Vec<u32>,
     /// By computation, an edge that is cut if it is kept.
@@ -50,26 +56,26 @@ impl<'n> Bounds<'n> {
         // Nodes: "has not run by then", "runs after", "is needed after"; source; sink.
         let (unrun, after, needed) = (|i: u32| i, |i: u32| n + i, |i: u32| 2 * n + i);
         let (source, sink) = (3 * n, 3 * n + 1);
-        let mut flow = Flow::new(3 * n as usize + 2);
+        let mut flow = FlowNetwork::new(3 * n as usize + 2);
         let mut implied = Vec::new();
         let mut rerun_edges = Vec::new();
         let mut kept_edges = Vec::new();
         let mut later = Vec::new();
         let mut sooner = Vec::new();
         for i in 0..n {
-            implied.push(flow.edge(unrun(i), after(i)));
-            implied.push(flow.edge(after(i), needed(i)));
-            rerun_edges.push(flow.edge(after(i), unrun(i)));
-            kept_edges.push(flow.edge(needed(i), after(i)));
+            implied.push(flow.add_edge(unrun(i), after(i)));
+            implied.push(flow.add_edge(after(i), needed(i)));
+            rerun_edges.push(flow.add_edge(after(i), unrun(i)));
+            kept_edges.push(flow.add_edge(needed(i), after(i)));
             for &j in net.inputs.of(i) {
-                implied.push(flow.edge(unrun(j), unrun(i)));
-                implied.push(flow.edge(after(i), needed(j)));
+                implied.push(flow.add_edge(unrun(j), unrun(i)));
+                implied.push(flow.add_edge(after(i), needed(j)));
             }
             for &m in net.before.of(i) {
-                implied.push(flow.edge(after(i), unrun(m)));
+                implied.push(flow.add_edge(after(i), unrun(m)));
             }
-            later.push(flow.edge(source, unrun(i)));
-            sooner.push(flow.edge(unrun(i), sink));
+            later.push(flow.add_edge(source, unrun(i)));
+            sooner.push(flow.add_edge(unrun(i), sink));
         }
         let factor = SCALE / (net.base_cost.max(1) as f64);
         Bounds {
@@ -88,17 +94,26 @@ impl<'n> Bounds<'n> {
         3 * self.net.len() as u32
     }
 
+    /// The least capacity that separates source from sink; [`ENDLESS`] or more if they cannot be
+    /// separated. `None` if the time was over before.
+    fn min_cut(&mut self, clock: &Clock) -> Option<i64> {
+        let (source, steps) = (self.source(), 0);
+        let is_sink = |node| node == source + 1;
+        let mut meter = ClockMeter { clock, steps };
+        self.flow.max_flow(&[source], is_sink, ENDLESS, &mut meter)
+    }
+
     /// The cheapest choice for `v` at `price` per byte and `rate` times the costs; `None` if the
     /// time is over.
     fn line(&mut self, v: u32, price: f64, rate: f64, clock: &Clock) -> Option<Line> {
         let net = self.net;
-        let (n, source) = (net.len() as u32, self.source());
+        let n = net.len() as u32;
         for &e in &self.implied {
-            self.flow.set(e, ENDLESS);
+            self.flow.set_capacity(e, ENDLESS);
         }
         for i in 0..n {
             let cost = (net.cost[i as usize] as f64 * rate) as i64;
-            self.flow.set(
+            self.flow.set_capacity(
                 self.rerun_edges[i as usize],
                 if net.once[i as usize] { ENDLESS } else { cost },
             );
@@ -109,15 +124,15 @@ impl<'n> Bounds<'n> {
                 net.bytes[i as usize] as f64
             };
             self.flow
-                .set(self.kept_edges[i as usize], (bytes * price) as i64);
+                .set_capacity(self.kept_edges[i as usize], (bytes * price) as i64);
             let follows =
                 net.consumers.of(v).binary_search(&i).is_ok() || i == net.sink() && v != i;
             self.flow
-                .set(self.later[i as usize], if follows { ENDLESS } else { 0 });
+                .set_capacity(self.later[i as usize], if follows { ENDLESS } else { 0 });
             self.flow
-                .set(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
+                .set_capacity(self.sooner[i as usize], if i == v { ENDLESS } else { 0 });
         }
-        let value = self.flow.cut(source, source + 1, clock)?;
+        let value = self.min_cut(clock)?;
         if value >= ENDLESS {
             return Some(Line {
                 cost: 0.0,
@@ -286,4 +301,28 @@ pub(super) fn prove(
         }
     }
     proved
+}
+
+/// Counts the edges of a flow as a proof, and ends it when the time is over.
+struct ClockMeter<'a> {
+    clock: &'a Clock,
+    /// The steps of the current phase.
+    steps: u32,
+}
+
+impl Meter for ClockMeter<'_> {
+    fn begin_phase(&mut self, edges: usize) -> bool {
+        self.steps = 0;
+        self.clock.prove(edges as u64);
+        !self.clock.is_over()
+    }
+
+    fn step(&mut self) -> bool {
+        self.steps = self.steps.wrapping_add(1);
+        if !self.steps.is_multiple_of(STEPS_PER_CLOCK_CHECK) {
+            return true;
+        }
+        self.clock.prove(u64::from(STEPS_PER_CLOCK_CHECK));
+        !self.clock.is_over()
+    }
 }

@@ -9,7 +9,7 @@
 use super::clock::Clock;
 use super::copy_planner::CopyPlanner;
 use super::network::Network;
-use super::search::{Found, Search, search};
+use super::search::{FoundSchedule, Search, search};
 use super::state::ScheduleState;
 use crate::offload::Transfer;
 
@@ -26,8 +26,8 @@ pub(super) struct Combined {
 }
 
 impl Combined {
-    fn of(found: Found) -> Combined {
-        let Found {
+    fn of(found: FoundSchedule) -> Combined {
+        let FoundSchedule {
             order,
             cost,
             peak,
@@ -88,7 +88,7 @@ pub(super) fn combine(
 /// Like [`combine`], with the result of recomputation alone given, and for the values that may be
 /// offloaded.
 pub(super) fn combine_from(
-    alone: Found,
+    alone: FoundSchedule,
     (net, fetching): (&Network, &Network),
     orders: &[Vec<u32>],
     (budget, link): (i64, f64),
@@ -118,7 +118,7 @@ pub(super) fn combine_from(
         starts.extend(search.start(&orders[k % orders.len()], noise, k % 2 == 1));
     }
     if starts.is_empty() {
-        let mut least = Found::of(&search.state);
+        let mut least = FoundSchedule::of(&search.state);
         least = if alone.peak < least.peak {
             alone
         } else {
@@ -143,13 +143,13 @@ pub(super) fn combine_from(
 }
 
 /// Whether no transfer can improve it.
-fn is_enough(alone: &Found, net: &Network, budget: i64) -> bool {
+fn is_enough(alone: &FoundSchedule, net: &Network, budget: i64) -> bool {
     alone.peak <= budget && alone.cost == net.base_cost
 }
 
 impl Search<'_> {
     /// A schedule with its transfers planned, for the network without fetches.
-    fn with_planned_copies(&mut self, found: &Found, net: &Network) -> Combined {
+    fn with_planned_copies(&mut self, found: &FoundSchedule, net: &Network) -> Combined {
         self.state.load(&found.order);
         let time = self.time(f64::INFINITY).unwrap_or(f64::INFINITY);
         let order: Vec<u32> = self

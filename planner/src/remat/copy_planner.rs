@@ -99,7 +99,7 @@ impl CopyPlanner {
             let of = state
                 .source(value, p + 1)
                 .and_then(|copy| Some((copy, state.previous(copy)?)));
-            let (copy, previous) = of.expect("what is fetched has been computed");
+            let (copy, previous) = of.expect("a fetched value has been computed before");
             let read = state
                 .first_read(value, p + 1, state.last[copy as usize] + 1)
                 .expect("unread ones are gone");
@@ -109,7 +109,7 @@ impl CopyPlanner {
                 is_on_host = true;
                 origin = state
                     .previous(origin)
-                    .expect("what is fetched has been computed");
+                    .expect("a fetched value has been computed before");
             }
             let step = |p: u32| self.step[p as usize];
             let (made, used, read) = (

@@ -19,7 +19,6 @@ mod bound;
 mod clock;
 mod combine;
 mod copy_planner;
-mod flow;
 mod needs;
 mod network;
 mod program;
@@ -32,13 +31,13 @@ mod tests;
 
 pub use crate::offload::Transfer;
 use crate::order::candidates_until;
-use crate::pack::Limits;
 use crate::remat_graph::RematGraph;
 use clock::Clock;
 pub use clock::Limit;
 use network::Network;
 pub(crate) use program::{DagSearch, RunInterval};
 pub use schedule::{Placed, Remat};
+use slabwise_packer::Limits;
 
 /// The most bytes that a schedule may need above the fixed part.
 #[derive(Clone, Copy, Debug, PartialEq)]

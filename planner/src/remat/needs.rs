@@ -143,7 +143,7 @@ impl Needs {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use slabwise_packer::random::Random;
 
     #[test]
     fn block_maxima_follow_every_change() {

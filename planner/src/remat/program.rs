@@ -3,7 +3,7 @@
 use super::clock::{Clock, Limit};
 use super::combine::combine_from;
 use super::network::Network;
-use super::search::{Found, search};
+use super::search::{FoundSchedule, search};
 use super::state::ScheduleState;
 use crate::dag::{Buffer, BufferId, Dag, Space, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
@@ -90,7 +90,7 @@ impl DagSearch {
         (self.tasks(&found.order), found.peak <= self.live(target))
     }
 
-    fn recompute(&self, target: u64, rounds: u64) -> Found {
+    fn recompute(&self, target: u64, rounds: u64) -> FoundSchedule {
         search(
             &self.net,
             &self.orders,

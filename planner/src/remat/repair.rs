@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use super::network::Network;
 use super::state::{CopyId, ScheduleState};
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 /// The limits and the buffers of repairs.
 pub(super) struct Repairer {
@@ -65,17 +65,17 @@ struct Relief {
 }
 
 /// The best action so far.
-struct Choice {
+struct BestAction {
     action: Option<Action>,
     score: f64,
 }
 
-impl Choice {
+impl BestAction {
     /// Keeps `action` if it is better.
     fn offer(&mut self, score: f64, action: Action) -> bool {
         let better = score > self.score;
         if better {
-            *self = Choice {
+            *self = BestAction {
                 action: Some(action),
                 score,
             };
@@ -203,7 +203,7 @@ impl Repairer {
 
     /// The best action for step `at`; leaves the computations to repeat in `best_chain`.
     fn choose(&mut self, state: &ScheduleState, random: &mut Random, at: u32) -> Option<Action> {
-        let mut best = Choice {
+        let mut best = BestAction {
             action: None,
             score: 0.0,
         };
@@ -216,7 +216,7 @@ impl Repairer {
             if best.action.is_some() && best.score >= self.shortlisted {
                 return best.action;
             }
-            best = Choice {
+            best = BestAction {
                 action: None,
                 score: 0.0,
             };
@@ -255,7 +255,7 @@ impl Repairer {
         random: &mut Random,
         at: u32,
         c: CopyId,
-        best: &mut Choice,
+        best: &mut BestAction,
     ) -> f64 {
         let net = state.net;
         let (p, last) = (state.pos[c as usize], state.last[c as usize]);

@@ -2,10 +2,10 @@
 
 use super::network::Network;
 use super::state::ScheduleState;
-use crate::liveness::Lifetime;
 use crate::offload::{Event, Transfer, events};
-use crate::pack::{Item, Limits, Problem};
 use crate::remat_graph::{Place, RematGraph, Step};
+use slabwise_packer::Lifetime;
+use slabwise_packer::{Item, Limits, Problem};
 
 /// A schedule for a budget.
 #[derive(Clone, Debug, PartialEq)]

@@ -11,11 +11,11 @@ use super::copy_planner::CopyPlanner;
 use super::network::Network;
 use super::repair::Repairer;
 use super::state::{CopyId, ScheduleState};
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 /// A schedule with its cost and needs.
 #[derive(Clone, Debug)]
-pub(super) struct Found {
+pub(super) struct FoundSchedule {
     pub order: Vec<u32>,
     pub cost: u128,
     pub peak: i64,
@@ -23,9 +23,9 @@ pub(super) struct Found {
     pub time: f64,
 }
 
-impl Found {
-    pub fn of(state: &ScheduleState) -> Found {
-        Found {
+impl FoundSchedule {
+    pub fn of(state: &ScheduleState) -> FoundSchedule {
+        FoundSchedule {
             order: state.order().collect(),
             cost: state.cost,
             peak: state.peak(),
@@ -42,18 +42,18 @@ pub(super) fn search(
     budget: i64,
     clock: &mut Clock,
     seed: u64,
-) -> Found {
+) -> FoundSchedule {
     let mut search = Search::new(net, &orders[0], budget, seed);
-    let mut best = Found::of(&search.state);
+    let mut best = FoundSchedule::of(&search.state);
     let mut starts = Vec::new();
     search.repairer.until = clock.at(1.0);
     for order in orders {
         search.state.load(order);
         if search.state.peak() <= budget {
-            return Found::of(&search.state);
+            return FoundSchedule::of(&search.state);
         }
         if search.state.peak() < best.peak {
-            best = Found::of(&search.state);
+            best = FoundSchedule::of(&search.state);
         }
     }
     // Orders differ more than the methods to repair them. If there is no time for all combinations,
@@ -72,7 +72,7 @@ pub(super) fn search(
         search.repairer.until = clock.at(if starts.is_empty() { 1.0 } else { 0.5 });
         // A repair that ran out of time.
         if starts.is_empty() && clock.progress() >= 1.0 && search.state.peak() < best.peak {
-            best = Found::of(&search.state);
+            best = FoundSchedule::of(&search.state);
         }
     }
     let mut tries = 0;
@@ -127,11 +127,11 @@ impl<'n> Search<'n> {
     /// `begin` on until the time is over.
     pub fn anneals(
         &mut self,
-        mut starts: Vec<Found>,
+        mut starts: Vec<FoundSchedule>,
         orders: &[Vec<u32>],
         clock: &mut Clock,
         begin: f64,
-    ) -> Found {
+    ) -> FoundSchedule {
         self.repairer.until = clock.at(1.0);
         starts.sort_by(|a, b| a.time.total_cmp(&b.time));
         let mut best = starts[0].clone();
@@ -178,7 +178,7 @@ impl<'n> Search<'n> {
 
     /// A schedule that fits, made from `order` by repair and pruning, either at once or through
     /// intermediate budgets.
-    pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<Found> {
+    pub fn start(&mut self, order: &[u32], noise: f64, descent: bool) -> Option<FoundSchedule> {
         self.state.load(order);
         self.repairer.noise = noise;
         self.repairer.greed = 0.25;
@@ -205,11 +205,11 @@ impl<'n> Search<'n> {
     }
 
     /// The current schedule.
-    pub fn found(&mut self) -> Option<Found> {
+    pub fn found(&mut self) -> Option<FoundSchedule> {
         let time = self.time(f64::INFINITY)?;
-        Some(Found {
+        Some(FoundSchedule {
             time,
-            ..Found::of(&self.state)
+            ..FoundSchedule::of(&self.state)
         })
     }
 
@@ -234,7 +234,7 @@ impl<'n> Search<'n> {
     }
 
     /// Lowers the peak of `best` at any cost, until it fits or the time for that is over.
-    pub fn squeeze(&mut self, best: &mut Found, clock: &mut Clock) {
+    pub fn squeeze(&mut self, best: &mut FoundSchedule, clock: &mut Clock) {
         while best.peak > self.budget && clock.progress() < 0.6 {
             clock.tick();
             self.state.load(&best.order);
@@ -253,7 +253,7 @@ impl<'n> Search<'n> {
                 self.repairer
                     .prune(&mut self.state, &mut self.random, 0..u32::MAX);
                 if self.state.peak() < best.peak || self.state.cost <= best.cost {
-                    *best = Found::of(&self.state);
+                    *best = FoundSchedule::of(&self.state);
                 }
             }
         }
@@ -264,17 +264,17 @@ impl<'n> Search<'n> {
     /// schedule that improves on it.
     fn anneal(
         &mut self,
-        start: Found,
+        start: FoundSchedule,
         clock: &mut Clock,
         from: f64,
         to: f64,
         heat: f64,
-    ) -> Option<Found> {
+    ) -> Option<FoundSchedule> {
         let base = self.state.net.base_cost as f64;
         let hottest = heat * (0.0007 * base + 0.01 * (start.time - base).max(0.0));
         self.state.load(&start.order);
         let (mut now, mut time) = (start.order.clone(), start.time);
-        let mut best: Option<Found> = None;
+        let mut best: Option<FoundSchedule> = None;
         let mut best_time = start.time;
         loop {
             let progress = clock.progress();
@@ -298,9 +298,9 @@ impl<'n> Search<'n> {
                 time = found;
                 if time < best_time {
                     best_time = time;
-                    best = Some(Found {
+                    best = Some(FoundSchedule {
                         time,
-                        ..Found::of(&self.state)
+                        ..FoundSchedule::of(&self.state)
                     });
                 }
             } else {

@@ -4,7 +4,7 @@
 use super::network::{Computation, Network};
 use super::repair::Repairer;
 use super::state::ScheduleState;
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 /// A random network: some computations have more than one value, and some values have fetches.
 fn network(random: &mut Random, fetches: bool) -> Network {

@@ -2,9 +2,9 @@
 
 use super::{GraphError, Node, RematGraph};
 use crate::dag::DagError;
-use crate::files::Gunzip;
-use crate::shorten::brief;
 use serde_json::{Map, Value};
+use slabwise_packer::brief;
+use slabwise_packer::files::Gunzip;
 use std::io::Read;
 
 /// The largest permitted text, decompressed: some hundred thousand nodes, and small enough to be

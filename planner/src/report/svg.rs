@@ -5,7 +5,8 @@ use crate::bytes::Bytes;
 use crate::dag::{Dag, Kind};
 use crate::plan::{Plan, live_bytes, peak};
 use canvas::{
-    Block, CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, TOP, WIDTH, shortened, text_width,
+    CHARACTER, Canvas, Colours, LABEL, LEFT, PLOT_HEIGHT, Rectangle, TOP, WIDTH, shortened,
+    text_width,
 };
 use std::fmt::Write;
 
@@ -57,7 +58,7 @@ struct Picture<'a> {
 
 impl Picture<'_> {
     fn draw(&self, title: &str) -> String {
-        let blocks = self.blocks();
+        let rectangles = self.rectangles();
         let names = self.plan.order.len() <= NAMED_TASKS_MAX;
         let longest = self
             .dag
@@ -73,17 +74,17 @@ impl Picture<'_> {
         };
         let subtitle = format!("slab {} · {} tasks", Slab(self.plan), self.dag.tasks.len());
         let mut out = self.canvas.open(title, &subtitle, below);
-        self.legend(&mut out, &blocks);
+        self.legend(&mut out, &rectangles);
         self.grid(&mut out);
-        blocks
+        rectangles
             .iter()
-            .for_each(|(_, block)| self.canvas.block(&mut out, block));
+            .for_each(|(_, rectangle)| self.canvas.rectangle(&mut out, rectangle));
         self.lines(&mut out);
         self.steps(&mut out, names);
         out + "</svg>\n"
     }
 
-    fn blocks(&self) -> Vec<(Kind, Block<'_>)> {
+    fn rectangles(&self) -> Vec<(Kind, Rectangle<'_>)> {
         let (dag, plan) = (self.dag, self.plan);
         let (mut begins_late, mut ends_early) = (
             vec![false; dag.buffers.len()],
@@ -94,7 +95,7 @@ impl Picture<'_> {
             ends_early[pair.from.index()] = true;
         }
         let half = |yes: bool| if yes { 0.5 } else { 0.0 };
-        let mut blocks = Vec::new();
+        let mut rectangles = Vec::new();
         for (i, (buffer, live)) in dag.buffers.iter().zip(&plan.lifetimes).enumerate() {
             if live.is_empty() || buffer.occupied_on_device() == 0 {
                 continue;
@@ -119,7 +120,7 @@ impl Picture<'_> {
             if !buffer.source.is_empty() {
                 let _ = write!(tooltip, "\n{}", buffer.source);
             }
-            let block = Block {
+            let rectangle = Rectangle {
                 name: &buffer.name,
                 colours: colours(buffer.kind),
                 start: live.start as f64 + half(begins_late[i]),
@@ -128,7 +129,7 @@ impl Picture<'_> {
                 bytes: buffer.bytes,
                 tooltip,
             };
-            blocks.push((buffer.kind, block));
+            rectangles.push((buffer.kind, rectangle));
         }
         for (step, &id) in plan.order.iter().enumerate() {
             let task = &dag.tasks[id.index()];
@@ -142,7 +143,7 @@ impl Picture<'_> {
                 );
                 let (start, end) = (step as f64, step as f64 + 1.0);
                 let colours = colours(Kind::Workspace);
-                let block = Block {
+                let rectangle = Rectangle {
                     name: &task.name,
                     colours,
                     start,
@@ -151,18 +152,18 @@ impl Picture<'_> {
                     bytes: task.workspace,
                     tooltip,
                 };
-                blocks.push((Kind::Workspace, block));
+                rectangles.push((Kind::Workspace, rectangle));
             }
         }
-        blocks
+        rectangles
     }
 
     /// The legend: the kinds that occur, and the lines.
-    fn legend(&self, out: &mut String, blocks: &[(Kind, Block<'_>)]) {
+    fn legend(&self, out: &mut String, rectangles: &[(Kind, Rectangle<'_>)]) {
         let mut x = LEFT;
         for kind in Kind::ALL
             .into_iter()
-            .filter(|&kind| blocks.iter().any(|&(other, _)| other == kind))
+            .filter(|&kind| rectangles.iter().any(|&(other, _)| other == kind))
         {
             let (fill, stroke) = colours(kind);
             let _ = writeln!(

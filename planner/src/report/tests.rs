@@ -147,7 +147,7 @@ fn the_picture_is_well_formed_and_shows_every_buffer() {
         }
         assert!(
             !picture.contains(">gradient</text>"),
-            "the legend holds what appears"
+            "the legend lists only kinds that appear"
         );
         assert_eq!(picture.contains("computed in place"), options.reuse);
     }

@@ -171,7 +171,7 @@ fn cycles_are_named() {
     assert!(
         ["`f` → `g` → `f`", "`g` → `f` → `g`"]
             .iter()
-            .any(|circle| found.to_string().ends_with(circle)),
+            .any(|cycle| found.to_string().ends_with(cycle)),
         "{found}"
     );
     let found = error(|dag| dag.tasks[1].after.push(TaskId(1)));

@@ -119,7 +119,7 @@ fn random_programs_compute_the_same_within_any_budget() {
         assert!(
             within.floor <= within.plan.height
                 && within.plan.height <= once.height
-                && within.height_once == once.height,
+                && within.baseline_height == once.height,
             "{dag}"
         );
         let expected = results(&dag, &dag, &once.order, &|t| t.0, &|b| b.0);

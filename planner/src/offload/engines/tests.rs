@@ -2,7 +2,7 @@
 
 use super::{Engines, IdleInterval};
 use crate::offload::Transfer;
-use crate::random::Random;
+use slabwise_packer::random::Random;
 
 struct Case {
     costs: Vec<u64>,

@@ -34,7 +34,7 @@ pub(super) struct Canvas {
 }
 
 /// A rectangle to draw.
-pub(super) struct Block<'a> {
+pub(super) struct Rectangle<'a> {
     pub(super) name: &'a str,
     pub(super) colours: Colours,
     /// In steps from the left; halves where buffers meet in place.
@@ -119,32 +119,33 @@ impl Canvas {
     }
 
     /// Left, top, width and height.
-    pub(super) fn place(&self, block: &Block<'_>) -> (f64, f64, f64, f64) {
+    pub(super) fn place(&self, rectangle: &Rectangle<'_>) -> (f64, f64, f64, f64) {
         let (x, width) = (
-            self.x(block.start),
-            (block.end - block.start) * self.x_scale,
+            self.x(rectangle.start),
+            (rectangle.end - rectangle.start) * self.x_scale,
         );
         (
             x,
-            self.y(block.offset + block.bytes),
+            self.y(rectangle.offset + rectangle.bytes),
             width,
-            block.bytes as f64 * self.y_scale,
+            rectangle.bytes as f64 * self.y_scale,
         )
     }
 
-    pub(super) fn block(&self, out: &mut String, block: &Block<'_>) {
-        let (x, y, width, height) = self.place(block);
-        let (fill, stroke) = block.colours;
+    pub(super) fn rectangle(&self, out: &mut String, rectangle: &Rectangle<'_>) {
+        let (x, y, width, height) = self.place(rectangle);
+        let (fill, stroke) = rectangle.colours;
         // Outlines must not hide thin rectangles.
         let outline = (width.min(height) / 6.0).clamp(0.05, 0.8);
         let _ = write!(
             out,
             "<rect class=\"b\" x=\"{x:.2}\" y=\"{y:.2}\" width=\"{width:.2}\" height=\"{height:.2}\" fill=\"{fill}\" stroke=\"{stroke}\" stroke-width=\"{outline:.2}\"><title>{}</title></rect>",
-            escaped(&block.tooltip),
+            escaped(&rectangle.tooltip),
         );
-        if let Some(name) = fitted(block.name, width - 6.0, LABEL).filter(|_| height >= LABEL + 2.0)
+        if let Some(name) =
+            fitted(rectangle.name, width - 6.0, LABEL).filter(|_| height >= LABEL + 2.0)
         {
-            let size = Bytes(block.bytes).to_string();
+            let size = Bytes(rectangle.bytes).to_string();
             let two_lines = height >= 28.0 && text_width(&size, LABEL - 1.0) <= width - 6.0;
             let baseline = y + height / 2.0 + if two_lines { -2.0 } else { 3.5 };
             let x = x + width / 2.0;

@@ -1,9 +1,11 @@
 //! A packing as a picture: every item is a rectangle of time × bytes, or several if it has gaps.
 
-use super::canvas::{Block, Canvas, Colours, LEFT, PLOT_HEIGHT, PLOT_WIDTH, TOP, WIDTH, escaped};
+use super::canvas::{
+    Canvas, Colours, LEFT, PLOT_HEIGHT, PLOT_WIDTH, Rectangle, TOP, WIDTH, escaped,
+};
 use crate::bytes::Bytes;
-use crate::csv::Table;
-use crate::pack::{Packing, Problem};
+use slabwise_packer::csv::Table;
+use slabwise_packer::{Packing, Problem};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
@@ -67,7 +69,7 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
     for rect in &rects {
         let (item, offset) = (rect.item, packing.offsets[rect.item]);
         let life = problem.items[item].life;
-        let block = Block {
+        let rectangle = Rectangle {
             name: table.id(item),
             colours: if fixed[item] {
                 FIXED
@@ -80,9 +82,9 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
             bytes: rect.high - rect.low,
             tooltip: String::new(),
         };
-        let (x, y, width, height) = canvas.place(&block);
+        let (x, y, width, height) = canvas.place(&rectangle);
         if rects.len() > ELEMENTS_MAX && (width < SMALL || height < SMALL) {
-            let path = small.entry(block.colours).or_default();
+            let path = small.entry(rectangle.colours).or_default();
             let _ = write!(
                 path,
                 "M{x:.1} {y:.1}h{:.1}v{:.1}h-{:.1}z",
@@ -95,12 +97,18 @@ pub fn packing_svg(table: &Table, packing: &Packing, title: &str) -> String {
         let size = problem.items[item].size;
         let tooltip = format!(
             "{}\n{} = {size} bytes\nfrom {} to {} · offset {offset}",
-            block.name,
+            rectangle.name,
             Bytes(size),
             life.start,
             life.end
         );
-        canvas.block(&mut out, &Block { tooltip, ..block });
+        canvas.rectangle(
+            &mut out,
+            &Rectangle {
+                tooltip,
+                ..rectangle
+            },
+        );
     }
     for ((fill, _), path) in small {
         let _ = writeln!(out, "<path fill=\"{fill}\" d=\"{path}\"/>");

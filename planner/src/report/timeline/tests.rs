@@ -220,7 +220,7 @@ fn differences_of_a_run_from_its_plan_are_listed() {
     assert_eq!(
         data["run"]["steps"][0]["handed"].to_string(),
         format!("[[1,{},4096]]", plan.offsets[1]),
-        "what lies elsewhere is not drawn"
+        "buffers outside the slab are not drawn"
     );
     assert_eq!(
         data["run"]["steps"][1]["handed"][1][0].as_u64(),
