@@ -320,7 +320,7 @@ pub struct BoundsCheck {
     pub limit: Size,
 }
 
-/// See [`Body::Compact`]. Writes its result itself: there is no `code`.
+/// See [`Body::Nonzero`]. Writes its result itself: there is no `code`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Nonzero {
     /// The space of the mask.

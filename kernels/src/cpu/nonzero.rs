@@ -14,7 +14,7 @@ use crate::spec::{Body, Spec};
 /// Elements of a chunk.
 const CHUNK: usize = 1 << 12;
 
-/// See [`Body::Compact`]. Positions beyond the end of the result are not written, and elements of
+/// See [`Body::Nonzero`]. Positions beyond the end of the result are not written, and elements of
 /// the result beyond the positions are 0: the run is memory-safe for any length of the result.
 pub(crate) struct Nonzero {
     chunks_max: usize,
