@@ -8,8 +8,8 @@
 //! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The
 //! folder's files end in `.json` or `.json.gz`; without it only the models are measured.
 
-use slabwise::models::{Model, OptimizerKind};
 use slabwise::{Budget, Device, Error, Params, Session};
+use slabwise_models::{Model, OptimizerKind};
 use slabwise_planner::Effort;
 use slabwise_planner::remat::{self, Limit, RematOptions, remat};
 use slabwise_planner::remat_graph::RematGraph;
