@@ -2,7 +2,7 @@
 //! growing size, and prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! cargo bench --bench packing -- [real|puzzles|scaling] [--only TEXT] [--time-limit SECONDS] [--threads N]
+//! cargo bench -p slabwise-benches --bench packing -- [real|puzzles|scaling] [--only TEXT] [--time-limit SECONDS] [--threads N]
 //! ```
 
 use slabwise_planner::generate::{Cuts, tiling, with_holes};
@@ -89,7 +89,7 @@ fn row(name: &str, items: usize, (packing, seconds): &(Packing, f64)) {
 const HEAD: &str = "| problem | items | lower bound | height | ratio | seconds | proved | method |\n|---|---|---|---|---|---|---|---|";
 
 fn real(args: &Args) -> Result<(), Box<dyn Error>> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("data/packing");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../data/packing");
     for folder in ["minimalloc", "xla", "idealloc"] {
         let mut files: Vec<PathBuf> = std::fs::read_dir(root.join(folder))?
             .map(|entry| Ok(entry?.path()))

@@ -1,4 +1,4 @@
-//! Whole steps of the built-in models: `cargo bench --bench steps`.
+//! Whole steps of the built-in models: `cargo bench -p slabwise-benches --bench steps`.
 
 use divan::Bencher;
 use slabwise::prelude::*;

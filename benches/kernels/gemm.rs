@@ -1,5 +1,5 @@
 //! Matrix products and convolutions, at the shapes of the built-in models: `cargo bench -p
-//! slabwise-kernels --bench gemm`.
+//! slabwise-benches --bench gemm`.
 
 mod common;
 

@@ -1,4 +1,4 @@
-//! The products of whole training steps, layer by layer: `cargo bench -p slabwise-kernels --bench
+//! The products of whole training steps, layer by layer: `cargo bench -p slabwise-benches --bench
 //! layers -- [MODEL [THREADS [ISA]]]`.
 //!
 //! For each distinct layer of a model and each of its three products: its number in a step, the

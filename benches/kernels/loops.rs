@@ -1,6 +1,6 @@
 //! Loop kernels: fused elementwise chains, rows, reductions, an optimizer's update.
 
-#[path = "../tests/loops/builder.rs"]
+#[path = "../../kernels/tests/loops/builder.rs"]
 mod builder;
 
 use builder::Builder;
