@@ -1,5 +1,5 @@
-//! The host side of the caching pool: `cargo bench --bench pool`. The device is a counter, so that
-//! only the pool is measured; one item is an allocation or a free.
+//! The host side of the caching pool: `cargo bench -p slabwise-benches --bench pool`. The device is
+//! a counter, so that only the pool is measured; one item is an allocation or a free.
 
 use divan::Bencher;
 use divan::counter::ItemsCount;

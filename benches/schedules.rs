@@ -2,19 +2,19 @@
 //! built-in models under budgets. Prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! SLABWISE_GRAPHS=FOLDER cargo bench --bench schedules -- [order|remat|combined|models] \
-//!     [--only TEXT] [--time-limit SECONDS]
+//! SLABWISE_GRAPHS=FOLDER cargo bench -p slabwise-benches --bench schedules -- \
+//!     [order|remat|combined|models] [--only TEXT] [--time-limit SECONDS]
 //! ```
 //!
 //! Without `--time-limit`, each schedule of `remat` may take 50 ms, and each of `combined` 2 s. The
 //! folder's files end in `.json` or `.json.gz`; without it only the models are measured.
 
-use slabwise::models::{Model, OptimizerKind};
 use slabwise::{Budget, Device, Error, Params, Session};
+use slabwise_models::{Model, OptimizerKind};
 use slabwise_planner::Effort;
 use slabwise_planner::remat::{self, Limit, RematOptions, remat};
 use slabwise_planner::remat_graph::RematGraph;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -86,6 +86,10 @@ fn graphs(args: &Args) -> Result<Vec<(String, RematGraph)>> {
         println!("{FOLDER} names no folder of graphs: their orders and schedules are left out.");
         return Ok(Vec::new());
     };
+    // `cargo bench` runs this in the folder of its package.
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("..")
+        .join(folder);
     let paths = std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let mut files: Vec<PathBuf> = paths
         .map(|entry| Ok(entry?.path()))

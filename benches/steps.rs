@@ -1,8 +1,8 @@
-//! Whole steps of the built-in models: `cargo bench --bench steps`.
+//! Whole steps of the built-in models: `cargo bench -p slabwise-benches --bench steps`.
 
 use divan::Bencher;
-use slabwise::models::{Model, OptimizerKind};
 use slabwise::prelude::*;
+use slabwise_models::{Model, OptimizerKind};
 
 fn main() {
     divan::main();

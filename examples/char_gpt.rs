@@ -21,9 +21,9 @@ use model::{Gpt, Sizes};
 use ndarray::arr1;
 use slabwise::data::epoch_seed;
 use slabwise::fit::Better;
-use slabwise::models::noise;
 use slabwise::optim::{AdamW, Group, Schedule};
 use slabwise::prelude::*;
+use slabwise_models::noise;
 use text::Text;
 
 #[derive(Parser)]

@@ -14,9 +14,9 @@ use std::process::ExitCode;
 use clap::Parser;
 use slabwise::data::{Cifar10, Mnist, Split, epoch_seed};
 use slabwise::fit::Better;
-use slabwise::models::ResNet;
 use slabwise::optim::{Group, Schedule, Sgd};
 use slabwise::prelude::*;
+use slabwise_models::ResNet;
 
 #[derive(Parser)]
 struct Args {

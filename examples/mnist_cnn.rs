@@ -71,7 +71,7 @@ fn train(args: &common::Args) -> Result<()> {
     let eval = session.compile(&trace, [correct])?; // same weights, same slab
 
     for number in args.start(&mut session, &train, epochs, steps)? {
-        let mut epoch = common::Epoch::new(number, mnist.train.len());
+        let mut epoch = common::Epoch::new(number);
         for (images, labels) in mnist
             .train
             .shuffled(

@@ -83,7 +83,7 @@ fn train(args: &common::Args) -> Result<()> {
 
     // Train: a step allocates nothing, and the last, smaller batch of an epoch needs no new plan.
     for number in args.start(&mut session, &train, epochs, steps)? {
-        let mut epoch = common::Epoch::new(number, mnist.train.len());
+        let mut epoch = common::Epoch::new(number);
         let seed = epoch_seed(args.run.seed, number.into());
         for (images, labels) in mnist
             .train

@@ -4,10 +4,10 @@ mod support;
 
 use ndarray::{ArrayD, IxDyn};
 use slabwise::Error;
-use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::{BatchNorm1d, BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
+use slabwise_models::{Model, OptimizerKind};
 use support::networks::{Trained, WIDTH, behind, learn, train};
 
 /// Layers with an activation and a dropout mask each.

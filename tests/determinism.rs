@@ -2,10 +2,10 @@
 //! resumed from a file.
 
 use ndarray::{Array2, ArrayD};
-use slabwise::models::{Model, OptimizerKind};
 use slabwise::nn::{Dropout, Linear, Relu, Sequential};
 use slabwise::optim::{Adam, Schedule};
 use slabwise::prelude::*;
+use slabwise_models::{Model, OptimizerKind};
 
 const BATCH: usize = 12;
 
@@ -57,7 +57,7 @@ impl Fixture {
     fn steps(&mut self, steps: std::ops::Range<u64>, dynamic: bool) -> Vec<Vec<u32>> {
         let mut seen = Vec::new();
         for step in steps {
-            let mut draw = slabwise::models::noise(step);
+            let mut draw = slabwise_models::noise(step);
             let rows = BATCH - (step % 3) as usize;
             let x = Array2::from_shape_simple_fn((rows, 20), || draw() - 0.5);
             let labels: Vec<i32> = (0..rows).map(|_| (draw() * 5.0) as i32).collect();

@@ -12,8 +12,8 @@ use slabwise::memory::export::{
 };
 use slabwise::memory::replay::Trace;
 use slabwise::memory::{FakeDevice, Handle, MemoryConfig, Policy, Pool, Stream, Tag};
-use slabwise::models::Model;
 use slabwise::{Device, Params, Session};
+use slabwise_models::Model;
 
 const KIB: u64 = 1 << 10;
 

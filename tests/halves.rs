@@ -2,11 +2,11 @@
 
 use half::{bf16, f16};
 use ndarray::{Array1, Array2};
-use slabwise::models::Model;
 use slabwise::optim::Sgd;
 use slabwise::params::{Init, Params};
 use slabwise::prelude::*;
 use slabwise::{Precision, weights};
+use slabwise_models::Model;
 
 fn rounded(x: &Array2<f32>) -> Array2<f32> {
     x.mapv(|v| bf16::from_f32(v).to_f32())

@@ -2,10 +2,10 @@
 //! and the loop that comes with the library.
 
 use ndarray::{Array1, Array2, s};
-use slabwise::models::noise;
 use slabwise::nn::{BatchNorm1d, LayerNorm, Linear};
 use slabwise::optim::{Adam, AdamW, Group, Schedule, Sgd};
 use slabwise::prelude::*;
+use slabwise_models::noise;
 
 const INPUTS: usize = 12;
 const CLASSES: usize = 5;

@@ -5,10 +5,10 @@
 use expect_test::{Expect, expect};
 use ndarray::{Array1, Array2, arr2};
 use slabwise::Error;
-use slabwise::models::Model;
 use slabwise::nn::{BatchNorm1d, Conv2d, Embedding, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
+use slabwise_models::Model;
 
 /// The line of the call.
 macro_rules! here {

@@ -2,11 +2,11 @@
 //! batch. This meets budgets that no order and no recomputation can, with the same bits.
 
 use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
-use slabwise::models::{Examples, Model, OptimizerKind, noise};
 use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Measures};
+use slabwise_models::{Examples, Model, OptimizerKind, noise};
 
 /// The results of training.
 struct Trained {

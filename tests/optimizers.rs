@@ -14,7 +14,7 @@ const WEIGHTS: usize = INPUTS * OUTPUTS;
 
 /// Examples and targets of a step.
 fn data(step: usize) -> (Array2<f32>, Array2<f32>) {
-    let mut draw = slabwise::models::noise(step as u64);
+    let mut draw = slabwise_models::noise(step as u64);
     let x = Array2::from_shape_simple_fn((ROWS, INPUTS), || draw() * 2.0 - 1.0);
     (
         x,

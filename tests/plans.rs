@@ -4,10 +4,10 @@
 use std::collections::HashSet;
 
 use ndarray::{Array2, ArrayD, Axis, Slice};
-use slabwise::models::{Examples, Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Plan};
+use slabwise_models::{Examples, Model, OptimizerKind};
 use slabwise_planner::Kind;
 
 fn session(params: Params) -> Session {

@@ -5,7 +5,6 @@ mod support;
 use ndarray::ArrayD;
 use slabwise::CompileOptions;
 use slabwise::graph::{Graph, Phase};
-use slabwise::models::{Examples, Gpt, Model};
 use slabwise::nn::{BatchNorm2d, Conv2d, Dropout};
 use slabwise::ops::GraphBuilder;
 use slabwise::optim::Sgd;
@@ -18,6 +17,7 @@ use slabwise::reference::{Precision, evaluate, same_bits};
 use slabwise::shape::Dims;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::ReduceOp;
+use slabwise_models::{Examples, Gpt, Model};
 use support::random_graph::RandomGraph;
 use support::{Rng, array, dims, graph, input, variable};
 

@@ -6,10 +6,10 @@ mod allocator;
 
 use allocator::counted;
 use ndarray::{ArrayD, Axis, Slice};
-use slabwise::models::{Examples, Gpt, Model, OptimizerKind};
 use slabwise::nn::Linear;
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
+use slabwise_models::{Examples, Gpt, Model, OptimizerKind};
 
 /// The first rows of a batch.
 fn first<T: Clone>(array: &ArrayD<T>, rows: usize) -> ArrayD<T> {

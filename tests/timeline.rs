@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use serde_json::Value;
-use slabwise::models::Model;
 use slabwise::{Bytes, Device, Params, Plan, ReceivedBytes, Run, Session};
+use slabwise_models::Model;
 use slabwise_planner::{BufferId, Holder, Lifetime, live_bytes, peak, report::why_at_peak};
 
 fn browser() -> Option<PathBuf> {

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 
 use ndarray::{ArrayD, Axis, Slice};
 use slabwise::data::{Mnist, epoch_seed};
-use slabwise::models::{Model, Network, OptimizerKind};
 use slabwise::prelude::*;
+use slabwise_models::{Model, Network, OptimizerKind};
 
 fn mnist() -> Mnist {
     Mnist::load(Path::new(env!("CARGO_MANIFEST_DIR")).join("data/mnist"))

@@ -11,10 +11,7 @@ use slabwise::data::epoch_seed;
 use slabwise::{Error, Result};
 
 /// The text that comes with the example; see data/text/README.md.
-const SHAKESPEARE: &[u8] = include_bytes!(concat!(
-    env!("CARGO_MANIFEST_DIR"),
-    "/data/text/shakespeare.txt.gz"
-));
+const SHAKESPEARE: &[u8] = include_bytes!("../../data/text/shakespeare.txt.gz");
 
 /// The most bytes of a text that are read.
 pub const BYTES_MAX: u64 = 64 << 20;

@@ -1,12 +1,10 @@
 //! Options and reports that the training examples share.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use slabwise::Error;
 use slabwise::data::Mnist;
 use slabwise::prelude::*;
@@ -122,11 +120,10 @@ impl Run {
     }
 }
 
-/// The progress of one epoch: a bar on a terminal, none elsewhere, and a line at the end.
+/// The results of one epoch, which are printed at its end.
 #[allow(dead_code, reason = "some examples leave the loop to the library")]
 pub struct Epoch {
     number: u32,
-    bar: ProgressBar,
     start: Instant,
     trained: Duration,
     images: usize,
@@ -135,24 +132,10 @@ pub struct Epoch {
 
 #[allow(dead_code, reason = "some examples leave the loop to the library")]
 impl Epoch {
-    /// Starts an epoch of so many images.
-    pub fn new(number: u32, images: usize) -> Self {
-        let target = if std::io::stderr().is_terminal() {
-            ProgressDrawTarget::stderr()
-        } else {
-            ProgressDrawTarget::hidden()
-        };
-        let bar = ProgressBar::with_draw_target(Some(images as u64), target);
-        // The template is fixed. If it were wrong, the bar would look plain.
-        if let Ok(style) = ProgressStyle::with_template(
-            "{prefix} {wide_bar} {pos}/{len} images, {per_sec}, loss {msg}",
-        ) {
-            bar.set_style(style);
-        }
-        bar.set_prefix(format!("epoch {number}"));
+    /// Starts an epoch.
+    pub fn new(number: u32) -> Self {
         Epoch {
             number,
-            bar,
             start: Instant::now(),
             trained: Duration::ZERO,
             images: 0,
@@ -165,16 +148,11 @@ impl Epoch {
         self.images += images;
         self.loss += f64::from(loss) * images as f64;
         self.trained = self.start.elapsed();
-        self.bar.inc(images as u64);
-        if !self.bar.is_hidden() {
-            self.bar.set_message(format!("{loss:.4}"));
-        }
     }
 
     /// Ends the epoch and prints its results; `correct` of the test images were classified
     /// correctly.
     pub fn end(self, correct: f32, tested: usize) {
-        self.bar.finish_and_clear();
         println!(
             "epoch {}: mean loss {:.4}, {:.2} % of {tested} test images right, {:.0} images/s, {:.1} s",
             self.number,

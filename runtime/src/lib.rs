@@ -10,8 +10,6 @@ mod compile;
 pub mod data;
 mod data_dependent;
 mod device;
-#[cfg(feature = "profiles")]
-pub mod diff;
 mod dumps;
 mod dynamic;
 pub mod error;
@@ -21,7 +19,6 @@ pub mod graph;
 mod init;
 pub mod ir;
 pub mod memory;
-pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod optim;
@@ -37,7 +34,17 @@ mod shapes;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
-mod words;
+#[doc(hidden)]
+pub mod words;
+
+// The tests of the compiler need models whose types are those of this build. A test of a library
+// gets other types from a crate that depends on the library, so the crate's source is compiled here.
+#[cfg(test)]
+extern crate self as slabwise;
+#[cfg(test)]
+#[allow(dead_code, reason = "tests of the library use a part of it")]
+#[path = "../models/src/lib.rs"]
+mod models;
 
 pub use ::half;
 pub use backend::Resources;

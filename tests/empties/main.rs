@@ -1,19 +1,20 @@
 //! Tensors without elements: every operation with a length of 0 on each axis equals the reference
 //! evaluator, or is an error that names the axis; gradients likewise.
 
+#[path = "../support/evaluator.rs"]
+mod evaluator;
 mod models;
 #[path = "../support/mod.rs"]
 mod support;
 
-use ndarray::ArrayD;
-use slabwise::feed::Input;
+use evaluator::any_results;
 use slabwise::graph::Graph;
 use slabwise::ops::ConvGeometry;
 use slabwise::prelude::*;
 use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, Error};
 use slabwise_kernels::dtype::DType;
-use support::arrays::{close, host, numbers};
+use support::arrays::close;
 use support::{Rng, array};
 
 type Build = for<'t> fn(&'t Trace, &[Tensor<'t>]) -> Vec<Tensor<'t>>;
@@ -108,47 +109,6 @@ fn graph(case: &Case, empty: &str, how: How) -> Result<Graph, String> {
             .collect::<Vec<_>>()
             .join("\n")
     })
-}
-
-/// The outputs of a program, planned and dynamic, or the error of its run.
-fn results<const N: usize>(
-    graph: &Graph,
-    open: &dyn Fn() -> Session,
-    inputs: &[Array],
-    variables: &[Array],
-) -> Result<[Vec<Vec<f64>>; 2], Error> {
-    let mut session = open();
-    let program = session.compile_graph::<N>("case", graph)?;
-    for (info, array) in graph.variables.iter().zip(variables) {
-        let values = array.values.iter().map(|&v| v as f32).collect();
-        let values = ArrayD::from_shape_vec(array.dims.clone(), values).expect("as many");
-        session.set_value(&info.name, &values).expect("it exists");
-    }
-    let owned: Vec<Box<dyn Input>> = inputs.iter().map(host).collect();
-    let feed: Vec<&dyn Input> = owned.iter().map(|b| &**b).collect();
-    let planned = session
-        .run(&program, &feed[..])?
-        .iter()
-        .map(numbers)
-        .collect();
-    let dynamic = session
-        .run_dynamic(&program, &feed[..])?
-        .iter()
-        .map(numbers)
-        .collect();
-    Ok([planned, dynamic])
-}
-
-fn any_results(
-    graph: &Graph,
-    open: &dyn Fn() -> Session,
-    inputs: &[Array],
-    variables: &[Array],
-) -> Result<[Vec<Vec<f64>>; 2], Error> {
-    macro_rules! by_count {
-        ($($n:literal)*) => { match graph.outputs.len() { $($n => results::<$n>(graph, open, inputs, variables),)* n => panic!("{n} outputs") } };
-    }
-    by_count!(1 2 3 4 5 6 7 8 9 10 11 12)
 }
 
 fn session() -> Session {

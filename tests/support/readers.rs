@@ -5,12 +5,12 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use slabwise::data::{Cifar10, Idx};
-use slabwise::diff::{Diff, PlanFile};
 use slabwise::memory::replay::{Op, Trace as Replayed};
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
 use slabwise::weights::File;
+use slabwise_cli::plan_diff::{Diff, PlanFile};
 use slabwise_cuda::cache::entry;
 use slabwise_cuda::nvrtc::Cubin;
 use slabwise_planner::csv;

@@ -3,10 +3,10 @@
 //! steps.
 
 use ndarray::{ArrayD, IxDyn};
-use slabwise::models::{Examples, Model};
 use slabwise::optim::{Adam, AdamW, Sgd};
 use slabwise::prelude::*;
 use slabwise::weights::File;
+use slabwise_models::{Examples, Model};
 
 use crate::{Case, STEPS, gradients, input, loss, path};
 

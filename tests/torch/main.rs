@@ -9,11 +9,11 @@ mod points;
 use std::path::PathBuf;
 
 use ndarray::{ArrayD, Axis, IxDyn, Slice};
-use slabwise::models::{Examples, Gpt, LstmModel, MobileNetV2, ResNet, UNet, Vgg};
 use slabwise::nn::{GroupNorm, Linear, Module, MultiHeadAttention, RmsNorm};
 use slabwise::optim::{Adam, AdamW, Sgd};
 use slabwise::prelude::*;
 use slabwise::weights::File;
+use slabwise_models::{Examples, Gpt, LstmModel, MobileNetV2, ResNet, UNet, Vgg};
 
 const STEPS: usize = 10;
 /// An array for the gradients of all parameters of a model.

@@ -397,7 +397,7 @@ fn peers_have_as_many_weights() {
         ("gpt", gpt),
     ] {
         let params = slabwise::Params::seeded(0);
-        slabwise::models::Model::parse(model)
+        slabwise_models::Model::parse(model)
             .expect("it is known")
             .build(&params);
         let trained = params

@@ -2,7 +2,7 @@
 //! growing size, and prints tables for `benches/RESULTS.md`.
 //!
 //! ```text
-//! cargo bench --bench packing -- [real|puzzles|scaling] \
+//! cargo bench -p slabwise-packer --bench packing -- [real|puzzles|scaling] \
 //!     [--only TEXT] [--time-limit SECONDS] [--threads N]
 //! ```
 

@@ -3,6 +3,8 @@
 mod snapshots;
 #[cfg(feature = "cuda")]
 mod spills;
+#[cfg(feature = "cuda")]
+mod vectors;
 
 use slabwise_kernels::dtype::DType::F32;
 

@@ -6,10 +6,10 @@ use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use serde_json::{Map, Value, json};
 use slabwise::feed::{Input, ToBytes};
-use slabwise::models::noise;
 use slabwise::prelude::*;
 use slabwise::{Buffer, CompileOptions, Tuning};
 use slabwise_kernels::memory::Element;
+use slabwise_models::noise;
 
 use super::{dtype, number};
 

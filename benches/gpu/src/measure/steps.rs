@@ -3,11 +3,11 @@
 use std::time::Instant;
 
 use serde_json::{Map, Value, json};
-use slabwise::models::{Examples, Model};
 use slabwise::{
     Budget, Bytes, CompileOptions, DType, Device, Error, Offload, Params, Precision, Program,
     Result, Session,
 };
+use slabwise_models::{Examples, Model};
 
 /// The bandwidth of the link to the host, by which offloaded buffers are chosen: that of PCIe 5 in
 /// each direction.

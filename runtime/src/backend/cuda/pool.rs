@@ -82,5 +82,5 @@ impl Source for Gpu {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "emulator"))]
 mod tests;

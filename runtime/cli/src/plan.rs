@@ -1,0 +1,326 @@
+//! `slabwise plan`: the memory needs of a training step.
+
+use std::path::PathBuf;
+
+use serde_json::json;
+use slabwise::memory::export::{
+    ExportError, MemoryProfile, heap_profile, snapshot_json, snapshot_pickle, trace_events_json,
+};
+use slabwise::shape::Dim;
+use slabwise::{
+    Budget, Bytes, Device, Error, Offload, Params, Plan, Resources, Result, Run, Session,
+};
+use slabwise_models::{Model, OptimizerKind};
+
+use crate::arguments::Rounding;
+use crate::frontier;
+use crate::output::{line, save};
+use crate::plan_diff::PlanFile;
+
+#[derive(clap::Args)]
+#[command(after_long_help = format!("Models, with the defaults of their sizes:\n{}", Model::help()))]
+pub struct Args {
+    /// A built-in model, such as cnn, resnet50, gpt2 or lstm:length=320,layers=2; --help lists them
+    /// with their sizes
+    pub model: Model,
+    /// Examples in a step
+    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u32).range(1..))]
+    pub batch: u32,
+    /// The most bytes that weights, state and slab may take, such as 24MiB, or a part of the slab
+    /// without recomputation, such as 50%
+    #[arg(long)]
+    budget: Option<Budget>,
+    /// Send values to the host as well to keep the budget, over a link of this speed in each
+    /// direction, such as 16GB/s
+    #[arg(long, value_name = "LINK")]
+    pub offload: Option<Offload>,
+    /// auto, cpu or cuda:N
+    #[arg(long, default_value = "auto")]
+    pub device: Device,
+    /// sgd, adam or adamw; the model's own unless given
+    #[arg(long)]
+    pub optimizer: Option<OptimizerKind>,
+    #[command(flatten)]
+    pub rounding: Rounding,
+    /// Write the plan, or with --frontier the budgets, as a picture
+    #[arg(long, value_name = "FILE")]
+    pub svg: Option<PathBuf>,
+    /// Write an interactive HTML timeline of the plan. Runs one step, if there is memory for it,
+    /// and overlays its measured memory use; see --no-run
+    #[arg(long, value_name = "FILE", conflicts_with = "frontier")]
+    html: Option<PathBuf>,
+    /// With --html: run nothing, show the plan alone
+    #[arg(long, requires = "html")]
+    no_run: bool,
+    /// Run a step and write the contents of the slab as a memory snapshot of PyTorch: JSON if the
+    /// name ends in .json, else a pickle
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    snapshot: Option<PathBuf>,
+    /// Run a step and write its kernels, buffers and live bytes for Perfetto (JSON)
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    perfetto: Option<PathBuf>,
+    /// Run a step and write the holders of the slab's bytes at the peak as a heap profile of pprof
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["frontier", "no_run"])]
+    pprof: Option<PathBuf>,
+    /// Show the time that smaller slabs cost: plans for ten budgets, with the values they recompute
+    #[arg(long, conflicts_with_all = ["budget", "kernels"])]
+    frontier: bool,
+    /// Write the program after each compiler pass into this folder, as text and as a picture in DOT
+    #[arg(long, value_name = "DIR")]
+    dump: Option<PathBuf>,
+    /// List the kernels in the order they run
+    #[arg(long)]
+    kernels: bool,
+    /// One JSON object instead of text
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Args {
+    /// The requested files.
+    pub fn outputs(&self) -> [&Option<PathBuf>; 5] {
+        [
+            &self.svg,
+            &self.html,
+            &self.snapshot,
+            &self.perfetto,
+            &self.pprof,
+        ]
+    }
+}
+
+/// Makes a program of a fixed batch, or if a budget refuses it, one of a named batch dimension,
+/// which may run in micro-batches.
+pub fn of_batch<T>(batch: u32, mut make: impl FnMut(Dim) -> Result<T>) -> Result<T> {
+    match make(batch.into()) {
+        Err(Error::Budget { .. }) => make(Dim::bounded("batch", batch)),
+        made => made,
+    }
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    if args.frontier {
+        return frontier::run(args);
+    }
+    let params = Params::seeded(0);
+    let network = args.rounding.build(args.model, &params);
+    let session = Session::new(args.device, params)?
+        .with_budget(args.budget)
+        .with_offload(args.offload);
+    let mut session = session.with_options(args.rounding.options());
+    if let Some(folder) = &args.dump {
+        session = session.with_dump(folder);
+    }
+    let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+    let plan = of_batch(args.batch, |batch| {
+        network.plan_training(&session, batch, optimizer)
+    })?;
+    if let Some(path) = &args.svg {
+        save(path, plan.svg().as_bytes())?;
+    }
+    let exports = [&args.snapshot, &args.perfetto, &args.pprof]
+        .iter()
+        .any(|path| path.is_some());
+    if args.html.is_some() || exports {
+        let ran = if args.no_run {
+            Err("it was asked not to be".into())
+        } else {
+            one_step(args, &plan)
+        };
+        if let Some(path) = &args.html {
+            save(
+                path,
+                plan.html(ran.as_ref().map(|ran| &ran.run).map_err(String::as_str))
+                    .as_bytes(),
+            )?;
+        }
+        if exports {
+            export(
+                args,
+                &ran.map_err(|why| Error::Value(format!("a step cannot be run: {why}")))?,
+            )?;
+        }
+    }
+    if !args.json {
+        line(format_args!("{} · batch {}", args.model, args.batch))?;
+        line(&plan)?;
+        if args.kernels {
+            let used = resources(args)?;
+            for (at, name) in plan.steps().enumerate() {
+                let used = used.get(at).map(Vec::as_slice).unwrap_or_default();
+                line(format_args!(
+                    "{}",
+                    format!("{at:>5}  {name}  {}", used.join("; ")).trim_end()
+                ))?;
+            }
+        }
+        return Ok(());
+    }
+    let persistent = plan.persistent();
+    let PlanFile { peak, buffers, .. } = PlanFile::of(&plan);
+    let mut report = json!({
+        "model": args.model.name(),
+        "batch": args.batch,
+        "slab_bytes": plan.slab_bytes(),
+        "lower_bound_bytes": plan.lower_bound_bytes(),
+        "without_reuse_bytes": plan.without_reuse_bytes(),
+        "persistent_bytes": persistent.weights + persistent.state,
+        "host_bytes": plan.host_bytes(),
+        "kernels": plan.kernels(),
+        "prologues": plan.budget_report().prologues,
+        "compile_s": plan.compile_seconds(),
+        "peak": peak,
+        "buffers": buffers,
+    });
+    if args.offload.is_some() {
+        let offloaded = plan.budget_report().offloaded.iter().map(|offloaded| {
+            json!({
+                "buffer": offloaded.name,
+                "bytes": offloaded.bytes.0,
+                "after": offloaded.used,
+                "before": offloaded.read,
+                "steps": offloaded.steps,
+                "copying_s": offloaded.copying_s,
+                "computing_s": offloaded.computing_s,
+            })
+        });
+        report["offloaded"] = offloaded.collect();
+        report["overhead_pct"] = json!(100.0 * plan.budget_report().overhead);
+    }
+    if args.kernels {
+        report["kernel_names"] = plan.steps().collect();
+    }
+    line(report)
+}
+
+/// The implementation of each kernel on a GPU, and its resources: for that it is compiled and
+/// loaded. Nothing on the CPU.
+fn resources(args: &Args) -> Result<Vec<Vec<String>>> {
+    if args.device == Device::Cpu {
+        return Ok(Vec::new());
+    }
+    let params = Params::seeded(0);
+    let network = args.rounding.build(args.model, &params);
+    let mut session = Session::new(args.device, params)?
+        .with_budget(args.budget)
+        .with_options(args.rounding.options());
+    let program = network.training(
+        &mut session,
+        args.batch,
+        args.optimizer.unwrap_or(args.model.optimizer()),
+    )?;
+    let all = program.libraries().into_iter().zip(program.resources());
+    Ok(all
+        .map(|(library, functions)| {
+            library
+                .into_iter()
+                .chain(functions.iter().map(shown))
+                .collect()
+        })
+        .collect())
+}
+
+fn shown(used: &Resources) -> String {
+    // Without the hash of its source.
+    let kind = used
+        .function
+        .rsplit_once('_')
+        .map_or(used.function.as_str(), |(kind, _)| kind);
+    format!(
+        "{kind}: {} registers, {} bytes spilled, {} shared",
+        used.registers, used.spill_bytes, used.shared_bytes
+    )
+}
+
+/// A step that was run.
+struct Ran {
+    run: Run,
+    /// The holders of the slab at the peak, and in the whole step.
+    peak: MemoryProfile,
+    whole: MemoryProfile,
+}
+
+/// The measurements of one step, or why none was run.
+fn one_step(args: &Args, plan: &Plan) -> std::result::Result<Ran, String> {
+    let batch = args.model.batch_bytes(args.batch as usize);
+    let needed = [
+        plan.slab_bytes(),
+        plan.persistent().weights,
+        plan.persistent().state,
+        batch,
+    ]
+    .into_iter()
+    .fold(0, u64::saturating_add);
+    if let Some(free) = available_bytes().filter(|free| *free < needed) {
+        return Err(format!(
+            "a step needs {}, of which {} are available",
+            Bytes(needed),
+            Bytes(free)
+        ));
+    }
+    let run = || {
+        let params = Params::seeded(0);
+        let network = args.rounding.build(args.model, &params);
+        let mut session = Session::new(args.device, params)?
+            .with_budget(args.budget)
+            .with_options(args.rounding.options());
+        let optimizer = args.optimizer.unwrap_or(args.model.optimizer());
+        let program = of_batch(args.batch, |batch| {
+            network.training(&mut session, batch, optimizer)
+        })?;
+        let (examples, labels) = args.model.batch(args.batch as usize, 1);
+        let run = session.record(&program, (&examples, &labels))?;
+        let peak = slabwise_planner::peak(program.plan().dag(), program.plan().offsets()).0;
+        let (peak, whole) = (
+            program.memory_profile(&run, peak),
+            program.memory_profile(&run, run.steps.len()),
+        );
+        Ok(Ran { run, peak, whole })
+    };
+    run().map_err(|error: Error| error.to_string())
+}
+
+/// Writes the requested files.
+fn export(args: &Args, ran: &Ran) -> Result<()> {
+    let internal = |e: ExportError| Error::Internal(e.to_string());
+    if let Some(path) = &args.snapshot {
+        let json = path
+            .extension()
+            .is_some_and(|extension| extension == "json");
+        let whole = ran.whole.clone();
+        let bytes = if json {
+            snapshot_json(whole).map(String::into_bytes)
+        } else {
+            snapshot_pickle(whole)
+        };
+        save(path, &bytes.map_err(internal)?)?;
+    }
+    if let Some(path) = &args.perfetto {
+        save(path, trace_events_json(ran.whole.clone()).as_bytes())?;
+    }
+    if let Some(path) = &args.pprof {
+        let now = std::time::SystemTime::now()
+            .duration_since(std::time::UNIX_EPOCH)
+            .unwrap_or_default();
+        let bytes = heap_profile(ran.peak.clone(), now).map_err(|source| Error::Io {
+            path: path.clone(),
+            source,
+        })?;
+        save(path, &bytes)?;
+    }
+    Ok(())
+}
+
+/// Bytes that can be allocated without taking them from other processes, if the system reports it.
+fn available_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let kib: u64 = text.lines().find_map(|l| {
+        l.strip_prefix("MemAvailable:")?
+            .trim()
+            .strip_suffix("kB")?
+            .trim()
+            .parse()
+            .ok()
+    })?;
+    kib.checked_mul(1024)
+}
