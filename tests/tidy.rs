@@ -24,7 +24,7 @@ const ALLOCATOR: &str = "tests/support/allocator.rs";
 const WHATS_MAX: f64 = 3.0;
 
 /// The most lines of all files of the reading path in ARCHITECTURE.md together.
-const PATH_LINES_MAX: usize = 12_000;
+const PATH_LINES_MAX: usize = 8_000;
 
 /// The start of the names of environment variables.
 const PREFIX: &str = "SLABWISE_";
