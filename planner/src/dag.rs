@@ -15,6 +15,7 @@
 
 mod display;
 mod kind;
+pub(crate) mod relations;
 mod verify;
 
 pub use kind::Kind;

@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod bytes;
 mod check;
 pub mod csv;
@@ -37,7 +38,6 @@ mod order;
 pub mod pack;
 mod plan;
 mod random;
-mod relations;
 pub mod remat;
 pub mod remat_graph;
 mod repeat;
@@ -45,6 +45,7 @@ pub mod report;
 mod reuse;
 mod shorten;
 
+pub use budget::{Trip, WithLink, Within, plan_for, plan_with_link, plan_within};
 pub use bytes::{Bytes, BytesError};
 pub use check::{
     Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats,
@@ -52,10 +53,10 @@ pub use check::{
 };
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
 pub use liveness::Lifetime;
-pub use offload::{BufferCopy, Link, Offloaded, Trip, WithLink, Work, plan_with_link};
+pub use offload::{BufferCopy, Link, Offloaded, Work};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
 };
-pub use repeat::{Repeated, Within, plan_for, plan_within};
+pub use repeat::Repeated;
 pub use shorten::{brief, shortened};

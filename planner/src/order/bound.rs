@@ -7,7 +7,7 @@
 
 use super::compact::Compact;
 use super::expand::Limits;
-use crate::relations::count_looks;
+use crate::dag::relations::count_looks;
 use std::collections::VecDeque;
 
 const ENDLESS: i128 = i128::MAX / 4;

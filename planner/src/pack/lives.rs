@@ -5,7 +5,7 @@
 //! it hide the short ones.
 
 use super::sections::Sections;
-use crate::relations::count_looks;
+use crate::dag::relations::count_looks;
 
 /// The number of spans per leaf: few enough to be scanned, and enough to keep the inner nodes in
 /// the nearest cache.
