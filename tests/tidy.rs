@@ -1,6 +1,9 @@
 //! Rules of the repository that the compiler does not check: file lengths, uses of `unsafe`, import
 //! layers, prose, and documents that must agree with the code.
 
+#[path = "tidy/cycles.rs"]
+mod cycles;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
