@@ -1,6 +1,9 @@
 //! Rules of the repository that the compiler does not check: file lengths, uses of `unsafe`, import
 //! layers, prose, and documents that must agree with the code.
 
+#[path = "tidy/cycles.rs"]
+mod cycles;
+
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
@@ -24,7 +27,7 @@ const ALLOCATOR: &str = "tests/support/allocator.rs";
 const WHATS_MAX: f64 = 3.0;
 
 /// The most lines of all files of the reading path in ARCHITECTURE.md together.
-const PATH_LINES_MAX: usize = 12_000;
+const PATH_LINES_MAX: usize = 8_000;
 
 /// The start of the names of environment variables.
 const PREFIX: &str = "SLABWISE_";

@@ -10,23 +10,27 @@
 //! A plan that passes is correct however it was found. Therefore checking each result, which costs
 //! O(n log n), guarantees for every plan that is used the same as a proof of the planner would. The
 //! idea is that of the symbolic checker of the register allocator regalloc2:
-//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. Only this file has to be trusted; it is
+//! <https://cfallin.org/blog/2021/03/15/cranelift-isel-3/>. Only this module has to be trusted; it is
 //! tested against a naive quadratic oracle and by breaking valid plans in every way it can detect.
 //!
 //! The numbers of a plan (height, lower bound, size without reuse) are recomputed as well, because
 //! people decide by them.
 
-use crate::dag::{ALIGN, Dag, Space, TaskId};
+use crate::dag::{ALIGN, Dag, Space};
 use crate::plan::Plan;
 use slabwise_packer::Lifetime;
 use std::collections::BTreeMap;
 use std::ops::Deref;
 
+mod numbers;
 mod offload;
+mod order;
 mod repeats;
+mod reuse;
 mod violation;
 
 pub use offload::{OffloadViolation, check_offload};
+use order::steps;
 pub use repeats::{RepeatViolation, check_repeats};
 pub use violation::Violation;
 
@@ -80,49 +84,6 @@ pub fn check_within(dag: &Dag, plan: &Plan) -> Result<(), Violation> {
     checker.overlaps(&checker.tenants(&delayed)?)
 }
 
-/// The step of each task, if the plan has the right shape and its order is a permutation.
-fn steps(dag: &Dag, plan: &Plan) -> Result<Vec<usize>, Violation> {
-    let lengths = [
-        ("steps", dag.tasks.len(), plan.order.len()),
-        ("lifetimes", dag.buffers.len(), plan.lifetimes.len()),
-        ("offsets", dag.buffers.len(), plan.offsets.len()),
-        (
-            "workspace offsets",
-            dag.tasks.len(),
-            plan.workspace_offsets.len(),
-        ),
-    ];
-    if let Some(&(what, expected, found)) = lengths
-        .iter()
-        .find(|(_, expected, found)| expected != found)
-    {
-        return Err(Violation::Length {
-            what,
-            expected,
-            found,
-        });
-    }
-    let mut step_of = vec![None; dag.tasks.len()];
-    for (step, task) in plan.order.iter().enumerate() {
-        let Some(slot) = step_of.get_mut(task.index()) else {
-            return Err(Violation::UnknownTask {
-                step,
-                task: task.0,
-                count: dag.tasks.len(),
-            });
-        };
-        if let Some(first) = slot.replace(step) {
-            return Err(Violation::RunsTwice {
-                task: dag.task_name(*task).into(),
-                first,
-                second: step,
-            });
-        }
-    }
-    // There are as many steps as tasks and no task has two, so each has one.
-    Ok(step_of.into_iter().flatten().collect())
-}
-
 /// An occupant of bytes for some steps.
 struct Tenant {
     space: Space,
@@ -151,66 +112,6 @@ impl Checker<'_> {
 
     fn buffer(&self, index: usize) -> String {
         self.dag.buffers[index].name.clone()
-    }
-
-    fn must_precede(
-        &self,
-        before: usize,
-        after: usize,
-        reason: impl Fn() -> String,
-    ) -> Result<(), Violation> {
-        let (late_step, early_step) = (self.step_of[before], self.step_of[after]);
-        if late_step < early_step {
-            return Ok(());
-        }
-        Err(Violation::Dependency {
-            late: self.task(before),
-            late_step,
-            early: self.task(after),
-            early_step,
-            reason: reason(),
-        })
-    }
-
-    /// Checks that the writers of a buffer run in program order, its other users after all of them,
-    /// and control dependencies.
-    fn dependencies(&self) -> Result<(), Violation> {
-        let mut last_writer = vec![None; self.dag.buffers.len()];
-        for (t, task) in self.dag.tasks.iter().enumerate() {
-            for before in &task.after {
-                self.must_precede(before.index(), t, || "it is a control dependency".into())?;
-            }
-            for write in &task.writes {
-                let previous = last_writer[write.index()].replace(t);
-                if let Some(previous) = previous.filter(|&previous| previous != t) {
-                    self.must_precede(previous, t, || {
-                        format!(
-                            "both write `{}`, in this order",
-                            self.dag.buffer_name(*write)
-                        )
-                    })?;
-                }
-            }
-        }
-        for (t, task) in self.dag.tasks.iter().enumerate() {
-            let mut writes: Vec<u32> = task.writes.iter().map(|w| w.0).collect();
-            writes.sort_unstable();
-            for read in task
-                .reads
-                .iter()
-                .filter(|read| writes.binary_search(&read.0).is_err())
-            {
-                if let Some(writer) = last_writer[read.index()] {
-                    self.must_precede(writer, t, || {
-                        format!(
-                            "it writes `{}`, which the other reads",
-                            self.dag.buffer_name(*read)
-                        )
-                    })?;
-                }
-            }
-        }
-        Ok(())
     }
 
     /// Checks each lifetime against the definition: first to last touching step, extended for
@@ -248,90 +149,6 @@ impl Checker<'_> {
             }
         }
         Ok(())
-    }
-
-    /// Checks every pair that is computed in place; returns for each buffer whether it begins that
-    /// way.
-    fn reuse(&self) -> Result<Vec<bool>, Violation> {
-        let mut declared = self.dag.may_reuse.clone();
-        declared.sort_unstable();
-        let buffers = self.dag.buffers.len();
-        let (mut gives, mut takes): (Vec<Option<TaskId>>, Vec<Option<TaskId>>) =
-            (vec![None; buffers], vec![None; buffers]);
-        for (index, pair) in self.plan.reused.iter().enumerate() {
-            if declared.binary_search(pair).is_err() {
-                return Err(Violation::ReuseUndeclared {
-                    index,
-                    task: pair.task.0,
-                    from: pair.from.0,
-                    to: pair.to.0,
-                });
-            }
-            let (task, from, to) = (
-                self.task(pair.task.index()),
-                self.buffer(pair.from.index()),
-                self.buffer(pair.to.index()),
-            );
-            let step = self.step_of[pair.task.index()];
-            for (buffer, sides) in [(pair.from, &mut gives), (pair.to, &mut takes)] {
-                if let Some(first) = sides[buffer.index()].replace(pair.task) {
-                    let (buffer, first) = (self.buffer(buffer.index()), self.task(first.index()));
-                    return Err(Violation::ReusedTwice {
-                        buffer,
-                        first,
-                        second: task,
-                    });
-                }
-            }
-            let end = self.plan.lifetimes[pair.from.index()].end;
-            if end != step as u64 + 1 {
-                return Err(Violation::ReuseOfLive {
-                    task,
-                    step,
-                    from,
-                    to,
-                    end,
-                });
-            }
-            let start = self.plan.lifetimes[pair.to.index()].start;
-            if start != step as u64 {
-                return Err(Violation::ReuseByLive {
-                    task,
-                    step,
-                    from,
-                    to,
-                    start,
-                });
-            }
-            let (from_offset, to_offset) = (
-                self.plan.offsets[pair.from.index()],
-                self.plan.offsets[pair.to.index()],
-            );
-            if from_offset != to_offset {
-                return Err(Violation::ReuseMoved {
-                    task,
-                    from,
-                    from_offset,
-                    to,
-                    to_offset,
-                });
-            }
-            let (source, target) = (
-                &self.dag.buffers[pair.from.index()],
-                &self.dag.buffers[pair.to.index()],
-            );
-            let (from_bytes, to_bytes) = (source.occupied(), target.occupied());
-            if to_bytes > from_bytes {
-                return Err(Violation::ReuseTooSmall {
-                    task,
-                    from,
-                    from_bytes,
-                    to,
-                    to_bytes,
-                });
-            }
-        }
-        Ok(takes.into_iter().map(|task| task.is_some()).collect())
     }
 
     /// The occupants of bytes, checked to be aligned and inside the slab. A buffer without bytes or
@@ -487,47 +304,5 @@ impl Checker<'_> {
                 }
             }
         }
-    }
-
-    /// Checks the heights, the lower bound and the size without reuse.
-    fn numbers(&self, tenants: &[Tenant]) -> Result<(), Violation> {
-        let within = |space| tenants.iter().filter(move |tenant| tenant.space == space);
-        for space in [Space::Device, Space::Host] {
-            let expected = within(space)
-                .map(|tenant| tenant.offset + tenant.bytes)
-                .max()
-                .unwrap_or(0);
-            if self.height(space) != expected {
-                return Err(Violation::Height {
-                    expected,
-                    found: self.height(space),
-                });
-            }
-        }
-        let mut changes: BTreeMap<u64, i128> = BTreeMap::new();
-        for tenant in within(Space::Device).filter(|tenant| tenant.start < tenant.end) {
-            *changes.entry(tenant.start).or_default() += i128::from(tenant.bytes);
-            *changes.entry(tenant.end).or_default() -= i128::from(tenant.bytes);
-        }
-        let (mut live, mut largest) = (0, 0);
-        for change in changes.into_values() {
-            live += change;
-            largest = live.max(largest);
-        }
-        let expected = largest as u64;
-        if self.plan.lower_bound != expected {
-            return Err(Violation::LowerBound {
-                expected,
-                found: self.plan.lower_bound,
-            });
-        }
-        let expected = within(Space::Device).map(|tenant| tenant.bytes).sum();
-        if self.plan.without_reuse != expected {
-            return Err(Violation::WithoutReuse {
-                expected,
-                found: self.plan.without_reuse,
-            });
-        }
-        Ok(())
     }
 }

@@ -1,7 +1,7 @@
 //! Maximum flows and minimum cuts by Dinic's algorithm (1970): shortest augmenting paths, level by
 //! level.
 
-use crate::relations::count_looks;
+use crate::dag::relations::count_looks;
 use std::collections::VecDeque;
 use std::ops::{AddAssign, Sub, SubAssign};
 

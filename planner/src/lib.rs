@@ -25,6 +25,7 @@
 
 #![forbid(unsafe_code)]
 
+mod budget;
 mod bytes;
 mod check;
 pub mod csv;
@@ -35,23 +36,23 @@ mod liveness;
 mod offload;
 mod order;
 mod plan;
-mod relations;
 pub mod remat;
 pub mod remat_graph;
 mod repeat;
 pub mod report;
 mod reuse;
 
+pub use budget::{OffloadInterval, WithLink, Within, plan_for, plan_with_link, plan_within};
 pub use bytes::{Bytes, BytesError};
 pub use check::{
     Checked, OffloadViolation, RepeatViolation, Violation, check, check_offload, check_repeats,
     check_within,
 };
 pub use dag::{ALIGN, Buffer, BufferId, Dag, DagError, Kind, MayReuse, Rerun, Space, Task, TaskId};
-pub use offload::{BufferCopy, Link, OffloadInterval, Offloaded, WithLink, Work, plan_with_link};
+pub use offload::{BufferCopy, Link, Offloaded, Work};
 pub use order::{BestOrder, Effort, OrderPolicy, Schedule, minimise_peak};
 pub use plan::{
     Holder, Options, Plan, PlanError, holders_at_peak, live_bytes, peak, plan, saved_in_place,
 };
-pub use repeat::{Repeated, Within, plan_for, plan_within};
+pub use repeat::Repeated;
 pub use slabwise_packer::{self as pack, Lifetime, brief, files, shortened};

@@ -14,6 +14,7 @@
     allow(dead_code, reason = "some data is for devices that load programs")
 )]
 
+mod choice;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "backend/dummy_cuda.rs")]
 mod cuda;

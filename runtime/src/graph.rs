@@ -1,7 +1,10 @@
 //! The graph: nodes in topological order, and the tables they refer to.
 
-use std::collections::HashSet;
-use std::fmt;
+mod bases;
+mod display;
+mod variables;
+mod verify;
+
 use std::panic::Location;
 use std::sync::Arc;
 
@@ -10,9 +13,11 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
-use crate::ops::{GraphBuilder, NodeId, Op, infer};
-use crate::params::Init;
+use crate::ops::{GraphBuilder, NodeId, Op};
 use crate::shape::Symbols;
+pub(crate) use bases::Bases;
+pub use variables::{Counter, VariableInfo};
+pub use verify::GraphError;
 
 /// Which part of a training step a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,76 +77,6 @@ pub struct InputInfo {
     pub donated_to: Option<u32>,
 }
 
-/// A weight or a state of a program, by name.
-#[derive(Clone, Debug)]
-pub struct VariableInfo {
-    /// Its name, which is its key in a weight file.
-    pub name: Arc<str>,
-    /// Its type.
-    pub dtype: DType,
-    /// Its shape; all lengths are fixed.
-    pub dims: Dims,
-    /// Its initial value.
-    pub init: Init,
-    /// Part of the model (a weight, a running statistic), rather than state that accompanies
-    /// weights.
-    pub is_param: bool,
-    /// Of a part of the model: whether gradients change it.
-    pub trained: bool,
-    /// The variable of which this is an average: it starts with that variable's value.
-    pub average_of: Option<Arc<str>>,
-    /// Of a [constant](crate::Trace::constant), its bytes: it holds them always, and is no part of
-    /// a file.
-    pub data: Option<Arc<[u8]>>,
-}
-
-impl VariableInfo {
-    /// The variable of a declared parameter.
-    pub(crate) fn of(param: &crate::params::Param) -> Self {
-        VariableInfo {
-            name: param.shared_name().clone(),
-            dtype: DType::F32,
-            dims: param.sizes().clone(),
-            init: param.init(),
-            is_param: true,
-            trained: param.is_trained(),
-            average_of: None,
-            data: None,
-        }
-    }
-
-    /// The state that averages this variable over the steps.
-    pub(crate) fn average(&self) -> Self {
-        let name = format!("ema.{}", self.name).into();
-        VariableInfo {
-            name,
-            is_param: false,
-            trained: false,
-            average_of: Some(self.name.clone()),
-            ..self.clone()
-        }
-    }
-
-    /// Whether it is a [constant](crate::Trace::constant).
-    pub(crate) fn is_constant(&self) -> bool {
-        self.data.is_some()
-    }
-
-    /// The number of axes.
-    pub fn rank(&self) -> usize {
-        self.dims.len()
-    }
-}
-
-/// A step counter, and the variables that the optimizers reading it update.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Counter {
-    /// The counter.
-    pub variable: u32,
-    /// The variables whose updates it counts.
-    pub counts: Vec<u32>,
-}
-
 /// A length that must not be 0 in a run.
 #[derive(Clone, Debug)]
 pub struct Needed {
@@ -179,18 +114,6 @@ pub struct Graph {
     pub current_origin: u32,
     /// The micro-batch that is recorded.
     pub current_part: u32,
-}
-
-/// A defect of a graph. A graph made through the API has none.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("node {node} ({op}): {why}")]
-pub struct GraphError {
-    /// The node.
-    pub node: u32,
-    /// Its operation.
-    pub op: &'static str,
-    /// The broken rule.
-    pub why: String,
 }
 
 impl Graph {
@@ -315,106 +238,6 @@ impl Graph {
         }
         name
     }
-
-    /// Checks every invariant: operands come before, shapes and types follow the rules, references
-    /// exist, each variable is assigned at most once.
-    pub fn verify(&self) -> Result<(), GraphError> {
-        let mut assigned = HashSet::new();
-        for id in self.ids() {
-            let node = self.node(id);
-            let fail = |why: String| GraphError {
-                node: id.0,
-                op: node.op.name(),
-                why,
-            };
-            if let Some(late) = node.inputs.iter().find(|i| i.0 >= id.0) {
-                return Err(fail(format!(
-                    "reads node {}, which does not precede it",
-                    late.0
-                )));
-            }
-            let reference = match &node.op {
-                Op::Input(i) => self.inputs.get(*i as usize).map(|x| (x.dtype, &x.dims)),
-                Op::Variable(v) | Op::Assign(v) => {
-                    self.variables.get(*v as usize).map(|x| (x.dtype, &x.dims))
-                }
-                _ => Some((node.dtype, &node.dims)),
-            };
-            let Some((dtype, dims)) = reference else {
-                return Err(fail("refers to a node that does not exist".into()));
-            };
-            if (dtype, dims) != (node.dtype, &node.dims) {
-                return Err(fail(format!(
-                    "is {} {:?}, but refers to {dtype} {dims:?}",
-                    node.dtype, node.dims
-                )));
-            }
-            if let Op::Assign(v) = node.op
-                && !assigned.insert(v)
-            {
-                return Err(fail(format!(
-                    "assigns {} a second time",
-                    self.variables[v as usize].name
-                )));
-            }
-            let given: SmallVec<[_; 4]> = node
-                .inputs
-                .iter()
-                .map(|&i| crate::ops::TensorType {
-                    dtype: self.node(i).dtype,
-                    dims: &self.node(i).dims,
-                })
-                .collect();
-            let (dtype, dims) =
-                infer(&node.op, &given, (node.dtype, &node.dims), &self.symbols).map_err(fail)?;
-            if (dtype, &dims) != (node.dtype, &node.dims) {
-                return Err(fail(format!(
-                    "is {} {:?}, but the rule gives {dtype} {dims:?}",
-                    node.dtype, node.dims
-                )));
-            }
-        }
-        match self.outputs.iter().find(|o| o.at() >= self.nodes.len()) {
-            Some(o) => Err(GraphError {
-                node: o.0,
-                op: "output",
-                why: "does not exist".into(),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// The graph in DOT, for Graphviz.
-    pub fn to_dot(&self) -> String {
-        use petgraph::dot::{Config, Dot};
-        let mut dot = petgraph::Graph::<String, ()>::new();
-        let ids: Vec<_> = self
-            .ids()
-            .map(|id| {
-                dot.add_node(format!(
-                    "{} %{}\n{} {}",
-                    self.name(id),
-                    id.0,
-                    self.node(id).dtype,
-                    self.symbols.show(&self.node(id).dims)
-                ))
-            })
-            .collect();
-        for id in self.ids() {
-            for input in &self.node(id).inputs {
-                dot.add_edge(ids[input.at()], ids[id.at()], ());
-            }
-        }
-        format!(
-            "{:?}",
-            Dot::with_attr_getters(
-                &dot,
-                &[Config::EdgeNoLabel, Config::NodeNoLabel],
-                &|_, _| String::new(),
-                &|_, (_, n)| format!("label = {n:?} shape = box")
-            )
-        )
-    }
 }
 
 #[cfg(test)]
@@ -427,27 +250,6 @@ thread_local! {
 #[cfg(test)]
 pub(crate) fn count_a_look() {
     LOOKS.set(LOOKS.get() + 1);
-}
-
-/// For each node of a growing graph, the node that lies below its views: itself if it is not a
-/// view.
-#[derive(Debug, Default)]
-pub(crate) struct Bases(Vec<NodeId>);
-
-impl Bases {
-    /// The node below a node's views, for nodes that stay in the graph.
-    pub fn of(&mut self, graph: &Graph, id: NodeId) -> NodeId {
-        for at in self.0.len()..=id.at() {
-            let node = &graph.nodes[at];
-            let base = if node.op.is_view() {
-                self.0[node.inputs[0].at()]
-            } else {
-                NodeId(at as u32)
-            };
-            self.0.push(base);
-        }
-        self.0[id.at()]
-    }
 }
 
 impl GraphBuilder for Graph {
@@ -469,24 +271,5 @@ impl GraphBuilder for Graph {
 
     fn dtype(&self, node: NodeId) -> DType {
         self.node(node).dtype
-    }
-}
-
-impl fmt::Display for Graph {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for id in self.ids() {
-            let node = self.node(id);
-            let inputs: Vec<String> = node.inputs.iter().map(|i| format!("%{}", i.0)).collect();
-            write!(f, "%{} = {}({})", id.0, node.op.name(), inputs.join(", "))?;
-            writeln!(
-                f,
-                " : {} {}  # {}",
-                node.dtype,
-                self.symbols.show(&node.dims),
-                self.name(id)
-            )?;
-        }
-        let outputs: Vec<String> = self.outputs.iter().map(|o| format!("%{}", o.0)).collect();
-        writeln!(f, "return {}", outputs.join(", "))
     }
 }

@@ -10,8 +10,10 @@
 //! copies to the host, task *i* of the dag is kernel *i*.
 
 mod apply;
+mod copies;
 mod display;
 mod rewrite;
+mod values;
 mod verify;
 
 use std::fmt;
@@ -20,17 +22,17 @@ use std::sync::Arc;
 use rustc_hash::FxHashSet;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::micro_batch::MicroBatch;
-use slabwise_kernels::size::{Size, Symbol};
+use slabwise_kernels::size::Symbol;
 use slabwise_kernels::spec::{Access, Dims, Spec};
 use slabwise_planner::{
     ALIGN, Buffer, BufferId, Dag, Kind, MayReuse, Rerun, Space, Task, TaskId, Work,
 };
 
 use crate::backend::Kernel;
-use crate::graph::{Graph, Origin, Phase};
-use crate::ops::{NodeId, Op};
-use crate::shape::elements;
+use crate::graph::{Graph, Origin};
+use crate::ops::NodeId;
 
+pub use copies::{CopyStep, HostCopy};
 pub(crate) use rewrite::Rewriter;
 pub use verify::IrError;
 
@@ -234,28 +236,6 @@ impl KernelCall {
     }
 }
 
-/// A copy between the slab and the host's memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HostCopy {
-    /// The value that is copied.
-    pub from: ValueId,
-    /// The value that holds the same data after it.
-    pub to: ValueId,
-}
-
-/// The start or the end of a copy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct CopyStep {
-    /// Shown in plans.
-    pub name: String,
-    /// The index of the copy in [`Program::copies`].
-    pub copy: u32,
-    /// Whether it waits for the copy to end, rather than starts it.
-    pub finishes: bool,
-    /// The number of kernels before it.
-    pub position: u32,
-}
-
 /// How a program's kernels run on micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MicroBatches {
@@ -363,22 +343,6 @@ impl Program {
         each.sum::<f64>().max(1.0)
     }
 
-    /// The work of the tasks of its dag, in order: to run a call, or to start or end a copy.
-    pub fn work(&self) -> Vec<Work> {
-        let mut work = Vec::with_capacity(self.kernels.len() + self.copy_steps.len());
-        let mut steps = self.copy_steps.iter().peekable();
-        for at in 0..=self.kernels.len() as u32 {
-            while let Some(step) = steps.next_if(|step| step.position == at) {
-                work.push(match step.finishes {
-                    true => Work::Finish(step.copy),
-                    false => Work::Start(step.copy),
-                });
-            }
-            work.extend(((at as usize) < self.kernels.len()).then_some(Work::Run(TaskId(at))));
-        }
-        work
-    }
-
     /// The planner's problem: a task for each call and each step of a copy, a buffer for each value
     /// that it places.
     pub fn to_dag(&self) -> Dag {
@@ -457,88 +421,6 @@ impl Program {
             });
         }
         task
-    }
-
-    /// The value that holds all of a node's value.
-    pub(crate) fn value_of_node(graph: &Graph, node: NodeId, output: bool) -> Option<Value> {
-        let Op::Input(input) = graph.node(node).op else {
-            return Self::computed(graph, node, Source::Computed, output);
-        };
-        Self::computed(graph, node, Source::Input(input), output)
-    }
-
-    /// A value of a node; `None` if its byte count overflows.
-    fn computed(graph: &Graph, id: NodeId, source: Source, output: bool) -> Option<Value> {
-        let node = graph.node(id);
-        let kind = match graph.origin(id).phase {
-            _ if matches!(source, Source::Input(_)) => Kind::Input,
-            _ if output => Kind::Output,
-            Phase::Forward | Phase::Recompute => Kind::Activation,
-            Phase::Backward | Phase::Update => Kind::Gradient,
-        };
-        let data_dependent = graph.symbols.any_data_dependent(&node.dims);
-        let size = if data_dependent {
-            Some(Size::ZERO)
-        } else {
-            elements(&node.dims)
-        };
-        let bytes = size
-            .and_then(|n| n.checked_at(&graph.symbols.bounds()))
-            .and_then(|n| u64::try_from(n).ok())
-            .and_then(|n| n.checked_mul(node.dtype.bytes() as u64))?;
-        Some(Value {
-            name: graph.name(id),
-            source,
-            node: Some(id),
-            piece: Piece::Whole,
-            dtype: node.dtype,
-            dims: node.dims.clone(),
-            bytes,
-            data_dependent,
-            kind,
-            space: Space::Device,
-            output,
-        })
-    }
-
-    /// The value of a variable.
-    pub(crate) fn variable(graph: &Graph, variable: u32) -> Value {
-        let info = &graph.variables[variable as usize];
-        Value {
-            name: info.name.to_string(),
-            source: Source::Variable(variable),
-            node: None,
-            piece: Piece::Whole,
-            dtype: info.dtype,
-            dims: info.dims.clone(),
-            bytes: 0,
-            data_dependent: false,
-            kind: if info.is_param {
-                Kind::Weight
-            } else {
-                Kind::State
-            },
-            space: Space::Device,
-            output: false,
-        }
-    }
-
-    /// The value of the sizes of a run.
-    pub(crate) fn sizes(graph: &Graph) -> Value {
-        let symbols = graph.symbols.iter().count() as i64;
-        Value {
-            name: "sizes".into(),
-            source: Source::Sizes,
-            node: None,
-            piece: Piece::Whole,
-            dtype: DType::I32,
-            dims: Dims::from_slice(&[Size::fixed(symbols)]),
-            bytes: 0,
-            data_dependent: false,
-            kind: Kind::State,
-            space: Space::Device,
-            output: false,
-        }
     }
 }
 

@@ -27,7 +27,6 @@ use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 
 use crate::graph::Graph;
-use crate::nn::Module;
 use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
@@ -71,14 +70,6 @@ impl<'t> Tensor<'t> {
             .get(axis)
             .and_then(|d| d.as_fixed())
             .and_then(|n| usize::try_from(n).ok())
-    }
-
-    /// The result of a layer.
-    #[track_caller]
-    pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
-        // A call through `dyn` loses the caller's line.
-        self.trace
-            .on_behalf(Location::caller(), || layer.forward(self))
     }
 
     /// The result of a segment of a model whose interior the backward pass recomputes instead of

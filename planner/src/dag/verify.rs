@@ -1,7 +1,7 @@
 //! The invariants that make a [`Dag`] plannable.
 
+use super::relations::Relations;
 use super::{ALIGN, BufferId, Dag, MayReuse, TaskId};
-use crate::relations::Relations;
 
 /// The first broken invariant of a [`Dag`].
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

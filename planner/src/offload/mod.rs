@@ -1,5 +1,4 @@
-//! Offloading: dags in which idle buffers are moved to the host, and plans that use them to meet a
-//! budget.
+//! Offloading: dags in which idle buffers are moved to the host.
 //!
 //! Offloading a buffer is a rewriting of the dag, as recomputing it is (see
 //! [`Repeated`](crate::Repeated)). The copy on the host is a separate buffer in the host's space,
@@ -16,13 +15,9 @@
 //! Offloading for Training DNNs* (2021).
 
 mod engines;
-mod transfers;
-mod within;
 
 pub use engines::Transfer;
 pub(crate) use engines::{Engines, Event, IdleInterval, events};
-use transfers::{Offloader, Timeline, Value};
-pub use within::{OffloadInterval, WithLink, plan_with_link};
 
 use crate::dag::{Buffer, BufferId, Dag, MayReuse, Space, Task, TaskId};
 use rustc_hash::FxHashMap;
@@ -84,7 +79,12 @@ struct Location {
 impl Offloaded {
     /// The dag whose tasks run in `order`, with `transfers` of these buffers, which
     /// [`Transfer::value`] indexes.
-    fn new(dag: &Dag, order: &[TaskId], buffers: &[BufferId], transfers: &[Transfer]) -> Self {
+    pub(crate) fn new(
+        dag: &Dag,
+        order: &[TaskId],
+        buffers: &[BufferId],
+        transfers: &[Transfer],
+    ) -> Self {
         let own = (0..dag.buffers.len() as u32).map(BufferId).collect();
         let bare = Dag {
             tasks: Vec::with_capacity(dag.tasks.len()),

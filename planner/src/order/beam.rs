@@ -4,7 +4,7 @@
 use super::compact::Compact;
 use super::exact::Verdict;
 use super::expand::{Child, SearchLimits, State};
-use crate::relations::count_looks;
+use crate::dag::relations::count_looks;
 use rustc_hash::FxHashSet;
 use std::collections::BTreeMap;
 use std::rc::Rc;

@@ -7,8 +7,8 @@
 
 use super::compact::Compact;
 use super::expand::SearchLimits;
+use crate::dag::relations::count_looks;
 use crate::flow::{FlowNetwork, Meter};
-use crate::relations::count_looks;
 
 const ENDLESS: i128 = i128::MAX / 4;
 const NOWHERE: u32 = u32::MAX;

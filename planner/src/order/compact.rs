@@ -6,7 +6,7 @@
 //! buffer is born at its last user.
 
 use crate::dag::Dag;
-use crate::relations::{Csr, Relations};
+use crate::dag::relations::{Csr, Relations};
 
 /// The measure of a buffer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

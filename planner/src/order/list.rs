@@ -7,8 +7,8 @@
 
 use super::Schedule;
 use super::expand::is_past;
+use crate::dag::relations::{Csr, Relations};
 use crate::dag::{Dag, TaskId};
-use crate::relations::{Csr, Relations};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::time::Instant;

@@ -7,8 +7,8 @@
 //! none. Both visit only states in which every task has run that can run without loss (`expand`,
 //! `compact`).
 
+use crate::dag::relations::Relations;
 use crate::dag::{Dag, DagError, TaskId};
-use crate::relations::Relations;
 use std::fmt;
 use std::time::{Duration, Instant};
 

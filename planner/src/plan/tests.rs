@@ -1,8 +1,8 @@
 //! The growth of the planner's work with the size of the dag, counted and not timed.
 
 use super::{Options, plan};
+use crate::dag::relations::LOOKS;
 use crate::generate::{chain, random_tasks, recurrent};
-use crate::relations::LOOKS;
 
 /// Four times the tasks take little more than four times the work, for dags of any shape.
 #[test]

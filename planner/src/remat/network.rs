@@ -4,8 +4,8 @@ use rustc_hash::FxHashSet;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
+use crate::dag::relations::Relations;
 use crate::dag::{BufferId, Dag, Task, TaskId};
-use crate::relations::Relations;
 use crate::remat_graph::RematGraph;
 
 /// Lists of numbers, one per key, stored contiguously.

@@ -5,10 +5,10 @@ use super::combine::combine_from;
 use super::network::Network;
 use super::search::{FoundSchedule, search};
 use super::state::ScheduleState;
+use crate::dag::relations::Relations;
 use crate::dag::{Buffer, BufferId, Dag, Space, TaskId};
 use crate::order::{OrderPolicy, Sizes, candidates};
 use crate::plan::Options;
-use crate::relations::Relations;
 
 /// Rounds of one search for each task, their maximum, and the most rounds times tasks, all at the
 /// default effort.

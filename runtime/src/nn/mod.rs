@@ -27,10 +27,22 @@ pub use plain::{
 };
 pub use sequential::Sequential;
 
+use std::panic::Location;
+
 use crate::tensor::Tensor;
 
 /// Something a tensor can be [applied](Tensor::apply) to.
 pub trait Module {
     /// The result for `x`.
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t>;
+}
+
+impl<'t> Tensor<'t> {
+    /// The result of a layer.
+    #[track_caller]
+    pub fn apply<M: Module + ?Sized>(self, layer: &M) -> Tensor<'t> {
+        // A call through `dyn` loses the caller's line.
+        self.trace
+            .on_behalf(Location::caller(), || layer.forward(self))
+    }
 }

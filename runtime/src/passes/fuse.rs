@@ -11,85 +11,37 @@
 //! the points again (*rows*); or an *anchor* (matrix product, convolution, pooling, gather) with a
 //! loop behind it, its epilogue.
 
+mod anchor;
 mod clusters;
+mod edges;
 mod inline;
 mod merge;
+mod options;
+mod positions;
+mod rows;
+mod sums;
 
 use std::sync::Arc;
 
-use rustc_hash::FxHashMap;
-use slabwise_kernels::scalar::ScalarOp;
-use slabwise_kernels::spec::{MAX_ARGUMENTS, PoolKind};
+use slabwise_kernels::spec::MAX_ARGUMENTS;
 use smallvec::SmallVec;
 
 use super::error::PassError;
-use super::layout::{AxisMap, Containers, Views, is_computed};
+use super::layout::{AxisMap, Containers, is_computed};
 use super::pipeline::Pass;
 use super::sequence::Sequence;
 use super::stages::{Stage, stages};
-use crate::graph::{Graph, Node};
+use crate::graph::Graph;
 use crate::ops::{NodeId, Op};
 use clusters::Place;
 pub use clusters::{Cluster, Clusters, ClustersError};
 pub(super) use clusters::{Edge, Links};
+pub(super) use edges::{Users, edges, users};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
-
-/// Which fusions are allowed; each can be switched off.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Fuse {
-    /// Elementwise nodes join each other.
-    pub elementwise: bool,
-    /// Reductions join elementwise work before and behind them.
-    pub reductions: bool,
-    /// Reductions join the work over the points that uses their results: softmax in one kernel.
-    pub rows: bool,
-    /// Elementwise work joins the matrix product, convolution, pooling or gather before it.
-    pub epilogues: bool,
-    /// Independent kernels over one space that share an operand become one.
-    pub siblings: bool,
-    /// A value that several kernels use is computed and stored by the first of them, rather than by
-    /// a kernel before.
-    pub stored: bool,
-    /// Values that are cheap to compute from tensors in memory are recomputed where they are used:
-    /// by each of several kernels, and in the backward pass rather than kept live for it (see
-    /// [`fn@super::remake`]).
-    pub recompute: bool,
-    /// Several small kernels, such as an optimizer's updates, run by one launch of a CUDA device,
-    /// without moving a byte of the plan.
-    pub horizontal: bool,
-}
-
-impl Default for Fuse {
-    fn default() -> Self {
-        Fuse {
-            elementwise: true,
-            reductions: true,
-            rows: true,
-            epilogues: true,
-            siblings: true,
-            stored: true,
-            recompute: true,
-            horizontal: true,
-        }
-    }
-}
-
-impl Fuse {
-    /// Every node in a kernel of its own.
-    pub fn none() -> Self {
-        Fuse {
-            elementwise: false,
-            reductions: false,
-            rows: false,
-            epilogues: false,
-            siblings: false,
-            stored: false,
-            recompute: false,
-            horizontal: false,
-        }
-    }
-}
+pub use options::Fuse;
+use rows::ROW_MAX;
+use sums::added_product;
 
 impl Pass for Fuse {
     const NAME: &'static str = "fuse";
@@ -101,9 +53,6 @@ impl Pass for Fuse {
     }
 }
 
-/// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
-/// second kernel.
-const ROW_MAX: i64 = 1 << 16;
 /// Most nodes in a kernel, and most operands: limits on its registers and its argument list.
 /// Beside the operands there are at most four arguments of an anchor.
 const MEMBERS_MAX: usize = 96;
@@ -147,67 +96,6 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     builder.pair_positions();
     builder.part_rows();
     builder.finish()
-}
-
-/// The operands of each node, views skipped; views have none.
-pub(super) fn edges(graph: &Graph) -> Vec<SmallVec<[Edge; 3]>> {
-    let views = Views::of(graph);
-    let seen = |&i: &NodeId| {
-        let (source, axes) = views.axes(graph, i);
-        Edge { source, axes }
-    };
-    let of = |node: &Node| {
-        if node.op.is_view() {
-            SmallVec::new()
-        } else {
-            node.inputs.iter().map(seen).collect()
-        }
-    };
-    graph.nodes.iter().map(of).collect()
-}
-
-/// Nodes that take a node's value, each with the position among its operands.
-pub(super) type Users = SmallVec<[(NodeId, usize); 4]>;
-
-/// Operand positions that take each node's value, views skipped.
-pub(super) fn users(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<Users> {
-    let mut users = vec![SmallVec::new(); graph.nodes.len()];
-    for id in graph.ids() {
-        for (k, edge) in edges[id.at()].iter().enumerate() {
-            users[edge.source.at()].push((id, k));
-        }
-    }
-    users
-}
-
-/// The product that a node adds to another tensor, if no other node reads that product. The
-/// product's kernel can do so as its epilogue, often in the place of the other term, so that one
-/// tensor is in memory where two would be: so gradients of branches are summed up.
-fn added_product(
-    graph: &Graph,
-    edges: &[SmallVec<[Edge; 3]>],
-    users: &[Users],
-    sum: NodeId,
-) -> Option<NodeId> {
-    let wide = |edge: &&Edge| wide(graph, graph.node(sum), edge);
-    let own = |edge: &&Edge| {
-        let product = matches!(
-            graph.node(edge.source).op,
-            Op::Matmul | Op::Conv2dInputGrad(_) | Op::Conv2dWeightGrad(_)
-        );
-        let in_order = edge
-            .axes
-            .as_ref()
-            .is_some_and(|axes| axes.iter().flatten().is_sorted());
-        product && in_order && users[edge.source.at()].len() == 1
-    };
-    let all = graph.node(sum).op == Op::Scalar(ScalarOp::Add)
-        && edges[sum.at()].iter().all(|edge| wide(&edge));
-    edges[sum.at()]
-        .iter()
-        .filter(|_| all)
-        .find(own)
-        .map(|edge| edge.source)
 }
 
 /// Kernels, each with the axes that a node has in it, if it can be there.
@@ -265,26 +153,6 @@ impl Builder<'_> {
             return;
         }
         self.open(id);
-    }
-
-    /// Whether a sum gets one more product, and then the next sum another: then each product is
-    /// added to the sum so far by its own kernel, so that one sum is in memory rather than all
-    /// products at once.
-    fn is_partial_sum(&self, id: NodeId) -> bool {
-        let [(user, _)] = self.users[id.at()][..] else {
-            return false;
-        };
-        self.adds_product(id) && self.adds_product(user)
-    }
-
-    fn adds_product(&self, sum: NodeId) -> bool {
-        self.options.epilogues && added_product(self.graph, &self.edges, &self.users, sum).is_some()
-    }
-
-    /// Whether a kernel can become the epilogue of another product.
-    fn can_be_epilogue(&self, cluster: usize) -> bool {
-        let c = &self.list[cluster];
-        c.anchor.is_none() && !c.reduced.contains(&true)
     }
 
     /// The kernel that the node may join, and its axes there: the one that has all its uses, made
@@ -468,129 +336,6 @@ impl Builder<'_> {
         true
     }
 
-    /// Whether a node that is uniform along trailing axes of a kernel over points comes, pointwise,
-    /// from a reduction along them that could join that kernel: the mean behind a sum. If the
-    /// reduction stays out in the end, [`Builder::part_rows`] undoes it.
-    fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
-        let c = &self.list[cluster];
-        let kept: SmallVec<[usize; 6]> = axes.iter().flatten().map(|a| usize::from(*a)).collect();
-        let leading = kept.iter().copied().eq(0..kept.len());
-        if c.anchor.is_some()
-            || c.reduced.contains(&true)
-            || !self.options.reductions
-            || kept.is_empty()
-            || !leading
-        {
-            return false;
-        }
-        let folded = &c.space[kept.len()..];
-        let mut at = id;
-        // A chain of nodes of one shape: the reduction, and work on it with numbers and
-        // parameters.
-        while self.graph.node(at).op.is_pointwise() {
-            let above = self.edges[at.at()].iter().map(|e| e.source).find(|s| {
-                let node = self.graph.node(*s);
-                (node.op.is_pointwise() || matches!(node.op, Op::Reduce(..)))
-                    && !self.inline[s.at()]
-                    && node.dims == self.graph.node(id).dims
-            });
-            let Some(above) = above else { return false };
-            at = above;
-        }
-        let Op::Reduce(_, folds) = &self.graph.node(at).op else {
-            return false;
-        };
-        let over = &self.graph.node(self.graph.node(at).inputs[0]).dims;
-        let folds: SmallVec<[usize; 6]> = (0..over.len())
-            .filter(|i| folds.contains(i) && !over[*i].is(1))
-            .collect();
-        folds.iter().map(|&i| over[i]).eq(folded.iter().copied())
-            && self.rows_allowed(at, cluster, &folds)
-    }
-
-    /// Whether a reduction may join work over the points it reduces: always if none of that work
-    /// needs it; else rows must be short and contiguous in the way the tensor is written, for they
-    /// are passed over again.
-    fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
-        if !self.points_follow(id, cluster) {
-            return true;
-        }
-        let dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
-        let trailing = folds
-            .first()
-            .is_none_or(|&first| (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1)));
-        let bounds = self.graph.symbols.bounds();
-        let row = folds
-            .iter()
-            .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
-        self.options.rows && trailing && row <= ROW_MAX
-    }
-
-    /// Whether work over the points of a kernel depends on a node.
-    fn points_follow(&mut self, id: NodeId, cluster: usize) -> bool {
-        let mut stack: Vec<NodeId> = vec![id];
-        self.marks.clear();
-        self.marks.set(id, false);
-        while let Some(at) = stack.pop() {
-            for &(user, _) in &self.users[at.at()] {
-                let inside = self.places[user.at()]
-                    .as_ref()
-                    .filter(|p| p.cluster == cluster);
-                let folds = matches!(self.graph.node(user).op, Op::Reduce(..));
-                if inside.is_some_and(|place| {
-                    !folds && covers(&self.list[cluster], &place.axes, |_| true)
-                }) {
-                    return true;
-                }
-                if (inside.is_some() || self.inline[user.at()]) && self.marks.set(user, false) {
-                    stack.push(user);
-                }
-            }
-        }
-        false
-    }
-
-    fn join_anchor(&mut self, id: NodeId, cluster: usize, axes: AxisMap) -> bool {
-        let node = self.graph.node(id);
-        let c = &self.list[cluster];
-        let bodied = has_body(&node.op);
-        let mapped: SmallVec<[u8; 6]> = axes.iter().flatten().copied().collect();
-        let in_order = mapped.windows(2).all(|w| w[0] < w[1]);
-        if !bodied
-            || !self.options.epilogues
-            || !self.can_be_epilogue(cluster)
-            || !in_order
-            || !covers(c, &axes, |_| true)
-        {
-            return false;
-        }
-        // The anchor's own axes, those of length 1 included, become the space.
-        let mut renamed: SmallVec<[Option<u8>; 6]> = SmallVec::from_elem(None, c.space.len());
-        for (i, axis) in axes.iter().enumerate() {
-            if let Some(s) = axis {
-                renamed[usize::from(*s)] = Some(i as u8);
-            }
-        }
-        let dims = node.dims.clone();
-        let c = &mut self.list[cluster];
-        c.reduced = SmallVec::from_elem(false, dims.len());
-        c.space = dims;
-        c.anchor = Some(id);
-        for m in c.members.clone() {
-            let place = self.places[m.at()].as_mut().expect("members are placed");
-            // A reduction over axes of length 1 has operand axes, although nothing is reduced.
-            let operand_axes = place.operand_axes.iter_mut().flatten();
-            for axis in place.axes.iter_mut().chain(operand_axes) {
-                *axis = axis.and_then(|a| renamed[usize::from(a)]);
-            }
-        }
-        let axes = (0..node.dims.len())
-            .map(|i| (!node.dims[i].is(1)).then_some(i as u8))
-            .collect();
-        self.put(id, cluster, axes, None);
-        true
-    }
-
     fn put(&mut self, id: NodeId, cluster: usize, axes: AxisMap, operand_axes: Option<AxisMap>) {
         self.join_in_order(id.0, cluster);
         self.list[cluster].members.push(id);
@@ -641,101 +386,6 @@ impl Builder<'_> {
         self.put(id, self.list.len() - 1, axes, operand_axes);
     }
 
-    /// A max pooling and the positions of its maxima read the same windows: one kernel writes both.
-    fn pair_positions(&mut self) {
-        let mut largest: FxHashMap<NodeId, Vec<NodeId>> = FxHashMap::default();
-        for id in self.graph.ids().filter(|id| self.places[id.at()].is_some()) {
-            if let Op::Pool2d(PoolKind::Max, _) = self.graph.node(id).op {
-                largest
-                    .entry(self.graph.node(id).inputs[0])
-                    .or_default()
-                    .push(id);
-            }
-        }
-        for id in self.graph.ids() {
-            let Op::Pool2d(PoolKind::ArgMax, window) = self.graph.node(id).op else {
-                continue;
-            };
-            let Some(place) = self.places[id.at()].clone() else {
-                continue;
-            };
-            // Positions are written by the pooling itself, into a buffer.
-            if self.users[id.at()]
-                .iter()
-                .any(|(user, _)| matches!(self.graph.node(*user).op, Op::Assign(_)))
-            {
-                continue;
-            }
-            let of_same = largest
-                .get(&self.graph.node(id).inputs[0])
-                .into_iter()
-                .flatten()
-                .copied();
-            let twin = of_same
-                .into_iter()
-                .find(|t| self.graph.node(*t).op == Op::Pool2d(PoolKind::Max, window));
-            let Some(twin) = twin else { continue };
-            let into = self.places[twin.at()].as_ref().expect("just found").cluster;
-            if self.list[place.cluster].members.len() > 1
-                || self.list[into].anchor != Some(twin)
-                || self.list[into].positions.is_some()
-                || !self.options.epilogues
-            {
-                continue;
-            }
-            self.list[place.cluster] = Cluster::default();
-            self.list[into].positions = Some(id);
-            self.list[into].members.push(id);
-            self.places[id.at()] = Some(Place {
-                cluster: into,
-                ..place
-            });
-        }
-    }
-
-    /// Gives work that is uniform along the rows of a kernel a kernel of its own, where no
-    /// reduction came into the kernel that was to become rows.
-    fn part_rows(&mut self) {
-        for at in 0..self.list.len() {
-            let c = &mut self.list[at];
-            let folds = |m: &NodeId| matches!(self.graph.node(*m).op, Op::Reduce(..));
-            if c.anchor.is_some() || !c.reduced.contains(&true) || c.members.iter().any(folds) {
-                continue;
-            }
-            let kept: SmallVec<[usize; 6]> =
-                (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
-            c.reduced.fill(false);
-            let covering = |m: &NodeId| {
-                covers(
-                    c,
-                    &self.places[m.at()]
-                        .as_ref()
-                        .expect("members are placed")
-                        .axes,
-                    |_| true,
-                )
-            };
-            let (full, flat): (Vec<NodeId>, Vec<NodeId>) =
-                c.members.iter().partition(|m| covering(m));
-            let space = kept.iter().map(|&s| c.space[s]).collect();
-            c.members = full;
-            let apart = Cluster {
-                space,
-                reduced: SmallVec::from_elem(false, kept.len()),
-                members: flat.clone(),
-                ..Cluster::default()
-            };
-            self.list.push(apart);
-            for m in flat {
-                // The kept axes lead, so that they keep their numbers.
-                self.places[m.at()]
-                    .as_mut()
-                    .expect("members are placed")
-                    .cluster = self.list.len() - 1;
-            }
-        }
-    }
-
     fn finish(self) -> Clusters {
         let Builder {
             graph,
@@ -775,21 +425,6 @@ impl Builder<'_> {
         }
         .in_order()
     }
-}
-
-/// Operations with a kernel of their own that may have an epilogue.
-fn has_body(op: &Op) -> bool {
-    matches!(
-        op,
-        Op::Matmul
-            | Op::Conv2d(_)
-            | Op::Conv2dInputGrad(_)
-            | Op::Conv2dWeightGrad(_)
-            | Op::Pool2d(PoolKind::Max | PoolKind::Avg { .. }, _)
-            | Op::Pool2dGrad(..)
-            | Op::Gather { .. }
-            | Op::ScatterAdd { .. }
-    )
 }
 
 /// Whether every axis of the space that is longer than 1 and satisfies `which` (of being reduced)

@@ -1,15 +1,22 @@
 //! Where values lie: views resolved to the buffer they look at, and copies inserted where no view
 //! can do.
 
+mod containers;
+mod copies;
+mod strides;
+
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::size::{Env, Size};
+use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
-use crate::graph::{Graph, Node};
+use crate::graph::Graph;
 use crate::ops::{GraphBuilder, NodeId, Op};
+pub(super) use containers::Containers;
+use copies::{copy, one_axis_at_a_time, readable};
+use strides::{along, reshape_strides, through};
 
 /// How a value is found in the buffer of another node: element `offset + Σ coordinateᵢ · stridesᵢ`.
 #[derive(Clone, Debug, PartialEq)]
@@ -126,157 +133,6 @@ impl Views {
     }
 }
 
-/// For each value the concatenation or padding that it is a part of. Such a value has no other use:
-/// [`legalize`] sees to that.
-pub(super) struct Containers(Vec<Option<(NodeId, Size)>>);
-
-impl Containers {
-    /// Of every value of a graph.
-    pub fn of_all(graph: &Graph) -> Self {
-        let mut found: Vec<Option<(NodeId, Size)>> = vec![None; graph.nodes.len()];
-        for id in graph.ids() {
-            let node = graph.node(id);
-            let Op::Concat { axis } = node.op else {
-                if let Op::Pad { .. } = node.op {
-                    found[node.inputs[0].at()].get_or_insert((id, Size::ZERO));
-                }
-                continue;
-            };
-            let mut start = Some(Size::ZERO);
-            for part in &node.inputs {
-                // Its length has a form, so that all starts have one.
-                let Some(at) = start else { break };
-                found[part.at()].get_or_insert((id, at));
-                start = at.checked_add(graph.node(*part).dims[axis]);
-            }
-        }
-        Containers(found)
-    }
-
-    /// The concatenation or padding.
-    pub fn of(&self, id: NodeId) -> Option<NodeId> {
-        self.0[id.at()].map(|(container, _)| container)
-    }
-
-    /// The concatenation or padding with the start and the step of the part along each axis.
-    pub fn place(&self, graph: &Graph, id: NodeId) -> Option<(NodeId, Dims, SmallVec<[u32; 6]>)> {
-        let (container, at) = self.0[id.at()]?;
-        let node = graph.node(container);
-        let rank = node.dims.len();
-        Some(match &node.op {
-            Op::Pad { start, step, .. } => (container, start.clone(), step.clone()),
-            op => {
-                let mut start: Dims = SmallVec::from_elem(Size::ZERO, rank);
-                if let Op::Concat { axis } = op {
-                    start[*axis] = at;
-                }
-                (container, start, SmallVec::from_elem(1, rank))
-            }
-        })
-    }
-}
-
-/// How a view of a value that is found like this is found.
-fn through(graph: &Graph, node: &Node, from: &Dims, mut v: View) -> Option<View> {
-    match &node.op {
-        Op::Permute(axes) => v.strides = axes.iter().map(|&a| v.strides[a]).collect(),
-        Op::Expand => {
-            for (stride, (a, b)) in v.strides.iter_mut().zip(from.iter().zip(&node.dims)) {
-                if a != b {
-                    *stride = Size::ZERO;
-                }
-            }
-        }
-        Op::Slice { start, step } => {
-            for (i, stride) in v.strides.iter_mut().enumerate() {
-                v.offset = v.offset.checked_add(start[i].checked_mul(*stride)?)?;
-                *stride = stride.checked_mul(Size::from(step[i]))?;
-            }
-        }
-        _ => v.strides = reshape_strides(graph, from, &v.strides, &node.dims)?,
-    }
-    Some(v)
-}
-
-/// For each axis of the base of a view, the axis of the view along it; `None` if the view does more
-/// than rename, repeat or insert axes.
-fn along(node: &Node, from: &Dims) -> Option<AxisMap> {
-    let mut map: AxisMap = SmallVec::from_elem(None, from.len());
-    match &node.op {
-        Op::Permute(axes) => axes
-            .iter()
-            .enumerate()
-            .filter(|(i, _)| !node.dims[*i].is(1))
-            .for_each(|(i, &a)| map[a] = Some(i as u8)),
-        Op::Expand => (0..from.len())
-            .filter(|&i| !from[i].is(1))
-            .for_each(|i| map[i] = Some(i as u8)),
-        Op::Reshape => {
-            let wide = |dims: &Dims| {
-                (0..dims.len())
-                    .filter(|&i| !dims[i].is(1))
-                    .collect::<SmallVec<[usize; 6]>>()
-            };
-            let (old, new) = (wide(from), wide(&node.dims));
-            let same = old.len() == new.len()
-                && old.iter().zip(&new).all(|(&a, &b)| from[a] == node.dims[b]);
-            if !same {
-                return None;
-            }
-            old.iter()
-                .zip(&new)
-                .for_each(|(&a, &b)| map[a] = Some(b as u8));
-        }
-        _ => return None,
-    }
-    Some(map)
-}
-
-/// The strides of a strided buffer under another shape of as many elements, if there are
-/// any: groups of axes with equal products must be contiguous within themselves.
-fn reshape_strides(graph: &Graph, from: &Dims, strides: &Dims, to: &Dims) -> Option<Dims> {
-    // Strides do not matter where there are no elements. (A stride of 0 would mean that the value is
-    // uniform along the axis.)
-    if from.iter().chain(to).any(|d| d.is(0)) {
-        return Some(contiguous(to).unwrap_or_else(|| SmallVec::from_elem(Size::ONE, to.len())));
-    }
-    // Lengths at which a product is larger than its factors.
-    let lengths = Env(graph.symbols.bounds().0.map(|n| n.max(2)));
-    let mut result: Dims = SmallVec::from_elem(Size::ZERO, to.len());
-    let old: SmallVec<[usize; 6]> = (0..from.len()).filter(|&i| !from[i].is(1)).collect();
-    let new: SmallVec<[usize; 6]> = (0..to.len()).filter(|&i| !to[i].is(1)).collect();
-    let (mut i, mut j) = (0, 0);
-    while i < old.len() && j < new.len() {
-        let (first_old, first_new) = (i, j);
-        let (mut a, mut b) = (from[old[i]], to[new[j]]);
-        (i, j) = (i + 1, j + 1);
-        while a != b {
-            if a.at(&lengths) <= b.at(&lengths) && i < old.len() {
-                // Neighbouring old axes merge only if they are contiguous with each other.
-                let (outer, inner) = (old[i - 1], old[i]);
-                if strides[outer] != strides[inner].checked_mul(from[inner])? {
-                    return None;
-                }
-                a = a.checked_mul(from[old[i]])?;
-                i += 1;
-            } else if j < new.len() {
-                b = b.checked_mul(to[new[j]])?;
-                j += 1;
-            } else {
-                return None;
-            }
-        }
-        let mut stride = strides[old[i - 1]];
-        for &axis in new[first_new..j].iter().rev() {
-            result[axis] = stride;
-            stride = stride.checked_mul(to[axis])?;
-        }
-        debug_assert!(first_old < i);
-    }
-    // The remaining axes have length 1 on both sides.
-    (i == old.len() && j == new.len()).then_some(result)
-}
-
 /// The pass.
 pub struct Legalize {
     /// Whether matrix products and convolutions of the device take halves.
@@ -390,109 +246,6 @@ pub fn legalize(graph: &Graph, half_products: bool) -> Graph {
         };
     }
     out
-}
-
-/// A slice or padding. Where the first element lies at a sum that has no form as a size (starts
-/// along two axes, with strides of different lengths), it becomes one along each axis, with copies
-/// between them.
-fn one_axis_at_a_time(out: &mut Graph, views: &mut Views, input: NodeId, node: &Node) -> NodeId {
-    let (start, step, pads) = match &node.op {
-        Op::Slice { start, step } => (start, step, false),
-        Op::Pad { start, step, .. } => (start, step, true),
-        op => unreachable!("{} is no slice", op.name()),
-    };
-    let has_form = |out: &Graph, views: &mut Views, id: NodeId| {
-        views.extend(out);
-        views.view(out, id).is_some()
-    };
-    let first_of = |dims: &[Size], start: &[Size]| {
-        let strides = contiguous(dims)?;
-        start
-            .iter()
-            .zip(&strides)
-            .try_fold(Size::ZERO, |sum, (start, stride)| {
-                sum.checked_add(start.checked_mul(*stride)?)
-            })
-    };
-    let whole = if pads {
-        first_of(&node.dims, start).is_some()
-    } else {
-        true
-    };
-    if whole {
-        let made = out.emit(node.op.clone(), &[input], node.dtype, node.dims.clone());
-        // A form that is missing below the slice is not missing because of it.
-        if pads || has_form(out, views, made) || !has_form(out, views, input) {
-            return made;
-        }
-    }
-    let mut value = input;
-    for axis in 0..start.len() {
-        let mut dims = out.node(value).dims.clone();
-        if dims[axis] == node.dims[axis] && start[axis].is(0) && step[axis] == 1 {
-            continue;
-        }
-        dims[axis] = node.dims[axis];
-        let mut along: Dims = SmallVec::from_elem(Size::ZERO, start.len());
-        let mut by = SmallVec::from_elem(1, start.len());
-        (along[axis], by[axis]) = (start[axis], step[axis]);
-        let op = match &node.op {
-            Op::Pad { value, .. } => Op::Pad {
-                start: along,
-                step: by,
-                value: *value,
-            },
-            _ => Op::Slice {
-                start: along,
-                step: by,
-            },
-        };
-        // A padding is of a value of its own.
-        let below = if pads && value != input {
-            copy(out, value)
-        } else {
-            value
-        };
-        value = out.emit(op.clone(), &[below], node.dtype, dims.clone());
-        if !pads && !has_form(out, views, value) {
-            let below = readable(out, views, below, true);
-            let below = copy(out, below);
-            value = out.emit(op, &[below], node.dtype, dims);
-        }
-    }
-    value
-}
-
-/// A number or an index lies in no buffer: kernels make it themselves. Where a use cannot (operands
-/// of anchors, views that do more than rename and repeat), it gets one.
-fn readable(out: &mut Graph, views: &mut Views, id: NodeId, pointwise: bool) -> NodeId {
-    views.extend(out);
-    let (source, axes) = views.axes(out, id);
-    let made = matches!(
-        out.node(source).op,
-        Op::Const(_) | Op::Size(_) | Op::Index(_)
-    );
-    if made && !(pointwise && axes.is_some()) {
-        over_copy(out, id)
-    } else {
-        id
-    }
-}
-
-/// The same views over a copy of their base.
-fn over_copy(out: &mut Graph, id: NodeId) -> NodeId {
-    let node = out.node(id).clone();
-    if !node.op.is_view() {
-        return copy(out, id);
-    }
-    let below = over_copy(out, node.inputs[0]);
-    out.emit(node.op, &[below], node.dtype, node.dims)
-}
-
-fn copy(out: &mut Graph, id: NodeId) -> NodeId {
-    let node = out.node(id);
-    let (dtype, dims) = (node.dtype, node.dims.clone());
-    out.emit(Op::Copy, &[id], dtype, dims)
 }
 
 /// Whether a node's value is made by a kernel that can write it anywhere.

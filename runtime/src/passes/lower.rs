@@ -2,15 +2,15 @@
 //! that are its arguments.
 
 mod assemble;
+mod body;
+mod finish;
+mod inline;
+mod moves;
 
 use rustc_hash::FxHashMap;
-use slabwise_kernels::dtype::{DType, Lane};
-use slabwise_kernels::scalar::{ScalarOp, Value};
-use slabwise_kernels::size::{Size, Symbol};
-use slabwise_kernels::spec::{
-    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Inst, Matmul, NonMaxSuppression, Nonzero,
-    Operand, Pool2d, Pool2dGrad, PoolKind, ReduceOp, ScatterAdd, Sort, Spec, Store, ValueId,
-};
+use slabwise_kernels::scalar::Value;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{Dims, Inst, Operand, ReduceOp, Spec, Store, ValueId};
 use smallvec::SmallVec;
 
 use super::error::PassError;
@@ -21,8 +21,9 @@ use super::stages::stages;
 use super::update::{Updates, place_updates};
 use crate::graph::Graph;
 use crate::ir::Program;
-use crate::ops::{ConvGeometry, NodeId, Op};
-use crate::shape::Extent;
+use crate::ops::{NodeId, Op};
+use finish::{in_place_pairs, spread};
+use moves::{copy_to_variable, fill};
 
 /// The referent of a kernel's argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -130,90 +131,6 @@ pub fn lower(clusters: &Clusters) -> Result<Program, PassError> {
         );
     }
     assemble::assemble(graph, tasks)
-}
-
-fn fill(graph: &Graph, id: NodeId, value: Value) -> Option<Lowered> {
-    let node = graph.node(id);
-    let spec = Spec {
-        body: Body::Loop,
-        dims: node.dims.clone(),
-        reduced: 0,
-        operands: vec![Operand::contiguous(node.dtype, &node.dims)?],
-        indices: vec![],
-        code: vec![Inst::Const(value)],
-        stores: vec![Store {
-            value: 0,
-            operand: 0,
-        }],
-    };
-    Some(Lowered {
-        name: format!("{}.fill", graph.name(id)),
-        spec,
-        args: vec![Arg::Buffer(id)],
-        after: vec![],
-        in_place: vec![],
-        node: id,
-    })
-}
-
-fn copy_to_variable(
-    graph: &Graph,
-    id: NodeId,
-    variable: u32,
-    after: Vec<usize>,
-) -> Option<Lowered> {
-    let node = graph.node(id);
-    let operand = Operand::contiguous(node.dtype, &node.dims)?;
-    let spec = Spec {
-        body: Body::Loop,
-        dims: node.dims.clone(),
-        reduced: 0,
-        operands: vec![operand.clone(), operand],
-        indices: vec![],
-        code: vec![Inst::Load(0)],
-        stores: vec![Store {
-            value: 0,
-            operand: 1,
-        }],
-    };
-    let args = vec![Arg::Buffer(id), Arg::Variable(variable)];
-    Some(Lowered {
-        name: format!("{}.update", graph.variables[variable as usize].name),
-        spec,
-        args,
-        after,
-        in_place: vec![],
-        node: id,
-    })
-}
-
-/// A value that does not vary along the reduced axes is stored once per point of the kept ones.
-/// Where it is to be stored at every point all the same, it is chosen there between itself and
-/// itself.
-fn spread(spec: &mut Spec) {
-    let (folded, kept) = (spec.per_row(), spec.dims.len() - spec.reduced);
-    for at in 0..spec.stores.len() {
-        let Store { value, operand } = spec.stores[at];
-        if !folded[usize::from(value)]
-            || spec.operands[usize::from(operand)].strides[kept..]
-                .iter()
-                .all(|s| s.is(0))
-        {
-            continue;
-        }
-        let mut along: Dims = SmallVec::from_elem(Size::ZERO, spec.dims.len());
-        along[kept..].fill(Size::ONE);
-        spec.indices.push(along);
-        let first = spec.code.len() as ValueId;
-        let index = Inst::Index(spec.indices.len() as u16 - 1);
-        let everywhere = Inst::Op(ScalarOp::Eq, [first, first, 0]);
-        spec.code.extend([
-            index,
-            everywhere,
-            Inst::Op(ScalarOp::Select, [first + 1, value, value]),
-        ]);
-        spec.stores[at].value = first + 2;
-    }
 }
 
 /// Facts about all nodes that lowering needs.
@@ -397,26 +314,6 @@ impl<'a> Lowering<'a> {
         })
     }
 
-    /// Conversion as a buffer of the type in between would do it: bytes saturate, halves round.
-    fn cast(&mut self, value: ValueId, from: DType, to: DType) -> ValueId {
-        let mut value = value;
-        if from.lane() != to.lane() {
-            value = self.push(Inst::Cast(value, to.lane()));
-        }
-        if let Some(round) = to.rounding().filter(|_| from != to) {
-            value = self.push(Inst::Op(round, [value, 0, 0]));
-        }
-        if to == DType::U8 && from.lane() != Lane::Bool && from != DType::U8 {
-            let (low, high) = (
-                self.push(Inst::Const(Value::I32(0))),
-                self.push(Inst::Const(Value::I32(255))),
-            );
-            let above = self.push(Inst::Op(ScalarOp::Max, [value, low, 0]));
-            value = self.push(Inst::Op(ScalarOp::Min, [above, high, 0]));
-        }
-        value
-    }
-
     /// Operand `k` of a pointwise member or reduction at the points of this kernel.
     fn value(&mut self, user: NodeId, k: usize) -> Option<ValueId> {
         let place = self.clusters.places[user.at()].as_ref()?;
@@ -459,97 +356,6 @@ impl<'a> Lowering<'a> {
         Some(self.load(at))
     }
 
-    /// A value that every kernel makes for itself; `axes` are the node's axes in the space.
-    fn inline(&mut self, id: NodeId, axes: AxisMap) -> Option<ValueId> {
-        if let Some(&value) = self.made.get(&(id, axes.clone())) {
-            return Some(value);
-        }
-        let graph = self.graph;
-        let node = graph.node(id);
-        let value = match &node.op {
-            Op::Const(value) => self.push(Inst::Const(*value)),
-            Op::Size(size) => self.size(*size),
-            Op::Index(strides) => {
-                let mut index: Dims = SmallVec::from_elem(Size::ZERO, self.dims.len());
-                for (stride, axis) in strides.iter().zip(&axes) {
-                    if let Some(s) = axis {
-                        index[self.position[usize::from(*s)]] = *stride;
-                    }
-                }
-                let at = self
-                    .indices
-                    .iter()
-                    .position(|i| *i == index)
-                    .unwrap_or_else(|| {
-                        self.indices.push(index);
-                        self.indices.len() - 1
-                    });
-                self.push(Inst::Index(at as u16))
-            }
-            Op::Uniform { stream } => {
-                let state = self.variable_operand(self.clusters.edges[id.at()][0].source);
-                let index = self.read(id, 1, &axes)?;
-                self.push(Inst::Uniform {
-                    state,
-                    stream: *stream,
-                    index,
-                })
-            }
-            Op::Cast(to) => {
-                let value = self.read(id, 0, &axes)?;
-                self.cast(value, graph.node(node.inputs[0]).dtype, *to)
-            }
-            Op::Scalar(op) => {
-                let mut args = [0; 3];
-                for (k, arg) in args[..node.inputs.len()].iter_mut().enumerate() {
-                    *arg = self.read(id, k, &axes)?;
-                }
-                self.push(Inst::Op(*op, args))
-            }
-            _ => return None,
-        };
-        self.made.insert((id, axes), value);
-        Some(value)
-    }
-
-    fn variable_operand(&mut self, variable: NodeId) -> u16 {
-        let node = self.graph.node(variable);
-        let strides = SmallVec::from_elem(Size::ZERO, self.dims.len());
-        self.operand(
-            base(self.graph, variable),
-            Operand {
-                dtype: node.dtype,
-                offset: Size::ZERO,
-                strides,
-            },
-        )
-    }
-
-    /// A size as a value: `scale · s₁ · s₂ + offset` from the sizes of the run.
-    fn size(&mut self, size: Size) -> ValueId {
-        let int = |n: i64| Inst::Const(Value::I32(i32::try_from(n).unwrap_or(i32::MAX)));
-        if let Some(n) = size.as_fixed() {
-            return self.push(int(n));
-        }
-        let (scale, offset) = size.parts();
-        let mut value = self.push(int(scale));
-        for Symbol(s) in size.symbols() {
-            let strides = SmallVec::from_elem(Size::ZERO, self.dims.len());
-            let at = self.operand(
-                Arg::Sizes,
-                Operand {
-                    dtype: DType::I32,
-                    offset: Size::fixed(i64::from(s)),
-                    strides,
-                },
-            );
-            let factor = self.push(Inst::Load(at));
-            value = self.push(Inst::Op(ScalarOp::Mul, [value, factor, 0]));
-        }
-        let offset = self.push(int(offset));
-        self.push(Inst::Op(ScalarOp::Add, [value, offset, 0]))
-    }
-
     /// Where a member's value goes, and how it is laid out there.
     fn target(&self, id: NodeId, arg: Arg) -> Option<(Arg, Operand)> {
         let node = self.graph.node(id);
@@ -580,176 +386,6 @@ impl<'a> Lowering<'a> {
             },
         ))
     }
-
-    /// The anchor and its arguments.
-    fn body(&self) -> Option<(Body, Vec<Arg>)> {
-        let c = &self.clusters.list[self.cluster];
-        let Some(anchor) = c.anchor else {
-            return Some((Body::Loop, vec![]));
-        };
-        let node = self.graph.node(anchor);
-        let operand = |k: usize| {
-            let input = node.inputs[k];
-            let v = self.around.views.view(self.graph, input)?;
-            Some((
-                Operand {
-                    dtype: self.graph.node(input).dtype,
-                    offset: v.offset,
-                    strides: v.strides,
-                },
-                base(self.graph, v.base),
-            ))
-        };
-        let dims_of = |k: usize| &self.graph.node(node.inputs[k]).dims;
-        let (first, first_arg) = operand(0)?;
-        let mut args = vec![first_arg];
-        let body = match &node.op {
-            Op::Matmul => {
-                let (b, arg) = operand(1)?;
-                args.push(arg);
-                Body::Matmul(Matmul {
-                    k: *dims_of(0).last()?,
-                    a: first,
-                    b,
-                })
-            }
-            Op::Conv2d(g) | Op::Conv2dInputGrad(g) | Op::Conv2dWeightGrad(g) => {
-                let (b, arg) = operand(1)?;
-                args.push(arg);
-                let (kind, image, result, weight) = match &node.op {
-                    Op::Conv2d(_) => (ConvKind::Forward, dims_of(0), &node.dims, dims_of(1)),
-                    Op::Conv2dInputGrad(_) => {
-                        (ConvKind::InputGrad, &node.dims, dims_of(0), dims_of(1))
-                    }
-                    _ => (ConvKind::WeightGrad, dims_of(0), dims_of(1), &node.dims),
-                };
-                Body::Conv2d(conv(kind, g, image, result, weight, first, b)?)
-            }
-            Op::Pool2d(kind, window) => {
-                let image = dims_of(0);
-                let mut arg = None;
-                if let Some(positions) = c.positions {
-                    arg = Some(Operand::contiguous(
-                        self.graph.node(positions).dtype,
-                        &self.graph.node(positions).dims,
-                    )?);
-                    args.push(Arg::Buffer(positions));
-                }
-                Body::Pool2d(Pool2d {
-                    kind: *kind,
-                    window: *window,
-                    hw: [image[2], image[3]],
-                    x: first,
-                    arg,
-                })
-            }
-            Op::Pool2dGrad(kind, window) => {
-                let result = dims_of(0);
-                let mut arg = None;
-                if *kind == PoolKind::Max {
-                    let (positions, from) = operand(1)?;
-                    arg = Some(positions);
-                    args.push(from);
-                }
-                Body::Pool2dGrad(Pool2dGrad {
-                    kind: *kind,
-                    window: *window,
-                    ohw: [result[2], result[3]],
-                    dy: first,
-                    arg,
-                })
-            }
-            Op::Gather { axis } => {
-                let (index, from) = operand(1)?;
-                args.push(from);
-                let mut source = first;
-                let axis_stride = std::mem::replace(&mut source.strides[*axis], Size::ZERO);
-                Body::Gather(Gather {
-                    source,
-                    index,
-                    axis_stride,
-                    axis_len: dims_of(0)[*axis],
-                })
-            }
-            Op::ScatterAdd { axis } => {
-                let (index, from) = operand(1)?;
-                args.push(from);
-                Body::ScatterAdd(ScatterAdd {
-                    axis: *axis,
-                    space: dims_of(0).clone(),
-                    value: first,
-                    index,
-                })
-            }
-            Op::BoundsCheck { limit, .. } => Body::BoundsCheck(BoundsCheck {
-                index: first,
-                limit: *limit,
-            }),
-            Op::Bind { symbol } => {
-                let Extent::DataDependent(most) = self.graph.symbols.extent(*symbol) else {
-                    return None;
-                };
-                Body::BoundsCheck(BoundsCheck {
-                    index: first,
-                    limit: most.checked_add(Size::ONE)?,
-                })
-            }
-            op if op.is_opaque() => {
-                let own = Operand::contiguous(node.dtype, &node.dims)?;
-                args.push(Arg::Buffer(anchor));
-                match op {
-                    Op::Nonzero => Body::Nonzero(Nonzero {
-                        space: dims_of(0).clone(),
-                        mask: first,
-                        positions: own,
-                    }),
-                    Op::Sort { descending } => Body::Sort(Sort {
-                        descending: *descending,
-                        source: first,
-                        positions: own,
-                    }),
-                    Op::NonMaxSuppression { threshold } => {
-                        Body::NonMaxSuppression(NonMaxSuppression {
-                            threshold: *threshold,
-                            boxes: first,
-                            keep: own,
-                        })
-                    }
-                    _ => return None,
-                }
-            }
-            _ => return None,
-        };
-        Some((body, args))
-    }
-}
-
-fn conv(
-    kind: ConvKind,
-    g: &ConvGeometry,
-    image: &Dims,
-    result: &Dims,
-    weight: &Dims,
-    a: Operand,
-    b: Operand,
-) -> Option<Conv2d> {
-    let fixed = |s: Size| s.as_fixed().and_then(|n| usize::try_from(n).ok());
-    Some(Conv2d {
-        kind,
-        n: image[0],
-        ci: image[1],
-        co: weight[0],
-        hw: [image[2], image[3]],
-        ohw: [result[2], result[3]],
-        k: [fixed(weight[2])?, fixed(weight[3])?],
-        stride: g.stride,
-        pad: g.pad,
-        dilation: g.dilation,
-        groups: g.groups,
-        a,
-        b,
-        prologue: None,
-    })
 }
 
 /// The argument that is a node's own buffer.
@@ -758,36 +394,4 @@ fn base(graph: &Graph, id: NodeId) -> Arg {
         Op::Variable(v) => Arg::Variable(v),
         _ => Arg::Buffer(id),
     }
-}
-
-/// Buffers that a kernel reads and writes at the same places, so that the written one may take the
-/// read one's bytes.
-fn in_place_pairs(spec: &Spec, args: &[Arg]) -> Vec<(NodeId, NodeId)> {
-    let anchors = args.len() - spec.operands.len();
-    let mut pairs = Vec::new();
-    for store in &spec.stores {
-        let to = usize::from(store.operand);
-        for from in 0..spec.operands.len() {
-            let (Arg::Buffer(a), Arg::Buffer(b)) = (args[anchors + from], args[anchors + to])
-            else {
-                continue;
-            };
-            let loaded = spec.code.contains(&Inst::Load(from as u16));
-            // No other argument may be the same buffer, because it may have other strides.
-            let alone = args
-                .iter()
-                .enumerate()
-                .all(|(i, arg)| *arg != args[anchors + from] || i == anchors + from);
-            if a != b
-                && loaded
-                && alone
-                && spec.operands[from] == spec.operands[to]
-                && spec.operands[to].offset.is(0)
-            {
-                pairs.push((a, b));
-            }
-        }
-    }
-    pairs.dedup();
-    pairs
 }

@@ -9,23 +9,26 @@
 //! tolerance. Rules that would lose an infinity or a NaN (x · 0 → 0) or sum in another order (a sum
 //! of sums) are not here.
 
+mod cse;
+mod fold;
+mod pairs;
 mod pool;
 mod scalar;
 mod view;
 
-use std::hash::{Hash, Hasher};
-
-use rustc_hash::{FxHashMap, FxHasher};
-use slabwise_kernels::dtype::{DType, Lane};
-use slabwise_kernels::scalar::{ScalarOp, Value};
+use rustc_hash::FxHashMap;
+use slabwise_kernels::dtype::DType;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, ReduceOp};
+use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use super::error::PassError;
 use super::pipeline::Pass;
 use crate::graph::{Bases, Graph};
-use crate::ops::{Axes, GraphBuilder, NodeId, Op};
+use crate::ops::{GraphBuilder, NodeId, Op};
+use cse::same_op;
+use fold::constant;
+use pairs::{nested_reduce, transposed_product};
 
 /// Which simplifications are made; nodes that nothing needs are dropped in any case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,35 +173,6 @@ fn shell(graph: &Graph) -> Graph {
     }
 }
 
-/// The factors of a matrix product that `op` transposes.
-fn transposed_product(graph: &Graph, op: &Op, operand: NodeId) -> Option<[NodeId; 2]> {
-    let (Op::Permute(axes), Op::Matmul) = (op, &graph.node(operand).op) else {
-        return None;
-    };
-    let rank = axes.len();
-    let swaps = axes[..rank - 2].iter().copied().eq(0..rank - 2)
-        && axes[rank - 2..] == [rank - 1, rank - 2];
-    swaps.then(|| [graph.node(operand).inputs[0], graph.node(operand).inputs[1]])
-}
-
-/// The reduction along the axes of `outer` and of its operand, if their order does not matter.
-fn nested_reduce(graph: &Graph, outer: &Op, operand: NodeId) -> Option<Op> {
-    let inner = graph.node(operand);
-    let (Op::Reduce(op, axes), Op::Reduce(below, more)) = (outer, &inner.op) else {
-        return None;
-    };
-    let exact = match op {
-        ReduceOp::Max | ReduceOp::Min | ReduceOp::Any | ReduceOp::All => true,
-        // Integers wrap, which is associative; floats round.
-        ReduceOp::Sum | ReduceOp::Prod => inner.dtype == DType::I32,
-        ReduceOp::ArgMax | ReduceOp::ArgMin => false,
-    };
-    let mut both: Axes = axes.iter().chain(more).copied().collect();
-    both.sort_unstable();
-    both.dedup();
-    (op == below && exact).then(|| Op::Reduce(*op, both))
-}
-
 /// A graph in the making whose nodes are simplified as they are emitted.
 struct Builder {
     new: Graph,
@@ -219,38 +193,6 @@ impl Builder {
         self.new.node(id).inputs[0]
     }
 
-    /// The number that every element of a node is, if that is known.
-    fn known(&mut self, id: NodeId) -> Option<Value> {
-        let base = self.bases.of(&self.new, id);
-        constant(&self.new, base)
-    }
-
-    /// A known number everywhere.
-    fn full_of(&mut self, value: Value, dtype: DType, dims: &Dims) -> NodeId {
-        let one = self.emit(Op::Const(value), &[], dtype, Dims::new());
-        self.broadcast(one, dims)
-    }
-
-    /// The result of an elementwise operation, or of a conversion, on known numbers.
-    fn fold(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
-        let value = match op {
-            Op::Scalar(op) => {
-                let values: SmallVec<[Value; 3]> = inputs
-                    .iter()
-                    .map(|&i| self.known(i))
-                    .collect::<Option<_>>()?;
-                let lanes: SmallVec<[Lane; 3]> = values.iter().map(|v| v.lane()).collect();
-                op.lane(&lanes)?;
-                op.eval(&values)
-            }
-            // Bytes saturate or wrap by where they come from; a constant byte is too rare to know
-            // that here.
-            Op::Cast(to) if *to != DType::U8 => to.hold(self.known(inputs[0])?),
-            _ => return None,
-        };
-        Some(self.full_of(value, dtype, dims))
-    }
-
     fn rewrite(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
         let simpler = match op {
             Op::Scalar(op) => scalar::rewrite(self, *op, inputs, dims),
@@ -260,35 +202,6 @@ impl Builder {
         };
         // An operand in place of the result: bytes compute as integers, halves as f32.
         simpler.map(|id| self.cast(id, dtype))
-    }
-
-    /// A node that computes the same already.
-    fn find(&mut self, op: &Op, inputs: &[NodeId], dtype: DType, dims: &Dims) -> Option<NodeId> {
-        // Effects happen once each, and a copy is there to be a buffer of its own.
-        if !self.options.cse || op.is_effect() || *op == Op::Copy {
-            return None;
-        }
-        let mut key: SmallVec<[NodeId; 3]> = SmallVec::from_slice(inputs);
-        if commutes(op, dtype) {
-            key.sort_unstable();
-        }
-        let mut hasher = FxHasher::default();
-        (op.name(), bits(op), &key, dtype, dims).hash(&mut hasher);
-        let next = NodeId(self.new.nodes.len() as u32);
-        let bucket = self.seen.entry(hasher.finish()).or_default();
-        let found = bucket.iter().copied().find(|&id| {
-            let node = self.new.node(id);
-            let mut other = node.inputs.clone();
-            if commutes(op, dtype) {
-                other.sort_unstable();
-            }
-            same_op(&node.op, op) && other == key && node.dtype == dtype && node.dims == *dims
-        });
-        if found.is_none() {
-            // The caller is about to add it.
-            bucket.push(next);
-        }
-        found
     }
 }
 
@@ -317,56 +230,5 @@ impl GraphBuilder for Builder {
 
     fn dtype(&self, node: NodeId) -> DType {
         self.new.dtype(node)
-    }
-}
-
-/// The number that every element of a node is, seen through views of it.
-fn constant(graph: &Graph, mut id: NodeId) -> Option<Value> {
-    loop {
-        let node = graph.node(id);
-        match &node.op {
-            Op::Const(value) => return Some(*value),
-            op if op.is_view() => id = node.inputs[0],
-            _ => return None,
-        }
-    }
-}
-
-/// Whether the order of two operands does not matter, bit for bit. Floats' minimum and maximum are
-/// not here: of zeros of different sign they give the second.
-fn commutes(op: &Op, dtype: DType) -> bool {
-    use ScalarOp as S;
-    match op {
-        Op::Scalar(S::Add | S::Mul | S::And | S::Or | S::Xor | S::Eq | S::Ne) => true,
-        Op::Scalar(S::Min | S::Max) => dtype != DType::F32,
-        _ => false,
-    }
-}
-
-/// The bits of the number in an operation: 0 and −0 compare equal, but are two constants.
-fn bits(op: &Op) -> Option<u32> {
-    match op {
-        Op::Const(value) | Op::Pad { value, .. } => Some(match *value {
-            Value::F32(x) => x.to_bits(),
-            Value::I32(x) => x as u32,
-            Value::Bool(x) => u32::from(x),
-        }),
-        _ => None,
-    }
-}
-
-fn same_op(a: &Op, b: &Op) -> bool {
-    match (a, b) {
-        // A NaN is not equal to itself, but its bits are.
-        (Op::Const(x), Op::Const(y)) => x.lane() == y.lane() && bits(a) == bits(b),
-        (
-            Op::Pad { start, step, value },
-            Op::Pad {
-                start: s,
-                step: t,
-                value: v,
-            },
-        ) => start == s && step == t && value.lane() == v.lane() && bits(a) == bits(b),
-        _ => a == b,
     }
 }

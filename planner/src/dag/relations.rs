@@ -1,6 +1,6 @@
 //! The uses of buffers and the dependencies between tasks, as flat arrays.
 
-use crate::dag::{Dag, TaskId};
+use super::{Dag, TaskId};
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 

@@ -1,13 +1,15 @@
 //! Plans that meet a budget by offloading buffers to the host, by recomputing them, or by both.
 
-use super::{IdleInterval, Link, Offloaded, Offloader, Timeline, Value};
+use super::transfers::{Offloader, Timeline, Value};
+use super::{Within, floor, plan_within};
 use crate::check::{Checked, check_offload, check_repeats};
+use crate::dag::relations::Relations;
 use crate::dag::{BufferId, Dag, Space, Task, TaskId};
+use crate::offload::{IdleInterval, Link, Offloaded};
 use crate::order::OrderPolicy;
 use crate::plan::{Options, Plan, PlanError, live_bytes, plan};
-use crate::relations::Relations;
 use crate::remat::{DagSearch, RunInterval, is_amount};
-use crate::repeat::{Repeated, Within, floor, plan_within};
+use crate::repeat::Repeated;
 
 /// The interval in which a buffer is offloaded. Tasks and buffers are those of the dag without
 /// copies.

@@ -5,7 +5,7 @@
 //! price: the added time of the schedule, as the copy engines report it, and a small price for
 //! keeping the engines busy.
 
-use super::engines::{Engines, IdleInterval, Transfer};
+use crate::offload::{Engines, IdleInterval, Transfer};
 
 /// A value of a schedule that may be offloaded while it is idle. Steps are positions in the
 /// schedule.

@@ -1,0 +1,95 @@
+//! The values of nodes, of variables, and of the sizes of a run.
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::Dims;
+use slabwise_planner::{Kind, Space};
+
+use super::{Piece, Program, Source, Value};
+use crate::graph::{Graph, Phase};
+use crate::ops::{NodeId, Op};
+use crate::shape::elements;
+
+impl Program {
+    /// The value that holds all of a node's value.
+    pub(crate) fn value_of_node(graph: &Graph, node: NodeId, output: bool) -> Option<Value> {
+        let Op::Input(input) = graph.node(node).op else {
+            return Self::computed(graph, node, Source::Computed, output);
+        };
+        Self::computed(graph, node, Source::Input(input), output)
+    }
+
+    /// A value of a node; `None` if its byte count overflows.
+    fn computed(graph: &Graph, id: NodeId, source: Source, output: bool) -> Option<Value> {
+        let node = graph.node(id);
+        let kind = match graph.origin(id).phase {
+            _ if matches!(source, Source::Input(_)) => Kind::Input,
+            _ if output => Kind::Output,
+            Phase::Forward | Phase::Recompute => Kind::Activation,
+            Phase::Backward | Phase::Update => Kind::Gradient,
+        };
+        let data_dependent = graph.symbols.any_data_dependent(&node.dims);
+        let size = if data_dependent {
+            Some(Size::ZERO)
+        } else {
+            elements(&node.dims)
+        };
+        let bytes = size
+            .and_then(|n| n.checked_at(&graph.symbols.bounds()))
+            .and_then(|n| u64::try_from(n).ok())
+            .and_then(|n| n.checked_mul(node.dtype.bytes() as u64))?;
+        Some(Value {
+            name: graph.name(id),
+            source,
+            node: Some(id),
+            piece: Piece::Whole,
+            dtype: node.dtype,
+            dims: node.dims.clone(),
+            bytes,
+            data_dependent,
+            kind,
+            space: Space::Device,
+            output,
+        })
+    }
+
+    /// The value of a variable.
+    pub(crate) fn variable(graph: &Graph, variable: u32) -> Value {
+        let info = &graph.variables[variable as usize];
+        Value {
+            name: info.name.to_string(),
+            source: Source::Variable(variable),
+            node: None,
+            piece: Piece::Whole,
+            dtype: info.dtype,
+            dims: info.dims.clone(),
+            bytes: 0,
+            data_dependent: false,
+            kind: if info.is_param {
+                Kind::Weight
+            } else {
+                Kind::State
+            },
+            space: Space::Device,
+            output: false,
+        }
+    }
+
+    /// The value of the sizes of a run.
+    pub(crate) fn sizes(graph: &Graph) -> Value {
+        let symbols = graph.symbols.iter().count() as i64;
+        Value {
+            name: "sizes".into(),
+            source: Source::Sizes,
+            node: None,
+            piece: Piece::Whole,
+            dtype: DType::I32,
+            dims: Dims::from_slice(&[Size::fixed(symbols)]),
+            bytes: 0,
+            data_dependent: false,
+            kind: Kind::State,
+            space: Space::Device,
+            output: false,
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Rows: reductions in one kernel with the work over the points that they reduce.
+
+use smallvec::SmallVec;
+
+use super::super::layout::AxisMap;
+use super::clusters::Cluster;
+use super::{Builder, covers};
+use crate::ops::{NodeId, Op};
+
+/// The longest row, in elements, that a rows kernel keeps at hand; longer ones are read again by a
+/// second kernel.
+pub(super) const ROW_MAX: i64 = 1 << 16;
+
+impl Builder<'_> {
+    /// Whether a node that is uniform along trailing axes of a kernel over points comes, pointwise,
+    /// from a reduction along them that could join that kernel: the mean behind a sum. If the
+    /// reduction stays out in the end, [`Builder::part_rows`] undoes it.
+    pub(super) fn makes_rows(&mut self, id: NodeId, cluster: usize, axes: &AxisMap) -> bool {
+        let c = &self.list[cluster];
+        let kept: SmallVec<[usize; 6]> = axes.iter().flatten().map(|a| usize::from(*a)).collect();
+        let leading = kept.iter().copied().eq(0..kept.len());
+        if c.anchor.is_some()
+            || c.reduced.contains(&true)
+            || !self.options.reductions
+            || kept.is_empty()
+            || !leading
+        {
+            return false;
+        }
+        let folded = &c.space[kept.len()..];
+        let mut at = id;
+        // A chain of nodes of one shape: the reduction, and work on it with numbers and
+        // parameters.
+        while self.graph.node(at).op.is_pointwise() {
+            let above = self.edges[at.at()].iter().map(|e| e.source).find(|s| {
+                let node = self.graph.node(*s);
+                (node.op.is_pointwise() || matches!(node.op, Op::Reduce(..)))
+                    && !self.inline[s.at()]
+                    && node.dims == self.graph.node(id).dims
+            });
+            let Some(above) = above else { return false };
+            at = above;
+        }
+        let Op::Reduce(_, folds) = &self.graph.node(at).op else {
+            return false;
+        };
+        let over = &self.graph.node(self.graph.node(at).inputs[0]).dims;
+        let folds: SmallVec<[usize; 6]> = (0..over.len())
+            .filter(|i| folds.contains(i) && !over[*i].is(1))
+            .collect();
+        folds.iter().map(|&i| over[i]).eq(folded.iter().copied())
+            && self.rows_allowed(at, cluster, &folds)
+    }
+
+    /// Whether a reduction may join work over the points it reduces: always if none of that work
+    /// needs it; else rows must be short and contiguous in the way the tensor is written, for they
+    /// are passed over again.
+    pub(super) fn rows_allowed(&mut self, id: NodeId, cluster: usize, folds: &[usize]) -> bool {
+        if !self.points_follow(id, cluster) {
+            return true;
+        }
+        let dims = &self.graph.node(self.graph.node(id).inputs[0]).dims;
+        let trailing = folds
+            .first()
+            .is_none_or(|&first| (first..dims.len()).all(|i| folds.contains(&i) || dims[i].is(1)));
+        let bounds = self.graph.symbols.bounds();
+        let row = folds
+            .iter()
+            .fold(1i64, |n, &i| n.saturating_mul(dims[i].at(&bounds)));
+        self.options.rows && trailing && row <= ROW_MAX
+    }
+
+    /// Whether work over the points of a kernel depends on a node.
+    fn points_follow(&mut self, id: NodeId, cluster: usize) -> bool {
+        let mut stack: Vec<NodeId> = vec![id];
+        self.marks.clear();
+        self.marks.set(id, false);
+        while let Some(at) = stack.pop() {
+            for &(user, _) in &self.users[at.at()] {
+                let inside = self.places[user.at()]
+                    .as_ref()
+                    .filter(|p| p.cluster == cluster);
+                let folds = matches!(self.graph.node(user).op, Op::Reduce(..));
+                if inside.is_some_and(|place| {
+                    !folds && covers(&self.list[cluster], &place.axes, |_| true)
+                }) {
+                    return true;
+                }
+                if (inside.is_some() || self.inline[user.at()]) && self.marks.set(user, false) {
+                    stack.push(user);
+                }
+            }
+        }
+        false
+    }
+
+    /// Gives work that is uniform along the rows of a kernel a kernel of its own, where no
+    /// reduction came into the kernel that was to become rows.
+    pub(super) fn part_rows(&mut self) {
+        for at in 0..self.list.len() {
+            let c = &mut self.list[at];
+            let folds = |m: &NodeId| matches!(self.graph.node(*m).op, Op::Reduce(..));
+            if c.anchor.is_some() || !c.reduced.contains(&true) || c.members.iter().any(folds) {
+                continue;
+            }
+            let kept: SmallVec<[usize; 6]> =
+                (0..c.space.len()).filter(|&s| !c.reduced[s]).collect();
+            c.reduced.fill(false);
+            let covering = |m: &NodeId| {
+                covers(
+                    c,
+                    &self.places[m.at()]
+                        .as_ref()
+                        .expect("members are placed")
+                        .axes,
+                    |_| true,
+                )
+            };
+            let (full, flat): (Vec<NodeId>, Vec<NodeId>) =
+                c.members.iter().partition(|m| covering(m));
+            let space = kept.iter().map(|&s| c.space[s]).collect();
+            c.members = full;
+            let apart = Cluster {
+                space,
+                reduced: SmallVec::from_elem(false, kept.len()),
+                members: flat.clone(),
+                ..Cluster::default()
+            };
+            self.list.push(apart);
+            for m in flat {
+                // The kept axes lead, so that they keep their numbers.
+                self.places[m.at()]
+                    .as_mut()
+                    .expect("members are placed")
+                    .cluster = self.list.len() - 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! The anchor of a kernel and its arguments.
+
+use slabwise_kernels::size::Size;
+use slabwise_kernels::spec::{
+    Body, BoundsCheck, Conv2d, ConvKind, Dims, Gather, Matmul, NonMaxSuppression, Nonzero, Operand,
+    Pool2d, Pool2dGrad, PoolKind, ScatterAdd, Sort,
+};
+
+use super::{Arg, Lowering, base};
+use crate::ops::{ConvGeometry, Op};
+use crate::shape::Extent;
+
+impl<'a> Lowering<'a> {
+    /// The anchor and its arguments.
+    pub(super) fn body(&self) -> Option<(Body, Vec<Arg>)> {
+        let c = &self.clusters.list[self.cluster];
+        let Some(anchor) = c.anchor else {
+            return Some((Body::Loop, vec![]));
+        };
+        let node = self.graph.node(anchor);
+        let operand = |k: usize| {
+            let input = node.inputs[k];
+            let v = self.around.views.view(self.graph, input)?;
+            Some((
+                Operand {
+                    dtype: self.graph.node(input).dtype,
+                    offset: v.offset,
+                    strides: v.strides,
+                },
+                base(self.graph, v.base),
+            ))
+        };
+        let dims_of = |k: usize| &self.graph.node(node.inputs[k]).dims;
+        let (first, first_arg) = operand(0)?;
+        let mut args = vec![first_arg];
+        let body = match &node.op {
+            Op::Matmul => {
+                let (b, arg) = operand(1)?;
+                args.push(arg);
+                Body::Matmul(Matmul {
+                    k: *dims_of(0).last()?,
+                    a: first,
+                    b,
+                })
+            }
+            Op::Conv2d(g) | Op::Conv2dInputGrad(g) | Op::Conv2dWeightGrad(g) => {
+                let (b, arg) = operand(1)?;
+                args.push(arg);
+                let (kind, image, result, weight) = match &node.op {
+                    Op::Conv2d(_) => (ConvKind::Forward, dims_of(0), &node.dims, dims_of(1)),
+                    Op::Conv2dInputGrad(_) => {
+                        (ConvKind::InputGrad, &node.dims, dims_of(0), dims_of(1))
+                    }
+                    _ => (ConvKind::WeightGrad, dims_of(0), dims_of(1), &node.dims),
+                };
+                Body::Conv2d(conv(kind, g, image, result, weight, first, b)?)
+            }
+            Op::Pool2d(kind, window) => {
+                let image = dims_of(0);
+                let mut arg = None;
+                if let Some(positions) = c.positions {
+                    arg = Some(Operand::contiguous(
+                        self.graph.node(positions).dtype,
+                        &self.graph.node(positions).dims,
+                    )?);
+                    args.push(Arg::Buffer(positions));
+                }
+                Body::Pool2d(Pool2d {
+                    kind: *kind,
+                    window: *window,
+                    hw: [image[2], image[3]],
+                    x: first,
+                    arg,
+                })
+            }
+            Op::Pool2dGrad(kind, window) => {
+                let result = dims_of(0);
+                let mut arg = None;
+                if *kind == PoolKind::Max {
+                    let (positions, from) = operand(1)?;
+                    arg = Some(positions);
+                    args.push(from);
+                }
+                Body::Pool2dGrad(Pool2dGrad {
+                    kind: *kind,
+                    window: *window,
+                    ohw: [result[2], result[3]],
+                    dy: first,
+                    arg,
+                })
+            }
+            Op::Gather { axis } => {
+                let (index, from) = operand(1)?;
+                args.push(from);
+                let mut source = first;
+                let axis_stride = std::mem::replace(&mut source.strides[*axis], Size::ZERO);
+                Body::Gather(Gather {
+                    source,
+                    index,
+                    axis_stride,
+                    axis_len: dims_of(0)[*axis],
+                })
+            }
+            Op::ScatterAdd { axis } => {
+                let (index, from) = operand(1)?;
+                args.push(from);
+                Body::ScatterAdd(ScatterAdd {
+                    axis: *axis,
+                    space: dims_of(0).clone(),
+                    value: first,
+                    index,
+                })
+            }
+            Op::BoundsCheck { limit, .. } => Body::BoundsCheck(BoundsCheck {
+                index: first,
+                limit: *limit,
+            }),
+            Op::Bind { symbol } => {
+                let Extent::DataDependent(most) = self.graph.symbols.extent(*symbol) else {
+                    return None;
+                };
+                Body::BoundsCheck(BoundsCheck {
+                    index: first,
+                    limit: most.checked_add(Size::ONE)?,
+                })
+            }
+            op if op.is_opaque() => {
+                let own = Operand::contiguous(node.dtype, &node.dims)?;
+                args.push(Arg::Buffer(anchor));
+                match op {
+                    Op::Nonzero => Body::Nonzero(Nonzero {
+                        space: dims_of(0).clone(),
+                        mask: first,
+                        positions: own,
+                    }),
+                    Op::Sort { descending } => Body::Sort(Sort {
+                        descending: *descending,
+                        source: first,
+                        positions: own,
+                    }),
+                    Op::NonMaxSuppression { threshold } => {
+                        Body::NonMaxSuppression(NonMaxSuppression {
+                            threshold: *threshold,
+                            boxes: first,
+                            keep: own,
+                        })
+                    }
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        };
+        Some((body, args))
+    }
+}
+
+fn conv(
+    kind: ConvKind,
+    g: &ConvGeometry,
+    image: &Dims,
+    result: &Dims,
+    weight: &Dims,
+    a: Operand,
+    b: Operand,
+) -> Option<Conv2d> {
+    let fixed = |s: Size| s.as_fixed().and_then(|n| usize::try_from(n).ok());
+    Some(Conv2d {
+        kind,
+        n: image[0],
+        ci: image[1],
+        co: weight[0],
+        hw: [image[2], image[3]],
+        ohw: [result[2], result[3]],
+        k: [fixed(weight[2])?, fixed(weight[3])?],
+        stride: g.stride,
+        pad: g.pad,
+        dilation: g.dilation,
+        groups: g.groups,
+        a,
+        b,
+        prologue: None,
+    })
+}

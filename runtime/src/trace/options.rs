@@ -1,0 +1,79 @@
+//! The options of a trace: sampling, averaged weights, precision, name.
+
+use super::Trace;
+use super::precision::Precision;
+
+impl Trace {
+    /// The same with new random numbers in each run, for sampling from a model: they follow from
+    /// the seed of the session's parameters and from the number of runs of such programs before,
+    /// which is the last element of the state "sampling" (i32 `[3]`: seed low, seed high, runs). It
+    /// is saved with the weights, so that a resumed session draws the same numbers as an
+    /// uninterrupted one; [`Session::set_value`](crate::Session::set_value) sets it anew. Training
+    /// draws from another state, which sampling leaves alone.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// let trace = Trace::inference().sampling();
+    /// let noise = trace.normal((4, 2));
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// let sample = session.compile(&trace, [noise])?;
+    /// let first = session.run(&sample, ())?[0].array::<f32>()?;
+    /// assert_ne!(session.run(&sample, ())?[0].array::<f32>()?, first);
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    #[must_use]
+    pub fn sampling(mut self) -> Self {
+        self.sampling = true;
+        self
+    }
+
+    /// The same on averaged weights: parameters are read as the averages that
+    /// [`Optimizer::ema`](crate::optim::Optimizer::ema) keeps of them, statistics as they are. An
+    /// average before the first step is the weight's initial value.
+    pub fn averaged(mut self) -> Self {
+        self.averaged = true;
+        self
+    }
+
+    /// The same with matrix products and convolutions in this precision, including those of the
+    /// backward pass: each rounds its operands and sums in f32. Everything else stays in f32:
+    /// weights, their gradients and optimizer states, norms, softmax, losses. This is mixed
+    /// precision, and the model is written as usual. On a CUDA device tensor cores multiply halves
+    /// many times as fast as other cores multiply f32; the CPU gives the same sums but gains
+    /// nothing.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # use slabwise::Precision;
+    /// let params = Params::seeded(0);
+    /// let weight = params.root().param("weight", (8, 1), Init::Constant(0.5));
+    /// let trace = Trace::inference().with_precision(Precision::Bf16);
+    /// let y = trace.input("x", F32, (4, 8)).matmul(trace.param(&weight));
+    /// assert_eq!(y.dtype(), F32);
+    /// ```
+    pub fn with_precision(mut self, precision: Precision) -> Self {
+        self.precision = precision;
+        self
+    }
+
+    /// The operand type of matrix products and convolutions.
+    pub fn precision(&self) -> Precision {
+        self.precision
+    }
+
+    /// The same with the name that reports show.
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// The name that reports show: "train" or "infer" unless it was [named](Trace::named).
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether this is a [training](Trace::training) trace.
+    pub fn is_training(&self) -> bool {
+        self.training
+    }
+}
