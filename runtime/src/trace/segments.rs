@@ -19,7 +19,7 @@ impl Trace {
         result
     }
 
-    /// See [`Tensor::keep`].
+    /// See [`Tensor::keep`](crate::tensor::Tensor::keep).
     pub(crate) fn keep(&self, id: NodeId) {
         self.building.borrow_mut().graph.keep(id);
     }
