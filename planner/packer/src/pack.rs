@@ -30,6 +30,18 @@ impl Problem {
         }
     }
 
+    /// The lower bound of the height: the bytes that the fullest instant needs, or the end of the
+    /// item that must reach highest. With several spaces, the sum of theirs.
+    ///
+    /// Saturates where [`Problem::verify`] would fail; constraints that contradict each other give
+    /// 0.
+    pub fn lower_bound(&self) -> u64 {
+        if !self.is_plain() && self.verify().is_err() {
+            return 0;
+        }
+        rules::total_lower_bound(self)
+    }
+
     /// Places the items with the best of several fast heuristics, deterministically. Between two
     /// instants that no life spans, up to eight items without constraints are placed optimally. A
     /// few thousand items take milliseconds where the bound is met early, as it is for nearly all

@@ -7,7 +7,7 @@
 
 use super::blocks::{Block, Blocks};
 use crate::lifetime::Lifetime;
-use crate::problem::Problem;
+use crate::problem::{Item, Problem};
 use crate::rects::union;
 use rustc_hash::FxHashMap;
 use std::collections::BTreeMap;
@@ -61,32 +61,24 @@ fn fullest(loads: &[Load], unit: u64, savings: &FxHashMap<u64, u64>) -> u64 {
     u64::try_from(bound).unwrap_or(u64::MAX)
 }
 
-impl Problem {
-    /// The lower bound of the height: the bytes that the fullest instant needs, or the end of the
-    /// item that must reach highest. With several spaces, the sum of theirs.
-    ///
-    /// Saturates where [`Problem::verify`] would fail; constraints that contradict each other give
-    /// 0.
-    pub fn lower_bound(&self) -> u64 {
-        if self.is_plain() {
-            let loads: Vec<Load> = self
-                .items
-                .iter()
-                .map(|item| Load {
-                    life: item.life,
-                    bytes: item.size,
-                })
-                .collect();
-            return fullest(&loads, self.unit(), &FxHashMap::default());
-        }
-        let sound = self.verify().and_then(|()| Blocks::new(self, &[]));
-        sound.map_or(0, |blocks| {
-            lower_bounds(self, &blocks)
-                .into_iter()
-                .fold(0, u64::saturating_add)
-        })
+/// The lower bound of the height of a valid problem. With several spaces, the sum of theirs.
+pub(crate) fn total_lower_bound(problem: &Problem) -> u64 {
+    if problem.is_plain() {
+        let load = |item: &Item| Load {
+            life: item.life,
+            bytes: item.size,
+        };
+        let loads: Vec<Load> = problem.items.iter().map(load).collect();
+        return fullest(&loads, problem.unit(), &FxHashMap::default());
     }
+    Blocks::new(problem, &[]).map_or(0, |blocks| {
+        lower_bounds(problem, &blocks)
+            .into_iter()
+            .fold(0, u64::saturating_add)
+    })
+}
 
+impl Problem {
     /// A power of two that divides the start of every byte range that items need: the finest
     /// alignment, if ranges begin at the start of their items and those at multiples of their
     /// alignment.

@@ -15,6 +15,7 @@ use crate::plain::portfolio::{Budget, Limits, Plain, pack_plain};
 use crate::problem::{Gap, InPlace, Item, Placement, Problem};
 use blocks::{Blocks, free_to_join};
 use bound::lower_bounds;
+pub(crate) use bound::total_lower_bound;
 use general::General;
 
 mod blocks;
