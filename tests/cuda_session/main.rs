@@ -2,6 +2,8 @@
 //! accounted for, nothing allocated by a step, and errors with a remedy.
 #![cfg(feature = "cuda")]
 
+#[path = "../support/close.rs"]
+mod close;
 mod reports;
 
 use ndarray::{ArrayD, arr1};
@@ -12,6 +14,8 @@ use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Precision, RunStats, Tuning};
 use slabwise_cuda::fake::FakeDriver;
+
+use close::assert_close;
 
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
@@ -47,16 +51,6 @@ fn losses(
         losses.push(session.run(&train, (&images, &labels)).expect("a step")[0].item());
     }
     (losses, session.last_run(), session.slab_bytes())
-}
-
-fn assert_close(got: &[f32], expected: &[f32]) {
-    assert_eq!(got.len(), expected.len());
-    for (step, (a, b)) in got.iter().zip(expected).enumerate() {
-        assert!(
-            (a - b).abs() <= 1e-4 * b.abs().max(1.0),
-            "step {step}: {a} on the device, {b} on the CPU"
-        );
-    }
 }
 
 #[test]

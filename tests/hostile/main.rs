@@ -10,6 +10,8 @@ mod files;
 mod outputs;
 #[path = "../support/readers.rs"]
 mod readers;
+#[path = "../support/splitmix.rs"]
+mod splitmix;
 
 use std::io::Read;
 use std::path::PathBuf;
