@@ -74,23 +74,7 @@ fn plain(bytes: &[u8]) -> Result<(), usize> {
         };
         let operand = match bytes[at] {
             b'.' => return Ok(()),
-            b'('
-            | b'0'
-            | b'1'
-            | b'2'
-            | b'N'
-            | b']'
-            | b')'
-            | b'}'
-            | b'l'
-            | b't'
-            | b'd'
-            | b'a'
-            | b'e'
-            | b's'
-            | b'u'
-            | 0x85..=0x89
-            | 0x94 => Some(0),
+            opcode if b"(012N])}ltdaesu\x85\x86\x87\x88\x89\x94".contains(&opcode) => Some(0),
             0x80 | b'K' | b'q' | b'h' => Some(1),
             b'M' => Some(2),
             b'J' | b'r' | b'j' => Some(4),
@@ -126,7 +110,7 @@ impl<'de> Sink<'de> for Json {
         self.open.push("");
         if self.is_key {
             let key = match &atom {
-                Atom::Str(key) => self.keys.iter().find(|known| **known == &**key),
+                Atom::Str(key) => self.keys.iter().find(|known| ***known == **key),
                 _ => None,
             };
             self.skips = key.is_none();
