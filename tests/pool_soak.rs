@@ -70,7 +70,7 @@ fn work(
     for op in 0..ops {
         match dice.bits() % 100 {
             0..60 => {
-                let bytes = if dice.bits() % 4 == 0 {
+                let bytes = if dice.below(4) == 0 {
                     dice.bits() % MIB
                 } else {
                     dice.bits() % 4096
@@ -104,7 +104,7 @@ fn work(
             60..94 if !owned.is_empty() => {
                 let one = owned.swap_remove(dice.below(owned.len()));
                 verify(pool, device, &one);
-                if dice.bits() % 3 == 0 {
+                if dice.below(3) == 0 {
                     dropped.push(pool.lease(one.handle));
                 } else {
                     pool.free(&mut device, one.handle).expect("a block in use");
@@ -114,8 +114,8 @@ fn work(
             94 => dropped.clear(),
             95 => drop(pool.submit(Stream(thread as u16))),
             96 => device.fail(dice.bits() % 3, dice.bits() % 4),
-            97 if dice.bits() % 20 == 0 => drop(pool.empty_cache(&mut device)),
-            98 if dice.bits() % 20 == 0 => drop(pool.defragment(&mut device, 4 * MIB)),
+            97 if dice.below(20) == 0 => drop(pool.empty_cache(&mut device)),
+            98 if dice.below(20) == 0 => drop(pool.defragment(&mut device, 4 * MIB)),
             99 => drop(pool.end_step(&mut device)),
             _ => {}
         }
