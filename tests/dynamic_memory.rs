@@ -1,7 +1,10 @@
 //! Programs whose buffers lie in the pool: the same results under every policy, and an
 //! out-of-memory report.
 
-use ndarray::{Array1, Array2};
+#[path = "support/products.rs"]
+mod products;
+
+use ndarray::Array2;
 use slabwise::memory::{MemoryConfig, Policy};
 use slabwise::prelude::*;
 use slabwise::{Error, Program};
@@ -9,29 +12,8 @@ use slabwise::{Error, Program};
 const ROWS: usize = 256;
 const MIB: u64 = 1 << 20;
 
-/// A few products with overlapping lifetimes: some MiB.
-fn program(session: &mut Session) -> Program<1> {
-    let trace = Trace::inference().named("products");
-    let x = trace.input("x", F32, (ROWS, ROWS));
-    let a = x.matmul(x);
-    let b = a.matmul(x);
-    let c = b.matmul(a);
-    session
-        .compile(&trace, [(a + b * c).sum()])
-        .expect("compiles")
-}
-
 fn session(config: &MemoryConfig) -> Session {
-    Session::new(Device::Cpu, Params::seeded(0))
-        .expect("a session")
-        .with_memory(config)
-        .expect("settings that make sense")
-}
-
-fn input() -> Array2<f32> {
-    Array1::linspace(-0.1, 0.1, ROWS * ROWS)
-        .into_shape_with_order((ROWS, ROWS))
-        .expect("as many numbers")
+    products::session(Device::Cpu, config)
 }
 
 fn loss(session: &mut Session, program: &Program<1>, x: &Array2<f32>) -> Result<u32> {
@@ -41,16 +23,16 @@ fn loss(session: &mut Session, program: &Program<1>, x: &Array2<f32>) -> Result<
 
 #[test]
 fn results_are_the_same_under_every_policy() {
-    let x = input();
+    let x = products::input(ROWS);
     let planned = {
         let mut session = session(&MemoryConfig::default());
-        let program = program(&mut session);
+        let program = products::program(&mut session, ROWS);
         let [loss] = session.run(&program, (&x,)).expect("runs");
         loss.item().to_bits()
     };
     for policy in Policy::ALL {
         let mut session = session(&MemoryConfig::with_policy(policy));
-        let program = program(&mut session);
+        let program = products::program(&mut session, ROWS);
         for _ in 0..3 {
             assert_eq!(
                 loss(&mut session, &program, &x).expect("runs"),
@@ -73,13 +55,13 @@ fn results_are_the_same_under_every_policy() {
 
 #[test]
 fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
-    let x = input();
+    let x = products::input(ROWS);
     let small = MemoryConfig {
         limit: Some(MIB / 2),
         ..MemoryConfig::with_policy(Policy::Tlsf)
     };
     let mut session = session(&small);
-    let program = program(&mut session);
+    let program = products::program(&mut session, ROWS);
     let Err(Error::Memory {
         program: name,
         report,

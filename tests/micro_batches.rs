@@ -1,62 +1,15 @@
 //! Micro-batches: where one kernel alone needs more than the budget, kernels run on parts of the
 //! batch. This meets budgets that no order and no recomputation can, with the same bits.
 
+mod support;
+
 use ndarray::{Array1, ArrayD, Axis, IxDyn, Slice};
 use slabwise::nn::{BatchNorm2d, Conv2d, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Measures};
 use slabwise_models::{Examples, Model, OptimizerKind, noise};
-
-/// The results of training.
-struct Trained {
-    losses: Vec<u32>,
-    weights: Vec<(String, Vec<u32>)>,
-    session: Session,
-    program: Program<1>,
-}
-
-impl Trained {
-    fn of(
-        mut session: Session,
-        program: Program<1>,
-        feeds: &[(ArrayD<f32>, ArrayD<i32>)],
-    ) -> Trained {
-        let losses = feeds
-            .iter()
-            .map(|feed| {
-                session.run(&program, (&feed.0, &feed.1)).expect("a step")[0]
-                    .item()
-                    .to_bits()
-            })
-            .collect();
-        let bits = |name: &str| {
-            session
-                .value(name)
-                .expect("a weight")
-                .iter()
-                .map(|v| v.to_bits())
-                .collect()
-        };
-        let weights = session
-            .names()
-            .map(|name| (name.to_string(), bits(name)))
-            .collect();
-        Trained {
-            losses,
-            weights,
-            session,
-            program,
-        }
-    }
-
-    fn assert_same(&self, other: &Trained, what: &str) {
-        assert_eq!(self.losses, other.losses, "{what}: losses");
-        for ((name, a), (_, b)) in self.weights.iter().zip(&other.weights) {
-            assert!(a == b, "{what}: {name} differs\n{}", self.program.plan());
-        }
-    }
-}
+use support::networks::Trained;
 
 fn session(params: Params, budget: Budget, threads: usize) -> Session {
     Session::new(Device::Cpu, params)
@@ -91,7 +44,7 @@ fn cnn(budget: Budget, threads: usize, options: CompileOptions) -> Result<Traine
             )
         })
         .collect();
-    Ok(Trained::of(session, program, &feeds))
+    Ok(Trained::of(session, program, feeds))
 }
 
 #[test]
@@ -251,7 +204,7 @@ fn train(seed: usize, budget: Budget, check_memory: bool) -> Result<Trained> {
             (x, Array1::from_shape_fn(n, |i| (i % 7) as i32).into_dyn())
         })
         .collect();
-    Ok(Trained::of(session, program, &feeds))
+    Ok(Trained::of(session, program, feeds))
 }
 
 /// The trained network; `None` if its budget was refused with more bytes needed than it has.
@@ -321,7 +274,7 @@ fn perceptron(budget: Budget, threads: usize, options: CompileOptions) -> Result
             (images, labels)
         })
         .collect();
-    Ok(Trained::of(session, program, &feeds))
+    Ok(Trained::of(session, program, feeds))
 }
 
 /// Its largest workspaces are larger than all that its kernels touch.
@@ -419,7 +372,7 @@ fn dense_layers_accumulate_gradients_over_micro_batches() {
                 (x, Array1::from_shape_fn(n, |i| (i % 6) as i32).into_dyn())
             })
             .collect();
-        Result::Ok(Trained::of(session, program, &feeds))
+        Result::Ok(Trained::of(session, program, feeds))
     };
     let all = train(Budget::Unlimited, 2).expect("it compiles");
     let mut summed = 0;

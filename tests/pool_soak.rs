@@ -3,28 +3,17 @@
 //!
 //! Short here; long with `SLABWISE_SOAK_OPS=10000000 cargo test --release --test pool_soak`.
 
+#[path = "support/splitmix.rs"]
+mod splitmix;
+
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use slabwise::memory::{FakeDevice, Handle, Lease, MemoryConfig, Policy, Pool, Stream, Tag, TagId};
 use slabwise_kernels::memory::Region;
+use splitmix::Rng;
 
 const THREADS: u64 = 4;
 const MIB: u64 = 1 << 20;
-
-/// The random numbers of a thread.
-struct Dice(u64);
-
-impl Dice {
-    /// A number below `sides`.
-    fn roll(&mut self, sides: u64) -> u64 {
-        // Steele, Lea and Flood's SplitMix64.
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % sides
-    }
-}
 
 /// A block, and the mark that its owner wrote at both of its ends.
 struct Owned {
@@ -74,17 +63,17 @@ fn work(
     mut device: &FakeDevice,
     failures: &AtomicU64,
 ) -> Vec<Owned> {
-    let mut dice = Dice(thread);
+    let mut dice = Rng(thread);
     let mut owned: Vec<Owned> = Vec::new();
     let mut dropped: Vec<Lease> = Vec::new();
     let tag = pool.tag(Tag::named(&format!("thread {thread}")));
     for op in 0..ops {
-        match dice.roll(100) {
+        match dice.bits() % 100 {
             0..60 => {
-                let bytes = if dice.roll(4) == 0 {
-                    dice.roll(MIB)
+                let bytes = if dice.below(4) == 0 {
+                    dice.bits() % MIB
                 } else {
-                    dice.roll(4096)
+                    dice.bits() % 4096
                 };
                 match pool.allocate(
                     &mut device,
@@ -113,9 +102,9 @@ fn work(
                 }
             }
             60..94 if !owned.is_empty() => {
-                let one = owned.swap_remove(dice.roll(owned.len() as u64) as usize);
+                let one = owned.swap_remove(dice.below(owned.len()));
                 verify(pool, device, &one);
-                if dice.roll(3) == 0 {
+                if dice.below(3) == 0 {
                     dropped.push(pool.lease(one.handle));
                 } else {
                     pool.free(&mut device, one.handle).expect("a block in use");
@@ -124,9 +113,9 @@ fn work(
             }
             94 => dropped.clear(),
             95 => drop(pool.submit(Stream(thread as u16))),
-            96 => device.fail(dice.roll(3), dice.roll(4)),
-            97 if dice.roll(20) == 0 => drop(pool.empty_cache(&mut device)),
-            98 if dice.roll(20) == 0 => drop(pool.defragment(&mut device, 4 * MIB)),
+            96 => device.fail(dice.bits() % 3, dice.bits() % 4),
+            97 if dice.below(20) == 0 => drop(pool.empty_cache(&mut device)),
+            98 if dice.below(20) == 0 => drop(pool.defragment(&mut device, 4 * MIB)),
             99 => drop(pool.end_step(&mut device)),
             _ => {}
         }

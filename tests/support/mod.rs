@@ -4,6 +4,7 @@
 pub mod arrays;
 pub mod networks;
 pub mod random_graph;
+mod splitmix;
 
 use half::{bf16, f16};
 use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
@@ -14,23 +15,9 @@ use slabwise::shape::{Dims, Size, elements};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::ReduceOp;
 
-/// A small generator of equally likely numbers (SplitMix64).
-pub struct Rng(pub u64);
+pub use splitmix::Rng;
 
 impl Rng {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
-    }
-
-    /// In `0..n`.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n as u64) as usize
-    }
-
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }

@@ -1,6 +1,7 @@
 //! Small networks to train, and the results of training.
 
 use ndarray::{Array1, Array2, Axis, Slice};
+use slabwise::feed::Feed;
 use slabwise::nn::Linear;
 use slabwise::optim::Adam;
 use slabwise::prelude::*;
@@ -23,6 +24,39 @@ pub struct Trained {
     pub weights: Vec<(String, Vec<u32>)>,
     pub session: Session,
     pub program: Program<1>,
+}
+
+impl Trained {
+    /// Runs a program once for each of the inputs.
+    pub fn of(
+        mut session: Session,
+        program: Program<1>,
+        feeds: impl IntoIterator<Item = impl Feed>,
+    ) -> Trained {
+        let step = |feed| {
+            session.run(&program, feed).expect("a step")[0]
+                .item()
+                .to_bits()
+        };
+        Trained {
+            losses: feeds.into_iter().map(step).collect(),
+            weights: session
+                .names()
+                .map(str::to_string)
+                .zip(weights(&session))
+                .collect(),
+            session,
+            program,
+        }
+    }
+
+    /// Checks that two programs computed the same bits.
+    pub fn assert_same(&self, other: &Trained, what: &str) {
+        assert_eq!(self.losses, other.losses, "{what}: losses");
+        for ((name, a), (_, b)) in self.weights.iter().zip(&other.weights) {
+            assert!(a == b, "{what}: {name} differs\n{}", self.program.plan());
+        }
+    }
 }
 
 pub const WIDTH: usize = 64;
@@ -107,31 +141,8 @@ fn learn_on(
     let loss = model(&trace, x, labels);
     let program = session.compile(&trace, [loss])?;
     let (x, labels) = examples(batch);
-    let losses = (0..steps)
-        .map(|_| {
-            session.run(&program, (&x, &labels)).expect("a step")[0]
-                .item()
-                .to_bits()
-        })
-        .collect();
-    let bits = |name: &str| {
-        session
-            .value(name)
-            .expect("a weight")
-            .iter()
-            .map(|v| v.to_bits())
-            .collect()
-    };
-    let weights = session
-        .names()
-        .map(|name| (name.to_string(), bits(name)))
-        .collect();
-    Ok(Trained {
-        losses,
-        weights,
-        session,
-        program,
-    })
+    let feeds = (0..steps).map(|_| (&x, &labels));
+    Ok(Trained::of(session, program, feeds))
 }
 
 /// The data that these networks are trained on.

@@ -4,6 +4,7 @@
 //! that of loads and stores of each type. The loop around the program gives the addresses of
 //! operands at a point: a [`Site`].
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use slabwise_kernels::dtype::{DType, Lane};
@@ -182,36 +183,24 @@ impl<'a> Code<'a> {
 
     /// Operands that are read per point, each once.
     pub fn loads(&self) -> Vec<u16> {
-        let mut list: Vec<u16> = self
-            .needed()
-            .filter_map(|i| {
-                if let Inst::Load(k) = self.spec.code[i] {
-                    Some(k)
-                } else {
-                    None
-                }
-            })
-            .collect();
-        list.sort_unstable();
-        list.dedup();
-        list
+        self.distinct(|inst| match *inst {
+            Inst::Load(k) => Some(k),
+            _ => None,
+        })
     }
 
     /// Indices that are needed, each once.
     pub fn indices(&self) -> Vec<u16> {
-        let mut list: Vec<u16> = self
-            .needed()
-            .filter_map(|i| {
-                if let Inst::Index(k) = self.spec.code[i] {
-                    Some(k)
-                } else {
-                    None
-                }
-            })
-            .collect();
-        list.sort_unstable();
-        list.dedup();
-        list
+        self.distinct(|inst| match *inst {
+            Inst::Index(k) => Some(k),
+            _ => None,
+        })
+    }
+
+    /// The numbers that `of` takes from the needed instructions, sorted, each once.
+    fn distinct(&self, of: impl Fn(&Inst) -> Option<u16>) -> Vec<u16> {
+        let numbers = self.needed().filter_map(|i| of(&self.spec.code[i]));
+        numbers.collect::<BTreeSet<u16>>().into_iter().collect()
     }
 
     /// The expression of value `i`; not for reductions.

@@ -132,6 +132,25 @@ impl Library {
         }
     }
 
+    /// Opens the library and binds its calls, for the rest of the process. `bind` receives the
+    /// library and the file, for its errors.
+    pub(crate) fn bind<C>(
+        self,
+        bind: impl FnOnce(&libloading::Library, std::path::Display<'_>) -> Result<C, String>,
+    ) -> Result<C, Missing> {
+        let found = self.open().map_err(Clone::clone)?;
+        let file = found.file.display();
+        // SAFETY: the library is open already, under this name.
+        let calls = unsafe { libloading::Library::new(&found.file) }
+            .map_err(|e| format!(": {file} cannot be opened: {e}"))
+            .and_then(|library| {
+                let calls = bind(&library, file)?;
+                std::mem::forget(library);
+                Ok(calls)
+            });
+        calls.map_err(|why| Missing { library: self, why })
+    }
+
     /// Its possible file names, the best first. Major versions of NVRTC and cuBLASLt are those
     /// whose code a driver of 12 or 13 accepts.
     fn files(self) -> &'static [&'static str] {

@@ -100,6 +100,19 @@ pub struct Dispatch {
     pub words: Vec<Word>,
 }
 
+impl Dispatch {
+    /// A launch of blocks along one dimension, without dynamic shared memory.
+    pub fn new(function: usize, blocks: u32, threads: u32, words: Vec<Word>) -> Dispatch {
+        Dispatch {
+            function,
+            grid: [blocks, 1, 1],
+            block: [threads, 1, 1],
+            shared_bytes: 0,
+            words,
+        }
+    }
+}
+
 /// A computation by a library.
 #[derive(Debug)]
 pub(crate) enum ByLibrary {

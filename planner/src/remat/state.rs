@@ -182,43 +182,29 @@ impl<'n> ScheduleState<'n> {
         self.source(self.node[c as usize], self.pos[c as usize])
     }
 
-    /// The last and the first read of a value in `from..to`.
+    /// The reads of a value in `from..to`.
     #[inline]
-    pub fn last_read(&self, node: u32, from: u32, to: u32) -> Option<u32> {
-        let mut found = None;
-        for &k in self.net.consumers.of(node) {
-            for &c in &self.copies[k as usize] {
+    fn reads(&self, node: u32, from: u32, to: u32) -> impl Iterator<Item = u32> {
+        let readers = self.net.consumers.of(node).iter();
+        readers
+            .flat_map(|&k| &self.copies[k as usize])
+            .filter_map(move |&c| {
                 let p = self.pos[c as usize];
                 // A copy made by a fetch reads no values.
-                if p >= from
-                    && p < to
-                    && found.is_none_or(|f| f < p)
-                    && self.sequence[p as usize] == c
-                {
-                    found = Some(p);
-                }
-            }
-        }
-        found
+                (p >= from && p < to && self.sequence[p as usize] == c).then_some(p)
+            })
     }
 
+    /// The last read of a value in `from..to`.
+    #[inline]
+    pub fn last_read(&self, node: u32, from: u32, to: u32) -> Option<u32> {
+        self.reads(node, from, to).max()
+    }
+
+    /// The first read of a value in `from..to`.
     #[inline]
     pub fn first_read(&self, node: u32, from: u32, to: u32) -> Option<u32> {
-        let mut found = None;
-        for &k in self.net.consumers.of(node) {
-            for &c in &self.copies[k as usize] {
-                let p = self.pos[c as usize];
-                // A copy made by a fetch reads no values.
-                if p >= from
-                    && p < to
-                    && found.is_none_or(|f| f > p)
-                    && self.sequence[p as usize] == c
-                {
-                    found = Some(p);
-                }
-            }
-        }
-        found
+        self.reads(node, from, to).min()
     }
 
     /// Whether `node` may be inserted before position `p`: its inputs exist, and none of them has

@@ -1,6 +1,9 @@
 //! Programs whose buffers lie in a pool of a CUDA device's memory: the same results under every
 //! policy, with pages that are mapped on demand and released when other sessions need their memory.
 
+#[path = "../../support/products.rs"]
+mod products;
+
 use ndarray::{Array1, Array2};
 use slabwise::memory::{MemoryConfig, Policy};
 use slabwise::prelude::*;
@@ -9,29 +12,8 @@ use slabwise_cuda::fake::FakeDriver;
 const ROWS: usize = 64;
 const MIB: u64 = 1 << 20;
 
-/// A few products with overlapping lifetimes.
-fn program(session: &mut Session) -> Program<1> {
-    let trace = Trace::inference().named("products");
-    let x = trace.input("x", F32, (ROWS, ROWS));
-    let a = x.matmul(x);
-    let b = a.matmul(x);
-    let c = b.matmul(a);
-    session
-        .compile(&trace, [(a + b * c).sum()])
-        .expect("compiles")
-}
-
 fn session(config: &MemoryConfig) -> Session {
-    Session::new(Device::Cuda(0), Params::seeded(0))
-        .expect("a session")
-        .with_memory(config)
-        .expect("settings that make sense")
-}
-
-fn input() -> Array2<f32> {
-    Array1::linspace(-0.1, 0.1, ROWS * ROWS)
-        .into_shape_with_order((ROWS, ROWS))
-        .expect("as many numbers")
+    products::session(Device::Cuda(0), config)
 }
 
 #[test]
@@ -39,10 +21,10 @@ fn results_are_the_same_under_every_policy() {
     let Some(driver) = FakeDriver::install() else {
         return;
     };
-    let x = input();
+    let x = products::input(ROWS);
     let planned = {
         let mut session = session(&MemoryConfig::default());
-        let program = program(&mut session);
+        let program = products::program(&mut session, ROWS);
         let [loss] = session.run(&program, (&x,)).expect("runs");
         loss.item().to_bits()
     };
@@ -53,7 +35,7 @@ fn results_are_the_same_under_every_policy() {
                 preallocate,
                 ..MemoryConfig::with_policy(policy)
             });
-            let program = program(&mut session);
+            let program = products::program(&mut session, ROWS);
             for _ in 0..3 {
                 let [loss] = session.run_dynamic(&program, (&x,)).expect("runs");
                 assert_eq!(loss.item().to_bits(), planned, "{policy}");

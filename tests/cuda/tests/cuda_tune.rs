@@ -1,12 +1,17 @@
 //! Sessions on a CUDA device that time products and take the fastest kernel, on a driver without a
 //! device. Its events count the times that a test assigns to kernels.
 
+#[path = "../../support/close.rs"]
+mod close;
+
 use ndarray::{Array2, Array4, ArrayD};
 use slabwise::memory::MemoryConfig;
 use slabwise::optim::Sgd;
 use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Tuning};
 use slabwise_cuda::fake::FakeDriver;
+
+use close::assert_close;
 
 /// Inputs, hidden units and classes.
 const SIZES: [usize; 3] = [40, 48, 32];
@@ -121,16 +126,6 @@ fn train(device: Device, batches: &[usize], options: CompileOptions) -> Result<T
 fn tuned(driver: &FakeDriver, batches: &[usize]) -> Trained {
     driver.forget_picks();
     train(Device::Cuda(0), batches, all()).expect("it trains")
-}
-
-fn assert_close(got: &[f32], expected: &[f32]) {
-    assert_eq!(got.len(), expected.len());
-    for (step, (a, b)) in got.iter().zip(expected).enumerate() {
-        assert!(
-            (a - b).abs() <= 1e-4 * b.abs().max(1.0),
-            "step {step}: {a} on the device, {b} on the CPU"
-        );
-    }
 }
 
 #[test]

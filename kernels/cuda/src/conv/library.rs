@@ -420,15 +420,6 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
             .map(|&dim| Axis::whole(spec.dims[dim], dim))
             .collect::<Vec<Axis>>()
     };
-    let matrix = |argument, operand: &Operand| Matrix {
-        argument,
-        dtype: operand.dtype,
-        offset: vec![operand.offset],
-        batch: vec![],
-        free: vec![],
-        deep: vec![],
-        window: None,
-    };
     let [batch, row, inner @ ..] = order(body, bounds);
     let (batch, rows, columns) = (axes(&[batch]), axes(&[row]), axes(&inner));
     Problem {
@@ -436,8 +427,8 @@ fn in_workspace(spec: &Spec, body: &Conv2d, bounds: &Env) -> Problem {
         rows,
         columns,
         deep: vec![],
-        left: matrix(0, &body.a),
-        right: matrix(1, &body.b),
+        left: Matrix::of(0, &body.a),
+        right: Matrix::of(1, &body.b),
     }
 }
 

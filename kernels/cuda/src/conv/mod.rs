@@ -240,13 +240,8 @@ impl<'a> Conv<'a> {
             vec![product(channel, channels)?]
         };
         Ok(Matrix {
-            argument,
-            dtype: operand.dtype,
-            offset: vec![operand.offset],
             batch,
-            free: vec![],
-            deep: vec![],
-            window: None,
+            ..Matrix::of(argument, operand)
         })
     }
 

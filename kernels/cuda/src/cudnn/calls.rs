@@ -1,9 +1,10 @@
 //! The cuDNN functions, bound to the library file that was found; a missing function is an error.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Display;
 use std::sync::OnceLock;
 
-use crate::libraries::{Library, LibraryError, LoadedLibrary, Missing};
+use crate::libraries::{Library, LibraryError, Missing};
 
 /// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
@@ -95,26 +96,16 @@ pub(super) struct Calls {
 impl Calls {
     /// The cuDNN of the process, located and bound at the first use.
     pub fn bound() -> Result<&'static Calls, LibraryError> {
-        static BOUND: OnceLock<Result<Calls, LibraryError>> = OnceLock::new();
-        let bind = || {
+        static BOUND: OnceLock<Result<Calls, Missing>> = OnceLock::new();
+        let bound = BOUND.get_or_init(|| {
             // Parts of cuDNN load cuBLASLt by its name.
             let _ = Library::CublasLt.open();
-            let found = Library::Cudnn.open().map_err(Clone::clone)?;
-            Calls::of(found).map_err(|why| {
-                LibraryError::Missing(Missing {
-                    library: Library::Cudnn,
-                    why,
-                })
-            })
-        };
-        BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
+            Library::Cudnn.bind(Calls::of)
+        });
+        bound.as_ref().map_err(|missing| missing.clone().into())
     }
 
-    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
-        let file = found.file.display();
-        // SAFETY: the library is open already, under this name.
-        let library = unsafe { libloading::Library::new(&found.file) }
-            .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
+    fn of(library: &libloading::Library, file: Display<'_>) -> Result<Calls, String> {
         macro_rules! call {
             ($name:expr) => {
                 // SAFETY: the call is of this type in all versions with this major number.
@@ -139,7 +130,7 @@ impl Calls {
                 }
             };
         }
-        let calls = Calls {
+        Ok(Calls {
             version: call!("cudnnGetVersion"),
             error_string: call!("cudnnGetErrorString"),
             last_error: call!("cudnnGetLastErrorString"),
@@ -177,10 +168,7 @@ impl Calls {
                 "cudnnGetConvolutionBackwardFilterWorkspaceSize",
                 "cudnnConvolutionBackwardFilter"
             ),
-        };
-        // It stays open for the rest of the process.
-        std::mem::forget(library);
-        Ok(calls)
+        })
     }
 
     /// The version: 92801 for 9.28.1.
@@ -222,15 +210,16 @@ impl Calls {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::libraries::Location;
+    use std::path::Path;
 
     #[test]
     fn a_library_without_a_function_is_refused() {
-        let other = LoadedLibrary {
-            file: "libc.so.6".into(),
-            location: Location::Loader,
-        };
-        let why = Calls::of(&other).err().expect("it is no cuDNN");
+        let file = Path::new("libc.so.6");
+        // SAFETY: this process is linked to it already, so that no initializer runs.
+        let other = unsafe { libloading::Library::new(file) }.expect("the C library");
+        let why = Calls::of(&other, file.display())
+            .err()
+            .expect("it is no cuDNN");
         assert!(
             why.starts_with(": libc.so.6 lacks cudnnGetVersion"),
             "{why}"

@@ -127,6 +127,21 @@ pub struct Matrix {
     pub window: Option<Window>,
 }
 
+impl Matrix {
+    /// An operand before its strides are known.
+    pub fn of(argument: u16, operand: &Operand) -> Matrix {
+        Matrix {
+            argument,
+            dtype: operand.dtype,
+            offset: vec![operand.offset],
+            batch: vec![],
+            free: vec![],
+            deep: vec![],
+            window: None,
+        }
+    }
+}
+
 /// `result[batch, row, column] = Σ left[batch, row, deep] · right[batch, deep, column]`. The
 /// outermost axes come first.
 #[derive(Clone, Debug)]
@@ -169,16 +184,7 @@ impl Problem {
                 "a product of rank {rank} with {a} and {b} strides"
             )));
         }
-        let matrix = |argument: u16, operand: &Operand| Matrix {
-            argument,
-            dtype: operand.dtype,
-            offset: vec![operand.offset],
-            batch: vec![],
-            free: vec![],
-            deep: vec![],
-            window: None,
-        };
-        let (mut left, mut right) = (matrix(0, &body.a), matrix(1, &body.b));
+        let (mut left, mut right) = (Matrix::of(0, &body.a), Matrix::of(1, &body.b));
         let (mut batch, mut rows, mut columns) = (vec![], vec![], vec![]);
         for (dim, &size) in spec.dims[..rank - 2].iter().enumerate() {
             let (a, b) = (body.a.strides[dim], body.b.strides[dim]);

@@ -4,10 +4,11 @@
 //! abort the process where it lacks a function.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::path::Display;
 use std::sync::OnceLock;
 
 use super::Error;
-use crate::libraries::{Library, LoadedLibrary, Missing};
+use crate::libraries::{Library, Missing};
 
 /// The status that a call returns; 0 is success.
 pub(super) type Status = c_int;
@@ -51,31 +52,19 @@ pub(super) struct Calls {
 impl Calls {
     /// The compiler of the process, found and bound at the first use.
     pub fn bound() -> Result<&'static Calls, Error> {
-        static BOUND: OnceLock<Result<Calls, Error>> = OnceLock::new();
-        let bind = || {
-            let found = Library::Nvrtc.open().map_err(Clone::clone)?;
-            Calls::of(found).map_err(|why| {
-                Error::Missing(Missing {
-                    library: Library::Nvrtc,
-                    why,
-                })
-            })
-        };
-        BOUND.get_or_init(bind).as_ref().map_err(Clone::clone)
+        static BOUND: OnceLock<Result<Calls, Missing>> = OnceLock::new();
+        let bound = BOUND.get_or_init(|| Library::Nvrtc.bind(Calls::of));
+        bound.as_ref().map_err(|missing| missing.clone().into())
     }
 
-    fn of(found: &LoadedLibrary) -> Result<Calls, String> {
-        let file = found.file.display();
-        // SAFETY: the library is open already, under this name.
-        let library = unsafe { libloading::Library::new(&found.file) }
-            .map_err(|e| format!(": {file} cannot be opened: {e}"))?;
+    fn of(library: &libloading::Library, file: Display<'_>) -> Result<Calls, String> {
         macro_rules! call {
             ($name:literal) => {
                 // SAFETY: the call has had this type since its first version.
                 *unsafe { library.get($name) }.map_err(|e| format!(": {file} lacks a call: {e}"))?
             };
         }
-        let calls = Calls {
+        Ok(Calls {
             version: call!(b"nvrtcVersion\0"),
             error_string: call!(b"nvrtcGetErrorString\0"),
             architecture_count: call!(b"nvrtcGetNumSupportedArchs\0"),
@@ -89,10 +78,7 @@ impl Calls {
             ptx_bytes: call!(b"nvrtcGetPTXSize\0"),
             ptx: call!(b"nvrtcGetPTX\0"),
             destroy: call!(b"nvrtcDestroyProgram\0"),
-        };
-        // It stays open for the rest of the process.
-        std::mem::forget(library);
-        Ok(calls)
+        })
     }
 
     /// The result of a call.

@@ -154,14 +154,8 @@ pub fn launch(
     env: &Env,
     target: &Target,
 ) -> Dispatch {
-    let grid = [grid(count, width, target), 1, 1];
-    Dispatch {
-        function,
-        grid,
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-        words: params.words(env),
-    }
+    let blocks = grid(count, width, target);
+    Dispatch::new(function, blocks, THREADS, params.words(env))
 }
 
 /// The number of blocks for so many points.

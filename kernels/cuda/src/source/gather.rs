@@ -185,14 +185,8 @@ pub fn lower_check(
     let function = params.function("bounds_check", THREADS, &body);
     let target = *target;
     Ok(Lowered::new(vec![function], 0, move |env| {
-        let grid = [blocks(space.points(env), THREADS, &target), 1, 1];
-        vec![Dispatch {
-            function: 0,
-            grid,
-            block: [THREADS, 1, 1],
-            shared_bytes: 0,
-            words: params.words(env),
-        }]
+        let blocks = blocks(space.points(env), THREADS, &target);
+        vec![Dispatch::new(0, blocks, THREADS, params.words(env))]
     }))
 }
 

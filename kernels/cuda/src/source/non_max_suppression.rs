@@ -163,11 +163,8 @@ pub fn lower(
             let mut words = params.words(env);
             words[first_at[function]] = Word::Number(first);
             Dispatch {
-                function,
                 grid,
-                block: [threads, 1, 1],
-                shared_bytes: 0,
-                words,
+                ..Dispatch::new(function, 0, threads, words)
             }
         };
         let mut first = 0;

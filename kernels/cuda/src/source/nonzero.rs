@@ -150,12 +150,8 @@ pub fn lower(
     let mask = Mask::new(nonzero);
     let mut write = Params::new(spec, bounds, target);
     let (mut count, mut scan) = (write.clone(), write.clone());
-    let dispatch = |function, blocks, params: &Params, env: &Env| Dispatch {
-        function,
-        grid: [blocks, 1, 1],
-        block: [THREADS, 1, 1],
-        shared_bytes: 0,
-        words: params.words(env),
+    let dispatch = |function, blocks, params: &Params, env: &Env| {
+        Dispatch::new(function, blocks, THREADS, params.words(env))
     };
     let most = chunks(mask.space.points(bounds));
     if most <= 1 {

@@ -274,11 +274,8 @@ pub fn lower(
         let warps =
             (len.at(env).max(0) as u64).div_ceil(PLACES as u64) as u32 * groups.chunks as u32;
         let dispatch = |function, grid, threads, words| Dispatch {
-            function,
             grid,
-            block: [threads, 1, 1],
-            shared_bytes: 0,
-            words,
+            ..Dispatch::new(function, 0, threads, words)
         };
         vec![
             dispatch(0, [warps, each, 1], 32, count.words(env)),

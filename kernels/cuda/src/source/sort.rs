@@ -224,13 +224,6 @@ pub fn lower(
     let fresh = short.clone();
     let mut functions = vec![own.chunks(&mut short, count, each, Destination::Positions)];
     let target = *target;
-    let dispatch = |function, blocks, threads, words| Dispatch {
-        function,
-        grid: [blocks, 1, 1],
-        block: [threads, 1, 1],
-        shared_bytes: 0,
-        words,
-    };
     if longest <= CHUNK {
         return Ok(Lowered::new(functions, 0, move |env| {
             let blocks = if len.at(env) > 0 {
@@ -238,7 +231,7 @@ pub fn lower(
             } else {
                 0
             };
-            vec![dispatch(0, blocks, threads, short.words(env))]
+            vec![Dispatch::new(0, blocks, threads, short.words(env))]
         }));
     }
     let half = (points(&rows, bounds)
@@ -259,9 +252,9 @@ pub fn lower(
             let parts = rows.saturating_mul((len as u64).div_ceil(CHUNK as u64) as i64);
             if len <= CHUNK {
                 let blocks = if len > 0 { blocks(rows, 1, &target) } else { 0 };
-                return vec![dispatch(0, blocks, threads, short.words(env))];
+                return vec![Dispatch::new(0, blocks, threads, short.words(env))];
             }
-            let mut launches = vec![dispatch(
+            let mut launches = vec![Dispatch::new(
                 1,
                 blocks(parts, 1, &target),
                 threads,
@@ -287,7 +280,7 @@ pub fn lower(
                     };
                     words.iter_mut().for_each(|word| *word = other(*word));
                 }
-                launches.push(dispatch(
+                launches.push(Dispatch::new(
                     if is_last { 3 } else { 2 },
                     blocks(items, THREADS, &target),
                     THREADS,

@@ -138,13 +138,7 @@ pub fn lower(
     let function = params.function("transpose", THREADS, &body);
     let target = *target;
     Lowered::new(vec![function], 0, move |env| {
-        let grid = [super::elementwise::blocks(count(env), 1, &target), 1, 1];
-        vec![Dispatch {
-            function: 0,
-            grid,
-            block: [THREADS, 1, 1],
-            shared_bytes: 0,
-            words: params.words(env),
-        }]
+        let blocks = super::elementwise::blocks(count(env), 1, &target);
+        vec![Dispatch::new(0, blocks, THREADS, params.words(env))]
     })
 }

@@ -142,40 +142,61 @@ mod x86 {
     #[derive(Clone, Copy)]
     pub(in super::super) struct Avx512;
 
+    /// The methods that are one instruction, on vectors of any length.
+    macro_rules! plain {
+        ($V:ty, $zero:ident, $splat:ident, $load:ident, $store:ident, $add:ident, $fma:ident, $or:ident) => {
+            #[inline(always)]
+            unsafe fn zero() -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $zero() }
+            }
+            #[inline(always)]
+            unsafe fn splat(at: *const f32) -> $V {
+                // SAFETY: callers enable the instruction set and give a readable element.
+                unsafe { $splat(*at) }
+            }
+            #[inline(always)]
+            unsafe fn load(at: *const f32) -> $V {
+                // SAFETY: callers enable the instruction set and give a readable vector.
+                unsafe { $load(at) }
+            }
+            #[inline(always)]
+            unsafe fn store(at: *mut f32, v: $V) {
+                // SAFETY: callers enable the instruction set and give a writable vector.
+                unsafe { $store(at, v) }
+            }
+            #[inline(always)]
+            unsafe fn add(a: $V, b: $V) -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $add(a, b) }
+            }
+            #[inline(always)]
+            unsafe fn fma(a: $V, b: $V, c: $V) -> $V {
+                // SAFETY: callers enable the instruction set, with FMA.
+                unsafe { $fma(a, b, c) }
+            }
+            #[inline(always)]
+            unsafe fn or(a: $V, b: $V) -> $V {
+                // SAFETY: callers enable the instruction set.
+                unsafe { $or(a, b) }
+            }
+        };
+    }
+
     impl Simd for Avx2 {
         type V = __m256;
         const LANES: usize = 8;
 
-        #[inline(always)]
-        unsafe fn zero() -> __m256 {
-            // SAFETY: callers enable AVX2.
-            unsafe { _mm256_setzero_ps() }
-        }
-        #[inline(always)]
-        unsafe fn splat(at: *const f32) -> __m256 {
-            // SAFETY: callers enable AVX2 and give a readable element.
-            unsafe { _mm256_broadcast_ss(&*at) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m256 {
-            // SAFETY: callers enable AVX2 and give eight readable elements.
-            unsafe { _mm256_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, v: __m256) {
-            // SAFETY: callers enable AVX2 and give eight writable elements.
-            unsafe { _mm256_storeu_ps(at, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: callers enable AVX2.
-            unsafe { _mm256_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m256, b: __m256, c: __m256) -> __m256 {
-            // SAFETY: callers enable FMA.
-            unsafe { _mm256_fmadd_ps(a, b, c) }
-        }
+        plain!(
+            __m256,
+            _mm256_setzero_ps,
+            _mm256_set1_ps,
+            _mm256_loadu_ps,
+            _mm256_storeu_ps,
+            _mm256_add_ps,
+            _mm256_fmadd_ps,
+            _mm256_or_ps
+        );
         #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m256 {
             // SAFETY: callers enable AVX2; lanes whose mask is clear are not read.
@@ -185,11 +206,6 @@ mod x86 {
                     _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_set1_epi32(lanes as i32), bit), bit);
                 _mm256_maskload_ps(at, mask)
             }
-        }
-        #[inline(always)]
-        unsafe fn or(a: __m256, b: __m256) -> __m256 {
-            // SAFETY: callers enable AVX2.
-            unsafe { _mm256_or_ps(a, b) }
         }
         #[inline(always)]
         unsafe fn transpose(
@@ -305,45 +321,20 @@ mod x86 {
         type V = __m512;
         const LANES: usize = 16;
 
-        #[inline(always)]
-        unsafe fn zero() -> __m512 {
-            // SAFETY: callers enable AVX-512.
-            unsafe { _mm512_setzero_ps() }
-        }
-        #[inline(always)]
-        unsafe fn splat(at: *const f32) -> __m512 {
-            // SAFETY: callers enable AVX-512 and give a readable element.
-            unsafe { _mm512_set1_ps(*at) }
-        }
-        #[inline(always)]
-        unsafe fn load(at: *const f32) -> __m512 {
-            // SAFETY: callers enable AVX-512 and give sixteen readable elements.
-            unsafe { _mm512_loadu_ps(at) }
-        }
-        #[inline(always)]
-        unsafe fn store(at: *mut f32, v: __m512) {
-            // SAFETY: callers enable AVX-512 and give sixteen writable elements.
-            unsafe { _mm512_storeu_ps(at, v) }
-        }
-        #[inline(always)]
-        unsafe fn add(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: callers enable AVX-512.
-            unsafe { _mm512_add_ps(a, b) }
-        }
-        #[inline(always)]
-        unsafe fn fma(a: __m512, b: __m512, c: __m512) -> __m512 {
-            // SAFETY: callers enable AVX-512.
-            unsafe { _mm512_fmadd_ps(a, b, c) }
-        }
+        plain!(
+            __m512,
+            _mm512_setzero_ps,
+            _mm512_set1_ps,
+            _mm512_loadu_ps,
+            _mm512_storeu_ps,
+            _mm512_add_ps,
+            _mm512_fmadd_ps,
+            _mm512_or_ps
+        );
         #[inline(always)]
         unsafe fn load_mask(at: *const f32, lanes: u32) -> __m512 {
             // SAFETY: callers enable AVX-512; lanes whose bit is clear are not read.
             unsafe { _mm512_maskz_loadu_ps(lanes as u16, at) }
-        }
-        #[inline(always)]
-        unsafe fn or(a: __m512, b: __m512) -> __m512 {
-            // SAFETY: callers enable AVX-512.
-            unsafe { _mm512_or_ps(a, b) }
         }
         #[inline(always)]
         unsafe fn transpose(

@@ -5,28 +5,13 @@ use std::io::Write;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 
+use super::splitmix::Rng;
+
 /// The number of damaged files of each kind.
 pub const FILES: u64 = 100;
 
-/// SplitMix64.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0xd134_2543_de82_ef95))
-    }
-
-    fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// In `0..n`; 0 if `n` is 0.
-    pub fn below(&mut self, n: usize) -> usize {
-        (self.bits() % n.max(1) as u64) as usize
-    }
+fn seeded(n: u64) -> Rng {
+    Rng(n.wrapping_mul(0xd134_2543_de82_ef95))
 }
 
 /// Texts in the place of a number.
@@ -57,7 +42,7 @@ const VALUES: [&str; 22] = [
 
 /// A text file with the `n`-th damage.
 pub fn text(file: &[u8], n: u64) -> Vec<u8> {
-    let random = &mut Random::new(n);
+    let random = &mut seeded(n);
     let mut bytes = file.to_vec();
     match n % 10 {
         // Numbers in place of others.
@@ -118,7 +103,7 @@ pub fn text(file: &[u8], n: u64) -> Vec<u8> {
 
 /// A file of any kind with the `n`-th damage.
 pub fn binary(file: &[u8], n: u64) -> Vec<u8> {
-    let random = &mut Random::new(n ^ 0xb17);
+    let random = &mut seeded(n ^ 0xb17);
     let mut bytes = file.to_vec();
     let length = bytes.len();
     match random.below(7) {

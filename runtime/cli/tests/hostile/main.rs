@@ -10,6 +10,8 @@ mod files;
 mod outputs;
 #[path = "../../../../tests/support/readers.rs"]
 mod readers;
+#[path = "../../../../tests/support/splitmix.rs"]
+mod splitmix;
 
 use std::io::Read;
 use std::path::PathBuf;

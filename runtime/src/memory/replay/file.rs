@@ -7,7 +7,7 @@ use slabwise_planner::csv::{self, FileError};
 use super::{Trace, rmm};
 
 /// The most bytes of a trace, unpacked: enough for some ten million operations, and a bound for the
-/// unpacked size of a small file.
+/// unpacked size of a small file. A pickle may have a quarter of it.
 pub const FILE_MAX: u64 = 1 << 29;
 
 /// Why a file is not a trace.

@@ -8,10 +8,25 @@ use slabwise_planner::shortened;
 
 use super::Trace;
 use super::events::{Before, Logged, trace};
-use super::pickle::{Data, Id};
+use super::pickle::to_json;
 
 /// Most characters of a parser's message.
 const MESSAGE_MAX: usize = 160;
+
+/// The keys of the parts of a snapshot that are read.
+const KEYS: [&str; 11] = [
+    "segments",
+    "device",
+    "blocks",
+    "state",
+    "address",
+    "size",
+    "requested_size",
+    "device_traces",
+    "action",
+    "addr",
+    "stream",
+];
 
 /// The parts of a snapshot that are read.
 #[derive(Debug, Deserialize)]
@@ -72,80 +87,15 @@ impl Trace {
     /// # Errors
     /// The place of the defect, and its kind.
     pub fn of_snapshot_pickle(bytes: &[u8]) -> Result<Trace, String> {
-        let (data, root) = Data::read(bytes)?;
-        Snapshot::of_pickle(&data, root)?.trace()
+        Trace::of_snapshot_json(&to_json(bytes, &KEYS)?).map_err(|error| {
+            // A place in the JSON says nothing about the pickle.
+            let message = error.split(" at line ").next();
+            message.unwrap_or_default().to_string()
+        })
     }
 }
 
 impl Snapshot {
-    fn of_pickle(data: &Data, root: Id) -> Result<Snapshot, String> {
-        let traces = data
-            .field(root, "device_traces")
-            .ok_or("no memory snapshot: `device_traces` is missing")?;
-        let rows = |id: Option<Id>| id.map_or(&[][..], |id| data.list(id));
-        let number = |id: Id, name: &str| {
-            data.field(id, name)
-                .and_then(|id| data.int(id))
-                .and_then(|n| u64::try_from(n).ok())
-        };
-        let text = |id: Id, name: &str| data.field(id, name).and_then(|id| data.text(id));
-        let mut snapshot = Snapshot {
-            segments: Vec::new(),
-            device_traces: Vec::new(),
-        };
-        // Rows of a pickle can be shared; the rows made of them here are not, and grow with their
-        // number, not with the file.
-        let mut left = data.len();
-        let mut count = |rows: &[Id]| {
-            left = left.checked_sub(rows.len())?;
-            Some(())
-        };
-        let shared = || "no memory snapshot: its lists are shared".to_string();
-        for &device in rows(Some(traces)) {
-            count(data.list(device)).ok_or_else(shared)?;
-            let events = data.list(device).iter().enumerate().map(|(at, &id)| {
-                let action =
-                    text(id, "action").ok_or_else(|| format!("event {at} has no `action`"))?;
-                let [addr, size, stream] =
-                    ["addr", "size", "stream"].map(|name| number(id, name).unwrap_or(0));
-                Ok(Event {
-                    action: action.into(),
-                    addr,
-                    size,
-                    stream,
-                })
-            });
-            snapshot
-                .device_traces
-                .push(events.collect::<Result<_, String>>()?);
-        }
-        for &id in rows(data.field(root, "segments")) {
-            let blocks = rows(data.field(id, "blocks"));
-            count(blocks).ok_or_else(shared)?;
-            let blocks = blocks.iter().map(|&block| {
-                let (state, size) = text(block, "state")
-                    .zip(number(block, "size"))
-                    .ok_or("a block lacks `state` or `size`")?;
-                let [address, requested_size] =
-                    ["address", "requested_size"].map(|name| number(block, name));
-                Ok(Block {
-                    state: state.into(),
-                    address,
-                    size,
-                    requested_size,
-                })
-            });
-            let device = number(id, "device")
-                .and_then(|n| usize::try_from(n).ok())
-                .unwrap_or(0);
-            snapshot.segments.push(Segment {
-                device,
-                blocks: blocks.collect::<Result<_, String>>()?,
-            });
-        }
-        Ok(snapshot)
-    }
-
     fn trace(&self) -> Result<Trace, String> {
         let most = self
             .device_traces

@@ -1,6 +1,8 @@
 //! Sessions on a CUDA device, on a driver without one: the same losses as on the CPU, every byte
 //! accounted for, nothing allocated by a step, and errors with a remedy.
 
+#[path = "../../../support/close.rs"]
+mod close;
 mod reports;
 
 use ndarray::{ArrayD, arr1};
@@ -11,6 +13,8 @@ use slabwise::prelude::*;
 use slabwise::{CompileOptions, Error, Precision, RunStats, Tuning};
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_models::{Model, OptimizerKind};
+
+use close::assert_close;
 
 const OUT_OF_MEMORY: i32 = 2;
 const ILLEGAL_ADDRESS: i32 = 700;
@@ -46,16 +50,6 @@ fn losses(
         losses.push(session.run(&train, (&images, &labels)).expect("a step")[0].item());
     }
     (losses, session.last_run(), session.slab_bytes())
-}
-
-fn assert_close(got: &[f32], expected: &[f32]) {
-    assert_eq!(got.len(), expected.len());
-    for (step, (a, b)) in got.iter().zip(expected).enumerate() {
-        assert!(
-            (a - b).abs() <= 1e-4 * b.abs().max(1.0),
-            "step {step}: {a} on the device, {b} on the CPU"
-        );
-    }
 }
 
 #[test]

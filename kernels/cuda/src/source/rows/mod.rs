@@ -149,11 +149,8 @@ pub fn lower(spec: &Spec, bounds: &Env, target: &Target) -> Result<Lowered, Spec
     );
     Ok(Lowered::new(vec![function], 0, move |env| {
         vec![Dispatch {
-            function: 0,
-            grid: [blocks(env), 1, 1],
-            block: [threads, 1, 1],
             shared_bytes,
-            words: params.words(env),
+            ..Dispatch::new(0, blocks(env), threads, params.words(env))
         }]
     }))
 }
@@ -412,13 +409,7 @@ fn split(
                 groups * parts as u64
             };
             let threads = if *joins { THREADS } else { threads };
-            Dispatch {
-                function,
-                grid: [blocks as u32, 1, 1],
-                block: [threads, 1, 1],
-                shared_bytes: 0,
-                words: params.words(env),
-            }
+            Dispatch::new(function, blocks as u32, threads, params.words(env))
         };
         all.iter().enumerate().map(dispatch).collect()
     })
