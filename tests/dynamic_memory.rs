@@ -79,7 +79,7 @@ fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
         holder
             .tag
             .location
-            .is_some_and(|at| at.file().ends_with("dynamic_memory.rs"))
+            .is_some_and(|at| at.file().ends_with("products.rs"))
     );
     assert!(
         report.holders.iter().any(|h| h
