@@ -91,7 +91,7 @@ fn a_step_that_does_not_fit_is_reported_and_the_session_goes_on() {
     let text = report.to_string();
     assert!(
         text.contains("512.0 KiB")
-            && text.contains("dynamic_memory.rs:")
+            && text.contains("products.rs:")
             && text.contains("remedies: a limit"),
         "{text}"
     );
