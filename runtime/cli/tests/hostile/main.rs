@@ -31,8 +31,8 @@ fn slabwise() -> Command {
     command
 }
 
-/// An example's program, if it was built. All are built before the tests run, unless a single test
-/// is selected.
+/// An example's program, if it was built. All are built before the tests run, unless a package or a
+/// test is selected.
 fn example(name: &str) -> Option<Command> {
     let path = PathBuf::from(env!("CARGO_BIN_EXE_slabwise"))
         .with_file_name("examples")
