@@ -8,17 +8,19 @@ use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
+use crate::backend::{Backend, Target};
+use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
+use crate::memory::budget::Allowance;
+use crate::memory::offload::Offload;
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMADE_MIN, Rematerialize, Simplify,
-    count_prologues,
+    DumpOptions, Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMADE_MIN, Rematerialize,
+    Simplify, count_prologues,
 };
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
-use crate::program::{Compiled, GUARD};
-use crate::session::Session;
 use crate::settings;
 use crate::shape::{Extent, elements};
 use crate::shapes::Shapes;
@@ -79,6 +81,39 @@ pub enum Tuning {
     Off,
 }
 
+/// The size of the guard kept behind each buffer when memory is checked.
+const GUARD: u64 = 64;
+
+/// The device that a program is compiled for, and the memory that there is for it.
+pub(crate) struct Environment<'a> {
+    pub device: Device,
+    /// The device in use, which knows the memory that inputs pass through.
+    pub backend: &'a dyn Backend,
+    /// The target that kernels are prepared for.
+    pub target: Target,
+    /// The memory that weights and earlier programs take, and the limits of all of it.
+    pub memory: MemoryUse,
+    /// Where the program is written after each pass.
+    pub dump: Option<&'a DumpOptions>,
+}
+
+/// The memory that is in use beside a new program, and the limits of both together.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct MemoryUse {
+    /// The limit of weights, state and slab together.
+    pub budget: Allowance,
+    /// Whether values may be offloaded to the host, and over which link.
+    pub offload: Option<Offload>,
+    /// Bytes of weights and state, those of the new program among them.
+    pub persistent: u64,
+    /// Bytes of the slab that earlier programs need.
+    pub slab: u64,
+    /// Bytes of the prefetch queues of earlier programs.
+    pub queues: u64,
+    /// Slots of the new program's prefetch queue.
+    pub slots_ahead: usize,
+}
+
 /// A compiled program without memory.
 pub(crate) struct CompiledPlan {
     pub program: ir::Program,
@@ -87,17 +122,18 @@ pub(crate) struct CompiledPlan {
     pub room: Option<u64>,
 }
 
-/// Compiles a graph, up to a checked plan. Nothing is allocated but the plan itself.
+/// Compiles a graph of possible sizes (see [`refuse_absurd_sizes`]), up to a checked plan. Nothing
+/// is allocated but the plan itself.
 pub(crate) fn compile(
-    session: &Session,
     name: &str,
     graph: &Graph,
+    options: &CompileOptions,
+    environment: &Environment<'_>,
     started: Instant,
 ) -> Result<CompiledPlan> {
-    refuse_absurd_sizes(graph)?;
-    let options = session.options;
+    let memory = &environment.memory;
     let mut clock = Clock::since(started);
-    let passes = Pipeline::new(name, settings::verify()?, session.dump.as_ref())?;
+    let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
     passes.start(graph)?;
     clock.ended("finish", graph.nodes.len());
     let graph = passes.run(&options.simplify, graph)?;
@@ -108,7 +144,7 @@ pub(crate) fn compile(
     let graph = passes.run(&remat, &graph)?;
     clock.ended("remake", graph.nodes.len());
     let legalize = Legalize {
-        half_products: session.target().capabilities().half_products,
+        half_products: environment.target.capabilities().half_products,
     };
     let graph = passes.run(&legalize, &graph)?;
     clock.ended("legalise", graph.nodes.len());
@@ -117,8 +153,9 @@ pub(crate) fn compile(
     let program = passes.run(&Lower, &clusters)?;
     clock.ended("lower", program.kernels.len());
     refuse_many_axes(&program)?;
+    let target = tuned(&environment.target, options.tuning, &graph);
     let prepare = Prepare {
-        target: &session.target_of(&graph),
+        target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
     };
     let mut program = passes.run(&prepare, &program)?;
@@ -131,9 +168,9 @@ pub(crate) fn compile(
         floor: offsets.lower_bound,
         ..Again::default()
     };
-    let beside = session.persistent_bytes_with(&graph)?;
-    let ahead = bytes_ahead(session, &graph, &dag);
-    let room = session
+    let beside = memory.persistent;
+    let ahead = bytes_ahead(memory.slots_ahead, &graph, &dag);
+    let room = memory
         .budget
         .room(beside, offsets.height.saturating_add(ahead));
     if let Some(room) = room
@@ -141,7 +178,13 @@ pub(crate) fn compile(
         .filter(|&room| room < offsets.height)
     {
         let before = passes.remember(&program, &offsets.order);
-        let fitted = budget::fit((program, offsets), room, session, &passes)?;
+        let fitted = budget::fit(
+            (program, offsets),
+            room,
+            (options, memory.offload),
+            &target,
+            &passes,
+        )?;
         budget::Candidate {
             program,
             offsets,
@@ -155,7 +198,7 @@ pub(crate) fn compile(
     let offsets = slabwise_planner::check(&dag, offsets)
         .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
     clock.ended("check", program.kernels.len());
-    let landing = session.landing_within(&dag, room, offsets.height, ahead);
+    let landing = landing_within(environment, &dag, room, offsets.height, ahead);
     let mut persistent = Persistent {
         ahead,
         landing,
@@ -172,7 +215,7 @@ pub(crate) fn compile(
     let found = data_dependent_buffers(&program);
     let plan = Plan::new(
         name,
-        session.device,
+        environment.device,
         bounds,
         dag,
         offsets,
@@ -195,7 +238,7 @@ pub(crate) fn compile(
 }
 
 /// The bytes of inputs that are prefetched into slots beside those that the plan has.
-fn bytes_ahead(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
+fn bytes_ahead(slots_ahead: usize, graph: &Graph, dag: &Dag) -> u64 {
     // Inputs whose lengths differ from shape to shape have no slots.
     let free = graph
         .symbols
@@ -207,33 +250,47 @@ fn bytes_ahead(session: &Session, graph: &Graph, dag: &Dag) -> u64 {
         .filter(|buffer| buffer.live_in && !free)
         .map(Buffer::occupied)
         .sum::<u64>();
-    inputs.saturating_mul(session.slots_ahead() as u64)
+    inputs.saturating_mul(slots_ahead as u64)
 }
 
-/// Links a compiled plan for a session, to whose variables the program may add.
-pub(crate) fn link(session: &mut Session, compiled: CompiledPlan) -> Result<Compiled> {
-    let CompiledPlan {
-        program,
-        mut plan,
-        room,
-    } = compiled;
-    let variables = session.adopt(&program.graph)?;
-    plan.stage_ended("variables");
-    session.budget.settle(room);
-    let mut compiled = Compiled::link(
-        &program,
-        &variables,
-        plan,
-        session.options.shapes.lend,
-        session.id,
-    )?;
-    compiled.plan.stage_ended("link");
-    session.load_program(&mut compiled)?;
-    session.prepare_landing(&mut compiled, room)?;
-    session.prepare_copies(&compiled)?;
-    compiled.ring = session.open_slots(&compiled)?;
-    compiled.plan.stage_ended("load");
-    Ok(compiled)
+/// The target that a graph's kernels are prepared for. Products of a graph with unbounded dimensions
+/// are not timed, because each range of lengths is another program and timing all of them would take
+/// too long.
+fn tuned(target: &Target, tuning: Tuning, graph: &Graph) -> Target {
+    let target = target.clone();
+    match tuning {
+        Tuning::Off => target.timed_from(None),
+        _ if graph.symbols.free().next().is_some() => target.timed_from(None),
+        Tuning::All => target.timed_from(Some(1)),
+        Tuning::Worthwhile => target,
+    }
+}
+
+/// The bytes of the staging buffer for a program's large inputs, if the budget has them beside a
+/// slab of this height and its prefetch queue; else 0. No value is recomputed to make room for it.
+fn landing_within(
+    environment: &Environment<'_>,
+    dag: &Dag,
+    room: Option<u64>,
+    height: u64,
+    ahead: u64,
+) -> u64 {
+    let (backend, memory) = (environment.backend, &environment.memory);
+    let inputs = dag.buffers.iter().filter(|buffer| buffer.live_in);
+    let wanted = inputs
+        .map(|buffer| backend.staging_bytes_for(buffer.occupied()))
+        .sum();
+    let needed = memory
+        .slab
+        .max(height)
+        .saturating_add(memory.queues)
+        .saturating_add(ahead)
+        .saturating_add(backend.staging().0.max(wanted));
+    if room.is_some_and(|room| needed > room) {
+        0
+    } else {
+        wanted
+    }
 }
 
 /// The values for which the plan has no place, and the reasons.
@@ -298,7 +355,7 @@ pub(crate) fn variable_bytes(graph: &Graph, info: &VariableInfo) -> Result<u64> 
 }
 
 /// Tensors whose byte count is beyond any machine are mistakes of the model, with a line each.
-fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
+pub(crate) fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
     let bounds = graph.symbols.bounds();
     let mut mistakes = Vec::new();
     for id in graph.ids() {

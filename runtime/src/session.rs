@@ -1,6 +1,7 @@
 //! Sessions: weights, one slab, and the programs that share them.
 
 mod copies;
+mod link;
 mod load;
 mod measure;
 mod outputs;
@@ -27,7 +28,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{self, Backend, Target};
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, Tuning, compile, variable_bytes};
+use crate::compile::{CompileOptions, variable_bytes};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -216,19 +217,6 @@ impl Session {
             .with_tf32(self.options.tf32)
     }
 
-    /// The target that a graph's kernels are prepared for. Products of a graph with unbounded
-    /// dimensions are not timed, because each range of lengths is another program and timing all of
-    /// them would take too long.
-    pub(crate) fn target_of(&self, graph: &Graph) -> Target {
-        let target = self.target();
-        match self.options.tuning {
-            Tuning::Off => target.timed_from(None),
-            _ if graph.symbols.free().next().is_some() => target.timed_from(None),
-            Tuning::All => target.timed_from(Some(1)),
-            Tuning::Worthwhile => target,
-        }
-    }
-
     /// Bytes of weights and state, each rounded up to its alignment.
     pub fn persistent_bytes(&self) -> u64 {
         self.variables
@@ -273,13 +261,8 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(compile(
-            self,
-            trace.name(),
-            &first_lengths(graph, &self.options.shapes),
-            started,
-        )?
-        .plan)
+        let graph = first_lengths(graph, &self.options.shapes);
+        Ok(self.planned(trace.name(), &graph, started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.

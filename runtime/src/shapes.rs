@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
 
-use crate::compile::{CompiledPlan, compile, link};
+use crate::compile::CompiledPlan;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::graph::Graph;
@@ -247,9 +247,9 @@ impl Session {
         }
         let started = Instant::now();
         if graph.symbols.free().next().is_none() {
-            let compiled = compile(self, name, graph, started)?;
+            let compiled = self.planned(name, graph, started)?;
             return Ok(Program {
-                inner: Arc::new(link(self, compiled)?),
+                inner: Arc::new(self.link(compiled)?),
                 shaped: None,
             });
         }
@@ -295,7 +295,7 @@ impl PerShape {
                 symbols: self.graph.symbols.planned_for(most),
                 ..self.graph.clone()
             };
-            compile(session, name, &graph, started)
+            session.planned(name, &graph, started)
         };
         let (least, most) = self.around(lengths);
         // There may be memory for one length but not for the whole range.
@@ -311,7 +311,7 @@ impl PerShape {
             None => (*lengths, *lengths, compile_for(session, lengths)?),
         };
         log::debug!("{name}: planned for {:?} to {:?}", least.0, most.0);
-        let compiled = link(session, compiled)?;
+        let compiled = session.link(compiled)?;
         Ok(self.keep(least, most, compiled))
     }
 }

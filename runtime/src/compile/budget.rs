@@ -10,6 +10,7 @@ use slabwise_planner::{
     Bytes, Dag, Link, Options, Plan, Trip, WithLink, plan, plan_for, plan_with_link, plan_within,
 };
 
+use super::CompileOptions;
 use crate::backend::Target;
 use crate::error::{Error, Result};
 use crate::ir::Program;
@@ -19,7 +20,6 @@ use crate::passes::{
     RecomputeCalls, SplitFusions, UNITS_PER_SECOND, UndoRemat,
 };
 use crate::plan::{Again, InSlices, Sent};
-use crate::session::Session;
 
 /// The coarse search of each candidate takes this part of the effort.
 const COARSE: u64 = 16;
@@ -48,15 +48,16 @@ type Baseline = (Program, Plan);
 pub(super) fn fit(
     baseline: Baseline,
     room: u64,
-    session: &Session,
+    (compile_options, offload): (&CompileOptions, Option<Offload>),
+    target: &Target,
     passes: &Pipeline,
 ) -> Result<Candidate> {
-    let graph = baseline.0.graph.clone();
     let guard = baseline.0.guard;
-    let (options, target) = (&session.options.planner, &session.target_of(&graph));
+    let options = &compile_options.planner;
     let mut search = Search {
         room,
-        session,
+        options: compile_options,
+        offload,
         passes,
         target,
         once: baseline.1.height,
@@ -71,7 +72,7 @@ pub(super) fn fit(
     // The fastest workspaces come first; small ones are for budgets that are not kept otherwise.
     let small = target
         .lean()
-        .filter(|_| !session.options.wide && session.offload.is_none());
+        .filter(|_| !compile_options.wide && offload.is_none());
     if let Some(small) = small
         .as_ref()
         .filter(|_| tried.iter().all(|(found, _)| found.offsets.height > room))
@@ -99,7 +100,7 @@ pub(super) fn fit(
     });
     let mut best = search.refined(tried, floor)?;
     best.again.floor = floor;
-    if best.offsets.height > room && !session.options.unsliced {
+    if best.offsets.height > room && !compile_options.unsliced {
         best = search.on_micro_batches(&whole, best)?;
     }
     Ok(best)
@@ -112,7 +113,8 @@ fn internal(error: impl std::fmt::Display) -> Error {
 /// The search for a program that keeps a budget.
 struct Search<'a> {
     room: u64,
-    session: &'a Session,
+    options: &'a CompileOptions,
+    offload: Option<Offload>,
     passes: &'a Pipeline,
     target: &'a Target,
     /// The slab and the modelled time of the baseline.
@@ -142,7 +144,7 @@ impl Search<'_> {
         };
         let undone = passes.run(&UndoRemat { target }, &passes.run(&split(None), program)?)?;
         let mut candidates: Vec<Program> = Vec::new();
-        if target.capabilities().prologues && !self.session.options.stored_images {
+        if target.capabilities().prologues && !self.options.stored_images {
             candidates.extend(passes.run(&FusePrologues, &undone)?);
         }
         candidates.push(undone);
@@ -193,7 +195,7 @@ impl Search<'_> {
     /// The refined search: the best candidates, in the order of their rank, are searched again with
     /// more effort, until one fits.
     fn refined(&self, tried: Vec<(Candidate, Baseline)>, floor: u64) -> Result<Candidate> {
-        let options = &self.session.options.planner;
+        let options = &self.options.planner;
         let mut best: Option<Candidate> = None;
         for (candidate, baseline) in tried.into_iter().take(REFINED) {
             if best
@@ -233,7 +235,7 @@ impl Search<'_> {
     /// The best plan found for some kernels with this effort.
     fn fit(&self, (program, once): &Baseline, options: &Options) -> Result<Candidate> {
         let dag = program.to_dag();
-        let found = match self.session.offload {
+        let found = match self.offload {
             Some(offload) => plan_with_link(&dag, once.clone(), self.room, &link(offload), options),
             None => plan_within(&dag, once.clone(), self.room, options)
                 .map(|found| WithLink::without_copies(&dag, found)),
@@ -305,7 +307,7 @@ impl Search<'_> {
 
     /// The program on micro-batches, if that has a smaller slab than the best candidate.
     fn on_micro_batches(&self, program: &Program, best: Candidate) -> Result<Candidate> {
-        let options = &self.session.options.planner;
+        let options = &self.options.planner;
         let micro_batch = MicroBatch {
             target: self.target,
             room: self.room,

@@ -67,11 +67,6 @@ impl Session {
         self
     }
 
-    /// The slots of a prefetch queue.
-    pub(crate) fn slots_ahead(&self) -> usize {
-        self.input_slots - 1
-    }
-
     /// Reserves the prefetch queue of a program; its number, if the plan has one.
     pub(crate) fn open_slots(&mut self, inner: &Compiled) -> Result<Option<usize>> {
         let mut stride = 0;

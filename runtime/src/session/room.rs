@@ -2,7 +2,7 @@
 //! short.
 
 use slabwise_kernels::memory::Region;
-use slabwise_planner::{Bytes, Dag};
+use slabwise_planner::Bytes;
 
 use super::Session;
 use crate::error::{Error, Result};
@@ -22,31 +22,6 @@ impl Session {
             reserved = self.memory.reserve(bytes, what);
         }
         reserved
-    }
-
-    /// The bytes of the staging buffer for a program's large inputs, if the budget has them beside
-    /// a slab of this height and its prefetch queue; else 0. No value is recomputed to make room
-    /// for it.
-    pub(crate) fn landing_within(
-        &self,
-        dag: &Dag,
-        room: Option<u64>,
-        height: u64,
-        ahead: u64,
-    ) -> u64 {
-        let inputs = dag.buffers.iter().filter(|buffer| buffer.live_in);
-        let wanted = inputs
-            .map(|buffer| self.memory.staging_bytes_for(buffer.occupied()))
-            .sum();
-        let needed = self
-            .bytes_beside_staging(height)
-            .saturating_add(ahead)
-            .saturating_add(self.memory.staging().0.max(wanted));
-        if room.is_some_and(|room| needed > room) {
-            0
-        } else {
-            wanted
-        }
     }
 
     /// Bytes of the slab, if it must be this high, and of all prefetch queues.

@@ -9,7 +9,6 @@ use slabwise_kernels::spec::{Access, Inst};
 use slabwise_planner::{Bytes, TaskId, Work};
 
 use super::{MicroBatch, Mismatch, validate};
-use crate::compile::compile;
 use crate::graph::Graph;
 use crate::ir::{Program, Source};
 use crate::models::Model;
@@ -47,7 +46,9 @@ impl Compiled {
                 .with_threads(1)
         };
         let ordered = |session: &Session| -> Ordered {
-            let compiled = compile(session, "step", graph, Instant::now()).expect("a plan");
+            let compiled = session
+                .planned("step", graph, Instant::now())
+                .expect("a plan");
             (compiled.program, compiled.plan.offsets().order.clone())
         };
         let budget: Budget = budget.parse().expect("a budget");
