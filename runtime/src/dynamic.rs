@@ -33,11 +33,11 @@ impl Session {
     /// If a setting is invalid; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
         let pool = open_pool(config)?;
-        self.memory.configure(config)?;
+        self.memory.backend.configure(config)?;
         self.reset_pool();
         // Programs that have run refer to their buffers' tags by number.
-        pool.know_tags_of(&self.pool);
-        self.pool = pool;
+        pool.know_tags_of(&self.memory.pool);
+        self.memory.pool = pool;
         Ok(self)
     }
 
@@ -54,9 +54,9 @@ impl Session {
     ) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
-        self.memory.start(inner.loaded.as_ref(), &env)?;
+        self.memory.backend.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.
-        let last = std::mem::take(&mut self.dynamic);
+        let last = std::mem::take(&mut self.execution.dynamic);
         self.free_all(last)?;
         let mut blocks = Pooled {
             held: vec![None; inner.buffers.len()],
@@ -69,12 +69,12 @@ impl Session {
             self.free_all(held)?;
             return Err(error);
         }
-        self.pool.end_step(self.memory.source());
-        self.memory.end_run(inner.loaded.as_ref())?;
+        self.memory.pool.end_step(self.memory.backend.source());
+        self.memory.backend.end_run(inner.loaded.as_ref())?;
         let places = self.places(&held)?;
         let buffers: [Option<crate::buffer::Buffer>; N] =
             self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
-        self.dynamic = held;
+        self.execution.dynamic = held;
         Ok(std::array::from_fn(|i| {
             self.output(inner, i, places[inner.outputs[i]], &env, buffers[i].clone())
         }))
@@ -171,8 +171,11 @@ impl Session {
         tag: TagId,
         held: &Held,
     ) -> Result<Handle> {
-        let source = self.memory.source();
-        let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
+        let source = self.memory.backend.source();
+        let taken = self
+            .memory
+            .pool
+            .allocate(source, bytes, Stream::default(), tag);
         taken.map_err(|bill| Error::Memory {
             program: inner.name.to_string(),
             bill: with_next_uses(bill, inner, step, held),
@@ -182,7 +185,7 @@ impl Session {
     /// The region of a block; empty if there is none.
     fn place(&self, handle: Option<Handle>) -> Result<Region> {
         handle.map_or(Ok(Region::default()), |handle| {
-            self.pool.region(handle).map_err(lost)
+            self.memory.pool.region(handle).map_err(lost)
         })
     }
 
@@ -191,35 +194,37 @@ impl Session {
     }
 
     fn free_all(&mut self, blocks: impl IntoIterator<Item = Option<Handle>>) -> Result<()> {
-        blocks
-            .into_iter()
-            .flatten()
-            .try_for_each(|handle| self.pool.free(self.memory.source(), handle).map_err(lost))
+        blocks.into_iter().flatten().try_for_each(|handle| {
+            self.memory
+                .pool
+                .free(self.memory.backend.source(), handle)
+                .map_err(lost)
+        })
     }
 
     /// The statistics of the dynamic mode's pool.
     pub fn pool_statistics(&self) -> Statistics {
-        self.pool.statistics()
+        self.memory.pool.statistics()
     }
 
     /// The policy of the dynamic mode's pool.
     pub fn pool_policy(&self) -> Policy {
-        self.pool.policy()
+        self.memory.pool.policy()
     }
 
     /// The pool of the dynamic mode.
     pub fn pool(&self) -> &Pool {
-        &self.pool
+        &self.memory.pool
     }
 
     /// Gives the dynamic mode's memory back, and resets its statistics.
     pub fn reset_pool(&mut self) {
-        let last = std::mem::take(&mut self.dynamic);
+        let last = std::mem::take(&mut self.execution.dynamic);
         // The pool takes back every block that it handed out.
         let freed = self.free_all(last);
         debug_assert!(freed.is_ok());
-        self.pool.empty_cache(self.memory.source());
-        self.pool.reset_statistics();
+        self.memory.pool.empty_cache(self.memory.backend.source());
+        self.memory.pool.reset_statistics();
     }
 }
 

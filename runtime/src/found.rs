@@ -56,16 +56,19 @@ impl DataDependent {
 impl Session {
     /// Gives back the outputs of the last run, and resets the counts.
     pub(crate) fn begin_data_dependent(&mut self, inner: &Compiled) -> Result<()> {
-        for at in 0..self.data_dependent.held.len() {
+        for at in 0..self.execution.data_dependent.held.len() {
             self.free_piece(at)?;
         }
-        self.data_dependent = DataDependent {
-            held: std::mem::take(&mut self.data_dependent.held),
+        self.execution.data_dependent = DataDependent {
+            held: std::mem::take(&mut self.execution.data_dependent.held),
             ..DataDependent::default()
         };
-        self.data_dependent.held.clear();
+        self.execution.data_dependent.held.clear();
         if inner.finds {
-            self.data_dependent.held.resize(inner.buffers.len(), None);
+            self.execution
+                .data_dependent
+                .held
+                .resize(inner.buffers.len(), None);
         }
         Ok(())
     }
@@ -91,8 +94,11 @@ impl Session {
                 None => {
                     self.check_budget(inner, b, bytes)?;
                     let tag = self.tag_ids(inner)[b];
-                    let source = self.memory.source();
-                    let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
+                    let source = self.memory.backend.source();
+                    let taken = self
+                        .memory
+                        .pool
+                        .allocate(source, bytes, Stream::default(), tag);
                     let handle = taken.map_err(|bill| Error::Memory {
                         program: inner.name.to_string(),
                         bill,
@@ -100,8 +106,8 @@ impl Session {
                     Piece::Pool(handle, bytes)
                 }
             };
-            self.data_dependent.add(piece);
-            self.data_dependent.held[b] = Some(piece);
+            self.execution.data_dependent.add(piece);
+            self.execution.data_dependent.held[b] = Some(piece);
         }
         Ok(())
     }
@@ -109,10 +115,10 @@ impl Session {
     /// Fails if a block exceeds the budget, which weights, state, slab and such blocks share.
     fn check_budget(&self, inner: &Compiled, b: usize, bytes: u64) -> Result<()> {
         let planned = self.persistent_bytes().saturating_add(self.slab_bytes());
-        match self.budget.bytes() {
+        match self.memory.budget.bytes() {
             Some(budget)
                 if planned
-                    .saturating_add(self.data_dependent.pooled)
+                    .saturating_add(self.execution.data_dependent.pooled)
                     .saturating_add(bytes)
                     > budget.0 =>
             {
@@ -122,7 +128,7 @@ impl Session {
                     bytes: Bytes(bytes),
                     budget,
                     planned: Bytes(planned),
-                    pool: Bytes(self.data_dependent.pooled),
+                    pool: Bytes(self.execution.data_dependent.pooled),
                 })
             }
             _ => Ok(()),
@@ -135,7 +141,7 @@ impl Session {
             inner
                 .tags
                 .iter()
-                .map(|tag| self.pool.tag(tag.clone()))
+                .map(|tag| self.memory.pool.tag(tag.clone()))
                 .collect()
         })
     }
@@ -144,6 +150,7 @@ impl Session {
     fn gap_for(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
         let holes = inner.holes.get(b).filter(|holes| !holes.is_empty())?;
         let mut taken: Vec<Planned> = self
+            .execution
             .data_dependent
             .held
             .iter()
@@ -166,9 +173,10 @@ impl Session {
 
     /// The region of a value of data-dependent size; empty before its first step.
     pub(crate) fn data_dependent_region(&self, b: usize, slab: Region) -> Result<Region> {
-        match self.data_dependent.held.get(b).copied().flatten() {
+        match self.execution.data_dependent.held.get(b).copied().flatten() {
             Some(Piece::Slab(part)) => Ok(slab.part(part.offset, part.bytes)),
             Some(Piece::Pool(handle, _)) => self
+                .memory
                 .pool
                 .region(handle)
                 .map_err(|e| Error::Internal(e.to_string())),
@@ -189,14 +197,20 @@ impl Session {
     }
 
     fn free_piece(&mut self, b: usize) -> Result<()> {
-        match self.data_dependent.held[b].take() {
+        match self.execution.data_dependent.held[b].take() {
             Some(Piece::Slab(part)) => {
-                self.data_dependent.lent = self.data_dependent.lent.saturating_sub(part.bytes)
+                self.execution.data_dependent.lent = self
+                    .execution
+                    .data_dependent
+                    .lent
+                    .saturating_sub(part.bytes)
             }
             Some(Piece::Pool(handle, bytes)) => {
-                self.data_dependent.pooled = self.data_dependent.pooled.saturating_sub(bytes);
-                self.pool
-                    .free(self.memory.source(), handle)
+                self.execution.data_dependent.pooled =
+                    self.execution.data_dependent.pooled.saturating_sub(bytes);
+                self.memory
+                    .pool
+                    .free(self.memory.backend.source(), handle)
                     .map_err(|e| Error::Internal(e.to_string()))?;
             }
             None => {}
@@ -216,7 +230,7 @@ impl Session {
             return Ok(());
         };
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
-        let length = self.memory.read_i32(&part)?;
+        let length = self.memory.backend.read_i32(&part)?;
         // The step's kernel has checked it, but a device does not stop the run when a check fails.
         let most = if let Extent::Found(most) = inner.symbols.extent(symbol) {
             most.at(env)
@@ -237,10 +251,10 @@ impl Session {
         };
         env.0[usize::from(symbol.0)] = found;
         inner.check_needed(Some(at), env)?;
-        let sizes = self.sizes();
-        self.memory.begin_inputs()?;
-        self.memory.publish(&sizes, env)?;
-        self.memory.end_inputs()
+        let sizes = self.memory.sizes();
+        self.memory.backend.begin_inputs()?;
+        self.memory.backend.publish(&sizes, env)?;
+        self.memory.backend.end_inputs()
     }
 }
 

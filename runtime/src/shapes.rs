@@ -281,7 +281,7 @@ impl Session {
         }
         possible(&shaped.graph, &lengths)?;
         let compiled = shaped.plan(self, &program.inner.name, &lengths)?;
-        self.grow_slab(&compiled)?;
+        self.memory.grow_slab(&compiled)?;
         Ok(compiled)
     }
 }

@@ -18,18 +18,19 @@ impl Session {
         started: Instant,
     ) -> Result<CompiledPlan> {
         compile::refuse_absurd_sizes(graph)?;
-        let queues = self.queues.iter().map(|queue| queue.region.bytes);
         let memory = MemoryUse {
-            budget: self.budget,
-            offload: self.offload,
-            persistent: self.persistent_bytes_with(graph)?,
+            budget: self.memory.budget,
+            offload: self.memory.offload,
+            persistent: self
+                .variables
+                .bytes_with(graph, self.memory.budget.bytes())?,
             slab: self.slab_bytes(),
-            queues: queues.fold(0, u64::saturating_add),
-            slots_ahead: self.input_slots - 1,
+            queues: self.memory.queue_bytes(),
+            slots_ahead: self.memory.input_slots - 1,
         };
         let environment = Environment {
             device: self.device,
-            backend: &*self.memory,
+            backend: &*self.memory.backend,
             target: self.target(),
             memory,
             dump: self.dump.as_ref(),
@@ -47,7 +48,7 @@ impl Session {
         } = compiled;
         let variables = self.adopt(&program.graph)?;
         plan.stage_ended("variables");
-        self.budget.settle(room);
+        self.memory.budget.settle(room);
         let mut compiled = Compiled::link(
             &program,
             &variables,
@@ -57,7 +58,7 @@ impl Session {
         )?;
         compiled.plan.stage_ended("link");
         self.load_program(&mut compiled)?;
-        self.prepare_landing(&mut compiled, room)?;
+        self.memory.prepare_landing(&mut compiled, room)?;
         self.prepare_copies(&compiled)?;
         compiled.ring = self.open_slots(&compiled)?;
         compiled.plan.stage_ended("load");

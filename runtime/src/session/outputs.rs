@@ -46,7 +46,7 @@ impl Session {
         let lengths = lengths(&planned.dims, env);
         let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
         Output {
-            shown: Shown::new(&*self.memory, region.part(0, bytes as u64)),
+            shown: Shown::new(&*self.memory.backend, region.part(0, bytes as u64)),
             dtype: planned.dtype,
             lengths,
             buffer,
