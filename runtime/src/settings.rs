@@ -30,12 +30,7 @@ pub const CUDNN: &str = "SLABWISE_CUDNN";
 /// Variables that are 0 or 1, and 1 unless set.
 pub const SWITCHES: [&str; 5] = [GRAPHS, BRANCHES, EARLY_LAUNCH, AUTOTUNE, CUDNN];
 
-/// The value of an environment variable.
-pub fn variable(name: &str) -> Option<String> {
-    std::env::var_os(name)
-        .map(|value| value.to_string_lossy().into_owned())
-        .filter(|text| !text.trim().is_empty())
-}
+pub use slabwise_pool::variable;
 
 /// `SLABWISE_THREADS`: how many threads a session's kernels use, and how many compile kernels for a
 /// GPU.

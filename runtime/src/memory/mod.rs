@@ -1,53 +1,10 @@
-//! Memory that no plan has fixed: a caching pool for each device, and its parts.
+//! Memory that no plan has fixed, the limits of a session's memory, and files for other tools.
 //!
-//! A [`Pool`] allocates blocks from a [`Source`]: the host's memory, a device's, or a
-//! [`FakeDevice`] in tests. Its [`Policy`] finds the blocks; its [`MemoryConfig`] says how much it
-//! may take and when it gives it back. Blocks are named by [`Handle`]s, not by addresses, so that
-//! the pool can move them when free memory is there but in pieces.
-//!
-//! The parts, from the bottom: `source` (the interface to a driver), `block` (the table of blocks),
-//! `streams` (which stream may use a freed block, and when), `policy` (lists of free blocks),
-//! `defrag` (moving blocks), `retry` (the steps tried for a request, in order) with `moves` (its
-//! steps that move blocks), `heap` (all that under one lock), `pool` (the lock, and the calls that
-//! are made without it). `replay` sends traces through pools, `export` writes files for other
-//! tools' viewers.
+//! The [pool](Pool) and its parts are the crate `slabwise-pool`.
 
-pub(crate) mod available;
-mod block;
 pub mod budget;
-mod config;
-mod deferred;
-mod defrag;
-mod event_log;
-#[cfg(feature = "profiles")]
-pub mod export;
-mod fake;
-mod heap;
-mod moves;
 pub mod offload;
-mod oom;
-mod policy;
-mod pool;
-#[cfg(feature = "profiles")]
-pub mod replay;
-mod retry;
-mod source;
-mod stats;
-mod streams;
-/// The synchronization primitives of the queue of deferred frees, so that a model checker can
-/// replace them.
-mod sync {
-    pub(super) use std::sync::Mutex;
-    pub(super) use std::sync::atomic::{AtomicBool, Ordering};
-}
-mod tags;
 
-pub use block::Handle;
-pub use config::{ConfigError, MemoryConfig, Policy};
-pub use event_log::{Action, Event};
-pub use fake::FakeDevice;
-pub use oom::{Help, Holder, OutOfMemory};
-pub use pool::{Lease, NotInUse, Pool};
-pub use source::{MemoryInfo, Range, Refused, Source, Stream};
-pub use stats::{Fragmentation, Statistics};
-pub use tags::{Tag, TagId};
+#[cfg(feature = "profiles")]
+pub use slabwise_memtools::{export, replay};
+pub use slabwise_pool::*;

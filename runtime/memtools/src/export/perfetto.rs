@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use serde_json::{Value, json};
 
-use super::super::event_log::Action;
 use super::Ledger;
+use slabwise_pool::Action;
 
 /// The recorded events as `{"traceEvents": […]}`: a span for each block (`b` and `e` with the
 /// number of the allocation as id) and each kernel (`X`), counters of the bytes in use and

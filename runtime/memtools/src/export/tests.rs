@@ -7,10 +7,10 @@ use std::time::Duration;
 use prost::Message;
 use serde_json::Value;
 
-use super::super::replay::{Op, Trace};
-use super::super::{FakeDevice, Handle, MemoryConfig, Policy, TagId};
 use super::pprof::Profile;
 use super::*;
+use crate::replay::{Op, Trace};
+use slabwise_pool::{FakeDevice, Handle, MemoryConfig, Policy, TagId};
 
 const KIB: u64 = 1 << 10;
 

@@ -9,8 +9,8 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message;
 
-use super::super::tags::Tag;
 use super::Ledger;
+use slabwise_pool::Tag;
 
 #[derive(Clone, PartialEq, Message)]
 pub(super) struct Profile {

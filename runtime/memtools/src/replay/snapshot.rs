@@ -198,9 +198,9 @@ impl Snapshot {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::source::Stream;
     use super::super::Op;
     use super::*;
+    use slabwise_pool::Stream;
 
     const SNAPSHOT: &str = r#"{
         "segments": [{"device": 1, "address": 1048576, "total_size": 2097152, "blocks": [

@@ -12,13 +12,7 @@ use std::collections::BTreeMap;
 
 use slabwise_kernels::memory::Region;
 
-use super::TagId;
-use super::block::{Block, State};
-use super::config::Policy;
-use super::event_log::Event;
-use super::pool::Pool;
-use super::source::Stream;
-use super::tags::Tag;
+use slabwise_pool::{Event, Inspected, Policy, Pool, Stream, Tag, TagId};
 
 pub use perfetto::trace_events_json;
 pub use pprof::heap_profile;
@@ -42,7 +36,7 @@ pub struct Ledger {
 
 impl Ledger {
     fn tag(&self, id: TagId) -> &Tag {
-        self.tags.get(id.0 as usize).unwrap_or(&self.tags[0])
+        self.tags.get(id.index()).unwrap_or(&self.tags[0])
     }
 }
 
@@ -83,16 +77,11 @@ struct Piece {
 /// The pool's memory, without addresses that have none mapped.
 fn segments(pool: &Pool) -> Vec<Segment> {
     let mut segments: Vec<Segment> = Vec::new();
-    pool.inspect(|block: &Block, tag: &Tag| {
-        let requested = match block.state {
-            State::Live => Some(block.requested),
-            State::Free => None,
-            _ => return,
-        };
-        let region = block.region();
+    pool.inspect(|block: Inspected, tag: &Tag| {
+        let region = block.region;
         let piece = Piece {
             region,
-            requested,
+            requested: block.requested,
             tag: tag.clone(),
         };
         match segments.last_mut() {

@@ -1,8 +1,8 @@
 use std::time::Duration;
 
 use super::*;
-use crate::memory::heap::Engine;
-use crate::memory::{FakeDevice, Help};
+use crate::heap::Engine;
+use crate::{FakeDevice, Help};
 
 mod audit;
 mod behaviour;

@@ -104,9 +104,9 @@ impl Trace {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::source::Stream;
     use super::super::Op;
     use super::*;
+    use slabwise_pool::Stream;
 
     const HEAD: &str = "Thread,Time,Action,Pointer,Size,Stream\n";
 

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use slabwise_kernels::memory::Region;
 
-use super::super::TagId;
-use super::super::event_log::{Action, Event};
-use super::super::source::Stream;
-use super::super::tags::{Tag, Tags};
 use super::{Ledger, Piece, Segment};
+use slabwise_pool::Stream;
+use slabwise_pool::TagId;
+use slabwise_pool::{Action, Event};
+use slabwise_pool::{Tag, Tags};
 
 /// Bytes of a slab that hold one value.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 
 use slabwise_planner::csv::Table;
 
-use super::super::source::Stream;
 use super::{Op, Trace};
+use slabwise_pool::Stream;
 
 impl Trace {
     /// The trace that makes these lifetimes: at each instant, first the blocks that end are freed,

@@ -185,7 +185,7 @@ impl MemoryConfig {
     /// # Errors
     /// If a variable or a field is invalid; the error names it.
     pub fn resolve(&self) -> Result<MemoryConfig, ConfigError> {
-        self.resolved(environment)
+        self.resolved(variable)
     }
 
     fn resolved(
@@ -213,13 +213,7 @@ impl MemoryConfig {
     pub fn survey() -> (MemoryConfig, Vec<ConfigError>) {
         let none = MemoryConfig::default();
         let only = |name: &'static str| {
-            none.settings(|asked| {
-                if asked == name {
-                    environment(asked)
-                } else {
-                    None
-                }
-            })
+            none.settings(|asked| if asked == name { variable(asked) } else { None })
         };
         let mistakes: Vec<ConfigError> = Self::VARIABLES
             .iter()
@@ -227,7 +221,7 @@ impl MemoryConfig {
             .collect();
         let sound = |name: &str| mistakes.iter().all(|mistake| mistake.name != name);
         let config = none
-            .resolved(|name| if sound(name) { environment(name) } else { None })
+            .resolved(|name| if sound(name) { variable(name) } else { None })
             .unwrap_or_default();
         (config, mistakes)
     }
@@ -321,8 +315,12 @@ impl MemoryConfig {
     }
 }
 
-/// A variable of the process's environment.
-pub(crate) use crate::settings::variable as environment;
+/// The value of an environment variable; `None` if it is unset or blank.
+pub fn variable(name: &str) -> Option<String> {
+    std::env::var_os(name)
+        .map(|value| value.to_string_lossy().into_owned())
+        .filter(|text| !text.trim().is_empty())
+}
 
 /// `SLABWISE_ALLOCATOR` and `SLABWISE_POOL` together.
 fn policy_of(lookup: &impl Fn(&str) -> Option<String>) -> Result<Policy, ConfigError> {

@@ -29,9 +29,16 @@ impl Tag {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct TagId(pub(crate) u32);
 
+impl TagId {
+    /// The position of the tag among all tags of its pool.
+    pub fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
 /// All tags of a pool. They are never forgotten; a program has as many as it has tensors.
 #[derive(Clone, Debug)]
-pub(crate) struct Tags {
+pub struct Tags {
     all: Vec<Tag>,
     known: HashMap<Tag, TagId>,
 }
@@ -46,6 +53,7 @@ impl Default for Tags {
 }
 
 impl Tags {
+    /// The number of a tag, which is new if the tag is.
     pub fn id(&mut self, tag: Tag) -> TagId {
         let Tags { all, known } = self;
         *known.entry(tag).or_insert_with_key(|tag| {
@@ -55,12 +63,12 @@ impl Tags {
     }
 
     /// All of them, by their numbers.
-    #[cfg(feature = "profiles")]
     pub fn all(&self) -> &[Tag] {
         &self.all
     }
 
-    pub fn get(&self, id: u32) -> &Tag {
+    /// A tag by its number.
+    pub(crate) fn get(&self, id: u32) -> &Tag {
         self.all.get(id as usize).unwrap_or(&self.all[0])
     }
 }

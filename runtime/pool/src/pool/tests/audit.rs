@@ -1,7 +1,7 @@
 //! An audit of a pool: everything counted again, from its table and from a naive owner's records.
 
 use super::*;
-use crate::memory::block::{NONE, State};
+use crate::block::{NONE, State};
 
 /// A block as its owner knows it.
 #[derive(Clone, Copy, Debug)]

@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 
 /// Requests below this are made without a query: reading the system's files would cost more than it
 /// is worth.
-pub(crate) const WORTH_ASKING: u64 = 64 << 20;
+pub const WORTH_ASKING: u64 = 64 << 20;
 
 /// Bytes that the host can give without ending a process, swap included; `None` where the system
 /// does not report it.
-pub(crate) fn available() -> Option<u64> {
+pub fn available() -> Option<u64> {
     let machine = of_machine(&fs::read_to_string("/proc/meminfo").ok()?)?;
     let groups = fs::read_to_string("/proc/self/cgroup").ok();
     let group = groups.and_then(|groups| of_groups(&groups, Path::new("/sys/fs/cgroup")));

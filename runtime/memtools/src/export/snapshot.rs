@@ -2,9 +2,9 @@
 
 use serde::Serialize;
 
-use super::super::event_log::{Action, Event};
-use super::super::tags::Tag;
 use super::{Addresses, Ledger, Segment};
+use slabwise_pool::Tag;
+use slabwise_pool::{Action, Event};
 
 /// A snapshot could not be written.
 #[derive(Debug, thiserror::Error)]

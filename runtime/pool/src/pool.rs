@@ -5,8 +5,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use slabwise_kernels::memory::Region;
 
-use super::block::{Block, Handle};
-use super::config::{ConfigError, MemoryConfig, Policy, environment};
+use super::block::{Block, Handle, State};
+use super::config::{ConfigError, MemoryConfig, Policy, variable};
 use super::deferred::Deferred;
 use super::defrag::in_pieces;
 use super::event_log::{Action, Event, EventLog};
@@ -24,6 +24,27 @@ use super::tags::{Tag, TagId};
 pub struct NotInUse {
     /// The block.
     pub handle: Handle,
+}
+
+/// A block of a pool, in use or free, as [`Pool::inspect`] shows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inspected {
+    /// Where it lies.
+    pub region: Region,
+    /// The stream that it was taken for.
+    pub stream: Stream,
+    /// The requested bytes; `None` for a free block.
+    pub requested: Option<u64>,
+}
+
+impl Inspected {
+    fn of(block: &Block) -> Self {
+        Inspected {
+            region: block.region(),
+            stream: block.stream,
+            requested: (block.state == State::Live).then_some(block.requested),
+        }
+    }
 }
 
 /// A callback of the program for when memory is short, such as dropping a cache.
@@ -69,7 +90,7 @@ impl Pool {
     /// # Errors
     /// If a setting is invalid; the error names it.
     pub fn new(config: &MemoryConfig) -> Result<Pool, ConfigError> {
-        let settings = config.settings(environment)?;
+        let settings = config.settings(variable)?;
         Ok(Pool {
             heap: Mutex::new(Heap::new(settings)),
             moved: Condvar::new(),
@@ -89,7 +110,7 @@ impl Pool {
     }
 
     /// Adopts the tags of another pool, so that their numbers mean the same here.
-    pub(crate) fn know_tags_of(&self, other: &Pool) {
+    pub fn know_tags_of(&self, other: &Pool) {
         let tags = other.lock().tags.clone();
         self.lock().tags = tags;
     }
@@ -361,25 +382,23 @@ impl Pool {
     }
 
     /// All tags, by their numbers.
-    #[cfg(feature = "profiles")]
-    pub(crate) fn tags(&self) -> Vec<Tag> {
+    pub fn tags(&self) -> Vec<Tag> {
         self.lock().tags.all().to_vec()
     }
 
-    /// Calls `visit` with every block except those that only contain others, arena by arena, in the
-    /// order of addresses.
-    #[cfg(feature = "profiles")]
-    pub(crate) fn inspect(&self, mut visit: impl FnMut(&Block, &Tag)) {
+    /// Calls `visit` with every block in use and every free one, arena by arena, in the order of
+    /// addresses.
+    pub fn inspect(&self, mut visit: impl FnMut(Inspected, &Tag)) {
         let heap = self.settled();
         let mut rows: Vec<&Block> = heap
             .table
             .iter()
             .map(|(_, b)| b)
-            .filter(|b| b.state != super::block::State::Page)
+            .filter(|b| matches!(b.state, State::Live | State::Free))
             .collect();
         rows.sort_by_key(|b| (b.arena, b.offset));
         rows.into_iter()
-            .for_each(|block| visit(block, heap.tags.get(block.tag)));
+            .for_each(|block| visit(Inspected::of(block), heap.tags.get(block.tag)));
     }
 
     fn lock(&self) -> MutexGuard<'_, Heap> {

@@ -2,8 +2,8 @@
 
 use std::collections::HashMap;
 
-use super::super::source::Stream;
 use super::{Op, Trace};
+use slabwise_pool::Stream;
 
 /// A line of a log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -13,14 +13,10 @@ mod snapshot;
 
 use std::time::{Duration, Instant};
 
-use super::config::{ConfigError, MemoryConfig, Policy};
-use super::event_log::{Action, Event};
-use super::fake::FakeDevice;
-use super::oom::OutOfMemory;
-use super::pool::Pool;
-use super::source::Stream;
-use super::stats::{Fragmentation, Statistics};
-use super::tags::TagId;
+use slabwise_pool::{
+    Action, ConfigError, Event, FakeDevice, Fragmentation, MemoryConfig, OutOfMemory, Policy, Pool,
+    Statistics, Stream, TagId,
+};
 
 pub use file::{FILE_MAX, TraceError};
 
