@@ -2,42 +2,32 @@
 //! slab.
 #![forbid(unsafe_code)]
 
-mod backend;
 mod buffer;
 mod checkpoint;
 mod checks;
-mod compile;
 pub mod data;
-mod device;
 #[cfg(feature = "profiles")]
 pub mod diff;
-mod dumps;
 mod dynamic;
-pub mod error;
 pub mod feed;
 pub mod fit;
 mod found;
-pub mod graph;
 mod init;
-pub mod ir;
 pub mod memory;
 pub mod models;
 pub mod nn;
-pub mod ops;
 pub mod optim;
 pub mod params;
-pub mod passes;
-mod plan;
 mod program;
-pub mod reference;
 mod session;
-pub mod settings;
-pub mod shape;
 mod shapes;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
-mod words;
+
+// The modules of the compiler, under the names that the modules of this crate use.
+use slabwise_compiler::{backend, compile, device, graph, ir, ops, passes, plan, words};
+pub use slabwise_compiler::{error, settings, shape};
 
 pub use ::half;
 pub use backend::Resources;

@@ -7,11 +7,11 @@ mod support;
 
 use ndarray::ArrayD;
 use slabwise::feed::Input;
-use slabwise::graph::Graph;
-use slabwise::ops::ConvGeometry;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, Error};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::ConvGeometry;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 use support::arrays::{close, host, numbers};
 use support::{Rng, array};

@@ -5,8 +5,8 @@ use ndarray::{Array2, ArrayD, arr1};
 use slabwise::nn::{BatchNorm1d, Embedding, LayerNorm, Linear};
 use slabwise::optim::{Adam, Sgd};
 use slabwise::prelude::*;
-use slabwise::reference::{Precision, evaluate};
 use slabwise::{CompileOptions, Error};
+use slabwise_compiler::reference::{Precision, evaluate};
 
 use crate::support::arrays::{close, numbers};
 use crate::support::random_graph::{BATCH, RandomGraph};

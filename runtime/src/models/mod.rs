@@ -353,7 +353,7 @@ impl Network {
     }
 
     /// Traces a training step; gives its loss.
-    pub(crate) fn step<'t>(
+    pub fn step<'t>(
         &self,
         trace: &'t Trace,
         batch: Dim,

@@ -76,16 +76,6 @@ impl StepClock {
     }
 }
 
-impl Roofline {
-    /// The least time of so many operations of a product, of halves or not, and of its code, and of
-    /// so many bytes.
-    fn least_seconds(&self, [product, code]: [u64; 2], halves: bool, bytes: u64) -> f64 {
-        let [exact, half, rest] = self.flops;
-        let computing = product as f64 / if halves { half } else { exact } + code as f64 / rest;
-        computing.max(bytes as f64 / self.bytes)
-    }
-}
-
 /// Whether a spec is a product of halves.
 fn multiplies_halves(spec: &Spec) -> bool {
     match &spec.body {

@@ -79,11 +79,7 @@ impl Variables {
 
     /// The variables of a graph that this session does not have yet, and the bytes of each.
     fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
-        let declared = self
-            .params
-            .declared()
-            .into_iter()
-            .map(|p| VariableInfo::of(&p));
+        let declared = self.params.declared().into_iter().map(|p| p.info());
         let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
         let mut fresh: Vec<VariableInfo> = Vec::new();
         for info in all {
