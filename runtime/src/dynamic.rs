@@ -12,7 +12,7 @@ use crate::memory::{
     Handle, MemoryConfig, NotInUse, OutOfMemory, Policy, Pool, Statistics, Stream, TagId,
 };
 use crate::program::{Compiled, Place, Program};
-use crate::session::{Buffers, Run, Session};
+use crate::session::{Buffers, Memory, Run, Session};
 
 /// The blocks of the pool that a run has taken.
 pub(crate) struct Pooled {
@@ -57,7 +57,7 @@ impl Session {
         self.memory.backend.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.
         let last = std::mem::take(&mut self.execution.dynamic);
-        self.free_all(last)?;
+        self.memory.free_all(last)?;
         let mut blocks = Pooled {
             held: vec![None; inner.buffers.len()],
             workspace: None,
@@ -65,13 +65,13 @@ impl Session {
         let done = self.run_in_blocks(inner, &feed, &mut env, &mut blocks);
         let Pooled { held, workspace } = blocks;
         if let Err(error) = done {
-            self.free_all([workspace])?;
-            self.free_all(held)?;
+            self.memory.free_all([workspace])?;
+            self.memory.free_all(held)?;
             return Err(error);
         }
         self.memory.pool.end_step(self.memory.backend.source());
         self.memory.backend.end_run(inner.loaded.as_ref())?;
-        let places = self.places(&held)?;
+        let places = self.memory.places(&held)?;
         let buffers: [Option<crate::buffer::Buffer>; N] =
             self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
         self.execution.dynamic = held;
@@ -89,9 +89,9 @@ impl Session {
         blocks: &mut Pooled,
     ) -> Result<()> {
         for buffer in inner.inputs.iter().filter_map(|i| i.buffer) {
-            self.take_block(inner, blocks, 0, buffer, env)?;
+            self.memory.take_block(inner, blocks, 0, buffer, env)?;
         }
-        let places = self.places(&blocks.held)?;
+        let places = self.memory.places(&blocks.held)?;
         let fed = self.stage(inner, feed, env, &mut |b| places[b])?;
         let mut run = Run {
             inner,
@@ -102,6 +102,33 @@ impl Session {
         self.run_steps(&mut run, env)
     }
 
+    /// The statistics of the dynamic mode's pool.
+    pub fn pool_statistics(&self) -> Statistics {
+        self.memory.pool.statistics()
+    }
+
+    /// The policy of the dynamic mode's pool.
+    pub fn pool_policy(&self) -> Policy {
+        self.memory.pool.policy()
+    }
+
+    /// The pool of the dynamic mode.
+    pub fn pool(&self) -> &Pool {
+        &self.memory.pool
+    }
+
+    /// Gives the dynamic mode's memory back, and resets its statistics.
+    pub fn reset_pool(&mut self) {
+        let last = std::mem::take(&mut self.execution.dynamic);
+        // The pool takes back every block that it handed out.
+        let freed = self.memory.free_all(last);
+        debug_assert!(freed.is_ok());
+        self.memory.pool.empty_cache(self.memory.backend.source());
+        self.memory.pool.reset_statistics();
+    }
+}
+
+impl Memory {
     /// Takes blocks for the values that a step is the first to write, and for its workspace; the
     /// region of the workspace.
     pub(crate) fn take_blocks(
@@ -171,11 +198,8 @@ impl Session {
         tag: TagId,
         held: &Held,
     ) -> Result<Handle> {
-        let source = self.memory.backend.source();
-        let taken = self
-            .memory
-            .pool
-            .allocate(source, bytes, Stream::default(), tag);
+        let source = self.backend.source();
+        let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
         taken.map_err(|bill| Error::Memory {
             program: inner.name.to_string(),
             bill: with_next_uses(bill, inner, step, held),
@@ -185,7 +209,7 @@ impl Session {
     /// The region of a block; empty if there is none.
     fn place(&self, handle: Option<Handle>) -> Result<Region> {
         handle.map_or(Ok(Region::default()), |handle| {
-            self.memory.pool.region(handle).map_err(lost)
+            self.pool.region(handle).map_err(lost)
         })
     }
 
@@ -194,37 +218,21 @@ impl Session {
     }
 
     fn free_all(&mut self, blocks: impl IntoIterator<Item = Option<Handle>>) -> Result<()> {
-        blocks.into_iter().flatten().try_for_each(|handle| {
-            self.memory
-                .pool
-                .free(self.memory.backend.source(), handle)
-                .map_err(lost)
+        blocks
+            .into_iter()
+            .flatten()
+            .try_for_each(|handle| self.pool.free(self.backend.source(), handle).map_err(lost))
+    }
+
+    /// The pool's numbers of a program's tags.
+    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
+        inner.tag_ids.get_or_init(|| {
+            inner
+                .tags
+                .iter()
+                .map(|tag| self.pool.tag(tag.clone()))
+                .collect()
         })
-    }
-
-    /// The statistics of the dynamic mode's pool.
-    pub fn pool_statistics(&self) -> Statistics {
-        self.memory.pool.statistics()
-    }
-
-    /// The policy of the dynamic mode's pool.
-    pub fn pool_policy(&self) -> Policy {
-        self.memory.pool.policy()
-    }
-
-    /// The pool of the dynamic mode.
-    pub fn pool(&self) -> &Pool {
-        &self.memory.pool
-    }
-
-    /// Gives the dynamic mode's memory back, and resets its statistics.
-    pub fn reset_pool(&mut self) {
-        let last = std::mem::take(&mut self.execution.dynamic);
-        // The pool takes back every block that it handed out.
-        let freed = self.free_all(last);
-        debug_assert!(freed.is_ok());
-        self.memory.pool.empty_cache(self.memory.backend.source());
-        self.memory.pool.reset_statistics();
     }
 }
 

@@ -11,9 +11,9 @@ use slabwise_kernels::size::Env;
 use slabwise_planner::{ALIGN, Bytes, Lifetime};
 
 use crate::error::{Error, Result};
-use crate::memory::{Handle, Stream, TagId};
+use crate::memory::{Handle, Stream};
 use crate::program::{Binds, Compiled, Planned, lengths};
-use crate::session::Session;
+use crate::session::{Memory, Session, Variables};
 use crate::shape::Extent;
 
 /// The memory of a run's values of data-dependent size.
@@ -51,35 +51,31 @@ impl DataDependent {
     pub fn most(&self) -> (u64, u64) {
         (self.lent_max, self.pooled_max)
     }
-}
 
-impl Session {
     /// Gives back the outputs of the last run, and resets the counts.
-    pub(crate) fn begin_data_dependent(&mut self, inner: &Compiled) -> Result<()> {
-        for at in 0..self.execution.data_dependent.held.len() {
-            self.free_piece(at)?;
+    pub fn begin(&mut self, inner: &Compiled, memory: &mut Memory) -> Result<()> {
+        for at in 0..self.held.len() {
+            self.free_piece(at, memory)?;
         }
-        self.execution.data_dependent = DataDependent {
-            held: std::mem::take(&mut self.execution.data_dependent.held),
+        *self = DataDependent {
+            held: std::mem::take(&mut self.held),
             ..DataDependent::default()
         };
-        self.execution.data_dependent.held.clear();
+        self.held.clear();
         if inner.finds {
-            self.execution
-                .data_dependent
-                .held
-                .resize(inner.buffers.len(), None);
+            self.held.resize(inner.buffers.len(), None);
         }
         Ok(())
     }
 
     /// Allocates the values of data-dependent size that a step is the first to write.
-    pub(crate) fn allocate_data_dependent(
+    pub fn allocate(
         &mut self,
         inner: &Compiled,
         at: usize,
         env: &Env,
         slab: Region,
+        (variables, memory): (&Variables, &mut Memory),
     ) -> Result<()> {
         for &b in inner.steps[at]
             .begins
@@ -92,13 +88,10 @@ impl Session {
             let piece = match self.gap_for(inner, b, bytes, slab) {
                 Some(part) => Piece::Slab(part),
                 None => {
-                    self.check_budget(inner, b, bytes)?;
-                    let tag = self.tag_ids(inner)[b];
-                    let source = self.memory.backend.source();
-                    let taken = self
-                        .memory
-                        .pool
-                        .allocate(source, bytes, Stream::default(), tag);
+                    self.check_budget(inner, b, bytes, variables, memory)?;
+                    let tag = memory.tag_ids(inner)[b];
+                    let source = memory.backend.source();
+                    let taken = memory.pool.allocate(source, bytes, Stream::default(), tag);
                     let handle = taken.map_err(|bill| Error::Memory {
                         program: inner.name.to_string(),
                         bill,
@@ -106,21 +99,25 @@ impl Session {
                     Piece::Pool(handle, bytes)
                 }
             };
-            self.execution.data_dependent.add(piece);
-            self.execution.data_dependent.held[b] = Some(piece);
+            self.add(piece);
+            self.held[b] = Some(piece);
         }
         Ok(())
     }
 
     /// Fails if a block exceeds the budget, which weights, state, slab and such blocks share.
-    fn check_budget(&self, inner: &Compiled, b: usize, bytes: u64) -> Result<()> {
-        let planned = self.persistent_bytes().saturating_add(self.slab_bytes());
-        match self.memory.budget.bytes() {
+    fn check_budget(
+        &self,
+        inner: &Compiled,
+        b: usize,
+        bytes: u64,
+        variables: &Variables,
+        memory: &Memory,
+    ) -> Result<()> {
+        let planned = variables.bytes().saturating_add(memory.slab_bytes());
+        match memory.budget.bytes() {
             Some(budget)
-                if planned
-                    .saturating_add(self.execution.data_dependent.pooled)
-                    .saturating_add(bytes)
-                    > budget.0 =>
+                if planned.saturating_add(self.pooled).saturating_add(bytes) > budget.0 =>
             {
                 Err(Error::Room {
                     program: inner.name.to_string(),
@@ -128,30 +125,17 @@ impl Session {
                     bytes: Bytes(bytes),
                     budget,
                     planned: Bytes(planned),
-                    pool: Bytes(self.execution.data_dependent.pooled),
+                    pool: Bytes(self.pooled),
                 })
             }
             _ => Ok(()),
         }
     }
 
-    /// The pool's numbers of a program's tags.
-    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
-        inner.tag_ids.get_or_init(|| {
-            inner
-                .tags
-                .iter()
-                .map(|tag| self.memory.pool.tag(tag.clone()))
-                .collect()
-        })
-    }
-
     /// A part of the slab that neither the plan nor another such value uses while a buffer lives.
     fn gap_for(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
         let holes = inner.holes.get(b).filter(|holes| !holes.is_empty())?;
         let mut taken: Vec<Planned> = self
-            .execution
-            .data_dependent
             .held
             .iter()
             .filter_map(|p| {
@@ -172,11 +156,10 @@ impl Session {
     }
 
     /// The region of a value of data-dependent size; empty before its first step.
-    pub(crate) fn data_dependent_region(&self, b: usize, slab: Region) -> Result<Region> {
-        match self.execution.data_dependent.held.get(b).copied().flatten() {
+    pub fn region(&self, b: usize, slab: Region, memory: &Memory) -> Result<Region> {
+        match self.held.get(b).copied().flatten() {
             Some(Piece::Slab(part)) => Ok(slab.part(part.offset, part.bytes)),
-            Some(Piece::Pool(handle, _)) => self
-                .memory
+            Some(Piece::Pool(handle, _)) => memory
                 .pool
                 .region(handle)
                 .map_err(|e| Error::Internal(e.to_string())),
@@ -185,39 +168,34 @@ impl Session {
     }
 
     /// Gives back the memory of the values that a step is the last to use.
-    pub(crate) fn free_data_dependent(&mut self, inner: &Compiled, at: usize) -> Result<()> {
+    pub fn free(&mut self, inner: &Compiled, at: usize, memory: &mut Memory) -> Result<()> {
         for &b in inner.steps[at]
             .ends
             .iter()
             .filter(|&&b| inner.buffers[b].found && !inner.outputs.contains(&b))
         {
-            self.free_piece(b)?;
+            self.free_piece(b, memory)?;
         }
         Ok(())
     }
 
-    fn free_piece(&mut self, b: usize) -> Result<()> {
-        match self.execution.data_dependent.held[b].take() {
-            Some(Piece::Slab(part)) => {
-                self.execution.data_dependent.lent = self
-                    .execution
-                    .data_dependent
-                    .lent
-                    .saturating_sub(part.bytes)
-            }
+    fn free_piece(&mut self, b: usize, memory: &mut Memory) -> Result<()> {
+        match self.held[b].take() {
+            Some(Piece::Slab(part)) => self.lent = self.lent.saturating_sub(part.bytes),
             Some(Piece::Pool(handle, bytes)) => {
-                self.execution.data_dependent.pooled =
-                    self.execution.data_dependent.pooled.saturating_sub(bytes);
-                self.memory
+                self.pooled = self.pooled.saturating_sub(bytes);
+                memory
                     .pool
-                    .free(self.memory.backend.source(), handle)
+                    .free(memory.backend.source(), handle)
                     .map_err(|e| Error::Internal(e.to_string()))?;
             }
             None => {}
         }
         Ok(())
     }
+}
 
+impl Session {
     /// Reads the length that a step computed and binds it for the rest of the run.
     pub(crate) fn bind_length(
         &mut self,

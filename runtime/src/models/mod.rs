@@ -353,12 +353,7 @@ impl Network {
     }
 
     /// Traces a training step; gives its loss.
-    pub fn step<'t>(
-        &self,
-        trace: &'t Trace,
-        batch: Dim,
-        optimizer: OptimizerKind,
-    ) -> Tensor<'t> {
+    pub fn step<'t>(&self, trace: &'t Trace, batch: Dim, optimizer: OptimizerKind) -> Tensor<'t> {
         let loss = self.loss(trace, batch);
         // Only the last layer of a frozen model learns.
         if let Some(head) = self.model.sizes().head() {

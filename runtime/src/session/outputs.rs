@@ -24,7 +24,9 @@ impl Session {
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
             *region = if inner.buffers[b].found {
-                self.data_dependent_region(b, slab)?
+                self.execution
+                    .data_dependent
+                    .region(b, slab, &self.memory)?
             } else {
                 place(b)
             };

@@ -47,7 +47,9 @@ impl Session {
         env: &mut Env,
         fed: &[Option<Region>],
     ) -> Result<()> {
-        self.begin_data_dependent(inner)?;
+        self.execution
+            .data_dependent
+            .begin(inner, &mut self.memory)?;
         let (slab, host) = (self.memory.slab()?, self.memory.host.unwrap_or_default());
         let (_, staged) = self.memory.backend.staging();
         self.memory.backend.start(inner.loaded.as_ref(), env)?;
@@ -147,19 +149,29 @@ impl Session {
     fn begin_step(&mut self, run: &mut Run<'_>, at: usize, env: &Env) -> Result<Region> {
         match &mut run.buffers {
             Buffers::Planned { slab, .. } => {
-                self.allocate_data_dependent(run.inner, at, env, *slab)?;
+                self.execution.data_dependent.allocate(
+                    run.inner,
+                    at,
+                    env,
+                    *slab,
+                    (&self.variables, &mut self.memory),
+                )?;
                 let planned = run.inner.steps[at].workspace;
                 Ok(slab.part(planned.offset, planned.bytes))
             }
-            Buffers::Pooled(blocks) => self.take_blocks(run.inner, blocks, at, env),
+            Buffers::Pooled(blocks) => self.memory.take_blocks(run.inner, blocks, at, env),
         }
     }
 
     /// Gives back the memory of the values that a step is the last to use.
     fn end_step(&mut self, run: &mut Run<'_>, at: usize) -> Result<()> {
         match &mut run.buffers {
-            Buffers::Planned { .. } => self.free_data_dependent(run.inner, at),
-            Buffers::Pooled(blocks) => self.free_blocks(run.inner, blocks, at),
+            Buffers::Planned { .. } => {
+                self.execution
+                    .data_dependent
+                    .free(run.inner, at, &mut self.memory)
+            }
+            Buffers::Pooled(blocks) => self.memory.free_blocks(run.inner, blocks, at),
         }
     }
 
@@ -178,9 +190,10 @@ impl Session {
         let inner = run.inner;
         let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
         match &run.buffers {
-            Buffers::Planned { slab, .. } if inner.buffers[buffer].found => {
-                self.data_dependent_region(buffer, *slab)
-            }
+            Buffers::Planned { slab, .. } if inner.buffers[buffer].found => self
+                .execution
+                .data_dependent
+                .region(buffer, *slab, &self.memory),
             Buffers::Planned { slab, host } => Ok(fed().unwrap_or_else(|| {
                 let space = if inner.buffers[buffer].on_host {
                     *host
@@ -189,7 +202,7 @@ impl Session {
                 };
                 inner.place_in(space, buffer)
             })),
-            Buffers::Pooled(blocks) => fed().map_or_else(|| self.block(blocks, buffer), Ok),
+            Buffers::Pooled(blocks) => fed().map_or_else(|| self.memory.block(blocks, buffer), Ok),
         }
     }
 

@@ -32,6 +32,7 @@ impl Budget {
 }
 
 /// A budget, and the bytes that a fraction of the first program's slab amounts to.
+#[doc(hidden)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allowance {
     budget: Budget,
