@@ -128,7 +128,7 @@ impl Builder {
 
 /// The blocks in use as a heap profile with the sample types `allocations/count` and `space/bytes`.
 /// Stacks are the tensor, its layer's path from the inside out, and the user's line. The bytes add
-/// up to [`Statistics::bytes_in_use`](super::super::Statistics::bytes_in_use). `time` is when,
+/// up to [`Statistics::bytes_in_use`](slabwise_pool::Statistics::bytes_in_use). `time` is when,
 /// since 1970.
 ///
 /// # Errors
