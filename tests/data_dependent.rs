@@ -4,10 +4,10 @@
 mod support;
 
 use ndarray::{Array1, Array2, ArrayD};
-use slabwise::graph::Graph;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, Error, RunStats, Shapes};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use support::Rng;
 
 fn session(lend: bool, threads: usize) -> Session {

@@ -4,8 +4,8 @@
 use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, Error, Ranges, Shapes};
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 
 const WIDTH: usize = 6;
 

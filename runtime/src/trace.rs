@@ -21,7 +21,7 @@ use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
 use crate::error::Mistake;
-use crate::graph::{Bases, Graph, InputInfo, Origin, Phase, VariableInfo};
+use crate::graph::{Bases, Graph, InputInfo, Origin, Phase};
 use crate::ops::{Emit, NodeId, Op};
 use crate::params::{Param, Params};
 use crate::passes::autodiff;
@@ -342,7 +342,7 @@ impl Trace {
         if param.is_faulty() {
             return State::mistaken(self.poisoned());
         }
-        let info = VariableInfo::of(param);
+        let info = param.info();
         let info = if self.averaged && info.trained {
             info.average()
         } else {

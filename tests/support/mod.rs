@@ -6,11 +6,11 @@ pub mod networks;
 pub mod random_graph;
 
 use half::{bf16, f16};
-use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
-use slabwise::ops::{Emit, NodeId, Op};
 use slabwise::params::Init;
-use slabwise::reference::Array;
 use slabwise::shape::{Dims, Size, elements};
+use slabwise_compiler::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
+use slabwise_compiler::ops::{Emit, NodeId, Op};
+use slabwise_compiler::reference::Array;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::ReduceOp;
 
