@@ -4,10 +4,10 @@
 mod support;
 
 use ndarray::{Array1, Array2, ArrayD};
-use slabwise::graph::Graph;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, DynamicShapes, Error, RunStats};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use support::Rng;
 
 fn session(use_gaps: bool, threads: usize) -> Session {

@@ -9,10 +9,10 @@ mod support;
 
 use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
-use slabwise::passes::{Fuse, Simplify};
-use slabwise::reference::{Precision, evaluate};
 use slabwise::shape::Env;
 use slabwise::{CompileOptions, Device, DynamicShapes, LengthRanges, Session, params::Params};
+use slabwise_compiler::passes::{Fuse, Simplify};
+use slabwise_compiler::reference::{Precision, evaluate};
 use support::arrays::{close, host, numbers};
 use support::random_graph::{BATCH, RandomGraph};
 

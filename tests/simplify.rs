@@ -2,12 +2,12 @@
 
 mod support;
 
-use slabwise::graph::Graph;
-use slabwise::ops::{GraphBuilder, NodeId, Op};
-use slabwise::passes::autodiff::gradients;
-use slabwise::passes::simplify::{Simplify, simplify};
-use slabwise::reference::{Array, Evaluated, Precision, evaluate, same, same_bits};
 use slabwise::shape::{Dims, Env, Size};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::{GraphBuilder, NodeId, Op};
+use slabwise_compiler::passes::autodiff::gradients;
+use slabwise_compiler::passes::simplify::{Simplify, simplify};
+use slabwise_compiler::reference::{Array, Evaluated, Precision, evaluate, same, same_bits};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};

@@ -1,11 +1,11 @@
 //! Models as users write them, in a crate of their own: the nodes of their traces, and the lines
 //! that mistakes name.
 
-use slabwise::graph::{Graph, Phase};
 use slabwise::nn::{Conv2d, Dropout, Flatten, Linear, MaxPool2d, Relu, Sequential};
-use slabwise::ops::Op;
 use slabwise::optim::{Adam, Schedule, Sgd, Weight};
 use slabwise::prelude::*;
+use slabwise_compiler::graph::{Graph, Phase};
+use slabwise_compiler::ops::Op;
 
 struct Mlp {
     hidden: Linear,

@@ -4,8 +4,8 @@
 use ndarray::{Array1, Array2, IxDyn};
 use slabwise::feed::Input;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, DynamicShapes, Error, LengthRanges};
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 
 const WIDTH: usize = 6;
 

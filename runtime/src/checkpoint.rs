@@ -19,13 +19,14 @@ impl Session {
     /// A system error, such as a full disk.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         // Constants belong to their programs.
-        let variables = || self.variables.iter().filter(|v| !v.info.is_constant());
+        let variables = || self.variables.list.iter().filter(|v| !v.info.is_constant());
         // Values on another device are copied to the host first.
-        let copies = match self.memory.host() {
+        let copies = match self.memory.backend.host() {
             Some(_) => Vec::new(),
             None => {
                 let copy = |v: &Variable| {
                     self.memory
+                        .backend
                         .map_read(&v.region, |memory, region| memory.bytes(region).to_vec())
                 };
                 variables().map(copy).collect::<Result<Vec<_>>>()?
@@ -33,6 +34,7 @@ impl Session {
         };
         let bytes = |at: usize, v: &'_ Variable| {
             self.memory
+                .backend
                 .host()
                 .map_or_else(|| &*copies[at], |memory| memory.bytes(&v.region))
         };
@@ -51,7 +53,7 @@ impl Session {
             .map(|v| &*v.info.name);
         let metadata = BTreeMap::from([(STATE.to_string(), note(state)?)]);
         weights::save(path.as_ref(), &entries, &metadata)?;
-        self.memory.saved(path.as_ref());
+        self.memory.backend.saved(path.as_ref());
         Ok(())
     }
 
@@ -109,7 +111,7 @@ impl Session {
         self.adopt(&crate::graph::Graph::default())?;
         let kind =
             |v: &&Variable| (v.info.is_param || !options.is_weights) && !v.info.is_constant();
-        let wanted: Vec<&Variable> = self.variables.iter().filter(kind).collect();
+        let wanted: Vec<&Variable> = self.variables.list.iter().filter(kind).collect();
         let expect = |v: &&Variable| Expected {
             name: v.info.name.to_string(),
             dtype: v.info.dtype,
@@ -126,13 +128,15 @@ impl Session {
         for (variable, name) in wanted.into_iter().zip(found) {
             if let Some(bytes) = name.and_then(|name| file.elements(name, variable.info.dtype)) {
                 self.memory
+                    .backend
                     .map_write(&variable.region, &mut |memory, region| {
                         memory.bytes_mut(region).copy_from_slice(&bytes)
                     })?;
             }
         }
         if options.is_weights {
-            self.restart_averages(0)?;
+            self.variables
+                .restart_averages(0, &mut *self.memory.backend)?;
         }
         Ok(loaded)
     }

@@ -54,7 +54,10 @@ impl Parts {
         let mut filled = Ok(());
         self.gaps(slab.bytes, |from, to| {
             if filled.is_ok() {
-                filled = session.memory.fill(&slab.part(from, to - from), POISON);
+                filled = session
+                    .memory
+                    .backend
+                    .fill(&slab.part(from, to - from), POISON);
             }
         });
         filled
@@ -125,7 +128,7 @@ impl Watch {
         }
         self.live.add(workspace);
         let mut broken = None;
-        session.memory.map_read(&slab, |memory, slab| {
+        session.memory.backend.map_read(&slab, |memory, slab| {
             self.live.gaps(slab.bytes, |from, to| {
                 let bytes = memory.bytes(&slab.part(from, to - from));
                 if let Some(at) = bytes.iter().position(|b| *b != POISON) {

@@ -11,9 +11,9 @@ use slabwise_kernels::size::Env;
 use slabwise_planner::{ALIGN, Bytes, Lifetime};
 
 use crate::error::{Error, Result};
-use crate::memory::{Handle, Stream, TagId};
+use crate::memory::{Handle, Stream};
 use crate::program::{Binds, Compiled, Planned, lengths};
-use crate::session::Session;
+use crate::session::{Memory, Session, Variables};
 use crate::shape::Extent;
 
 /// The memory of a run's values of data-dependent size.
@@ -51,32 +51,31 @@ impl DataDependent {
     pub fn most(&self) -> (u64, u64) {
         (self.lent_max, self.pooled_max)
     }
-}
 
-impl Session {
     /// Gives back the outputs of the last run, and resets the counts.
-    pub(crate) fn begin_data_dependent(&mut self, inner: &Compiled) -> Result<()> {
-        for at in 0..self.data_dependent.held.len() {
-            self.free_piece(at)?;
+    pub fn begin(&mut self, inner: &Compiled, memory: &mut Memory) -> Result<()> {
+        for at in 0..self.held.len() {
+            self.free_piece(at, memory)?;
         }
-        self.data_dependent = DataDependent {
-            held: std::mem::take(&mut self.data_dependent.held),
+        *self = DataDependent {
+            held: std::mem::take(&mut self.held),
             ..DataDependent::default()
         };
-        self.data_dependent.held.clear();
+        self.held.clear();
         if inner.has_data_dependent {
-            self.data_dependent.held.resize(inner.buffers.len(), None);
+            self.held.resize(inner.buffers.len(), None);
         }
         Ok(())
     }
 
     /// Allocates the values of data-dependent size that a step is the first to write.
-    pub(crate) fn allocate_data_dependent(
+    pub fn allocate(
         &mut self,
         inner: &Compiled,
         at: usize,
         env: &Env,
         slab: Region,
+        (variables, memory): (&Variables, &mut Memory),
     ) -> Result<()> {
         for &b in inner.steps[at]
             .begins
@@ -89,10 +88,10 @@ impl Session {
             let piece = match self.gap_for(inner, b, bytes, slab) {
                 Some(part) => Piece::Slab(part),
                 None => {
-                    self.check_budget(inner, b, bytes)?;
-                    let tag = self.tag_ids(inner)[b];
-                    let source = self.memory.source();
-                    let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
+                    self.check_budget(inner, b, bytes, variables, memory)?;
+                    let tag = memory.tag_ids(inner)[b];
+                    let source = memory.backend.source();
+                    let taken = memory.pool.allocate(source, bytes, Stream::default(), tag);
                     let handle = taken.map_err(|report| Error::Memory {
                         program: inner.name.to_string(),
                         report,
@@ -100,21 +99,25 @@ impl Session {
                     Piece::Pool(handle, bytes)
                 }
             };
-            self.data_dependent.add(piece);
-            self.data_dependent.held[b] = Some(piece);
+            self.add(piece);
+            self.held[b] = Some(piece);
         }
         Ok(())
     }
 
     /// Fails if a block exceeds the budget, which weights, state, slab and such blocks share.
-    fn check_budget(&self, inner: &Compiled, b: usize, bytes: u64) -> Result<()> {
-        let planned = self.persistent_bytes().saturating_add(self.slab_bytes());
-        match self.budget.bytes() {
+    fn check_budget(
+        &self,
+        inner: &Compiled,
+        b: usize,
+        bytes: u64,
+        variables: &Variables,
+        memory: &Memory,
+    ) -> Result<()> {
+        let planned = variables.bytes().saturating_add(memory.slab_bytes());
+        match memory.budget.bytes() {
             Some(budget)
-                if planned
-                    .saturating_add(self.data_dependent.pooled)
-                    .saturating_add(bytes)
-                    > budget.0 =>
+                if planned.saturating_add(self.pooled).saturating_add(bytes) > budget.0 =>
             {
                 Err(Error::Room {
                     program: inner.name.to_string(),
@@ -122,29 +125,17 @@ impl Session {
                     bytes: Bytes(bytes),
                     budget,
                     planned: Bytes(planned),
-                    pool: Bytes(self.data_dependent.pooled),
+                    pool: Bytes(self.pooled),
                 })
             }
             _ => Ok(()),
         }
     }
 
-    /// The pool's numbers of a program's tags.
-    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
-        inner.tag_ids.get_or_init(|| {
-            inner
-                .tags
-                .iter()
-                .map(|tag| self.pool.tag(tag.clone()))
-                .collect()
-        })
-    }
-
     /// A part of the slab that neither the plan nor another such value uses while a buffer lives.
     fn gap_for(&self, inner: &Compiled, b: usize, bytes: u64, slab: Region) -> Option<Planned> {
         let gaps = inner.gaps.get(b).filter(|gaps| !gaps.is_empty())?;
         let mut taken: Vec<Planned> = self
-            .data_dependent
             .held
             .iter()
             .filter_map(|p| {
@@ -165,10 +156,10 @@ impl Session {
     }
 
     /// The region of a value of data-dependent size; empty before its first step.
-    pub(crate) fn data_dependent_region(&self, b: usize, slab: Region) -> Result<Region> {
-        match self.data_dependent.held.get(b).copied().flatten() {
+    pub fn region(&self, b: usize, slab: Region, memory: &Memory) -> Result<Region> {
+        match self.held.get(b).copied().flatten() {
             Some(Piece::Slab(part)) => Ok(slab.part(part.offset, part.bytes)),
-            Some(Piece::Pool(handle, _)) => self
+            Some(Piece::Pool(handle, _)) => memory
                 .pool
                 .region(handle)
                 .map_err(|e| Error::Internal(e.to_string())),
@@ -177,33 +168,34 @@ impl Session {
     }
 
     /// Gives back the memory of the values that a step is the last to use.
-    pub(crate) fn free_data_dependent(&mut self, inner: &Compiled, at: usize) -> Result<()> {
+    pub fn free(&mut self, inner: &Compiled, at: usize, memory: &mut Memory) -> Result<()> {
         for &b in inner.steps[at]
             .ends
             .iter()
             .filter(|&&b| inner.buffers[b].data_dependent && !inner.outputs.contains(&b))
         {
-            self.free_piece(b)?;
+            self.free_piece(b, memory)?;
         }
         Ok(())
     }
 
-    fn free_piece(&mut self, b: usize) -> Result<()> {
-        match self.data_dependent.held[b].take() {
-            Some(Piece::Slab(part)) => {
-                self.data_dependent.lent = self.data_dependent.lent.saturating_sub(part.bytes)
-            }
+    fn free_piece(&mut self, b: usize, memory: &mut Memory) -> Result<()> {
+        match self.held[b].take() {
+            Some(Piece::Slab(part)) => self.lent = self.lent.saturating_sub(part.bytes),
             Some(Piece::Pool(handle, bytes)) => {
-                self.data_dependent.pooled = self.data_dependent.pooled.saturating_sub(bytes);
-                self.pool
-                    .free(self.memory.source(), handle)
+                self.pooled = self.pooled.saturating_sub(bytes);
+                memory
+                    .pool
+                    .free(memory.backend.source(), handle)
                     .map_err(|e| Error::Internal(e.to_string()))?;
             }
             None => {}
         }
         Ok(())
     }
+}
 
+impl Session {
     /// Reads the length that a step computed and binds it for the rest of the run.
     pub(crate) fn bind_length(
         &mut self,
@@ -216,7 +208,7 @@ impl Session {
             return Ok(());
         };
         let part = scalar.part(4 * offset.at(env).max(0) as u64, 4);
-        let length = self.memory.read_i32(&part)?;
+        let length = self.memory.backend.read_i32(&part)?;
         // The step's kernel has checked it, but a device does not stop the run when a check fails.
         let most = if let Extent::DataDependent(most) = inner.symbols.extent(symbol) {
             most.at(env)
@@ -237,10 +229,10 @@ impl Session {
         };
         env.0[usize::from(symbol.0)] = found;
         inner.check_needed(Some(at), env)?;
-        let sizes = self.sizes();
-        self.memory.begin_inputs()?;
-        self.memory.publish(&sizes, env)?;
-        self.memory.end_inputs()
+        let sizes = self.memory.sizes();
+        self.memory.backend.begin_inputs()?;
+        self.memory.backend.publish(&sizes, env)?;
+        self.memory.backend.end_inputs()
     }
 }
 

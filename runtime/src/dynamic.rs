@@ -12,7 +12,7 @@ use crate::memory::{
     Handle, MemoryConfig, NotInUse, OutOfMemory, Policy, Pool, Statistics, Stream, TagId,
 };
 use crate::program::{Compiled, Place, Program};
-use crate::session::{Buffers, Run, Session};
+use crate::session::{Buffers, Memory, Run, Session};
 
 /// The blocks of the pool that a run has taken.
 pub(crate) struct Pooled {
@@ -33,11 +33,11 @@ impl Session {
     /// If a setting is invalid; the error names it.
     pub fn with_memory(mut self, config: &MemoryConfig) -> Result<Self> {
         let pool = open_pool(config)?;
-        self.memory.configure(config)?;
+        self.memory.backend.configure(config)?;
         self.reset_pool();
         // Programs that have run refer to their buffers' tags by number.
-        pool.know_tags_of(&self.pool);
-        self.pool = pool;
+        pool.know_tags_of(&self.memory.pool);
+        self.memory.pool = pool;
         Ok(self)
     }
 
@@ -54,10 +54,10 @@ impl Session {
     ) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
-        self.memory.start(inner.loaded.as_ref(), &env)?;
+        self.memory.backend.start(inner.loaded.as_ref(), &env)?;
         // Outputs of the last run were kept until now.
-        let last = std::mem::take(&mut self.dynamic);
-        self.free_all(last)?;
+        let last = std::mem::take(&mut self.execution.dynamic);
+        self.memory.free_all(last)?;
         let mut blocks = Pooled {
             held: vec![None; inner.buffers.len()],
             workspace: None,
@@ -65,16 +65,16 @@ impl Session {
         let done = self.run_in_blocks(inner, &feed, &mut env, &mut blocks);
         let Pooled { held, workspace } = blocks;
         if let Err(error) = done {
-            self.free_all([workspace])?;
-            self.free_all(held)?;
+            self.memory.free_all([workspace])?;
+            self.memory.free_all(held)?;
             return Err(error);
         }
-        self.pool.end_step(self.memory.source());
-        self.memory.end_run(inner.loaded.as_ref())?;
-        let places = self.places(&held)?;
+        self.memory.pool.end_step(self.memory.backend.source());
+        self.memory.backend.end_run(inner.loaded.as_ref())?;
+        let places = self.memory.places(&held)?;
         let buffers: [Option<crate::buffer::Buffer>; N] =
             self.give_donated(inner, &feed, &env, &mut |b| places[b])?;
-        self.dynamic = held;
+        self.execution.dynamic = held;
         Ok(std::array::from_fn(|i| {
             self.output(inner, i, places[inner.outputs[i]], &env, buffers[i].clone())
         }))
@@ -89,9 +89,9 @@ impl Session {
         blocks: &mut Pooled,
     ) -> Result<()> {
         for buffer in inner.inputs.iter().filter_map(|i| i.buffer) {
-            self.take_block(inner, blocks, 0, buffer, env)?;
+            self.memory.take_block(inner, blocks, 0, buffer, env)?;
         }
-        let places = self.places(&blocks.held)?;
+        let places = self.memory.places(&blocks.held)?;
         let fed = self.stage(inner, feed, env, &mut |b| places[b])?;
         let mut run = Run {
             inner,
@@ -102,6 +102,33 @@ impl Session {
         self.run_steps(&mut run, env)
     }
 
+    /// The statistics of the dynamic mode's pool.
+    pub fn pool_statistics(&self) -> Statistics {
+        self.memory.pool.statistics()
+    }
+
+    /// The policy of the dynamic mode's pool.
+    pub fn pool_policy(&self) -> Policy {
+        self.memory.pool.policy()
+    }
+
+    /// The pool of the dynamic mode.
+    pub fn pool(&self) -> &Pool {
+        &self.memory.pool
+    }
+
+    /// Gives the dynamic mode's memory back, and resets its statistics.
+    pub fn reset_pool(&mut self) {
+        let last = std::mem::take(&mut self.execution.dynamic);
+        // The pool takes back every block that it handed out.
+        let freed = self.memory.free_all(last);
+        debug_assert!(freed.is_ok());
+        self.memory.pool.empty_cache(self.memory.backend.source());
+        self.memory.pool.reset_statistics();
+    }
+}
+
+impl Memory {
     /// Takes blocks for the values that a step is the first to write, and for its workspace; the
     /// region of the workspace.
     pub(crate) fn take_blocks(
@@ -171,7 +198,7 @@ impl Session {
         tag: TagId,
         held: &Held,
     ) -> Result<Handle> {
-        let source = self.memory.source();
+        let source = self.backend.source();
         let taken = self.pool.allocate(source, bytes, Stream::default(), tag);
         taken.map_err(|report| Error::Memory {
             program: inner.name.to_string(),
@@ -194,32 +221,18 @@ impl Session {
         blocks
             .into_iter()
             .flatten()
-            .try_for_each(|handle| self.pool.free(self.memory.source(), handle).map_err(lost))
+            .try_for_each(|handle| self.pool.free(self.backend.source(), handle).map_err(lost))
     }
 
-    /// The statistics of the dynamic mode's pool.
-    pub fn pool_statistics(&self) -> Statistics {
-        self.pool.statistics()
-    }
-
-    /// The policy of the dynamic mode's pool.
-    pub fn pool_policy(&self) -> Policy {
-        self.pool.policy()
-    }
-
-    /// The pool of the dynamic mode.
-    pub fn pool(&self) -> &Pool {
-        &self.pool
-    }
-
-    /// Gives the dynamic mode's memory back, and resets its statistics.
-    pub fn reset_pool(&mut self) {
-        let last = std::mem::take(&mut self.dynamic);
-        // The pool takes back every block that it handed out.
-        let freed = self.free_all(last);
-        debug_assert!(freed.is_ok());
-        self.pool.empty_cache(self.memory.source());
-        self.pool.reset_statistics();
+    /// The pool's numbers of a program's tags.
+    pub(crate) fn tag_ids<'a>(&self, inner: &'a Compiled) -> &'a [TagId] {
+        inner.tag_ids.get_or_init(|| {
+            inner
+                .tags
+                .iter()
+                .map(|tag| self.pool.tag(tag.clone()))
+                .collect()
+        })
     }
 }
 

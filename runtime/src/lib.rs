@@ -2,49 +2,29 @@
 //! slab.
 #![forbid(unsafe_code)]
 
-mod backend;
 mod buffer;
 mod checkpoint;
 mod checks;
-mod compile;
 pub mod data;
 mod data_dependent;
-mod device;
-mod dumps;
 mod dynamic;
-pub mod error;
 pub mod feed;
 pub mod fit;
-pub mod graph;
 mod init;
-pub mod ir;
 pub mod memory;
 pub mod nn;
-pub mod ops;
 pub mod optim;
 pub mod params;
-pub mod passes;
-mod plan;
 mod program;
-pub mod reference;
 mod session;
-pub mod settings;
-pub mod shape;
 mod shapes;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
-#[doc(hidden)]
-pub mod words;
 
-// The tests of the compiler need models whose types are those of this build. A test of a library
-// gets other types from a crate that depends on the library, so the crate's source is compiled here.
-#[cfg(test)]
-extern crate self as slabwise;
-#[cfg(test)]
-#[allow(dead_code, reason = "tests of the library use a part of it")]
-#[path = "../models/src/lib.rs"]
-mod models;
+// The modules of the compiler, under the names that the modules of this crate use.
+use slabwise_compiler::{backend, compile, device, graph, ir, ops, passes, plan, words};
+pub use slabwise_compiler::{error, settings, shape};
 
 pub use ::half;
 pub use backend::Resources;

@@ -203,9 +203,6 @@ pub(crate) struct Compiled {
     pub tag_ids: OnceLock<Vec<TagId>>,
 }
 
-/// The size of the guard kept behind each buffer when memory is checked.
-pub(crate) const GUARD: u64 = 64;
-
 impl Compiled {
     /// The resources of a GPU that each step's functions use, in order; none on the CPU.
     pub fn resources(&self) -> Vec<Vec<Resources>> {

@@ -1,19 +1,19 @@
 //! Sessions: weights, one slab, and the programs that share them.
 
 mod copies;
+mod link;
 mod load;
 mod measure;
+mod memory;
 mod outputs;
 mod prefetch;
-mod room;
 mod shared;
 mod slots;
 mod steps;
 mod values;
+mod variables;
 
-use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -21,21 +21,19 @@ use slabwise_kernels::copies::Ticket;
 use slabwise_kernels::cpu::{Config, Isa, Team};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::Region;
-use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size};
-use slabwise_planner::{ALIGN, Bytes};
+use slabwise_kernels::size::Env;
 use smallvec::SmallVec;
 
-use crate::backend::{self, Backend, Target};
+use crate::backend::Target;
 use crate::buffer::{Buffer, Output};
-use crate::compile::{CompileOptions, Tuning, compile, variable_bytes};
+use crate::compile::CompileOptions;
 use crate::data_dependent::DataDependent;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
-use crate::graph::{Graph, VariableInfo};
+use crate::graph::Graph;
+use crate::memory::Handle;
 use crate::memory::budget::{Allowance, Budget};
-use crate::memory::offload::Offload;
-use crate::memory::{Handle, MemoryConfig, Pool};
 use crate::params::Params;
 use crate::passes::DumpOptions;
 use crate::plan::Plan;
@@ -48,13 +46,9 @@ use crate::words;
 
 pub use crate::backend::Roofline;
 pub use measure::KernelTime;
+pub(crate) use memory::Memory;
 pub(crate) use steps::{Buffers, Run};
-
-/// A weight or state variable of a session.
-pub(crate) struct Variable {
-    pub info: VariableInfo,
-    pub region: Region,
-}
+pub(crate) use variables::{Variable, Variables, fixed};
 
 /// The memory that a run used, measured from the addresses that its kernels were given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -68,49 +62,31 @@ pub struct RunStats {
     pub pool_bytes: u64,
 }
 
-/// The place of a buffer of the user.
-struct Slot {
-    region: Region,
-    /// The number of buffers that had the slot before, or of donations of this one. It tells
-    /// handles apart.
-    generation: u64,
-    /// The first generation of the buffer that has the slot now, or of the next. Earlier ones
-    /// belong to freed buffers.
-    born: u64,
-}
-
 /// Weights, one slab and the programs that share them, on one device.
 pub struct Session {
     pub(crate) id: u64,
     pub(crate) device: Device,
-    pub(crate) params: Params,
-    pub(crate) memory: Box<dyn Backend>,
-    pub(crate) team: Team,
-    pub(crate) variables: Vec<Variable>,
+    /// The options of programs compiled from now on.
     pub(crate) options: CompileOptions,
-    pub(crate) pool: Pool,
-    pub(crate) dynamic: Vec<Option<Handle>>,
-    pub(crate) data_dependent: DataDependent,
-    by_name: HashMap<Arc<str>, usize>,
-    counters: Vec<shared::SharedCounter>,
-    slab: Option<Region>,
-    /// The memory of the host for values that programs offload.
-    host: Option<Region>,
-    /// The copies that a run has started.
-    tickets: Vec<Option<Ticket>>,
-    sizes: Region,
-    pub(crate) budget: Allowance,
-    pub(crate) offload: Option<Offload>,
     /// Where the program is written after each pass of its compilation.
     pub(crate) dump: Option<DumpOptions>,
-    input_slots: usize,
-    /// The prefetch queues of programs.
-    queues: Vec<prefetch::Queue>,
-    slots: Vec<Slot>,
-    /// The slots that no buffer has.
-    free_slots: Vec<usize>,
+    pub(crate) variables: Variables,
+    pub(crate) memory: Memory,
+    pub(crate) execution: Execution,
+}
+
+/// The runs of a session: the threads that its kernels use, and the state of the run in progress.
+pub(crate) struct Execution {
+    pub team: Team,
+    /// The copies that the run has started.
+    tickets: Vec<Option<Ticket>>,
+    /// The blocks of the last run in the dynamic mode that its outputs lie in.
+    pub dynamic: Vec<Option<Handle>>,
+    pub data_dependent: DataDependent,
     stats: RunStats,
+    /// The fastest time of each step, while a program is profiled.
     profile: Option<Vec<f64>>,
+    /// The record of the run, while one is made.
     recording: Option<measure::Recording>,
 }
 
@@ -127,34 +103,23 @@ impl Session {
     /// before a program is compiled.
     pub fn new(device: Device, params: Params) -> Result<Self> {
         settings::check()?;
-        let memory = backend::open(device)?;
+        let id = SESSIONS.fetch_add(1, Ordering::Relaxed);
         Ok(Session {
-            id: SESSIONS.fetch_add(1, Ordering::Relaxed),
+            id,
             device,
-            params,
-            memory,
-            team: Team::new(default_threads()?),
-            variables: Vec::new(),
             options: CompileOptions::default(),
-            pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
-            dynamic: Vec::new(),
-            data_dependent: DataDependent::default(),
-            by_name: HashMap::new(),
-            counters: Vec::new(),
-            slab: None,
-            host: None,
-            tickets: Vec::new(),
-            sizes: Region::default(),
-            budget: Allowance::default(),
-            offload: None,
             dump: DumpOptions::of_environment()?,
-            input_slots: 1,
-            queues: Vec::new(),
-            slots: Vec::new(),
-            free_slots: Vec::new(),
-            stats: RunStats::default(),
-            profile: None,
-            recording: None,
+            variables: Variables::new(params),
+            memory: Memory::open(device, id)?,
+            execution: Execution {
+                team: Team::new(default_threads()?),
+                tickets: Vec::new(),
+                dynamic: Vec::new(),
+                data_dependent: DataDependent::default(),
+                stats: RunStats::default(),
+                profile: None,
+                recording: None,
+            },
         })
     }
 
@@ -163,7 +128,7 @@ impl Session {
     /// not suffice, compiling it is an error.
     #[must_use]
     pub fn with_budget(mut self, budget: impl Into<Budget>) -> Self {
-        self.budget = Allowance::new(budget.into());
+        self.memory.budget = Allowance::new(budget.into());
         self
     }
 
@@ -171,7 +136,7 @@ impl Session {
     /// on it.
     #[must_use]
     pub fn with_threads(mut self, threads: usize) -> Self {
-        self.team = Team::new(threads.clamp(1, 1024));
+        self.execution.team = Team::new(threads.clamp(1, 1024));
         self
     }
 
@@ -197,54 +162,40 @@ impl Session {
 
     /// The number of threads that kernels use.
     pub fn threads(&self) -> usize {
-        self.team.threads()
+        self.execution.team.threads()
     }
 
     /// The target that kernels are prepared for.
     pub(crate) fn target(&self) -> Target {
         let used = self.persistent_bytes().saturating_add(self.slab_bytes());
         let room = self
+            .memory
             .budget
             .bytes()
             .map(|bytes| bytes.0.saturating_sub(used));
         let config = Config {
-            threads: self.team.threads(),
+            threads: self.execution.team.threads(),
             isa: self.options.isa.unwrap_or_else(Isa::detect),
         };
         self.memory
+            .backend
             .target(config, room)
             .with_tf32(self.options.tf32)
     }
 
-    /// The target that a graph's kernels are prepared for. Products of a graph with unbounded
-    /// dimensions are not timed, because each range of lengths is another program and timing all of
-    /// them would take too long.
-    pub(crate) fn target_of(&self, graph: &Graph) -> Target {
-        let target = self.target();
-        match self.options.tuning {
-            Tuning::Off => target.timed_from(None),
-            _ if graph.symbols.free().next().is_some() => target.timed_from(None),
-            Tuning::All => target.timed_from(Some(1)),
-            Tuning::Worthwhile => target,
-        }
-    }
-
     /// Bytes of weights and state, each rounded up to its alignment.
     pub fn persistent_bytes(&self) -> u64 {
-        self.variables
-            .iter()
-            .map(|v| v.region.bytes.next_multiple_of(ALIGN))
-            .sum()
+        self.variables.bytes()
     }
 
     /// Bytes of the slab, as the largest program compiled so far needs them.
     pub fn slab_bytes(&self) -> u64 {
-        self.slab.map_or(0, |s| s.bytes)
+        self.memory.slab_bytes()
     }
 
     /// The memory that the last run used, measured.
     pub fn last_run(&self) -> RunStats {
-        self.stats
+        self.execution.stats
     }
 
     /// Compiles a trace for these outputs. Programs of one session share weights and slab.
@@ -273,21 +224,19 @@ impl Session {
     pub fn plan<const N: usize>(&self, trace: &Trace, outputs: [Tensor<'_>; N]) -> Result<Plan> {
         let started = Instant::now();
         let graph = self.finished(trace, &outputs)?;
-        Ok(compile(
-            self,
-            trace.name(),
-            &first_lengths(graph, &self.options.shapes),
-            started,
-        )?
-        .plan)
+        let graph = first_lengths(graph, &self.options.shapes);
+        Ok(self.planned(trace.name(), &graph, started)?.plan)
     }
 
     /// The graph of a trace, if neither it nor the declarations of parameters have mistakes.
     #[track_caller]
     fn finished(&self, trace: &Trace, outputs: &[Tensor<'_>]) -> Result<Graph> {
-        let mut mistakes = self.params.mistakes();
+        let mut mistakes = self.variables.params.mistakes();
         let finished = trace.finish(outputs);
-        if trace.params().is_some_and(|p| !p.same(&self.params)) {
+        if trace
+            .params()
+            .is_some_and(|p| !p.same(&self.variables.params))
+        {
             let read = trace.with_graph(|g| {
                 words::list(g.variables.iter().filter(|v| v.is_param).map(|v| &*v.name))
             });
@@ -336,129 +285,16 @@ impl Session {
                 "\"{name}\" has {has}, {expected} are expected"
             )));
         }
-        let counters = self.new_counters(name, graph)?;
+        let counters = self.variables.new_counters(name, graph)?;
         let program = self.compile_for_shapes(name, graph)?;
-        self.keep_counters(counters);
-        self.grow_slab(&program.inner)?;
+        self.variables.keep_counters(counters);
+        self.memory.grow_slab(&program.inner)?;
         Ok(program)
-    }
-
-    /// Reserves the memory for the sizes of a run.
-    pub(crate) fn reserve_sizes(&mut self) -> Result<()> {
-        if self.sizes.bytes == 0 {
-            self.sizes = self
-                .memory
-                .reserve(4 * MAX_SYMBOLS as u64, "the sizes of runs")?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn grow_slab(&mut self, inner: &Compiled) -> Result<()> {
-        let bytes = inner.slab_bytes;
-        if self.slab.is_some_and(|s| s.bytes >= bytes) {
-            return Ok(());
-        }
-        if let Some(old) = self.slab.take() {
-            self.memory.release(old.arena);
-        }
-        let slab = self.reserve(bytes, &format!("the slab of \"{}\"", inner.name));
-        self.slab = Some(slab.map_err(|e| inner.plan.with_holders(e))?);
-        Ok(())
-    }
-
-    /// The variables of a graph that this session does not have yet, and the bytes of each.
-    fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
-        let declared = self
-            .params
-            .declared()
-            .into_iter()
-            .map(|p| VariableInfo::of(&p));
-        let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
-        let mut fresh: Vec<VariableInfo> = Vec::new();
-        for info in all {
-            let known = self
-                .by_name
-                .get(&info.name)
-                .map(|&at| &self.variables[at].info)
-                .or_else(|| fresh.iter().find(|f| f.name == info.name));
-            match known {
-                Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
-                Some(known) => {
-                    let (a, b) = (
-                        graph.symbols.show(&known.dims),
-                        graph.symbols.show(&info.dims),
-                    );
-                    return Err(Error::Value(format!(
-                        "\"{}\" is {} {a} in this session and {} {b} in this program; give one of them another name",
-                        info.name, known.dtype, info.dtype
-                    )));
-                }
-                None => fresh.push(info),
-            }
-        }
-        let sized = fresh
-            .into_iter()
-            .map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
-        sized.collect()
-    }
-
-    /// Bytes of weights and state once a program of this graph is added, each rounded up to its
-    /// alignment.
-    pub(crate) fn persistent_bytes_with(&self, graph: &Graph) -> Result<u64> {
-        Ok(self
-            .persistent_bytes()
-            .saturating_add(self.room_for(&self.fresh(graph)?)?))
     }
 
     /// The indices of a graph's variables in this session; new ones are allocated and initialised.
     pub(crate) fn adopt(&mut self, graph: &Graph) -> Result<Vec<usize>> {
-        let sized = self.fresh(graph)?;
-        let total = self.room_for(&sized)?;
-        if !sized.is_empty() {
-            let arena = self.reserve(total, "weights and state")?;
-            let (first, mut at) = (self.variables.len(), 0);
-            for (info, bytes) in sized {
-                let region = arena.part(at, bytes);
-                at += bytes.next_multiple_of(ALIGN);
-                let seed = self.params.seed();
-                self.memory.map_write(&region, &mut |memory, region| {
-                    crate::init::fill(&info, seed, memory, region)
-                })?;
-                self.by_name.insert(info.name.clone(), self.variables.len());
-                self.variables.push(Variable { info, region });
-            }
-            self.restart_averages(first)?;
-        }
-        Ok(graph
-            .variables
-            .iter()
-            .map(|v| self.by_name[&v.name])
-            .collect())
-    }
-
-    /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.
-    fn room_for(&self, fresh: &[(VariableInfo, u64)]) -> Result<u64> {
-        let total = fresh.iter().try_fold(0u64, |n, (_, b)| {
-            n.checked_add(b.checked_next_multiple_of(ALIGN)?)
-        });
-        let total = total.ok_or_else(|| {
-            Error::Value("the byte count of all weights and state overflows".into())
-        })?;
-        let needed = Bytes(self.persistent_bytes().saturating_add(total));
-        if let Some(budget) = self.budget.bytes()
-            && needed > budget
-        {
-            return Err(Error::Budget {
-                program: "weights and state".into(),
-                budget,
-                needed,
-                persistent: needed,
-                slab: Bytes(0),
-                floor: needed,
-                holders: "weights and state alone".into(),
-            });
-        }
-        Ok(total)
+        self.variables.adopt(graph, &mut self.memory)
     }
 
     /// Runs a program on these inputs, inside the slab. The outputs can be read until the next run.
@@ -472,7 +308,7 @@ impl Session {
     ) -> Result<[Output<'_>; N]> {
         let inner = &*self.planned_for(program, &feed)?;
         let mut env = self.begin(inner, &feed)?;
-        let slab = self.slab()?;
+        let slab = self.memory.slab()?;
         let regions = self.stage(inner, &feed, &env, &mut |buffer| {
             inner.place_in(slab, buffer)
         })?;
@@ -494,7 +330,7 @@ impl Session {
     fn ready(&self, inner: &Compiled) -> Result<()> {
         self.owns(inner)?;
         let (threads, room) = (
-            self.team.threads(),
+            self.execution.team.threads(),
             inner.steps.iter().filter_map(Step::threads).min(),
         );
         if let Some(room) = room.filter(|&room| room < threads) {
@@ -520,7 +356,7 @@ impl Session {
                 Source::Host { .. } => return,
             };
             if result.is_ok() {
-                result = self.resident(buffer).map(|_| ());
+                result = self.memory.buffers.region(buffer).map(|_| ());
             }
             if result.is_ok()
                 && let Some(input) = inner.inputs.get(at)
@@ -541,8 +377,8 @@ impl Session {
         });
         result?;
         let env = inner.sizes(feed)?;
-        self.memory.begin_inputs()?;
-        self.memory.publish(&self.sizes, &env)?;
+        self.memory.backend.begin_inputs()?;
+        self.memory.backend.publish(&self.memory.sizes, &env)?;
         Ok(env)
     }
 
@@ -572,7 +408,7 @@ impl Session {
                     let region = place(buffer).part(0, (elements * dtype.bytes()) as u64);
                     let is_bool = inner.inputs[at].dtype == DType::Bool;
                     let mut faulty = Ok(());
-                    let staged = self.memory.upload(&region, &mut |bytes| {
+                    let staged = self.memory.backend.upload(&region, &mut |bytes| {
                         copy(bytes);
                         if is_bool {
                             bytes
@@ -590,7 +426,7 @@ impl Session {
                     None
                 }
                 Source::Resident(b) | Source::Donated(crate::buffer::Donated(b)) => {
-                    match self.resident(b) {
+                    match self.memory.buffers.region(b) {
                         Ok(region) => Some(region),
                         Err(e) => {
                             result = Err(e);
@@ -601,23 +437,8 @@ impl Session {
             });
         });
         result
-            .and_then(|()| self.memory.end_inputs())
+            .and_then(|()| self.memory.backend.end_inputs())
             .map(|()| regions)
-    }
-
-    fn resident(&self, buffer: &Buffer) -> Result<Region> {
-        if buffer.session != self.id {
-            return Err(Error::Foreign(format!(
-                "buffer \"{}\" belongs to another session; upload its values to this one",
-                buffer.name
-            )));
-        }
-        let name = || buffer.name.to_string();
-        match self.slots.get(buffer.slot) {
-            Some(slot) if slot.generation == buffer.generation => Ok(slot.region),
-            Some(slot) if buffer.generation < slot.born => Err(Error::Freed { name: name() }),
-            _ => Err(Error::Donated { name: name() }),
-        }
     }
 
     /// Makes donated inputs the outputs that they were declared for: the same bytes, under a new
@@ -645,7 +466,7 @@ impl Session {
             else {
                 continue;
             };
-            let slot = &mut self.slots[buffer.slot];
+            let slot = &mut self.memory.buffers.slots[buffer.slot];
             slot.generation += 1;
             let (region, generation) = (slot.region, slot.generation);
             let output = &inner.buffers[inner.outputs[to]];
@@ -661,7 +482,7 @@ impl Session {
                 });
             }
             let from = place(inner.outputs[to]).part(0, bytes);
-            self.memory.copy(&from, &region.part(0, bytes))?;
+            self.memory.backend.copy(&from, &region.part(0, bytes))?;
             given[to] = Some(Buffer {
                 generation,
                 lengths,
@@ -674,41 +495,6 @@ impl Session {
 
     /// Names of all weights and state, in the order they were declared.
     pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
-        self.variables
-            .iter()
-            .filter(|v| !v.info.is_constant())
-            .map(|v| &*v.info.name)
+        self.variables.names()
     }
-
-    fn find(&self, name: &str) -> Result<&Variable> {
-        self.by_name.get(name).map(|&at| &self.variables[at]).ok_or_else(|| {
-            if self.params.declared().iter().any(|declared| declared.name() == name) {
-                return Error::Value(format!(
-                    "\"{name}\" is declared but has no value yet: compile a program first, or load a file with Session::load"
-                ));
-            }
-            if self.names().next().is_none() {
-                return Error::Value(format!(
-                    "there is no weight or state \"{name}\": the session has none before a program is compiled or a file is loaded"
-                ));
-            }
-            let instead = words::instead(name, "weights and states", self.names());
-            Error::Value(format!("there is no weight or state \"{name}\"{instead}"))
-        })
-    }
-
-    pub(crate) fn sizes(&self) -> Region {
-        self.sizes
-    }
-}
-
-/// The lengths of a variable, all of which are fixed.
-pub(crate) fn fixed(dims: &[Size]) -> Vec<u64> {
-    dims.iter()
-        .map(|d| {
-            d.as_fixed()
-                .and_then(|n| u64::try_from(n).ok())
-                .unwrap_or(0)
-        })
-        .collect()
 }

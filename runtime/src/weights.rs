@@ -16,84 +16,16 @@ mod fit;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::tensor::{Dtype, TensorView};
 use slabwise_kernels::dtype::DType;
-use slabwise_planner::{brief, files};
-use thiserror::Error;
+use slabwise_planner::files;
 
 pub use file::{FILE_MAX, File};
 pub(crate) use fit::{Expected, fit};
 pub use fit::{LoadOptions, Loaded};
-
-/// Why weights could not be saved, read or matched.
-#[derive(Debug, Error)]
-pub enum WeightsError {
-    /// The file could not be read.
-    #[error("cannot read weights from {}: {source}; check the path, or save weights there first", path.display())]
-    Read {
-        /// The requested file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The file could not be written. An earlier file of that name is unchanged.
-    #[error(
-        "cannot save weights to {}: {source}; nothing there was changed; check that the folder exists, is writable and has space",
-        path.display()
-    )]
-    Write {
-        /// The requested file.
-        path: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
-    /// The bytes are not one complete safetensors file.
-    #[error("{} is not a complete safetensors file ({detail}); it may be cut short or damaged: fetch or save it again", path.display())]
-    Malformed {
-        /// The requested file.
-        path: PathBuf,
-        /// The defect.
-        detail: String,
-    },
-    /// A tensor differs from the one that was written.
-    #[error(
-        "tensor `{}` of {} is damaged: its bytes have changed since they were saved (their CRC-32 is {found:08x}, not {saved:08x}); \
-         fetch or save the file again, or if a program changed it on purpose, let that remove the note slabwise.crc32",
-        brief(tensor),
-        path.display()
-    )]
-    Damaged {
-        /// The requested file.
-        path: PathBuf,
-        /// The tensor's name.
-        tensor: String,
-        /// The checksum that was saved.
-        saved: u32,
-        /// The checksum of the bytes in the file.
-        found: u32,
-    },
-    /// A tensor handed to [`save`] cannot be stored.
-    #[error("cannot save tensor `{}`: {detail}", brief(tensor))]
-    InvalidTensor {
-        /// The tensor's name.
-        tensor: String,
-        /// The defect.
-        detail: String,
-    },
-    /// The file's tensors do not match the expected ones.
-    #[error("{} does not fit this model:{problems}\n{help}", path.display())]
-    Mismatch {
-        /// The file compared.
-        path: PathBuf,
-        /// One line per difference, each starting with a line break; truncated if there are very
-        /// many.
-        problems: String,
-        /// The remedy.
-        help: String,
-    },
-}
+pub use slabwise_compiler::error::WeightsError;
 
 /// A named tensor, as [`save`] writes it and [`File`] hands it out.
 #[derive(Clone, Debug, PartialEq, Eq)]

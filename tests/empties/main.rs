@@ -8,11 +8,11 @@ mod models;
 mod support;
 
 use evaluator::any_results;
-use slabwise::graph::Graph;
-use slabwise::ops::ConvGeometry;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::{CompileOptions, Error};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::ConvGeometry;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 use support::arrays::close;
 use support::{Rng, array};

@@ -2,11 +2,11 @@
 
 use slabwise::nn::*;
 use slabwise::prelude::*;
-use slabwise::reference::Array;
+use slabwise_compiler::reference::Array;
 
 use super::{Function, floats};
 use crate::support::{Rng, array};
-use slabwise::ops::Op;
+use slabwise_compiler::ops::Op;
 
 /// Names of inputs.
 const NAMES: [&str; 4] = ["x0", "x1", "x2", "x3"];

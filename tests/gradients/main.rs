@@ -7,11 +7,11 @@ mod support;
 
 use std::collections::BTreeSet;
 
-use slabwise::graph::Graph;
-use slabwise::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
-use slabwise::passes::autodiff::gradients;
-use slabwise::reference::{Array, Precision, evaluate};
 use slabwise::shape::{Dims, Env, Size};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
+use slabwise_compiler::passes::autodiff::gradients;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{Class, ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, ReduceOp, Window};
@@ -657,7 +657,9 @@ fn only_nodes_between_loss_and_inputs_are_differentiated() {
     // Ones (three nodes) and their product with exp(y); nothing for exp or tanh.
     assert_eq!(g.nodes.len(), before + 4, "{g}");
     let phase = |id: usize| g.origins[g.nodes[id].origin as usize].phase;
-    assert!((before..g.nodes.len()).all(|id| phase(id) == slabwise::graph::Phase::Backward));
+    assert!(
+        (before..g.nodes.len()).all(|id| phase(id) == slabwise_compiler::graph::Phase::Backward)
+    );
     assert_eq!(gradients(&mut g, NodeId(9999), &[x]), [None]);
     let axes: Axes = Axes::from_slice(&[0]);
     let position = g.emit(

@@ -3,7 +3,7 @@
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
-use slabwise::reference::Array;
+use slabwise_compiler::reference::Array;
 use slabwise_kernels::dtype::DType;
 
 /// An array as an input of a session.

@@ -3,9 +3,9 @@
 use ndarray::ArrayD;
 use slabwise::Error;
 use slabwise::feed::Input;
-use slabwise::graph::Graph;
 use slabwise::prelude::*;
-use slabwise::reference::{Array, Precision, evaluate};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 
 use crate::support::arrays::{close, host, numbers};
 use crate::support::random_graph::{BATCH, RandomGraph};

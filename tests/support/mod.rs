@@ -7,11 +7,11 @@ pub mod random_graph;
 mod splitmix;
 
 use half::{bf16, f16};
-use slabwise::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
-use slabwise::ops::{GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
-use slabwise::reference::Array;
 use slabwise::shape::{Dims, Size, elements};
+use slabwise_compiler::graph::{Graph, InputInfo, Origin, Phase, VariableInfo};
+use slabwise_compiler::ops::{GraphBuilder, NodeId, Op};
+use slabwise_compiler::reference::Array;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::spec::ReduceOp;
 

@@ -6,12 +6,12 @@
 
 mod structural;
 
-use slabwise::graph::Graph;
-use slabwise::ops::{GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
-use slabwise::passes::autodiff::gradients;
-use slabwise::reference::Array;
 use slabwise::shape::{Dims, Env, Extent, Size, Symbols, elements};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::{GraphBuilder, NodeId, Op};
+use slabwise_compiler::passes::autodiff::gradients;
+use slabwise_compiler::reference::Array;
 use slabwise_kernels::dtype::{DType, Lane};
 use slabwise_kernels::scalar::{Class, ScalarOp};
 use slabwise_kernels::spec::ReduceOp;

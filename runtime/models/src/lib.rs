@@ -137,7 +137,7 @@ impl Model {
             .map_or((text, None), |(name, sizes)| (name, Some(sizes)));
         let Some(usual) = Sizes::usual(name) else {
             let known: Vec<&str> = table::names().collect();
-            let near = slabwise::words::meant(name, known.iter().copied());
+            let near = slabwise_compiler::words::meant(name, known.iter().copied());
             return Err(Error::Value(format!(
                 "unknown model {name:?}; there are {}{near}",
                 known.join(", ")
@@ -426,7 +426,7 @@ impl OptimizerKind {
             .find(|one| one.name() == name)
             .ok_or_else(|| {
                 let known: Vec<&str> = OptimizerKind::ALL.iter().map(|one| one.name()).collect();
-                let near = slabwise::words::meant(name, known.iter().copied());
+                let near = slabwise_compiler::words::meant(name, known.iter().copied());
                 Error::Value(format!(
                     "unknown optimizer {name:?}; there are {}{near}",
                     known.join(", ")

@@ -2,9 +2,9 @@
 
 use super::*;
 use crate::params::{Init, Params};
-use crate::reference::{Array, Precision, evaluate};
 use crate::shape::Env;
 use crate::tensor::tests::{finished, first_values};
+use slabwise_compiler::reference::{Array, Precision, evaluate};
 use slabwise_kernels::dtype::DType;
 
 /// Steps of minimising a·w₀² + b·w₁² from w = (1, −2), with (a, b) = (0.5, 3); gives w after each

@@ -19,14 +19,14 @@ impl Session {
     /// can be made, tested and compared.
     #[must_use]
     pub fn with_offload(mut self, offload: impl Into<Option<Offload>>) -> Self {
-        self.offload = offload.into();
+        self.memory.offload = offload.into();
         self
     }
 
     /// Bytes of the host's memory for offloaded values, as the program that offloads most needs
     /// them.
     pub fn host_bytes(&self) -> u64 {
-        self.host.map_or(0, |host| host.bytes)
+        self.memory.host_bytes()
     }
 
     /// Reserves the host's memory for a program's offloaded values, and prepares for its copies.
@@ -34,14 +34,18 @@ impl Session {
         if inner.copies.is_empty() {
             return Ok(());
         }
-        self.memory.prepare_copies(inner.copies.len())?;
-        self.tickets.reserve(inner.copies.len());
+        self.memory.backend.prepare_copies(inner.copies.len())?;
+        self.execution.tickets.reserve(inner.copies.len());
         if self.host_bytes() < inner.host_bytes {
-            if let Some(old) = self.host.take() {
-                self.memory.release(old.arena);
+            if let Some(old) = self.memory.host.take() {
+                self.memory.backend.release(old.arena);
             }
             let purpose = format!("the values that \"{}\" offloads to the host", inner.name);
-            self.host = Some(self.memory.reserve_host(inner.host_bytes, &purpose)?);
+            self.memory.host = Some(
+                self.memory
+                    .backend
+                    .reserve_host(inner.host_bytes, &purpose)?,
+            );
         }
         Ok(())
     }

@@ -15,7 +15,7 @@ impl Session {
     /// Loads a program's kernels, and makes room for its inputs and sizes, as far as this session's
     /// device needs that.
     pub(crate) fn load_program(&mut self, inner: &mut Compiled) -> Result<()> {
-        self.reserve_sizes()?;
+        self.memory.reserve_sizes()?;
         let bounds = inner.symbols.bounds();
         let inputs = inner.inputs.iter().filter_map(|i| i.buffer);
         let input_bytes: u64 = inputs.map(|b| inner.buffers[b].place.bytes).sum();
@@ -28,10 +28,10 @@ impl Session {
             has_copies: !inner.copies.is_empty(),
             is_dynamic: inner.has_data_dependent,
             // Each starts at a multiple of 16 bytes.
-            input_bytes: input_bytes + self.sizes.bytes,
+            input_bytes: input_bytes + self.memory.sizes.bytes,
             horizontal_fusion: self.options.fuse.horizontal,
         };
-        inner.loaded = self.memory.load(&request)?;
+        inner.loaded = self.memory.backend.load(&request)?;
         Ok(())
     }
 
@@ -47,11 +47,11 @@ impl Session {
         let Some(loaded) = &inner.loaded else {
             return Ok(false);
         };
-        if self.profile.is_some()
-            || self.recording.is_some()
+        if self.execution.profile.is_some()
+            || self.execution.recording.is_some()
             || inner.guard > 0
             || inner.has_data_dependent
-            || !self.memory.capabilities().recorded_launches
+            || !self.memory.backend.capabilities().recorded_launches
         {
             return Ok(false);
         }
@@ -60,18 +60,18 @@ impl Session {
             sizes: &sizes,
             slab,
             // Programs without copies do not depend on the host's address.
-            host: self.host.filter(|_| !inner.copies.is_empty()),
+            host: self.memory.host.filter(|_| !inner.copies.is_empty()),
             inputs: inner.inputs.len(),
             fed,
         };
-        match self.memory.replay(loaded, &bindings)? {
+        match self.memory.backend.replay(loaded, &bindings)? {
             Replay::Done => Ok(true),
             Replay::Launch => Ok(false),
             Replay::Record => {
-                self.memory.begin_recording();
+                self.memory.backend.begin_recording();
                 let buffers = Buffers::Planned {
                     slab,
-                    host: self.host.unwrap_or_default(),
+                    host: self.memory.host.unwrap_or_default(),
                 };
                 let mut run = Run {
                     inner,
@@ -80,7 +80,9 @@ impl Session {
                     recorded: true,
                 };
                 let recorded = self.run_steps(&mut run, env);
-                self.memory.end_recording(loaded, &bindings, recorded)
+                self.memory
+                    .backend
+                    .end_recording(loaded, &bindings, recorded)
             }
         }
     }

@@ -76,16 +76,6 @@ impl StepClock {
     }
 }
 
-impl Roofline {
-    /// The least time of so many operations of a product, of halves or not, and of its code, and of
-    /// so many bytes.
-    fn least_seconds(&self, [product, code]: [u64; 2], halves: bool, bytes: u64) -> f64 {
-        let [exact, half, rest] = self.flops;
-        let computing = product as f64 / if halves { half } else { exact } + code as f64 / rest;
-        computing.max(bytes as f64 / self.bytes)
-    }
-}
-
 /// Whether a spec is a product of halves.
 fn multiplies_halves(spec: &Spec) -> bool {
     match &spec.body {
@@ -151,11 +141,11 @@ impl Recording {
 impl Session {
     /// Adds the times of a run's steps to the record and to the profile that are being made.
     pub(super) fn note_times(&mut self, clock: &StepClock) -> Result<()> {
-        let steps = clock.steps(&*self.memory)?;
-        if let Some(recording) = &mut self.recording {
+        let steps = clock.steps(&*self.memory.backend)?;
+        if let Some(recording) = &mut self.execution.recording {
             recording.time(clock, &steps);
         }
-        for (fastest, [began, ended]) in self.profile.iter_mut().flatten().zip(&steps) {
+        for (fastest, [began, ended]) in self.execution.profile.iter_mut().flatten().zip(&steps) {
             *fastest = fastest.min(ended - began);
         }
         Ok(())
@@ -166,13 +156,13 @@ impl Session {
     /// # Errors
     /// If one of them failed, which a device may report only now.
     pub fn synchronize(&self) -> Result<()> {
-        self.memory.synchronize()
+        self.memory.backend.synchronize()
     }
 
     /// Bytes that the device's driver has given this process, or on the CPU the session's arenas
     /// hold.
     pub fn device_bytes(&self) -> u64 {
-        self.memory.reserved_bytes()
+        self.memory.backend.reserved_bytes()
     }
 
     /// Runs a program once and records which bytes of the slab each of its kernels was really
@@ -181,12 +171,13 @@ impl Session {
     /// # Errors
     /// As [`Session::run`].
     pub fn record<const N: usize>(&mut self, program: &Program<N>, feed: impl Feed) -> Result<Run> {
-        self.recording = Some(Recording {
+        self.execution.recording = Some(Recording {
             run: Run::default(),
             began: Instant::now(),
         });
         let result = self.run(program, feed).map(|_| ());
         let run = self
+            .execution
             .recording
             .take()
             .map_or_else(Run::default, |recording| recording.run);
@@ -202,9 +193,9 @@ impl Session {
         steps: u32,
     ) -> Result<Vec<KernelTime>> {
         let inner = self.planned_for(program, &feed)?;
-        self.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
+        self.execution.profile = Some(vec![f64::INFINITY; inner.steps.len()]);
         let result = (0..steps.max(1)).try_for_each(|_| self.run(program, &feed).map(|_| ()));
-        let fastest = self.profile.take().unwrap_or_default();
+        let fastest = self.execution.profile.take().unwrap_or_default();
         result?;
         let (roofline, sizes) = (self.roofline(), inner.sizes(&feed)?);
         let time = |(step, seconds): (&Step, f64)| {
@@ -235,7 +226,7 @@ impl Session {
     /// The limits of the device's speed, by its attributes; `None` for the CPU, and where the
     /// driver does not tell them.
     pub fn roofline(&self) -> Option<Roofline> {
-        self.memory.roofline(self.options.tf32)
+        self.memory.backend.roofline(self.options.tf32)
     }
 
     /// The bytes of the slab that a run really touches, measured by filling it with a pattern and
@@ -248,23 +239,26 @@ impl Session {
     ) -> Result<u64> {
         self.planned_for(program, &feed)?;
         let slab = self
+            .memory
             .slab
             .ok_or_else(|| Error::Internal("a program without a slab".into()))?;
-        let kept = self.variables.iter().map(|v| {
+        let kept = self.variables.list.iter().map(|v| {
             self.memory
+                .backend
                 .map_read(&v.region, |memory, region| memory.bytes(region).to_vec())
         });
         let kept: Vec<Vec<u8>> = kept.collect::<Result<_>>()?;
         let mut touched = 0;
         for pattern in [0xA5u8, 0x5A] {
-            self.memory.fill(&slab, pattern)?;
+            self.memory.backend.fill(&slab, pattern)?;
             self.run(program, &feed)?;
-            let last = self.memory.map_read(&slab, |memory, slab| {
+            let last = self.memory.backend.map_read(&slab, |memory, slab| {
                 memory.bytes(slab).iter().rposition(|b| *b != pattern)
             })?;
             touched = touched.max(last.map_or(0, |l| l as u64 + 1));
-            for (variable, bytes) in self.variables.iter().zip(&kept) {
+            for (variable, bytes) in self.variables.list.iter().zip(&kept) {
                 self.memory
+                    .backend
                     .map_write(&variable.region, &mut |memory, region| {
                         memory.bytes_mut(region).copy_from_slice(bytes)
                     })?;

@@ -24,7 +24,9 @@ impl Session {
         let mut regions = [Region::default(); N];
         for (region, &b) in regions.iter_mut().zip(&inner.outputs) {
             *region = if inner.buffers[b].data_dependent {
-                self.data_dependent_region(b, slab)?
+                self.execution
+                    .data_dependent
+                    .region(b, slab, &self.memory)?
             } else {
                 place(b)
             };
@@ -46,7 +48,7 @@ impl Session {
         let lengths = lengths(&planned.dims, env);
         let bytes = lengths.iter().product::<usize>() * planned.dtype.bytes();
         Output {
-            shown: Shown::new(&*self.memory, region.part(0, bytes as u64)),
+            shown: Shown::new(&*self.memory.backend, region.part(0, bytes as u64)),
             dtype: planned.dtype,
             lengths,
             buffer,

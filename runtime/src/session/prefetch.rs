@@ -63,13 +63,8 @@ impl Session {
     /// not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
-        self.input_slots = slots.max(1);
+        self.memory.input_slots = slots.max(1);
         self
-    }
-
-    /// The slots of a prefetch queue.
-    pub(crate) fn prefetch_slots(&self) -> usize {
-        self.input_slots - 1
     }
 
     /// Reserves the prefetch queue of a program; its number, if the plan has one.
@@ -90,8 +85,13 @@ impl Session {
             return Ok(None);
         }
         let ahead = (bytes / stride) as usize;
-        let region = self.reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
-        let number = self.memory.open_queue(&region, ahead, inner.copies.len())?;
+        let region = self
+            .memory
+            .reserve(bytes, &format!("slots of the inputs of \"{}\"", inner.name))?;
+        let number = self
+            .memory
+            .backend
+            .open_queue(&region, ahead, inner.copies.len())?;
         let slots = Slots::new(ahead);
         let queue = Queue {
             region,
@@ -102,8 +102,8 @@ impl Session {
             used: 0,
             failed: None,
         };
-        self.queues.push(queue);
-        Ok(Some(self.queues.len() - 1))
+        self.memory.queues.push(queue);
+        Ok(Some(self.memory.queues.len() - 1))
     }
 
     /// Runs a program on the next of these batches while the batches after it are copied to the
@@ -130,13 +130,16 @@ impl Session {
             };
         };
         self.fill_slots(inner, queue, batches);
-        if self.queues[queue].slots.first().is_none() {
-            return self.queues[queue].failed.take().map_or(Ok(None), Err);
+        if self.memory.queues[queue].slots.first().is_none() {
+            return self.memory.queues[queue]
+                .failed
+                .take()
+                .map_or(Ok(None), Err);
         }
         let mut env = self.take_slot(inner, queue)?;
         // Kernels that run at once overlap with copies started before them; kernels that are only
         // launched overlap with copies started after.
-        let at_once = !self.memory.capabilities().asynchronous;
+        let at_once = !self.memory.backend.capabilities().asynchronous;
         if at_once {
             self.fill_slots(inner, queue, batches);
         }
@@ -144,7 +147,7 @@ impl Session {
         if !at_once {
             self.fill_slots(inner, queue, batches);
         }
-        let slab = self.slab()?;
+        let slab = self.memory.slab()?;
         self.outputs(inner, &(), &env, slab).map(Some)
     }
 
@@ -178,7 +181,7 @@ impl Session {
         let queue = inner.prefetch_queue.ok_or_else(|| self.no_slots(inner))?;
         let mut env = self.take_slot(inner, queue)?;
         self.run_taken(inner, queue, &mut env)?;
-        let slab = self.slab()?;
+        let slab = self.memory.slab()?;
         self.outputs(inner, &(), &env, slab)
     }
 
@@ -196,9 +199,11 @@ impl Session {
         queue: usize,
         batches: &mut impl Iterator<Item = F>,
     ) {
-        while self.queues[queue].failed.is_none() && self.queues[queue].slots.free().is_some() {
+        while self.memory.queues[queue].failed.is_none()
+            && self.memory.queues[queue].slots.free().is_some()
+        {
             let Some(batch) = batches.next() else { return };
-            self.queues[queue].failed = self.fill_slot(inner, queue, batch).err();
+            self.memory.queues[queue].failed = self.fill_slot(inner, queue, batch).err();
         }
     }
 
@@ -230,7 +235,7 @@ impl Session {
             number,
             used,
             ..
-        } = &mut self.queues[queue];
+        } = &mut self.memory.queues[queue];
         let Some(slot) = slots.free() else {
             let message = format!(
                 "all slots of \"{}\" hold batches that have not run yet; run_prefetched frees one",
@@ -251,22 +256,22 @@ impl Session {
             inner,
             env: &env,
         };
-        let ticket = self.memory.fill_slot(slot, &mut writer)?;
-        self.queues[queue].slots.fill(Batch { ticket, env });
+        let ticket = self.memory.backend.fill_slot(slot, &mut writer)?;
+        self.memory.queues[queue].slots.fill(Batch { ticket, env });
         Ok(())
     }
 
     /// Moves the first batch to its planned offsets; its sizes.
     fn take_slot(&mut self, inner: &Compiled, queue: usize) -> Result<Env> {
-        let slab = self.slab()?;
-        if self.queues[queue].slots.first().is_none() {
+        let slab = self.memory.slab()?;
+        if self.memory.queues[queue].slots.first().is_none() {
             return Err(Error::Value(format!(
                 "no batch was prefetched for \"{}\"",
                 inner.name
             )));
         }
         // An error of an earlier run is returned before this batch leaves its slot.
-        self.memory.begin_inputs()?;
+        self.memory.backend.begin_inputs()?;
         let Queue {
             region,
             stride,
@@ -274,7 +279,7 @@ impl Session {
             slots,
             number,
             ..
-        } = &mut self.queues[queue];
+        } = &mut self.memory.queues[queue];
         let (Some(slot), Some(Batch { ticket, env })) = (slots.first(), slots.take()) else {
             return Err(Error::Internal("a slot holds no batch".into()));
         };
@@ -291,16 +296,16 @@ impl Session {
             region: region.part(slot * *stride, *stride),
         };
         let mut moves = parts.iter().filter_map(planned);
-        self.memory.take_slot(slot, ticket, &mut moves)?;
+        self.memory.backend.take_slot(slot, ticket, &mut moves)?;
         Ok(env)
     }
 
     /// Runs a program whose inputs were taken from a slot.
     fn run_taken(&mut self, inner: &Compiled, queue: usize, env: &mut Env) -> Result<()> {
-        self.memory.publish(&self.sizes, env)?;
-        self.memory.end_inputs()?;
+        self.memory.backend.publish(&self.memory.sizes, env)?;
+        self.memory.backend.end_inputs()?;
         self.run_fed(inner, env, &[])?;
-        self.stats.peak_slab_bytes += self.queues[queue].used;
+        self.execution.stats.peak_slab_bytes += self.memory.queues[queue].used;
         Ok(())
     }
 }

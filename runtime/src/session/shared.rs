@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::Session;
+use super::Variables;
 use crate::error::{Error, Result};
 use crate::graph::Graph;
 
@@ -15,7 +15,7 @@ pub(super) struct SharedCounter {
     counts: Vec<Arc<str>>,
 }
 
-impl Session {
+impl Variables {
     /// The counters that a program declares.
     ///
     /// # Errors
@@ -48,20 +48,6 @@ impl Session {
 
     pub(super) fn keep_counters(&mut self, counters: Vec<SharedCounter>) {
         self.counters.extend(counters);
-    }
-
-    /// Sets the averages among the variables from `first` on to their weights' values.
-    pub(crate) fn restart_averages(&mut self, first: usize) -> Result<()> {
-        for at in first..self.variables.len() {
-            let Some(of) = &self.variables[at].info.average_of else {
-                continue;
-            };
-            if let Some(&weight) = self.by_name.get(of) {
-                let (from, to) = (self.variables[weight].region, self.variables[at].region);
-                self.memory.copy(&from, &to)?;
-            }
-        }
-        Ok(())
     }
 }
 

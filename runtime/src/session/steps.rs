@@ -14,7 +14,7 @@ use super::{RunStats, Session};
 use crate::backend::Call;
 use crate::checks::Watch;
 use crate::dynamic::Pooled;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::program::{Compiled, Copied, Place, Work};
 
 /// Where the buffers of a run lie.
@@ -40,11 +40,6 @@ pub(crate) struct Run<'a> {
 type Arguments = SmallVec<[Region; MAX_ARGUMENTS]>;
 
 impl Session {
-    pub(super) fn slab(&self) -> Result<Region> {
-        self.slab
-            .ok_or_else(|| Error::Internal("a program without a slab".into()))
-    }
-
     /// Runs a program whose inputs lie at their planned offsets, or where `fed` says of each.
     pub(super) fn run_fed(
         &mut self,
@@ -52,10 +47,12 @@ impl Session {
         env: &mut Env,
         fed: &[Option<Region>],
     ) -> Result<()> {
-        self.begin_data_dependent(inner)?;
-        let (slab, host) = (self.slab()?, self.host.unwrap_or_default());
-        let (_, staged) = self.memory.staging();
-        self.memory.start(inner.loaded.as_ref(), env)?;
+        self.execution
+            .data_dependent
+            .begin(inner, &mut self.memory)?;
+        let (slab, host) = (self.memory.slab()?, self.memory.host.unwrap_or_default());
+        let (_, staged) = self.memory.backend.staging();
+        self.memory.backend.start(inner.loaded.as_ref(), env)?;
         if !self.run_recorded(inner, slab, fed, env)? {
             let mut run = Run {
                 inner,
@@ -65,33 +62,33 @@ impl Session {
             };
             if let Err(error) = self.run_launched(&mut run, env) {
                 // The next run finds no copy in flight.
-                self.memory.finish_copies();
+                self.memory.backend.finish_copies();
                 return Err(error);
             }
         }
-        let (lent_bytes, pool_bytes) = self.data_dependent.most();
-        self.stats = RunStats {
+        let (lent_bytes, pool_bytes) = self.execution.data_dependent.most();
+        self.execution.stats = RunStats {
             peak_slab_bytes: inner.peak() + staged,
             lent_bytes,
             pool_bytes,
         };
         if pool_bytes > 0 {
-            self.pool.end_step(self.memory.source());
+            self.memory.pool.end_step(self.memory.backend.source());
         }
         Ok(())
     }
 
     fn run_launched(&mut self, run: &mut Run<'_>, env: &mut Env) -> Result<()> {
         self.run_steps(run, env)?;
-        self.memory.end_run(run.inner.loaded.as_ref())
+        self.memory.backend.end_run(run.inner.loaded.as_ref())
     }
 
     /// Runs the steps of a program.
     pub(crate) fn run_steps(&mut self, run: &mut Run<'_>, env: &mut Env) -> Result<()> {
         let inner = run.inner;
-        let timed = self.profile.is_some() || self.recording.is_some();
-        let mut clock = timed.then(|| StepClock::start(&mut *self.memory));
-        self.tickets.clear();
+        let timed = self.execution.profile.is_some() || self.execution.recording.is_some();
+        let mut clock = timed.then(|| StepClock::start(&mut *self.memory.backend));
+        self.execution.tickets.clear();
         let mut watch = match run.buffers {
             Buffers::Planned { slab, .. } if inner.guard > 0 => {
                 Some((Watch::begin(self, inner, slab)?, slab))
@@ -106,7 +103,7 @@ impl Session {
                 .map(|place| self.argument(run, place, env))
                 .collect::<Result<_>>()?;
             if let Some(clock) = &mut clock {
-                clock.mark(&mut *self.memory)?;
+                clock.mark(&mut *self.memory.backend)?;
             }
             match &step.work {
                 Work::Run(kernel) => {
@@ -118,9 +115,9 @@ impl Session {
                         arguments: &arguments,
                         workspace,
                         sizes: env,
-                        team: &self.team,
+                        team: &self.execution.team,
                     };
-                    let done = self.memory.run(&call)?;
+                    let done = self.memory.backend.run(&call)?;
                     done.map_err(|fault| inner.fault(at, fault))?;
                     if !run.recorded {
                         self.bind_length(inner, at, arguments.first(), env)?;
@@ -130,10 +127,10 @@ impl Session {
                 Work::Finish(copy) => self.finish_copy(run, *copy)?,
             }
             if let Some(clock) = &mut clock {
-                clock.mark(&mut *self.memory)?;
+                clock.mark(&mut *self.memory.backend)?;
             }
             if let (Some(recording), Buffers::Planned { slab, .. }) =
-                (&mut self.recording, &run.buffers)
+                (&mut self.execution.recording, &run.buffers)
             {
                 recording.note(inner, at, &arguments, workspace, *slab);
             }
@@ -152,19 +149,29 @@ impl Session {
     fn begin_step(&mut self, run: &mut Run<'_>, at: usize, env: &Env) -> Result<Region> {
         match &mut run.buffers {
             Buffers::Planned { slab, .. } => {
-                self.allocate_data_dependent(run.inner, at, env, *slab)?;
+                self.execution.data_dependent.allocate(
+                    run.inner,
+                    at,
+                    env,
+                    *slab,
+                    (&self.variables, &mut self.memory),
+                )?;
                 let planned = run.inner.steps[at].workspace;
                 Ok(slab.part(planned.offset, planned.bytes))
             }
-            Buffers::Pooled(blocks) => self.take_blocks(run.inner, blocks, at, env),
+            Buffers::Pooled(blocks) => self.memory.take_blocks(run.inner, blocks, at, env),
         }
     }
 
     /// Gives back the memory of the values that a step is the last to use.
     fn end_step(&mut self, run: &mut Run<'_>, at: usize) -> Result<()> {
         match &mut run.buffers {
-            Buffers::Planned { .. } => self.free_data_dependent(run.inner, at),
-            Buffers::Pooled(blocks) => self.free_blocks(run.inner, blocks, at),
+            Buffers::Planned { .. } => {
+                self.execution
+                    .data_dependent
+                    .free(run.inner, at, &mut self.memory)
+            }
+            Buffers::Pooled(blocks) => self.memory.free_blocks(run.inner, blocks, at),
         }
     }
 
@@ -173,8 +180,8 @@ impl Session {
         match *place {
             Place::Planned(b) => self.region_of(run, b),
             Place::MicroBatch(b, _) => Ok(place.part(self.region_of(run, b)?, env)),
-            Place::Variable(v) => Ok(self.variables[v].region),
-            Place::Sizes => Ok(self.sizes),
+            Place::Variable(v) => Ok(self.variables.list[v].region),
+            Place::Sizes => Ok(self.memory.sizes),
         }
     }
 
@@ -183,9 +190,10 @@ impl Session {
         let inner = run.inner;
         let fed = || inner.input_of[buffer].and_then(|input| *run.fed.get(input)?);
         match &run.buffers {
-            Buffers::Planned { slab, .. } if inner.buffers[buffer].data_dependent => {
-                self.data_dependent_region(buffer, *slab)
-            }
+            Buffers::Planned { slab, .. } if inner.buffers[buffer].data_dependent => self
+                .execution
+                .data_dependent
+                .region(buffer, *slab, &self.memory),
             Buffers::Planned { slab, host } => Ok(fed().unwrap_or_else(|| {
                 let space = if inner.buffers[buffer].on_host {
                     *host
@@ -194,7 +202,7 @@ impl Session {
                 };
                 inner.place_in(space, buffer)
             })),
-            Buffers::Pooled(blocks) => fed().map_or_else(|| self.block(blocks, buffer), Ok),
+            Buffers::Pooled(blocks) => fed().map_or_else(|| self.memory.block(blocks, buffer), Ok),
         }
     }
 
@@ -206,11 +214,15 @@ impl Session {
         let to = self.region_of(run, to)?.part(0, bytes);
         if let Buffers::Pooled(_) = run.buffers {
             // At once: this mode is for comparing memory, and a caching pool plans no copies ahead.
-            return self.memory.copy(&from, &to);
+            return self.memory.backend.copy(&from, &to);
         }
-        debug_assert_eq!(self.tickets.len(), copy, "copies start in their order");
-        let ticket = self.memory.start_copy(copy, &from, &to)?;
-        self.tickets.push(ticket);
+        debug_assert_eq!(
+            self.execution.tickets.len(),
+            copy,
+            "copies start in their order"
+        );
+        let ticket = self.memory.backend.start_copy(copy, &from, &to)?;
+        self.execution.tickets.push(ticket);
         Ok(())
     }
 
@@ -219,6 +231,8 @@ impl Session {
         if let Buffers::Pooled(_) = run.buffers {
             return Ok(());
         }
-        self.memory.finish_copy(copy, self.tickets[copy])
+        self.memory
+            .backend
+            .finish_copy(copy, self.execution.tickets[copy])
     }
 }

@@ -1,14 +1,12 @@
 //! Access to the values that stay on the device between runs: weights, state, and buffers of the
 //! user.
 
-use std::sync::Arc;
-
 use half::{bf16, f16};
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::memory::{Element, Region};
+use slabwise_kernels::memory::Element;
 use slabwise_kernels::size::Env;
 
-use super::{Session, Slot, Variable, fixed};
+use super::{Session, Variable, fixed};
 use crate::buffer::{Buffer, Output, Shown};
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Lengths};
@@ -28,47 +26,22 @@ impl Session {
         D: ndarray::Dimension,
     {
         let bytes = (array.len() * size_of::<T>()) as u64;
-        let region = self.reserve(bytes, name)?;
-        self.memory.map_write(&region, &mut |memory, region| {
-            memory
-                .elements_mut::<T>(region)
-                .iter_mut()
-                .zip(array)
-                .for_each(|(slot, value)| *slot = *value);
-        })?;
-        Ok(self.buffer_at(
+        let region = self.memory.reserve(bytes, name)?;
+        self.memory
+            .backend
+            .map_write(&region, &mut |memory, region| {
+                memory
+                    .elements_mut::<T>(region)
+                    .iter_mut()
+                    .zip(array)
+                    .for_each(|(slot, value)| *slot = *value);
+            })?;
+        Ok(self.memory.buffers.add(
             region,
             name.into(),
             T::DTYPE,
             Lengths::from_slice(array.shape()),
         ))
-    }
-
-    /// A handle of a buffer.
-    fn buffer_at(
-        &mut self,
-        region: Region,
-        name: Arc<str>,
-        dtype: DType,
-        lengths: Lengths,
-    ) -> Buffer {
-        let slot = self.free_slots.pop().unwrap_or(self.slots.len());
-        match self.slots.get_mut(slot) {
-            Some(slot) => slot.region = region,
-            None => self.slots.push(Slot {
-                region,
-                generation: 0,
-                born: 0,
-            }),
-        }
-        Buffer {
-            session: self.id,
-            slot,
-            generation: self.slots[slot].generation,
-            name,
-            dtype,
-            lengths,
-        }
     }
 
     /// Runs a program as [`Session::run`] does and copies each output, on the device, to a buffer
@@ -101,10 +74,11 @@ impl Session {
         for (at, (from, dtype, lengths)) in made.into_iter().enumerate() {
             let name = format!("output {at} of \"{}\"", program.plan().name());
             let copied = self
+                .memory
                 .reserve(from.bytes, &name)
-                .and_then(|to| self.memory.copy(&from, &to).map(|()| to));
+                .and_then(|to| self.memory.backend.copy(&from, &to).map(|()| to));
             match copied {
-                Ok(to) => buffers.push(self.buffer_at(to, name.into(), dtype, lengths)),
+                Ok(to) => buffers.push(self.memory.buffers.add(to, name.into(), dtype, lengths)),
                 Err(error) => {
                     for buffer in buffers {
                         self.free(buffer)?;
@@ -120,12 +94,8 @@ impl Session {
 
     /// Gives a buffer's bytes back; every handle of it is invalid after that.
     pub fn free(&mut self, buffer: Buffer) -> Result<()> {
-        let region = self.resident(&buffer)?;
-        let slot = &mut self.slots[buffer.slot];
-        slot.generation += 1;
-        slot.born = slot.generation;
-        self.free_slots.push(buffer.slot);
-        self.memory.release(region.arena);
+        let region = self.memory.buffers.remove(&buffer)?;
+        self.memory.backend.release(region.arena);
         Ok(())
     }
 
@@ -169,13 +139,15 @@ impl Session {
         let mut pairs = Vec::new();
         for source in self
             .variables
+            .list
             .iter()
             .filter(|v| v.info.is_param && below(from, &v.info.name))
         {
             let name = format!("{to}{}", &source.info.name[from.len()..]);
-            let Some(&at) = self.by_name.get(&*name) else {
+            let Some(&at) = self.variables.by_name.get(&*name) else {
                 let params = self
                     .variables
+                    .list
                     .iter()
                     .filter(|v| v.info.is_param)
                     .map(|v| &*v.info.name);
@@ -184,7 +156,7 @@ impl Session {
                     words::instead(&name, "weights", params)
                 ));
             };
-            let target = &self.variables[at];
+            let target = &self.variables.list[at];
             if (source.info.dtype, &source.info.dims) != (target.info.dtype, &target.info.dims) {
                 let show = |v: &Variable| format!("{} {:?}", v.info.dtype, fixed(&v.info.dims));
                 return fail(format!(
@@ -199,6 +171,7 @@ impl Session {
         if pairs.is_empty() {
             let mut paths: Vec<&str> = self
                 .variables
+                .list
                 .iter()
                 .filter_map(|v| v.info.name.split('.').next())
                 .collect();
@@ -209,16 +182,16 @@ impl Session {
             ));
         }
         for (from, to) in &pairs {
-            self.memory.copy(from, to)?;
+            self.memory.backend.copy(from, to)?;
         }
         Ok(pairs.len())
     }
 
     /// The elements of a buffer, row-major.
     pub fn download<T: Element>(&self, buffer: &Buffer) -> Result<ndarray::ArrayD<T>> {
-        let region = self.resident(buffer)?;
+        let region = self.memory.buffers.region(buffer)?;
         let output = Output {
-            shown: Shown::new(&*self.memory, region),
+            shown: Shown::new(&*self.memory.backend, region),
             dtype: buffer.dtype,
             lengths: buffer.lengths.clone(),
             buffer: None,
@@ -228,38 +201,39 @@ impl Session {
 
     /// The elements of a weight or state, by name.
     pub fn value(&self, name: &str) -> Result<ndarray::ArrayD<f32>> {
-        let variable = self.find(name)?;
+        let variable = self.variables.find(name)?;
         let lengths: Vec<usize> = variable
             .info
             .dims
             .iter()
             .map(|d| d.usize_at(&Env::default()))
             .collect();
-        let values = self
-            .memory
-            .map_read(&variable.region, |memory, region| -> Vec<f32> {
-                match variable.info.dtype {
-                    DType::F32 => memory.elements::<f32>(region).to_vec(),
-                    DType::F16 => memory
-                        .elements::<f16>(region)
-                        .iter()
-                        .map(|h| h.to_f32())
-                        .collect(),
-                    DType::BF16 => memory
-                        .elements::<bf16>(region)
-                        .iter()
-                        .map(|h| h.to_f32())
-                        .collect(),
-                    DType::I32 => memory
-                        .elements::<i32>(region)
-                        .iter()
-                        .map(|&i| i as f32)
-                        .collect(),
-                    DType::U8 | DType::Bool => {
-                        memory.bytes(region).iter().map(|&b| f32::from(b)).collect()
+        let values =
+            self.memory
+                .backend
+                .map_read(&variable.region, |memory, region| -> Vec<f32> {
+                    match variable.info.dtype {
+                        DType::F32 => memory.elements::<f32>(region).to_vec(),
+                        DType::F16 => memory
+                            .elements::<f16>(region)
+                            .iter()
+                            .map(|h| h.to_f32())
+                            .collect(),
+                        DType::BF16 => memory
+                            .elements::<bf16>(region)
+                            .iter()
+                            .map(|h| h.to_f32())
+                            .collect(),
+                        DType::I32 => memory
+                            .elements::<i32>(region)
+                            .iter()
+                            .map(|&i| i as f32)
+                            .collect(),
+                        DType::U8 | DType::Bool => {
+                            memory.bytes(region).iter().map(|&b| f32::from(b)).collect()
+                        }
                     }
-                }
-            })?;
+                })?;
         ndarray::ArrayD::from_shape_vec(ndarray::IxDyn(&lengths), values)
             .map_err(|e| Error::Internal(e.to_string()))
     }
@@ -275,7 +249,7 @@ impl Session {
         S: ndarray::Data<Elem = f32>,
         D: ndarray::Dimension,
     {
-        let variable = self.find(name)?;
+        let variable = self.variables.find(name)?;
         let (region, dtype) = (variable.region, variable.info.dtype);
         let expected: Vec<usize> = variable
             .info
@@ -290,6 +264,7 @@ impl Session {
             )));
         }
         self.memory
+            .backend
             .map_write(&region, &mut |memory, region| match dtype {
                 DType::F32 => memory
                     .elements_mut::<f32>(region)
@@ -344,7 +319,7 @@ mod tests {
             session.free(a).expect("is alive");
             session.free(b).expect("is alive");
         }
-        assert_eq!(session.slots.len(), 2);
+        assert_eq!(session.memory.buffers.slots.len(), 2);
         let last = session.upload("last", &(array + 1.0)).expect("room");
         for buffer in &old {
             assert!(

@@ -10,9 +10,9 @@ use slabwise_kernels::dtype::DType;
 use super::Tensor;
 use crate::graph::Graph;
 use crate::params::Init;
-use crate::reference::{Array, Evaluated, Fault, Precision, evaluate};
 use crate::shape::Env;
 use crate::trace::Trace;
+use slabwise_compiler::reference::{Array, Evaluated, Fault, Precision, evaluate};
 
 /// The f32 array of these dimensions and elements.
 pub(crate) fn array(dims: &[usize], values: &[f64]) -> Array {

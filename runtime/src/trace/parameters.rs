@@ -4,7 +4,6 @@ use std::panic::Location;
 
 use super::state::State;
 use super::{Line, Trace};
-use crate::graph::VariableInfo;
 use crate::params::{Param, Params};
 use crate::tensor::Tensor;
 
@@ -69,7 +68,7 @@ impl Trace {
         if param.is_faulty() {
             return State::mistaken(self.poisoned());
         }
-        let info = VariableInfo::of(param);
+        let info = param.info();
         let info = if self.averaged && info.trained {
             info.average()
         } else {

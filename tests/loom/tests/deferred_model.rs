@@ -17,7 +17,7 @@ mod sync {
     pub use loom::sync::atomic::{AtomicBool, Ordering};
 }
 
-#[path = "../../../runtime/src/memory/deferred.rs"]
+#[path = "../../../runtime/pool/src/deferred.rs"]
 mod deferred;
 
 use deferred::Deferred;

@@ -1,7 +1,7 @@
 //! A case as plain data: programs as lists of statements, their data, and the way they are run.
 
-use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
+use slabwise_compiler::ops::ConvGeometry;
 
 /// One length of a shape, as written in a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

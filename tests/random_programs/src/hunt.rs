@@ -7,7 +7,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use slabwise::reference::Precision;
+use slabwise_compiler::reference::Precision;
 
 use crate::case::Case;
 use crate::draw;

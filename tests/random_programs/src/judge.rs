@@ -1,6 +1,6 @@
 //! Compares the results of a case, run in several ways and by the reference evaluator.
 
-use slabwise::reference::{Array, Precision};
+use slabwise_compiler::reference::{Array, Precision};
 
 use crate::case::{Case, Fold, Op, Program};
 use crate::facts::Scope;
@@ -464,7 +464,7 @@ struct Oracle<'a> {
 }
 
 impl Oracle<'_> {
-    fn single(&mut self) -> Result<&Outcome, slabwise::reference::Fault> {
+    fn single(&mut self) -> Result<&Outcome, slabwise_compiler::reference::Fault> {
         if self.single.is_none() {
             self.single = Some(reference(self.case, self.witness, Precision::Single)?);
         }
@@ -473,7 +473,10 @@ impl Oracle<'_> {
 
     /// The difference of an outcome from the reference, where that is well conditioned: where
     /// single and double precision of the reference itself differ, a difference means nothing.
-    fn differs(&mut self, outcome: &Outcome) -> Result<Option<String>, slabwise::reference::Fault> {
+    fn differs(
+        &mut self,
+        outcome: &Outcome,
+    ) -> Result<Option<String>, slabwise_compiler::reference::Fault> {
         let single = self.single()?;
         if compare(outcome, single, first_far).is_none() {
             return Ok(None);

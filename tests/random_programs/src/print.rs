@@ -5,7 +5,7 @@ mod statement;
 use std::fmt::Write;
 
 use slabwise::DType;
-use slabwise::reference::Array;
+use slabwise_compiler::reference::Array;
 
 use crate::build::INPUTS;
 use crate::case::{Axis, Case, Layer, Op, Program};

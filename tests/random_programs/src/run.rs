@@ -8,11 +8,11 @@ use std::sync::Once;
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use slabwise::feed::Input;
-use slabwise::graph::Graph;
-use slabwise::reference::{Array, Fault, Precision, evaluate};
 use slabwise::{
     Budget, Buffer, Bytes, DType, Device, Error, Offload, Output, Session, Tensor, Trace,
 };
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::reference::{Array, Fault, Precision, evaluate};
 
 use crate::build::{Model, build};
 use crate::case::{Axis, Case, Op, Program};
@@ -172,7 +172,7 @@ impl<const N: usize> Compiled for slabwise::Program<N> {
         let buffer: Option<Buffer> = donated.and_then(|at| outputs[at].buffer());
         if let (Some(at), Some(buffer)) = (donated, buffer) {
             let taken = download(session, &buffer)?;
-            if !slabwise::reference::same_bits(&taken, &arrays[at]) {
+            if !slabwise_compiler::reference::same_bits(&taken, &arrays[at]) {
                 return Err(Error::Internal(format!(
                     "the donated buffer holds {taken}, output {at} is {}",
                     arrays[at]
@@ -551,7 +551,7 @@ pub fn reference(case: &Case, witness: &Witness, precision: Precision) -> Result
             .inputs()
             .filter_map(|i| data(case, &program.statements[i].op, run))
             .collect();
-        let missing = |info: &slabwise::graph::VariableInfo| {
+        let missing = |info: &slabwise_compiler::graph::VariableInfo| {
             let found = held.get(&*info.name).cloned();
             found
                 .map(|array| Array {

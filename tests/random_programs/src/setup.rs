@@ -32,7 +32,7 @@ macro_rules! switches {
 }
 
 switches! {
-    Nothing true |options| options.fuse = slabwise::passes::Fuse::none();
+    Nothing true |options| options.fuse = slabwise_compiler::passes::Fuse::none();
     Elementwise true |options| options.fuse.elementwise = false;
     Reductions true |options| options.fuse.reductions = false;
     Rows true |options| options.fuse.rows = false;

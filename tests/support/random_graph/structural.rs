@@ -1,9 +1,9 @@
 //! Steps of structural operations.
 
-use slabwise::graph::Graph;
-use slabwise::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
 use slabwise::params::Init;
 use slabwise::shape::{Dims, Env, Extent, Size, elements};
+use slabwise_compiler::graph::Graph;
+use slabwise_compiler::ops::{Axes, Checked, ConvGeometry, GraphBuilder, NodeId, Op};
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::spec::{PoolKind, Window};

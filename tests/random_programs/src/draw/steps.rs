@@ -1,8 +1,8 @@
 //! One step of drawing for each kind of statement. A step without suitable operands changes
 //! nothing.
 
-use slabwise::ops::ConvGeometry;
 use slabwise::{DType, Window};
+use slabwise_compiler::ops::ConvGeometry;
 
 use super::Maker;
 use crate::case::{Axis, Binary, Fold, Layer, Op, Unary};

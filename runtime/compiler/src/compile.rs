@@ -1,0 +1,438 @@
+//! The compiler: every pass from graph to program, in order.
+
+mod budget;
+
+use std::time::Instant;
+
+use slabwise_kernels::cpu::{Isa, MAX_AXES};
+use slabwise_kernels::size::Symbol;
+use slabwise_planner::{Buffer, Bytes, Dag, Options};
+
+use crate::backend::{Backend, Target};
+use crate::device::Device;
+use crate::error::{Error, Mistake, Result};
+use crate::graph::{Graph, VariableInfo};
+use crate::ir::{self, KernelCall};
+use crate::memory::budget::Allowance;
+use crate::memory::offload::Offload;
+use crate::ops::{NodeId, Op};
+use crate::passes::{
+    DumpOptions, Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMAT_MIN_ELEMENTS,
+    Rematerialize, Simplify, count_prologues,
+};
+use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
+use crate::settings;
+use crate::shape::{Extent, elements};
+use crate::shapes::DynamicShapes;
+
+/// How programs are compiled. Every optimisation that changes no result is on by default; results
+/// depend on fields only as far as these say: by the rounding of sums, or with `tf32` of operands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct CompileOptions {
+    /// Which simplifications.
+    pub simplify: Simplify,
+    /// Which fusions.
+    pub fuse: Fuse,
+    /// How the plan is made.
+    pub planner: Options,
+    /// The instruction set kernels use; the best there is if `None`. Results differ in rounding
+    /// between sets.
+    pub isa: Option<Isa>,
+    /// The planning of values without a size at compile time, and the memory that they live in.
+    pub shapes: DynamicShapes,
+    /// The rewrites of kernels that a budget may use.
+    pub measures: Measures,
+    /// Which products are timed on a CUDA device, to be computed by the fastest kernel. Kernels
+    /// round sums differently.
+    pub tuning: Tuning,
+    /// Let products and convolutions of f32 round their operands to tf32 on a CUDA device, whose
+    /// tensor cores multiply those several times faster: 11 significant bits, so each operand is
+    /// wrong by up to 2⁻¹¹ of itself (of cuBLASLt's kernels, which may cut digits off, by up to
+    /// 2⁻¹⁰). Sums stay in f32. Off by default; the CPU multiplies in f32 in any
+    /// case.
+    pub tf32: bool,
+    /// Fill dead bytes of the slab with NaN, keep guards between buffers, and check both after
+    /// every kernel. Slow.
+    pub check_memory: bool,
+}
+
+/// The rewrites of kernels that keep a program within its budget; each can be switched off. Results
+/// do not depend on them. Recomputation and, with [`Offload`](crate::Offload), copies to the host
+/// are chosen besides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Measures {
+    /// Kernels run on a few examples of the batch at a time, so that a tensor between two of them
+    /// needs only a micro-batch's bytes.
+    pub micro_batch: bool,
+    /// Convolutions compute their input themselves, so that it is never in memory.
+    pub prologue_fusion: bool,
+    /// Kernels have smaller workspaces than the ones that they are fastest with.
+    pub small_workspaces: bool,
+}
+
+impl Default for Measures {
+    fn default() -> Self {
+        Measures {
+            micro_batch: true,
+            prologue_fusion: true,
+            small_workspaces: true,
+        }
+    }
+}
+
+/// Which products and convolutions a CUDA device computes by the fastest of a few kernels,
+/// cuBLASLt's and cuDNN's among them, which are timed when a program is compiled. The others are
+/// computed as a model of the device ranks first, and so are all with `SLABWISE_AUTOTUNE=0`;
+/// `SLABWISE_CUDNN=0` leaves cuDNN out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Tuning {
+    /// Those that take longer than their launch.
+    #[default]
+    Worthwhile,
+    /// All.
+    All,
+    /// None: the same sizes give the same kernels on every machine with such a device.
+    Off,
+}
+
+/// The size of the guard kept behind each buffer when memory is checked.
+const GUARD: u64 = 64;
+
+/// The device that a program is compiled for, and the memory that there is for it.
+pub struct Environment<'a> {
+    /// The device's name in the plan.
+    pub device: Device,
+    /// The device in use, which knows the memory that inputs pass through.
+    pub backend: &'a dyn Backend,
+    /// The target that kernels are prepared for.
+    pub target: Target,
+    /// The memory that weights and earlier programs take, and the limits of all of it.
+    pub memory: MemoryUse,
+    /// Where the program is written after each pass.
+    pub dump: Option<&'a DumpOptions>,
+}
+
+/// The memory that is in use beside a new program, and the limits of both together.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct MemoryUse {
+    /// The limit of weights, state and slab together.
+    pub budget: Allowance,
+    /// Whether values may be offloaded to the host, and over which link.
+    pub offload: Option<Offload>,
+    /// Bytes of weights and state, those of the new program among them.
+    pub persistent: u64,
+    /// Bytes of the slab that earlier programs need.
+    pub slab: u64,
+    /// Bytes of the prefetch queues of earlier programs.
+    pub queues: u64,
+    /// Slots of the new program's prefetch queue.
+    pub prefetch_slots: usize,
+}
+
+/// A compiled program without memory.
+pub struct CompiledPlan {
+    /// The program in the late IR, with prepared kernels.
+    pub program: ir::Program,
+    /// Its plan.
+    pub plan: Plan,
+    /// The bytes that the budget leaves for the slab, if there is one.
+    pub room: Option<u64>,
+}
+
+/// Compiles a graph of possible sizes (see [`refuse_absurd_sizes`]), up to a checked plan. Nothing
+/// is allocated but the plan itself.
+pub fn compile(
+    name: &str,
+    graph: &Graph,
+    options: &CompileOptions,
+    environment: &Environment<'_>,
+    started: Instant,
+) -> Result<CompiledPlan> {
+    let memory = &environment.memory;
+    let mut clock = Clock::since(started);
+    let passes = Pipeline::new(name, settings::verify()?, environment.dump)?;
+    passes.start(graph)?;
+    clock.ended("finish", graph.nodes.len());
+    let graph = passes.run(&options.simplify, graph)?;
+    clock.ended("simplify", graph.nodes.len());
+    let remat = Rematerialize {
+        smallest: options.fuse.recompute.then_some(REMAT_MIN_ELEMENTS),
+    };
+    let graph = passes.run(&remat, &graph)?;
+    clock.ended("rematerialize", graph.nodes.len());
+    let legalize = Legalize {
+        half_products: environment.target.capabilities().half_products,
+    };
+    let graph = passes.run(&legalize, &graph)?;
+    clock.ended("legalize", graph.nodes.len());
+    let clusters = passes.run(&options.fuse, &graph)?;
+    clock.ended("fuse", clusters.list.len());
+    let program = passes.run(&Lower, &clusters)?;
+    clock.ended("lower", program.kernels.len());
+    refuse_many_axes(&program)?;
+    let target = tuned(&environment.target, options.tuning, &graph);
+    let prepare = Prepare {
+        target: &target,
+        guard: if options.check_memory { GUARD } else { 0 },
+    };
+    let mut program = passes.run(&prepare, &program)?;
+    clock.ended("schedule", program.kernels.len());
+    let mut dag = program.to_dag();
+    let mut offsets = slabwise_planner::plan(&dag, &options.planner).map_err(PassError::from)?;
+    clock.ended("plan", program.kernels.len());
+    let mut budget_report = BudgetReport {
+        once: offsets.height,
+        floor: offsets.lower_bound,
+        ..BudgetReport::default()
+    };
+    let beside = memory.persistent;
+    let prefetch = prefetch_bytes(memory.prefetch_slots, &graph, &dag);
+    let room = memory
+        .budget
+        .room(beside, offsets.height.saturating_add(prefetch));
+    if let Some(room) = room
+        .map(|room| room.saturating_sub(prefetch))
+        .filter(|&room| room < offsets.height)
+    {
+        let before = passes.remember(&program, &offsets.order);
+        let fitted = budget::fit(
+            (program, offsets),
+            room,
+            (options, memory.offload),
+            &target,
+            &passes,
+        )?;
+        budget::Candidate {
+            program,
+            offsets,
+            budget_report,
+        } = fitted;
+        passes.validate(before.as_ref(), (&program, &offsets.order))?;
+        budget_report.prologues = count_prologues(&program);
+        dag = program.to_dag();
+        clock.ended("budget", program.kernels.len());
+    }
+    let offsets = slabwise_planner::check(&dag, offsets)
+        .map_err(|v| Error::Internal(format!("the plan is wrong: {v}")))?;
+    clock.ended("check", program.kernels.len());
+    let staging = staging_within(environment, &dag, room, offsets.height, prefetch);
+    let mut persistent = Persistent {
+        prefetch,
+        staging,
+        ..Persistent::default()
+    };
+    for info in &graph.variables {
+        *(if info.is_param {
+            &mut persistent.weights
+        } else {
+            &mut persistent.state
+        }) += variable_bytes(&graph, info)?;
+    }
+    let bounds = graph.symbols.describe();
+    let found = data_dependent_buffers(&program);
+    let plan = Plan::new(
+        name,
+        environment.device,
+        bounds,
+        dag,
+        offsets,
+        persistent,
+        budget_report,
+        clock,
+    )
+    .with_data_dependent(found);
+    passes.finish(&program, || format!("{:#}\n", plan.to_json()))?;
+    match room {
+        Some(room) if plan.slab_bytes() > room => {
+            Err(plan.over_budget(Bytes(beside.saturating_add(room)), beside))
+        }
+        _ => Ok(CompiledPlan {
+            program,
+            plan,
+            room,
+        }),
+    }
+}
+
+/// The bytes of inputs that are prefetched into slots beside those that the plan has.
+fn prefetch_bytes(prefetch_slots: usize, graph: &Graph, dag: &Dag) -> u64 {
+    // Inputs whose lengths differ from shape to shape have no slots.
+    let free = graph
+        .symbols
+        .iter()
+        .any(|(_, _, extent)| !matches!(extent, Extent::Bounded(_)));
+    let inputs = dag
+        .buffers
+        .iter()
+        .filter(|buffer| buffer.live_in && !free)
+        .map(Buffer::occupied)
+        .sum::<u64>();
+    inputs.saturating_mul(prefetch_slots as u64)
+}
+
+/// The target that a graph's kernels are prepared for. Products of a graph with unbounded dimensions
+/// are not timed, because each range of lengths is another program and timing all of them would take
+/// too long.
+fn tuned(target: &Target, tuning: Tuning, graph: &Graph) -> Target {
+    let target = target.clone();
+    match tuning {
+        Tuning::Off => target.timed_from(None),
+        _ if graph.symbols.free().next().is_some() => target.timed_from(None),
+        Tuning::All => target.timed_from(Some(1)),
+        Tuning::Worthwhile => target,
+    }
+}
+
+/// The bytes of the staging buffer for a program's large inputs, if the budget has them beside a
+/// slab of this height and its prefetch queue; else 0. No value is recomputed to make room for it.
+fn staging_within(
+    environment: &Environment<'_>,
+    dag: &Dag,
+    room: Option<u64>,
+    height: u64,
+    prefetch: u64,
+) -> u64 {
+    let (backend, memory) = (environment.backend, &environment.memory);
+    let inputs = dag.buffers.iter().filter(|buffer| buffer.live_in);
+    let wanted = inputs
+        .map(|buffer| backend.staging_bytes_for(buffer.occupied()))
+        .sum();
+    let needed = memory
+        .slab
+        .max(height)
+        .saturating_add(memory.queues)
+        .saturating_add(prefetch)
+        .saturating_add(backend.staging().0.max(wanted));
+    if room.is_some_and(|room| needed > room) {
+        0
+    } else {
+        wanted
+    }
+}
+
+/// The values for which the plan has no place, and the reasons.
+fn data_dependent_buffers(program: &ir::Program) -> Vec<DataDependentBuffer> {
+    let (graph, symbols) = (&program.graph, &program.graph.symbols);
+    let finders = graph.ids().filter_map(|id| {
+        if let Op::Bind { symbol } = graph.node(id).op {
+            Some((symbol, id))
+        } else {
+            None
+        }
+    });
+    let finders: Vec<(Symbol, NodeId)> = finders.collect();
+    let finder = |s: Symbol| {
+        let location = graph
+            .origin(finders.iter().find(|(symbol, _)| *symbol == s)?.1)
+            .location;
+        Some(format!("{}:{}", location.file(), location.line()))
+    };
+    let values = program.values.iter().filter(|value| value.data_dependent);
+    let found = values.map(|value| {
+        let mut lengths: Vec<Symbol> = value
+            .dims
+            .iter()
+            .flat_map(|d| d.symbols())
+            .filter(|&s| symbols.is_data_dependent(s))
+            .collect();
+        lengths.sort_unstable();
+        lengths.dedup();
+        let why = |s: &Symbol| {
+            format!(
+                "{} is found at {}",
+                symbols.name(*s),
+                finder(*s).unwrap_or_default()
+            )
+        };
+        let why = lengths.iter().map(why).collect::<Vec<_>>().join(", ");
+        DataDependentBuffer {
+            name: value.name.clone(),
+            shape: format!("{} {}", value.dtype, symbols.show(&value.dims)),
+            why,
+        }
+    });
+    found.collect()
+}
+
+/// The bytes of a weight or state.
+pub fn variable_bytes(graph: &Graph, info: &VariableInfo) -> Result<u64> {
+    let elements = info.dims.iter().try_fold(1u64, |n, d| {
+        n.checked_mul(u64::try_from(d.as_fixed()?).ok()?)
+    });
+    let bytes = elements
+        .and_then(|n| n.checked_mul(info.dtype.bytes() as u64))
+        .filter(|b| *b <= 1 << 60);
+    bytes.ok_or_else(|| {
+        Error::Value(format!(
+            "\"{}\" {}: its byte count overflows",
+            info.name,
+            graph.symbols.show(&info.dims)
+        ))
+    })
+}
+
+/// Tensors whose byte count is beyond any machine are mistakes of the model, with a line each.
+pub fn refuse_absurd_sizes(graph: &Graph) -> Result<()> {
+    let bounds = graph.symbols.bounds();
+    let mut mistakes = Vec::new();
+    for id in graph.ids() {
+        let node = graph.node(id);
+        let bytes = elements(&node.dims)
+            .and_then(|n| n.checked_at(&bounds))
+            .and_then(|n| n.checked_mul(node.dtype.bytes() as i64))
+            .filter(|&b| b <= 1 << 50);
+        if bytes.is_none() && mistakes.len() < 8 {
+            let origin = graph.origin(id);
+            let message = format!(
+                "{} {} {}: its byte count overflows or is beyond any machine's memory",
+                node.op.name(),
+                node.dtype,
+                graph.symbols.show(&node.dims)
+            );
+            mistakes.push(Mistake {
+                location: origin.location,
+                layer: origin.layer.to_string(),
+                message,
+            });
+        }
+    }
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Trace(mistakes))
+    }
+}
+
+/// Kernels over more axes than a kernel can have are mistakes of the model. Axes that can be
+/// iterated as one count as one.
+fn refuse_many_axes(program: &ir::Program) -> Result<()> {
+    let graph = &program.graph;
+    let many = program
+        .kernels
+        .iter()
+        .filter(|call| call.spec.dims.len() > MAX_AXES);
+    let mistake = |call: &KernelCall| {
+        let (node, origin) = (graph.node(call.node), program.origin(call));
+        // A copy that the compiler adds for another operation has no name that a user gave.
+        let op = if node.op == Op::Copy {
+            "rearranging"
+        } else {
+            node.op.name()
+        };
+        let (shape, axes) = (graph.symbols.show(&node.dims), call.spec.dims.len());
+        let message = format!(
+            "{op} {shape}: it runs over {axes} axes, of which a kernel can have {MAX_AXES}; reshape so that axes that stay together are one"
+        );
+        Mistake {
+            location: origin.location,
+            layer: origin.layer.to_string(),
+            message,
+        }
+    };
+    let mistakes: Vec<Mistake> = many.take(8).map(mistake).collect();
+    if mistakes.is_empty() {
+        Ok(())
+    } else {
+        Err(Error::Trace(mistakes))
+    }
+}

@@ -1,0 +1,64 @@
+//! Weights and states of a program.
+
+use std::sync::Arc;
+
+use slabwise_kernels::dtype::DType;
+use slabwise_kernels::spec::Dims;
+
+use crate::init::Init;
+
+/// A weight or a state of a program, by name.
+#[derive(Clone, Debug)]
+pub struct VariableInfo {
+    /// Its name, which is its key in a weight file.
+    pub name: Arc<str>,
+    /// Its type.
+    pub dtype: DType,
+    /// Its shape; all lengths are fixed.
+    pub dims: Dims,
+    /// Its initial value.
+    pub init: Init,
+    /// Part of the model (a weight, a running statistic), rather than state that accompanies
+    /// weights.
+    pub is_param: bool,
+    /// Of a part of the model: whether gradients change it.
+    pub trained: bool,
+    /// The variable of which this is an average: it starts with that variable's value.
+    pub average_of: Option<Arc<str>>,
+    /// Of a constant, its bytes: it holds them always, and is no part of
+    /// a file.
+    pub data: Option<Arc<[u8]>>,
+}
+
+impl VariableInfo {
+    /// The state that averages this variable over the steps.
+    pub fn average(&self) -> Self {
+        let name = format!("ema.{}", self.name).into();
+        VariableInfo {
+            name,
+            is_param: false,
+            trained: false,
+            average_of: Some(self.name.clone()),
+            ..self.clone()
+        }
+    }
+
+    /// Whether it is a constant.
+    pub fn is_constant(&self) -> bool {
+        self.data.is_some()
+    }
+
+    /// The number of axes.
+    pub fn rank(&self) -> usize {
+        self.dims.len()
+    }
+}
+
+/// A step counter, and the variables that the optimizers reading it update.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Counter {
+    /// The counter.
+    pub variable: u32,
+    /// The variables whose updates it counts.
+    pub counts: Vec<u32>,
+}

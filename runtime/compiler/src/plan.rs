@@ -1,0 +1,608 @@
+//! The plan of a program as its user sees it.
+
+use std::fmt;
+use std::path::Path;
+use std::time::Instant;
+
+use serde_json::json;
+use slabwise_planner::files;
+use slabwise_planner::report::Run;
+use slabwise_planner::{
+    Buffer, Bytes, Checked, Dag, Holder, Lifetime, Options, OrderPolicy, Plan as Offsets, Space,
+    Task, TaskId,
+};
+
+use crate::device::Device;
+use crate::error::{Error, Result};
+
+/// Bytes that weights and state take for as long as the session lives.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Persistent {
+    /// Weights.
+    pub weights: u64,
+    /// Everything else: optimizer moments, counters, random state.
+    pub state: u64,
+    /// Slots for the inputs of steps that come next, if there are any. They count as part of the
+    /// slab, not of the weights and state.
+    pub prefetch: u64,
+    /// Where large inputs of the next run wait on a CUDA device, copied there while the run before
+    /// is at work; programs of a session share it. It counts as part of the slab, too.
+    pub staging: u64,
+}
+
+/// The measures that keep a program within its budget: recomputed kernels, prologues,
+/// micro-batches, and values offloaded to the host.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct BudgetReport {
+    /// The recomputed tasks of the plan's dag: every run of a kernel but its first.
+    pub tasks: Vec<TaskId>,
+    /// The values that leave the slab for the host, in order, over the
+    /// [`Offload`](crate::memory::offload::Offload) that the session has.
+    pub offloaded: Vec<OffloadedValue>,
+    /// The part of the step's time, as modelled, that they take on top, waiting for copies
+    /// included.
+    pub overhead: f64,
+    /// The slab if every kernel ran once.
+    pub once: u64,
+    /// No slab is smaller than this, however often anything runs.
+    pub floor: u64,
+    /// The kernels that run on micro-batches.
+    pub micro_batched: Option<MicroBatched>,
+    /// Convolutions of the step that compute their image in a prologue, so that it is never in
+    /// memory.
+    pub prologues: usize,
+}
+
+/// The kernels that run on micro-batches because of a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatched {
+    /// The number of kernels.
+    pub kernels: usize,
+    /// The number of micro-batches.
+    pub count: u32,
+    /// Examples of every micro-batch but the last.
+    pub examples: u32,
+}
+
+impl fmt::Display for MicroBatched {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} kernels in {} micro-batches of {} examples",
+            self.kernels, self.count, self.examples
+        )
+    }
+}
+
+/// A value of data-dependent size, which therefore has no place in the plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DataDependentBuffer {
+    /// Its name.
+    pub name: String,
+    /// Its type and shape.
+    pub shape: String,
+    /// Its data-dependent lengths, and the lines that determine them.
+    pub why: String,
+}
+
+/// An offload interval: a value leaves the slab for the host and comes back for its next use.
+/// Seconds are modelled.
+#[derive(Clone, Debug, PartialEq)]
+pub struct OffloadedValue {
+    /// Its name in the plan.
+    pub name: String,
+    /// The bytes of the slab that are free meanwhile.
+    pub bytes: Bytes,
+    /// The kernel that uses it last before.
+    pub used: String,
+    /// The kernel that reads it next.
+    pub read: String,
+    /// The steps between in which its bytes are free.
+    pub steps: u32,
+    /// The time of the two copies, most of it while kernels run.
+    pub copying_s: f64,
+    /// A lower bound of the time to recompute it instead; none if that is not possible.
+    pub computing_s: Option<f64>,
+}
+
+/// One stage of a compilation: how long it took, and how much came out of it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CompileStage {
+    /// The name of the stage, as in `simplify`, `fuse`, `plan`.
+    pub name: &'static str,
+    /// How long it took.
+    pub seconds: f64,
+    /// The nodes of the graph that it gave, or the kernels from fusion on.
+    pub count: usize,
+}
+
+/// Times the stages of a compilation, one after the other.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    started: Instant,
+    last: Instant,
+    stages: Vec<CompileStage>,
+}
+
+impl Clock {
+    /// The first stage began at this time.
+    pub fn since(started: Instant) -> Self {
+        Clock {
+            started,
+            last: started,
+            stages: Vec::new(),
+        }
+    }
+
+    /// A stage has ended, and given so many nodes or kernels; the next begins.
+    pub fn ended(&mut self, name: &'static str, count: usize) {
+        let now = Instant::now();
+        self.stages.push(CompileStage {
+            name,
+            seconds: (now - self.last).as_secs_f64(),
+            count,
+        });
+        self.last = now;
+    }
+}
+
+/// The memory plan of a program.
+pub struct Plan {
+    name: String,
+    device: Device,
+    bounds: String,
+    dag: Dag,
+    offsets: Checked<Offsets>,
+    persistent: Persistent,
+    budget_report: BudgetReport,
+    clock: Clock,
+    data_dependent: Vec<DataDependentBuffer>,
+}
+
+impl Plan {
+    #[expect(clippy::too_many_arguments, reason = "one for each field")]
+    pub(crate) fn new(
+        name: &str,
+        device: Device,
+        bounds: String,
+        dag: Dag,
+        offsets: Checked<Offsets>,
+        persistent: Persistent,
+        budget_report: BudgetReport,
+        clock: Clock,
+    ) -> Self {
+        Plan {
+            name: name.into(),
+            device,
+            bounds,
+            dag,
+            offsets,
+            persistent,
+            budget_report,
+            clock,
+            data_dependent: Vec::new(),
+        }
+    }
+
+    pub(crate) fn with_data_dependent(mut self, buffers: Vec<DataDependentBuffer>) -> Self {
+        self.data_dependent = buffers;
+        self
+    }
+
+    /// Values of data-dependent size: they lie in the pool, or in bytes that the plan leaves free.
+    pub fn data_dependent(&self) -> &[DataDependentBuffer] {
+        &self.data_dependent
+    }
+
+    /// The error for a plan that needs more than there may be, together with so many bytes of
+    /// weights and state.
+    pub(crate) fn over_budget(&self, budget: Bytes, persistent: u64) -> Error {
+        Error::Budget {
+            program: self.name.clone(),
+            budget,
+            needed: Bytes(persistent.saturating_add(self.slab_bytes())),
+            persistent: Bytes(persistent),
+            slab: Bytes(self.slab_bytes()),
+            floor: Bytes(
+                persistent
+                    .saturating_add(self.persistent.prefetch)
+                    .saturating_add(self.budget_report.floor),
+            ),
+            holders: self.holders(5),
+        }
+    }
+
+    /// The same error, with the largest buffers at the peak if it is about memory.
+    #[doc(hidden)]
+    pub fn with_holders(&self, error: Error) -> Error {
+        match error {
+            Error::OutOfMemory { what, bytes, more } => Error::OutOfMemory {
+                what,
+                bytes,
+                more: format!("{more}; largest at the peak: {}", self.holders(5)),
+            },
+            other => other,
+        }
+    }
+
+    /// The program's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Kernels in a step; starting a copy, or waiting for one, is none.
+    pub fn kernels(&self) -> usize {
+        self.dag
+            .tasks
+            .iter()
+            .filter(|task| !self.copies(task))
+            .count()
+    }
+
+    fn copies(&self, task: &Task) -> bool {
+        task.reads
+            .iter()
+            .chain(&task.writes)
+            .any(|b| self.dag.buffers[b.index()].space == Space::Host)
+    }
+
+    /// Bytes of the host's memory for values that have left the slab.
+    pub fn host_bytes(&self) -> u64 {
+        self.offsets.host_height
+    }
+
+    /// Bytes of the slab: the plan's height, and where inputs wait that come next.
+    pub fn slab_bytes(&self) -> u64 {
+        self.offsets
+            .height
+            .saturating_add(self.persistent.prefetch)
+            .saturating_add(self.persistent.staging)
+    }
+
+    /// The bytes that any assignment of offsets needs for this order: the largest sum of live
+    /// buffers.
+    pub fn lower_bound_bytes(&self) -> u64 {
+        self.offsets.lower_bound
+    }
+
+    /// The bytes of a slab in which no two buffers share bytes.
+    pub fn without_reuse_bytes(&self) -> u64 {
+        self.offsets.without_reuse
+    }
+
+    /// The slab if no kernel wrote its result over an operand: planned by the same planner without
+    /// it, which plans again for this.
+    pub fn without_in_place_bytes(&self) -> u64 {
+        // The order of copies is not the planner's to choose.
+        let order = if self.host_bytes() > 0 {
+            OrderPolicy::Program
+        } else {
+            OrderPolicy::MinPeak
+        };
+        let options = Options {
+            in_place: false,
+            order,
+            ..Options::default()
+        };
+        slabwise_planner::plan(&self.dag, &options).map_or(self.slab_bytes(), |p| p.height)
+    }
+
+    /// How many kernels write a result over an operand.
+    pub fn in_place_count(&self) -> usize {
+        self.offsets.reused.len()
+    }
+
+    /// Weights and state this program uses.
+    pub fn persistent(&self) -> &Persistent {
+        &self.persistent
+    }
+
+    /// The measures that keep the program within its budget.
+    pub fn budget_report(&self) -> &BudgetReport {
+        &self.budget_report
+    }
+
+    /// The recomputed kernels in order, each with the bytes that need not be kept until then, and
+    /// with the kernel that reads them next.
+    pub fn recomputed(&self) -> Vec<(&str, Bytes, &str)> {
+        let order = &self.offsets.order;
+        let at = |task: &TaskId| order.iter().position(|t| t == task);
+        let mut steps: Vec<usize> = self.budget_report.tasks.iter().filter_map(at).collect();
+        steps.sort_unstable();
+        let row = |step: usize| {
+            let task = &self.dag.tasks[order[step].index()];
+            let bytes = task
+                .writes
+                .iter()
+                .map(|b| self.dag.buffers[b.index()].occupied())
+                .sum();
+            let reads = |next: &&TaskId| {
+                self.dag.tasks[next.index()]
+                    .reads
+                    .iter()
+                    .any(|b| task.writes.contains(b))
+            };
+            let reader = order[step + 1..]
+                .iter()
+                .find(reads)
+                .map_or("nothing", |next| self.dag.task_name(*next));
+            (task.name.as_str(), Bytes(bytes), reader)
+        };
+        steps.into_iter().map(row).collect()
+    }
+
+    /// Seconds the compilation took.
+    pub fn compile_seconds(&self) -> f64 {
+        (self.clock.last - self.clock.started).as_secs_f64()
+    }
+
+    /// The stages of the compilation in order, each with its time and the size of its output.
+    pub fn compile_stages(&self) -> &[CompileStage] {
+        &self.clock.stages
+    }
+
+    /// Drops the staging buffer of inputs, because the device has no memory for it.
+    #[doc(hidden)]
+    pub fn without_staging(&mut self) {
+        self.persistent.staging = 0;
+    }
+
+    /// A stage behind the plan has ended.
+    #[doc(hidden)]
+    pub fn stage_ended(&mut self, name: &'static str) {
+        self.clock.ended(name, self.kernels());
+    }
+
+    /// The planner's problem: tasks and buffers.
+    pub fn dag(&self) -> &Dag {
+        &self.dag
+    }
+
+    /// The planner's answer, as checked.
+    pub fn offsets(&self) -> &Checked<Offsets> {
+        &self.offsets
+    }
+
+    /// The kernels in the order they run, and the copies that start or are waited for between them.
+    pub fn steps(&self) -> impl Iterator<Item = &str> {
+        self.offsets.order.iter().map(|&t| self.dag.task_name(t))
+    }
+
+    /// The largest holders of bytes at the peak, as text.
+    pub fn holders(&self, most: usize) -> String {
+        let all = slabwise_planner::holders_at_peak(&self.dag, &self.offsets);
+        let name = |h: &Holder| match h {
+            Holder::Buffer(b) => self.dag.buffer_name(*b).to_string(),
+            Holder::Workspace(t) => format!("workspace of {}", self.dag.task_name(*t)),
+        };
+        let mut shown: Vec<String> = all
+            .iter()
+            .take(most)
+            .map(|(h, bytes)| format!("{} {}", name(h), Bytes(*bytes)))
+            .collect();
+        if all.len() > most {
+            shown.push(format!("{} more", all.len() - most));
+        }
+        shown.join(", ")
+    }
+
+    /// The plan as JSON: the order of the kernels, and where buffers and workspaces lie.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        let Offsets {
+            order,
+            offsets,
+            lifetimes,
+            workspace_offsets,
+            ..
+        } = &*self.offsets;
+        let buffers = self.dag.buffers.iter().zip(offsets).zip(lifetimes);
+        let buffer = |((buffer, offset), life): ((&Buffer, &u64), &Lifetime)| {
+            json!({
+                "name": buffer.name,
+                "offset": offset,
+                "bytes": buffer.bytes,
+                "start": life.start,
+                "end": life.end,
+            })
+        };
+        let step = |task: &TaskId| {
+            json!({
+                "name": self.dag.task_name(*task),
+                "workspace_offset": workspace_offsets[task.index()],
+                "workspace_bytes": self.dag.tasks[task.index()].workspace,
+            })
+        };
+        json!({
+            "program": self.name,
+            "slab_bytes": self.slab_bytes(),
+            "lower_bound_bytes": self.offsets.lower_bound,
+            "steps": order.iter().map(step).collect::<Vec<_>>(),
+            "buffers": buffers.map(buffer).collect::<Vec<_>>(),
+        })
+    }
+
+    /// The plan as a picture: buffers as rectangles over steps × bytes.
+    pub fn svg(&self) -> String {
+        slabwise_planner::report::svg(&self.dag, &self.offsets, &self.name)
+    }
+
+    /// The plan as a page to look around in, which needs nothing but a browser: buffers as
+    /// rectangles over steps × bytes, each with its name, layer, line and why it is alive at the
+    /// peak. The measured use of a `run` is drawn over it; without one, the page shows `Err`'s
+    /// reason why nothing was run.
+    pub fn html(&self, run: std::result::Result<&Run, &str>) -> String {
+        let bounds = if self.bounds.is_empty() {
+            String::new()
+        } else {
+            format!(" · {}", self.bounds)
+        };
+        let title = format!("{} · {}{bounds}", self.name, self.device);
+        slabwise_planner::report::html(&self.dag, &self.offsets, &title, run)
+    }
+
+    /// Writes [`Plan::svg`] to a file, which is replaced as a whole.
+    ///
+    /// # Errors
+    /// An error of the system; an earlier file is unchanged then.
+    pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
+        let path = path.as_ref();
+        files::replace(path, self.svg().as_bytes()).map_err(|source| Error::Io {
+            path: path.into(),
+            source,
+        })
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let o = &self.offsets;
+        let bounds = if self.bounds.is_empty() {
+            String::new()
+        } else {
+            format!(" · {}", self.bounds)
+        };
+        writeln!(
+            f,
+            "{} · {}{bounds} · {} kernels",
+            self.name,
+            self.device,
+            self.kernels()
+        )?;
+        writeln!(
+            f,
+            "  persistent   weights {} · state {}",
+            Bytes(self.persistent.weights),
+            Bytes(self.persistent.state)
+        )?;
+        let above =
+            o.height.saturating_sub(o.lower_bound) as f64 / o.lower_bound.max(1) as f64 * 100.0;
+        writeln!(
+            f,
+            "  slab         {}   lower bound {} · above it {above:.1} % · without reuse {}",
+            Bytes(o.height),
+            Bytes(o.lower_bound),
+            Bytes(o.without_reuse)
+        )?;
+        let in_place = slabwise_planner::saved_in_place(&self.dag, o);
+        let reuse = o
+            .without_reuse
+            .saturating_sub(o.height)
+            .saturating_sub(in_place);
+        write!(
+            f,
+            "  saved by     reuse {} · in-place {} ({})",
+            Bytes(reuse),
+            Bytes(in_place),
+            o.reused.len()
+        )?;
+        let BudgetReport {
+            tasks,
+            offloaded,
+            micro_batched,
+            overhead,
+            once,
+            prologues,
+            ..
+        } = &self.budget_report;
+        let how = [
+            ("recompute", tasks.len()),
+            ("prologues", *prologues),
+            ("offload", offloaded.len()),
+        ];
+        let how = how.map(|(how, count)| (count > 0).then(|| (how, count.to_string())));
+        let slices = micro_batched.map(|slices| ("micro-batches", slices.to_string()));
+        let (ways, counts): (Vec<&str>, Vec<String>) =
+            slices.into_iter().chain(how.into_iter().flatten()).unzip();
+        if !ways.is_empty() {
+            let saved = Bytes(once.saturating_sub(o.height));
+            write!(
+                f,
+                " · {} {saved} ({}, +{:.1} % time)",
+                ways.join(" and "),
+                counts.join(" and "),
+                100.0 * overhead
+            )?;
+        }
+        writeln!(f)?;
+        if !self.data_dependent.is_empty() {
+            writeln!(
+                f,
+                "  pool         {} of data-dependent size, in gaps of the slab where they fit:",
+                self.data_dependent.len()
+            )?;
+            for DataDependentBuffer { name, shape, why } in &self.data_dependent {
+                writeln!(f, "               {name} {shape}: {why}")?;
+            }
+        }
+        self.write_host(f)?;
+        let Persistent {
+            prefetch, staging, ..
+        } = self.persistent;
+        let waiting = [
+            (prefetch, "in slots ahead"),
+            (staging, "on their way to the next run"),
+        ];
+        let waiting = waiting
+            .iter()
+            .filter(|(bytes, _)| *bytes > 0)
+            .map(|(bytes, how)| format!("{} {how}", Bytes(*bytes)));
+        let waiting: Vec<String> = waiting.collect();
+        if !waiting.is_empty() {
+            writeln!(f, "  inputs       {}", waiting.join(" · "))?;
+        }
+        let (step, bytes) = slabwise_planner::peak(&self.dag, o);
+        let task = o.order.get(step).map_or("", |&t| self.dag.task_name(t));
+        write!(
+            f,
+            "  peak         {} at step {step} {task}: {}",
+            Bytes(bytes),
+            self.holders(4)
+        )
+    }
+}
+
+/// Trips to the host that a plan tells when it is shown.
+const OFFLOADED_SHOWN: usize = 4;
+
+impl Plan {
+    /// Writes the values that leave the slab, the largest first, with the reason.
+    fn write_host(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut offloaded: Vec<&OffloadedValue> = self.budget_report.offloaded.iter().collect();
+        if offloaded.is_empty() {
+            return Ok(());
+        }
+        offloaded.sort_by_key(|offloaded| std::cmp::Reverse(offloaded.bytes));
+        write!(f, "  host         {}", Bytes(self.host_bytes()))?;
+        for offloaded in offloaded.iter().take(OFFLOADED_SHOWN) {
+            write!(f, "\n               {offloaded}")?;
+        }
+        if offloaded.len() > OFFLOADED_SHOWN {
+            write!(
+                f,
+                "\n               {} more",
+                offloaded.len() - OFFLOADED_SHOWN
+            )?;
+        }
+        writeln!(f)
+    }
+}
+
+impl fmt::Display for OffloadedValue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{} {} away from {} to {}, ",
+            self.name, self.bytes, self.used, self.read
+        )?;
+        write!(
+            f,
+            "{} steps: copies {:.3} ms",
+            self.steps,
+            1e3 * self.copying_s
+        )?;
+        match self.computing_s {
+            Some(seconds) => write!(f, ", recomputing it {:.3} ms", 1e3 * seconds),
+            None => write!(f, ", cannot be recomputed"),
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! Shapes as users write them: numbers and named dimensions, bounded or unbounded.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::sync::{Mutex, PoisonError};
+
+pub use slabwise_kernels::size::{Env, MAX_SYMBOLS, Size, Symbol};
+pub use slabwise_kernels::spec::Dims;
+use smallvec::SmallVec;
+
+/// One dimension of an input or a parameter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dim {
+    /// A known length. Negative lengths are reported by the call that uses them.
+    Fixed(i64),
+    /// A bounded dimension, known by name and maximum: planned at the bound, run at any length up
+    /// to it.
+    Bounded {
+        /// Dimensions of the same name have the same length in a run.
+        name: &'static str,
+        /// The largest length.
+        max: u32,
+    },
+    /// An unbounded dimension, known by name alone: planned for the lengths of runs (see
+    /// [`DynamicShapes`](crate::shapes::Shapes)).
+    Unbounded {
+        /// Dimensions of the same name have the same length in a run.
+        name: &'static str,
+    },
+}
+
+impl Dim {
+    /// A bounded dimension of any length up to `max`, 0 included; all dimensions of this name in a
+    /// trace have the same length. A training trace refuses a run whose loss is a mean over no
+    /// elements; elsewhere such a mean is NaN.
+    pub const fn bounded(name: &'static str, max: u32) -> Self {
+        Dim::Bounded { name, max }
+    }
+
+    /// A static name for a dimension whose name is only known at run time, for instance from a
+    /// model file. Each different name is kept once, for the lifetime of the process.
+    ///
+    /// ```
+    /// # use slabwise_compiler::shape::Dim;
+    /// let side = "query";
+    /// let dim = Dim::bounded(Dim::name(&format!("{side}_length")), 128);
+    /// ```
+    pub fn name(text: &str) -> &'static str {
+        static NAMES: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
+        let mut names = NAMES.lock().unwrap_or_else(PoisonError::into_inner);
+        match names.get(text) {
+            Some(name) => name,
+            None => {
+                let name: &'static str = String::from(text).leak();
+                names.insert(name);
+                name
+            }
+        }
+    }
+
+    /// An unbounded dimension of any length; all dimensions of this name in a trace have the same
+    /// length in a run. A program with such dimensions is planned when a run has lengths for which
+    /// there is no plan yet, according to
+    /// [`CompileOptions::shapes`](crate::compile::CompileOptions::shapes).
+    pub const fn unbounded(name: &'static str) -> Self {
+        Dim::Unbounded { name }
+    }
+}
+
+macro_rules! from_int {
+    ($($int:ty),*) => {$(
+        impl From<$int> for Dim {
+            fn from(n: $int) -> Self {
+                // A length beyond i64 is beyond any memory: saturate, and the byte count is refused
+                // later.
+                Dim::Fixed(i64::try_from(n).unwrap_or(i64::MAX))
+            }
+        }
+    )*};
+}
+from_int!(u32, i32, usize, u64, i64);
+
+/// The dimensions of an input or a parameter; converted from a tuple, an array or a slice of
+/// numbers and [`Dim`]s.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape(#[doc(hidden)] pub SmallVec<[Dim; 6]>);
+
+impl Shape {
+    /// The dimensions, outermost first.
+    pub fn dims(&self) -> &[Dim] {
+        &self.0
+    }
+}
+
+macro_rules! from_tuple {
+    ($($name:ident),*) => {
+        impl<$($name: Into<Dim>),*> From<($($name,)*)> for Shape {
+            #[allow(non_snake_case)]
+            fn from(($($name,)*): ($($name,)*)) -> Self {
+                Shape(SmallVec::from_iter([$($name.into()),*]))
+            }
+        }
+    };
+}
+from_tuple!(A);
+from_tuple!(A, B);
+from_tuple!(A, B, C);
+from_tuple!(A, B, C, D);
+from_tuple!(A, B, C, D, E);
+from_tuple!(A, B, C, D, E, F);
+
+impl From<()> for Shape {
+    fn from((): ()) -> Self {
+        Shape::default()
+    }
+}
+
+impl<D: Into<Dim> + Copy, const N: usize> From<[D; N]> for Shape {
+    fn from(dims: [D; N]) -> Self {
+        Shape(dims.into_iter().map(Into::into).collect())
+    }
+}
+
+impl<D: Into<Dim> + Copy> From<&[D]> for Shape {
+    fn from(dims: &[D]) -> Self {
+        Shape(dims.iter().map(|&d| d.into()).collect())
+    }
+}
+
+/// The knowledge of a symbol's length before a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// The most it can be.
+    Bounded(u32),
+    /// Unbounded: the number is the length that the program is planned for; 1 while it is traced.
+    Unbounded(u32),
+    /// Data-dependent: a kernel computes it in the run, at most this.
+    DataDependent(Size),
+}
+
+/// The symbols of a trace: the name and the known extent of each.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbols(Vec<(&'static str, Extent)>);
+
+impl Symbols {
+    /// The symbol of a bounded or unbounded dimension, created at the first use of its name; an
+    /// error if the name is already declared otherwise, or there are too many names.
+    pub fn intern(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
+        let Some(at) = self
+            .0
+            .iter()
+            .position(|(n, e)| *n == name && !matches!(e, Extent::DataDependent(_)))
+        else {
+            return self.add(name, extent);
+        };
+        match (self.0[at].1, extent) {
+            (known, extent) if known == extent => Ok(Symbol(at as u8)),
+            (Extent::Bounded(a), Extent::Bounded(b)) => {
+                Err(format!("dimension \"{name}\" is bounded by {a} and by {b}"))
+            }
+            (Extent::Bounded(bound), _) | (_, Extent::Bounded(bound)) => Err(format!(
+                "dimension \"{name}\" is bounded by {bound} and free"
+            )),
+            // Unbounded dimensions of one name are one, whichever length the program is planned
+            // for.
+            _ => Ok(Symbol(at as u8)),
+        }
+    }
+
+    /// A new symbol for a data-dependent length.
+    pub fn data_dependent(&mut self, most: Size) -> Result<Symbol, String> {
+        const NAMES: [&str; MAX_SYMBOLS] = [
+            "found1", "found2", "found3", "found4", "found5", "found6", "found7", "found8",
+        ];
+        let number = self
+            .0
+            .iter()
+            .filter(|(_, extent)| matches!(extent, Extent::DataDependent(_)))
+            .count();
+        self.add(
+            NAMES[number.min(MAX_SYMBOLS - 1)],
+            Extent::DataDependent(most),
+        )
+    }
+
+    fn add(&mut self, name: &'static str, extent: Extent) -> Result<Symbol, String> {
+        if self.0.len() == MAX_SYMBOLS {
+            return Err(format!(
+                "dimension \"{name}\" is one too many: a program has at most {MAX_SYMBOLS} lengths that are not fixed"
+            ));
+        }
+        self.0.push((name, extent));
+        Ok(Symbol(self.0.len() as u8 - 1))
+    }
+
+    /// The symbol of a name.
+    pub fn find(&self, name: &str) -> Option<Symbol> {
+        self.0
+            .iter()
+            .position(|(n, _)| *n == name)
+            .map(|at| Symbol(at as u8))
+    }
+
+    /// The name of a symbol.
+    pub fn name(&self, symbol: Symbol) -> &'static str {
+        self.0[usize::from(symbol.0)].0
+    }
+
+    /// The known extent of a symbol.
+    pub fn extent(&self, symbol: Symbol) -> Extent {
+        self.0[usize::from(symbol.0)].1
+    }
+
+    /// Symbols, names and extents, in order.
+    pub fn iter(&self) -> impl Iterator<Item = (Symbol, &'static str, Extent)> {
+        self.0
+            .iter()
+            .enumerate()
+            .map(|(at, &(name, extent))| (Symbol(at as u8), name, extent))
+    }
+
+    /// Whether the length is data-dependent.
+    pub fn is_data_dependent(&self, symbol: Symbol) -> bool {
+        matches!(self.extent(symbol), Extent::DataDependent(_))
+    }
+
+    /// Whether lengths or strides depend on a data-dependent length.
+    pub fn any_data_dependent(&self, sizes: &[Size]) -> bool {
+        sizes
+            .iter()
+            .any(|size| size.symbols().any(|s| self.is_data_dependent(s)))
+    }
+
+    /// The free symbols.
+    pub fn free(&self) -> impl Iterator<Item = Symbol> {
+        self.iter()
+            .filter(|(_, _, extent)| matches!(extent, Extent::Unbounded(_)))
+            .map(|(symbol, ..)| symbol)
+    }
+
+    /// The same with unbounded symbols planned for these lengths.
+    pub fn planned_for(&self, lengths: &Env) -> Symbols {
+        let mut symbols = self.clone();
+        for (at, (_, extent)) in symbols.0.iter_mut().enumerate() {
+            if let Extent::Unbounded(length) = extent {
+                *length = lengths.0[at];
+            }
+        }
+        symbols
+    }
+
+    /// The known extent of each symbol, as reports say it.
+    pub fn describe(&self) -> String {
+        let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
+            Extent::Bounded(max) => format!("{name} ≤ {max}"),
+            Extent::Unbounded(planned) => format!("{name} free, planned up to {planned}"),
+            Extent::DataDependent(most) => {
+                format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
+            }
+        };
+        self.iter().map(one).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Every symbol at its planned maximum.
+    pub fn bounds(&self) -> Env {
+        let mut env = Env::default();
+        for (at, (_, extent)) in self.0.iter().enumerate() {
+            env.0[at] = match extent {
+                Extent::Bounded(max) | Extent::Unbounded(max) => *max,
+                // Computed from earlier symbols.
+                Extent::DataDependent(most) => u32::try_from(most.at(&env))
+                    .unwrap_or(if most.at(&env) < 0 { 0 } else { u32::MAX }),
+            };
+        }
+        env
+    }
+
+    /// A shape as a user reads it, as in `[batch, 784]`.
+    pub fn show<'a>(&'a self, dims: &'a [Size]) -> impl fmt::Display + 'a {
+        struct Show<'a>(&'a Symbols, &'a [Size]);
+        impl fmt::Display for Show<'_> {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("[")?;
+                for (i, d) in self.1.iter().enumerate() {
+                    let sep = if i > 0 { ", " } else { "" };
+                    write!(f, "{sep}{}", d.show(|s| self.0.name(s)))?;
+                }
+                f.write_str("]")
+            }
+        }
+        Show(self, dims)
+    }
+}
+
+/// The number of elements, or `None` if it has no form as a [`Size`] or overflows.
+pub fn elements(dims: &[Size]) -> Option<Size> {
+    dims.iter().try_fold(Size::ONE, |n, &d| n.checked_mul(d))
+}

@@ -1,0 +1,194 @@
+//! The weights and states of a session.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use slabwise_kernels::memory::Region;
+use slabwise_kernels::size::Size;
+use slabwise_planner::{ALIGN, Bytes};
+
+use super::memory::Memory;
+use super::shared::SharedCounter;
+use crate::backend::Backend;
+use crate::compile::variable_bytes;
+use crate::error::{Error, Result};
+use crate::graph::{Graph, VariableInfo};
+use crate::params::Params;
+use crate::words;
+
+/// A weight or state variable of a session.
+pub(crate) struct Variable {
+    pub info: VariableInfo,
+    pub region: Region,
+}
+
+/// The variables of a session: the weights that its models declare and the state of its programs.
+pub(crate) struct Variables {
+    /// The declarations of the session's models.
+    pub params: Params,
+    /// Those that have memory, in the order in which they got it.
+    pub list: Vec<Variable>,
+    pub by_name: HashMap<Arc<str>, usize>,
+    /// The step counters that its programs share.
+    pub(super) counters: Vec<SharedCounter>,
+}
+
+impl Variables {
+    pub fn new(params: Params) -> Self {
+        Variables {
+            params,
+            list: Vec::new(),
+            by_name: HashMap::new(),
+            counters: Vec::new(),
+        }
+    }
+
+    /// Bytes of weights and state, each rounded up to its alignment.
+    pub fn bytes(&self) -> u64 {
+        self.list
+            .iter()
+            .map(|v| v.region.bytes.next_multiple_of(ALIGN))
+            .sum()
+    }
+
+    /// Names of all weights and state.
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        self.list
+            .iter()
+            .filter(|v| !v.info.is_constant())
+            .map(|v| &*v.info.name)
+    }
+
+    /// The variable of a name.
+    pub fn find(&self, name: &str) -> Result<&Variable> {
+        self.by_name.get(name).map(|&at| &self.list[at]).ok_or_else(|| {
+            if self.params.declared().iter().any(|declared| declared.name() == name) {
+                return Error::Value(format!(
+                    "\"{name}\" is declared but has no value yet: compile a program first, or load a file with Session::load"
+                ));
+            }
+            if self.names().next().is_none() {
+                return Error::Value(format!(
+                    "there is no weight or state \"{name}\": the session has none before a program is compiled or a file is loaded"
+                ));
+            }
+            let instead = words::instead(name, "weights and states", self.names());
+            Error::Value(format!("there is no weight or state \"{name}\"{instead}"))
+        })
+    }
+
+    /// The variables of a graph that this session does not have yet, and the bytes of each.
+    fn fresh(&self, graph: &Graph) -> Result<Vec<(VariableInfo, u64)>> {
+        let declared = self.params.declared().into_iter().map(|p| p.info());
+        let all: Vec<VariableInfo> = declared.chain(graph.variables.iter().cloned()).collect();
+        let mut fresh: Vec<VariableInfo> = Vec::new();
+        for info in all {
+            let known = self
+                .by_name
+                .get(&info.name)
+                .map(|&at| &self.list[at].info)
+                .or_else(|| fresh.iter().find(|f| f.name == info.name));
+            match known {
+                Some(known) if (known.dtype, &known.dims) == (info.dtype, &info.dims) => {}
+                Some(known) => {
+                    let (a, b) = (
+                        graph.symbols.show(&known.dims),
+                        graph.symbols.show(&info.dims),
+                    );
+                    return Err(Error::Value(format!(
+                        "\"{}\" is {} {a} in this session and {} {b} in this program; give one of them another name",
+                        info.name, known.dtype, info.dtype
+                    )));
+                }
+                None => fresh.push(info),
+            }
+        }
+        let sized = fresh
+            .into_iter()
+            .map(|info| variable_bytes(graph, &info).map(|bytes| (info, bytes)));
+        sized.collect()
+    }
+
+    /// Bytes of weights and state once a program of this graph is added, each rounded up to its
+    /// alignment, if they are within the budget.
+    pub fn bytes_with(&self, graph: &Graph, budget: Option<Bytes>) -> Result<u64> {
+        let more = self.room_for(&self.fresh(graph)?, budget)?;
+        Ok(self.bytes().saturating_add(more))
+    }
+
+    /// The indices of a graph's variables in this session; new ones are allocated and initialised.
+    pub fn adopt(&mut self, graph: &Graph, memory: &mut Memory) -> Result<Vec<usize>> {
+        let sized = self.fresh(graph)?;
+        let total = self.room_for(&sized, memory.budget.bytes())?;
+        if !sized.is_empty() {
+            let arena = memory.reserve(total, "weights and state")?;
+            let (first, mut at) = (self.list.len(), 0);
+            for (info, bytes) in sized {
+                let region = arena.part(at, bytes);
+                at += bytes.next_multiple_of(ALIGN);
+                let seed = self.params.seed();
+                memory.backend.map_write(&region, &mut |memory, region| {
+                    crate::init::fill(&info, seed, memory, region)
+                })?;
+                self.by_name.insert(info.name.clone(), self.list.len());
+                self.list.push(Variable { info, region });
+            }
+            self.restart_averages(first, &mut *memory.backend)?;
+        }
+        Ok(graph
+            .variables
+            .iter()
+            .map(|v| self.by_name[&v.name])
+            .collect())
+    }
+
+    /// The bytes of new variables, each rounded up to its alignment, if they are within the budget.
+    fn room_for(&self, fresh: &[(VariableInfo, u64)], budget: Option<Bytes>) -> Result<u64> {
+        let total = fresh.iter().try_fold(0u64, |n, (_, b)| {
+            n.checked_add(b.checked_next_multiple_of(ALIGN)?)
+        });
+        let total = total.ok_or_else(|| {
+            Error::Value("the byte count of all weights and state overflows".into())
+        })?;
+        let needed = Bytes(self.bytes().saturating_add(total));
+        if let Some(budget) = budget
+            && needed > budget
+        {
+            return Err(Error::Budget {
+                program: "weights and state".into(),
+                budget,
+                needed,
+                persistent: needed,
+                slab: Bytes(0),
+                floor: needed,
+                holders: "weights and state alone".into(),
+            });
+        }
+        Ok(total)
+    }
+
+    /// Sets the averages among the variables from `first` on to their weights' values.
+    pub fn restart_averages(&self, first: usize, backend: &mut dyn Backend) -> Result<()> {
+        for at in first..self.list.len() {
+            let Some(of) = &self.list[at].info.average_of else {
+                continue;
+            };
+            if let Some(&weight) = self.by_name.get(of) {
+                let (from, to) = (self.list[weight].region, self.list[at].region);
+                backend.copy(&from, &to)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The lengths of a variable, all of which are fixed.
+pub(crate) fn fixed(dims: &[Size]) -> Vec<u64> {
+    dims.iter()
+        .map(|d| {
+            d.as_fixed()
+                .and_then(|n| u64::try_from(n).ok())
+                .unwrap_or(0)
+        })
+        .collect()
+}

@@ -1,0 +1,161 @@
+//! No kernel of a built-in model has too few registers on a CUDA device, for any operands.
+
+use std::collections::{BTreeMap, HashMap};
+
+use slabwise_cuda::cache::Cache;
+use slabwise_cuda::compiler::Compiler;
+use slabwise_cuda::nvrtc::{self, Program};
+use slabwise_cuda::{Function, PRELUDE, Target};
+
+use slabwise::{Params, Precision, Trace};
+use slabwise_compiler::passes::{
+    Fuse, REMAT_MIN_ELEMENTS, Simplify, fuse, legalize, lower, rematerialize, simplify,
+};
+use slabwise_models::Model;
+
+/// Compute capability, multiprocessors and KiB of shared memory of a block, of devices that there
+/// are.
+const DEVICES: [[u32; 3]; 6] = [
+    [80, 108, 163],
+    [86, 84, 99],
+    [89, 128, 99],
+    [90, 132, 227],
+    [100, 148, 227],
+    [120, 170, 99],
+];
+
+/// The functions of all models' training steps, each in f32, tf32 and bf16, by name.
+fn functions(device: [u32; 3]) -> BTreeMap<String, Function> {
+    let [sm, multiprocessors, kib] = device;
+    let mut all = BTreeMap::new();
+    for &model in Model::ALL {
+        for precision in Precision::ALL {
+            let network = model.build(&Params::seeded(0));
+            let trace = Trace::training().with_precision(precision);
+            let loss = network.step(&trace, 64usize.into(), model.optimizer());
+            let graph = trace.finish(&[loss]).expect("a model");
+            let graph = legalize(
+                &rematerialize(
+                    &simplify(&graph, &Simplify::default()),
+                    Some(REMAT_MIN_ELEMENTS),
+                ),
+                true,
+            );
+            let bounds = graph.symbols.bounds();
+            for task in lower(&fuse(&graph, &Fuse::default()))
+                .expect("kernels")
+                .kernels
+            {
+                for tf32 in [false, true] {
+                    let target = Target {
+                        sm,
+                        multiprocessors,
+                        shared_bytes_max: kib << 10,
+                        tf32,
+                        guarded: false,
+                    };
+                    let lowered = slabwise_cuda::lower(&task.spec, &bounds, &target)
+                        .unwrap_or_else(|e| panic!("{}: {e}", task.name));
+                    all.extend(
+                        lowered
+                            .functions
+                            .into_iter()
+                            .map(|function| (function.name.clone(), function)),
+                    );
+                }
+            }
+        }
+    }
+    all
+}
+
+fn kind(function: &Function) -> &str {
+    function.name.rsplit_once('_').map_or("", |(kind, _)| kind)
+}
+
+/// The parts of a function that determine the registers of a product: kernel and operands as types,
+/// but for the numbers of words. The work on the sums is left out.
+fn multiplied(function: &Function) -> String {
+    let lines = function.source.lines().filter(|line| {
+        ["idx;", "Matrix<", "tile.product<"]
+            .iter()
+            .any(|part| line.contains(part))
+    });
+    let types = lines
+        .flat_map(|line| line.split([',', '<', '>', ' ']))
+        .filter(|word| word.parse::<u32>().is_ok_and(|n| n < 8) || word.parse::<u32>().is_err());
+    kind(function).to_string() + &types.collect::<Vec<_>>().join(" ")
+}
+
+/// Fails if one of the functions spills registers.
+fn check(functions: &[&Function], sm: u32) {
+    let executable = std::env::current_exe().expect("a path");
+    let built = executable
+        .parent()
+        .and_then(|deps| deps.parent())
+        .expect("a build folder");
+    let cache = Cache::at(built.join("slabwise-cubins")).expect("a private folder");
+    let programs = Program::each(PRELUDE, functions.iter().copied(), sm);
+    let made = Compiler::of_process()
+        .compile(Some(&cache), &programs)
+        .unwrap_or_else(|e| panic!("{e}"));
+    let usage: Vec<_> = made.iter().flat_map(|code| &code.usage).collect();
+    assert_eq!(usage.len(), functions.len(), "sm_{sm}: {usage:?}");
+    let spilled: Vec<_> = usage.iter().filter(|usage| usage.spill_bytes > 0).collect();
+    assert!(spilled.is_empty(), "sm_{sm}: {spilled:?}");
+}
+
+/// Whether there is a compiler; says so if not.
+fn compiler() -> bool {
+    let found = nvrtc::version();
+    if let Err(e) = &found {
+        assert!(std::env::var_os("CI").is_none(), "{e}");
+        eprintln!("skipped: {e}");
+    }
+    found.is_ok()
+}
+
+/// Of the products that differ in the work on their sums alone, the one with the most such work is
+/// tested, each for one of the architectures.
+#[test]
+fn products_of_models_spill_nothing() {
+    if !compiler() {
+        return;
+    }
+    let mut checked = 0;
+    for (at, device) in DEVICES.into_iter().enumerate() {
+        let all = functions(device);
+        let mut longest: HashMap<String, &Function> = HashMap::new();
+        for function in all.values().filter(|f| {
+            ["gemm_", "gemv_", "depthwise_"]
+                .iter()
+                .any(|of| f.name.starts_with(of))
+        }) {
+            let known = longest.entry(multiplied(function)).or_insert(function);
+            if function.source.len() > known.source.len() {
+                *known = function;
+            }
+        }
+        let mut alike: Vec<(&String, &&Function)> = longest.iter().collect();
+        alike.sort_unstable_by_key(|(key, _)| *key);
+        let own: Vec<&Function> = alike
+            .into_iter()
+            .skip(at)
+            .step_by(DEVICES.len())
+            .map(|(_, function)| *function)
+            .collect();
+        check(&own, device[0]);
+        checked += own.len();
+    }
+    assert!(checked > 50, "{checked} products");
+}
+
+/// All functions for all architectures.
+#[test]
+#[ignore = "compiles for an hour"]
+fn kernels_of_models_spill_nothing() {
+    for device in DEVICES {
+        let all = functions(device);
+        check(&all.values().collect::<Vec<_>>(), device[0]);
+    }
+}
