@@ -71,7 +71,7 @@ const RUNTIME_FLOORS: Floors = &[
         "dynamic",
         "feed",
         "fit",
-        "found",
+        "data_dependent",
         "init",
         "program",
         "session",

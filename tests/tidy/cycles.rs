@@ -16,16 +16,15 @@ const CYCLES: &[(&str, &[&str], &str)] = &[
     (
         "runtime/src",
         &[
-            "checks", "compile", "dynamic", "found", "program", "session", "shapes",
+            "checks",
+            "data_dependent",
+            "dynamic",
+            "program",
+            "session",
+            "shapes",
         ],
-        "checks, dynamic, found and shapes are methods of Session that are kept apart by topic, and \
-         compiling adds variables to a session",
-    ),
-    (
-        "runtime/src",
-        &["error", "memory", "settings"],
-        "errors carry the report of the pool, whose configuration reads settings, which fail with \
-         errors",
+        "checks, dynamic, data_dependent and shapes are methods of Session that are kept apart by \
+         topic",
     ),
     (
         "runtime/src",
