@@ -14,6 +14,7 @@
     allow(dead_code, reason = "some data is for devices that load programs")
 )]
 
+mod cache;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "backend/dummy_cuda.rs")]
 mod cuda;
@@ -29,6 +30,7 @@ use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::slice::Slice;
 use slabwise_planner::Bytes;
 
+pub use cache::KernelCache;
 pub(crate) use cuda::{Choice, Loaded, survey, usable};
 pub use target::{Kernel, Target};
 

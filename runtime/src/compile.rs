@@ -1,6 +1,7 @@
 //! The compiler: every pass from graph to program, in order.
 
 mod budget;
+mod front;
 
 use std::time::Instant;
 
@@ -8,14 +9,13 @@ use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
+use self::front::{Front, FrontOptions};
+use crate::backend::KernelCache;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
 use crate::ir::{self, KernelCall};
 use crate::ops::{NodeId, Op};
-use crate::passes::{
-    Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMADE_MIN, Rematerialize, Simplify,
-    count_prologues,
-};
+use crate::passes::{Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues};
 use crate::plan::{Again, Clock, FoundBuffer, Persistent, Plan};
 use crate::program::{Compiled, GUARD};
 use crate::session::Session;
@@ -102,24 +102,21 @@ pub(crate) fn compile(
     clock.ended("finish", graph.nodes.len());
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
-    let remat = Rematerialize {
-        smallest: options.fuse.recompute.then_some(REMADE_MIN),
+    let kernels = KernelCache::default();
+    let front = Front {
+        graph: &graph,
+        session,
+        passes: &passes,
+        kernels: &kernels,
     };
-    let graph = passes.run(&remat, &graph)?;
-    clock.ended("remake", graph.nodes.len());
-    let legalize = Legalize {
-        half_products: session.target().capabilities().half_products,
-    };
-    let graph = passes.run(&legalize, &graph)?;
-    clock.ended("legalise", graph.nodes.len());
-    let clusters = passes.run(&options.fuse, &graph)?;
-    clock.ended("fuse", clusters.list.len());
-    let program = passes.run(&Lower, &clusters)?;
-    clock.ended("lower", program.kernels.len());
-    refuse_many_axes(&program)?;
+    let program = front.run(FrontOptions::default(), |stage, count| {
+        clock.ended(stage, count)
+    })?;
+    let target = session.target_of(&program.graph);
     let prepare = Prepare {
-        target: &session.target_of(&graph),
+        target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
+        kernels: &kernels,
     };
     let mut program = passes.run(&prepare, &program)?;
     clock.ended("schedule", program.kernels.len());
@@ -141,13 +138,13 @@ pub(crate) fn compile(
         .filter(|&room| room < offsets.height)
     {
         let before = passes.remember(&program, &offsets.order);
-        let fitted = budget::fit((program, offsets), room, session, &passes)?;
+        let fitted = budget::fit((program, offsets), room, &front)?;
         budget::Candidate {
             program,
             offsets,
             again,
         } = fitted;
-        passes.validate(before.as_ref(), (&program, &offsets.order))?;
+        passes.validate(before.as_ref(), (&program, &offsets.order), &target)?;
         again.prologues = count_prologues(&program);
         dag = program.to_dag();
         clock.ended("budget", program.kernels.len());

@@ -5,16 +5,18 @@ use std::time::Instant;
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::analysis::live_values;
-use slabwise_kernels::spec::{Access, Inst};
+use slabwise_kernels::spec::{Access, Inst, Spec};
 use slabwise_planner::{Bytes, TaskId, Work};
 
 use super::{MicroBatch, Mismatch, validate};
+use crate::backend::Target;
 use crate::compile::compile;
 use crate::graph::Graph;
 use crate::ir::{Program, Source};
 use crate::models::Model;
 use crate::nn::Linear;
 use crate::passes::count_prologues;
+use crate::passes::sums::sums_alike;
 use crate::{Budget, DType, Device, Dim, Offload, Params, Session, Trace};
 
 /// A program, and the order of its plan.
@@ -25,6 +27,7 @@ struct Compiled {
     before: Ordered,
     program: Program,
     order: Vec<TaskId>,
+    target: Target,
 }
 
 impl Compiled {
@@ -55,6 +58,7 @@ impl Compiled {
         let (program, order) = ordered(&session().with_budget(budget).with_offload(offload));
         Compiled {
             before: ordered(&session()),
+            target: session().target(),
             program,
             order,
         }
@@ -62,7 +66,9 @@ impl Compiled {
 
     fn validate(&self) -> Result<(), Mismatch> {
         let (program, order) = &self.before;
-        validate((program, order), (&self.program, &self.order))
+        let bounds = program.graph.symbols.bounds();
+        let alike = |a: &Spec, b: &Spec| sums_alike(&self.target, a, b, &bounds);
+        validate((program, order), (&self.program, &self.order), &alike)
     }
 
     /// The position in the order of every task that runs a kernel, and the index of the call.
