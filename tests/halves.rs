@@ -307,3 +307,19 @@ fn precisions_have_names() {
     let said = "f16".parse::<Precision>().unwrap_err().to_string();
     assert_eq!(said, "unknown precision \"f16\"; it is f32 or bf16");
 }
+
+/// The relu of halves is f32, as a pooling requires; relu and pooling may swap only where the
+/// operand of relu is f32 too.
+#[test]
+fn pooling_behind_relu_of_halves() {
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let trace = Trace::inference();
+    let x = trace.input("x", BF16, [1, 1, 2, 4]);
+    let y = x.relu().max_pool2d(2);
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let values = [-1.0, 2.0, -3.0, -4.0, 0.5, -1.0, -2.0, -5.0].map(bf16::from_f32);
+    let image = ndarray::Array4::from_shape_vec((1, 1, 2, 4), values.to_vec()).expect("8 values");
+    let [y] = session.run(&program, (&image,)).expect("a run");
+    let y = y.view::<f32>().expect("f32");
+    assert_eq!(y.iter().copied().collect::<Vec<_>>(), [2.0, 0.0]);
+}

@@ -165,6 +165,10 @@ impl Uses<'_> {
             }
         }
         let &(pooled, window) = pools.first()?;
+        // A pooling reads f32, which relu may be the conversion to, from halves.
+        if self.graph.dtype(x) != DType::F32 {
+            return None;
+        }
         // A window over nothing would give −∞, which relu changes.
         let empty = self.graph.dims(x)[2..].iter().any(|d| d.is(0));
         if empty || pools.iter().any(|(_, w)| *w != window) {
