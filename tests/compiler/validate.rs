@@ -6,17 +6,17 @@ use slabwise_kernels::cpu::{Config, Isa};
 use slabwise_kernels::scalar::{ScalarOp, Value};
 use slabwise_kernels::size::Size;
 use slabwise_kernels::spec::analysis::live_values;
-use slabwise_kernels::spec::{Access, Inst};
+use slabwise_kernels::spec::{Access, Inst, Spec};
 use slabwise_planner::{Bytes, TaskId, Work};
 
 use slabwise::nn::Linear;
 use slabwise::{Budget, CompileOptions, DType, Device, Dim, Offload, Params, Trace};
-use slabwise_compiler::backend;
+use slabwise_compiler::backend::{self, Target};
 use slabwise_compiler::compile::{Environment, MemoryUse, compile};
 use slabwise_compiler::graph::Graph;
 use slabwise_compiler::ir::{KernelCall, Program, Source};
 use slabwise_compiler::memory::budget::Allowance;
-use slabwise_compiler::passes::{Mismatch, count_prologues, validate};
+use slabwise_compiler::passes::{Mismatch, count_prologues, has_same_sums, validate};
 use slabwise_models::Model;
 
 /// A program, and the order of its plan.
@@ -27,6 +27,17 @@ struct Compiled {
     before: Ordered,
     program: Program,
     order: Vec<TaskId>,
+    target: Target,
+}
+
+/// The CPU with one thread.
+fn target() -> Target {
+    let config = Config {
+        threads: 1,
+        isa: Isa::detect(),
+    };
+    let backend = backend::open(Device::Cpu).expect("the CPU");
+    backend.target(config, None)
 }
 
 impl Compiled {
@@ -45,13 +56,9 @@ impl Compiled {
     fn of(graph: &Graph, budget: &str, offload: bool) -> Compiled {
         let ordered = |budget: Budget, offload: Option<Offload>| -> Ordered {
             let backend = backend::open(Device::Cpu).expect("the CPU");
-            let config = Config {
-                threads: 1,
-                isa: Isa::detect(),
-            };
             let environment = Environment {
                 device: Device::Cpu,
-                target: backend.target(config, None),
+                target: target(),
                 backend: &*backend,
                 memory: MemoryUse {
                     budget: Allowance::new(budget),
@@ -70,6 +77,7 @@ impl Compiled {
         let (program, order) = ordered(budget, offload);
         Compiled {
             before: ordered(Budget::Unlimited, None),
+            target: target(),
             program,
             order,
         }
@@ -77,7 +85,9 @@ impl Compiled {
 
     fn validate(&self) -> Result<(), Mismatch> {
         let (program, order) = &self.before;
-        validate((program, order), (&self.program, &self.order))
+        let bounds = program.graph.symbols.bounds();
+        let alike = |a: &Spec, b: &Spec| has_same_sums(&self.target, a, b, &bounds);
+        validate((program, order), (&self.program, &self.order), &alike)
     }
 
     /// The position in the order of every task that runs a kernel, and the index of the call.

@@ -14,6 +14,7 @@
     allow(dead_code, reason = "some data is for devices that load programs")
 )]
 
+mod cache;
 mod choice;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "backend/dummy_cuda.rs")]
@@ -30,6 +31,7 @@ use slabwise_kernels::micro_batch::MicroBatch;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_planner::Bytes;
 
+pub use cache::KernelCache;
 pub use cuda::Loaded;
 pub(crate) use cuda::{Choice, survey, usable};
 pub use target::{Kernel, Target};

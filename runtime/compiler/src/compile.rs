@@ -1,6 +1,7 @@
 //! The compiler: every pass from graph to program, in order.
 
 mod budget;
+mod front;
 
 use std::time::Instant;
 
@@ -8,7 +9,8 @@ use slabwise_kernels::cpu::{Isa, MAX_AXES};
 use slabwise_kernels::size::Symbol;
 use slabwise_planner::{Buffer, Bytes, Dag, Options};
 
-use crate::backend::{Backend, Target};
+use self::front::{Front, FrontOptions};
+use crate::backend::{Backend, KernelCache, Target};
 use crate::device::Device;
 use crate::error::{Error, Mistake, Result};
 use crate::graph::{Graph, VariableInfo};
@@ -17,8 +19,7 @@ use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::{NodeId, Op};
 use crate::passes::{
-    DumpOptions, Fuse, Legalize, Lower, PassError, Pipeline, Prepare, REMAT_MIN_ELEMENTS,
-    Rematerialize, Simplify, count_prologues,
+    DumpOptions, Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues,
 };
 use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
 use crate::settings;
@@ -155,25 +156,22 @@ pub fn compile(
     clock.ended("finish", graph.nodes.len());
     let graph = passes.run(&options.simplify, graph)?;
     clock.ended("simplify", graph.nodes.len());
-    let remat = Rematerialize {
-        smallest: options.fuse.recompute.then_some(REMAT_MIN_ELEMENTS),
-    };
-    let graph = passes.run(&remat, &graph)?;
-    clock.ended("rematerialize", graph.nodes.len());
-    let legalize = Legalize {
+    let kernels = KernelCache::default();
+    let front = Front {
+        graph: &graph,
+        options,
         half_products: environment.target.capabilities().half_products,
+        passes: &passes,
+        kernels: &kernels,
     };
-    let graph = passes.run(&legalize, &graph)?;
-    clock.ended("legalize", graph.nodes.len());
-    let clusters = passes.run(&options.fuse, &graph)?;
-    clock.ended("fuse", clusters.list.len());
-    let program = passes.run(&Lower, &clusters)?;
-    clock.ended("lower", program.kernels.len());
-    refuse_many_axes(&program)?;
-    let target = tuned(&environment.target, options.tuning, &graph);
+    let program = front.run(FrontOptions::default(), |stage, count| {
+        clock.ended(stage, count)
+    })?;
+    let target = tuned(&environment.target, options.tuning, &program.graph);
     let prepare = Prepare {
         target: &target,
         guard: if options.check_memory { GUARD } else { 0 },
+        kernels: &kernels,
     };
     let mut program = passes.run(&prepare, &program)?;
     clock.ended("schedule", program.kernels.len());
@@ -195,19 +193,13 @@ pub fn compile(
         .filter(|&room| room < offsets.height)
     {
         let before = passes.remember(&program, &offsets.order);
-        let fitted = budget::fit(
-            (program, offsets),
-            room,
-            (options, memory.offload),
-            &target,
-            &passes,
-        )?;
+        let fitted = budget::fit((program, offsets), room, &front, memory.offload, &target)?;
         budget::Candidate {
             program,
             offsets,
             budget_report,
         } = fitted;
-        passes.validate(before.as_ref(), (&program, &offsets.order))?;
+        passes.validate(before.as_ref(), (&program, &offsets.order), &target)?;
         budget_report.prologues = count_prologues(&program);
         dag = program.to_dag();
         clock.ended("budget", program.kernels.len());

@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 
 /// The kernel chosen for a spec, of which there is no choice.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Choice {}
 
 #[derive(Clone, Debug)]

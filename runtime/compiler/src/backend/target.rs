@@ -1,11 +1,13 @@
 //! The targets that kernels are prepared for, and the prepared kernels.
 
+use std::sync::Arc;
+
 use slabwise_kernels::cpu::{self, SpecError};
 use slabwise_kernels::micro_batch::MicroBatching;
 use slabwise_kernels::size::{Env, Symbol};
 use slabwise_kernels::spec::Spec;
 
-use super::{Capabilities, Choice, cuda};
+use super::{Capabilities, Choice, KernelCache, cuda};
 
 /// A device that kernels are prepared for.
 #[derive(Clone, Debug)]
@@ -59,12 +61,17 @@ impl Target {
         }
     }
 
+    /// The most bytes of a kernel's workspace, if it can run with fewer than it is fastest with.
+    pub(super) fn workspace_max(&self) -> u64 {
+        match self {
+            Target::Cpu(target) => target.workspace_max,
+            Target::Cuda(_) => u64::MAX,
+        }
+    }
+
     /// Whether kernels have smaller workspaces than they are fastest with.
     pub(crate) fn limits_workspaces(&self) -> bool {
-        match self {
-            Target::Cpu(target) => target.workspace_max < u64::MAX,
-            Target::Cuda(_) => false,
-        }
+        self.workspace_max() < u64::MAX
     }
 
     /// The same target with products of f32 rounded to tf32 or not, where that is faster.
@@ -138,25 +145,23 @@ impl Kernel {
     /// [`Kernel::sliced`], if it was prepared by that. `None` if the target bounds no workspaces.
     pub(crate) fn with_workspace(
         &self,
+        known: &KernelCache,
         examples: u32,
         bounds: &Env,
         target: &Target,
         most: u64,
-    ) -> Result<Option<Kernel>, SpecError> {
+    ) -> Result<Option<Arc<Kernel>>, SpecError> {
         let Some(target) = target.with_workspace(most) else {
             return Ok(None);
         };
         match self.micro_batching() {
-            Some(micro_batching) => Kernel::sliced(
-                self.spec().clone(),
-                micro_batching.batch,
-                examples,
-                bounds,
-                &target,
-            ),
+            Some(micro_batching) => {
+                known.sliced(self.spec(), micro_batching.batch, examples, bounds, &target)
+            }
             None => {
                 let choice = Choice::default();
-                Kernel::new(self.spec().clone(), bounds, &target, false, &choice).map(Some)
+                let kernel = known.prepare(self.spec(), bounds, &target, false, choice);
+                kernel.map(Some)
             }
         }
     }

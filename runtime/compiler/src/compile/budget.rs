@@ -12,13 +12,14 @@ use slabwise_planner::{
 };
 
 use super::CompileOptions;
+use super::front::{Front, FrontOptions};
 use crate::backend::Target;
 use crate::error::{Error, Result};
-use crate::ir::Program;
+use crate::ir::{KernelCall, Program};
 use crate::memory::offload::Offload;
 use crate::passes::{
     FusePrologues, FuseRecomputed, GrowWorkspaces, OffloadValues, Pipeline, Prepare,
-    RecomputeCalls, SplitBatch, SplitFusions, UNITS_PER_SECOND, UndoRemat,
+    RecomputeCalls, SplitBatch, UNITS_PER_SECOND,
 };
 use crate::plan::{BudgetReport, MicroBatched, OffloadedValue};
 
@@ -49,10 +50,11 @@ type Baseline = (Program, Plan);
 pub(super) fn fit(
     baseline: Baseline,
     room: u64,
-    (compile_options, offload): (&CompileOptions, Option<Offload>),
+    front: &Front<'_>,
+    offload: Option<Offload>,
     target: &Target,
-    passes: &Pipeline,
 ) -> Result<Candidate> {
+    let (compile_options, passes) = (front.options, front.passes);
     let guard = baseline.0.guard;
     let options = &compile_options.planner;
     let mut search = Search {
@@ -60,6 +62,7 @@ pub(super) fn fit(
         options: compile_options,
         offload,
         passes,
+        front,
         target,
         once: baseline.1.height,
         base: baseline.0.time(),
@@ -69,7 +72,8 @@ pub(super) fn fit(
         ..*options
     };
     let first = baseline.0.clone();
-    let mut tried = search.coarse(baseline, &coarse)?;
+    let mut others = None;
+    let mut tried = search.coarse(baseline, &mut others, &coarse)?;
     // The fastest workspaces come first; small ones are for budgets that are not kept otherwise.
     let small = target
         .lean()
@@ -81,11 +85,12 @@ pub(super) fn fit(
         let prepare = Prepare {
             target: small,
             guard,
+            kernels: front.kernels,
         };
         let program = passes.run(&prepare, &first)?;
         let offsets = plan(&program.to_dag(), &coarse).map_err(internal)?;
         search.target = small;
-        tried = search.coarse((program, offsets), &coarse)?;
+        tried = search.coarse((program, offsets), &mut others, &coarse)?;
     }
     let whole = tried[0].1.0.clone();
     let floor = tried
@@ -117,6 +122,7 @@ struct Search<'a> {
     options: &'a CompileOptions,
     offload: Option<Offload>,
     passes: &'a Pipeline,
+    front: &'a Front<'a>,
     target: &'a Target,
     /// The slab and the modelled time of the baseline.
     once: u64,
@@ -133,60 +139,73 @@ impl Search<'_> {
         )
     }
 
-    /// Other kernels for the same program, with fewer bytes live at once: one in which every
-    /// recomputed value is its forward twin and computed by a kernel of its own, with and without
-    /// images computed by the convolutions that read them; and one in which only the kernels are
-    /// split that touch more bytes than `room`.
+    /// Other kernels for the program, with fewer bytes live at once, not yet prepared: one without
+    /// rematerialization, in which recomputed values have kernels of their own, with and without
+    /// images computed by the convolutions that read them; and one in which recomputed values have
+    /// kernels of their own where a kernel would touch more bytes than `room` with them.
     fn other_kernels(&self, program: &Program) -> Result<Vec<Program>> {
-        let (passes, target) = (self.passes, self.target);
-        let split = |larger_than| SplitFusions {
-            target,
-            larger_than,
+        let options = |rematerialize, multi_output_bytes| FrontOptions {
+            rematerialize,
+            multi_output_bytes,
         };
-        let undone = passes.run(&UndoRemat { target }, &passes.run(&split(None), program)?)?;
+        let stored = self.front.run(options(false, 0), |_, _| ())?;
         let mut candidates: Vec<Program> = Vec::new();
-        if target.capabilities().prologues && self.options.measures.prologue_fusion {
-            candidates.extend(passes.run(&FusePrologues, &undone)?);
+        if self.target.capabilities().prologues && self.options.measures.prologue_fusion {
+            candidates.extend(self.passes.run(&FusePrologues, &stored)?);
         }
-        candidates.push(undone);
-        candidates.push(passes.run(&split(Some(self.room)), program)?);
-        // Every pass changes the number of calls or of stores, or else nothing.
-        let count = |program: &Program| {
-            let calls = &program.kernels;
-            let stores: usize = calls.iter().map(|call| call.spec.stores.len()).sum();
-            (calls.len(), stores)
-        };
-        let mut known = vec![count(program)];
-        candidates.retain(|candidate| {
-            !known.contains(&count(candidate)) && {
-                known.push(count(candidate));
-                true
+        candidates.push(stored);
+        candidates.push(self.front.run(options(true, self.room), |_, _| ())?);
+        let mut others: Vec<Program> = Vec::new();
+        for candidate in candidates {
+            let known = |known: &Program| is_same(known, &candidate);
+            if !known(program) && !others.iter().any(known) {
+                others.push(candidate);
             }
-        });
-        Ok(candidates)
+        }
+        Ok(others)
     }
 
     /// The coarse search: the baseline and other kernels for it, each with the best plan found, up
-    /// to one that costs next to nothing.
-    fn coarse(&self, baseline: Baseline, options: &Options) -> Result<Vec<(Candidate, Baseline)>> {
+    /// to one that costs next to nothing. `others` are made when they are first needed.
+    fn coarse(
+        &self,
+        baseline: Baseline,
+        others: &mut Option<Vec<Program>>,
+        options: &Options,
+    ) -> Result<Vec<(Candidate, Baseline)>> {
+        let guard = baseline.0.guard;
         let mut tried = vec![(self.fit(&baseline, options)?, baseline)];
-        for program in self.other_kernels(&tried[0].1.0)? {
-            let cheap = |(best, _): &(Candidate, Baseline)| {
-                best.offsets.height <= self.room && best.budget_report.overhead <= LITTLE
-            };
+        let cheap = |(best, _): &(Candidate, Baseline)| {
+            best.offsets.height <= self.room && best.budget_report.overhead <= LITTLE
+        };
+        if cheap(&tried[0]) {
+            return Ok(tried);
+        }
+        let others = match others {
+            Some(others) => others,
+            None => others.insert(self.other_kernels(&tried[0].1.0)?),
+        };
+        for program in others {
             if tried.iter().any(cheap) {
                 break;
             }
             let prepare = Prepare {
                 target: self.target,
-                guard: program.guard,
+                guard,
+                kernels: self.front.kernels,
             };
-            let program = self.passes.run(&prepare, &program)?;
-            // Reading the forward value can close a cycle, if one kernel computes values for both
-            // passes. Then the program has no plan.
-            let Ok(offsets) = plan(&program.to_dag(), options) else {
+            let program = self.passes.run(&prepare, program)?;
+            let offsets = plan(&program.to_dag(), options).map_err(internal)?;
+            // Kernels with other outputs may sum in another order.
+            let first = &tried[0].1;
+            let same_bits = self.passes.same_bits(
+                (&first.0, &first.1.order),
+                (&program, &offsets.order),
+                self.target,
+            )?;
+            if !same_bits {
                 continue;
-            };
+            }
             let baseline = (program, offsets);
             tried.push((self.fit(&baseline, options)?, baseline));
         }
@@ -262,6 +281,7 @@ impl Search<'_> {
             recomputed: &budget_report.tasks,
             room: self.room,
             target: self.target,
+            kernels: self.front.kernels,
         };
         let fused = self.passes.run(&fuse, program)?;
         candidate = self.grown(candidate)?;
@@ -293,6 +313,7 @@ impl Search<'_> {
             plan: &candidate.offsets,
             target: self.target,
             room: self.room,
+            kernels: self.front.kernels,
         };
         let (program, offsets) = self.passes.run(&grow, &candidate.program)?;
         let overhead = program.time() / self.base - 1.0;
@@ -311,6 +332,7 @@ impl Search<'_> {
         let options = &self.options.planner;
         let micro_batch = SplitBatch {
             target: self.target,
+            kernels: self.front.kernels,
             room: self.room,
             options,
         };
@@ -383,6 +405,12 @@ impl Search<'_> {
             },
         })
     }
+}
+
+/// Whether two programs launch the same kernels in the same order.
+fn is_same(a: &Program, b: &Program) -> bool {
+    let same = |(a, b): (&KernelCall, &KernelCall)| a.spec == b.spec;
+    a.kernels.len() == b.kernels.len() && a.kernels.iter().zip(&b.kernels).all(same)
 }
 
 fn link(offload: Offload) -> Link {

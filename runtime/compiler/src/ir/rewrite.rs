@@ -10,8 +10,6 @@ pub struct Rewriter<'a> {
     old: &'a Program,
     values: Vec<Value>,
     kernels: Vec<KernelCall>,
-    /// For each new call, new calls that it depends on besides.
-    depends: Vec<Vec<CallId>>,
     /// For each old call, the new ones that do its work.
     done_by: Vec<Vec<CallId>>,
 }
@@ -31,7 +29,6 @@ impl<'a> Rewriter<'a> {
             old,
             values: Vec::new(),
             kernels: Vec::with_capacity(old.kernels.len()),
-            depends: Vec::new(),
             done_by: vec![Vec::new(); old.kernels.len()],
         }
     }
@@ -46,7 +43,6 @@ impl<'a> Rewriter<'a> {
     pub fn add_call(&mut self, of: CallId, call: KernelCall) -> CallId {
         let id = CallId(self.kernels.len() as u32);
         self.kernels.push(call);
-        self.depends.push(Vec::new());
         self.done_by[of.index()].push(id);
         id
     }
@@ -66,23 +62,17 @@ impl<'a> Rewriter<'a> {
         &self.done_by[old.index()]
     }
 
-    /// Makes a new call depend on another.
-    pub fn depend(&mut self, call: CallId, before: CallId) {
-        self.depends[call.index()].push(before);
-    }
-
     /// The new program. Its calls are in the order in which they were added.
     pub fn finish(self, micro_batches: Option<MicroBatches>) -> Program {
         let Rewriter {
             old,
             values,
             mut kernels,
-            depends,
             done_by,
         } = self;
-        for ((at, call), more) in (0..).zip(&mut kernels).zip(depends) {
+        for (at, call) in (0..).zip(&mut kernels) {
             let before = call.after.iter().flat_map(|a| &done_by[a.index()]).copied();
-            let mut after: Vec<CallId> = before.chain(more).filter(|a| *a != CallId(at)).collect();
+            let mut after: Vec<CallId> = before.filter(|a| *a != CallId(at)).collect();
             after.sort_unstable();
             after.dedup();
             call.after = after;

@@ -15,6 +15,7 @@ mod anchor;
 mod clusters;
 mod edges;
 mod inline;
+mod limit;
 mod merge;
 mod options;
 mod positions;
@@ -39,6 +40,8 @@ pub(super) use clusters::{Edge, Links};
 pub(super) use edges::{Users, edges, users};
 pub(super) use inline::wide;
 use inline::{inline_nodes, recomputed};
+pub(crate) use limit::{FuseWithin, Limits};
+use merge::Marks;
 pub use options::Fuse;
 use rows::ROW_MAX;
 use sums::added_product;
@@ -60,11 +63,16 @@ const OPERANDS_MAX: usize = MAX_ARGUMENTS - 8;
 
 /// Divides a graph, which [`super::legalize`] has seen, into kernels.
 pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
+    fuse_within(graph, options, &Limits::default())
+}
+
+/// The same, with the limit of [`FuseWithin`].
+fn fuse_within(graph: &Graph, options: &Fuse, limits: &Limits) -> Clusters {
     let edges = edges(graph);
     let mut inline = inline_nodes(graph, &edges);
     let users = users(graph, &edges);
     if options.recompute {
-        recomputed(graph, &edges, &users, &mut inline);
+        recomputed(graph, &edges, &users, &mut inline, limits.per_use);
     }
     let count = graph.nodes.len();
     let mut is_output = vec![false; count];
@@ -75,6 +83,7 @@ pub fn fuse(graph: &Graph, options: &Fuse) -> Clusters {
     let mut builder = Builder {
         graph,
         options,
+        limits,
         users,
         edges,
         inline,
@@ -104,6 +113,7 @@ type Uses = SmallVec<[(usize, Option<AxisMap>); 4]>;
 struct Builder<'a> {
     graph: &'a Graph,
     options: &'a Fuse,
+    limits: &'a Limits,
     users: Vec<Users>,
     edges: Vec<SmallVec<[Edge; 3]>>,
     inline: Vec<bool>,
@@ -117,30 +127,6 @@ struct Builder<'a> {
     /// The member of each kernel whose place in the order it has.
     seats: Vec<u32>,
     marks: Marks,
-}
-
-/// Marks on nodes that are taken off all at once.
-struct Marks {
-    set: Vec<[u32; 2]>,
-    now: u32,
-}
-
-impl Marks {
-    fn new(count: usize) -> Self {
-        Marks {
-            set: vec![[0; 2]; count],
-            now: 0,
-        }
-    }
-
-    fn clear(&mut self) {
-        self.now += 1;
-    }
-
-    /// Sets one of a node's two marks; whether it was not there.
-    fn set(&mut self, id: NodeId, which: bool) -> bool {
-        std::mem::replace(&mut self.set[id.at()][usize::from(which)], self.now) != self.now
-    }
 }
 
 impl Builder<'_> {
@@ -187,6 +173,10 @@ impl Builder<'_> {
             .map(|(_, k)| k)
             .find(|&k| self.before_all(uses[k].0, &uses))?;
         let (at, axes) = uses.swap_remove(first);
+        let apart = self.is_recomputed(id) && !self.may_touch(&[at], Some(id));
+        if apart {
+            return None;
+        }
         Some((at, axes?))
     }
 

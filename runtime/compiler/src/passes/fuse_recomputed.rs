@@ -15,7 +15,7 @@ use super::cost::cost;
 use super::error::PassError;
 use super::pipeline::Pass;
 use super::prune_outputs::prune_outputs;
-use crate::backend::{Choice, Kernel, Target};
+use crate::backend::{Choice, KernelCache, Target};
 use crate::ir::{CallId, KernelCall, Program, Recompute, Rewriter, ValueId};
 
 /// Most instructions of a kernel made of several.
@@ -27,6 +27,7 @@ pub(crate) struct FuseRecomputed<'a> {
     pub recomputed: &'a [TaskId],
     pub room: u64,
     pub target: &'a Target,
+    pub kernels: &'a KernelCache,
 }
 
 impl Pass for FuseRecomputed<'_> {
@@ -35,7 +36,7 @@ impl Pass for FuseRecomputed<'_> {
     type Output = Option<(Program, Vec<TaskId>)>;
 
     fn run(&self, program: &Program) -> Result<Self::Output, PassError> {
-        fuse_recomputed(program, self.plan, self.recomputed, self.room, self.target)
+        fuse_recomputed(program, self)
     }
 }
 
@@ -49,11 +50,15 @@ impl Pass for FuseRecomputed<'_> {
 /// If the device has no kernel for a fused call.
 fn fuse_recomputed(
     program: &Program,
-    plan: &Plan,
-    recomputed: &[TaskId],
-    room: u64,
-    target: &Target,
+    pass: &FuseRecomputed<'_>,
 ) -> Result<Option<(Program, Vec<TaskId>)>, PassError> {
+    let FuseRecomputed {
+        plan,
+        recomputed,
+        room,
+        target,
+        kernels,
+    } = *pass;
     // Micro-batches have their own kernels.
     if program.micro_batches.is_some() || recomputed.is_empty() {
         return Ok(None);
@@ -75,7 +80,7 @@ fn fuse_recomputed(
     if fusion.changed.is_empty() {
         Ok(None)
     } else {
-        fusion.finish(&steps).map(Some)
+        fusion.finish(&steps, kernels).map(Some)
     }
 }
 
@@ -276,19 +281,23 @@ impl<'a> Fusion<'a> {
     }
 
     /// The new program and its recomputed calls.
-    fn finish(self, recomputed: &[usize]) -> Result<(Program, Vec<TaskId>), PassError> {
+    fn finish(
+        self,
+        recomputed: &[usize],
+        kernels: &KernelCache,
+    ) -> Result<(Program, Vec<TaskId>), PassError> {
         let bounds = self.program.graph.symbols.bounds();
         let mut rewriter = Rewriter::new(self.program);
         for (at, call) in (0u32..).zip(self.calls) {
             let Some(mut call) = call else { continue };
             if self.changed.contains(&(at as usize)) {
                 let choice = Choice::default();
-                let made = Kernel::new(call.spec.clone(), &bounds, self.target, false, &choice);
+                let made = kernels.prepare(&call.spec, &bounds, self.target, false, choice);
                 let made = made.map_err(|source| PassError::Prepare {
                     kernel: call.name.clone(),
                     source,
                 })?;
-                call.kernel = Some(made.into());
+                call.kernel = Some(made);
                 call.cost = cost(&call.spec, &bounds);
                 call.recompute = Recompute::Never;
             }

@@ -26,7 +26,7 @@ use slabwise_planner::{Kind, Space};
 
 use super::cost::cost;
 use super::error::PassError;
-use crate::backend::{Kernel, Target};
+use crate::backend::{Kernel, KernelCache, Target};
 use crate::graph::Graph;
 use crate::ir::{
     CallId, KernelCall, MicroBatches, Piece, Program, Recompute, Rewriter, Source, Value, ValueId,
@@ -72,6 +72,7 @@ pub(super) struct Candidates<'a> {
     batch: Symbol,
     bounds: Env,
     target: &'a Target,
+    kernels: &'a KernelCache,
     /// By call: whether it can run on micro-batches, and the number that their examples must be a
     /// multiple of.
     units: Vec<Option<u32>>,
@@ -82,7 +83,11 @@ pub(super) struct Candidates<'a> {
 
 impl<'a> Candidates<'a> {
     /// Examines every call of a program; `None` if it has no batch to split.
-    fn new(program: &'a Program, target: &'a Target) -> Result<Option<Self>, PassError> {
+    fn new(
+        program: &'a Program,
+        target: &'a Target,
+        kernels: &'a KernelCache,
+    ) -> Result<Option<Self>, PassError> {
         let Some(batch) = batch(&program.graph) else {
             return Ok(None);
         };
@@ -92,6 +97,7 @@ impl<'a> Candidates<'a> {
             batch,
             bounds: program.graph.symbols.bounds(),
             target,
+            kernels,
             units: Vec::new(),
             pays: Vec::new(),
         };
@@ -112,14 +118,10 @@ impl<'a> Candidates<'a> {
     }
 
     /// A call's kernel for micro-batches of at most so many examples.
-    fn kernel(&self, call: &KernelCall, most: u32) -> Result<Option<Kernel>, PassError> {
-        let kernel = Kernel::sliced(
-            call.spec.clone(),
-            self.batch,
-            most,
-            &self.bounds,
-            self.target,
-        );
+    fn kernel(&self, call: &KernelCall, most: u32) -> Result<Option<Arc<Kernel>>, PassError> {
+        let kernel = self
+            .kernels
+            .sliced(&call.spec, self.batch, most, &self.bounds, self.target);
         kernel.map_err(|source| PassError::Prepare {
             kernel: call.name.clone(),
             source,
@@ -221,7 +223,7 @@ impl<'a> Candidates<'a> {
             false => Ok(None),
         };
         let kernels = (0..splits.len())
-            .map(|call| Ok(kernel(call)?.map(Arc::new)))
+            .map(kernel)
             .collect::<Result<_, PassError>>()?;
         let last = (all - 1) / examples * examples;
         let slices = (0..all).step_by(examples as usize).map(|from| MicroBatch {

@@ -1,15 +1,13 @@
 //! Preparing kernels: each call gets its kernel for the device, its modelled time, and the clone by
 //! which it may be recomputed.
 
-use std::sync::Arc;
-
 use slabwise_kernels::spec::Body;
 
 use super::cost::cost;
 use super::error::PassError;
 use super::pipeline::Pass;
 use super::recompute::{kept, recompute_clone};
-use crate::backend::{Choice, Kernel, Target};
+use crate::backend::{Choice, KernelCache, Target};
 use crate::ir::{KernelCall, Program, Recompute};
 
 /// The pass; its fields as the arguments of `prepare`.
@@ -18,17 +16,17 @@ pub struct Prepare<'a> {
     pub target: &'a Target,
     /// Bytes behind every value that no kernel may touch.
     pub guard: u64,
+    /// The kernels that are prepared already.
+    pub kernels: &'a KernelCache,
 }
 
 impl Pass for Prepare<'_> {
     const NAME: &'static str = "prepare";
-    // It runs on the outputs of passes that may.
-    const MAY_CLOSE_CYCLES: bool = true;
     type Input = Program;
     type Output = Program;
 
     fn run(&self, program: &Program) -> Result<Program, PassError> {
-        prepare(program.clone(), self.target, self.guard)
+        prepare(program.clone(), self.target, self.guard, self.kernels)
     }
 }
 
@@ -39,7 +37,12 @@ impl Pass for Prepare<'_> {
 ///
 /// # Errors
 /// If the device has no kernel for a call.
-fn prepare(mut program: Program, target: &Target, guard: u64) -> Result<Program, PassError> {
+fn prepare(
+    mut program: Program,
+    target: &Target,
+    guard: u64,
+    kernels: &KernelCache,
+) -> Result<Program, PassError> {
     program.guard = guard;
     program.renumber_by_use();
     let bounds = program.graph.symbols.bounds();
@@ -74,12 +77,12 @@ fn prepare(mut program: Program, target: &Target, guard: u64) -> Result<Program,
     let prepared =
         |call: &mut KernelCall, guarded: bool, choice: Option<Choice>| -> Result<(), PassError> {
             let choice = choice.unwrap_or_default();
-            let kernel = Kernel::new(call.spec.clone(), &bounds, target, guarded, &choice);
+            let kernel = kernels.prepare(&call.spec, &bounds, target, guarded, choice);
             let kernel = kernel.map_err(|source| PassError::Prepare {
                 kernel: call.name.clone(),
                 source,
             })?;
-            (call.kernel, call.cost) = (Some(Arc::new(kernel)), cost(&call.spec, &bounds));
+            (call.kernel, call.cost) = (Some(kernel), cost(&call.spec, &bounds));
             Ok(())
         };
     for (call, &guarded) in program.kernels.iter_mut().zip(&guards) {

@@ -27,8 +27,6 @@ pub(crate) struct FusePrologues;
 
 impl Pass for FusePrologues {
     const NAME: &'static str = "fuse-prologues";
-    // It runs on the output of a pass that may.
-    const MAY_CLOSE_CYCLES: bool = true;
     type Input = Program;
     type Output = Option<Program>;
 

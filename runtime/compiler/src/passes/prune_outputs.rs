@@ -2,12 +2,12 @@
 //! need, so that it writes the same bits with less work.
 //!
 //! Values computed per element do not depend on the rest of a kernel. Neither do sums, as long as
-//! they are split into the same parts; [`prune_outputs`] gives up where that is not certain. A
-//! GPU's kernels tell how they split sums, the CPU's do so once their sizes are known; for all
-//! others a rule decides.
+//! they are split into the same parts; [`prune_outputs`] gives up where that is not certain
+//! (`super::sums`).
 
-use slabwise_kernels::spec::{Body, Inst, Operand, Spec, Store, ValueId as InstId};
+use slabwise_kernels::spec::{Body, Inst, Spec, Store, ValueId as InstId};
 
+use super::sums::has_same_sums;
 use crate::backend::Target;
 use crate::ir::{KernelCall, Program, Recompute};
 
@@ -40,13 +40,11 @@ pub(super) fn prune_outputs(
     if points_only {
         fewer.spec.reduced = 0;
     }
-    let by_rule = || has_same_sums(spec, stores, &needed, &folded);
-    let alike = |fewer: &Spec| {
-        target
-            .has_same_sums(spec, fewer, &program.graph.symbols.bounds())
-            .unwrap_or_else(by_rule)
+    let alike = || {
+        let bounds = program.graph.symbols.bounds();
+        has_same_sums(target, spec, &fewer.spec, &bounds)
     };
-    let same_bits = spec.reduced == 0 || points_only || alike(&fewer.spec);
+    let same_bits = spec.reduced == 0 || points_only || alike();
     same_bits.then_some(fewer)
 }
 
@@ -59,68 +57,13 @@ fn needed(spec: &Spec, stores: &[Store]) -> Vec<bool> {
     // Instructions come behind their arguments.
     for at in (0..spec.code.len()).rev() {
         if needed[at] {
-            arguments(&spec.code[at])
+            spec.code[at]
+                .arguments()
                 .iter()
                 .for_each(|&a| needed[usize::from(a)] = true);
         }
     }
     needed
-}
-
-fn arguments(inst: &Inst) -> &[InstId] {
-    match inst {
-        Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => &[],
-        Inst::Uniform { index, .. } => std::slice::from_ref(index),
-        Inst::Op(op, args) => &args[..op.arity()],
-        Inst::Cast(a, _) | Inst::Reduce(_, a) => std::slice::from_ref(a),
-    }
-}
-
-/// Whether sums are certain to be split into the same parts without the rest of the kernel. Their
-/// split follows from the passes over the elements, and from the strides of the operands that vary
-/// over the elements.
-fn has_same_sums(spec: &Spec, stores: &[Store], needed: &[bool], folded: &[bool]) -> bool {
-    let code = || spec.code.iter().zip(needed).zip(folded);
-    let dropped = |((_, needed), _): &((&Inst, &bool), &bool)| !**needed;
-    let folds = |inst: &Inst| matches!(inst, Inst::Reduce(..));
-    let reads_points =
-        code().any(|((inst, needed), folded)| *needed && !folded && matches!(inst, Inst::Load(_)));
-    if !reads_points || code().filter(dropped).any(|((inst, _), _)| folds(inst)) {
-        return false;
-    }
-    let stored_points = |s: &Store| !folded[usize::from(s.value)];
-    let all_points_stay = code().filter(dropped).all(|(_, folded)| *folded)
-        && spec
-            .stores
-            .iter()
-            .filter(|s| !stores.contains(s))
-            .all(|s| !stored_points(s));
-    // One pass with and without the rest, over operands with the same strides.
-    all_points_stay || is_one_pass(spec, folded) && is_one_walk(spec)
-}
-
-/// Whether no value per element depends on one that is reduced over the elements.
-fn is_one_pass(spec: &Spec, folded: &[bool]) -> bool {
-    let mut follows = vec![false; spec.code.len()];
-    for (at, inst) in spec.code.iter().enumerate() {
-        follows[at] = matches!(inst, Inst::Reduce(..))
-            || arguments(inst).iter().any(|&a| follows[usize::from(a)]);
-        let again = matches!(inst, Inst::Reduce(_, a) if follows[usize::from(*a)]);
-        if again || follows[at] && !folded[at] {
-            return false;
-        }
-    }
-    true
-}
-
-/// Whether all operands that vary over the elements have the same strides.
-fn is_one_walk(spec: &Spec) -> bool {
-    let kept = spec.dims.len() - spec.reduced;
-    let varies = |o: &&Operand| !o.strides[kept..].iter().all(|s| s.is(0));
-    let mut walks = spec.operands.iter().filter(varies).map(|o| &o.strides);
-    walks
-        .next()
-        .is_none_or(|first| walks.all(|strides| strides == first))
 }
 
 /// The call with these stores and the instructions they need, both renumbered.

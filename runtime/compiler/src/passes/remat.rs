@@ -37,6 +37,9 @@ pub const REMAT_MIN_ELEMENTS: i64 = 1 << 12;
 pub struct Rematerialize {
     /// The fewest elements of a tensor that is recomputed because that is cheap; none if `None`.
     pub smallest: Option<i64>,
+    /// Values that the backward pass reads from memory are stored by the forward pass. Only the
+    /// uses of cheap values per element are recomputed then.
+    pub stored: bool,
 }
 
 impl Pass for Rematerialize {
@@ -45,13 +48,18 @@ impl Pass for Rematerialize {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(rematerialize(graph, self.smallest))
+        Ok(remake_with(graph, self.smallest, self.stored))
     }
 }
 
 /// The graph in which the insides of checkpointed segments are recomputed, and tensors of at least
 /// `smallest` elements that are cheap to recompute; none of those if there is no such number.
 pub fn rematerialize(graph: &Graph, smallest: Option<i64>) -> Graph {
+    remake_with(graph, smallest, false)
+}
+
+/// The same, with [`Rematerialize::stored`].
+fn remake_with(graph: &Graph, smallest: Option<i64>, stored: bool) -> Graph {
     let inside = inside_of_segments(graph);
     let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {
@@ -66,6 +74,7 @@ pub fn rematerialize(graph: &Graph, smallest: Option<i64>) -> Graph {
     graph.kept.iter().for_each(|id| kept[id.at()] = true);
     let mut copier = Copier {
         choice: &choice,
+        stored: stored.then(|| choice.views_in_memory()),
         inside,
         again,
         kept,
@@ -80,8 +89,9 @@ pub fn rematerialize(graph: &Graph, smallest: Option<i64>) -> Graph {
         let inputs: SmallVec<[NodeId; 3]> = node
             .inputs
             .iter()
-            .map(|&i| {
-                if returns {
+            .enumerate()
+            .map(|(k, &i)| {
+                if returns && !copier.takes_stored(id, k) {
                     copier.on_the_way_back(i)
                 } else {
                     copier.map[i.at()]
@@ -266,6 +276,22 @@ impl Choice<'_> {
             || !(is_step(op) || matches!(op, Op::Reduce(..)))
     }
 
+    /// Whether each view is read from memory.
+    fn views_in_memory(&self) -> Vec<bool> {
+        let mut read = vec![false; self.graph.nodes.len()];
+        for user in self.graph.ids().rev() {
+            let node = self.graph.node(user);
+            for (k, input) in node.inputs.iter().enumerate() {
+                read[input.at()] |= if node.op.is_view() {
+                    read[user.at()]
+                } else {
+                    self.needs_memory(user, k)
+                };
+            }
+        }
+        read
+    }
+
     /// Whether the backward pass reads a node's value from memory.
     fn returns_to_memory(&self, id: NodeId) -> bool {
         let back = |&(user, k): &(NodeId, usize)| {
@@ -282,6 +308,8 @@ fn is_step(op: &Op) -> bool {
 
 struct Copier<'a> {
     choice: &'a Choice<'a>,
+    /// If values are stored for reads from memory: for each view whether it is read so.
+    stored: Option<Vec<bool>>,
     inside: Vec<bool>,
     again: Vec<bool>,
     kept: Vec<bool>,
@@ -295,6 +323,20 @@ struct Copier<'a> {
 }
 
 impl Copier<'_> {
+    /// Whether a node reads an operand as the forward pass has stored it.
+    fn takes_stored(&self, user: NodeId, operand: usize) -> bool {
+        let Some(views) = &self.stored else {
+            return false;
+        };
+        let node = self.choice.graph.node(user);
+        let reads = if node.op.is_view() {
+            views[user.at()]
+        } else {
+            self.choice.needs_memory(user, operand)
+        };
+        reads && !self.inside[node.inputs[operand].at()]
+    }
+
     /// The new node that the backward pass reads for an old one: another one if that, or a step
     /// that it is computed from, is recomputed.
     fn on_the_way_back(&mut self, id: NodeId) -> NodeId {
@@ -395,8 +437,11 @@ impl Copier<'_> {
         let inputs: SmallVec<[NodeId; 3]> = node
             .inputs
             .iter()
-            .map(|&i| {
-                if deep {
+            .enumerate()
+            .map(|(k, &i)| {
+                if self.takes_stored(id, k) {
+                    self.map[i.at()]
+                } else if deep {
                     self.copy(i)
                 } else {
                     self.on_the_way_back(i)

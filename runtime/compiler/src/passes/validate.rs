@@ -9,8 +9,8 @@
 //! A kernel that loads the elements that another one stored, at the same points, sees the stored
 //! expression itself. Fusing the two, splitting them, computing a value a second time, pruning
 //! outputs and moving a producer into a prologue therefore all leave the terms alone, while a wrong
-//! operand, a missing dependency or a side effect that happens twice does not. How the back end
-//! splits a sum into parts is not visible here; `has_same_sums` of the target answers for that.
+//! operand, a missing dependency or a side effect that happens twice does not. Sums are equal only
+//! if the kernels split them into the same parts, about which the target is asked.
 //!
 //! The method is that of regalloc2's checker and of translation validation (Pnueli, Siegel and
 //! Singerman, TACAS 1998); the module shares no code with the passes that it checks.
@@ -30,17 +30,20 @@ use smallvec::SmallVec;
 
 use self::region::{Axis, BOUND, Region, Renaming, rename};
 use crate::ir::{KernelCall, Program, Source, Value};
+use crate::ops::NodeId;
 
 /// Checks that a rewritten program, in the order of its plan, computes the values of the program
-/// before, in an order in which that may run.
+/// before, in an order in which that may run. `alike` says of two loops whether both sum in the same
+/// order; it is only asked of those over one space.
 ///
 /// # Errors
 /// The first difference.
 pub fn validate(
     (before, before_order): (&Program, &[TaskId]),
     (after, after_order): (&Program, &[TaskId]),
+    alike: &dyn Fn(&Spec, &Spec) -> bool,
 ) -> Result<(), Mismatch> {
-    let mut interpreter = Interpreter::new(before.graph.symbols.bounds());
+    let mut interpreter = Interpreter::new(before.graph.symbols.bounds(), alike);
     let old = execute(&mut interpreter, before, before_order)?;
     let new = execute(&mut interpreter, after, after_order)?;
     let (mut old_results, mut new_results) = (results(before, &old), results(after, &new));
@@ -67,7 +70,7 @@ type Results = BTreeMap<(u64, String), Option<Term>>;
 
 /// The state behind the last kernel of a program.
 fn execute(
-    interpreter: &mut Interpreter,
+    interpreter: &mut Interpreter<'_>,
     program: &Program,
     order: &[TaskId],
 ) -> Result<State, Mismatch> {
@@ -96,6 +99,14 @@ fn execute(
 
 /// The terms of the outputs of a program and of the variables that it touches.
 fn results(program: &Program, state: &State) -> Results {
+    // Outputs are numbered in the order of their nodes, whatever other nodes a graph has.
+    let outputs: BTreeSet<NodeId> = program
+        .values
+        .iter()
+        .filter(|value| value.output)
+        .filter_map(|value| value.node)
+        .collect();
+    let outputs: Vec<NodeId> = outputs.into_iter().collect();
     let result = |(slot, value): (usize, &Value)| {
         let key = match (value.source, value.node) {
             (Source::Variable(v), _) => {
@@ -103,7 +114,8 @@ fn results(program: &Program, state: &State) -> Results {
                 (u64::from(v), info.name.to_string())
             }
             (_, Some(node)) if value.output => {
-                (VARIABLES + node.at() as u64, program.graph.name(node))
+                let number = outputs.binary_search(&node).unwrap_or(outputs.len());
+                (VARIABLES + number as u64, program.graph.name(node))
             }
             _ => return None,
         };
@@ -156,8 +168,8 @@ enum Node {
     Uniform(Term, Region, u32, Term),
     Op(ScalarOp, SmallVec<[Term; 3]>),
     Cast(Term, Lane),
-    /// A reduction over axes of these lengths, from [`BOUND`] on.
-    Reduce(ReduceOp, Term, Vec<Size>),
+    /// A reduction over axes of these lengths, from [`BOUND`] on, in one of the known orders.
+    Reduce(ReduceOp, Term, Vec<Size>, u32),
     /// A value narrowed to a stored type.
     Narrowed(DType, Term),
 }
@@ -265,19 +277,24 @@ struct State {
 }
 
 /// The interpreter: the table of terms, which all programs that are compared share.
-struct Interpreter {
+struct Interpreter<'a> {
     ids: FxHashMap<Node, Term>,
     nodes: Vec<Node>,
+    /// For each known order of sums, a kernel that sums in it.
+    orders: Vec<Spec>,
+    alike: &'a dyn Fn(&Spec, &Spec) -> bool,
     /// Sizes at which it is decided whether two regions are apart.
     env: Env,
 }
 
-impl Interpreter {
+impl<'a> Interpreter<'a> {
     /// An empty table. Regions are compared at the sizes of `env`.
-    fn new(env: Env) -> Self {
+    fn new(env: Env, alike: &'a dyn Fn(&Spec, &Spec) -> bool) -> Self {
         Interpreter {
             ids: FxHashMap::default(),
             nodes: Vec::new(),
+            orders: Vec::new(),
+            alike,
             env,
         }
     }
@@ -461,6 +478,7 @@ impl Interpreter {
     /// The term of each instruction. `contents`: of the operands that are loaded.
     fn values(&mut self, spec: &Spec, contents: &[Option<Term>], anchor: Term) -> Vec<Term> {
         let kept = spec.dims.len() - spec.reduced;
+        let order = self.order(spec);
         let mut values: Vec<Term> = Vec::with_capacity(spec.code.len());
         for inst in &spec.code {
             let of = |v: u16| values[usize::from(v)];
@@ -510,12 +528,29 @@ impl Interpreter {
                     let bound: Renaming = (0..spec.reduced).map(bind).collect();
                     let reduced = self.renamed(of(*a), &bound);
                     let lengths = spec.dims[kept..].to_vec();
-                    self.term(Node::Reduce(*op, reduced, lengths))
+                    self.term(Node::Reduce(*op, reduced, lengths, order))
                 }
             };
             values.push(term);
         }
         values
+    }
+
+    /// The order in which a kernel sums; 0 for one without sums.
+    fn order(&mut self, spec: &Spec) -> u32 {
+        if !spec.code.iter().any(Inst::is_reduce) {
+            return 0;
+        }
+        let same = |known: &Spec| {
+            let same_space = (&known.dims, known.reduced) == (&spec.dims, spec.reduced);
+            same_space && (known == spec || (self.alike)(known, spec))
+        };
+        let known = self.orders.iter().position(same);
+        let at = known.unwrap_or_else(|| {
+            self.orders.push(spec.clone());
+            self.orders.len() - 1
+        });
+        at as u32 + 1
     }
 
     /// An expression with other names for the axes of its points.
@@ -564,7 +599,7 @@ impl Interpreter {
                 }
                 Node::Op(op, args) => Node::Op(op, args.iter().map(|arg| done[arg]).collect()),
                 Node::Cast(a, lane) => Node::Cast(done[&a], lane),
-                Node::Reduce(op, a, lengths) => Node::Reduce(op, done[&a], lengths),
+                Node::Reduce(op, a, lengths, order) => Node::Reduce(op, done[&a], lengths, order),
                 Node::Narrowed(dtype, a) => Node::Narrowed(dtype, done[&a]),
                 other => other,
             };
@@ -579,7 +614,7 @@ impl Interpreter {
         match self.node(term) {
             Node::Uniform(_, _, _, a)
             | Node::Cast(a, _)
-            | Node::Reduce(_, a, _)
+            | Node::Reduce(_, a, ..)
             | Node::Narrowed(_, a) => SmallVec::from_slice(&[*a]),
             Node::Op(_, args) => args.clone(),
             _ => SmallVec::new(),

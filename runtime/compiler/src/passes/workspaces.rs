@@ -15,7 +15,7 @@ use slabwise_planner::{ALIGN, Dag, Plan, Space};
 
 use super::error::PassError;
 use super::pipeline::Pass;
-use crate::backend::{Kernel, Target};
+use crate::backend::{Kernel, KernelCache, Target};
 use crate::ir::Program;
 
 /// The pass; its fields as the arguments of [`grow_workspaces`].
@@ -23,6 +23,7 @@ pub(crate) struct GrowWorkspaces<'a> {
     pub plan: &'a Plan,
     pub target: &'a Target,
     pub room: u64,
+    pub kernels: &'a KernelCache,
 }
 
 impl Pass for GrowWorkspaces<'_> {
@@ -31,7 +32,8 @@ impl Pass for GrowWorkspaces<'_> {
     type Output = (Program, Plan);
 
     fn run(&self, program: &Program) -> Result<Self::Output, PassError> {
-        grow_workspaces(program.clone(), self.plan.clone(), self.target, self.room)
+        let (program, plan) = (program.clone(), self.plan.clone());
+        grow_workspaces(program, plan, self.target, self.room, self.kernels)
     }
 }
 
@@ -45,6 +47,7 @@ pub(super) fn grow_workspaces(
     mut plan: Plan,
     target: &Target,
     room: u64,
+    known: &KernelCache,
 ) -> Result<(Program, Plan), PassError> {
     // Steps of copies have neither workspace nor kernel. Without a limit, kernels have the largest
     // workspaces already.
@@ -66,12 +69,14 @@ pub(super) fn grow_workspaces(
         let Some(kernel) = &call.kernel else { continue };
         let kernels = match larger.entry(Arc::as_ptr(kernel)) {
             Entry::Occupied(known) => known.into_mut(),
-            Entry::Vacant(new) => new.insert(variants(kernel, examples, target, &bounds).map_err(
-                |source| PassError::Prepare {
-                    kernel: call.name.clone(),
-                    source,
-                },
-            )?),
+            Entry::Vacant(new) => {
+                new.insert(variants(kernel, known, examples, target, &bounds).map_err(
+                    |source| PassError::Prepare {
+                        kernel: call.name.clone(),
+                        source,
+                    },
+                )?)
+            }
         };
         let before = occupied(call.workspace());
         if let Some(kernel) = kernels
@@ -137,6 +142,7 @@ fn gaps(busy: &[(u64, u64)], room: u64) -> impl Iterator<Item = (u64, u64)> {
 /// A kernel with all larger workspaces that it can use, the largest first.
 fn variants(
     kernel: &Kernel,
+    known: &KernelCache,
     examples: u32,
     target: &Target,
     bounds: &Env,
@@ -144,14 +150,14 @@ fn variants(
     let mut list: Vec<Arc<Kernel>> = Vec::new();
     let mut most = u64::MAX;
     loop {
-        let made = kernel.with_workspace(examples, bounds, target, most)?;
+        let made = kernel.with_workspace(known, examples, bounds, target, most)?;
         let Some(made) =
             made.filter(|made| made.workspace() > kernel.workspace() && made.workspace() <= most)
         else {
             return Ok(list);
         };
         most = made.workspace() - 1;
-        list.push(Arc::new(made));
+        list.push(made);
     }
 }
 

@@ -8,6 +8,8 @@ use super::clusters::Edge;
 use crate::graph::{Graph, Node, Phase};
 use crate::ops::{NodeId, Op};
 use crate::passes::layout::{AxisMap, is_computed};
+use crate::passes::remat::REMAT_MIN_ELEMENTS;
+use crate::shape::elements;
 
 /// Values made of numbers, indices and random bits alone, whose every use can make them anew.
 pub(super) fn inline_nodes(graph: &Graph, edges: &[SmallVec<[Edge; 3]>]) -> Vec<bool> {
@@ -51,12 +53,15 @@ const RECOMPUTED_MAX: u32 = 24;
 ///   along axes, if several loops use them: `x − mean` beside x;
 /// - elementwise work of the forward pass that the backward pass needs, if the tensors that it is
 ///   computed from are in memory then anyway: all the steps of gelu, of its argument. So a chain of
-///   operations keeps one tensor for its gradient, not one for each.
+///   operations keeps one tensor for its gradient, not one for each;
+/// - if `per_use`, large values that rematerialization recomputes for several uses per element,
+///   lest they be stored by the first of them for the others.
 pub(super) fn recomputed(
     graph: &Graph,
     edges: &[SmallVec<[Edge; 3]>],
     users: &[SmallVec<[(NodeId, usize); 4]>],
     inline: &mut [bool],
+    per_use: bool,
 ) {
     let phase = |id: NodeId| graph.origin(id).phase;
     let returns = |id: NodeId| {
@@ -79,6 +84,13 @@ pub(super) fn recomputed(
     };
     let in_memory: Vec<bool> = graph.ids().map(memory).collect();
     let returning: Vec<bool> = graph.ids().map(returns).collect();
+    let bounds = graph.symbols.bounds();
+    let large = |id: NodeId| {
+        elements(&graph.node(id).dims).is_some_and(|n| n.at(&bounds) >= REMAT_MIN_ELEMENTS)
+    };
+    // Values that are used per element alone. Small ones cost few bytes.
+    let recomputed =
+        |id: NodeId| per_use && phase(id) == Phase::Recompute && graph.origin(id).segment == 0;
     // The operations that it takes to compute a value from tensors in memory, if that is possible.
     let mut work: Vec<Option<u32>> = vec![None; graph.nodes.len()];
     for id in graph.ids() {
@@ -101,10 +113,12 @@ pub(super) fn recomputed(
             .filter(|e| wide(graph, node, e))
             .map(|e| e.source)
             .collect();
-        let kept = |s: &NodeId| in_memory[s.at()] || returning[s.at()];
+        let kept =
+            |s: &NodeId| in_memory[s.at()] || returning[s.at()] || recomputed(*s) && !large(*s);
         let steps = wide.iter().map(|s| {
             if inline[s.at()] || !kept(s) {
-                work[s.at()]
+                // Random numbers are made anew by every kernel.
+                work[s.at()].or((per_use && inline[s.at()]).then_some(1))
             } else {
                 Some(0)
             }
@@ -125,7 +139,8 @@ pub(super) fn recomputed(
             && wide.len() == 1
             && users[id.at()].len() > 1
             && (inline[wide[0].at()] || in_memory[wide[0].at()]);
-        if beside || (returning[id.at()] && !wide.is_empty()) {
+        let again = recomputed(id) && large(id) && users[id.at()].len() > 1;
+        if beside || ((returning[id.at()] || again) && !wide.is_empty()) {
             let mut made = vec![id];
             while let Some(at) = made.pop() {
                 inline[at.at()] = true;

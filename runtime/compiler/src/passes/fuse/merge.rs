@@ -2,11 +2,35 @@
 
 use smallvec::SmallVec;
 
-use super::{Builder, Cluster, MEMBERS_MAX, Marks, OPERANDS_MAX, ROW_MAX};
+use super::{Builder, Cluster, MEMBERS_MAX, OPERANDS_MAX, ROW_MAX};
 use crate::graph::Phase;
 use crate::ops::NodeId;
 use crate::passes::layout::AxisMap;
 use crate::passes::sequence::Ways;
+
+/// Marks on nodes that are taken off all at once.
+pub(super) struct Marks {
+    set: Vec<[u32; 2]>,
+    now: u32,
+}
+
+impl Marks {
+    pub(super) fn new(count: usize) -> Self {
+        Marks {
+            set: vec![[0; 2]; count],
+            now: 0,
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.now += 1;
+    }
+
+    /// Sets one of a node's two marks; whether it was not there.
+    pub(super) fn set(&mut self, id: NodeId, which: bool) -> bool {
+        std::mem::replace(&mut self.set[id.at()][usize::from(which)], self.now) != self.now
+    }
+}
 
 impl Builder<'_> {
     /// Makes the kernels that use one value into fewer, where that is possible; whether any were. A
@@ -106,7 +130,9 @@ impl Builder<'_> {
         let in_time = !early(x, y) && !early(y, x);
         let alike = self.belong_together(&x.members, &y.members) && in_time;
         let apart = alike && !self.shares_container(&x.members, &y.members);
+        let recomputes = [x, y].map(|c| c.members.iter().any(|m| self.is_recomputed(*m)));
         apart
+            && (recomputes == [false; 2] || self.may_touch(&[a, b], None))
             && self.operands_of(&[a, b]) <= OPERANDS_MAX
             && !self.reaches(a, b)
             && !self.reaches(b, a)

@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 use slabwise_planner::{Buffer, BufferId, Options, Plan, TaskId, plan_for, plan_within};
 
 use super::Candidates;
-use crate::backend::Target;
+use crate::backend::{KernelCache, Target};
 use crate::ir::Program;
 use crate::passes::error::PassError;
 use crate::passes::pipeline::{Broken, Form, Pass};
@@ -73,6 +73,7 @@ impl Form for Found {
 /// The pass; its fields as the arguments of [`micro_batches_within`].
 pub(crate) struct SplitBatch<'a> {
     pub target: &'a Target,
+    pub kernels: &'a KernelCache,
     pub room: u64,
     pub options: &'a Options,
 }
@@ -83,7 +84,7 @@ impl Pass for SplitBatch<'_> {
     type Output = Option<Found>;
 
     fn run(&self, program: &Program) -> Result<Option<Found>, PassError> {
-        micro_batches_within(program, self.target, self.room, self.options)
+        micro_batches_within(program, self)
     }
 }
 
@@ -96,14 +97,18 @@ impl Pass for SplitBatch<'_> {
 /// If a program cannot be planned.
 fn micro_batches_within(
     program: &Program,
-    target: &Target,
-    room: u64,
-    options: &Options,
+    pass: &SplitBatch<'_>,
 ) -> Result<Option<Found>, PassError> {
+    let SplitBatch {
+        target,
+        kernels,
+        room,
+        options,
+    } = *pass;
     if !target.capabilities().micro_batches {
         return Ok(None);
     }
-    let Some(candidates) = Candidates::new(program, target)? else {
+    let Some(candidates) = Candidates::new(program, target, kernels)? else {
         return Ok(None);
     };
     let search = Search {
@@ -230,7 +235,9 @@ impl Search<'_> {
         if found.plan.height > self.room {
             return Ok(found);
         }
-        let (program, plan) = grow_workspaces(found.program, found.plan, self.target, self.room)?;
+        let kernels = self.candidates.kernels;
+        let (program, plan) =
+            grow_workspaces(found.program, found.plan, self.target, self.room, kernels)?;
         Ok(Found {
             program,
             plan,

@@ -2,7 +2,7 @@
 
 use super::{Interpreter, Node, Term};
 
-impl Interpreter {
+impl Interpreter<'_> {
     /// The first operands, at any depth, in which two terms that differ do so: terms of other
     /// kinds, or of other parameters.
     pub(super) fn innermost(&self, mut a: Term, mut b: Term) -> (Term, Term) {
@@ -55,7 +55,7 @@ impl Interpreter {
             Node::Uniform(_, region, stream, _) => format!("uniform {stream}{region}"),
             Node::Op(op, _) => op.name().to_string(),
             Node::Cast(_, lane) => format!("{lane:?}"),
-            Node::Reduce(op, _, lengths) => format!("{op:?} {lengths:?}"),
+            Node::Reduce(op, _, lengths, order) => format!("{op:?} {lengths:?} in order {order}"),
             Node::Narrowed(dtype, _) => dtype.name().to_string(),
         }
     }

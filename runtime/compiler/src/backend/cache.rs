@@ -1,0 +1,158 @@
+//! A cache of prepared kernels.
+
+use std::cell::RefCell;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use rustc_hash::{FxHashMap, FxHasher};
+use slabwise_kernels::cpu::SpecError;
+use slabwise_kernels::size::{Env, Symbol};
+use slabwise_kernels::spec::{Body, Inst, Spec};
+
+use super::{Choice, Kernel, Target};
+
+/// The kernels that one compilation has prepared, so that programs it compares share them.
+///
+/// All targets of a compilation are one device; they differ in the workspaces that they allow.
+#[derive(Default)]
+pub struct KernelCache {
+    known: RefCell<FxHashMap<u64, Vec<Entry>>>,
+}
+
+/// The properties of a kernel besides its spec.
+#[derive(Clone, Debug, PartialEq)]
+struct Variant {
+    bounds: Env,
+    /// The most bytes of its workspace.
+    workspace_max: u64,
+    guarded: bool,
+    choice: Choice,
+    /// For part of the batch: its symbol, and the most examples.
+    slice: Option<(Symbol, u32)>,
+}
+
+struct Entry {
+    spec: Spec,
+    variant: Variant,
+    /// `None` if the spec cannot run on part of the batch.
+    kernel: Option<Arc<Kernel>>,
+}
+
+impl KernelCache {
+    /// The kernel for a spec, as of [`Kernel::new`].
+    pub(crate) fn prepare(
+        &self,
+        spec: &Spec,
+        bounds: &Env,
+        target: &Target,
+        guarded: bool,
+        choice: Choice,
+    ) -> Result<Arc<Kernel>, SpecError> {
+        let variant = Variant {
+            bounds: *bounds,
+            workspace_max: target.workspace_max(),
+            guarded,
+            choice,
+            slice: None,
+        };
+        if let Some(Some(kernel)) = self.find(spec, &variant) {
+            return Ok(kernel);
+        }
+        let kernel = Kernel::new(spec.clone(), bounds, target, guarded, &variant.choice)?;
+        let kernel = Arc::new(kernel);
+        self.insert(spec, variant, Some(kernel.clone()));
+        Ok(kernel)
+    }
+
+    /// The kernel for parts of the batch, as of [`Kernel::sliced`].
+    pub(crate) fn sliced(
+        &self,
+        spec: &Spec,
+        batch: Symbol,
+        examples: u32,
+        bounds: &Env,
+        target: &Target,
+    ) -> Result<Option<Arc<Kernel>>, SpecError> {
+        let variant = Variant {
+            bounds: *bounds,
+            workspace_max: target.workspace_max(),
+            guarded: false,
+            choice: Choice::default(),
+            slice: Some((batch, examples)),
+        };
+        if let Some(kernel) = self.find(spec, &variant) {
+            return Ok(kernel);
+        }
+        let kernel = Kernel::sliced(spec.clone(), batch, examples, bounds, target)?.map(Arc::new);
+        self.insert(spec, variant, kernel.clone());
+        Ok(kernel)
+    }
+
+    fn find(&self, spec: &Spec, variant: &Variant) -> Option<Option<Arc<Kernel>>> {
+        let known = self.known.borrow();
+        let entry = known
+            .get(&hash(spec))?
+            .iter()
+            .find(|entry| entry.variant == *variant && is_same(&entry.spec, spec))?;
+        Some(entry.kernel.clone())
+    }
+
+    fn insert(&self, spec: &Spec, variant: Variant, kernel: Option<Arc<Kernel>>) {
+        let entry = Entry {
+            spec: spec.clone(),
+            variant,
+            kernel,
+        };
+        self.known
+            .borrow_mut()
+            .entry(hash(spec))
+            .or_default()
+            .push(entry);
+    }
+}
+
+fn hash(spec: &Spec) -> u64 {
+    let mut hasher = FxHasher::default();
+    (&spec.dims, spec.reduced, &spec.operands, &spec.stores).hash(&mut hasher);
+    (&spec.indices, spec.code.len()).hash(&mut hasher);
+    hasher.finish()
+}
+
+/// Whether two specs are the same to the bit: `==` takes 0 for −0.
+fn is_same(a: &Spec, b: &Spec) -> bool {
+    let constants = |(a, b): (&Inst, &Inst)| match (a, b) {
+        (Inst::Const(a), Inst::Const(b)) => format!("{a:?}") == format!("{b:?}"),
+        _ => true,
+    };
+    let prologues = match (&a.body, &b.body) {
+        (Body::Conv2d(a), Body::Conv2d(b)) => match (&a.prologue, &b.prologue) {
+            (Some(a), Some(b)) => is_same(a, b),
+            _ => true,
+        },
+        _ => true,
+    };
+    a == b && prologues && a.code.iter().zip(&b.code).all(constants)
+}
+
+#[cfg(test)]
+mod tests {
+    use slabwise_kernels::scalar::Value;
+    use slabwise_kernels::spec::{Body, Inst, Spec};
+
+    use super::is_same;
+
+    #[test]
+    fn constants_differ_by_their_sign() {
+        let of = |x: f32| Spec {
+            body: Body::Loop,
+            dims: [].into_iter().collect(),
+            reduced: 0,
+            operands: Vec::new(),
+            indices: Vec::new(),
+            code: vec![Inst::Const(Value::F32(x))],
+            stores: Vec::new(),
+        };
+        assert!(is_same(&of(0.0), &of(0.0)));
+        assert!(of(0.0) == of(-0.0) && !is_same(&of(0.0), &of(-0.0)));
+    }
+}

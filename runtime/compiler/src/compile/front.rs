@@ -1,0 +1,80 @@
+//! The front half of the compiler: from a simplified graph to lowered kernels.
+//!
+//! It runs once for a program, and under a budget again with other options, because kernels that
+//! are fast where memory suffices hold more bytes at once than others.
+
+use super::{CompileOptions, refuse_many_axes};
+use crate::backend::KernelCache;
+use crate::error::Result;
+use crate::graph::Graph;
+use crate::ir::Program;
+use crate::passes::{
+    FuseWithin, Legalize, Limits, Lower, Pipeline, REMAT_MIN_ELEMENTS, Rematerialize,
+};
+
+/// The choices of the front half that change no result, only bytes and time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FrontOptions {
+    /// Cheap activations that the backward pass reads from memory are recomputed. Without it they
+    /// are stored, and the planner decides which of them are recomputed.
+    pub rematerialize: bool,
+    /// The most bytes that a kernel touches which computes recomputed values beside others; above
+    /// that, each has a kernel of its own.
+    pub multi_output_bytes: u64,
+}
+
+impl Default for FrontOptions {
+    fn default() -> Self {
+        FrontOptions {
+            rematerialize: true,
+            multi_output_bytes: u64::MAX,
+        }
+    }
+}
+
+/// The front half for a simplified graph.
+pub(super) struct Front<'a> {
+    pub graph: &'a Graph,
+    pub options: &'a CompileOptions,
+    /// Whether products take halves as they are.
+    pub half_products: bool,
+    pub passes: &'a Pipeline,
+    pub kernels: &'a KernelCache,
+}
+
+impl Front<'_> {
+    /// The lowered program; `ended` is called behind each stage, with its name and the number of
+    /// nodes or kernels.
+    pub fn run(
+        &self,
+        options: FrontOptions,
+        mut ended: impl FnMut(&'static str, usize),
+    ) -> Result<Program> {
+        let passes = self.passes;
+        let fuse = self.options.fuse;
+        let remat = Rematerialize {
+            smallest: fuse.recompute.then_some(REMAT_MIN_ELEMENTS),
+            stored: !options.rematerialize,
+        };
+        let graph = passes.run(&remat, self.graph)?;
+        ended("rematerialize", graph.nodes.len());
+        let legalize = Legalize {
+            half_products: self.half_products,
+        };
+        let graph = passes.run(&legalize, &graph)?;
+        ended("legalize", graph.nodes.len());
+        let fuse = FuseWithin {
+            options: fuse,
+            limits: Limits {
+                bytes: options.multi_output_bytes,
+                per_use: !options.rematerialize,
+            },
+        };
+        let clusters = passes.run(&fuse, &graph)?;
+        ended("fuse", clusters.list.len());
+        let program = passes.run(&Lower, &clusters)?;
+        ended("lower", program.kernels.len());
+        refuse_many_axes(&program)?;
+        Ok(program)
+    }
+}
