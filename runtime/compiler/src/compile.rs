@@ -18,9 +18,7 @@ use crate::ir::{self, KernelCall};
 use crate::memory::budget::Allowance;
 use crate::memory::offload::Offload;
 use crate::ops::{NodeId, Op};
-use crate::passes::{
-    DumpOptions, Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues,
-};
+use crate::passes::{DumpOptions, Fuse, PassError, Pipeline, Prepare, Simplify, count_prologues};
 use crate::plan::{BudgetReport, Clock, DataDependentBuffer, Persistent, Plan};
 use crate::settings;
 use crate::shape::{Extent, elements};
@@ -58,7 +56,7 @@ pub struct CompileOptions {
 }
 
 /// The rewrites of kernels that keep a program within its budget; each can be switched off. Results
-/// do not depend on them. Recomputation and, with [`Offload`](crate::Offload), copies to the host
+/// do not depend on them. Recomputation and, with [`Offload`], copies to the host
 /// are chosen besides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Measures {

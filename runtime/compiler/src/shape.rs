@@ -22,7 +22,7 @@ pub enum Dim {
         max: u32,
     },
     /// An unbounded dimension, known by name alone: planned for the lengths of runs (see
-    /// [`DynamicShapes`](crate::shapes::Shapes)).
+    /// [`DynamicShapes`](crate::shapes::DynamicShapes)).
     Unbounded {
         /// Dimensions of the same name have the same length in a run.
         name: &'static str,

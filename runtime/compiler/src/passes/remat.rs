@@ -33,7 +33,7 @@ const STEPS_MAX: u32 = 24;
 /// Tensors of fewer elements cost few bytes, and are kept.
 pub const REMAT_MIN_ELEMENTS: i64 = 1 << 12;
 
-/// The pass; `smallest` as of [`remake`].
+/// The pass; `smallest` as of [`rematerialize`].
 pub struct Rematerialize {
     /// The fewest elements of a tensor that is recomputed because that is cheap; none if `None`.
     pub smallest: Option<i64>,

@@ -13,7 +13,8 @@
 //! if the kernels split them into the same parts, about which the target is asked.
 //!
 //! The method is that of regalloc2's checker and of translation validation (Pnueli, Siegel and
-//! Singerman, TACAS 1998); the module shares no code with the passes that it checks.
+//! Singerman, TACAS 1998); the module shares no code with the passes that it checks, and only
+//! `sums` answers both it and them.
 
 mod region;
 mod text;

@@ -8,7 +8,7 @@ use crate::graph::Graph;
 use crate::ops::{NodeId, Op};
 
 /// For each value the concatenation or padding that it is a part of. Such a value has no other use:
-/// [`legalize`](super::legalise) sees to that.
+/// [`legalize`](super::legalize) sees to that.
 pub(in super::super) struct Containers(Vec<Option<(NodeId, Size)>>);
 
 impl Containers {
