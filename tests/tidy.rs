@@ -99,6 +99,16 @@ const CRATES: &[(&str, &[&str])] = &[
             "slabwise-pool",
         ],
     ),
+    ("runtime/models", &["slabwise-compiler", "slabwise-kernels"]),
+    (
+        "runtime/cli",
+        &[
+            "slabwise-cuda",
+            "slabwise-kernels",
+            "slabwise-models",
+            "slabwise-planner",
+        ],
+    ),
 ];
 
 /// A text file of the repository.
