@@ -67,15 +67,11 @@ const RUNTIME_FLOORS: Floors = &[
     &[
         "buffer",
         "checkpoint",
-        "checks",
-        "dynamic",
         "feed",
         "fit",
-        "data_dependent",
         "init",
         "program",
         "session",
-        "shapes",
     ],
 ];
 

@@ -4,10 +4,7 @@
 
 mod buffer;
 mod checkpoint;
-mod checks;
 pub mod data;
-mod data_dependent;
-mod dynamic;
 pub mod feed;
 pub mod fit;
 mod init;
@@ -17,7 +14,6 @@ pub mod optim;
 pub mod params;
 mod program;
 mod session;
-mod shapes;
 pub mod tensor;
 pub mod trace;
 pub mod weights;
@@ -41,9 +37,10 @@ pub use plan::{
     BudgetReport, CompileStage, DataDependentBuffer, MicroBatched, OffloadedValue, Persistent, Plan,
 };
 pub use program::Program;
+pub use program::shapes::PlanCounts;
 pub use session::{KernelTime, Roofline, RunStats, Session};
 pub use shape::{Dim, Shape};
-pub use shapes::{DynamicShapes, LengthRanges, PlanCounts};
+pub use slabwise_compiler::shapes::{DynamicShapes, LengthRanges};
 pub use slabwise_kernels::cpu::Isa;
 pub use slabwise_kernels::dtype::DType;
 pub use slabwise_kernels::spec::Window;

@@ -1,9 +1,11 @@
 //! A compiled program: kernels in the order of a checked plan, and where their arguments lie.
 
 mod fed;
+pub(crate) mod gaps;
 mod link;
 #[cfg(feature = "profiles")]
 mod memory_profile;
+pub(crate) mod shapes;
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +24,7 @@ use crate::memory::{Tag, TagId};
 use crate::passes::MicroBatchRange;
 use crate::plan::Plan;
 use crate::shape::Symbols;
-use crate::shapes::PerShape;
+use shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {

@@ -1,12 +1,16 @@
 //! Sessions: weights, one slab, and the programs that share them.
 
+mod checks;
 mod copies;
+mod data_dependent;
+mod dynamic;
 mod link;
 mod load;
 mod measure;
 mod memory;
 mod outputs;
 mod prefetch;
+mod shapes;
 mod shared;
 mod slots;
 mod steps;
@@ -27,7 +31,6 @@ use smallvec::SmallVec;
 use crate::backend::Target;
 use crate::buffer::{Buffer, Output};
 use crate::compile::CompileOptions;
-use crate::data_dependent::DataDependent;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::feed::{Feed, Source};
@@ -39,10 +42,11 @@ use crate::passes::DumpOptions;
 use crate::plan::Plan;
 use crate::program::{Compiled, Program, Step, lengths};
 use crate::settings;
-use crate::shapes::first_lengths;
 use crate::tensor::Tensor;
 use crate::trace::Trace;
 use crate::words;
+use data_dependent::DataDependent;
+use shapes::first_lengths;
 
 pub use crate::backend::Roofline;
 pub use measure::KernelTime;

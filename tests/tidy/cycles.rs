@@ -15,19 +15,6 @@ use super::{Source, none, rust};
 const CYCLES: &[(&str, &[&str], &str)] = &[
     (
         "runtime/src",
-        &[
-            "checks",
-            "data_dependent",
-            "dynamic",
-            "program",
-            "session",
-            "shapes",
-        ],
-        "checks, dynamic, data_dependent and shapes are methods of Session that are kept apart by \
-         topic",
-    ),
-    (
-        "runtime/src",
         &["optim", "tensor", "trace"],
         "a tensor is a handle into the trace that records it, and Trace::minimize takes an optimizer",
     ),

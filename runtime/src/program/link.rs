@@ -250,7 +250,7 @@ fn gaps(buffers: &[PlannedBuffer], steps: &[Step], plan: &Plan) -> Vec<Vec<(u64,
         let places = buffers.iter().map(|b| b.place);
         let planned = places.zip(lifetimes.iter().copied());
         let workspaces = steps.iter().enumerate().map(at_step);
-        crate::data_dependent::gaps(planned.chain(workspaces), lifetime)
+        super::gaps::gaps(planned.chain(workspaces), lifetime)
     };
     buffers.iter().zip(lifetimes).map(gaps).collect()
 }

@@ -122,7 +122,7 @@ impl Memory {
     pub fn open(device: Device, session: u64) -> Result<Self> {
         Ok(Memory {
             backend: backend::open(device)?,
-            pool: crate::dynamic::open_pool(&MemoryConfig::default())?,
+            pool: super::dynamic::open_pool(&MemoryConfig::default())?,
             budget: Allowance::default(),
             offload: None,
             slab: None,

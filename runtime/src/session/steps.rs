@@ -9,11 +9,11 @@ use slabwise_kernels::size::Env;
 use slabwise_kernels::spec::MAX_ARGUMENTS;
 use smallvec::SmallVec;
 
+use super::checks::Watch;
+use super::dynamic::Pooled;
 use super::measure::StepClock;
 use super::{RunStats, Session};
 use crate::backend::Call;
-use crate::checks::Watch;
-use crate::dynamic::Pooled;
 use crate::error::Result;
 use crate::program::{Compiled, Copied, Place, Work};
 

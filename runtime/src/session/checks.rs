@@ -10,9 +10,9 @@ use std::collections::BTreeMap;
 
 use slabwise_kernels::memory::Region;
 
+use super::Session;
 use crate::error::{Error, Result};
 use crate::program::{Compiled, Planned};
-use crate::session::Session;
 
 const POISON: u8 = 0xFF;
 

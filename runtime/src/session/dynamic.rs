@@ -5,6 +5,7 @@
 use slabwise_kernels::memory::Region;
 use slabwise_kernels::size::Env;
 
+use super::{Buffers, Memory, Run, Session};
 use crate::buffer::Output;
 use crate::error::{Error, Result};
 use crate::feed::Feed;
@@ -12,7 +13,6 @@ use crate::memory::{
     Handle, MemoryConfig, NotInUse, OutOfMemory, Policy, Pool, Statistics, Stream, TagId,
 };
 use crate::program::{Compiled, Place, Program};
-use crate::session::{Buffers, Memory, Run, Session};
 
 /// The blocks of the pool that a run has taken.
 pub(crate) struct Pooled {
