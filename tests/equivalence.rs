@@ -66,7 +66,7 @@ fn run<const N: usize>(
                 .collect(),
         );
     }
-    if mode == Mode::Planned && case.graph.symbols.free().next().is_none() {
+    if mode == Mode::Planned && case.graph.symbols.unbounded().next().is_none() {
         assert_eq!(
             session.last_run().peak_slab_bytes,
             program.plan().slab_bytes(),

@@ -263,7 +263,7 @@ fn nonsense_is_refused_by_name() {
         trace.arange(Dim::unbounded("nobody"));
     });
     assert!(
-        orphan.contains("no input has the free dimension \"nobody\""),
+        orphan.contains("no input has the unbounded dimension \"nobody\""),
         "{orphan}"
     );
     for (ranges, plans_max, said) in [

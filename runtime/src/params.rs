@@ -281,7 +281,7 @@ impl Scope {
                     faults.push(format!("parameter \"{path}\" has the bounded length {name}: lengths of parameters are fixed"));
                 }
                 Dim::Unbounded { name } => {
-                    faults.push(format!("parameter \"{path}\" has the free length {name}: lengths of parameters are fixed"));
+                    faults.push(format!("parameter \"{path}\" has the unbounded length {name}: lengths of parameters are fixed"));
                 }
             }
         }

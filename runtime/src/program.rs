@@ -28,14 +28,14 @@ use shapes::PerShape;
 
 /// A program with `N` outputs. It is run by the session that compiled it.
 pub struct Program<const N: usize> {
-    /// The program; with free dimensions, that of the lengths planned first.
+    /// The program; with unbounded dimensions, that of the lengths planned first.
     pub(crate) inner: Arc<Compiled>,
     /// With unbounded dimensions, the plans for other lengths.
     pub(crate) shaped: Option<Box<PerShape>>,
 }
 
 impl<const N: usize> Program<N> {
-    /// The memory plan: bytes, lifetimes, savings. With [free](crate::Dim::unbounded) dimensions, which
+    /// The memory plan: bytes, lifetimes, savings. With [unbounded](crate::Dim::unbounded) dimensions, which
     /// have no length before the first run, that is the plan for a length of 64.
     pub fn plan(&self) -> &Plan {
         &self.inner.plan

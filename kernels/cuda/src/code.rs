@@ -152,7 +152,7 @@ pub struct Code<'a> {
     /// Whether a store depends on the value.
     pub needed: Vec<bool>,
     /// Whether the value exists once per point of the kept axes (per row, not per element).
-    pub folded: Vec<bool>,
+    pub per_row: Vec<bool>,
 }
 
 impl<'a> Code<'a> {
@@ -162,7 +162,7 @@ impl<'a> Code<'a> {
             spec,
             lanes: spec.check_code()?,
             needed: live_values(&spec.code, &spec.stores),
-            folded: spec.per_row(),
+            per_row: spec.per_row(),
         })
     }
 

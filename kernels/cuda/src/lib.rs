@@ -38,5 +38,5 @@ pub use lower::{Dispatch, Function, Lowered, Target, Word};
 pub use program::{Launch, LoadError, Overlap, Program, Run, Work, workspace_bytes};
 pub use reservation::{Limits, Usage as MemoryUsage};
 pub use source::{FusedLaunch, PRELUDE, fused_name, has_same_sums, lower, lower_fused};
-pub use staging::landing_bytes;
+pub use staging::staging_bytes;
 pub use tune::{Choice, Picks, Tuner, WORTH, lower_as};

@@ -19,7 +19,7 @@ type Result<T> = std::result::Result<T, DriverError>;
 const STAGED_BYTES_MIN: u64 = 1 << 20;
 
 /// The size of an input in the device's staging buffer, bytes: 0 for a small one.
-pub fn landing_bytes(input: u64) -> u64 {
+pub fn staging_bytes(input: u64) -> u64 {
     if input < STAGED_BYTES_MIN {
         0
     } else {
@@ -104,13 +104,13 @@ impl Device {
         Ok(())
     }
 
-    /// Sets the size of the staging buffer: the sum of [`landing_bytes`] of a run's inputs. Inputs
+    /// Sets the size of the staging buffer: the sum of [`staging_bytes`] of a run's inputs. Inputs
     /// that do not fit are copied when their run starts. `false` if the device has too little
     /// memory; then there is no staging buffer.
     ///
     /// # Errors
     /// If the driver refuses for another reason.
-    pub fn set_landing(&mut self, bytes: u64) -> Result<bool> {
+    pub fn set_staging(&mut self, bytes: u64) -> Result<bool> {
         self.ready()?;
         if bytes == self.staging.buffer.bytes {
             return Ok(true);
@@ -181,7 +181,7 @@ impl Device {
         }
         set.used = from + bytes;
         write(&mut set.memory.bytes_mut()[from..from + bytes]);
-        let staged = landing_bytes(region.bytes);
+        let staged = staging_bytes(region.bytes);
         let (stream, to) = if staged > 0 && buffer.used + staged <= buffer.bytes {
             let address_in_buffer = buffer.base + buffer.used;
             buffer.used += staged;

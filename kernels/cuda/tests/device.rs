@@ -4,8 +4,8 @@ use slabwise_cuda::compiler::Compiler;
 use slabwise_cuda::driver::DriverError;
 use slabwise_cuda::fake::FakeDriver;
 use slabwise_cuda::{
-    Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, landing_bytes,
-    nvrtc,
+    Device, Dispatch, Function, Launch, Limits, LoadError, Lowered, Run, Word, Work, nvrtc,
+    staging_bytes,
 };
 use slabwise_kernels::size::Env;
 
@@ -565,13 +565,13 @@ fn large_inputs_are_staged_early_and_arrive_in_order() {
         device.prepare_staging(bytes as usize).expect("it is ready");
         assert_eq!(
             device
-                .set_landing(landing_bytes(bytes))
+                .set_staging(staging_bytes(bytes))
                 .expect("the driver is fine"),
             ahead
         );
         assert_eq!(
             device.usage().used - before,
-            if ahead { landing_bytes(bytes) } else { 0 }
+            if ahead { staging_bytes(bytes) } else { 0 }
         );
         let mut seen = device.reserve(8 * 16).expect("room");
         seen.bytes = 8;

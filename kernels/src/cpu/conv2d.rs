@@ -21,7 +21,7 @@ use super::gemm::Limits;
 use super::gemm::drive::Space;
 use super::gemm::micro::Micro;
 use super::tile::TileCode;
-use super::{Config, CutOff, Launch, SpecError};
+use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{self, Body, ConvKind, Operand, Spec, check_operand};
@@ -97,13 +97,13 @@ impl Conv2d {
 
     /// Where slices of a weight gradient may end, and its partial sums; `None` if more than the
     /// number of images varies.
-    pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
+    pub fn micro_batch_limits(&self, spec: &Spec, bound: &Env) -> Option<MicroBatchLimits> {
         let sizes = Sizes::new(body(spec).ok()?, bound);
         sizes.fixed.then(|| {
             if self.depthwise {
-                depthwise::cut_off(&sizes, self.micro)
+                depthwise::micro_batch_limits(&sizes, self.micro)
             } else {
-                weight_grad::cut_off(&sizes, self.micro)
+                weight_grad::micro_batch_limits(&sizes, self.micro)
             }
         })
     }

@@ -9,7 +9,7 @@ mod simd;
 use std::ops::Range;
 
 use super::tile::{Bound, TileCode};
-use super::{Config, CutOff, Launch, SpecError};
+use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::dtype::DType;
 use crate::size::{Env, Size};
 use crate::spec::{Body, MAX_AXES, Operand, Spec, check_operand};
@@ -175,7 +175,7 @@ impl Matmul {
 
     /// The sums of a product over a batch, which slices may cut anywhere; `None` if sizes of the
     /// result vary.
-    pub fn cut_off(&self, spec: &Spec, bound: &Env) -> Option<CutOff> {
+    pub fn micro_batch_limits(&self, spec: &Spec, bound: &Env) -> Option<MicroBatchLimits> {
         let Body::Matmul(body) = &spec.body else {
             return None;
         };
@@ -192,7 +192,7 @@ impl Matmul {
         // A longer contracted axis makes no fewer splits.
         let k_blocks = body.k.usize_at(bound).div_ceil(KC);
         let parts = splits(split_blocks(groups, m, n), k_blocks) + usize::from(k_blocks > 1);
-        Some(CutOff {
+        Some(MicroBatchLimits {
             unit: 1,
             sums: drive::sums(groups, m, n, parts, self.micro),
         })

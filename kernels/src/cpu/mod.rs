@@ -91,12 +91,12 @@ pub struct Kernel {
 /// How a kernel runs on slices of a batch.
 struct Slices {
     micro_batching: MicroBatching,
-    cut: CutOff,
+    cut: MicroBatchLimits,
 }
 
 /// Where slices may end, and the partial sums that pass between them.
 #[derive(Clone, Copy)]
-pub(crate) struct CutOff {
+pub(crate) struct MicroBatchLimits {
     /// The length of every slice but the last is a multiple of this many examples.
     pub unit: usize,
     /// Elements (of four bytes) of the sums.
@@ -210,10 +210,10 @@ impl Kernel {
         }
         let kernel = Kernel::prepare(spec, [&own, bound], config, workspace)?;
         let cut = match &kernel.body {
-            _ if !micro_batching.folds => Some(CutOff { unit: 1, sums: 0 }),
-            Prepared::Conv2d(k) => k.cut_off(&kernel.spec, bound),
-            Prepared::Matmul(k) => k.cut_off(&kernel.spec, bound),
-            Prepared::Loop(k) => k.cut_off(&kernel.spec, bound, &micro_batching),
+            _ if !micro_batching.folds => Some(MicroBatchLimits { unit: 1, sums: 0 }),
+            Prepared::Conv2d(k) => k.micro_batch_limits(&kernel.spec, bound),
+            Prepared::Matmul(k) => k.micro_batch_limits(&kernel.spec, bound),
+            Prepared::Loop(k) => k.micro_batch_limits(&kernel.spec, bound, &micro_batching),
             _ => None,
         };
         Ok(cut.map(|cut| Kernel {

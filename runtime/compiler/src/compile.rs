@@ -267,7 +267,7 @@ fn tuned(target: &Target, tuning: Tuning, graph: &Graph) -> Target {
     let target = target.clone();
     match tuning {
         Tuning::Off => target.timed_from(None),
-        _ if graph.symbols.free().next().is_some() => target.timed_from(None),
+        _ if graph.symbols.unbounded().next().is_some() => target.timed_from(None),
         Tuning::All => target.timed_from(Some(1)),
         Tuning::Worthwhile => target,
     }

@@ -231,8 +231,8 @@ impl Symbols {
             .any(|size| size.symbols().any(|s| self.is_data_dependent(s)))
     }
 
-    /// The free symbols.
-    pub fn free(&self) -> impl Iterator<Item = Symbol> {
+    /// The unbounded symbols.
+    pub fn unbounded(&self) -> impl Iterator<Item = Symbol> {
         self.iter()
             .filter(|(_, _, extent)| matches!(extent, Extent::Unbounded(_)))
             .map(|(symbol, ..)| symbol)
@@ -253,7 +253,7 @@ impl Symbols {
     pub fn describe(&self) -> String {
         let one = |(_, name, extent): (Symbol, &str, Extent)| match extent {
             Extent::Bounded(max) => format!("{name} ≤ {max}"),
-            Extent::Unbounded(planned) => format!("{name} free, planned up to {planned}"),
+            Extent::Unbounded(planned) => format!("{name} unbounded, planned up to {planned}"),
             Extent::DataDependent(most) => {
                 format!("{name} found, ≤ {}", most.show(|s| self.name(s)))
             }

@@ -22,12 +22,12 @@ impl LengthRanges {
         if length == 0 {
             return (0, 0);
         }
-        let (mut low, mut rung) = (1u64, 1u64);
-        while rung < u64::from(length) {
-            low = rung + 1;
-            rung = low.max(rung + rung * u64::from(percent) / 100);
+        let (mut low, mut step) = (1u64, 1u64);
+        while step < u64::from(length) {
+            low = step + 1;
+            step = low.max(step + step * u64::from(percent) / 100);
         }
-        (low as u32, u32::try_from(rung).unwrap_or(u32::MAX))
+        (low as u32, u32::try_from(step).unwrap_or(u32::MAX))
     }
 }
 
@@ -35,7 +35,7 @@ impl LengthRanges {
 /// grow by 25 percent, at most 64 plans a program, and allocation in gaps of the slab.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DynamicShapes {
-    /// Which lengths of [free](crate::shape::Dim::unbounded) dimensions share a plan.
+    /// Which lengths of [unbounded](crate::shape::Dim::unbounded) dimensions share a plan.
     pub ranges: LengthRanges,
     /// The most plans that a program keeps, at least 1; the least recently used one is dropped.
     pub plans_max: u32,

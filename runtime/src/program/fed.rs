@@ -205,7 +205,7 @@ impl Compiled {
                         }
                         Extent::Unbounded(_) if u32::try_from(length).is_err() => {
                             return fail(format!(
-                                "shape {lengths:?} was given: \"{name}\" is {length}; a free dimension is at most {} long",
+                                "shape {lengths:?} was given: \"{name}\" is {length}; an unbounded dimension is at most {} long",
                                 u32::MAX
                             ));
                         }

@@ -1,4 +1,4 @@
-//! A run in the slab as a ledger, so that planned and dynamic runs are exported by the same code in
+//! A run in the slab as a memory profile, so that planned and dynamic runs are exported by the same code in
 //! the same formats.
 
 use slabwise_planner::report::Run;

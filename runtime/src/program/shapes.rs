@@ -61,7 +61,7 @@ impl PerShape {
         let now = plans.clock;
         let fits = |k: &&mut Kept| {
             let within = |s: Symbol| (at(&k.least, s)..=at(&k.most, s)).contains(&at(lengths, s));
-            self.graph.symbols.free().all(within)
+            self.graph.symbols.unbounded().all(within)
         };
         let found = plans.kept.iter_mut().find(fits)?;
         found.used = now;
@@ -95,7 +95,7 @@ impl PerShape {
     /// The range around the lengths of a run.
     pub fn around(&self, lengths: &Env) -> (Env, Env) {
         let (mut least, mut most) = (*lengths, *lengths);
-        for s in self.graph.symbols.free() {
+        for s in self.graph.symbols.unbounded() {
             let i = usize::from(s.0);
             (least.0[i], most.0[i]) = self.shapes.ranges.around(lengths.0[i]);
         }
@@ -105,7 +105,7 @@ impl PerShape {
 
 impl<const N: usize> Program<N> {
     /// The number of plans made, and of runs for which there was one. Without
-    /// [free](crate::Dim::unbounded) dimensions there is one plan, and runs are not counted.
+    /// [unbounded](crate::Dim::unbounded) dimensions there is one plan, and runs are not counted.
     pub fn plan_counts(&self) -> PlanCounts {
         let Some(shaped) = &self.shaped else {
             return PlanCounts {

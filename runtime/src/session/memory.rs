@@ -217,7 +217,7 @@ impl Memory {
         room: Option<u64>,
     ) -> Result<()> {
         let (there, _) = self.backend.staging();
-        let (ahead, landing) = (
+        let (ahead, staging) = (
             inner.plan.persistent().prefetch,
             inner.plan.persistent().staging,
         );
@@ -225,8 +225,8 @@ impl Memory {
             .bytes_beside_staging(inner.slab_bytes)
             .saturating_add(ahead);
         let wanted = match room {
-            Some(room) if beside.saturating_add(there) > room => landing,
-            _ => there.max(landing),
+            Some(room) if beside.saturating_add(there) > room => staging,
+            _ => there.max(staging),
         };
         if !self.backend.set_staging(wanted)? {
             log::warn!(

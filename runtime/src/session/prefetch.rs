@@ -59,7 +59,7 @@ impl Session {
     /// Sets the number of slots for inputs, including the one that kernels read; the default is 1.
     /// Programs compiled from now on can [prefetch](Session::run_ahead) up to `slots - 1` batches.
     /// Each takes the bytes of the inputs beside the slab, and on a CUDA device as much pinned
-    /// memory of the host. Programs with [free](crate::Dim::unbounded) lengths prefetch none. Results do
+    /// memory of the host. Programs with [unbounded](crate::Dim::unbounded) lengths prefetch none. Results do
     /// not depend on it.
     #[must_use]
     pub fn with_prefetch(mut self, slots: usize) -> Self {
@@ -187,7 +187,7 @@ impl Session {
 
     fn no_slots(&self, inner: &Compiled) -> Error {
         Error::Value(format!(
-            "\"{}\" has no slots for prefetched batches: it takes no inputs, has free lengths, or was compiled without with_prefetch(2) or more",
+            "\"{}\" has no slots for prefetched batches: it takes no inputs, has unbounded lengths, or was compiled without with_prefetch(2) or more",
             inner.name
         ))
     }

@@ -51,14 +51,14 @@ impl Session {
                 .iter()
                 .any(|i| i.dims.contains(&Size::symbol(*s)))
         };
-        if let Some(s) = graph.symbols.free().find(in_no_input) {
+        if let Some(s) = graph.symbols.unbounded().find(in_no_input) {
             let free = graph.symbols.name(s);
             return Err(Error::Value(format!(
-                "\"{name}\": no input has the free dimension \"{free}\", so no run can say its length"
+                "\"{name}\": no input has the unbounded dimension \"{free}\", so no run can say its length"
             )));
         }
         let started = Instant::now();
-        if graph.symbols.free().next().is_none() {
+        if graph.symbols.unbounded().next().is_none() {
             let compiled = self.planned(name, graph, started)?;
             return Ok(Program {
                 inner: Arc::new(self.link(compiled)?),
@@ -133,7 +133,7 @@ impl PerShape {
 /// offsets.
 fn holds(compiled: &CompiledPlan, least: &Env, most: &Env) -> bool {
     let (program, symbols) = (&compiled.program, &compiled.program.graph.symbols);
-    let free: Vec<Symbol> = symbols.free().collect();
+    let free: Vec<Symbol> = symbols.unbounded().collect();
     let mut samples = vec![*least, *most];
     for &s in &free {
         let mut corner = *most;
@@ -214,9 +214,9 @@ fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
     let node = graph.node(id);
     let taking_part = |s: &Symbol| node.dims.iter().any(|d| d.symbols().any(|t| t == *s));
     let symbol = symbols
-        .free()
+        .unbounded()
         .find(taking_part)
-        .or_else(|| symbols.free().next());
+        .or_else(|| symbols.unbounded().next());
     let of = |s: Symbol| {
         graph
             .inputs
@@ -226,7 +226,7 @@ fn impossible(graph: &Graph, id: NodeId, lengths: &Env, why: &str) -> Error {
     };
     let origin = graph.origin(id);
     let said: Vec<String> = symbols
-        .free()
+        .unbounded()
         .map(|s| format!("\"{}\" is {}", symbols.name(s), at(lengths, s)))
         .collect();
     let (file, line) = (origin.location.file(), origin.location.line());

@@ -11,7 +11,7 @@ use std::ops::Range;
 use super::columns::{Columns, columns, is_phased, phases};
 use super::tile::{Axis, Parts, Shape, Source, fill};
 use super::{Call, Sizes, source};
-use crate::cpu::CutOff;
+use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{Product, Resources, Slot, Space};
 use crate::cpu::gemm::micro::Micro;
 use crate::cpu::gemm::planes::Planes;
@@ -220,8 +220,8 @@ unsafe fn convolve(
 }
 
 /// Where slices of a weight gradient may end, and its partial sums: a vector for each weight.
-pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
-    CutOff {
+pub(super) fn micro_batch_limits(sizes: &Sizes, micro: &Micro) -> MicroBatchLimits {
+    MicroBatchLimits {
         unit: 1,
         sums: sizes
             .groups
@@ -299,7 +299,7 @@ impl WeightGrad<'_> {
         let channels = block * self.size..((block + 1) * self.size).min(sizes.groups);
         let part = self.call.launch.part;
         // SAFETY: channels are one block's each, the slot's buffers have the sizes of `space`, and
-        // the sums those of `cut_off`.
+        // the sums those of `micro_batch_limits`.
         unsafe {
             let acc = part.map_or(slot.acc, |part| {
                 part.sums

@@ -7,7 +7,7 @@ use std::ops::Range;
 use super::image::Image;
 use super::tile::{Part, Parts, Shape, Source};
 use super::{Call, Sizes, part_source};
-use crate::cpu::CutOff;
+use crate::cpu::MicroBatchLimits;
 use crate::cpu::gemm::drive::{
     Blocking, Carry, MicroPanel, Product, Resources, Space, drive_some, sums,
 };
@@ -157,7 +157,7 @@ fn blocking(sizes: &Sizes, micro: &Micro, limits: &Limits) -> Blocking {
 }
 
 /// Where slices may end, and the partial sums between them. (More images make no fewer splits.)
-pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
+pub(super) fn micro_batch_limits(sizes: &Sizes, micro: &Micro) -> MicroBatchLimits {
     let sums = sums(
         sizes.groups,
         sizes.source * sizes.taps(),
@@ -165,7 +165,7 @@ pub(super) fn cut_off(sizes: &Sizes, micro: &Micro) -> CutOff {
         splits_of(sizes),
         micro,
     );
-    CutOff {
+    MicroBatchLimits {
         unit: parts(sizes).size()[0],
         sums,
     }

@@ -13,7 +13,7 @@ pub use alike::has_same_sums;
 use smallvec::SmallVec;
 
 use super::tile::{Bound, TileCode};
-use super::{Config, CutOff, Launch, SpecError};
+use super::{Config, Launch, MicroBatchLimits, SpecError};
 use crate::micro_batch::MicroBatching;
 use crate::size::Env;
 use crate::spec::{Inst, MAX_AXES, Spec};
@@ -58,19 +58,19 @@ impl Loop {
     }
 
     /// Where slices of a sum over the batch may end, and the partial sums between them.
-    pub fn cut_off(
+    pub fn micro_batch_limits(
         &self,
         spec: &Spec,
         bound: &Env,
         micro_batching: &MicroBatching,
-    ) -> Option<CutOff> {
+    ) -> Option<MicroBatchLimits> {
         let (reduction, (axis, _)) = (self.reduction.as_ref()?, micro_batching.axis?);
         // Tiles go through the batch outermost.
         if self.order[spec.dims.len() - spec.reduced] != axis {
             return None;
         }
         let examples = bound.0[usize::from(micro_batching.batch.0)] as usize;
-        reduction.cut_off(
+        reduction.micro_batch_limits(
             examples,
             &mut Bound::sizes(&self.code, spec, bound, &self.order),
             &self.code,

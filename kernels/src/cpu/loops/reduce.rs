@@ -12,7 +12,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::{CHUNK, Loop};
-use crate::cpu::CutOff;
+use crate::cpu::MicroBatchLimits;
 use crate::cpu::tile::{AXES, Along, Bound, Machine, TILE, Tile, TileCode, VECTOR};
 use crate::cpu::{Launch, SpecError};
 use crate::micro_batch::Part;
@@ -168,7 +168,12 @@ impl Reduction {
     /// Where slices of a sum over the batch may end, and the sums, for a space resolved at the
     /// bound; `None` if the sums cannot be continued: tiles do not iterate over the batch
     /// outermost, or other values than sums would have to be kept.
-    pub fn cut_off(&self, examples: usize, bound: &mut Bound, code: &TileCode) -> Option<CutOff> {
+    pub fn micro_batch_limits(
+        &self,
+        examples: usize,
+        bound: &mut Bound,
+        code: &TileCode,
+    ) -> Option<MicroBatchLimits> {
         let mut levels = code.levels();
         let plain = levels.next() == Some(true)
             && levels.all(|full| !full)
@@ -180,7 +185,7 @@ impl Reduction {
         let cut = self.cut(bound);
         let unit = cut.unit(self.along, bound, examples)?;
         let parts = self.parts(&cut, bound);
-        Some(CutOff {
+        Some(MicroBatchLimits {
             unit,
             sums: cut.groups * parts * code.reduction_words() * cut.lanes(self.along),
         })

@@ -341,11 +341,11 @@ impl Backend for Gpu {
     }
 
     fn staging_bytes_for(&self, input: u64) -> u64 {
-        slabwise_cuda::landing_bytes(input)
+        slabwise_cuda::staging_bytes(input)
     }
 
     fn set_staging(&mut self, bytes: u64) -> Result<bool> {
-        self.device.set_landing(bytes).map_err(|e| self.error(e))
+        self.device.set_staging(bytes).map_err(|e| self.error(e))
     }
 
     fn staging(&self) -> (u64, u64) {

@@ -48,18 +48,18 @@ impl Pass for Rematerialize {
     type Output = Graph;
 
     fn run(&self, graph: &Graph) -> Result<Graph, PassError> {
-        Ok(remake_with(graph, self.smallest, self.stored))
+        Ok(rematerialize_with(graph, self.smallest, self.stored))
     }
 }
 
 /// The graph in which the insides of checkpointed segments are recomputed, and tensors of at least
 /// `smallest` elements that are cheap to recompute; none of those if there is no such number.
 pub fn rematerialize(graph: &Graph, smallest: Option<i64>) -> Graph {
-    remake_with(graph, smallest, false)
+    rematerialize_with(graph, smallest, false)
 }
 
 /// The same, with [`Rematerialize::stored`].
-fn remake_with(graph: &Graph, smallest: Option<i64>, stored: bool) -> Graph {
+fn rematerialize_with(graph: &Graph, smallest: Option<i64>, stored: bool) -> Graph {
     let inside = inside_of_segments(graph);
     let (choice, again) = choose(graph, &inside, smallest);
     if !again.contains(&true) {

@@ -142,7 +142,7 @@ impl Emitter<'_> {
             .spec
             .stores
             .iter()
-            .any(|s| self.code.folded[usize::from(s.value)])
+            .any(|s| self.code.per_row[usize::from(s.value)])
     }
 
     /// All passes in one kernel, row after row.
@@ -368,7 +368,7 @@ impl Emitter<'_> {
     fn folded(&self, params: &mut Params, from: usize, to: usize) -> String {
         let point = self.row_point(params);
         let wanted = |i: &usize| {
-            self.code.folded[*i]
+            self.code.per_row[*i]
                 && (from..=to).contains(&self.levels.level[*i])
                 && !self.code.spec.code[*i].is_reduce()
         };
@@ -385,7 +385,7 @@ impl Emitter<'_> {
             .spec
             .stores
             .iter()
-            .filter(|s| self.code.folded[usize::from(s.value)])
+            .filter(|s| self.code.per_row[usize::from(s.value)])
             .map(|s| self.code.store(s, &point))
             .collect()
     }
@@ -620,7 +620,7 @@ impl Emitter<'_> {
             .spec
             .stores
             .iter()
-            .filter(|s| !self.code.folded[usize::from(s.value)]);
+            .filter(|s| !self.code.per_row[usize::from(s.value)]);
         stores.filter(move |_| self.levels.top == Some(l))
     }
 

@@ -22,7 +22,7 @@ impl Levels {
         let levels = analysis::Levels::new(code.spec);
         let stored = code.spec.stores.iter().map(|s| usize::from(s.value));
         let top = stored
-            .filter(|&v| !code.folded[v])
+            .filter(|&v| !code.per_row[v])
             .map(|v| levels.level[v])
             .max();
         let last_uses = levels.last_uses(code.spec, top.unwrap_or(0));
@@ -78,7 +78,7 @@ impl Levels {
         }
         for i in (0..wanted.len()).rev() {
             let kept_now = keeps && self.crossing[i] && self.level[i] == l;
-            wanted[i] = (wanted[i] || kept_now) && !code.folded[i] && !self.is_kept(i, l, keeps);
+            wanted[i] = (wanted[i] || kept_now) && !code.per_row[i] && !self.is_kept(i, l, keeps);
             if wanted[i] {
                 let arguments = code.spec.code[i].arguments();
                 arguments
