@@ -74,7 +74,8 @@ fn half_of_the_slab_trains_to_the_same_weights() {
     );
     assert_eq!(half.session.last_run().peak_slab_bytes, plan.slab_bytes());
     assert!(
-        plan.to_string().contains("recompute") && plan.steps().any(|name| name.ends_with(" again")),
+        plan.to_string().contains("recompute")
+            && plan.steps().any(|name| name.ends_with(" recomputed")),
         "{plan}"
     );
     assert_eq!(half.losses, all.losses);
@@ -372,7 +373,8 @@ fn a_residual_network_trains_to_the_same_weights_within_a_budget() {
         // A convolution is fused with its norm and activation, and an activation is one value in
         // both passes.
         assert!(
-            plan.steps().any(|name| name.contains("conv2d again & ")),
+            plan.steps()
+                .any(|name| name.contains("conv2d recomputed & ")),
             "{dag}"
         );
         assert!(

@@ -303,7 +303,7 @@ fn optimizations_can_be_switched_off() {
         };
         compare(
             seed,
-            "no holes lent",
+            "no gaps used",
             &run_any(&case, &env, kept, 2, Mode::Planned),
             &base,
             true,

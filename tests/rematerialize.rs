@@ -152,16 +152,16 @@ fn train(
     let losses = (0..4)
         .map(|_| session.run(&program, (x, y)).expect("a step")[0].item())
         .collect();
-    let again = program
+    let recomputed = program
         .plan()
         .steps()
-        .filter(|name| name.contains("again"))
+        .filter(|name| name.contains("recomputed"))
         .count();
     assert_eq!(
         session.last_run().peak_slab_bytes,
         program.plan().slab_bytes()
     );
-    (losses, program.plan().slab_bytes(), again)
+    (losses, program.plan().slab_bytes(), recomputed)
 }
 
 /// Trains with and without; the loss is the same but for the rounding of sums, and the slab at most

@@ -219,6 +219,47 @@ fn files_are_short() {
 }
 
 #[test]
+fn files_belong_to_a_module() {
+    let sources = rust();
+    let declares = |parent: &str, name: &str| {
+        sources
+            .iter()
+            .find(|s| s.path == parent)
+            .is_some_and(|s| s.text.contains(&format!("mod {name};")))
+    };
+    let by_path = |name: &str| {
+        let ends = [format!("/{name}.rs\""), format!("\"{name}.rs\"")];
+        sources
+            .iter()
+            .any(|s| ends.iter().any(|e| s.text.contains(e)))
+    };
+    let mut offences = Vec::new();
+    for source in &sources {
+        let Some((folder, inside)) = source.path.split_once("src/") else {
+            continue;
+        };
+        let inside = inside.strip_suffix("/mod.rs").unwrap_or(inside);
+        let inside = inside.strip_suffix(".rs").unwrap_or(inside);
+        if ["lib", "main"].contains(&inside) || inside.starts_with("bin/") {
+            continue;
+        }
+        let (above, name) = inside.rsplit_once('/').unwrap_or(("", inside));
+        let parents = if above.is_empty() {
+            vec!["lib.rs".to_string(), "main.rs".into()]
+        } else {
+            vec![format!("{above}.rs"), format!("{above}/mod.rs")]
+        };
+        let declared = parents
+            .iter()
+            .any(|parent| declares(&format!("{folder}src/{parent}"), name));
+        if !declared && !by_path(name) {
+            offences.push(source.path.clone());
+        }
+    }
+    none("files that no module declares", &offences);
+}
+
+#[test]
 fn no_placeholders_are_left() {
     let left = [
         concat!("to", "do!"),

@@ -35,8 +35,9 @@ impl Value {
         }
     }
 
-    /// The value as a lane holds it.
-    pub(crate) fn bits(self) -> u32 {
+    /// The value as a lane holds it: 0 and −0 are equal numbers with different bits, and a NaN has
+    /// the bits that it has.
+    pub fn bits(self) -> u32 {
         match self {
             Value::F32(x) => x.bits(),
             Value::I32(x) => x.bits(),

@@ -38,13 +38,13 @@ const TARGETS: usize = 10;
 /// reaches a smaller one, and failing searches take longest.
 const FAILURES: usize = 3;
 
-/// Plans a dag so that the slab is no larger than `budget`. If the plan `baseline`, in which
-/// no task runs twice, is larger, [`Task::repeatable`] tasks are recomputed. Returns the cheapest
-/// plan found that meets the budget, or the smallest if none does. Deterministic.
+/// Plans a dag so that the slab is no larger than `budget`. If the plan `baseline`, in which no
+/// task runs twice, is larger, [`Task::repeatable`] tasks are recomputed. Returns the cheapest plan
+/// found that meets the budget, or the smallest if none does. Deterministic.
 ///
 /// The search minimises the sum of live bytes, in which the results of one task count together and
-/// in-place pairs as in the plan `baseline`; but the budget limits the slab. Therefore targets for the
-/// sum are tried until the slab comes close below the budget.
+/// in-place pairs as in the plan `baseline`; but the budget limits the slab. Therefore targets for
+/// the sum are tried until the slab comes close below the budget.
 ///
 /// # Errors
 /// As [`plan`].

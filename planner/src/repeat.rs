@@ -61,7 +61,7 @@ impl Repeated {
                 if is_first {
                     name.to_string()
                 } else {
-                    format!("{name} again")
+                    format!("{name} recomputed")
                 }
             };
             let reads: Vec<BufferId> = task

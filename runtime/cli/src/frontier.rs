@@ -50,9 +50,17 @@ pub fn run(args: &Args) -> Result<()> {
         args.model, args.batch
     ))?;
     let mut rows = vec![
-        ["", "slab", "of all", "again", "slices", "sent", "time"]
-            .map(String::from)
-            .to_vec(),
+        [
+            "",
+            "slab",
+            "of all",
+            "recomputed",
+            "micro-batches",
+            "offloaded",
+            "time",
+        ]
+        .map(String::from)
+        .to_vec(),
     ];
     let all = points.first().map_or(1, |largest| largest.slab.max(1)) as f64;
     for (at, p) in points.iter().enumerate() {
@@ -198,7 +206,7 @@ fn svg(args: &Args, points: &[Point]) -> String {
             .slices
             .map_or(String::new(), |slices| format!(" · {slices}"));
         let tip = format!(
-            "{} · {} kernels again{slices} · {} values sent · +{:.1} % time",
+            "{} · {} kernels recomputed{slices} · {} values offloaded · +{:.1} % time",
             Bytes(p.slab),
             p.runs,
             p.sent,

@@ -361,7 +361,8 @@ impl Search<'_> {
         })
     }
 
-    /// The program that the planner found, and the report of its measures besides `again`.
+    /// The program that the planner found, and the report of its measures besides those of
+    /// `budget_report`.
     fn candidate(
         &self,
         program: &Program,

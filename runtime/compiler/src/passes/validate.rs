@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use rustc_hash::FxHashMap;
 use slabwise_kernels::dtype::{DType, Lane};
-use slabwise_kernels::scalar::{self, ScalarOp};
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::{Env, Size};
 use slabwise_kernels::spec::{Access, Body, Inst, ReduceOp, Spec};
 use slabwise_planner::{TaskId, Work};
@@ -492,14 +492,7 @@ impl<'a> Interpreter<'a> {
                     self.load(contents, operand.dtype, region)
                 }
                 Inst::Acc => self.term(Node::Acc(anchor, Renaming::new())),
-                Inst::Const(value) => {
-                    let bits = match *value {
-                        scalar::Value::F32(x) => x.to_bits(),
-                        scalar::Value::I32(x) => x as u32,
-                        scalar::Value::Bool(x) => u32::from(x),
-                    };
-                    self.term(Node::Const(value.lane(), bits))
-                }
+                Inst::Const(value) => self.term(Node::Const(value.lane(), value.bits())),
                 Inst::Index(k) => {
                     let strides = &spec.indices[usize::from(*k)];
                     let moves = |(axis, (stride, dim)): (Axis, (&Size, &Size))| {

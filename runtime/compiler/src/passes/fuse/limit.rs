@@ -56,11 +56,12 @@ impl Builder<'_> {
     /// Whether a node is recomputed by a kernel that must not touch too many bytes; small ones do
     /// not matter.
     pub(super) fn is_recomputed(&self, id: NodeId) -> bool {
+        if self.limits.bytes == u64::MAX || self.graph.origin(id).phase != Phase::Recompute {
+            return false;
+        }
         let bounds = self.graph.symbols.bounds();
         let dims = &self.graph.node(id).dims;
-        self.limits.bytes < u64::MAX
-            && self.graph.origin(id).phase == Phase::Recompute
-            && elements(dims).is_some_and(|n| n.at(&bounds) >= REMAT_MIN_ELEMENTS)
+        elements(dims).is_some_and(|n| n.at(&bounds) >= REMAT_MIN_ELEMENTS)
     }
 
     /// Whether one kernel of these, and of a node, touches few enough bytes to compute recomputed

@@ -4,7 +4,7 @@ use std::hash::{Hash, Hasher};
 
 use rustc_hash::FxHasher;
 use slabwise_kernels::dtype::DType;
-use slabwise_kernels::scalar::{ScalarOp, Value};
+use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::spec::Dims;
 use smallvec::SmallVec;
 
@@ -62,11 +62,7 @@ fn commutes(op: &Op, dtype: DType) -> bool {
 /// The bits of the number in an operation: 0 and −0 compare equal, but are two constants.
 fn bits(op: &Op) -> Option<u32> {
     match op {
-        Op::Const(value) | Op::Pad { value, .. } => Some(match *value {
-            Value::F32(x) => x.to_bits(),
-            Value::I32(x) => x as u32,
-            Value::Bool(x) => u32::from(x),
-        }),
+        Op::Const(value) | Op::Pad { value, .. } => Some(value.bits()),
         _ => None,
     }
 }
