@@ -32,7 +32,7 @@ pub(super) fn to_json(bytes: &[u8], keys: &'static [&'static str]) -> Result<Str
             bytes.len()
         ));
     }
-    plain(bytes).map_err(|at| format!("byte {at}: no pickle of plain data continues so"))?;
+    plain(bytes).map_err(|at| format!("byte {at}: not a pickle of numbers, text, lists and dictionaries alone, or it is cut short"))?;
     let mut json = Json {
         text: String::new(),
         text_max: TEXT_PER_BYTE * bytes.len(),
@@ -246,7 +246,7 @@ mod tests {
         calls.push(b'.');
         assert_eq!(
             json(&calls),
-            Err("byte 0: no pickle of plain data continues so".into())
+            Err("byte 0: not a pickle of numbers, text, lists and dictionaries alone, or it is cut short".into())
         );
         // A slot of the memo, a text and a frame far beyond the file; a list in itself; a list as a
         // key; no value.
