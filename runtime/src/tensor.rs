@@ -3,20 +3,28 @@
 //! Methods are grouped by kind in the files below. Every method records a mistake instead of
 //! failing: see [`trace`](crate::trace).
 
+mod activation;
+mod arrange;
 mod attention;
 mod einsum;
 mod elementwise;
+mod functions;
 mod index;
 mod join;
 mod loss;
 mod norm;
 mod order;
+mod padding;
 mod product;
 mod reduce;
+mod resize;
+mod sample;
 mod select;
+mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
+mod windows;
 
 use std::fmt;
 use std::panic::Location;
@@ -32,7 +40,10 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{Mask, Tiles};
+pub use padding::Padding;
 pub use reduce::AxisSet;
+pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
+pub use sample::{Beyond, Sampling};
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);

@@ -12,6 +12,7 @@ mod options;
 mod parameters;
 mod precision;
 mod random;
+mod ranges;
 mod segments;
 mod state;
 
