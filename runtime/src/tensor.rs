@@ -40,6 +40,7 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{Mask, Tiles};
+pub use loss::{CrossEntropy, Reduction};
 pub use padding::Padding;
 pub use reduce::AxisSet;
 pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};

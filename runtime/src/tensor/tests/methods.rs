@@ -23,11 +23,15 @@ fn only_mistake(build: impl for<'t> Fn(&'t Trace)) -> String {
     mistakes[0].message.clone()
 }
 
+/// The sums of rows.
+fn sums(x: Tensor<'_>) -> Tensor<'_> {
+    x.sum_over(1)
+}
+
 #[test]
 fn bounded_axes_have_the_length_of_the_run() {
     let trace = Trace::inference();
     let x = trace.input("x", F32, (Dim::bounded("n", 5), 2));
-    let sums = |x: Tensor<'_>| x.sum_over(1);
     let outputs = [
         sums(x.flip(0)),
         sums(x.tile([2, 1])),
@@ -296,62 +300,64 @@ fn a_mean_over_ignored_labels_alone_is_nan_and_their_sum_0() {
     );
 }
 
+fn ignore<T>(_: T) {}
+
 #[test]
 fn mistakes_name_the_tensor_and_the_number() {
     type Build = for<'t> fn(&'t Trace);
     let cases: [(&str, Build); 26] = [
         ("flip: [2, 3] has no axis 2", |t| {
-            drop(t.zeros((2, 3)).flip(2))
+            ignore(t.zeros((2, 3)).flip(2))
         }),
         ("roll: [2, 3] has no axis 5", |t| {
-            drop(t.zeros((2, 3)).roll(5, 1))
+            ignore(t.zeros((2, 3)).roll(5, 1))
         }),
         ("tile of [2, 3]: 1 number for 2 axes", |t| {
-            drop(t.zeros((2, 3)).tile([2]))
+            ignore(t.zeros((2, 3)).tile([2]))
         }),
         ("tile: axis 0 of [2] becomes too long", |t| {
-            drop(t.zeros((2,)).tile([usize::MAX]))
+            ignore(t.zeros((2,)).tile([usize::MAX]))
         }),
-        ("chunk: into 0 parts", |t| drop(t.zeros((2,)).chunk(0, 0))),
+        ("chunk: into 0 parts", |t| ignore(t.zeros((2,)).chunk(0, 0))),
         (
             "split_lengths: axis 0 of [5] cannot be split into 2 parts; they must add up to its length",
-            |t| drop(t.zeros((5,)).split_lengths(0, [2, 2])),
+            |t| ignore(t.zeros((5,)).split_lengths(0, [2, 2])),
         ),
         ("unbind: axis 0 of [n] has no fixed length", |t| {
-            drop(t.zeros((Dim::bounded("n", 4),)).unbind(0))
+            ignore(t.zeros((Dim::bounded("n", 4),)).unbind(0))
         }),
         ("tril of [3]: two axes are needed", |t| {
-            drop(t.zeros((3,)).tril(0))
+            ignore(t.zeros((3,)).tril(0))
         }),
         (
             "pixel_shuffle of [1, 6, 2, 2] by 2: images […, channels, h, w] that divide into blocks of 2×2 are needed",
-            |t| drop(t.zeros((1, 6, 2, 2)).pixel_shuffle(2)),
+            |t| ignore(t.zeros((1, 6, 2, 2)).pixel_shuffle(2)),
         ),
         (
             "space_to_depth of [1, 6, 3, 2] by 2: images […, channels, h, w] that divide into blocks of 2×2 are needed",
-            |t| drop(t.zeros((1, 6, 3, 2)).space_to_depth(2)),
+            |t| ignore(t.zeros((1, 6, 3, 2)).space_to_depth(2)),
         ),
         ("pad_with of [2, 3]: 1 pair for 2 axes", |t| {
-            drop(t.zeros((2, 3)).pad_with([(1, 1)], Padding::Reflect))
+            ignore(t.zeros((2, 3)).pad_with([(1, 1)], Padding::Reflect))
         }),
         (
             "pad_with: axis 0 of [2] does not have 2 and 1 elements to remove at every length",
-            |t| drop(t.zeros((2,)).pad_with([(-2, -1)], Padding::Constant(0.0))),
+            |t| ignore(t.zeros((2,)).pad_with([(-2, -1)], Padding::Constant(0.0))),
         ),
         ("pad_with: axis 0 of [0] has no elements to pad with", |t| {
-            drop(t.zeros((0,)).pad_with([(1, 0)], Padding::Circular))
+            ignore(t.zeros((0,)).pad_with([(1, 0)], Padding::Circular))
         }),
         (
             "interpolate of [1, 2, 3] to [4, 4]: [n, channels, …] with a new length for each axis from 2 on is needed",
-            |t| drop(t.zeros((1, 2, 3)).interpolate([4, 4], Interpolate::Nearest)),
+            |t| ignore(t.zeros((1, 2, 3)).interpolate([4, 4], Interpolate::Nearest)),
         ),
         (
             "resize: axis 2 of [1, 1, 0] has no elements to become 4",
-            |t| drop(t.zeros((1, 1, 0)).interpolate([4], Interpolate::Nearest)),
+            |t| ignore(t.zeros((1, 1, 0)).interpolate([4], Interpolate::Nearest)),
         ),
         ("resize does not interpolate i32; convert with cast", |t| {
             let x = t.full(1.0, I32, (1, 1, 3));
-            drop(x.interpolate(
+            ignore(x.interpolate(
                 [4],
                 Interpolate::Cubic {
                     align_corners: true,
@@ -363,13 +369,13 @@ fn mistakes_name_the_tensor_and_the_number() {
             |t| {
                 let grid = t.zeros((1, 4, 4, 2));
                 let image = t.zeros((2, 1, 3, 3));
-                drop(image.grid_sample(grid, Sampling::Bilinear, Beyond::Zeros, false))
+                ignore(image.grid_sample(grid, Sampling::Bilinear, Beyond::Zeros, false))
             },
         ),
         (
             "unfold of [1, 1, 2, 2] into windows of [3, 1]: an image of fixed height and width with at least one window is needed",
             |t| {
-                drop(
+                ignore(
                     t.zeros((1, 1, 2, 2))
                         .unfold([3, 1], ConvGeometry::default()),
                 )
@@ -377,20 +383,20 @@ fn mistakes_name_the_tensor_and_the_number() {
         ),
         (
             "dot of [2] and [3]: two vectors are needed of one length",
-            |t| drop(t.zeros((2,)).dot(t.zeros((3,)))),
+            |t| ignore(t.zeros((2,)).dot(t.zeros((3,)))),
         ),
         (
             "diagonal of [2]: two last axes of fixed length are needed",
-            |t| drop(t.zeros((2,)).diagonal(0)),
+            |t| ignore(t.zeros((2,)).diagonal(0)),
         ),
         ("norm does not take i32; convert with cast", |t| {
-            drop(t.full(1.0, I32, (3,)).norm_over(0, 2.0))
+            ignore(t.full(1.0, I32, (3,)).norm_over(0, 2.0))
         }),
         ("range from 1 to 4 by 0 has no end", |t| {
-            drop(t.range(1, 4, 0))
+            ignore(t.range(1, 4, 0))
         }),
         ("bit_and does not take f32, f32; convert with cast", |t| {
-            drop(t.zeros((2,)).bit_and(1))
+            ignore(t.zeros((2,)).bit_and(1))
         }),
         (
             "cross_entropy of [2, 3, 4] with labels [2, 3]: labels of shape [2, 4] are needed, for classes along axis 1",
@@ -400,7 +406,7 @@ fn mistakes_name_the_tensor_and_the_number() {
                     ..CrossEntropy::default()
                 };
                 let labels = t.full(0.0, I32, (2, 3));
-                drop(t.zeros((2, 3, 4)).cross_entropy_with(labels, options))
+                ignore(t.zeros((2, 3, 4)).cross_entropy_with(labels, options))
             },
         ),
         (
@@ -411,11 +417,11 @@ fn mistakes_name_the_tensor_and_the_number() {
                     ..CrossEntropy::default()
                 };
                 let labels = t.full(0.0, I32, (2,));
-                drop(t.zeros((2, 3)).cross_entropy_with(labels, options))
+                ignore(t.zeros((2, 3)).cross_entropy_with(labels, options))
             },
         ),
         ("info_nce: 0 is not a temperature above 0", |t| {
-            drop(
+            ignore(
                 t.zeros((2, 3))
                     .info_nce(t.zeros((2, 3)), 0.0, Reduction::Mean),
             )
