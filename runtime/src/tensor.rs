@@ -3,6 +3,7 @@
 //! Methods are grouped by kind in the files below. Every method records a mistake instead of
 //! failing: see [`trace`](crate::trace).
 
+mod assign;
 mod attention;
 mod einsum;
 mod elementwise;
@@ -13,6 +14,7 @@ mod norm;
 mod order;
 mod product;
 mod reduce;
+mod scatter;
 mod select;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -32,7 +34,9 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{Mask, Tiles};
+pub use order::Running;
 pub use reduce::AxisSet;
+pub use scatter::Scatter;
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);
