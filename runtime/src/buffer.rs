@@ -9,6 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, Region};
 
 use crate::backend::Backend;
+use crate::data::HostArray;
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
@@ -182,6 +183,33 @@ impl Output<'_> {
     /// The elements, copied into an array.
     pub fn array<T: Element>(&self) -> Result<ArrayD<T>> {
         Ok(self.view::<T>()?.to_owned())
+    }
+
+    /// The elements, copied into an array of their type.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+    /// # let trace = Trace::inference();
+    /// # let x = trace.input("x", F32, (3,));
+    /// # let program = session.compile(&trace, [x.exp()])?;
+    /// # let path = std::env::temp_dir().join("slabwise-doc-y.npy");
+    /// let [y] = session.run(&program, &[1.0f32, 2.0, 3.0])?;
+    /// slabwise::data::npy::write(&path, &y.to_host()?)?;
+    /// # Ok::<(), slabwise::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Output::bytes`].
+    pub fn to_host(&self) -> Result<HostArray> {
+        Ok(match self.dtype {
+            DType::F32 => HostArray::F32(self.array()?),
+            DType::F16 => HostArray::F16(self.array()?),
+            DType::BF16 => HostArray::BF16(self.array()?),
+            DType::I32 => HostArray::I32(self.array()?),
+            DType::U8 => HostArray::U8(self.array()?),
+            DType::Bool => HostArray::Bool(self.array()?),
+        })
     }
 
     /// The buffer this output took over, if its input was donated. It outlives the next run and can

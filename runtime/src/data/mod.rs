@@ -12,12 +12,16 @@
 //! # Ok::<(), slabwise::data::DataError>(())
 //! ```
 
+mod array;
 mod cifar;
 mod idx;
 mod mnist;
+pub mod npy;
 mod prefetch;
 mod split;
 
+pub use array::HostArray;
+pub(crate) use array::with_array;
 pub use cifar::Cifar10;
 pub use idx::Idx;
 pub use mnist::Mnist;
