@@ -9,7 +9,7 @@ use slabwise_kernels::dtype::DType;
 use slabwise_kernels::memory::{Element, Memory, Region};
 
 use crate::backend::Backend;
-use crate::data::HostArray;
+use crate::data::{HostArray, format};
 use crate::error::{Error, Result};
 use crate::feed::Lengths;
 
@@ -96,6 +96,46 @@ pub struct Output<'s> {
 impl fmt::Debug for Output<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} {:?}", self.dtype, &self.lengths[..])
+    }
+}
+
+/// The elements as text, then type and shape: those of arrays of more than 1,000 elements shortened
+/// to three at each end of an axis.
+///
+/// ```
+/// # use slabwise::prelude::*;
+/// # let mut session = Session::new(Device::Cpu, Params::seeded(0))?;
+/// # let trace = Trace::inference();
+/// # let x = trace.input("x", F32, (2, 2));
+/// # let program = session.compile(&trace, [x * 2.0])?;
+/// let [y] = session.run(&program, &[0.25f32, 1.0, -0.5, 8.0])?;
+/// assert_eq!(y.to_string(), "[[ 0.5,  2.0],\n [-1.0, 16.0]] f32 [2, 2]");
+/// # Ok::<(), slabwise::Error>(())
+/// ```
+impl fmt::Display for Output<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.shown.get() {
+            Ok((memory, region)) => {
+                let bytes = memory.bytes(&region);
+                let at = |at: usize| {
+                    let each = self.dtype.bytes();
+                    element(self.dtype, &bytes[at * each..(at + 1) * each])
+                };
+                format(f, self.dtype, &self.lengths, at)
+            }
+            Err(error) => write!(f, "(not known, because the run failed: {error})"),
+        }
+    }
+}
+
+/// The value of an element's bytes.
+fn element(dtype: DType, bytes: &[u8]) -> f64 {
+    match (dtype, bytes) {
+        (DType::F32, &[a, b, c, d]) => f32::from_ne_bytes([a, b, c, d]).into(),
+        (DType::I32, &[a, b, c, d]) => i32::from_ne_bytes([a, b, c, d]).into(),
+        (DType::F16, &[a, b]) => half::f16::from_ne_bytes([a, b]).into(),
+        (DType::BF16, &[a, b]) => half::bf16::from_ne_bytes([a, b]).into(),
+        (_, bytes) => bytes.first().copied().unwrap_or(0).into(),
     }
 }
 
