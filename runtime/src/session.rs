@@ -43,6 +43,7 @@ use crate::memory::budget::{Allowance, Budget};
 use crate::params::Params;
 use crate::passes::DumpOptions;
 use crate::plan::Plan;
+use crate::program::layers::layer_outputs;
 use crate::program::{Compiled, Program, Step, lengths};
 use crate::settings;
 use crate::tensor::Tensor;
@@ -56,7 +57,6 @@ pub use debug::DebugValue;
 pub use measure::KernelTime;
 pub(crate) use memory::Memory;
 pub(crate) use steps::{Buffers, Run};
-pub(crate) use summary::{LayerOutput, layer_outputs};
 pub use summary::{LayerSummary, Summary};
 pub(crate) use variables::{Variable, Variables, fixed};
 
