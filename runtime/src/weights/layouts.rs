@@ -46,23 +46,20 @@ impl Rules {
     /// `bert.pooler.dense.weight`, each with its `bias`; heads are `cls.predictions.…` (whose
     /// `decoder.weight` may be tied to the words) and `classifier.weight`.
     pub fn bert() -> Rules {
-        BERT_PARTS
-            .iter()
-            .fold(Rules::new(), |rules, part| {
-                rules.alias(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
-            })
-            .then(bert_layers())
+        bert_parts("", "bert.").tied(
+            "cls.predictions.decoder.weight",
+            "bert.embeddings.word_embeddings.weight",
+        )
     }
 
     /// MiniLM and other sentence encoders in the layout of Hugging Face's `BertModel`: as
-    /// [`Rules::bert`], and saved without the prefix `bert.`. The model's names have it.
+    /// [`Rules::bert`], without the prefix `bert.` in the names of the model and of saved files
+    /// (`embeddings.word_embeddings.weight`). Files with the prefix load as well.
     pub fn minilm() -> Rules {
-        BERT_PARTS
-            .iter()
-            .fold(Rules::new(), |rules, part| {
-                rules.rename(&format!("{part}.{{*rest}}"), &format!("bert.{part}.{{*rest}}"))
-            })
-            .then(bert_layers())
+        bert_parts("bert.", "").tied(
+            "cls.predictions.decoder.weight",
+            "embeddings.word_embeddings.weight",
+        )
     }
 
     /// Llama, Mistral, Qwen and other decoders in the layout of Hugging Face's `LlamaForCausalLM`,
@@ -115,7 +112,8 @@ impl Rules {
             )
             .rename("norm.{p}", "vit.layernorm.{p}")
             .rename("head.{p}", "classifier.{p}");
-        let parts = ["query", "key", "value"].map(|part| layer(&format!("attention.attention.{part}")));
+        let parts =
+            ["query", "key", "value"].map(|part| layer(&format!("attention.attention.{part}")));
         [
             ("norm1", "layernorm_before"),
             ("attn.proj", "attention.output.dense"),
@@ -124,7 +122,9 @@ impl Rules {
             ("mlp.fc2", "output.dense"),
         ]
         .iter()
-        .fold(rules, |rules, (from, to)| rules.rename(&block(from), &layer(to)))
+        .fold(rules, |rules, (from, to)| {
+            rules.rename(&block(from), &layer(to))
+        })
         .split(&block("attn.qkv"), parts.each_ref().map(|part| &**part), 0)
     }
 
@@ -152,13 +152,25 @@ impl Rules {
             for layer in 0..3 {
                 let (from, n) = (format!("{from}.layer.{layer}"), layer + 1);
                 rules = rules
-                    .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.conv{n}.{{p}}"))
-                    .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.bn{n}.{{p}}"));
+                    .rename(
+                        &format!("{from}.convolution.{{p}}"),
+                        &format!("{to}.conv{n}.{{p}}"),
+                    )
+                    .rename(
+                        &format!("{from}.normalization.{{p}}"),
+                        &format!("{to}.bn{n}.{{p}}"),
+                    );
             }
             let from = format!("{from}.shortcut");
             rules = rules
-                .rename(&format!("{from}.convolution.{{p}}"), &format!("{to}.downsample.0.{{p}}"))
-                .rename(&format!("{from}.normalization.{{p}}"), &format!("{to}.downsample.1.{{p}}"));
+                .rename(
+                    &format!("{from}.convolution.{{p}}"),
+                    &format!("{to}.downsample.0.{{p}}"),
+                )
+                .rename(
+                    &format!("{from}.normalization.{{p}}"),
+                    &format!("{to}.downsample.1.{{p}}"),
+                );
         }
         rules
     }
@@ -182,19 +194,20 @@ fn gpt2_layers() -> Rules {
     .tied("lm_head.weight", "transformer.wte.weight")
 }
 
-/// The parts of a BERT below `bert.`.
-const BERT_PARTS: [&str; 3] = ["embeddings", "encoder", "pooler"];
-
-fn bert_layers() -> Rules {
-    Rules::new()
+/// A BERT whose names begin with `prefix`, and in some files with `other` instead.
+fn bert_parts(other: &str, prefix: &str) -> Rules {
+    ["embeddings", "encoder", "pooler"]
+        .iter()
+        .fold(Rules::new(), |rules, part| {
+            rules.alias(
+                &format!("{other}{part}.{{*rest}}"),
+                &format!("{prefix}{part}.{{*rest}}"),
+            )
+        })
         .alias("{*layer}.LayerNorm.gamma", "{*layer}.LayerNorm.weight")
         .alias("{*layer}.LayerNorm.beta", "{*layer}.LayerNorm.bias")
-        .ignore("bert.embeddings.position_ids")
-        .tied(
-            "cls.predictions.decoder.weight",
-            "bert.embeddings.word_embeddings.weight",
-        )
+        .ignore(&format!("{prefix}embeddings.position_ids"))
         .tied("cls.predictions.decoder.bias", "cls.predictions.bias")
-        .ignore_extra("bert.pooler.{*rest}")
+        .ignore_extra(&format!("{prefix}pooler.{{*rest}}"))
         .ignore_extra("cls.{*rest}")
 }
