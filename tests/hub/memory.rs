@@ -7,7 +7,7 @@ use std::process::Command;
 use super::*;
 
 /// The environment variable that tells the process of its own to load this folder.
-const FOLDER: &str = "SLABWISE_TEST_FOLDER";
+const FOLDER: &str = "WEIGHTS_TEST_FOLDER";
 
 const ROWS: usize = 1024;
 const COLUMNS: usize = 2048;
