@@ -5,7 +5,6 @@
 //! error that names the input, the element and the value, before anything runs.
 
 use std::fmt;
-use std::panic::Location;
 
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
@@ -13,8 +12,6 @@ use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
 use crate::data::{HostArray, with_array};
-use crate::tensor::Tensor;
-use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -159,7 +156,6 @@ fn visit_array<T: ToBytes, D: Dimension>(
     };
     visit(Source::Host {
         dtype,
-        dtype: T::STORED,
         lengths: Some(lengths),
         elements: array.len(),
         misfit: &|| misfit(array.iter().copied()),
@@ -169,7 +165,7 @@ fn visit_array<T: ToBytes, D: Dimension>(
 
 impl<T: ToBytes, S: Data<Elem = T>, D: Dimension> Input for ArrayBase<S, D, T> {
     fn visit(&self, visit: &mut dyn FnMut(Source<'_>)) {
-        visit_array(self, T::DTYPE, visit);
+        visit_array(self, T::STORED, visit);
     }
 }
 
@@ -286,10 +282,6 @@ macro_rules! feed_one {
     )+};
 }
 feed_one!(
-    [T: Element + ToBytes, S: Data<Elem = T>, D: Dimension] ArrayBase<S, D, T>,
-    [T: Element + ToBytes] [T],
-    [T: Element + ToBytes] Vec<T>,
-    [T: Element + ToBytes, const N: usize] [T; N],
     [] HostArray,
     [T: ToBytes, S: Data<Elem = T>, D: Dimension] ArrayBase<S, D, T>,
     [T: ToBytes] [T],
@@ -309,44 +301,6 @@ impl Feed for [&dyn Input] {
 
     fn count(&self) -> usize {
         self.len()
-    }
-}
-
-impl Trace {
-    /// An array of the host as part of the program: f32, i32, u8 or a half, or i64 and f64 that are
-    /// narrowed, in the array's shape; a slice or a `Vec` has one axis. For tables that are no weights, such as frequencies or masks.
-    /// The session holds the bytes once for all programs with equal ones, and no file has them.
-    ///
-    /// ```
-    /// # use slabwise::prelude::*;
-    /// let trace = Trace::inference();
-    /// let x = trace.input("x", F32, (2, 3));
-    /// let scaled = x * trace.constant(&[1.0f32, 10.0, 100.0]);
-    /// ```
-    #[track_caller]
-    pub fn constant(&self, values: &(impl Input + ?Sized)) -> Tensor<'_> {
-        let at = Location::caller();
-        let mut constant = None;
-        values.visit(&mut |source| {
-            constant = Some(match source {
-                Source::Host { dtype, lengths, elements, misfit, copy } => {
-                    let mut bytes = vec![0; elements * dtype.bytes()];
-                    copy(&mut bytes);
-                    match misfit() {
-                        Some(misfit) => {
-                            let message = misfit.message(dtype, lengths.as_deref());
-                            self.fail(at, "", format!("constant: {message}"))
-                        }
-                        None => self.constant_of(at, dtype, lengths.as_deref().unwrap_or(&[elements]), bytes),
-                    }
-                }
-                Source::Resident(buffer) | Source::Donated(Donated(buffer)) => {
-                    let message = format!("constant: the buffer \"{}\" lies on a device; make it an input, or download it", buffer.name);
-                    self.fail(at, "", message)
-                }
-            });
-        });
-        constant.unwrap_or_else(|| self.fail(at, "", "constant: it has no values".into()))
     }
 }
 

@@ -50,7 +50,7 @@ pub use attention::{AttentionOptions, Mask, Tiles};
 pub use attention::{Mask, Tiles};
 pub use loss::{CrossEntropy, Reduction};
 pub use order::Running;
-pub use padding::Padding;
+pub use padding::PadMode;
 pub use position::{Rope, RopeLayout, RopeScaling};
 pub use reduce::AxisSet;
 pub use resize::{Coordinates, Interpolate, Interpolation, Resize, ResizeAxis, Rounding};
