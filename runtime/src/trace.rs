@@ -36,6 +36,7 @@ use crate::tensor::{POISON, Tensor};
 pub(crate) use constants::countable;
 pub(crate) use learn::names;
 pub use precision::Precision;
+pub use random::Key;
 pub(crate) use state::RANDOM;
 pub use state::State;
 

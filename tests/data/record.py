@@ -13,6 +13,9 @@ points.safetensors has single operations and losses at special numbers (NaN, inf
 with rows one by one: NAME/x0, x1 the arguments, NAME/value, and NAME/d0, d1 the gradients of Σ (i + 1)·valueᵢ; where
 NAME/value is of no float, there are none.
 
+optimizers.safetensors has the weights of a small model after each of ten steps of an optimizer, and the rates of schedules over
+forty steps. Lion, LAMB and Muon (whose products PyTorch rounds to bf16) follow the formulas of their papers, written out below.
+
 Of the built-in models as they are, too large to keep, full.safetensors has the losses, logits and gradients; weights, inputs
 and labels are those of a formula (`noise`), and of each tensor it keeps some numbers at equal distances (`some`).
 """
@@ -411,6 +414,163 @@ def record_points():
     save("torch/points.safetensors", kept)
 
 
+class Lion(torch.optim.Optimizer):
+    """Chen et al. 2023, algorithm 2."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.99), weight_decay=0.0):
+        super().__init__(params, dict(lr=lr, betas=betas, weight_decay=weight_decay))
+
+    def step(self):
+        for group in self.param_groups:
+            (b1, b2), lr = group["betas"], group["lr"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                update = torch.sign(b1 * m + (1 - b1) * p.grad)
+                p.data -= lr * (update + group["weight_decay"] * p.data)
+                m.mul_(b2).add_(p.grad, alpha=1 - b2)
+
+
+class Lamb(torch.optim.Optimizer):
+    """You et al. 2020, algorithm 2, with the norm itself as φ."""
+
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+        self.t = 0
+
+    def step(self):
+        self.t += 1
+        for group in self.param_groups:
+            b1, b2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].setdefault("m", torch.zeros_like(p))
+                v = self.state[p].setdefault("v", torch.zeros_like(p))
+                m.mul_(b1).add_(p.grad, alpha=1 - b1)
+                v.mul_(b2).addcmul_(p.grad, p.grad, value=1 - b2)
+                u = m / (1 - b1**self.t) / ((v / (1 - b2**self.t)).sqrt() + group["eps"]) + group["weight_decay"] * p.data
+                w, change = p.data.norm(), u.norm()
+                p.data -= group["lr"] * (w / change if w > 0 and change > 0 else 1.0) * u
+
+
+class Muon(torch.optim.Optimizer):
+    """Jordan et al. 2024, in f32: matrices alone."""
+
+    def __init__(self, params, lr, momentum=0.95, nesterov=True, weight_decay=0.1, match=False):
+        super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, weight_decay=weight_decay, match=match))
+
+    def step(self):
+        for group in self.param_groups:
+            lr, mu = group["lr"], group["momentum"]
+            for p in group["params"]:
+                b = self.state[p].setdefault("b", torch.zeros_like(p))
+                b.lerp_(p.grad, 1 - mu)
+                x = p.grad.lerp(b, mu) if group["nesterov"] else b.clone()
+                n, m = x.shape
+                x = x.T if n > m else x
+                x = x / x.norm().clamp(min=1e-7)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+                x = x.T if n > m else x
+                p.data *= 1 - lr * group["weight_decay"]
+                p.data -= lr * (0.2 * max(n, m) ** 0.5 if group["match"] else max(1, n / m) ** 0.5) * x
+
+
+class Several:
+    def __init__(self, *optimizers):
+        self.optimizers = optimizers
+
+    def step(self):
+        for optimizer in self.optimizers:
+            optimizer.step()
+
+
+def optimizers():
+    """Name, and the optimizer of a list of a matrix, a bias, and a matrix."""
+    o = torch.optim
+    yield "rmsprop", lambda ps: o.RMSprop(ps, 0.01)
+    yield "rmsprop_all", lambda ps: o.RMSprop(ps, 0.01, alpha=0.9, eps=1e-6, weight_decay=0.1, momentum=0.8, centered=True)
+    yield "adagrad", lambda ps: o.Adagrad(ps, 0.05)
+    yield "adagrad_all", lambda ps: o.Adagrad(ps, 0.05, lr_decay=0.1, weight_decay=0.1, initial_accumulator_value=0.1, eps=1e-6)
+    yield "adadelta", lambda ps: o.Adadelta(ps, 1.0)
+    yield "adadelta_all", lambda ps: o.Adadelta(ps, 5.0, rho=0.8, eps=1e-4, weight_decay=0.1)
+    yield "adamax", lambda ps: o.Adamax(ps, 0.02)
+    yield "adamax_all", lambda ps: o.Adamax(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    yield "nadam", lambda ps: o.NAdam(ps, 0.02)
+    yield "nadam_all", lambda ps: o.NAdam(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1, momentum_decay=0.1)
+    yield "nadam_decoupled", lambda ps: o.NAdam(ps, 0.02, weight_decay=0.1, decoupled_weight_decay=True)
+    yield "radam", lambda ps: o.RAdam(ps, 0.02)
+    yield "radam_all", lambda ps: o.RAdam(ps, 0.02, betas=(0.8, 0.95), eps=1e-6, weight_decay=0.1)
+    yield "radam_decoupled", lambda ps: o.RAdam(ps, 0.02, weight_decay=0.1, decoupled_weight_decay=True)
+    yield "radam_short", lambda ps: o.RAdam(ps, 0.02, betas=(0.8, 0.5))
+    yield "adam_amsgrad", lambda ps: o.Adam(ps, 0.05, betas=(0.9, 0.7), amsgrad=True)
+    yield "adamw_amsgrad", lambda ps: o.AdamW(ps, 0.05, betas=(0.9, 0.7), weight_decay=0.1, amsgrad=True)
+    yield "sgd_maximize", lambda ps: o.SGD(ps, 0.05, momentum=0.9, weight_decay=0.1, maximize=True)
+    yield "adam_maximize", lambda ps: o.Adam(ps, 0.05, maximize=True)
+    yield "adafactor", lambda ps: o.Adafactor(ps, 0.1)
+    yield "adafactor_all", lambda ps: o.Adafactor(ps, 0.5, beta2_decay=-0.5, eps=(1e-5, 1e-2), d=1.5, weight_decay=0.1)
+    yield "lion", lambda ps: Lion(ps, 0.01)
+    yield "lion_all", lambda ps: Lion(ps, 0.01, betas=(0.8, 0.95), weight_decay=0.1)
+    yield "lamb", lambda ps: Lamb(ps, 0.05)
+    yield "lamb_all", lambda ps: Lamb(ps, 0.05, betas=(0.8, 0.95), eps=1e-4, weight_decay=0.0)
+    matrices = lambda ps: [p for p in ps if p.dim() == 2]
+    others = lambda ps: o.AdamW([p for p in ps if p.dim() != 2], 0.02)
+    yield "muon", lambda ps: Several(Muon(matrices(ps), 0.02), others(ps))
+    yield "muon_all", lambda ps: Several(Muon(matrices(ps), 0.02, 0.8, False, 0.5, True), others(ps))
+
+
+def schedules():
+    """Name, first rate, and the scheduler of an optimizer."""
+    s = torch.optim.lr_scheduler
+    yield "multistep", 0.1, lambda o: s.MultiStepLR(o, [3, 10, 11], 0.5)
+    yield "exponential", 0.1, lambda o: s.ExponentialLR(o, 0.9)
+    yield "linear", 0.1, lambda o: s.LinearLR(o, 0.25, 0.8, 12)
+    yield "polynomial", 0.1, lambda o: s.PolynomialLR(o, 25, 1.5)
+    yield "one_cycle", 0.1, lambda o: s.OneCycleLR(o, 0.1, 40, cycle_momentum=False)
+    yield "one_cycle_all", 0.1, lambda o: s.OneCycleLR(
+        o, 0.1, 40, pct_start=0.35, anneal_strategy="linear", cycle_momentum=False, div_factor=10, final_div_factor=100, three_phase=True)
+    yield "restarts", 0.1, lambda o: s.CosineAnnealingWarmRestarts(o, 7)
+    yield "restarts_all", 0.1, lambda o: s.CosineAnnealingWarmRestarts(o, 4, 2, 0.01)
+    yield "cyclic", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, 8, "triangular", cycle_momentum=False)
+    yield "cyclic_halving", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, mode="triangular2", cycle_momentum=False)
+    yield "cyclic_shrinking", 0.01, lambda o: s.CyclicLR(o, 0.01, 0.1, 5, 3, "exp_range", 0.95, cycle_momentum=False)
+    yield "chain", 0.1, lambda o: s.SequentialLR(
+        o, [s.ConstantLR(o, 0.5, 100), s.ExponentialLR(o, 0.9), s.StepLR(o, 4, 0.5)], [6, 20])
+    yield "noam", 1.0, lambda o: s.LambdaLR(o, lambda t: 2.0 * 64**-0.5 * min((t + 1) ** -0.5, (t + 1) * 9**-1.5))
+    yield "plateau", 0.1, lambda o: s.ReduceLROnPlateau(o, "min", 0.5, 2, 0.01, cooldown=1, min_lr=0.01)
+    yield "plateau_larger", 0.1, lambda o: s.ReduceLROnPlateau(o, "max", 0.1, 1)
+
+
+def record_optimizers():
+    torch.manual_seed(11)
+    first = {"first.weight": torch.randn(5, 4) * 0.5, "first.bias": torch.randn(5) * 0.1, "last.weight": torch.randn(2, 5) * 0.5}
+    kept = {"x": torch.randn(STEPS * 6, 4), "y": torch.randn(STEPS * 6, 2)} | {f"start.{n}": w for n, w in first.items()}
+    for name, build in optimizers():
+        weights = [w.clone().requires_grad_() for w in first.values()]
+        optimizer, path = build(weights), []
+        for step in range(STEPS):
+            x, y = (kept[k][6 * step : 6 * step + 6] for k in "xy")
+            loss = (torch.tanh(x @ weights[0].T + weights[1]) @ weights[2].T - y).square().mean()
+            grads = torch.autograd.grad(loss, weights)
+            for w, g in zip(weights, grads):
+                w.grad = g
+            optimizer.step()
+            path.append(torch.cat([w.detach().reshape(-1) for w in weights]))
+        kept[f"optimizer.{name}"] = torch.stack(path)
+    kept["measures"] = torch.tensor([1 / (1 + i) if i < 8 else 2.0 if i == 21 else 0.15 + 0.05 * (i * 7 % 5) - 0.002 * i for i in range(40)])
+    for name, rate, build in schedules():
+        optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], rate)
+        schedule, rates = build(optimizer), []
+        for i in range(40):
+            rates.append(optimizer.param_groups[0]["lr"])
+            optimizer.step()
+            if name.startswith("plateau"):
+                schedule.step(float(kept["measures"][i]))
+            elif i < 39:
+                schedule.step()
+        kept[f"schedule.{name}"] = torch.tensor(rates)
+    save("torch/optimizers.safetensors", kept)
+
+
 def save(path, tensors):
     header, data = {}, b""
     for name, t in tensors.items():
@@ -456,6 +616,7 @@ def main():
         save(f"torch/{name}.case.safetensors", case)
         print(f"{name:12} losses {losses[0]:.4f} … {losses[-1]:.4f}")
     record_full()
+    record_optimizers()
     record_points()
 
 

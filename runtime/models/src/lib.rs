@@ -28,7 +28,10 @@ use slabwise::data::epoch_seed;
 use slabwise::error::{Error, Result};
 use slabwise::feed::{Input, Source};
 use slabwise::nn::{Conv2d, Flatten, Linear, MaxPool2d, Module, Relu, Sequential};
-use slabwise::optim::{Adam, AdamW, Sgd};
+use slabwise::optim::{
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Lamb, Lion, Muon, NAdam, Optimizer, RAdam,
+    RmsProp, Sgd,
+};
 use slabwise::params::{Params, Scope};
 use slabwise::shape::{Dim, Shape};
 use slabwise::tensor::Tensor;
@@ -355,7 +358,7 @@ impl Network {
         if let Some(head) = self.model.sizes().head() {
             trace.freeze(move |weight| !weight.name.starts_with(head));
         }
-        optimizer.minimize(trace, loss);
+        trace.minimize(loss, optimizer.optimizer());
         loss
     }
 
@@ -396,6 +399,26 @@ pub enum OptimizerKind {
     Adam,
     /// Rate 0.0003, weight decay 0.1.
     AdamW,
+    /// Rate 0.001.
+    RmsProp,
+    /// Rate 0.01.
+    Adagrad,
+    /// Rate 1.
+    Adadelta,
+    /// Rate 0.002.
+    Adamax,
+    /// Rate 0.002.
+    NAdam,
+    /// Rate 0.001.
+    RAdam,
+    /// Rate 0.0001, weight decay 0.1.
+    Lion,
+    /// Rate 0.001, weight decay 0.01.
+    Lamb,
+    /// Rate 0.01.
+    Adafactor,
+    /// Rate 0.02 for matrices; [`OptimizerKind::AdamW`] for all other weights.
+    Muon,
 }
 
 impl OptimizerKind {
@@ -404,6 +427,16 @@ impl OptimizerKind {
         OptimizerKind::Sgd,
         OptimizerKind::Adam,
         OptimizerKind::AdamW,
+        OptimizerKind::RmsProp,
+        OptimizerKind::Adagrad,
+        OptimizerKind::Adadelta,
+        OptimizerKind::Adamax,
+        OptimizerKind::NAdam,
+        OptimizerKind::RAdam,
+        OptimizerKind::Lion,
+        OptimizerKind::Lamb,
+        OptimizerKind::Adafactor,
+        OptimizerKind::Muon,
     ];
 
     /// The name that [`OptimizerKind::parse`] reads.
@@ -412,6 +445,36 @@ impl OptimizerKind {
             OptimizerKind::Sgd => "sgd",
             OptimizerKind::Adam => "adam",
             OptimizerKind::AdamW => "adamw",
+            OptimizerKind::RmsProp => "rmsprop",
+            OptimizerKind::Adagrad => "adagrad",
+            OptimizerKind::Adadelta => "adadelta",
+            OptimizerKind::Adamax => "adamax",
+            OptimizerKind::NAdam => "nadam",
+            OptimizerKind::RAdam => "radam",
+            OptimizerKind::Lion => "lion",
+            OptimizerKind::Lamb => "lamb",
+            OptimizerKind::Adafactor => "adafactor",
+            OptimizerKind::Muon => "muon",
+        }
+    }
+
+    /// The optimizer, at its rate.
+    pub fn optimizer(self) -> Box<dyn Optimizer> {
+        let adamw = || AdamW::new(3e-4).weight_decay(0.1);
+        match self {
+            OptimizerKind::Sgd => Box::new(Sgd::new(0.01).momentum(0.9)),
+            OptimizerKind::Adam => Box::new(Adam::new(1e-3)),
+            OptimizerKind::AdamW => Box::new(adamw()),
+            OptimizerKind::RmsProp => Box::new(RmsProp::new(1e-3)),
+            OptimizerKind::Adagrad => Box::new(Adagrad::new(0.01)),
+            OptimizerKind::Adadelta => Box::new(Adadelta::new(1.0)),
+            OptimizerKind::Adamax => Box::new(Adamax::new(2e-3)),
+            OptimizerKind::NAdam => Box::new(NAdam::new(2e-3)),
+            OptimizerKind::RAdam => Box::new(RAdam::new(1e-3)),
+            OptimizerKind::Lion => Box::new(Lion::new(1e-4).weight_decay(0.1)),
+            OptimizerKind::Lamb => Box::new(Lamb::new(1e-3).weight_decay(0.01)),
+            OptimizerKind::Adafactor => Box::new(Adafactor::new(0.01)),
+            OptimizerKind::Muon => Box::new(Muon::new(0.02).using(|w| w.rank() != 2, adamw())),
         }
     }
 
@@ -432,14 +495,6 @@ impl OptimizerKind {
                     known.join(", ")
                 ))
             })
-    }
-
-    fn minimize<'t>(self, trace: &'t Trace, loss: Tensor<'t>) {
-        match self {
-            OptimizerKind::Sgd => trace.minimize(loss, Sgd::new(0.01).momentum(0.9)),
-            OptimizerKind::Adam => trace.minimize(loss, Adam::new(1e-3)),
-            OptimizerKind::AdamW => trace.minimize(loss, AdamW::new(3e-4).weight_decay(0.1)),
-        }
     }
 }
 
