@@ -4,6 +4,7 @@
 //! full size.
 
 mod full;
+mod models;
 mod optimizers;
 mod points;
 
@@ -18,7 +19,7 @@ use slabwise_models::{Examples, Gpt, LstmModel, MobileNetV2, ResNet, UNet, Vgg};
 
 const STEPS: usize = 10;
 /// An array for the gradients of all parameters of a model.
-const PARAMS_MAX: usize = 72;
+const PARAMS_MAX: usize = 160;
 
 fn path(name: &str, part: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR"))

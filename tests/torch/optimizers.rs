@@ -459,9 +459,8 @@ fn a_plateau_lowers_the_rate_and_is_saved_with_the_weights() {
             session
                 .set_value("optim.plateau", &state)
                 .expect("the same");
-            plateau
-                .clone()
-                .observe(session, measures[[step]])
+            session
+                .observe(&plateau, measures[[step]])
                 .expect("it trains by this schedule");
         };
         let got = rates(plateau.clone().into(), 40, observed);

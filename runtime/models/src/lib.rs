@@ -2,6 +2,10 @@
 //! benchmarks share.
 #![forbid(unsafe_code)]
 
+mod attention;
+mod bert;
+mod blocks;
+mod diffusion;
 mod gpt;
 mod lstm;
 mod mobilenet;
@@ -9,8 +13,12 @@ mod ode;
 mod resnet;
 mod table;
 mod unet;
+mod vae;
 mod vgg;
+mod vit;
 
+pub use bert::{Bert, BertEncoder, Encoded};
+pub use diffusion::{Denoiser, Diffusion};
 pub use gpt::Gpt;
 pub use lstm::LstmModel;
 pub use mobilenet::MobileNetV2;
@@ -18,7 +26,9 @@ pub use ode::Ode;
 pub use resnet::ResNet;
 pub use table::Sizes;
 pub use unet::UNet;
+pub use vae::{Autoencoder, Latent, Vae};
 pub use vgg::Vgg;
+pub use vit::Vit;
 
 use std::fmt;
 use std::str::FromStr;
@@ -39,7 +49,7 @@ use slabwise::trace::{Precision, Trace};
 use slabwise::{Plan, Program, Session};
 use slabwise_kernels::dtype::DType::{F32, I32};
 use slabwise_kernels::spec::Window;
-use table::Labelled;
+use table::{Labelled, Layers};
 
 /// A 3×3 window with stride 2 and padding 1.
 const POOL_3_2: Window = Window {
@@ -72,8 +82,8 @@ pub enum Model {
     Gpt(Gpt),
     /// [`LstmModel::SMALL`]: 444,544 weights.
     Lstm,
-    /// One of these in other sizes, or one that exists only for its unrolled length ([`Ode`]), as
-    /// [`Model::parse`] reads it.
+    /// One of these in other sizes, or one of the table only ([`Ode`], [`Bert`], [`Vit`],
+    /// [`Diffusion`], [`Vae`]), as [`Model::parse`] reads it.
     Sized(Sizes),
 }
 
@@ -282,8 +292,14 @@ pub fn noise(seed: u64) -> impl FnMut() -> f32 {
 /// A built-in model with its weights declared.
 pub struct Network {
     model: Model,
-    layers: Box<dyn Module>,
+    layers: Layers,
     precision: Precision,
+}
+
+/// A model with a loss of its own.
+trait Learner: Module {
+    /// The loss for examples and the label of each, an f32 scalar.
+    fn loss<'t>(&self, x: Tensor<'t>, labels: Tensor<'t>) -> Tensor<'t>;
 }
 
 impl Network {
@@ -336,19 +352,17 @@ impl Network {
     /// Any error of [`Session::compile`].
     pub fn inference(&self, session: &mut Session, batch: impl Into<Dim>) -> Result<Program<1>> {
         let trace = Trace::inference().with_precision(self.precision);
-        let logits = self.logits(&trace, batch.into());
+        let logits = self.examples(&trace, batch.into()).apply(self);
         session.compile(&trace, [logits])
     }
 
-    fn logits<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
+    fn examples<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
         let (name, dtype) = if self.model.reads_tokens() {
             ("tokens", I32)
         } else {
             ("images", F32)
         };
-        trace
-            .input(name, dtype, shape(batch, &self.model.example()))
-            .apply(&*self.layers)
+        trace.input(name, dtype, shape(batch, &self.model.example()))
     }
 
     /// Traces a training step; gives its loss.
@@ -363,8 +377,13 @@ impl Network {
     }
 
     fn loss<'t>(&self, trace: &'t Trace, batch: Dim) -> Tensor<'t> {
-        let logits = self.logits(trace, batch);
-        let labels = trace.input("labels", I32, shape(batch, &self.model.label()));
+        let x = self.examples(trace, batch);
+        let labels = || trace.input("labels", I32, shape(batch, &self.model.label()));
+        let layers = match &self.layers {
+            Layers::Own(layers) => return layers.loss(x, labels()),
+            Layers::Labelled(layers) => layers,
+        };
+        let (logits, labels) = (x.apply(&**layers), labels());
         // Classes last.
         let logits = if self.model.sizes().row().labelled == Labelled::Pixel {
             logits.permute([0, 2, 3, 1])
@@ -376,8 +395,12 @@ impl Network {
 }
 
 impl Module for Network {
+    #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        self.layers.forward(x)
+        match &self.layers {
+            Layers::Labelled(layers) => x.apply(&**layers),
+            Layers::Own(layers) => x.apply(&**layers),
+        }
     }
 }
 

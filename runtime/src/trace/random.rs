@@ -414,6 +414,16 @@ impl<'t> Tensor<'t> {
         };
         source.uniform_like(0, self)
     }
+
+    /// Normal numbers with mean 0 and variance 1 of this tensor's shape; see [`Trace::normal`].
+    #[track_caller]
+    pub fn normal_like(self) -> Tensor<'t> {
+        let source = Source {
+            trace: self.trace(),
+            key: None,
+        };
+        source.box_muller(source.uniform_like(0, self))
+    }
 }
 
 /// The number of each element in row-major order.

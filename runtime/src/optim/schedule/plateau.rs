@@ -1,17 +1,14 @@
 //! A rate that the program's user lowers when a measure stops improving.
 
-use ndarray::{arr0, arr1};
 use slabwise_kernels::dtype::DType;
 
 use super::{Clock, Rate, at_least_zero};
-use crate::error::Result;
 use crate::params::Init;
-use crate::session::Session;
 use crate::tensor::Tensor;
 
 /// A rate that is multiplied by a factor when a measure, such as the loss on validation data, has
-/// stopped improving; as PyTorch's `ReduceLROnPlateau`. The measure is [observed](Plateau::observe)
-/// between steps. The rate is the state "optim.lr" and the memory of the rule the state
+/// stopped improving; as PyTorch's `ReduceLROnPlateau`. The measure is
+/// [observed](crate::Session::observe) between steps. The rate is the state "optim.lr" and the memory of the rule the state
 /// "optim.plateau", so that both are saved with the weights and a resumed run goes on alike.
 ///
 /// ```
@@ -26,7 +23,7 @@ use crate::tensor::Tensor;
 /// let mut session = Session::new(Device::Cpu, params)?;
 /// let step = session.compile(&trace, [loss])?;
 /// let loss = session.run(&step, ())?[0].item();
-/// let rate = plateau.observe(&mut session, loss)?;
+/// let rate = session.observe(&plateau, loss)?;
 /// assert_eq!(rate, 1e-3);
 /// # Ok::<(), slabwise::Error>(())
 /// ```
@@ -105,20 +102,20 @@ impl Plateau {
         self
     }
 
-    /// Takes notice of a measure, and lowers the rate in the session if it is time; gives the rate
-    /// of the next step. A measure that is NaN is no improvement.
-    ///
-    /// # Errors
-    /// If no program of the session trains by this schedule.
-    pub fn observe(&self, session: &mut Session, measure: f32) -> Result<f32> {
-        let [rate_name, memory_name] =
-            [RATE, MEMORY].map(|name| format!("{}{name}", self.optimizer));
-        let mut rate = session.value(&rate_name)?.sum();
-        let memory: Vec<f32> = session.value(&memory_name)?.iter().copied().collect();
-        let (mut best, seen) = (memory[0], memory[1] != 0.0);
-        let [mut bad, mut cooling] = [memory[2], memory[3]];
+    /// The names of the states that hold the rate and the memory.
+    pub(crate) fn states(&self) -> [String; 2] {
+        [RATE, MEMORY].map(|name| format!("{}{name}", self.optimizer))
+    }
+
+    /// Rate and memory after a measure.
+    pub(crate) fn observed(
+        &self,
+        mut rate: f32,
+        [mut best, seen, mut bad, mut cooling]: [f32; 4],
+        measure: f32,
+    ) -> (f32, [f32; 4]) {
         let threshold = self.threshold as f32;
-        let improved = match (seen, self.larger_is_better) {
+        let improved = match (seen != 0.0, self.larger_is_better) {
             (false, _) => !measure.is_nan(),
             (true, false) => measure < best * (1.0 - threshold),
             (true, true) => measure > best * (1.0 + threshold),
@@ -139,15 +136,13 @@ impl Plateau {
             }
             (cooling, bad) = (self.cooldown as f32, 0.0);
         }
-        session.set_value(&rate_name, &arr0(rate))?;
-        let seen = f32::from(u8::from(seen || improved));
-        session.set_value(&memory_name, &arr1(&[best, seen, bad, cooling]))?;
-        Ok(rate)
+        let seen = if improved { 1.0 } else { seen };
+        (rate, [best, seen, bad, cooling])
     }
 }
 
 impl Rate for Plateau {
-    fn check(&self) -> std::result::Result<(), String> {
+    fn check(&self) -> Result<(), String> {
         at_least_zero("the learning rate", self.rate)?;
         at_least_zero("the lowest learning rate", self.floor)?;
         at_least_zero("the threshold", self.threshold)?;
