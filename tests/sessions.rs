@@ -396,3 +396,79 @@ fn slices_by_one_length_tensor_have_one_length() {
         .to_string();
     assert!(error.contains("outside 0..7"), "{error}");
 }
+
+/// A wider array gives the results of the narrower one; a value out of range is named, and nothing
+/// has run then.
+#[test]
+fn wide_arrays_are_narrowed_and_values_out_of_range_are_named() {
+    let trace = Trace::inference().named("wide");
+    let x = trace.input("x", F32, (2, 3));
+    let y = trace.input("y", I32, (2,));
+    let total = trace.state("total", F32, (1,), Init::Constant(0.0));
+    let sum = x.sum_over(1) * trace.constant(&[0.5f64, 2.0]) + y.cast(F32);
+    total.set(total.last() + sum.sum());
+    let mut session = session(Params::seeded(0));
+    let program = session.compile(&trace, [sum]).expect("it compiles");
+    let narrow = (arr2(&[[1.0f32, 2.0, 0.1], [4.0, 5.0, 6.0]]), arr1(&[7, -8]));
+    let wide = (arr2(&[[1.0, 2.0, 0.1], [4.0, 5.0, 6.0]]), arr1(&[7i64, -8]));
+    let mut run = |x: &dyn slabwise::feed::Input, y: &dyn slabwise::feed::Input| {
+        let result = session.run(&program, &[x, y][..]);
+        let result = result.map(|[sum]| sum.array::<f32>().expect("f32"));
+        let result = result.map_err(|e| e.to_string());
+        (result, session.value("total").expect("it is there")[[0]])
+    };
+    let (expected, first) = run(&narrow.0, &narrow.1);
+    let (found, second) = run(&wide.0, &wide.1);
+    assert_eq!(found, expected);
+    assert_eq!(second, 2.0 * first);
+    // Turned around in memory, the element is still named by its place.
+    let mut huge = Array2::<f64>::zeros((3, 2)).reversed_axes();
+    huge[[1, 2]] = -1e39;
+    let (error, third) = run(&huge, &narrow.1);
+    let error = error.expect_err("f32 ends at 3.4e38");
+    for part in ["\"x\"", "element [1, 2] is -1e39, which f32 cannot hold"] {
+        assert!(error.contains(part), "{error}");
+    }
+    let (error, fourth) = run(&narrow.0, &vec![1i64, i64::from(i32::MAX) + 1]);
+    let error = error.expect_err("i32 ends at 2147483647");
+    for part in ["\"y\"", "element [1] is 2147483648, which i32 cannot hold"] {
+        assert!(error.contains(part), "{error}");
+    }
+    assert_eq!((third, fourth), (second, second), "nothing has run");
+    // What f32 has too is no mistake.
+    huge[[1, 2]] = f64::NEG_INFINITY;
+    assert!(run(&huge, &narrow.1).0.is_ok());
+    // A wrong kind of type is named as before.
+    let (error, _) = run(&narrow.1, &narrow.1);
+    assert!(error.is_err_and(|e| e.contains("i32")));
+    let trace = Trace::inference();
+    let constant = trace.constant(&[i64::MAX]);
+    let error = session.compile(&trace, [constant]).err();
+    let error = error.expect("too large").to_string();
+    assert!(
+        error.contains("tests/sessions.rs") && error.contains("element 0 is 9223372036854775807"),
+        "{error}"
+    );
+}
+
+/// A batch that is prefetched is looked at before it is copied on another thread.
+#[test]
+fn prefetched_batches_are_narrowed_too() {
+    let params = Params::seeded(0);
+    let mut session = session(params).with_prefetch(2);
+    let trace = Trace::inference();
+    let sum = trace.input("x", F32, (2,)).sum();
+    let program = session.compile(&trace, [sum]).expect("it compiles");
+    session
+        .prefetch(&program, vec![1.0f64, 2.5])
+        .expect("a free slot");
+    let error = session
+        .prefetch(&program, vec![1.0, 1e300])
+        .expect_err("f32 ends at 3.4e38");
+    assert!(
+        error.to_string().contains("element [1] is 1e300"),
+        "{error}"
+    );
+    let [sum] = session.run_prefetched(&program).expect("it runs");
+    assert_eq!(sum.item(), 3.5);
+}

@@ -89,7 +89,8 @@ impl Session {
     }
 
     /// Reads a part of a file, or one whose names differ; gives the names that were loaded and
-    /// those that were not. Floats of another type than the model's (f16, bf16, f32, and f64 into
+    /// those that were not. [`Session::load_from`] reads weights of other programs, in other layouts
+    /// and in shards. Floats of another type than the model's (f16, bf16, f32, and f64 into
     /// f32) are cast to the nearest that the model's type has, which for a narrower type loses
     /// digits and turns values too large for it into infinities.
     ///

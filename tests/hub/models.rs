@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use slabwise::weights::SaveOptions;
-use slabwise_models::{Gpt, ResNet};
+use slabwise_models::{Bert, Gpt, ResNet, Vit};
 
 use super::*;
 
@@ -188,45 +188,62 @@ fn as_named(name: &str, rename: impl Fn(&str) -> Option<String>) -> Session {
     session(&declare(&shapes))
 }
 
+const BERT: Bert = Bert {
+    layers: 2,
+    width: 8,
+    heads: 2,
+    inner: 12,
+    length: 6,
+    positions: 10,
+    vocabulary: 19,
+    kinds: 2,
+};
+
 #[test]
 fn a_bert_loads_with_positions_heads_and_old_names() {
-    let modern = |name: &str| {
-        let name = name.replace("LayerNorm.gamma", "LayerNorm.weight");
-        name.replace("LayerNorm.beta", "LayerNorm.bias")
-    };
     // The masked language model has no pooler and no second head.
-    let mut session = as_named("bert", |name| {
-        let head = name.contains("pooler") || name.contains("seq_relationship");
-        (!head).then(|| modern(name))
-    });
-    load(&mut session, &folder("bert"), &Rules::bert()).expect("it fits");
+    let params = Params::seeded(0);
+    let model = BERT.layers(&params.root());
+    run("bert", "bert", "logits", &params, &model, &Rules::bert());
+    // The encoder alone, without the prefix.
+    let params = Params::seeded(0);
+    let _ = BERT.encoder(&params.root());
+    let mut encoder = session(&params);
+    load(&mut encoder, &folder("bert"), &Rules::minilm()).expect("it fits");
     let file = File::open(folder("bert/model.safetensors")).expect("recorded");
     assert_eq!(
-        value(&session, "bert.encoder.layer.1.output.LayerNorm.weight"),
+        value(&encoder, "encoder.layer.1.output.LayerNorm.weight"),
         floats(&file, "bert.encoder.layer.1.output.LayerNorm.gamma")
     );
-    // The encoder alone, without the prefix.
-    let mut encoder = as_named("bert", |name| {
-        name.strip_prefix("bert.")
-            .filter(|name| !name.starts_with("pooler"))
-            .map(modern)
-    });
-    load(&mut encoder, &folder("bert"), &Rules::minilm()).expect("it fits");
-    let mut mini = as_named("minilm", |name| {
-        (name != "embeddings.position_ids").then(|| name.to_owned())
-    });
+    // A sentence encoder with i64 positions.
+    let params = Params::seeded(0);
+    let model = BERT.encoder(&params.root());
+    let mut mini = run(
+        "minilm",
+        "minilm",
+        "hidden",
+        &params,
+        &model,
+        &Rules::minilm(),
+    );
     let weights = Weights::open(folder("minilm")).expect("recorded");
     let loaded = mini.load_from(&weights, &Rules::minilm()).expect("it fits");
+    let pooler = [
+        "embeddings.position_ids",
+        "pooler.dense.bias",
+        "pooler.dense.weight",
+    ];
     assert_eq!(
-        (loaded.count, loaded.extra),
-        (39, vec!["embeddings.position_ids".to_owned()])
+        (loaded.count, &*loaded.extra),
+        (37, &pooler.map(str::to_owned)[..])
     );
+    let left_out = ["position_ids", "pooler.dense.bias", "pooler.dense.weight"];
     saved_as_it_was(
         &mini,
         "minilm",
         &Rules::minilm(),
         &SaveOptions::new(),
-        &["position_ids"],
+        &left_out,
     );
 }
 
@@ -279,10 +296,22 @@ fn a_llama_loads_from_shards_of_bf16_and_with_a_tied_head() {
 
 #[test]
 fn a_vision_transformer_is_the_same_in_both_layouts() {
-    let mut one = as_named("vit", |name| Some(name.to_owned()));
-    let mut other = as_named("vit", |name| Some(name.to_owned()));
-    load(&mut one, &folder("vit"), &Rules::vit()).expect("it fits");
-    load(&mut other, &folder("vit_timm"), &Rules::vit_timm()).expect("it fits");
+    let sizes = Vit {
+        size: 16,
+        inputs: 3,
+        patch: 4,
+        layers: 2,
+        width: 8,
+        heads: 2,
+        inner: 16,
+        classes: 5,
+    };
+    let [one, other] =
+        [("vit", Rules::vit()), ("vit_timm", Rules::vit_timm())].map(|(name, rules)| {
+            let params = Params::seeded(0);
+            let model = sizes.layers(&params.root());
+            run(name, "vit", "logits", &params, &model, &rules)
+        });
     let names: Vec<String> = one.names().map(str::to_owned).collect();
     assert_eq!(names.len(), 40);
     for name in &names {

@@ -385,6 +385,33 @@ fn mistaken_rules_are_refused_together() {
     );
 }
 
+/// Shapes without elements may have lengths whose product cannot be counted.
+#[test]
+fn tensors_without_elements_are_moved_as_others() {
+    let huge = 1u64 << 40;
+    let empty = |name, shape| -> Raw<'_> { (name, "F32", shape, Vec::new()) };
+    let long = &[0, huge, huge][..];
+    let tensors = [
+        empty("w", &[3, 0]),
+        empty("v", &[0, 2]),
+        empty("long", long),
+        empty("q", &[1 << 63, 0]),
+        empty("k", &[1 << 63, 0]),
+    ];
+    let rules = Rules::new()
+        .transpose("w")
+        .split("v", ["a", "b"], 1)
+        .transpose("long")
+        .split("long", ["left", "right"], 1)
+        .ignore_extra("{*rest}");
+    let model: &[(&str, &[usize])] = &[("w", &[0, 3]), ("a", &[0, 1]), ("b", &[0, 1])];
+    assert!(loaded(model, &tensors, &rules).is_ok());
+    says(
+        loaded(model, &tensors, &rules.join(["q", "k"], "qk", 0)),
+        &["`qk` cannot be made of"],
+    );
+}
+
 #[test]
 fn a_file_of_the_library_itself_is_checked_for_damage() {
     let at = tempfile::tempdir().expect("a folder");

@@ -23,12 +23,12 @@ pub(super) struct Piece {
     pub(super) lengths: Vec<u64>,
 }
 
-/// The distance of neighbours along each axis of a row-major tensor. Lengths were checked to have a
-/// product that fits.
+/// The distance of neighbours along each axis of a row-major tensor. Only without elements, which
+/// nothing reads, can a distance be too large to count.
 pub(super) fn strides(shape: &[u64]) -> Vec<u64> {
     let mut strides = vec![1; shape.len()];
     for axis in (1..shape.len()).rev() {
-        strides[axis - 1] = strides[axis] * shape[axis].max(1);
+        strides[axis - 1] = u64::saturating_mul(strides[axis], shape[axis].max(1));
     }
     strides
 }
@@ -69,7 +69,9 @@ impl Assembly {
         part.pieces.retain_mut(|piece| {
             let from = piece.start[axis].max(start);
             let to = (piece.start[axis] + piece.lengths[axis]).min(start + length);
-            piece.at += from.saturating_sub(piece.start[axis]) * piece.strides[axis];
+            let skipped = from.saturating_sub(piece.start[axis]);
+            let distance = skipped.saturating_mul(piece.strides[axis]);
+            piece.at = piece.at.saturating_add(distance);
             piece.start[axis] = from.saturating_sub(start);
             piece.lengths[axis] = to.saturating_sub(from);
             from < to
@@ -78,7 +80,7 @@ impl Assembly {
     }
 
     /// The tensor of these along an axis, one behind the other. They are equally long along all
-    /// others.
+    /// others, and the sum of their lengths along this one can be counted.
     pub(super) fn joined(parts: Vec<Assembly>, axis: usize) -> Assembly {
         let mut parts = parts.into_iter();
         let mut whole = parts.next().unwrap_or(Assembly {

@@ -42,7 +42,7 @@ pub(super) enum Fault {
     },
 }
 
-/// The kinds of numbers, in the order in which a wider kind has the values of a narrower one.
+/// The kinds of numbers. Within a kind, types differ in range and digits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Float,
@@ -242,6 +242,29 @@ impl Strided<'_> {
             }
             return Ok(());
         }
+        // The usual narrowings are rounded at once.
+        let place = |target: Option<_>| target.map(|(target, apart)| (target, apart * narrow));
+        match (from, to) {
+            (Dtype::F32, Dtype::F16) => {
+                return self.narrow(from, place(target), |b: [u8; 4]| {
+                    let (x, y) = (f32::from_le_bytes(b), f16::from_f32(f32::from_le_bytes(b)));
+                    (y.is_finite() || !x.is_finite()).then(|| y.to_le_bytes())
+                });
+            }
+            (Dtype::F32, Dtype::BF16) => {
+                return self.narrow(from, place(target), |b: [u8; 4]| {
+                    let (x, y) = (f32::from_le_bytes(b), bf16::from_f32(f32::from_le_bytes(b)));
+                    (y.is_finite() || !x.is_finite()).then(|| y.to_le_bytes())
+                });
+            }
+            (Dtype::F64, Dtype::F32) => {
+                return self.narrow(from, place(target), |b: [u8; 8]| {
+                    let (x, y) = (f64::from_le_bytes(b), f64::from_le_bytes(b) as f32);
+                    (y.is_finite() || !x.is_finite()).then(|| y.to_le_bytes())
+                });
+            }
+            _ => {}
+        }
         let mut block = [Number::Float(0.0); BLOCK];
         let mut target = target;
         for start in (0..self.count).step_by(BLOCK) {
@@ -251,18 +274,46 @@ impl Strided<'_> {
             }
             for (k, &number) in block[..n].iter().enumerate() {
                 let Some(encoded) = encode(to, number).filter(|_| is_sound(from, number)) else {
-                    return Err(Fault::Value {
-                        at: self.first + ((start + k) * self.stride) as u64,
-                        value: match number {
-                            Number::Float(x) => format!("{x:?}"),
-                            Number::Integer(i) => i.to_string(),
-                        },
-                    });
+                    return Err(self.fault(start + k, number));
                 };
                 if let Some((target, apart)) = &mut target {
                     let place = (start + k) * *apart * narrow;
                     target[place..place + narrow].copy_from_slice(&encoded[..narrow]);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// The element at a place, which the target's type does not have.
+    fn fault(&self, place: usize, number: Number) -> Fault {
+        Fault::Value {
+            at: self.first + (place * self.stride) as u64,
+            value: match number {
+                Number::Float(x) => format!("{x:?}"),
+                Number::Integer(i) => i.to_string(),
+            },
+        }
+    }
+
+    /// Writes each element, turned by `turn`, at equal distances, or only looks at them; fails at
+    /// the first that `turn` refuses.
+    fn narrow<const A: usize, const B: usize>(
+        &self,
+        from: Dtype,
+        mut target: Option<(&mut [u8], usize)>,
+        turn: impl Fn([u8; A]) -> Option<[u8; B]>,
+    ) -> Result<(), Fault> {
+        let elements = self.bytes.chunks((self.stride * A).max(1));
+        for (k, bytes) in elements.take(self.count).enumerate() {
+            let Some(turned) = bytes.first_chunk().and_then(|element| turn(*element)) else {
+                return Err(self.fault(k, decode(from, bytes)));
+            };
+            if let Some((target, apart)) = &mut target
+                && let Some(place) = target.get_mut(k * *apart..)
+                && let Some(place) = place.first_chunk_mut()
+            {
+                *place = turned;
             }
         }
         Ok(())

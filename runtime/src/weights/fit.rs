@@ -124,8 +124,8 @@ pub struct Loaded {
     /// Names of the session that the file does not have, whose values are unchanged.
     pub missing: Vec<String>,
     /// Names of the file that were passed over, those of types that no model can have among them
-    /// (such as the I64 counters of PyTorch's batch norms), but not those that a renaming left out,
-    /// nor states where only weights were requested.
+    /// (such as the I64 counters of PyTorch's batch norms) and those that rules ignore, but not
+    /// those that a renaming left out, nor states where only weights were requested.
     pub extra: Vec<String>,
     /// Names of the session whose values were cast, because the file has another type of floats.
     pub cast: Vec<String>,

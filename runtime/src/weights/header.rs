@@ -128,7 +128,7 @@ impl<'de> Visitor<'de> for Names {
             }
             if names.contains(&name) {
                 return Err(A::Error::custom(format_args!(
-                    "its header has the name `{}` twice",
+                    "it has the name `{}` twice",
                     brief(&name)
                 )));
             }

@@ -268,7 +268,10 @@ impl Mapped {
             };
             let first = others(shapes[0]);
             let lengths = parts.iter().zip(&shapes);
+            let mut along = shapes.iter().filter_map(|shape| shape.get(axis));
+            let sum = along.try_fold(0u64, |sum, &n| sum.checked_add(n));
             let alike = first.is_some()
+                && sum.is_some()
                 && shapes.iter().all(|shape| others(shape) == first)
                 && lengths
                     .into_iter()
