@@ -279,7 +279,8 @@ fn types_are_cast_only_where_no_value_is_lost() {
     );
     let permitted = Rules::new().cast("{*any}");
     let whole = ("w", "I64", &[2][..], longs(&[-3, 1 << 24]));
-    let session = loaded(&[("w", &[2])], &[whole.clone()], &permitted).expect("they are floats");
+    let session =
+        loaded(&[("w", &[2])], std::slice::from_ref(&whole), &permitted).expect("they are floats");
     assert_eq!(value(&session, "w"), [-3.0, 16_777_216.0]);
     says(
         loaded(&[("w", &[2])], &[whole], &Rules::new()),

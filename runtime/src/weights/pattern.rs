@@ -95,11 +95,13 @@ impl Pattern {
 
     /// The names of its captures, from left to right.
     pub(super) fn captures(&self) -> Vec<&str> {
-        let name = |part| match part {
-            &Part::One { ref capture, .. } => capture.as_deref(),
-            Part::Rest(name) => Some(&**name),
-        };
-        self.parts.iter().filter_map(name).collect()
+        let parts = self.parts.iter();
+        parts
+            .filter_map(|part| match part {
+                Part::One { capture, .. } => capture.as_deref(),
+                Part::Rest(name) => Some(&**name),
+            })
+            .collect()
     }
 
     /// The captured parts of a name that it matches.
