@@ -6,6 +6,7 @@ use slabwise_kernels::memory::Element;
 use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
+use crate::trace::{Constant, HostArray};
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -205,6 +206,21 @@ impl Feed for [&dyn Input] {
 
     fn count(&self) -> usize {
         self.len()
+    }
+}
+
+impl Constant for Buffer {
+    fn hold(&self) -> Result<HostArray, String> {
+        Err(format!(
+            "constant: the buffer \"{}\" lies on a device; make it an input, or download it",
+            self.name
+        ))
+    }
+}
+
+impl Constant for Donated {
+    fn hold(&self) -> Result<HostArray, String> {
+        self.0.hold()
     }
 }
 

@@ -34,6 +34,7 @@ use crate::params::Params;
 use crate::shape::{Dim, Extent, Shape, Symbols, elements};
 use crate::tensor::{POISON, Tensor};
 
+pub use arrays::{Constant, HostArray, HostNumber};
 pub(crate) use constants::countable;
 pub(crate) use learn::names;
 pub use precision::Precision;

@@ -6,11 +6,10 @@ use ndarray::{ArrayBase, Data, Dimension};
 use slabwise_kernels::dtype::DType;
 
 use super::Trace;
-use crate::buffer::{Buffer, Donated};
 use crate::tensor::Tensor;
 
 /// An array as a constant holds it.
-pub struct Held {
+pub struct HostArray {
     dtype: DType,
     lengths: Vec<usize>,
     bytes: Vec<u8>,
@@ -57,13 +56,13 @@ pub trait Constant {
     ///
     /// # Errors
     /// A number that its type in a tensor does not have, or a buffer on a device.
-    fn hold(&self) -> Result<Held, String>;
+    fn hold(&self) -> Result<HostArray, String>;
 }
 
 fn hold<T: HostNumber>(
     lengths: &[usize],
     values: impl ExactSizeIterator<Item = T>,
-) -> Result<Held, String> {
+) -> Result<HostArray, String> {
     let mut bytes = Vec::with_capacity(values.len() * T::DTYPE.bytes());
     for (at, value) in values.enumerate() {
         if !value.put(&mut bytes) {
@@ -73,7 +72,7 @@ fn hold<T: HostNumber>(
             ));
         }
     }
-    Ok(Held {
+    Ok(HostArray {
         dtype: T::DTYPE,
         lengths: lengths.to_vec(),
         bytes,
@@ -81,7 +80,7 @@ fn hold<T: HostNumber>(
 }
 
 impl<T: HostNumber, S: Data<Elem = T>, D: Dimension> Constant for ArrayBase<S, D, T> {
-    fn hold(&self) -> Result<Held, String> {
+    fn hold(&self) -> Result<HostArray, String> {
         match self.as_slice() {
             Some(slice) => hold(self.shape(), slice.iter().copied()),
             None => hold(self.shape(), self.iter().copied()),
@@ -90,41 +89,26 @@ impl<T: HostNumber, S: Data<Elem = T>, D: Dimension> Constant for ArrayBase<S, D
 }
 
 impl<T: HostNumber> Constant for [T] {
-    fn hold(&self) -> Result<Held, String> {
+    fn hold(&self) -> Result<HostArray, String> {
         hold(&[self.len()], self.iter().copied())
     }
 }
 
 impl<T: HostNumber> Constant for Vec<T> {
-    fn hold(&self) -> Result<Held, String> {
+    fn hold(&self) -> Result<HostArray, String> {
         self.as_slice().hold()
     }
 }
 
 impl<T: HostNumber, const N: usize> Constant for [T; N] {
-    fn hold(&self) -> Result<Held, String> {
+    fn hold(&self) -> Result<HostArray, String> {
         self.as_slice().hold()
     }
 }
 
 impl<C: Constant + ?Sized> Constant for &C {
-    fn hold(&self) -> Result<Held, String> {
+    fn hold(&self) -> Result<HostArray, String> {
         (**self).hold()
-    }
-}
-
-impl Constant for Buffer {
-    fn hold(&self) -> Result<Held, String> {
-        Err(format!(
-            "constant: the buffer \"{}\" lies on a device; make it an input, or download it",
-            self.name
-        ))
-    }
-}
-
-impl Constant for Donated {
-    fn hold(&self) -> Result<Held, String> {
-        self.0.hold()
     }
 }
 
@@ -146,7 +130,7 @@ impl Trace {
     pub fn constant(&self, values: &(impl Constant + ?Sized)) -> Tensor<'_> {
         let at = Location::caller();
         match values.hold() {
-            Ok(Held {
+            Ok(HostArray {
                 dtype,
                 lengths,
                 bytes,
