@@ -2,6 +2,7 @@
 //! double precision.
 
 mod composites;
+mod methods;
 #[path = "../support/mod.rs"]
 mod support;
 
@@ -229,10 +230,24 @@ fn floats(rng: &mut Rng, lengths: &[usize]) -> Array {
 /// differences.
 fn domain(op: ScalarOp, argument: usize) -> (f64, f64) {
     match (op, argument) {
-        (ScalarOp::Ln | ScalarOp::Sqrt | ScalarOp::Rsqrt | ScalarOp::Recip, _)
+        (
+            ScalarOp::Ln
+            | ScalarOp::Log2
+            | ScalarOp::Log10
+            | ScalarOp::Sqrt
+            | ScalarOp::Rsqrt
+            | ScalarOp::Recip,
+            _,
+        )
         | (ScalarOp::Pow, 0)
         | (ScalarOp::Div, 1) => (0.4, 3.0),
         (ScalarOp::Log1p, _) => (-0.6, 3.0),
+        (ScalarOp::Tan, _) => (-1.2, 1.2),
+        // The points are away from the origin.
+        (ScalarOp::Atan2, 1) => (0.4, 2.0),
+        // No quotient is near an integer.
+        (ScalarOp::Fmod, 0) => (1.3, 1.7),
+        (ScalarOp::Fmod, 1) => (0.95, 1.05),
         // The lower bound is below the upper one.
         (ScalarOp::Clamp, 1) => (-2.0, -0.5),
         (ScalarOp::Clamp, 2) => (0.5, 2.0),
@@ -250,6 +265,7 @@ fn every_row_of_the_scalar_table() {
     {
         let lane = |i: usize| match op.class() {
             Class::Float | Class::Num | Class::Compare => DType::F32,
+            Class::Int => DType::I32,
             Class::Logic => DType::Bool,
             Class::Select => {
                 if i == 0 {
@@ -260,7 +276,7 @@ fn every_row_of_the_scalar_table() {
             }
         };
         let arguments: Vec<Array> = (0..op.arity())
-            .map(|i| array(&mut rng, lane(i), &[12], domain(op, i), 0))
+            .map(|i| array(&mut rng, lane(i), &[12], domain(op, i), 9))
             .collect();
         let kinds = Case::new(op.name(), arguments, move |g, x| {
             let y = g.scalar(op, x);

@@ -4,6 +4,8 @@
 //! full size.
 
 mod full;
+mod layers;
+mod methods;
 mod points;
 
 use std::path::PathBuf;

@@ -536,7 +536,7 @@ mod tests {
                 (1.0, 0.0, 8.0),
             ] {
                 let arguments: Vec<f64> = [x, y, z][..op.arity()].to_vec();
-                let lanes = [Lane::F32, Lane::Bool];
+                let lanes = [Lane::F32, Lane::Bool, Lane::I32];
                 let typed = |first: Lane, rest: Lane| -> Vec<Value> {
                     arguments
                         .iter()

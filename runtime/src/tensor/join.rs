@@ -16,7 +16,7 @@ use crate::trace::{Trace, countable};
 use crate::words::count;
 
 /// The most parts of a split, because more are likelier a typing error than a model.
-const PARTS_MAX: usize = 1 << 16;
+pub(super) const PARTS_MAX: usize = 1 << 16;
 
 impl<'t> Tensor<'t> {
     /// The part of an axis in `range`, as in `x.slice(1, 2..5)`. Of a bounded axis only positions

@@ -152,9 +152,16 @@ fn code(spec: &Spec, sizes: &Env) -> u64 {
 
 /// The time of an instruction, for one element.
 fn work(inst: &Inst) -> u64 {
-    use ScalarOp::{Cos, Erf, Exp, Exp2, Expm1, Ln, Log1p, Pow, Sigmoid, Sin, Tanh};
+    use ScalarOp::{
+        Atan2, Cos, Cosh, Erf, Exp, Exp2, Expm1, Fmod, Ln, Log1p, Log2, Log10, Pow, Sigmoid, Sin,
+        Sinh, Tan, Tanh,
+    };
     match inst {
-        Inst::Op(Cos | Erf | Exp | Exp2 | Expm1 | Ln | Log1p | Pow | Sigmoid | Sin | Tanh, _)
+        Inst::Op(
+            Atan2 | Cos | Cosh | Erf | Exp | Exp2 | Expm1 | Fmod | Ln | Log1p | Log2 | Log10 | Pow
+            | Sigmoid | Sin | Sinh | Tan | Tanh,
+            _,
+        )
         | Inst::Uniform { .. } => PER_FUNCTION,
         Inst::Op(..) | Inst::Cast(..) | Inst::Reduce(..) => PER_INSTRUCTION,
         Inst::Load(_) | Inst::Acc | Inst::Const(_) | Inst::Index(_) => 0,
