@@ -47,7 +47,6 @@ use crate::params::Param;
 use crate::trace::{Line, Trace};
 
 pub use attention::{AttentionOptions, Mask, Tiles};
-pub use attention::{Mask, Tiles};
 pub use loss::{CrossEntropy, Reduction};
 pub use order::Running;
 pub use padding::PadMode;
