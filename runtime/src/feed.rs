@@ -348,8 +348,8 @@ impl Trace {
                     None => {
                         let mut bytes = vec![0; elements * dtype.bytes()];
                         copy(&mut bytes);
-                        let lengths = lengths.as_deref().unwrap_or(&[elements]);
-                        self.constant_of(at, dtype, lengths, bytes)
+                        let flat = [elements];
+                        self.constant_of(at, dtype, lengths.as_deref().unwrap_or(&flat), bytes)
                     }
                 },
                 Source::Resident(buffer) | Source::Donated(Donated(buffer)) => {

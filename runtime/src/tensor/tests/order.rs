@@ -174,7 +174,7 @@ fn their_mistakes() {
         trace.input("n", I32, (3,)),
     );
     let _ = (
-        x.cast(F16).cumsum(0),
+        x.cast(DType::F16).cumsum(0),
         x.cumsum(2),
         x.topk(4, 1),
         x.topk(1, 0),
