@@ -461,7 +461,7 @@ fn constants_narrow_what_tensors_do_not_hold() {
     let x = trace.constant(&[1i64, 1 << 40]);
     let error = session().compile(&trace, [x]).err().expect("too large");
     let text = error.to_string();
-    assert!(text.contains("element 1 is 1099511627776"), "{text}");
+    assert!(text.contains("element [1] is 1099511627776"), "{text}");
 }
 
 #[test]

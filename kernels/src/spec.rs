@@ -148,7 +148,7 @@ pub enum Body {
     /// fixed order. `dims` is the space of the *result*.
     Scatter(Scatter),
     /// A tensor with a part of it replaced; `dims` is its space.
-    SliceAssign(SliceAssign),
+    SliceAssign(Box<SliceAssign>),
     /// Running sums and the like along the last axis of `dims`.
     Scan(Scan),
     /// Stores nothing: fails the run if any index lies outside `0..limit`.

@@ -5,6 +5,7 @@
 //! error that names the input, the element and the value, before anything runs.
 
 use std::fmt;
+use std::panic::Location;
 
 use ndarray::{ArrayBase, ArrayRef, Data, Dimension};
 use slabwise_kernels::dtype::DType;
@@ -12,6 +13,8 @@ use smallvec::SmallVec;
 
 use crate::buffer::{Buffer, Donated};
 use crate::data::{HostArray, with_array};
+use crate::tensor::Tensor;
+use crate::trace::Trace;
 
 /// The lengths of an array's axes.
 pub type Lengths = SmallVec<[usize; 6]>;
@@ -141,6 +144,13 @@ impl ToBytes for f64 {
     }
     fn put(self, slot: &mut [u8]) {
         (self as f32).put(slot);
+    }
+}
+
+impl ToBytes for bool {
+    const STORED: DType = DType::Bool;
+    fn put(self, slot: &mut [u8]) {
+        u8::from(self).put(slot);
     }
 }
 
@@ -301,6 +311,58 @@ impl Feed for [&dyn Input] {
 
     fn count(&self) -> usize {
         self.len()
+    }
+}
+
+impl Trace {
+    /// An array of the host as part of the program, in the array's shape; a slice or a `Vec` has
+    /// one axis. f32, i32, u8, halves and truth values keep their type, i64 becomes i32 (a number
+    /// outside of its range is a mistake) and f64 becomes f32. For tables that are no weights, such
+    /// as frequencies or masks. The session holds the bytes once for all programs with equal ones,
+    /// and no file has them.
+    ///
+    /// ```
+    /// # use slabwise::prelude::*;
+    /// let trace = Trace::inference();
+    /// let x = trace.input("x", F32, (2, 3));
+    /// let scaled = x * trace.constant(&[1.0f32, 10.0, 100.0]);
+    /// let columns = x.index_select(1, trace.constant(&[2i64, 0]));
+    /// ```
+    #[track_caller]
+    pub fn constant(&self, values: &(impl Input + ?Sized)) -> Tensor<'_> {
+        let at = Location::caller();
+        let mut constant = None;
+        values.visit(&mut |source| {
+            constant = Some(match source {
+                Source::Host {
+                    dtype,
+                    lengths,
+                    elements,
+                    misfit,
+                    copy,
+                } => match misfit() {
+                    Some(misfit) => {
+                        let why = misfit.message(dtype, lengths.as_deref());
+                        self.fail(at, "", format!("constant: {why}"))
+                    }
+                    None => {
+                        let mut bytes = vec![0; elements * dtype.bytes()];
+                        copy(&mut bytes);
+                        let flat = [elements];
+                        self.constant_of(at, dtype, lengths.as_deref().unwrap_or(&flat), bytes)
+                    }
+                },
+                Source::Resident(buffer) | Source::Donated(Donated(buffer)) => {
+                    let message = format!(
+                        "constant: the buffer \"{}\" lies on a device; make it an input, or \
+                         download it",
+                        buffer.name
+                    );
+                    self.fail(at, "", message)
+                }
+            });
+        });
+        constant.unwrap_or_else(|| self.fail(at, "", "constant: it has no values".into()))
     }
 }
 

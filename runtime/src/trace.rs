@@ -4,7 +4,6 @@
 //! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
 //! mistakes together.
 
-mod arrays;
 mod constants;
 mod debug;
 mod donate;

@@ -192,7 +192,7 @@ fn parts_are_replaced() {
             None,
         ][round % 3]
             .clone();
-        let body = Body::SliceAssign(SliceAssign {
+        let body = Body::SliceAssign(Box::new(SliceAssign {
             base,
             space: sizes(&part),
             value: layout(&mut choices, dtype, &part, contiguous),
@@ -200,7 +200,7 @@ fn parts_are_replaced() {
             step: step.into_iter().collect(),
             place,
             result,
-        });
+        }));
         let spec = Spec {
             body,
             dims: sizes(&dims),

@@ -164,7 +164,7 @@ fn a_part_is_replaced_in_place_or_in_a_copy() {
         let in_place = random.chance(2);
         let numbers =
             |list: &[usize]| -> Dims { list.iter().map(|&n| Size::fixed(n as i64)).collect() };
-        let body = Body::SliceAssign(SliceAssign {
+        let body = Body::SliceAssign(Box::new(SliceAssign {
             base: (!in_place).then(|| layout(&mut random, dtype, &axes, contiguous)),
             space: sizes(&space),
             value: layout(&mut random, dtype, &space, contiguous),
@@ -172,7 +172,7 @@ fn a_part_is_replaced_in_place_or_in_a_copy() {
             step: step.iter().map(|&n| n as u32).collect(),
             place: moves.then_some((axis, at)),
             result,
-        });
+        }));
         let mut given = Vec::new();
         given.extend((!in_place).then(|| Some(Values(base.clone()))));
         given.push(Some(Values(value)));
@@ -335,7 +335,7 @@ fn malformed_specs_are_refused() {
     assert!(refused(scatter).contains("a scatter by ArgMax"));
     let mut place = operand(DType::I32);
     let assign = |place| {
-        Body::SliceAssign(SliceAssign {
+        Body::SliceAssign(Box::new(SliceAssign {
             base: None,
             space: sizes(&axes),
             value: operand(DType::F32),
@@ -343,7 +343,7 @@ fn malformed_specs_are_refused() {
             step: [1].into_iter().collect(),
             place: Some((0, place)),
             result: operand(DType::F32),
-        })
+        }))
     };
     assert!(refused(assign(place.clone())).contains("a part of"));
     place.strides[0] = Size::ZERO;

@@ -246,7 +246,10 @@ impl<'t> Tensor<'t> {
             let count = numbered(g, "unique", ids[0])?;
             let x = flat(g, ids[0], count);
             let x = if g.dtype(x).is_float() {
-                g.scalar(ScalarOp::Detach, &[x])
+                // Arithmetic on halves gives f32.
+                let dtype = g.dtype(x);
+                let detached = g.scalar(ScalarOp::Detach, &[x]);
+                g.cast(detached, dtype)
             } else {
                 x
             };

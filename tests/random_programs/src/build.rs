@@ -9,7 +9,7 @@ use slabwise::nn::{
 use slabwise::optim::{Adam, AdamW, Optimizer, Sgd};
 use slabwise::{Dim, Init, Mask, Param, Params, Tensor, Tiles, Trace};
 
-use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Unary};
+use crate::case::{Axis, Binary, Case, Fold, Layer, Learn, Op, Program, Rule, Run, Unary};
 
 /// Names of inputs, in the order in which a program declares them.
 pub const INPUTS: [&str; 8] = ["a", "b", "c", "d", "e", "f", "g", "h"];
@@ -362,6 +362,24 @@ fn one<'t>(op: &Op, x: Tensor<'t>) -> Tensor<'t> {
             keep,
         } => fold(*f, x, axes.as_deref(), *keep),
         Op::CumSum(axis) => x.cumsum(*axis),
+        Op::Run {
+            run,
+            axis,
+            by: [exclusive, reverse],
+        } => {
+            let by = slabwise::Running {
+                exclusive: *exclusive,
+                reverse: *reverse,
+            };
+            match run {
+                Run::Sum => x.cumsum_by(*axis, by),
+                Run::Product => x.cumprod_by(*axis, by),
+                Run::LogSumExp => x.logcumsumexp_by(*axis, by),
+                Run::Max => x.cummax(*axis).0,
+                Run::Min => x.cummin(*axis).0,
+                Run::ArgMax => x.cummax(*axis).1,
+            }
+        }
         Op::TopK { k, axis, positions } => {
             let (values, places) = x.topk(*k, *axis);
             if *positions { places } else { values }
@@ -418,6 +436,12 @@ fn several<'t>(op: &Op, args: &[Tensor<'t>]) -> Tensor<'t> {
         (Op::Conv2d(g), [x, w]) => x.conv2d_with(*w, *g),
         (Op::ConvTranspose2d(g), [x, w]) => x.conv_transpose2d(*w, *g),
         (Op::Gather(axis), [x, index]) => x.gather(*axis, *index),
+        (Op::Scatter(axis, how), [x, index, v]) => x.scatter(*axis, *index, *v, *how),
+        (Op::SliceAssign { axis, start }, [x, v]) => {
+            let end = start + v.len(*axis).unwrap_or(0);
+            x.slice_assign(*axis, *start..end, *v)
+        }
+        (Op::UpdateSlice(axis), [x, v, start]) => x.dynamic_update_slice(*axis, *start, *v),
         (Op::IndexSelect(axis), [x, index]) => x.index_select(*axis, *index),
         (Op::Embed, [table, index]) => table.embed(*index),
         (Op::CrossEntropy(smoothing), [x, labels]) => {

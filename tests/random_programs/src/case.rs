@@ -119,6 +119,21 @@ pub enum Op {
         keep: bool,
     },
     CumSum(usize),
+    /// Running results: exclusive, reverse.
+    Run {
+        run: Run,
+        axis: usize,
+        by: [bool; 2],
+    },
+    /// Values at places along an axis, joined with what is there.
+    Scatter(usize, slabwise::Scatter),
+    /// The part of an axis from this element on is replaced.
+    SliceAssign {
+        axis: usize,
+        start: usize,
+    },
+    /// The same, with a start that the run says.
+    UpdateSlice(usize),
     /// Returns values, or positions.
     TopK {
         k: usize,
@@ -251,6 +266,23 @@ pub struct Program {
     pub sets: Vec<(usize, usize)>,
     /// An input, by its statement, whose bytes become those of an output, by its position.
     pub donate: Option<(usize, usize)>,
+}
+
+/// What a running result is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Run {
+    /// Sums.
+    Sum,
+    /// Products.
+    Product,
+    /// Logarithms of sums of exponentials.
+    LogSumExp,
+    /// The largest elements.
+    Max,
+    /// The smallest elements.
+    Min,
+    /// The positions of the largest elements.
+    ArgMax,
 }
 
 /// A parameter declared by the case.

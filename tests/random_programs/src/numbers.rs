@@ -1,8 +1,8 @@
 //! Types and bounds of the results of elementwise statements.
 
-use slabwise::DType;
+use slabwise::{DType, Scatter};
 
-use crate::case::{Binary, Op, Unary};
+use crate::case::{Binary, Op, Run, Unary};
 use crate::facts::{Fact, lane};
 
 /// Whether the result is discontinuous in an operand.
@@ -14,6 +14,7 @@ pub fn jumps(op: &Op) -> bool {
         Op::Binary(b) | Op::Number(b, _) => compares(*b),
         Op::Cast(to) => *to != DType::F32,
         Op::TopK { positions, .. } => *positions,
+        Op::Run { run, .. } => *run == Run::ArgMax,
         Op::Argsort(_) | Op::Unique | Op::Nonzero | Op::Nms(_) => true,
         Op::Fold { fold, .. } => {
             matches!(fold, crate::case::Fold::ArgMax | crate::case::Fold::ArgMin)
@@ -30,6 +31,8 @@ pub fn has_kinks(op: &Op) -> bool {
         Op::Checkpoint(list) => list.iter().any(kink),
         Op::Binary(b) | Op::Number(b, _) => matches!(b, Binary::Minimum | Binary::Maximum),
         Op::Clamp(..) | Op::Huber(_) | Op::Sort(_) | Op::TopK { .. } => true,
+        Op::Run { run, .. } => matches!(run, Run::Max | Run::Min),
+        Op::Scatter(_, how) => matches!(how, Scatter::Max | Scatter::Min),
         _ => false,
     }
 }

@@ -6,7 +6,7 @@
 
 use slabwise::{DType, Window};
 
-use crate::case::{Axis, Fold, Layer, Op, Program, Statement, Unary};
+use crate::case::{Axis, Fold, Layer, Op, Program, Run, Statement, Unary};
 use crate::facts::{Fact, Len, Scope, broadcast};
 use crate::numbers;
 
@@ -65,7 +65,7 @@ pub fn infer(
         }
         (Op::Fold { fold, axes, keep }, [x]) => folded(*fold, axes.as_deref(), *keep, x, scope)?,
         (Op::CumSum(axis), [x]) => {
-            let n = x.dims.get(*axis)?.as_fixed()? as f64;
+            let n = scope.most(*x.dims.get(*axis)?) as f64;
             let ok = matches!(x.dtype, DType::F32 | DType::I32);
             let n = n.max(1.0);
             ok.then(|| {
@@ -74,13 +74,31 @@ pub fn infer(
                     .exact(x.dtype == DType::I32)
             })?
         }
+        (Op::Run { run, axis, by }, [x]) => running(*run, *axis, *by, x, scope)?,
+        (Op::Scatter(axis, how), [x, index, v]) => scattered(*axis, *how, [x, index, v], scope)?,
+        (Op::SliceAssign { axis, start }, [x, v]) => {
+            let len = x.dims.get(*axis)?.as_fixed()?;
+            replaced(x, v, *axis)
+                .filter(|_| start + v.dims[*axis].as_fixed().unwrap_or(len) <= len)?
+        }
+        (Op::UpdateSlice(axis), [x, v, start]) => {
+            let (len, part) = (
+                x.dims.get(*axis)?.as_fixed()?,
+                v.dims.get(*axis)?.as_fixed()?,
+            );
+            let scalar =
+                start.dtype == DType::I32 && start.rank() == 0 && start.exact && start.low >= 0.0;
+            let inside = start.high + part as f64 <= len as f64;
+            replaced(x, v, *axis).filter(|_| scalar && inside)?
+        }
         (Op::TopK { k, axis, positions }, [x]) => {
-            let n = x.dims.get(*axis)?.as_fixed()?;
+            let n = x.dims.get(*axis)?.least();
+            let most = scope.most(x.dims[*axis]);
             let mut dims = x.dims.clone();
             dims[*axis] = Len::fixed(*k);
-            let ok = x.dtype == DType::F32 && (1..=n).contains(k);
+            let ok = x.dtype != DType::Bool && (1..=n).contains(k);
             let fact = if *positions {
-                Fact::new(DType::I32, dims).within(0.0, n as f64 - 1.0)
+                Fact::new(DType::I32, dims).within(0.0, most as f64 - 1.0)
             } else {
                 Fact {
                     dims,
@@ -225,6 +243,9 @@ fn flows(op: &Op) -> bool {
         | Op::Fold {
             fold: Fold::Any | Fold::All | Fold::ArgMax | Fold::ArgMin,
             ..
+        }
+        | Op::Run {
+            run: Run::ArgMax, ..
         } => false,
         _ => true,
     }
@@ -240,6 +261,91 @@ fn inherit(mut fact: Fact, op: &Op, args: &[&Fact]) -> Fact {
         fact.smooth = true;
     }
     fact
+}
+
+/// A running result along an axis.
+fn running(
+    run: Run,
+    axis: usize,
+    [exclusive, _]: [bool; 2],
+    x: &Fact,
+    scope: &mut Scope<'_>,
+) -> Option<Fact> {
+    let n = (scope.most(*x.dims.get(axis)?) as f64).max(1.0);
+    let bound = x.bound();
+    let (takes, fact) = match run {
+        Run::Sum => (
+            matches!(x.dtype, DType::F32 | DType::I32),
+            Fact::new(x.dtype, x.dims.clone()).within(-n * bound, n * bound),
+        ),
+        Run::Product => {
+            let most = bound.max(1.0).powf(n);
+            (
+                matches!(x.dtype, DType::F32 | DType::I32) && most < 1e6,
+                Fact::new(x.dtype, x.dims.clone()).within(-most, most),
+            )
+        }
+        Run::LogSumExp => (
+            // Of no elements it is −∞.
+            x.dtype == DType::F32 && !exclusive,
+            Fact::new(x.dtype, x.dims.clone()).within(-bound, bound + n.ln()),
+        ),
+        Run::Max | Run::Min => (x.dtype != DType::Bool && !exclusive, (*x).clone()),
+        Run::ArgMax => (
+            x.dtype != DType::Bool && !exclusive,
+            Fact::new(DType::I32, x.dims.clone()).within(0.0, n - 1.0),
+        ),
+    };
+    let chooses = matches!(run, Run::Max | Run::Min | Run::ArgMax);
+    takes.then(|| fact.exact(x.exact && (chooses || x.dtype == DType::I32)))
+}
+
+fn scattered(
+    axis: usize,
+    how: slabwise::Scatter,
+    [x, index, v]: [&Fact; 3],
+    scope: &mut Scope<'_>,
+) -> Option<Fact> {
+    use slabwise::Scatter;
+    let limit = x.dims.get(axis)?.least() as f64;
+    let alike = index.dims == v.dims
+        && index.rank() == x.rank()
+        && (0..x.rank()).all(|i| i == axis || index.dims[i] == x.dims[i]);
+    let indexes = matches!(index.dtype, DType::I32 | DType::U8)
+        && index.exact
+        && index.low >= 0.0
+        && index.high < limit;
+    let n = (scope.most(index.dims[axis]) as f64).max(1.0);
+    let takes = how == Scatter::Set || matches!(x.dtype, DType::F32 | DType::I32);
+    let hull = (x.low.min(v.low), x.high.max(v.high));
+    let (low, high) = match how {
+        Scatter::Add => (-x.bound() - n * v.bound(), x.bound() + n * v.bound()),
+        Scatter::Mul => {
+            let most = x.bound() * v.bound().max(1.0).powf(n);
+            (-most, most)
+        }
+        _ => hull,
+    };
+    let sums = matches!(how, Scatter::Add | Scatter::Mul);
+    let exact = x.exact && v.exact && (!sums || x.dtype == DType::I32);
+    (alike && indexes && takes && x.dtype == v.dtype && high < 1e6).then(|| {
+        Fact::new(x.dtype, x.dims.clone())
+            .within(low, high)
+            .exact(exact)
+    })
+}
+
+/// A tensor of which a part has other values.
+fn replaced(x: &Fact, v: &Fact, axis: usize) -> Option<Fact> {
+    let alike = v.rank() == x.rank()
+        && x.dtype == v.dtype
+        && (0..x.rank()).all(|i| i == axis || v.dims[i] == x.dims[i]);
+    v.dims.get(axis)?.as_fixed()?;
+    alike.then(|| {
+        Fact::new(x.dtype, x.dims.clone())
+            .within(x.low.min(v.low), x.high.max(v.high))
+            .exact(x.exact && v.exact)
+    })
 }
 
 fn source(op: &Op, scope: &Scope<'_>) -> Option<Fact> {

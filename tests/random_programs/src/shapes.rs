@@ -310,16 +310,7 @@ pub fn infer(
         (Op::Unique, [x]) => {
             let most = scope.elements(&x.dims)?;
             (x.dtype != DType::Bool && x.exact).then_some(())?;
-            // Arithmetic on halves gives f32, and detaching is arithmetic.
-            let dtype = if x.dtype.is_float() {
-                DType::F32
-            } else {
-                x.dtype
-            };
-            Fact {
-                dtype,
-                ..viewed(x, vec![scope.found(at, most)?])
-            }
+            viewed(x, vec![scope.found(at, most)?])
         }
         (Op::DynamicSlice(axis), [x, start, length]) => {
             let scalar =

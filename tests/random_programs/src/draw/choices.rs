@@ -1,6 +1,6 @@
 //! Steps that select elements by index and by value.
 
-use slabwise::DType;
+use slabwise::{DType, Scatter};
 
 use super::Maker;
 use super::steps::single;
@@ -34,7 +34,36 @@ impl Maker<'_> {
         let mut dims = self.fact(x).dims.clone();
         let limit = dims[axis].least();
         let n = Len::fixed(self.rng.pick(&self.lengths));
-        match self.rng.below(4) {
+        match self.rng.below(7) {
+            4 | 5 => {
+                dims[axis] = n;
+                let dtype = self.fact(x).dtype;
+                let values = self.find(|f| f.dtype == dtype && f.dims == dims)?;
+                let index = self.index(&dims, limit)?;
+                let how = self.rng.pick(&[
+                    Scatter::Set,
+                    Scatter::Add,
+                    Scatter::Mul,
+                    Scatter::Min,
+                    Scatter::Max,
+                ]);
+                self.push(Op::Scatter(axis, how), &[x, index, values])
+            }
+            6 => {
+                let (dtype, whole) = (self.fact(x).dtype, dims.clone());
+                let values = self.find(|f| {
+                    let alike = |i: usize| i == axis || f.dims[i] == whole[i];
+                    f.dtype == dtype && f.rank() == whole.len() && (0..whole.len()).all(alike)
+                })?;
+                let part = self.fact(values).dims[axis].as_fixed()?;
+                let room = dims[axis].as_fixed()?.checked_sub(part)?;
+                if self.rng.one_in(2) {
+                    let start = self.rng.below(room + 1);
+                    return self.push(Op::SliceAssign { axis, start }, &[x, values]);
+                }
+                let start = self.scalar_index(room)?;
+                self.push(Op::UpdateSlice(axis), &[x, values, start])
+            }
             0 => {
                 dims[axis] = n;
                 let index = self.index(&dims, limit)?;

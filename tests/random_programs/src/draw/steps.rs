@@ -5,7 +5,7 @@ use slabwise::{DType, Window};
 use slabwise_compiler::ops::ConvGeometry;
 
 use super::Maker;
-use crate::case::{Axis, Binary, Fold, Layer, Op, Unary};
+use crate::case::{Axis, Binary, Fold, Layer, Op, Run, Unary};
 use crate::facts::Fact;
 
 macro_rules! steps {
@@ -196,7 +196,19 @@ impl Maker<'_> {
         let x = self.find(|f| f.rank() > 0 && f.dtype != DType::Bool && f.exact)?;
         let axis = self.an_axis(x)?;
         let descending = self.rng.one_in(2);
-        let op = match self.rng.below(4) {
+        let op = match self.rng.below(6) {
+            4 | 5 => Op::Run {
+                run: self.rng.pick(&[
+                    Run::Sum,
+                    Run::Product,
+                    Run::LogSumExp,
+                    Run::Max,
+                    Run::Min,
+                    Run::ArgMax,
+                ]),
+                axis,
+                by: [self.rng.one_in(3), self.rng.one_in(2)],
+            },
             0 => Op::CumSum(axis),
             1 => Op::TopK {
                 k: 1 + self.rng.below(3),

@@ -1,7 +1,7 @@
 //! A statement as an expression.
 
 use super::written;
-use crate::case::{Axis, Binary, Fold, Op, Unary};
+use crate::case::{Axis, Binary, Fold, Op, Run, Unary};
 
 fn unary(op: Unary, x: &str) -> String {
     match op {
@@ -48,6 +48,7 @@ fn fold(op: Fold, x: &str, axes: Option<&[usize]>, keep: bool) -> String {
 pub fn expression(op: &Op, args: &[String]) -> String {
     let x = args.first().map_or("", String::as_str);
     let y = args.get(1).map_or("", String::as_str);
+    let z = args.get(2).map_or("", String::as_str);
     let all = args.join(", ");
     match op {
         Op::Param(at) => format!("trace.param(&w{at})"),
@@ -80,6 +81,30 @@ pub fn expression(op: &Op, args: &[String]) -> String {
             keep,
         } => fold(*f, x, axes.as_deref(), *keep),
         Op::CumSum(axis) => format!("{x}.cumsum({axis})"),
+        Op::Run {
+            run,
+            axis,
+            by: [exclusive, reverse],
+        } => {
+            let by = format!("slabwise::Running {{ exclusive: {exclusive}, reverse: {reverse} }}");
+            match run {
+                Run::Sum => format!("{x}.cumsum_by({axis}, {by})"),
+                Run::Product => format!("{x}.cumprod_by({axis}, {by})"),
+                Run::LogSumExp => format!("{x}.logcumsumexp_by({axis}, {by})"),
+                Run::Max => format!("{x}.cummax({axis}).0"),
+                Run::Min => format!("{x}.cummin({axis}).0"),
+                Run::ArgMax => format!("{x}.cummax({axis}).1"),
+            }
+        }
+        Op::Scatter(axis, how) => {
+            format!("{x}.scatter({axis}, {y}, {z}, slabwise::Scatter::{how:?})")
+        }
+        Op::SliceAssign { axis, start } => {
+            format!(
+                "{x}.slice_assign({axis}, {start}..{start} + {y}.len({axis}).unwrap_or(0), {y})"
+            )
+        }
+        Op::UpdateSlice(axis) => format!("{x}.dynamic_update_slice({axis}, {z}, {y})"),
         Op::TopK { k, axis, positions } => {
             format!("{x}.topk({k}, {axis}).{}", usize::from(*positions))
         }

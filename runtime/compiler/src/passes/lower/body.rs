@@ -146,7 +146,7 @@ impl<'a> Lowering<'a> {
                         if in_place {
                             args.remove(0);
                         }
-                        Body::SliceAssign(SliceAssign {
+                        Body::SliceAssign(Box::new(SliceAssign {
                             base: (!in_place).then_some(first),
                             space: dims_of(1).clone(),
                             value: operand(1)?.0,
@@ -154,7 +154,7 @@ impl<'a> Lowering<'a> {
                             step: step.clone(),
                             place,
                             result: own,
-                        })
+                        }))
                     }
                     Op::Scan {
                         op,
