@@ -11,6 +11,7 @@ mod load;
 mod measure;
 mod memory;
 mod outputs;
+mod plateau;
 mod prefetch;
 mod shapes;
 mod shared;

@@ -4,6 +4,7 @@
 //! *poisoned* tensor, and operations on a poisoned tensor report nothing; `compile` returns all
 //! mistakes together.
 
+mod arrays;
 mod constants;
 mod debug;
 mod donate;
@@ -13,6 +14,7 @@ mod options;
 mod parameters;
 mod precision;
 mod random;
+mod ranges;
 mod segments;
 mod state;
 
@@ -38,6 +40,7 @@ pub(crate) use constants::countable;
 pub(crate) use debug::{Debugged, SCALARS};
 pub(crate) use learn::names;
 pub use precision::Precision;
+pub use random::Key;
 pub(crate) use state::RANDOM;
 pub use state::State;
 
