@@ -682,3 +682,48 @@ fn bounded_lengths_of_a_summary_are_named() {
     let summary = session.summary(&program).expect("it is ours");
     assert_eq!(summary.layers[0].output, "f32 [batch, 64]", "{summary}");
 }
+
+// Datasets in training.
+
+#[test]
+fn a_loader_feeds_the_training_loop() {
+    use slabwise::Fit;
+    use slabwise::data::{DataError, Dataset, Items};
+    let train = |workers: usize, broken: Option<usize>| {
+        let params = Params::seeded(4);
+        let layer = Linear::new(&params.root() / "layer", 3, 1);
+        let mut session = new_session(params);
+        let trace = Trace::training();
+        let batch = Dim::bounded("batch", 8);
+        let (x, y) = (
+            trace.input("x", F32, (batch, 3)),
+            trace.input("y", F32, (batch,)),
+        );
+        let loss = x.apply(&layer).flatten(0).mse(y);
+        trace.minimize(loss, Adam::new(0.05));
+        let program = session.compile(&trace, [loss]).expect("it compiles");
+        let loader = Items((0..50usize).collect::<Vec<_>>())
+            .try_map(move |at| match broken {
+                Some(bad) if bad == at => Err(DataError::Other("it is broken".into())),
+                _ => Ok(Array1::from_vec(noise(3 * at + 3)[3 * at..].to_vec())),
+            })
+            .augment(3, |x, random| x * random.uniform(0.9, 1.1))
+            .map(|x| (x.sum(), x))
+            .map(|(sum, x)| (x, sum))
+            .batch(8)
+            .shuffle(1)
+            .workers(workers);
+        Fit::new(&program)
+            .epochs(8)
+            .run_loader(&mut session, &loader)
+    };
+    let losses = |workers| -> Vec<f64> {
+        let fitted = train(workers, None).expect("it trains");
+        fitted.epochs.iter().map(|epoch| epoch.loss).collect()
+    };
+    let one = losses(1);
+    assert!(one[7] < one[0] / 4.0, "{one:?}");
+    assert_eq!((losses(0), losses(3)), (one.clone(), one));
+    let error = train(2, Some(33)).expect_err("an item is broken");
+    assert_eq!(error.to_string(), "item 33: it is broken");
+}

@@ -46,6 +46,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use crate::buffer::Output;
+use crate::data::{Dataset, Loader};
 use crate::error::{Error, Result};
 use crate::feed::Feed;
 use crate::program::Program;
@@ -254,10 +255,50 @@ impl<'a, const N: usize> Fit<'a, N> {
     /// Any error of a step, a callback, the validation or saving; a loss that is not finite, with
     /// its step; an epoch without batches; patience, or a checkpoint of the best, without a
     /// validation.
-    pub fn run<B>(mut self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
+    pub fn run<B>(self, session: &mut Session, mut data: impl FnMut(u32) -> B) -> Result<Fitted>
     where
         B: IntoIterator,
         B::Item: Feed,
+    {
+        self.try_run(session, |epoch| data(epoch).into_iter().map(Ok::<_, Error>))
+    }
+
+    /// Trains on the batches of a [loader](crate::data::Loader), which may fail. Epochs count from
+    /// 1, for the loader from the same number.
+    ///
+    /// ```no_run
+    /// # use slabwise::{Fit, data::{Dataset, Mnist}, prelude::*};
+    /// # fn train(program: &Program<1>, session: &mut Session) -> Result<()> {
+    /// let mnist = Mnist::load(Mnist::default_dir())?;
+    /// let loader = mnist.train.batch(64).shuffle(1).drop_last().workers(2);
+    /// Fit::new(program).epochs(5).run_loader(session, &loader)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Fit::run`], and the first of a batch.
+    pub fn run_loader<D, B>(self, session: &mut Session, loader: &Loader<D, B>) -> Result<Fitted>
+    where
+        D: Dataset + 'static,
+        B: Feed + Send + 'static,
+    {
+        self.try_run(session, |epoch| loader.epoch(epoch.into()))
+    }
+
+    /// [`Fit::run`] on batches that may fail.
+    ///
+    /// # Errors
+    /// As [`Fit::run`], and the first of a batch.
+    pub fn try_run<B, F, E>(
+        mut self,
+        session: &mut Session,
+        mut data: impl FnMut(u32) -> B,
+    ) -> Result<Fitted>
+    where
+        B: IntoIterator<Item = std::result::Result<F, E>>,
+        F: Feed,
+        Error: From<E>,
     {
         if self.validation.is_none() && (self.patience.is_some() || self.best.is_some()) {
             return Err(Error::Value(
@@ -306,14 +347,16 @@ impl<'a, const N: usize> Fit<'a, N> {
     }
 
     /// The steps of one epoch.
-    fn train<B>(&mut self, session: &mut Session, epoch: u32, batches: B) -> Result<Epoch>
+    fn train<B, F, E>(&mut self, session: &mut Session, epoch: u32, batches: B) -> Result<Epoch>
     where
-        B: IntoIterator,
-        B::Item: Feed,
+        B: IntoIterator<Item = std::result::Result<F, E>>,
+        F: Feed,
+        Error: From<E>,
     {
         let mut mean = Mean::default();
         let (mut steps, mut stop) = (0, false);
         for batch in batches {
+            let batch = batch?;
             let examples = self.program.inner.examples(&batch)?;
             let loss = first(session.run(self.program, &batch)?)?;
             steps += 1;

@@ -13,23 +13,37 @@
 //! ```
 
 mod array;
+pub mod augment;
 mod cifar;
+mod dataset;
 mod idx;
+#[cfg(feature = "images")]
+mod images;
+mod loader;
 mod mnist;
 pub mod npy;
 mod prefetch;
 mod show;
 mod split;
+mod table;
+mod text;
 
 pub use array::HostArray;
 pub(crate) use array::with_array;
+pub use augment::Image;
 pub use cifar::Cifar10;
+pub use dataset::{Augment, Concat, Dataset, Items, Map, Random, Rows, Subset, TryMap, Zip};
 pub use idx::Idx;
+#[cfg(feature = "images")]
+pub use images::{ImageFolder, read_image};
+pub use loader::{Collate, LoadedBatches, Loader};
 pub use mnist::Mnist;
 pub use prefetch::Prefetched;
 pub(crate) use show::{format, short};
 pub use slabwise_compiler::error::DataError;
 pub use split::{Batch, Batches, FlatBatch, FlatBatches, Split, epoch_seed};
+pub use table::Table;
+pub use text::Text;
 
 #[cfg(test)]
 mod tests;

@@ -304,13 +304,13 @@ impl ExactSizeIterator for FlatBatches {}
 
 /// SplitMix64 (Steele, Lea, Flood 2014): 64 bits of state, equidistributed, and the same
 /// everywhere.
-struct SplitMix64(u64);
+pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {
     /// The odd number nearest to 2^64 over the golden ratio.
     const GAMMA: u64 = 0x9e37_79b9_7f4a_7c15;
 
-    fn next(&mut self) -> u64 {
+    pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(Self::GAMMA);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -319,7 +319,7 @@ impl SplitMix64 {
     }
 
     /// Uniform in `0..bound`, for a bound above 0, without bias (Lemire 2019).
-    fn below(&mut self, bound: u64) -> u64 {
+    pub fn below(&mut self, bound: u64) -> u64 {
         loop {
             let product = u128::from(self.next()) * u128::from(bound);
             let low = product as u64;
@@ -332,7 +332,7 @@ impl SplitMix64 {
 }
 
 /// `0..n` in an order that `seed` decides (Fisher and Yates, in Durstenfeld's form).
-fn permutation(n: usize, seed: u64) -> Vec<usize> {
+pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     let mut random = SplitMix64(seed);
     let mut order: Vec<usize> = (0..n).collect();
     for last in (1..n).rev() {

@@ -111,6 +111,28 @@ pub enum DataError {
         /// The defect.
         detail: String,
     },
+    /// An item of a dataset could not be made.
+    #[error("item {index}: {source}")]
+    Item {
+        /// Its index in the dataset.
+        index: usize,
+        /// The defect.
+        source: Box<DataError>,
+    },
+    /// The items of a batch could not be joined.
+    #[error("batch {number}: {source}")]
+    Batch {
+        /// Its number in the epoch, from 0.
+        number: usize,
+        /// The defect.
+        source: Box<DataError>,
+    },
+    /// A function that makes an item or a batch panicked.
+    #[error("the function that makes it panicked: {0}")]
+    Panic(String),
+    /// Any other error, such as one of a user's dataset, as text.
+    #[error("{0}")]
+    Other(String),
     /// Images and labels, or the two splits, do not belong together.
     #[error("{origin}: {detail}")]
     Inconsistent {
