@@ -1,7 +1,7 @@
 //! Methods composed of other operations, twice differentiated.
 
 use slabwise::prelude::*;
-use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, Padding, Reduction, Sampling};
+use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, PadMode, Reduction, Sampling};
 use slabwise_compiler::reference::Array;
 
 use super::composites::check;
@@ -129,13 +129,13 @@ fn arrangements() {
         ("pixel shuffle", |x| x.reshape((4, 2, 4)).pixel_shuffle(2)),
         ("space to depth", |x| x.space_to_depth(2)),
         ("pad by reflection", |x| {
-            x.pad_with([(0, 0), (1, 2), (3, -1)], Padding::Reflect)
+            x.pad_with([(0, 0), (1, 2), (3, -1)], PadMode::Reflect)
         }),
         ("pad by edges", |x| {
-            x.pad_with([(1, 0), (1, 2), (0, 0)], Padding::Replicate)
+            x.pad_with([(1, 0), (1, 2), (0, 0)], PadMode::Replicate)
         }),
         ("pad in a circle", |x| {
-            x.pad_with([(0, 0), (5, 0), (0, 2)], Padding::Circular)
+            x.pad_with([(0, 0), (5, 0), (0, 2)], PadMode::Circular)
         }),
         ("unfold", |x| {
             let geometry = ConvGeometry {

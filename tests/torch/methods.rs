@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 
 use slabwise::prelude::*;
-use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, Padding, Reduction, Sampling};
+use slabwise::tensor::{Beyond, CrossEntropy, Interpolate, PadMode, Reduction, Sampling};
 
 use super::Case;
 
@@ -168,9 +168,9 @@ fn arrangements(m: &mut Methods) {
 
 fn images(m: &mut Methods) {
     for (name, padding) in [
-        ("reflect", Padding::Reflect),
-        ("replicate", Padding::Replicate),
-        ("circular", Padding::Circular),
+        ("reflect", PadMode::Reflect),
+        ("replicate", PadMode::Replicate),
+        ("circular", PadMode::Circular),
     ] {
         m.add(format!("pad_{name}"), &["img"], move |_, x| {
             x[0].pad_with([(0, 0), (0, 0), (3, 4), (2, 1)], padding)
@@ -180,10 +180,10 @@ fn images(m: &mut Methods) {
         });
     }
     m.add("pad_crop", &["img"], |_, x| {
-        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], Padding::Constant(0.5))
+        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], PadMode::Constant(0.5))
     });
     m.add("pad_crop_replicate", &["img"], |_, x| {
-        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], Padding::Replicate)
+        x[0].pad_with([(0, 0), (0, 0), (1, -2), (-1, 2)], PadMode::Replicate)
     });
     m.add("pixel_shuffle", &["img"], |_, x| x[0].pixel_shuffle(2));
     m.add("pixel_unshuffle", &["img"], |_, x| {

@@ -5,7 +5,7 @@ use super::*;
 use crate::ops::ConvGeometry;
 use crate::shape::Dim;
 use crate::tensor::{
-    Beyond, Coordinates, CrossEntropy, Interpolate, Interpolation, Padding, Reduction, Resize,
+    Beyond, Coordinates, CrossEntropy, Interpolate, Interpolation, PadMode, Reduction, Resize,
     ResizeAxis, Rounding, Sampling,
 };
 use slabwise_kernels::dtype::DType::{Bool, F32, I32, U8};
@@ -37,9 +37,9 @@ fn bounded_axes_have_the_length_of_the_run() {
         sums(x.tile([2, 1])),
         sums(x.repeat_interleave(0, 2)),
         sums(x.tril(-1)),
-        sums(x.pad_with([(2, 1), (0, 0)], Padding::Reflect)),
-        sums(x.pad_with([(1, 4), (0, 0)], Padding::Circular)),
-        sums(x.pad_with([(1, 1), (0, 0)], Padding::Replicate)),
+        sums(x.pad_with([(2, 1), (0, 0)], PadMode::Reflect)),
+        sums(x.pad_with([(1, 4), (0, 0)], PadMode::Circular)),
+        sums(x.pad_with([(1, 1), (0, 0)], PadMode::Replicate)),
         x.var_over(0, 1),
         x.norm_over(0, 2.0),
         x.movedim(0, 1).norm_over(0, 1.0),
@@ -76,7 +76,7 @@ fn nothing_has_no_elements_in_another_arrangement_either() {
         x.tril(0),
         x.diagonal(0),
         x.diag_embed(1),
-        x.pad_with([(0, 0), (1, 1)], Padding::Reflect),
+        x.pad_with([(0, 0), (1, 1)], PadMode::Reflect),
         x.unsqueeze(0).interpolate([5], Interpolate::Nearest),
         x.erfinv(),
         x.elu(1.0),
@@ -119,7 +119,7 @@ fn types_stay_where_values_only_move() {
         x.tril(0),
         x.roll(1, 1),
         x.tile([2, 2]),
-        x.pad_with([(1, 1), (0, 0)], Padding::Replicate),
+        x.pad_with([(1, 1), (0, 0)], PadMode::Replicate),
         x.diag_embed(0),
         x.resize(
             [ResizeAxis::new(0, 3)],
@@ -338,14 +338,14 @@ fn mistakes_name_the_tensor_and_the_number() {
             |t| ignore(t.zeros((1, 6, 3, 2)).space_to_depth(2)),
         ),
         ("pad_with of [2, 3]: 1 pair for 2 axes", |t| {
-            ignore(t.zeros((2, 3)).pad_with([(1, 1)], Padding::Reflect))
+            ignore(t.zeros((2, 3)).pad_with([(1, 1)], PadMode::Reflect))
         }),
         (
             "pad_with: axis 0 of [2] does not have 2 and 1 elements to remove at every length",
-            |t| ignore(t.zeros((2,)).pad_with([(-2, -1)], Padding::Constant(0.0))),
+            |t| ignore(t.zeros((2,)).pad_with([(-2, -1)], PadMode::Constant(0.0))),
         ),
         ("pad_with: axis 0 of [0] has no elements to pad with", |t| {
-            ignore(t.zeros((0,)).pad_with([(1, 0)], Padding::Circular))
+            ignore(t.zeros((0,)).pad_with([(1, 0)], PadMode::Circular))
         }),
         (
             "interpolate of [1, 2, 3] to [4, 4]: [n, channels, …] with a new length for each axis from 2 on is needed",
