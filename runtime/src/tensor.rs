@@ -15,6 +15,7 @@ mod functions;
 mod index;
 mod join;
 mod loss;
+mod metrics;
 mod norm;
 mod order;
 mod padding;
@@ -29,9 +30,9 @@ mod select;
 mod statistics;
 #[cfg(test)]
 pub(crate) mod tests;
+mod unfold;
 mod view;
 mod window;
-mod windows;
 
 use std::fmt;
 use std::panic::Location;

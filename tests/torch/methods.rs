@@ -503,3 +503,23 @@ fn methods_are_as_in_pytorch() {
         .collect();
     assert!(unused.is_empty(), "recorded, but not compared: {unused:?}");
 }
+
+/// Functions that move no element are one kernel, however many rows of the scalar table they have.
+#[test]
+fn functions_fuse_into_one_kernel() {
+    let mut methods = Methods(Vec::new());
+    functions(&mut methods);
+    for (name, inputs, build) in &methods.0 {
+        let trace = Trace::inference();
+        let dtype = if name.starts_with("i_") { I32 } else { F32 };
+        let xs: Vec<Tensor<'_>> = ["x", "y", "z"][..inputs.len()]
+            .iter()
+            .map(|input| trace.input(input, dtype, (64, 32)))
+            .collect();
+        let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+        let program = session
+            .compile(&trace, [build(&trace, &xs)])
+            .unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(program.plan().kernels(), 1, "{name}");
+    }
+}

@@ -26,8 +26,9 @@ pub use linear::Linear;
 pub use lstm::Lstm;
 pub use norm::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 pub use plain::{
-    DropPath, Dropout, DropoutChannels, Flatten, Gelu, GlobalAvgPool, GlobalMaxPool, Relu, Relu6,
-    Sigmoid, Silu, Tanh,
+    DropPath, Dropout, DropoutChannels, Elu, Flatten, Gelu, GeluTanh, GlobalAvgPool, GlobalMaxPool,
+    Hardsigmoid, Hardswish, LeakyRelu, Mish, PixelShuffle, QuickGelu, Relu, Relu6, Selu, Sigmoid,
+    Silu, Softplus, Tanh,
 };
 pub use pool::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AvgPool1d,

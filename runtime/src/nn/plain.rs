@@ -26,8 +26,28 @@ plain! {
     Relu6 |x| x.clamp(0.0, 6.0);
     /// See [`Tensor::gelu`].
     Gelu |x| x.gelu();
+    /// See [`Tensor::gelu_tanh`].
+    GeluTanh |x| x.gelu_tanh();
+    /// See [`Tensor::quick_gelu`].
+    QuickGelu |x| x.quick_gelu();
     /// See [`Tensor::silu`].
     Silu |x| x.silu();
+    /// See [`Tensor::mish`].
+    Mish |x| x.mish();
+    /// With the given slope below 0; see [`Tensor::leaky_relu`].
+    LeakyRelu(f32) |x, slope| x.leaky_relu(slope);
+    /// With the given alpha; see [`Tensor::elu`].
+    Elu(f32) |x, alpha| x.elu(alpha);
+    /// See [`Tensor::selu`].
+    Selu |x| x.selu();
+    /// See [`Tensor::softplus`].
+    Softplus |x| x.softplus();
+    /// See [`Tensor::hardswish`].
+    Hardswish |x| x.hardswish();
+    /// See [`Tensor::hardsigmoid`].
+    Hardsigmoid |x| x.hardsigmoid();
+    /// By the given factor; see [`Tensor::pixel_shuffle`].
+    PixelShuffle(usize) |x, factor| x.pixel_shuffle(factor);
     /// See [`Tensor::tanh`].
     Tanh |x| x.tanh();
     /// See [`Tensor::sigmoid`].

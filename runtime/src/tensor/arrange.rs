@@ -91,12 +91,9 @@ impl<'t> Tensor<'t> {
             };
             let mut all: Dims = SmallVec::from_elem(Size::ONE, added);
             all.extend(dims);
-            let at_every_axis = |g: &mut Graph, x: NodeId, axis: usize, times: usize| {
-                repeat(g, "tile", x, axis, times, true)
-            };
             let mut x = g.reshape(ids[0], &all);
             for (axis, &times) in times.iter().enumerate() {
-                x = at_every_axis(g, x, axis, times)?;
+                x = repeat(g, "tile", x, axis, times, true)?;
             }
             Ok(x)
         })

@@ -300,6 +300,26 @@ fn a_mean_over_ignored_labels_alone_is_nan_and_their_sum_0() {
     );
 }
 
+#[test]
+fn measures_of_predictions() {
+    let trace = Trace::inference();
+    let scores = trace.input("scores", F32, (Dim::bounded("n", 5), 3));
+    let labels = trace.input("labels", I32, (Dim::bounded("n", 5),));
+    let outputs = [
+        scores.accuracy(labels),
+        scores.topk_accuracy(labels, 2),
+        scores.topk_accuracy(labels, 3),
+        scores.argmax(1).confusion_matrix(labels, 3),
+    ];
+    let values = [3.0, 2.0, 1.0, 1.0, 3.0, 2.0, 0.5, 0.2, 0.1, 1.0, 2.0, 3.0];
+    let inputs = [array(&[4, 3], &values), integers(&[4], &[0, 2, 2, 2])];
+    let got = run(&trace, &outputs, 4, &inputs);
+    assert_eq!(got[0].values, [0.5]);
+    assert_eq!(got[1].values, [0.75]);
+    assert_eq!(got[2].values, [1.0]);
+    assert_eq!(got[3].values, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 1.0]);
+}
+
 fn ignore<T>(_: T) {}
 
 #[test]
@@ -373,7 +393,7 @@ fn mistakes_name_the_tensor_and_the_number() {
             },
         ),
         (
-            "unfold of [1, 1, 2, 2] into windows of [3, 1]: an image of fixed height and width with at least one window is needed",
+            "unfold of [1, 1, 2, 2] into windows of [3, 1]: an image [n, channels, h, w] of fixed height and width with at least one window is needed",
             |t| {
                 ignore(
                     t.zeros((1, 1, 2, 2))
