@@ -4,6 +4,8 @@
 //! failing: see [`trace`](crate::trace).
 
 mod attention;
+mod conv;
+mod dropout;
 mod einsum;
 mod elementwise;
 mod index;
@@ -11,12 +13,15 @@ mod join;
 mod loss;
 mod norm;
 mod order;
+mod pool;
+mod position;
 mod product;
 mod reduce;
 mod select;
 #[cfg(test)]
 pub(crate) mod tests;
 mod view;
+mod window;
 
 use std::fmt;
 use std::panic::Location;
@@ -31,8 +36,10 @@ use crate::ops::{Checked, GraphBuilder, NodeId, Op, TensorType, infer};
 use crate::params::Param;
 use crate::trace::{Line, Trace};
 
-pub use attention::{Mask, Tiles};
+pub use attention::{AttentionOptions, Mask, Tiles};
+pub use position::{Rope, RopeLayout, RopeScaling};
 pub use reduce::AxisSet;
+pub use window::{ConvOptions, Padding, PerAxis, PoolOptions};
 
 /// The id of the tensor that a mistaken call gives.
 pub(crate) const POISON: NodeId = NodeId(u32::MAX);

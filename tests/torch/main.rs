@@ -4,6 +4,7 @@
 //! full size.
 
 mod full;
+mod layers;
 mod points;
 
 use std::path::PathBuf;
