@@ -5,7 +5,7 @@ use std::panic::Location;
 use slabwise_kernels::dtype::DType;
 use slabwise_kernels::scalar::ScalarOp;
 use slabwise_kernels::size::Size;
-use slabwise_kernels::spec::{Dims, PoolKind, Window};
+use slabwise_kernels::spec::{Dims, PoolKind, ReduceOp, Window};
 use smallvec::SmallVec;
 
 use super::window::Track;
@@ -524,7 +524,12 @@ impl<'t> Tensor<'t> {
             };
             let (value, index) = (flat(g, ids[0])?, flat(g, ids[1])?);
             let canvas = Dims::from_slice(&[dims[0], dims[1], places]);
-            let scattered = g.emit(Op::ScatterAdd { axis: 2 }, &[value, index], DType::F32, canvas);
+            let scattered = g.emit(
+                Op::Scatter { axis: 2, reduce: ReduceOp::Sum },
+                &[value, index],
+                DType::F32,
+                canvas,
+            );
             let image = [h, w].map(|n| Size::fixed(n as i64));
             Ok(g.reshape(scattered, &Dims::from_slice(&[dims[0], dims[1], image[0], image[1]])))
         })
