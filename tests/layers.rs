@@ -591,7 +591,7 @@ fn mistakes_of_options_name_their_numbers() {
     check(
         &|t| {
             t.ones((1, 2, 4, 4))
-                .max_pool2d_with(PoolOptions::new(7).ceil())
+                .max_pool2d_with(PoolOptions::new(7).stride(2).ceil())
         },
         "a 7×7 window with stride 2×2 does not fit",
     );

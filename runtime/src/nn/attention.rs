@@ -140,12 +140,7 @@ impl MultiHeadAttention {
 
     /// Queries, keys and values by heads.
     #[track_caller]
-    fn made<'t>(
-        &self,
-        x: Tensor<'t>,
-        keys: Tensor<'t>,
-        values: Tensor<'t>,
-    ) -> Vec<Tensor<'t>> {
+    fn made<'t>(&self, x: Tensor<'t>, keys: Tensor<'t>, values: Tensor<'t>) -> Vec<Tensor<'t>> {
         let trace = x.trace();
         let weights: Vec<Tensor<'t>> = match &self.projections {
             Projections::Joined(weight) => trace.param(weight).split(0, 3),
