@@ -90,7 +90,7 @@ impl Weights {
 
     /// The part of the gates that does not depend on the state: of a sequence or of one step.
     #[track_caller]
-    fn from_input<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+    fn input_part<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
         let product = x.matmul(x.trace().param(&self.of_input).t());
         match &self.biases {
             Some([bias, _]) => product + bias,
@@ -246,7 +246,7 @@ impl Network {
     ) -> Option<(Tensor<'t>, Option<Between<'t>>)> {
         let length = x.len(1)?;
         // The part that does not depend on the state is one product for the whole sequence.
-        let from_input = weights.from_input(x);
+        let from_input = weights.input_part(x);
         let mut state = initial;
         let mut outputs = Vec::with_capacity(length);
         for step in 0..length {
@@ -532,7 +532,7 @@ macro_rules! cells {
                 let x = x
                     .require_rank($text, 2)
                     .require_len($text, 1, self.shape.inputs);
-                let now = self.weights.from_input(x);
+                let now = self.weights.input_part(x);
                 self.weights.step(self.shape.cell, now, Some(state))
             }
         }
