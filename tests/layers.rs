@@ -430,3 +430,191 @@ fn mistakes_of_layers() {
     root.statistic("either", (2,), Init::Constant(0.0));
     assert_eq!(params.mistakes().len(), 3, "{:?}", params.mistakes());
 }
+
+/// Queries, keys and values of so many positions, drawn from a sequence of 12.
+fn generated(first: usize, count: usize) -> ArrayD<f32> {
+    let all = random(&mut Rng(9), &[1, 12, 16], (-1.0, 1.0));
+    all.slice_axis(ndarray::Axis(1), (first..first + count).into())
+        .to_owned()
+}
+
+#[test]
+fn a_cache_gives_the_attention_of_the_whole_sequence() {
+    let params = Params::seeded(3);
+    let layer = GroupedQueryAttention::new(&params.root() / "attn", 16, 4, 2)
+        .rope(slabwise::tensor::Rope::new(4))
+        .window(5);
+    let mut session = Session::new(Device::Cpu, params)
+        .expect("a session")
+        .with_threads(2);
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (1, 12, 16));
+    let whole = session
+        .compile(&trace, [x.apply(&layer)])
+        .expect("it compiles");
+    let cached = |session: &mut Session, count: usize, clear: bool| {
+        let trace = Trace::inference();
+        let cache = KvCache::new(&trace, "attn", 1, 2, 13, 4);
+        if clear {
+            cache.clear();
+        }
+        let x = trace.input("x", F32, (1, count, 16));
+        let y = layer.cached(x, &cache);
+        session.compile(&trace, [y]).expect("it compiles")
+    };
+    let prompt = cached(&mut session, 4, true);
+    let token = cached(&mut session, 1, false);
+    let [expected] = session.run(&whole, (&generated(0, 12),)).expect("it runs");
+    let expected: Vec<f64> = values(&expected.array::<f32>().expect("f32"));
+    // The second prompt begins anew.
+    for _ in 0..2 {
+        let [y] = session.run(&prompt, (&generated(0, 4),)).expect("it runs");
+        let mut got: Vec<f32> = y.array::<f32>().expect("f32").into_iter().collect();
+        for at in 4..12 {
+            let [y] = session.run(&token, (&generated(at, 1),)).expect("it runs");
+            got.extend(y.array::<f32>().expect("f32"));
+        }
+        assert_close(&got, &expected, 1e-5);
+    }
+    // 12 of 13 positions are taken; four more do not fit, and a prompt begins anew.
+    session.run(&token, (&generated(0, 1),)).expect("it fits");
+    let full = session.run(&token, (&generated(0, 1),)).map(|_| ());
+    assert!(full.is_err(), "the cache is full");
+}
+
+#[test]
+fn heads_of_equal_number_are_cached_too() {
+    let params = Params::seeded(3);
+    let layer = MultiHeadAttention::new(&params.root() / "attn", 16, 4).causal();
+    let mut session = Session::new(Device::Cpu, params).expect("a session");
+    let trace = Trace::inference();
+    let x = trace.input("x", F32, (1, 12, 16));
+    let cache = KvCache::new(&trace, "attn", 1, 4, 12, 4);
+    let y = trace.concat(
+        &[
+            layer.cached(x.slice(1, ..7), &cache),
+            layer.cached(x.slice(1, 7..), &cache),
+        ],
+        1,
+    );
+    let program = session
+        .compile(&trace, [x.apply(&layer), y])
+        .expect("it compiles");
+    let [whole, parts] = session
+        .run(&program, (&generated(0, 12),))
+        .expect("it runs");
+    let whole = values(&whole.array::<f32>().expect("f32"));
+    let parts: Vec<f32> = parts.array::<f32>().expect("f32").into_iter().collect();
+    assert_close(&parts, &whole, 1e-5);
+}
+
+/// A token's step writes its own position alone: beside the cache itself the plan holds the scores,
+/// and no second cache.
+#[test]
+fn a_cache_is_written_in_place() {
+    let (capacity, width) = (4096, 64);
+    let trace = Trace::inference();
+    let cache = KvCache::new(&trace, "layer", 1, 2, capacity, width);
+    let [q, k, v] = [("q", 8), ("k", 2), ("v", 2)]
+        .map(|(name, heads)| trace.input(name, F32, (1, heads, 1, width)));
+    let y = cache.attend(q, k, v, slabwise::tensor::AttentionOptions::new());
+    let mut session = Session::new(Device::Cpu, Params::seeded(0)).expect("a session");
+    let program = session.compile(&trace, [y]).expect("it compiles");
+    let slab = program.plan().slab_bytes();
+    let (scores, one) = (8 * capacity * 4, 2 * capacity * width * 4);
+    assert!(
+        slab < (3 * scores + one / 4) as u64,
+        "a slab of {slab} bytes; scores have {scores}, keys {one}"
+    );
+}
+
+#[test]
+fn whole_channels_and_examples_are_dropped() {
+    let trace = Trace::training();
+    let x = trace.ones((64, 8, 5));
+    let (channels, examples) = (x.dropout_channels(0.25), x.drop_path(0.5));
+    let mut session = Session::new(Device::Cpu, Params::seeded(4)).expect("a session");
+    let program = session
+        .compile(&trace, [channels, examples])
+        .expect("it compiles");
+    let [channels, examples] = session.run(&program, ()).expect("it runs");
+    for (got, places, p) in [(channels, 5, 0.25f32), (examples, 40, 0.5)] {
+        let got: Vec<f32> = got.array::<f32>().expect("f32").into_iter().collect();
+        let parts: Vec<&[f32]> = got.chunks(places).collect();
+        assert!(parts.iter().all(|part| part.iter().all(|&v| v == part[0])));
+        assert!(got.iter().all(|&v| v == 0.0 || v == 1.0 / (1.0 - p)));
+        let dropped = parts.iter().filter(|part| part[0] == 0.0).count();
+        let share = dropped as f32 / parts.len() as f32;
+        assert!((share - p).abs() < 0.2, "{share} of {p}");
+        assert_ne!(dropped, 0);
+    }
+}
+
+#[test]
+fn mistakes_of_options_name_their_numbers() {
+    use slabwise::tensor::{AttentionOptions, ConvOptions, Padding, PoolOptions, Rope};
+    let said = |build: &dyn for<'t> Fn(&'t Trace) -> Tensor<'t>| -> Vec<String> {
+        let trace = Trace::inference();
+        let y = build(&trace);
+        let mistakes = trace.finish(&[y]).expect_err("a mistake");
+        mistakes.into_iter().map(|m| m.message).collect()
+    };
+    let check = |build: &dyn for<'t> Fn(&'t Trace) -> Tensor<'t>, part: &str| {
+        let all = said(build);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains(part), "{}", all[0]);
+    };
+    check(
+        &|t| t.ones((1, 2, 4)).conv1d(t.ones((3, 2, 5))),
+        "the 1×5 kernel does not fit in 1×4",
+    );
+    check(
+        &|t| t.ones((1, 2, 4, 4)).conv1d(t.ones((3, 2, 5))),
+        "conv1d of [1, 2, 4, 4]",
+    );
+    check(
+        &|t| {
+            let options = ConvOptions::<2>::new().stride(2).output_padding(2);
+            t.ones((1, 2, 4, 4))
+                .conv_transpose2d(t.ones((2, 3, 3, 3)), options)
+        },
+        "output padding 2×2 is not less than the stride",
+    );
+    check(
+        &|t| {
+            let options = ConvOptions::<2>::new().padding(Padding::Same);
+            t.ones((1, 2, 4, 4))
+                .conv_transpose2d(t.ones((2, 3, 3, 3)), options)
+        },
+        "Same padding is that of a convolution",
+    );
+    check(
+        &|t| {
+            t.ones((1, 2, 4, 4))
+                .max_pool2d_with(PoolOptions::new(7).stride(2).ceil())
+        },
+        "a 7×7 window with stride 2×2 does not fit",
+    );
+    check(
+        &|t| {
+            let options = PoolOptions::new(2).padding([(0, 2), (0, 0)]);
+            t.ones((1, 2, 4, 4)).max_pool2d_with(options)
+        },
+        "is not less than the window",
+    );
+    check(
+        &|t| {
+            let (q, k) = (t.ones((1, 6, 3, 4)), t.ones((1, 4, 3, 4)));
+            q.attention_with(k, k, AttentionOptions::new())
+        },
+        "4 heads of keys and 4 of values cannot be shared by 6 heads of queries",
+    );
+    check(
+        &|t| t.ones((1, 3, 7)).rope(t.arange(3), &Rope::new(7)),
+        "7 elements do not form pairs",
+    );
+    check(
+        &|t| t.relative_buckets((2, 2), 0, true, 2, 8),
+        "2 buckets for distances up to 8",
+    );
+}

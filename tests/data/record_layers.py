@@ -18,7 +18,15 @@ def weights(n):
     return ((torch.arange(n) * 37) % 11 - 5) / 5.0
 
 
-def case(name, f, *xs, params=None, grad=True):
+def flat(parts):
+    for part in parts:
+        if isinstance(part, tuple):
+            yield from flat(part)
+        else:
+            yield part
+
+
+def case(name, f, *xs, params=None, grad=True, call=None):
     module = f if isinstance(f, nn.Module) else None
     named = dict(module.named_parameters()) if module else dict(params or {})
     with torch.no_grad():
@@ -31,9 +39,9 @@ def case(name, f, *xs, params=None, grad=True):
     for key, p in named.items():
         KEPT[f"{name}/p.{key}"] = p.detach().clone()
     xs = [x.clone().requires_grad_(True) if x.is_floating_point() and grad else x for x in xs]
-    y = f(*xs, **({} if module else named))
+    y = f(*xs, **({} if module else named)) if call is None else call(f, *xs)
     if isinstance(y, tuple):
-        y = torch.cat([part.reshape(-1) for part in y])
+        y = torch.cat([part.reshape(-1) for part in flat(y)])
     KEPT[f"{name}/y"] = y.detach().float()
     if grad:
         (y.reshape(-1) * weights(y.numel())).sum().backward()
@@ -250,9 +258,38 @@ def positions():
     KEPT["sinusoids/y"] = torch.stack([p.sin(), p.cos()], -1).flatten(1)
 
 
+def recurrent():
+    state = lambda f, x, h: f(x, h)
+    states = lambda f, x, h, c: f(x, (h, c))
+    case("lstm_states", nn.LSTM(3, 4, 2, bidirectional=True, batch_first=True), rand(2, 3, 3), rand(4, 2, 4), rand(4, 2, 4), call=states)
+    case("lstm_projected", nn.LSTM(3, 4, 2, proj_size=2, batch_first=True), rand(2, 3, 3))
+    case("gru_states", nn.GRU(3, 4, 2, bidirectional=True, batch_first=True), rand(2, 3, 3), rand(4, 2, 4), call=state)
+    case("gru_unbiased", nn.GRU(2, 3, bias=False, batch_first=True), rand(2, 4, 2))
+    case("gru", nn.GRU(2, 3, batch_first=True), rand(2, 3, 2))
+    case("rnn_relu", nn.RNN(2, 3, nonlinearity="relu", batch_first=True), rand(2, 3, 2), rand(1, 2, 3), call=state)
+    case("rnn", nn.RNN(2, 3, 2, batch_first=True), rand(2, 3, 2))
+
+    def packed(f, x, lengths):
+        parts = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        y, last = f(parts)
+        return nn.utils.rnn.pad_packed_sequence(y, batch_first=True, total_length=x.shape[1])[0], last
+    lengths = torch.tensor([2, 4, 1])
+    case("lstm_lengths", nn.LSTM(2, 3, bidirectional=True, batch_first=True), rand(3, 4, 2), lengths, call=packed)
+    case("gru_lengths", nn.GRU(2, 3, 2, batch_first=True), rand(3, 4, 2), lengths, call=packed)
+    case("lstm_cell", nn.LSTMCell(3, 2), rand(2, 3), rand(2, 2), rand(2, 2), call=states)
+    case("gru_cell", nn.GRUCell(3, 2), rand(2, 3), rand(2, 2))
+    case("rnn_cell", nn.RNNCell(3, 2), rand(2, 3), rand(2, 2))
+
+
+def others():
+    case("embedding_padding", nn.Embedding(5, 3, padding_idx=1), torch.tensor([[0, 1, 4], [1, 2, 0]]))
+    case("prelu", nn.PReLU(3), rand(2, 3, 4))
+    case("upsample", nn.Upsample(scale_factor=2, mode="bilinear"), rand(1, 2, 3, 2))
+
+
 def main():
     torch.manual_seed(0)
-    for record in (convolutions, pools, norms, attention, positions):
+    for record in (convolutions, pools, norms, attention, positions, recurrent, others):
         record()
     save("torch/layers_and_options.safetensors", KEPT)
     print(os.path.getsize("torch/layers_and_options.safetensors"), "bytes")

@@ -363,7 +363,9 @@ fn convolutions(rng: &mut Rng, cases: &mut Vec<Case>) {
                         / geometry.stride[i]
                         + 1
                 };
-                let shape = dims(&[2, 2, size(0, 5, 2), size(1, 5, 2)]);
+                // With groups, more zeros after the last row than before the first.
+                let rows = size(0, 5, 2) + geometry.groups - 1;
+                let shape = dims(&[2, 2, rows, size(1, 5, 2)]);
                 g.emit(Op::Conv2d(geometry), x, DType::F32, shape)
             },
         ));
@@ -388,7 +390,10 @@ fn poolings(rng: &mut Rng, cases: &mut Vec<Case>) {
             pad: [1, 1],
         },
     ];
-    for window in windows {
+    // Last windows that reach past the padding.
+    let more = [[1, 0], [0, 1], [1, 1]];
+    let plain = windows.iter().map(|window| (*window, [0, 0]));
+    for (window, more) in plain.chain(windows.into_iter().zip(more)) {
         for kind in [
             PoolKind::Max,
             PoolKind::ArgMax,
@@ -396,11 +401,11 @@ fn poolings(rng: &mut Rng, cases: &mut Vec<Case>) {
             PoolKind::Avg { count_pad: false },
         ] {
             cases.push(Case::new(
-                format!("{kind:?} {window:?}"),
+                format!("{kind:?} {window:?} and {more:?}"),
                 vec![floats(rng, &[1, 2, 5, 4])],
                 move |g, x| {
                     let size = |i: usize, n: usize| {
-                        (n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1
+                        (n + 2 * window.pad[i] - window.k[i]) / window.stride[i] + 1 + more[i]
                     };
                     let dtype = if kind == PoolKind::ArgMax {
                         DType::U8

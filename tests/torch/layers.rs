@@ -471,3 +471,85 @@ fn positions_of_sequences() {
         t.arange(4).sinusoids(6, 1e4, RopeLayout::Interleaved)
     });
 }
+
+/// Tensors one behind the other.
+fn joined<'t>(parts: &[Tensor<'t>]) -> Tensor<'t> {
+    let flat: Vec<Tensor<'t>> = parts.iter().map(|part| part.flatten(0)).collect();
+    parts[0].trace().concat(&flat, 0)
+}
+
+#[test]
+fn recurrent_layers_and_their_states() {
+    check_all(&[
+        ("lstm_states", |at, x| {
+            let layer = Lstm::new(at.clone(), 3, 4).layers(2).both_ways();
+            let (y, [h, c]) = layer.run(x[0], Some([x[1], x[2]]), None);
+            joined(&[y, h, c])
+        }),
+        ("lstm_projected", |at, x| {
+            let layer = Lstm::new(at.clone(), 3, 4).layers(2).projection(2);
+            let (y, [h, c]) = layer.run(x[0], None, None);
+            joined(&[y, h, c])
+        }),
+        ("gru_states", |at, x| {
+            let layer = Gru::new(at.clone(), 3, 4).layers(2).both_ways();
+            let (y, h) = layer.run(x[0], Some(x[1]), None);
+            joined(&[y, h])
+        }),
+        ("gru_unbiased", |at, x| {
+            let (y, h) = Gru::new(at.clone(), 2, 3)
+                .without_bias()
+                .run(x[0], None, None);
+            joined(&[y, h])
+        }),
+        ("gru", |at, x| {
+            let (y, h) = Gru::new(at.clone(), 2, 3).run(x[0], None, None);
+            joined(&[y, h])
+        }),
+        ("rnn_relu", |at, x| {
+            let (y, h) = Rnn::new(at.clone(), 2, 3)
+                .relu()
+                .run(x[0], Some(x[1]), None);
+            joined(&[y, h])
+        }),
+        ("rnn", |at, x| {
+            let (y, h) = Rnn::new(at.clone(), 2, 3).layers(2).run(x[0], None, None);
+            joined(&[y, h])
+        }),
+        ("lstm_lengths", |at, x| {
+            let layer = Lstm::new(at.clone(), 2, 3).both_ways();
+            let (y, [h, c]) = layer.run(x[0], None, Some(x[1]));
+            joined(&[y, h, c])
+        }),
+        ("gru_lengths", |at, x| {
+            let layer = Gru::new(at.clone(), 2, 3).layers(2);
+            let (y, h) = layer.run(x[0], None, Some(x[1]));
+            joined(&[y, h])
+        }),
+        ("lstm_cell", |at, x| {
+            joined(&LstmCell::new(at.clone(), 3, 2).step(x[0], [x[1], x[2]]))
+        }),
+        ("gru_cell", |at, x| {
+            GruCell::new(at.clone(), 3, 2).step(x[0], x[1])
+        }),
+        ("rnn_cell", |at, x| {
+            RnnCell::new(at.clone(), 3, 2).step(x[0], x[1])
+        }),
+    ]);
+}
+
+#[test]
+fn other_layers() {
+    check_all(&[
+        ("embedding_padding", |at, x| {
+            x[0].apply(&Embedding::new(at.clone(), 5, 3).padding(1))
+        }),
+        ("prelu", |at, x| x[0].apply(&Prelu::new(at.clone(), 3))),
+        ("upsample", |_, x| {
+            let method = Interpolate::Linear {
+                align_corners: false,
+            };
+            x[0].apply(&Upsample::new(2, method))
+        }),
+    ]);
+}

@@ -1,6 +1,6 @@
 //! Attention over sequences.
 
-use super::{Linear, Module};
+use super::{KvCache, Linear, Module};
 use crate::params::{Init, Param, Scope};
 use crate::tensor::{AttentionOptions, Mask, Rope, Tensor};
 
@@ -129,6 +129,18 @@ impl MultiHeadAttention {
         values: Tensor<'t>,
         mask: Mask<'t>,
     ) -> Tensor<'t> {
+        let made = self.made(x, keys, values);
+        let mut options = AttentionOptions::new().mask(mask);
+        if self.causal {
+            options = options.causal();
+        }
+        let joined = made[0].attention_with(made[1], made[2], options);
+        self.out(joined.join_heads())
+    }
+
+    /// Queries, keys and values by heads.
+    #[track_caller]
+    fn made<'t>(&self, x: Tensor<'t>, keys: Tensor<'t>, values: Tensor<'t>) -> Vec<Tensor<'t>> {
         let trace = x.trace();
         let weights: Vec<Tensor<'t>> = match &self.projections {
             Projections::Joined(weight) => trace.param(weight).split(0, 3),
@@ -138,21 +150,24 @@ impl MultiHeadAttention {
             .in_bias
             .as_ref()
             .map(|bias| trace.param(bias).split(0, 3));
-        let [q, k, v] = [x, keys, values].map(|x| x.require_rank("attention", 3));
-        let made: Vec<Tensor<'t>> = [q, k, v]
+        [x, keys, values]
             .into_iter()
             .enumerate()
             .map(|(i, x)| {
+                let x = x.require_rank("attention", 3);
                 let y = x.matmul(weights[i].t());
                 let y = biases.as_ref().map_or(y, |biases| y + biases[i]);
                 y.split_heads(self.heads)
             })
-            .collect();
-        let mut options = AttentionOptions::new().mask(mask);
-        if self.causal {
-            options = options.causal();
-        }
-        let joined = made[0].attention_with(made[1], made[2], options);
+            .collect()
+    }
+
+    /// The result for the tokens that follow those of a cache, `[batch, new tokens, width]` → the
+    /// same shape. Appends their keys and values. Each token sees itself and the earlier ones.
+    #[track_caller]
+    pub fn cached<'t>(&self, x: Tensor<'t>, cache: &KvCache<'t>) -> Tensor<'t> {
+        let made = self.made(x, x, x);
+        let joined = cache.attend(made[0], made[1], made[2], AttentionOptions::new());
         self.out(joined.join_heads())
     }
 
@@ -341,6 +356,23 @@ impl GroupedQueryAttention {
     pub fn masked<'t>(&self, x: Tensor<'t>, positions: Tensor<'t>, mask: Mask<'t>) -> Tensor<'t> {
         let [q, k, v] = self.made(x, Some(positions));
         q.attention_with(k, v, self.options(mask))
+            .join_heads()
+            .apply(&self.out)
+    }
+}
+
+impl GroupedQueryAttention {
+    /// The result for the tokens that follow those of a cache, whose states have the heads of keys:
+    /// `[batch, new tokens, width]` → the same shape. Appends their keys and values.
+    #[track_caller]
+    pub fn cached<'t>(&self, x: Tensor<'t>, cache: &KvCache<'t>) -> Tensor<'t> {
+        let x = x
+            .require_rank("attention", 3)
+            .require_fixed_axis("attention", 1);
+        let positions = x.len(1).map(|count| cache.positions(count));
+        let [q, k, v] = self.made(x, positions);
+        cache
+            .attend(q, k, v, self.options(Mask::None))
             .join_heads()
             .apply(&self.out)
     }

@@ -11,6 +11,7 @@ use crate::tensor::Tensor;
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: Param,
+    padding: Option<i32>,
 }
 
 impl Embedding {
@@ -25,7 +26,15 @@ impl Embedding {
     pub fn with_std(at: Scope, count: usize, width: usize, std: f32) -> Self {
         Embedding {
             weight: at.param("weight", (count, width), Init::Normal { mean: 0.0, std }),
+            padding: None,
         }
+    }
+
+    /// With an integer for padding: its vector gets no gradient. The weight is unchanged, so that
+    /// that of a file counts; for zeros set its row.
+    pub fn padding(mut self, integer: i32) -> Self {
+        self.padding = Some(integer);
+        self
     }
 
     /// The weight, `[count, width]`.
@@ -37,7 +46,11 @@ impl Embedding {
 impl Module for Embedding {
     #[track_caller]
     fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
-        x.trace().param(&self.weight).embed(x)
+        let y = x.trace().param(&self.weight).embed(x);
+        match self.padding {
+            Some(padding) => x.equal(padding).unsqueeze(x.rank()).select(y.detach(), y),
+            None => y,
+        }
     }
 }
 

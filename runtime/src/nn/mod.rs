@@ -6,34 +6,36 @@
 
 mod attention;
 mod batch_norm;
+mod cache;
 mod children;
 mod conv;
 mod embedding;
 mod linear;
-mod lstm;
 mod norm;
 mod plain;
 mod pool;
+mod recurrent;
 mod sequential;
 mod transformer;
 
 pub use attention::{GroupedQueryAttention, MultiHeadAttention};
 pub use batch_norm::{BatchNorm, BatchNorm1d, BatchNorm2d, BatchNorm3d};
+pub use cache::KvCache;
 pub use children::{ModuleDict, ModuleList};
 pub use conv::{Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d};
 pub use embedding::{Embedding, LearnedPositions};
 pub use linear::Linear;
-pub use lstm::Lstm;
 pub use norm::{GroupNorm, InstanceNorm, LayerNorm, LocalResponseNorm, RmsNorm};
 pub use plain::{
     DropPath, Dropout, DropoutChannels, Elu, Flatten, Gelu, GeluTanh, GlobalAvgPool, GlobalMaxPool,
-    Hardsigmoid, Hardswish, LeakyRelu, Mish, PixelShuffle, QuickGelu, Relu, Relu6, Selu, Sigmoid,
-    Silu, Softplus, Tanh,
+    Hardsigmoid, Hardswish, LeakyRelu, Mish, PixelShuffle, Prelu, QuickGelu, Relu, Relu6, Selu,
+    Sigmoid, Silu, Softplus, Tanh, Upsample,
 };
 pub use pool::{
     AdaptiveAvgPool1d, AdaptiveAvgPool2d, AdaptiveMaxPool1d, AdaptiveMaxPool2d, AvgPool1d,
     AvgPool2d, AvgPool2dWith, MaxPool1d, MaxPool2d, MaxPool2dWith,
 };
+pub use recurrent::{Gru, GruCell, Lstm, LstmCell, Rnn, RnnCell};
 pub use sequential::Sequential;
 pub use transformer::{SinusoidalPositions, TransformerDecoderLayer, TransformerEncoderLayer};
 

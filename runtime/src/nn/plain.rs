@@ -1,7 +1,8 @@
 //! Layers without weights.
 
 use super::Module;
-use crate::tensor::Tensor;
+use crate::params::{Init, Param, Scope};
+use crate::tensor::{Interpolate, Tensor};
 
 macro_rules! plain {
     ($($(#[$doc:meta])* $name:ident $(($field:ty))? |$x:ident $(, $value:ident)?| $body:expr;)*) => {$(
@@ -64,4 +65,54 @@ plain! {
     DropoutChannels(f32) |x, p| x.dropout_channels(p);
     /// Drops whole examples with the given probability; see [`Tensor::drop_path`].
     DropPath(f32) |x, p| x.drop_path(p);
+}
+
+/// [`Tensor::prelu`] with a slope for each channel of `[n, channels, …]`, or one for all. Weight
+/// `[channels]` or `[1]`.
+#[derive(Clone, Debug)]
+pub struct Prelu {
+    weight: Param,
+}
+
+impl Prelu {
+    /// Declares `weight`, ¼ at first: a slope for each of so many channels; with 1, the same for all.
+    #[track_caller]
+    pub fn new(at: Scope, channels: usize) -> Self {
+        Prelu {
+            weight: at.param("weight", (channels,), Init::Constant(0.25)),
+        }
+    }
+}
+
+impl Module for Prelu {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        x.prelu(super::norm::per_channel(&self.weight, x))
+    }
+}
+
+/// An image or sequence `[n, channels, …]` of fixed lengths, enlarged by a factor along each axis
+/// after the channels; see [`Tensor::interpolate`].
+#[derive(Clone, Copy, Debug)]
+pub struct Upsample {
+    factor: usize,
+    method: Interpolate,
+}
+
+impl Upsample {
+    /// By this factor.
+    pub fn new(factor: usize, method: Interpolate) -> Self {
+        Upsample { factor, method }
+    }
+}
+
+impl Module for Upsample {
+    #[track_caller]
+    fn forward<'t>(&self, x: Tensor<'t>) -> Tensor<'t> {
+        let x = (2..x.rank()).fold(x, |x, axis| x.require_fixed_axis("upsample", axis));
+        let size: Vec<usize> = (2..x.rank())
+            .filter_map(|axis| x.len(axis)?.checked_mul(self.factor))
+            .collect();
+        x.interpolate(size, self.method)
+    }
 }

@@ -265,11 +265,10 @@ impl<'t> Tensor<'t> {
             }
             Ok(ids[0])
         });
-        let Some(fixed) = width
-            .as_fixed()
-            .filter(|_| !q.is_poisoned())
-            .or(options.scale.map(|_| 1))
-        else {
+        if q.is_poisoned() {
+            return q;
+        }
+        let Some(fixed) = width.as_fixed().or(options.scale.map(|_| 1)) else {
             return self.require(at, |_, _| {
                 Err("attention: queries and keys must be of fixed width".into())
             });
@@ -506,6 +505,29 @@ impl<'t> Tensor<'t> {
                 g.symbols.show(g.dims(x))
             )),
         })
+    }
+
+    /// This tensor if an axis has a fixed length; `what` is the layer that needs it.
+    #[track_caller]
+    pub(crate) fn require_fixed_axis(self, what: &str, axis: usize) -> Tensor<'t> {
+        self.require(Location::caller(), |g, x| match g.dims(x).get(axis) {
+            Some(len) if len.as_fixed().is_some() => Ok(()),
+            _ => Err(format!(
+                "{what} of {}: axis {axis} must have a fixed length",
+                g.symbols.show(g.dims(x))
+            )),
+        })
+    }
+
+    /// This tensor `[count, 1, width]` repeated to the batch of `like`, `[n, …]`.
+    #[track_caller]
+    pub(crate) fn expand_batch(self, like: Tensor<'t>) -> Tensor<'t> {
+        self.trace
+            .record(Location::caller(), &[self, like], |g, ids| {
+                let mut dims = g.dims(ids[0]).clone();
+                dims[1] = *g.dims(ids[1]).first().ok_or("a batch is needed")?;
+                Ok(g.broadcast(ids[0], &dims))
+            })
     }
 
     /// This tensor if it is a sequence `[…, length, width]` of a fixed width; `what` is the layer

@@ -95,38 +95,44 @@ impl Rope {
     }
 
     /// The angle per position of each pair, and the factor of cosines and sines.
+    ///
+    /// In f32 and in the steps of the tables that models are trained with: at position 5,000 the
+    /// last bit of a frequency is 3·10⁻⁴ of an angle.
     fn frequencies(&self) -> (Vec<f32>, f32) {
-        let width = self.width as f64;
         let base = match self.scaling {
             RopeScaling::Ntk(factor) => {
-                (f64::from(self.base) * f64::from(factor).powf(width / (width - 2.0))) as f32
+                let width = self.width as f64;
+                let grown = f64::from(factor).powf(width / (width - 2.0));
+                (f64::from(self.base) * grown) as f32
             }
             _ => self.base,
         };
-        // Rounded to f32 after each step, as the tables that models are trained with: at position
-        // 5,000 the last bit of a frequency is 3·10⁻⁴ of an angle.
-        let plain: Vec<f64> = (0..self.width / 2)
-            .map(|i| 1.0 / base.powf((2 * i) as f32 / self.width as f32))
-            .map(f64::from)
+        let positions: Vec<f32> = (0..self.width / 2)
+            .map(|i| base.powf((2 * i) as f32 / self.width as f32))
             .collect();
-        let base = f64::from(base);
-        let mut scale = 1.0;
-        let scaled: Vec<f64> = match self.scaling {
-            RopeScaling::None | RopeScaling::Ntk(_) => plain,
-            RopeScaling::Linear(factor) => plain.iter().map(|f| f / f64::from(factor)).collect(),
+        let plain = positions.iter().map(|&p| 1.0 / p);
+        match self.scaling {
+            RopeScaling::None | RopeScaling::Ntk(_) => (plain.collect(), 1.0),
+            RopeScaling::Linear(factor) => (plain.map(|f| f / factor).collect(), 1.0),
             RopeScaling::Llama3 {
                 factor,
                 low,
                 high,
                 original,
             } => {
-                let [factor, low, high] = [factor, low, high].map(f64::from);
-                let each = |f: f64| {
-                    let turns = original as f64 * f / TAU;
-                    let share = ((turns - low) / (high - low)).clamp(0.0, 1.0);
-                    (1.0 - share) * f / factor + share * f
+                let original = original as f32;
+                let each = |f: f32| {
+                    let length = TAU as f32 / f;
+                    if length > original / low {
+                        f / factor
+                    } else if length < original / high {
+                        f
+                    } else {
+                        let share = (original / length - low) / (high - low);
+                        (1.0 - share) * f / factor + share * f
+                    }
                 };
-                plain.into_iter().map(each).collect()
+                (plain.map(each).collect(), 1.0)
             }
             RopeScaling::Yarn {
                 factor,
@@ -134,27 +140,27 @@ impl Rope {
                 slow,
                 original,
             } => {
-                let factor = f64::from(factor);
-                scale = if factor > 1.0 {
+                let width = self.width as f64;
+                // The pair that turns so many times in the positions of training.
+                let pair = |turns: f32| {
+                    let length = original as f64 / (f64::from(turns) * TAU);
+                    width * length.ln() / (2.0 * f64::from(base).ln())
+                };
+                let low = pair(fast).floor().max(0.0) as f32;
+                let high = pair(slow).ceil().min(width - 1.0) as f32;
+                let span = if low == high { 0.001 } else { high - low };
+                let each = |(i, &p): (usize, &f32)| {
+                    let stays = 1.0 - ((i as f32 - low) / span).clamp(0.0, 1.0);
+                    1.0 / (factor * p) * (1.0 - stays) + 1.0 / p * stays
+                };
+                let scale = if factor > 1.0 {
                     0.1 * factor.ln() + 1.0
                 } else {
                     1.0
                 };
-                // The pair that turns so many times in the positions of training.
-                let pair = |turns: f32| {
-                    width * (original as f64 / (f64::from(turns) * TAU)).ln() / (2.0 * base.ln())
-                };
-                let low = pair(fast).floor().max(0.0);
-                let high = pair(slow).ceil().min(width - 1.0);
-                let span = if low == high { 0.001 } else { high - low };
-                let each = |(i, f): (usize, f64)| {
-                    let share = ((i as f64 - low) / span).clamp(0.0, 1.0);
-                    f / factor * share + f * (1.0 - share)
-                };
-                plain.into_iter().enumerate().map(each).collect()
+                (positions.iter().enumerate().map(each).collect(), scale)
             }
-        };
-        (scaled.into_iter().map(|f| f as f32).collect(), scale as f32)
+        }
     }
 }
 

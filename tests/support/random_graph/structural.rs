@@ -86,6 +86,11 @@ impl Maker {
         if oh < 1 || ow < 1 {
             return None;
         }
+        // More or fewer zeros after the last row and column than before the first.
+        let (oh, ow) = (
+            oh + self.rng.below(2) as i64,
+            (ow - self.rng.below(2) as i64).max(1),
+        );
         let results = if self.short {
             self.rng.pick(&[0, 2])
         } else {
@@ -148,6 +153,15 @@ impl Maker {
         if oh < 1 || ow < 1 || h < 1 || w < 1 {
             return None;
         }
+        // A last window that reaches past the padding, if it begins in the image.
+        let more = |i: usize, n: i64, count: i64| {
+            let begin = count * window.stride[i] as i64 - window.pad[i] as i64;
+            count + i64::from(begin < n)
+        };
+        let (oh, ow) = match self.rng.one_in(2) {
+            true => (more(0, h, oh), more(1, w, ow)),
+            false => (oh, ow),
+        };
         let before = x;
         if self.rng.one_in(2) {
             x = self.g.scalar(ScalarOp::Relu, &[x]);
